@@ -46,6 +46,7 @@ OPTIONAL_PACKAGES = [
         "pip install 'regard[tables]'",
     ),
     OptionalPackage("onnxruntime", "regard export --format onnx", "pip install 'regard[onnx]'"),
+    OptionalPackage("gguf", "regard export --format gguf", "pip install 'regard[gguf]'"),
     OptionalPackage("jinja2", "chat templates of imported models", "pip install 'regard[chat]'"),
     OptionalPackage("datasets", "regard train hf://datasets/…", "pip install 'regard[datasets]'"),
     OptionalPackage("fastapi", "regard serve, regard studio", "pip install 'regard[serve]'"),

@@ -210,16 +210,18 @@ class Run:
         out: Path | str,
         *,
         family: str | None = None,
-        format: Literal["transformers", "onnx"] = "transformers",
+        format: Literal["transformers", "onnx", "gguf"] = "transformers",
+        type: Literal["f32", "f16", "q8_0", "q4_k"] | None = None,
     ) -> ExportResult:
-        """Write the run as a folder that Hugging Face transformers opens, or with an ONNX file.
+        """Write the run as a folder for Hugging Face transformers, or with an ONNX or GGUF file.
 
-        `family` is the `model_type` to write for transformers. The outputs are compared.
+        `family` is the `model_type` to write for transformers and GGUF, `type` that of the weights
+        of a GGUF file, by default f32. The outputs are compared.
 
         >>> run.export("exported").family
         'gpt2'
         """
-        return export_as(self.folder.path, Path(out), format, family)
+        return export_as(self.folder.path, Path(out), format, family, type)
 
     def generate(
         self,

@@ -337,11 +337,12 @@ def export(
     out: Path | str,
     *,
     family: str | None = None,
-    format: Literal["transformers", "onnx"] = "transformers",
+    format: Literal["transformers", "onnx", "gguf"] = "transformers",
+    type: Literal["f32", "f16", "q8_0", "q4_k"] | None = None,
 ) -> ExportResult:
-    """Write a run as a folder that Hugging Face transformers opens, or with an ONNX file.
+    """Write a run as a folder for Hugging Face transformers, or with an ONNX or GGUF file.
 
     >>> regard.export(run.folder.path, "exported", family="gpt2").path
     PosixPath('exported')
     """
-    return export_as(Path(run), Path(out), format, family)
+    return export_as(Path(run), Path(out), format, family, type)

@@ -28,20 +28,28 @@ def export(
         ),
     ] = None,
     format: Annotated[
-        Literal["transformers", "onnx"],
-        Option(help="transformers: config.json and safetensors; onnx: model.onnx."),
+        Literal["transformers", "onnx", "gguf"],
+        Option(
+            help="transformers: config.json and safetensors; onnx: model.onnx; gguf: model.gguf "
+            "for llama.cpp and Ollama."
+        ),
     ] = "transformers",
+    type: Annotated[
+        Literal["f32", "f16", "q8_0", "q4_k"] | None,
+        Option(help="Type of the weights of a GGUF file; by default f32.", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a run as a folder that Hugging Face transformers opens, or with an ONNX file.
+    """Write a run as a folder for Hugging Face transformers, or with an ONNX or GGUF file.
 
     \b
     regard export runs/my exported/my
     regard export runs/my exported/my --family mistral
     regard export runs/my exported/my --format onnx
+    regard export runs/my exported/my --format gguf --type q8_0
     """
     with spinner(f"exporting {run}"):
-        result = api.export(run, folder, family=family, format=format)
+        result = api.export(run, folder, family=family, format=format, type=type)
     if as_json:
         print_json(
             {
@@ -56,5 +64,8 @@ def export(
     print(f"{result.path}: {result.family}, {result.architecture}")
     if result.difference is None:
         print(f"not verified: {result.unchecked}")
+    elif result.engine == "gguf":
+        print(f"read again: weights differ by at most {result.difference:.1e} of the largest")
+        print("not run by llama.cpp: llama-cpp-python is not installed, or the model an encoder")
     else:
         print(f"verified: outputs in {result.engine} differ by at most {result.difference:.1e}")

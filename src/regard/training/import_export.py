@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
@@ -32,6 +33,9 @@ from regard.hub.external_checkpoint import (
 )
 from regard.hub.families import vit
 from regard.hub.family import Settings, TensorTransform
+from regard.hub.gguf import TYPES as GGUF_TYPES
+from regard.hub.gguf import family_for_gguf, import_gguf, write_gguf
+from regard.hub.llama_cpp import compare_llama_cpp
 from regard.hub.onnx import write_onnx
 from regard.hub.peft import write_adapter
 from regard.hub.rope_config import is_interleaved, to_half_split
@@ -122,7 +126,9 @@ def model_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return dict(settings)
 
 
-def export_run(run: Path, out: Path, family: str | None = None) -> ExportResult:
+def export_run(
+    run: Path, out: Path, family: str | None = None, *, verify: bool = True
+) -> ExportResult:
     """Write a run as a folder that transformers opens, and compare the outputs if possible."""
     folder = RunFolder(run)
     config = folder.load_config()
@@ -157,7 +163,7 @@ def export_run(run: Path, out: Path, family: str | None = None) -> ExportResult:
                 f"not fit {chosen.name}; choose another --family"
             )
         difference = None
-        if unchecked is None:
+        if unchecked is None and verify:
 
             def load() -> torch.nn.Module:
                 return load_model(model, folder.load_weights(), str(folder.model))
@@ -166,12 +172,20 @@ def export_run(run: Path, out: Path, family: str | None = None) -> ExportResult:
     return ExportResult(out, chosen.name, hf["architectures"][0], difference, unchecked)
 
 
-def export_as(run: Path, out: Path, format: str, family: str | None) -> ExportResult:
-    """`export_run` or `export_onnx`, by the name of the format."""
+def export_as(
+    run: Path, out: Path, format: str, family: str | None, type: str | None = None
+) -> ExportResult:
+    """`export_run`, `export_onnx` or `export_gguf`, by the name of the format."""
+    if type is not None and format != "gguf":
+        raise ConfigError(f"type={type!r} is for format='gguf'")
     if format == "transformers":
         return export_run(run, out, family)
+    if format == "gguf":
+        return export_gguf(run, out, family, type or "f32")
     if format != "onnx":
-        raise ConfigError(f"there is no export format {format!r}: use 'transformers' or 'onnx'")
+        raise ConfigError(
+            f"there is no export format {format!r}: use 'transformers', 'onnx' or 'gguf'"
+        )
     if family is not None:
         raise ConfigError(f"family={family!r} is for format='transformers'; ONNX has no families")
     return export_onnx(run, out)
@@ -202,6 +216,36 @@ def export_onnx(run: Path, out: Path) -> ExportResult:
             if tokenizer is not None:
                 cast(Tokenizer, tokenizer).save(temporary / f"{side}tokenizer.json")
     return ExportResult(out, "onnx", settings.shape, difference, None, "ONNX Runtime")
+
+
+def export_gguf(run: Path, out: Path, family: str | None, type: str) -> ExportResult:
+    """Write a run as a folder with model.gguf for llama.cpp, and compare weights and outputs."""
+    if type not in GGUF_TYPES:
+        raise ConfigError(f"type={type!r} must be one of {', '.join(GGUF_TYPES)}")
+    import_gguf()
+    folder = RunFolder(run)
+    config = folder.load_config()
+    tokenizer = folder.load_tokenizers(config)
+    settings: Any = resolve(config.model)
+    if has_adapter(config):
+        raise ConfigError(f"{run} holds an adapter; merge it first: regard merge {run} NEW")
+    if not isinstance(tokenizer, Tokenizer) or not isinstance(settings, TransformerConfig):
+        raise ConfigError(
+            f"{run} cannot be exported as GGUF: supported are Transformer decoders and BERT, not "
+            f"model.family={family_of(settings)}, model.shape={getattr(settings, 'shape', None)}"
+        )
+    require_new_path(out, EXISTS_HINT)
+    with TemporaryDirectory() as place, atomic_folder(out) as temporary:
+        family = family_for_gguf(settings, family)
+        exported = export_run(run, Path(place) / "hf", family, verify=False)
+        path = temporary / "model.gguf"
+        difference = write_gguf(exported.path, tokenizer, path, type)
+        (temporary / "Modelfile").write_text("FROM ./model.gguf\n", encoding="utf-8")
+        model = load_model(settings, folder.load_weights(), str(folder.model)).float().eval()
+        engine = "gguf"
+        if (outputs := compare_llama_cpp(path, cast(Transformer, model), type)) is not None:
+            difference, engine = outputs, "llama.cpp"
+    return ExportResult(out, f"gguf, {exported.family}", type, difference, None, engine)
 
 
 def export_adapter(

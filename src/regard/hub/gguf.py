@@ -1,0 +1,323 @@
+"""GGUF files for llama.cpp and Ollama: tensors in its names and layouts, and its settings.
+
+The input is an exported Hugging Face folder, whose names and layouts llama.cpp's documentation
+refers to. `gguf_tokenizer` writes the vocabulary.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.errors import CheckpointError, ConfigError
+from regard.files.safetensors import Tensors, read_header
+from regard.files.untrusted import quote, read_json
+from regard.hub.config_json import write_config
+from regard.hub.family import Settings
+from regard.hub.gguf_q4_k import quantize_q4_k
+from regard.hub.gguf_tokenizer import write_vocabulary
+from regard.text import Tokenizer
+
+TYPES = {"f32": "F32", "f16": "F16", "q8_0": "Q8_0", "q4_k": "Q4_K"}  # of weight matrices
+FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0", "q4_k": "MOSTLY_Q4_K_S"}
+# The largest error of a weight, as a fraction of the largest weight of its tensor.
+BOUNDS = {"F32": 0.0, "F16": 2**-10, "Q8_0": 1 / 127, "Q4_K": 0.1}
+SILU, GELU = ("silu", "swish"), ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+TABLES = ("position_embd", "token_types")  # always in float32
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A model of llama.cpp: what it computes, by the settings of a config.json."""
+
+    name: str
+    activations: tuple[str, ...]
+    norm: str = "rms_norm_eps"  # the key of the epsilon
+    check: Callable[[Settings], None] = lambda hf: None  # refuses what it cannot compute
+    transform: Callable[[str, Array, Settings], Array] = lambda name, weight, hf: weight
+    ignored: tuple[str, ...] = ()  # prefixes of tensors that llama.cpp does not have
+
+
+def _no_window(hf: Settings) -> None:
+    kinds = hf.get("layer_types") or ["sliding_attention"]
+    used = hf.get("use_sliding_window", True) and "sliding_attention" in kinds
+    if hf.get("sliding_window") and used:
+        _refuse("model.window", hf["sliding_window"])
+
+
+def _refuse(setting: str, value: object, why: str = "llama.cpp's model does not have it") -> None:
+    raise ConfigError(f"{setting}={quote(value)} cannot be exported as GGUF: {why}")
+
+
+def _check_gemma2(hf: Settings) -> None:
+    _check_gemma(hf)
+    every = 2 if hf["model_type"] == "gemma2" else 6
+    layers = range(hf["num_hidden_layers"])
+    kinds = ["full_attention" if not (i + 1) % every else "sliding_attention" for i in layers]
+    if hf["layer_types"] != kinds:
+        _refuse("model.global_every", hf["layer_types"], f"every {every}th layer must be global")
+    if hf["query_pre_attn_scalar"] != hf["head_dim"]:
+        _refuse("model.score.width", hf["query_pre_attn_scalar"], "it must be the size of a head")
+    if hf["model_type"] == "gemma3_text" and hf.get("rope_local_base_freq") != 10_000.0:
+        _refuse("model.position.window_base", hf.get("rope_local_base_freq"), "it must be 10000")
+
+
+def _check_gemma(hf: Settings) -> None:
+    if not hf["tie_word_embeddings"]:
+        _refuse("model.tied", False, "Gemma's output is its embedding")
+
+
+def _check_phi(hf: Settings) -> None:
+    if hf.get("qk_layernorm"):
+        _refuse("model.qk_norm", True)
+
+
+def _interleave(name: str, weight: Array, hf: Settings) -> Array:
+    """Rows of q and k in llama.cpp's order for LLaMA: RoPE rotates neighbours, not halves."""
+    if name.split(".")[-2] not in ("q_proj", "k_proj"):
+        return weight
+    heads = hf["num_attention_heads"]
+    if ".k_proj." in name:
+        heads = hf.get("num_key_value_heads") or heads
+    halves = weight.reshape(heads, 2, -1, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def _plus_one(name: str, weight: Array, hf: Settings) -> Array:
+    return weight + 1 if name.endswith("norm.weight") else weight  # Gemma's norms: 1 + weight
+
+
+def _transpose(name: str, weight: Array, hf: Settings) -> Array:
+    """GPT-2's Conv1D layers have their weights as (in, out)."""
+    return weight.T if ".c_" in name and weight.ndim == 2 else weight
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {  # by model_type
+    "llama": Architecture(name="llama", activations=SILU, transform=_interleave),
+    "mistral": Architecture(
+        name="llama", activations=SILU, transform=_interleave, check=_no_window
+    ),
+    "qwen2": Architecture(name="qwen2", activations=SILU, check=_no_window),
+    "qwen3": Architecture(name="qwen3", activations=SILU, check=_no_window),
+    "gemma": Architecture(name="gemma", activations=GELU, transform=_plus_one, check=_check_gemma),
+    "gemma2": Architecture(
+        name="gemma2", activations=GELU, transform=_plus_one, check=_check_gemma2
+    ),
+    "gemma3_text": Architecture(
+        name="gemma3", activations=GELU, transform=_plus_one, check=_check_gemma2
+    ),
+    "phi": Architecture(name="phi2", activations=GELU, norm="layer_norm_eps", check=_check_phi),
+    "phi3": Architecture(name="phi3", activations=SILU, check=_no_window),
+    "gpt2": Architecture(
+        name="gpt2", activations=GELU, norm="layer_norm_epsilon", transform=_transpose
+    ),
+    "bert": Architecture(
+        name="bert",
+        activations=("gelu",),
+        norm="layer_norm_eps",
+        ignored=("cls.", "pooler.", "bert.pooler.", "classifier.", "qa_outputs."),
+    ),
+}
+
+
+def write_gguf(folder: Path, tokenizer: Tokenizer, path: Path, type: str) -> float:
+    """Write an exported Hugging Face folder as a GGUF file, and read it again.
+
+    Returns the largest difference of a weight, as a fraction of the largest weight of its tensor.
+    """
+    hf = read_json(folder / "config.json")
+    architecture = architecture_of(hf)
+    gguf = import_gguf()
+    expected = dict(_tensors(gguf, architecture, hf, folder))
+    writer = gguf.GGUFWriter(path, architecture.name)
+    _write_settings(writer, gguf, architecture, hf, type)
+    size = expected["token_embd.weight"].shape[0]
+    write_vocabulary(writer, gguf, tokenizer, size, architecture.name)
+    for name, weight in expected.items():
+        kind = _tensor_type(name, weight, TYPES[type])
+        quantized = getattr(gguf.GGMLQuantizationType, kind)
+        data = quantize_q4_k(weight) if kind == "Q4_K" else gguf.quants.quantize(weight, quantized)
+        writer.add_tensor(name, data, raw_dtype=quantized)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return _difference(gguf, path, expected)
+
+
+def architecture_of(hf: Settings) -> Architecture:
+    """The architecture of llama.cpp for a config.json; an error if it cannot compute the model."""
+    kind = hf["model_type"]
+    if kind not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ConfigError(
+            f"a model of the family {kind!r} cannot be exported as GGUF; supported are {known}"
+        )
+    architecture = ARCHITECTURES[kind]
+    act = hf.get("hidden_act") or hf.get("hidden_activation") or hf.get("activation_function")
+    if act not in architecture.activations:
+        only = architecture.activations[0]
+        _refuse("model.ffn", act, f"llama.cpp's {architecture.name} has {only}")
+    model_class = str(hf["architectures"][0])
+    if architecture.name != "bert" and not model_class.endswith(("ForCausalLM", "LMHeadModel")):
+        _refuse("model.head", model_class, "llama.cpp generates text")
+    architecture.check(hf)
+    return architecture
+
+
+def family_for_gguf(config: Any, family: str | None) -> str:
+    """The family to export a model as: the given one, or the first that llama.cpp computes."""
+    for name in ARCHITECTURES if family is None else ():
+        with contextlib.suppress(ConfigError):
+            architecture_of(write_config(config, name)[1])
+            return name
+    chosen, hf = write_config(config, family)
+    architecture_of(hf)
+    return chosen.name
+
+
+def import_gguf() -> Any:
+    """The package; an error that says how to install it."""
+    try:
+        import gguf
+    except ImportError:
+        raise ConfigError("export --format gguf needs gguf: pip install 'regard[gguf]'") from None
+    return gguf
+
+
+def _tensors(
+    gguf: Any, architecture: Architecture, hf: Settings, folder: Path
+) -> "list[tuple[str, Array]]":
+    """The tensors in float32, with the names and layouts of llama.cpp."""
+    tensors = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with Tensors(read_header(file)) as opened:
+            tensors |= {name: opened.read(name).float().numpy() for name in opened.entries}
+    layers = hf.get("num_hidden_layers") or hf["n_layer"]
+    names = gguf.get_tensor_name_map(_enum(gguf, architecture), layers)
+    found = []
+    tied = hf.get("tie_word_embeddings", True)
+    for name, weight in tensors.items():
+        if name.startswith(architecture.ignored) or (name == "lm_head.weight" and tied):
+            continue
+        new = names.get_name(name.removeprefix("bert."), try_suffixes=(".weight", ".bias"))
+        if new is None:
+            raise ConfigError(f"the tensor {name} cannot be exported as GGUF: it has no name there")
+        found.append((new, np.ascontiguousarray(architecture.transform(name, weight, hf))))
+    if factors := _rope_factors(hf):
+        found.append(("rope_freqs.weight", np.array(factors, np.float32)))
+    return found
+
+
+def _enum(gguf: Any, architecture: Architecture) -> Any:
+    return next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
+
+
+def _tensor_type(name: str, weight: Array, wanted: str) -> str:
+    """Vectors and tables of positions stay in float32; rows that do not fit a block in float16."""
+    if weight.ndim < 2 or name.startswith(TABLES):
+        return "F32"
+    if wanted == "Q4_K" and (weight.shape[1] % 256 or name.startswith(("token_embd", "output."))):
+        wanted = "Q8_0"
+    return "F16" if wanted == "Q8_0" and weight.shape[1] % 32 else wanted
+
+
+def _write_settings(
+    writer: Any, gguf: Any, architecture: Architecture, hf: Settings, type: str
+) -> None:
+    def first(*keys: str) -> Any:
+        return next((hf[key] for key in keys if hf.get(key) is not None), None)
+
+    dim, heads = first("hidden_size", "n_embd"), first("num_attention_heads", "n_head")
+    head_dim = first("head_dim") or dim // heads
+    writer.add_file_type(getattr(gguf.LlamaFileType, FILE_TYPES[type]))
+    writer.add_context_length(first("max_position_embeddings", "n_positions"))
+    writer.add_embedding_length(dim)
+    writer.add_block_count(first("num_hidden_layers", "n_layer"))
+    writer.add_feed_forward_length(first("intermediate_size", "n_inner") or 4 * dim)
+    writer.add_head_count(heads)
+    writer.add_vocab_size(hf["vocab_size"])
+    eps = hf[architecture.norm]
+    if architecture.norm == "rms_norm_eps":
+        writer.add_layer_norm_rms_eps(eps)
+    else:
+        writer.add_layer_norm_eps(eps)
+    if architecture.name == "bert":
+        writer.add_causal_attention(False)
+        writer.add_pooling_type(gguf.PoolingType.MEAN)
+        return
+    if architecture.name == "gpt2":
+        return
+    writer.add_head_count_kv(first("num_key_value_heads") or heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    rope = hf.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(float(first("rope_theta") or rope.get("rope_theta", 10_000.0)))
+    fraction = first("partial_rotary_factor") or rope.get("partial_rotary_factor", 1.0)
+    writer.add_rope_dimension_count(int(fraction * head_dim))
+    scaling = _rope_scaling(hf)
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(float(scaling["factor"]))
+    elif kind not in ("default", "llama3"):
+        _refuse("model.position.scaling", kind, "supported are linear and llama3")
+    if architecture.name in ("gemma2", "gemma3"):
+        writer.add_sliding_window(hf["sliding_window"])
+    for key, add in (
+        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
+        ("final_logit_softcapping", writer.add_final_logit_softcapping),
+    ):
+        if hf.get(key):
+            add(float(hf[key]))
+        elif architecture.name == "gemma2":
+            _refuse(f"model ({key})", None, "Gemma 2 has soft caps")
+
+
+def _rope_scaling(hf: Settings) -> Settings:
+    scaling = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    return scaling.get("full_attention", scaling)  # type: ignore[no-any-return]
+
+
+def _rope_factors(hf: Settings) -> list[float]:
+    """LLaMA 3.1's divisors of the rotation frequencies; empty without them."""
+    scaling = _rope_scaling(hf)
+    if scaling.get("rope_type", scaling.get("type")) != "llama3":
+        return []
+    dim = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
+    base = hf.get("rope_theta") or scaling.get("rope_theta", 10_000.0)
+    factor, context = scaling["factor"], scaling["original_max_position_embeddings"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    factors = []
+    for index in range(0, dim, 2):
+        turns = context / (2 * math.pi * base ** (index / dim))  # within the original context
+        smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
+        factors.append(1 / ((1 - smooth) / factor + smooth))
+    return factors
+
+
+def _difference(gguf: Any, path: Path, expected: Mapping[str, Array]) -> float:
+    """Read the file again; the largest relative difference of a weight."""
+    worst = 0.0
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    if stored.keys() != expected.keys():
+        raise CheckpointError(f"{path} does not hold all tensors; nothing was written")
+    for name, weight in expected.items():
+        kind = stored[name].tensor_type
+        read = gguf.quants.dequantize(stored[name].data, kind).reshape(weight.shape)
+        difference = float(np.abs(read - weight).max() / max(1e-30, np.abs(weight).max()))
+        if not difference <= BOUNDS[kind.name]:
+            raise CheckpointError(
+                f"{name} differs by {difference:.2g} of its largest weight after it was stored as "
+                f"{kind.name}; nothing was written"
+            )
+        worst = max(worst, difference)
+    return worst

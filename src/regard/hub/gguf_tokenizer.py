@@ -1,0 +1,188 @@
+"""The vocabulary of a GGUF file: how llama.cpp turns text into the ids of the model."""
+
+import base64
+import json
+from typing import Any
+
+from regard.errors import ConfigError
+from regard.text import Tokenizer
+from regard.text.tokenizer import SPACE
+from regard.text.wordpiece import CONTINUATION
+
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # types of tokens
+# Regular expressions that split text before BPE, by llama.cpp's names of them.
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLITS = {
+    f"{_WORDS}\\p{{N}}{_REST}": "qwen2",
+    f"{_WORDS}\\p{{N}}{{1,3}}{_REST}": "llama-bpe",
+}
+ROLES = {
+    "start": "bos",
+    "stop": "eos",
+    "unk": "unk",
+    "pad": "pad",
+    "mask": "mask",
+    "sep": "sep",
+}
+
+
+def write_vocabulary(
+    writer: Any, gguf: Any, tokenizer: Tokenizer, size: int, architecture: str
+) -> None:
+    """Add the tokens of a tokenizer to a GGUF writer; `size` ids, as the model has.
+
+    An error names what llama.cpp's tokenizers cannot do.
+    """
+    table = json.loads(tokenizer._backend.to_str())
+    kind = table["model"]["type"]
+    makers = {"BPE": _bpe, "Unigram": _unigram, "WordPiece": _wordpiece}
+    if kind not in makers or tokenizer.kind == "char":
+        _refuse(tokenizer, f"llama.cpp has no tokenizer of the kind {tokenizer.kind!r}")
+    if (kind == "WordPiece") != (architecture == "bert"):
+        _refuse(tokenizer, f"llama.cpp's {architecture} does not use {tokenizer.kind}")
+    if tokenizer.size > size:
+        _refuse(tokenizer, f"it has {tokenizer.size} ids, and the model has {size}")
+    vocab = {id: token for token, id in tokenizer._backend.get_vocab().items()}
+    types = [NORMAL if id in vocab else UNUSED for id in range(size)]
+    tokens = [vocab.get(id, f"[PAD{id}]") for id in range(size)]
+    for added in table["added_tokens"]:
+        types[added["id"]] = CONTROL if added["special"] else USER
+    for id in tokenizer.special_ids:
+        types[id] = CONTROL
+    unknown = tokenizer.special_id("unk")
+    if unknown is not None and kind != "BPE":
+        types[unknown] = UNKNOWN
+    makers[kind](writer, tokenizer, table, tokens, types)
+    writer.add_token_types(types)
+    for role, name in ROLES.items():
+        id = tokenizer.special_id(role)
+        if id is not None:
+            getattr(writer, f"add_{name}_token_id")(id)
+    if architecture == "bert":
+        cls = tokenizer.special_id("cls")
+        if cls is not None:
+            writer.add_bos_token_id(cls)
+        writer.add_token_type_count(2)
+        return
+    prefix, start = tokenizer.prefix_ids, tokenizer.special_id("start")
+    if prefix not in ([], [start]):
+        _refuse(tokenizer, "it puts several special tokens before a text")
+    writer.add_add_bos_token(bool(prefix))
+    writer.add_add_eos_token(False)
+
+
+def _refuse(tokenizer: Tokenizer, why: str) -> None:
+    raise ConfigError(
+        f"the tokenizer ({tokenizer.kind}) cannot be exported as GGUF: {why};\n"
+        "train with data.tokenizer=bpe, or export with --format transformers"
+    )
+
+
+def _steps(part: Any) -> list[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, without sequences around them."""
+    if part is None:
+        return []
+    if part["type"] == "Sequence":
+        inner = part.get("normalizers") or part.get("pretokenizers") or []
+        return [step for each in inner for step in _steps(each)]
+    return [part]
+
+
+def _bpe(
+    writer: Any, tokenizer: Tokenizer, table: Any, tokens: list[str], types: list[int]
+) -> None:
+    splits, normal = _steps(table["pre_tokenizer"]), _steps(table["normalizer"])
+    merges = [
+        pair.split(" ") if isinstance(pair, str) else pair for pair in table["model"]["merges"]
+    ]
+    if any(step["type"] == "ByteLevel" for step in splits):
+        if any(step["type"] != "NFC" for step in normal):
+            _refuse(tokenizer, f"llama.cpp has no normalizer {normal[0]['type']} before BPE")
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(_split_name(tokenizer, splits))
+        writer.add_token_list(tokens)
+        writer.add_token_merges([" ".join(pair) for pair in merges])
+        return
+    if not table["model"].get("byte_fallback"):
+        _refuse(tokenizer, "it is BPE neither of bytes nor with bytes for unknown characters")
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(merges):
+        ranks.setdefault("".join(pair), rank)
+    for id, token in enumerate(tokens):
+        if len(token) == 6 and token.startswith("<0x") and types[id] == NORMAL:
+            types[id] = BYTE
+    # llama.cpp merges the pair whose token has the highest score
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([float(-ranks.get(token, len(ranks))) for token in tokens])
+    _write_spaces(writer, tokenizer, normal, splits)
+
+
+def _split_name(tokenizer: Tokenizer, splits: list[dict[str, Any]]) -> str:
+    patterns = [step["pattern"].get("Regex") for step in splits if step["type"] == "Split"]
+    (level,) = (step for step in splits if step["type"] == "ByteLevel")
+    if level.get("add_prefix_space"):
+        _refuse(tokenizer, "it adds a space before a text")
+    if not patterns and level.get("use_regex", True):
+        return "gpt-2"
+    if len(patterns) == 1 and patterns[0] in SPLITS:
+        return SPLITS[patterns[0]]
+    _refuse(tokenizer, f"llama.cpp does not know how it splits words: {str(patterns)[:200]}")
+    raise AssertionError
+
+
+def _unigram(
+    writer: Any, tokenizer: Tokenizer, table: Any, tokens: list[str], types: list[int]
+) -> None:
+    splits, normal = _steps(table["pre_tokenizer"]), _steps(table["normalizer"])
+    scores = dict(table["model"]["vocab"])
+    if table["model"].get("byte_fallback"):
+        _refuse(tokenizer, "llama.cpp's unigram has no bytes for unknown characters")
+    writer.add_tokenizer_model("t5")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([float(scores.get(token, 0.0)) for token in tokens])
+    charsmap = [step for step in normal if step["type"] == "Precompiled"]
+    if charsmap:
+        writer.add_precompiled_charsmap(base64.b64decode(charsmap[0]["precompiled_charsmap"]))
+    _write_spaces(writer, tokenizer, normal, splits)
+
+
+def _write_spaces(
+    writer: Any,
+    tokenizer: Tokenizer,
+    normal: list[dict[str, Any]],
+    splits: list[dict[str, Any]],
+) -> None:
+    """Whether a space is put before a text, and repeated ones are removed."""
+    known = {"Precompiled", "Prepend", "Replace", "Strip", "Metaspace", "Split", "NFC"}
+    others = [step["type"] for step in (*normal, *splits) if step["type"] not in known]
+    if others:
+        _refuse(tokenizer, f"llama.cpp has no {others[0]}")
+    prepends = any(step["type"] == "Prepend" for step in normal)
+    prepends |= any(
+        step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never"
+        for step in splits
+    )
+    removes = any(step["type"] == "Replace" and " {2,}" in str(step["pattern"]) for step in normal)
+    writer.add_add_space_prefix(prepends)
+    writer.add_remove_extra_whitespaces(removes)
+
+
+def _wordpiece(
+    writer: Any, tokenizer: Tokenizer, table: Any, tokens: list[str], types: list[int]
+) -> None:
+    normal = _steps(table["normalizer"])
+    if not any(step["type"] == "BertNormalizer" and step["lowercase"] for step in normal):
+        _refuse(tokenizer, "llama.cpp's WordPiece reads text in lower case")
+
+    def written(token: str, type: int) -> str:
+        if type != NORMAL:
+            return token
+        return token.removeprefix(CONTINUATION) if token.startswith(CONTINUATION) else SPACE + token
+
+    writer.add_tokenizer_model("bert")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([written(*pair) for pair in zip(tokens, types, strict=True)])

@@ -1,0 +1,180 @@
+"""GGUF files: read again by the gguf package, and run by llama.cpp where it is installed."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from hub.runs import TEXT, make_run, model_config, tokenizer
+from regard.errors import ConfigError
+from regard.generate import generate, parse_chain
+from regard.hub.gguf_q4_k import quantize_q4_k
+from regard.text import train_tokenizer
+
+gguf = pytest.importorskip("gguf")
+
+WIDE = {"dim": 32, "heads": 2, "ffn_dim": 64}
+CLASSES = {"kind": "classify", "pool": "last", "bias": False, "classes": 2}
+GEMMA_3 = WIDE | {
+    "kv_heads": 1,
+    "head_dim": 24,
+    "layers": 6,
+    "window": 8,
+    "global_every": 6,
+    "qk_norm": True,
+    "score": "scaled_dot",
+    "head": "linear",
+    "position": {"kind": "rotary", "base": 1e6, "window_base": 1e4},
+}
+MODELS = {  # a name of ours: the preset, settings that differ, and the family
+    "llama": ("llama", WIDE, "llama"),
+    "llama-3.1": ("llama-3.1-8b", WIDE | {"kv_heads": 1, "head_dim": None}, "llama"),
+    "qwen2": ("qwen2-0.5b", WIDE | {"kv_heads": 1}, "qwen2"),
+    "qwen3": ("qwen3-0.6b", WIDE | {"kv_heads": 1, "head_dim": 24}, "qwen3"),
+    "gemma": ("gemma-2b", WIDE | {"kv_heads": 1, "head_dim": 24}, "gemma"),
+    "gemma-2": ("gemma-2-2b", WIDE | {"kv_heads": 1, "head_dim": 24, "window": 8}, "gemma2"),
+    "gemma-3": ("gemma-2-2b", GEMMA_3, "gemma3_text"),
+    "phi-2": ("phi-2", WIDE, "phi"),
+    "phi-3": ("phi-3-mini", WIDE | {"kv_heads": 1, "window": None}, "phi3"),
+    "gpt2": ("gpt2", WIDE, "gpt2"),
+}
+QUICK = ("llama-3.1", "gemma-2", "gpt2")
+
+
+def export(tmp_path, name, type="f32", tokenizers=None):
+    preset, fields, family = MODELS[name]
+    tokenizers = tokenizers or tokenizer()
+    torch.manual_seed(0)
+    config = model_config(preset, **{"vocab_size": tokenizers.size, **fields})
+    make_run(tmp_path / "run", config, tokenizers=tokenizers)
+    result = regard.export(
+        tmp_path / "run", tmp_path / "out", family=family, format="gguf", type=type
+    )
+    assert result.family == f"gguf, {family}"
+    return result
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in MODELS],
+)
+def test_every_family_is_read_again(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    result = export(tmp_path, name)
+    assert result.difference == 0.0
+    assert (result.path / "Modelfile").read_text() == "FROM ./model.gguf\n"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MODELS)
+def test_llama_cpp_gives_our_greedy_ids(name, tmp_path):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    result = export(tmp_path, name)
+    assert result.engine == "llama.cpp"
+    run, prompt = regard.load(tmp_path / "run"), "the cat sat"
+    ids = run._prompt(prompt)
+    expected = generate(run.model, [ids], parse_chain("greedy"), tokens=20, seed=0)[0]
+    llama = llama_cpp.Llama(str(result.path / "model.gguf"), n_ctx=32, verbose=False)
+    assert llama.tokenize(prompt.encode()) == ids
+    assert greedy(llama_cpp, llama, ids, 20) == expected
+
+
+def greedy(llama_cpp, llama, ids, count):
+    answer = []
+    for _ in range(count):
+        llama.eval(ids)
+        logits = llama_cpp.llama_get_logits_ith(llama._ctx.ctx, -1)
+        ids = [int(np.argmax(np.ctypeslib.as_array(logits, shape=(llama.n_vocab(),))))]
+        answer += ids
+    return answer
+
+
+@pytest.mark.parametrize(("type", "bound"), [("f16", 1e-3), ("q8_0", 8e-3), ("q4_k", 0.1)])
+def test_smaller_types_are_as_exact_as_they_can_be(type, bound, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    monkeypatch.setitem(MODELS, "wide", ("llama", WIDE | {"dim": 256}, "llama"))
+    result = export(tmp_path, "wide", type)
+    assert 0 < result.difference < bound
+    tensors = gguf.GGUFReader(result.path / "model.gguf").tensors
+    stored = {tensor.name: tensor.tensor_type.name for tensor in tensors}
+    assert stored["blk.0.attn_q.weight"] == type.upper()
+    assert stored["blk.0.attn_norm.weight"] == "F32"
+    # a row of 64 weights is no block of 256
+    assert stored["blk.0.ffn_down.weight"] == ("Q8_0" if type == "q4_k" else type.upper())
+
+
+def test_q4_k_is_read_by_the_gguf_package():
+    weight = np.random.default_rng(0).normal(size=(16, 512)).astype(np.float32)
+    weight[3, :64] = 0
+    weight[4] = np.abs(weight[4]) + 1
+    read = gguf.quants.dequantize(quantize_q4_k(weight), gguf.GGMLQuantizationType.Q4_K)
+    assert np.sqrt(np.square(read - weight).mean()) < 0.085
+    assert np.abs(read[3, :64]).max() == 0
+
+
+@pytest.mark.parametrize(
+    ("preset", "fields", "kind", "options", "message"),
+    [
+        ("gpt2", {}, "char", {}, "no tokenizer of the kind 'char'"),
+        ("gpt2", {}, "wordpiece", {}, "gpt2 does not use wordpiece"),
+        ("gpt2", {"ffn": "relu"}, "bpe", {"family": "gpt2"}, "model.ffn='relu'"),
+        ("bloom-560m", {}, "bpe", {}, "'bloom' cannot be exported as GGUF; supported are llama"),
+        (
+            "mistral-7b",
+            {"window": 8, "kv_heads": 1},
+            "bpe",
+            {"family": "mistral"},
+            "model.window=8",
+        ),
+        ("gpt2", {}, "bpe", {"type": "q2_k"}, "type='q2_k' must be one of f32, f16, q8_0, q4_k"),
+        ("gpt2", {}, "bpe", {"type": "f16", "format": "onnx"}, "type='f16' is for format='gguf'"),
+        ("gpt2", {"head": CLASSES}, "bpe", {"family": "gpt2"}, "model.head"),
+    ],
+)
+def test_what_the_format_cannot_say_is_refused(preset, fields, kind, options, message, tmp_path):
+    tokenizers = tokenizer(kind)
+    config = model_config(preset, vocab_size=tokenizers.size, **fields)
+    make_run(tmp_path / "run", config, tokenizers=tokenizers)
+    with pytest.raises(ConfigError, match=message):
+        regard.export(tmp_path / "run", tmp_path / "out", **{"format": "gguf", **options})
+    assert not (tmp_path / "out").exists()
+
+
+SAMPLES = ("the cat sat", "  Two  spaces,\nZoë's 12 dogs!", "it's", "")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_llama_cpp_has_our_token_ids(kind, tmp_path):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    texts = [*TEXT, "  Two  spaces,\nZoë's 12 dogs! it's theirs", "12 13 14"]
+    options = {"size": 300} if kind == "bpe" else {"size": 60}
+    tokenizers = train_tokenizer({"kind": kind, **options}, texts)
+    result = export(tmp_path, "llama", tokenizers=tokenizers)
+    llama = llama_cpp.Llama(str(result.path / "model.gguf"), n_ctx=32, verbose=False)
+    for text in SAMPLES:
+        assert llama.tokenize(text.encode()) == tokenizers.encode(text), text
+
+
+@pytest.mark.long
+def test_llama_cpp_embeds_as_our_encoder(tmp_path):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    tokenizers = train_tokenizer({"kind": "wordpiece", "lower": True}, TEXT)
+    config = model_config("bert", **WIDE, vocab_size=tokenizers.size)
+    model = make_run(tmp_path / "run", config, task="masked", tokenizers=tokenizers)
+    result = regard.export(tmp_path / "run", tmp_path / "out", format="gguf")
+    llama = llama_cpp.Llama(
+        str(result.path / "model.gguf"), n_ctx=32, embedding=True, verbose=False
+    )
+    text = "The cat sat on the mat"
+    ids = [tokenizers.special_id("cls"), *tokenizers.encode(text), tokenizers.special_id("sep")]
+    assert llama.tokenize(text.encode()) == ids
+    with torch.no_grad():
+        expected = model(torch.tensor([ids]))[0].mean(0)
+    actual = torch.tensor(llama.embed(text))
+    # llama.cpp's GELU is the tanh approximation
+    torch.testing.assert_close(
+        actual / actual.norm(), expected / expected.norm(), atol=5e-3, rtol=0
+    )
