@@ -1,5 +1,6 @@
 """What every test gets: the same random numbers each time, one thread, and a home of its own."""
 
+import gc
 import os
 import signal
 
@@ -14,6 +15,15 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+gc.disable()  # while tests are collected, which leaves no garbage
+
+
+def pytest_collection_finish():
+    gc.freeze()  # the collected tests and all modules are not looked through again
+    gc.set_threshold(20_000, 20)
+    gc.enable()
 
 
 def pytest_configure(config):
