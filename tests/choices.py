@@ -52,8 +52,12 @@ OPTIONS = {  # of an entry of a table; without any it is taken as it is
     "dot": [{}, {"scale": 0.3, "cap": 5.0}],
     "shaw": [{"max_distance": 2}],
     "disentangled": [{"max_distance": 3}, {"max_distance": 9, "buckets": 4, "norm": True}],
-    "sinusoidal": [{}, {"each_layer": True}, {"halves": True, "base": 100.0}],
-    "learned": [{}, {"offset": 2, "each_layer": True}],
+    "sinusoidal": [
+        {},
+        {"each_layer": True},
+        {"halves": True, "base": 100.0, "each_layer": True, "projected": True},
+    ],
+    "learned": [{}, {"offset": 2, "each_layer": True, "projected": True}],
     "rotary": [
         {},
         {"fraction": 0.5, "scaling": {"kind": "linear", "factor": 2.0}},
@@ -130,6 +134,12 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
         ("stream_scale", given),
         ("norm_order", lambda norm_order: norm_order != "deepnorm"),
         r"stream_scale=1.5 belongs to norm_order='deepnorm', not '\w+'; leave it out",
+    ),
+    (
+        ("norm", lambda norm: norm == "batch"),
+        ("shape", lambda shape: shape != "encoder"),
+        r"norm='batch' normalises by the mean over all positions, so that in training a decoder "
+        r"would see the tokens that it predicts;\nset norm='layer', or shape='encoder'",
     ),
     (
         ("ffn", lambda ffn: ffn is None),

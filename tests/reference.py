@@ -282,6 +282,13 @@ def layer_norm(x: Vector, g: Vector, b: Vector | None, eps: float) -> Vector:
     return [(c - mean) / math.sqrt(variance + eps) * g[i] + b[i] for i, c in enumerate(x)]
 
 
+def layer_norm_std(x: Vector, g: Vector, b: Vector | None, eps: float) -> Vector:
+    mean = math.fsum(x) / len(x)
+    std = math.sqrt(math.fsum((c - mean) ** 2 for c in x) / len(x))
+    b = [0.0] * len(x) if b is None else b
+    return [(c - mean) / (std + eps) * g[i] + b[i] for i, c in enumerate(x)]
+
+
 def rms_norm(x: Vector, g: Vector, eps: float) -> Vector:
     square = math.fsum(c * c for c in x) / len(x)
     return [c / math.sqrt(square + eps) * g[i] for i, c in enumerate(x)]

@@ -68,11 +68,12 @@ CHOICES = {
         {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}},
         {"kind": "learned", "each_layer": True},
         {"kind": "sinusoidal", "each_layer": True},
+        {"kind": "sinusoidal", "each_layer": True, "projected": True},
     ],
     "window": [1, 3, 40],
     "global_every": [2],
     "global_layers": [[0], [1]],
-    "norm": sorted(NORMS),
+    "norm": sorted(NORMS.keys() - {"batch"}),  # that one is for encoders
     "norm_eps": [1e-2],
     "qk_norm": [True],
     "norm_order": literals("norm_order"),

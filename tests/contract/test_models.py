@@ -45,8 +45,9 @@ VARIATIONS = [
     {"position": {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}}},
     {"position": {"kind": "sinusoidal", "each_layer": True}},
     {"position": {"kind": "learned", "each_layer": True}},
+    {"position": {"kind": "sinusoidal", "each_layer": True, "projected": True}},
     *({"score": name} for name in SCORES if name != "location"),  # it meets no keys
-    *({"norm": name} for name in NORMS),
+    *({"norm": name} for name in NORMS if name != "batch"),  # that one is for encoders
     *({"ffn": name} for name in (*FFNS, None)),
     *({"norm_order": name} for name in ("pre", "post", "sandwich", "deepnorm")),
     {"norm_order": "none", "init": {"kind": "normal", "std": 0.3}},  # small weights leave no signal
@@ -60,6 +61,12 @@ VARIATIONS = [
     {"init": "xavier"},
     {"embed_norm": True},
     {"embed_scaled": True},
+]
+RECURRENT = [  # beside those of the presets
+    {"cell": {"kind": "gru", "reset": "after"}},
+    {"cell": {"kind": "elman", "activation": "relu"}, "layers": 1, "one_hot": True},
+    {"cell": "elman", "input_skip": True},
+    {"cell": "lstm", "input_skip": True, "one_hot": True},
 ]
 LOOKS = [  # beside those of the presets
     {"score": "location", "hops": 2, "reversed_source": True},
@@ -151,11 +158,14 @@ def _cases():
         fields = {
             "decoder": VARIATIONS,
             "encoder-decoder": [v for v in VARIATIONS if v.keys() & CROSS_FIELDS] + PAIRS_ONLY,
-            "encoder": [{}],
+            "encoder": [{}, {"norm": "batch"}],
         }
         for change in fields[shape]:
             said = ",".join(f"{key}={value}" for key, value in change.items())
             cases[f"{shape}:{said}"] = replace(TINY, shape=shape, **change)
+    for change in RECURRENT:
+        said = ",".join(f"{key}={value}" for key, value in change.items())
+        cases[f"recurrent:{said}"] = RecurrentConfig(vocab_size=VOCAB, dim=16, **change)
     for change in LOOKS:
         said = ",".join(f"{key}={value}" for key, value in change.items())
         cases[f"seq2seq:{said}"] = Seq2SeqConfig(vocab_size=VOCAB, dim=16, context=16, **change)

@@ -89,8 +89,9 @@ def test_stepping_equals_forward(width, tied):
     assert state.lengths.tolist() == [9] * 3
 
 
-def test_ragged_rows_equal_rows_alone():
-    model, ids = small(), some_ids()
+@pytest.mark.parametrize("input_skip", [False, True])
+def test_ragged_rows_equal_rows_alone(input_skip):
+    model, ids = small(input_skip=input_skip), some_ids()
     logits, state = model.step(ids, model.start(3, 9), counts=torch.tensor([9, 1, 4]))
     more, state = model.step(ids[:, :2], state, counts=torch.tensor([2, 0, 1]))
     assert state.lengths.tolist() == [11, 1, 5]
@@ -170,11 +171,27 @@ def test_dropout_works_in_training_only():
         ({"context": 0}, "context=0 must be at least 1"),
         ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
         ({"cell": "lstn"}, "unknown cell 'lstn'"),
+        ({"one_hot": True, "char_dim": 3}, "one_hot=true is for ids alone; leave out one_hot"),
     ],
 )
 def test_wrong_settings_are_named(wrong, message):
     with pytest.raises(ConfigError, match=message):
         RecurrentConfig(**{"vocab_size": 5, **wrong})
+
+
+def test_with_an_input_skip_the_logits_are_a_sum_of_two_products():
+    model, ids = small(cell="elman", input_skip=True), some_ids()
+    w_h, w_x = model.head.matrix.split(16, 1)
+    h, x = model.layers(model.embed(ids))[0], model.embed(ids)
+    torch.testing.assert_close(model.head(model(ids)), h @ w_h.T + x @ w_x.T)
+
+
+def test_one_hot_inputs_select_columns_of_the_input_matrix():
+    model, ids = small(cell="elman", layers=1, one_hot=True), torch.tensor([[3]])
+    cell = model.layers[0]
+    expected = torch.tanh(cell.input.weight[:, 3] + cell.input.bias)
+    torch.testing.assert_close(model(ids)[0, 0], expected)
+    assert not any(name.startswith("embed") for name, _ in model.named_parameters())
 
 
 def test_a_source_is_refused():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.nn.attention import Mask
+from regard.nn.attention import Mask, split_heads
 from regard.nn.position import POSITIONS
 
 TINY = {"vocab_size": 11, "dim": 16, "layers": 2, "heads": 4, "context": 16}
@@ -44,6 +44,33 @@ def test_positions_of_each_layer_are_added_before_every_attention(position):
     first = stack.blocks[0].attention_norm(x) + placed
     torch.testing.assert_close(inputs[0], first, rtol=0, atol=1e-6)
     assert len(inputs) == 2
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "learned"])
+def test_projected_positions_are_added_to_queries_keys_and_values(position):
+    stack = encoder(position={"kind": position, "each_layer": True, "projected": True}).eval()
+    attention, seen = stack.blocks[1].attention, {}
+    for name in ("query", "key", "value", "q_tap", "k_tap", "v_tap"):
+        getattr(attention, name).register_forward_hook(
+            lambda _, __, out, name=name: seen.update({name: out})
+        )
+    stack(torch.randn(2, 6, 16), positions=AT, mask=Mask.none())
+    placed = stack.position.embed(AT).unsqueeze(1)  # (1, 1, time, head_dim): one for all heads
+    assert placed.shape[-1] == attention.head_dim
+    for name, tap in (("query", "q_tap"), ("key", "k_tap"), ("value", "v_tap")):
+        expected = split_heads(seen[name], attention.heads) + placed
+        torch.testing.assert_close(seen[tap], expected, rtol=0, atol=1e-6)
+
+
+def test_padding_does_not_enter_the_statistics_of_batch_norm():
+    stack = encoder(norm="batch", embed_norm=True, norm_order="sandwich")
+    lengths = torch.tensor([6, 3])
+    x = torch.randn(2, 6, 16)
+    y = stack(x, positions=AT, mask=Mask.lengths(lengths))
+    x[1, 3:] = 100.0
+    changed = stack(x, positions=AT, mask=Mask.lengths(lengths))
+    assert torch.equal(y[0], changed[0])
+    assert torch.equal(y[1, :3], changed[1, :3])
 
 
 def test_a_block_is_attention_then_feed_forward():

@@ -15,7 +15,7 @@ from regard.explain.data_frame import data_frame
 from regard.explain.trace import run_eagerly, trace
 from regard.html import html_table
 from regard.nn.attention import Attention
-from regard.nn.block import Block, LayerNorm, RMSNorm
+from regard.nn.block import Block, LayerNorm, RMSNorm, RMSNormPlusOne
 from regard.nn.head import Head
 from regard.text import Tokenizer
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 LINEAR_ORDERS = ("pre", "parallel", "parallel_norms")
+LINEAR_NORMS = (LayerNorm, RMSNorm, RMSNormPlusOne)
 
 
 @torch.no_grad()
@@ -202,10 +203,11 @@ def direct_logit_attribution(
     blocks, head, norm = _blocks(stack), model.head, stack.norm
     order = blocks[0].norm_order.kind
     linear = type(head) is Head and head.cap is None
-    if order not in LINEAR_ORDERS or not linear or not isinstance(norm, LayerNorm | RMSNorm):
+    if order not in LINEAR_ORDERS or not linear or type(norm) not in LINEAR_NORMS:
         raise ConfigError(
             f"logits are sums of components only with norm_order {', '.join(LINEAR_ORDERS)} and a "
-            f"linear head without cap; this model has {order!r} and {type(head).__name__}"
+            f"linear head without cap after LayerNorm or RMSNorm; this model has {order!r}, "
+            f"{type(head).__name__} and {type(norm).__name__}"
         )
     if len(blocks) < len(stack.layers):
         raise ConfigError("components of layers that share their weights cannot be told apart")

@@ -31,7 +31,7 @@ def with_defaults(choice: Choice, table: Mapping[str, Callable[..., Any]]) -> di
     """A choice with all its options, defaults included.
 
     >>> with_defaults("learned", POSITIONS)
-    {'kind': 'learned', 'offset': 0, 'each_layer': False}
+    {'kind': 'learned', 'offset': 0, 'each_layer': False, 'projected': False}
     """
     kind, options = kind_of(choice)
     parameters = inspect.signature(table[kind]).parameters.values()
@@ -124,6 +124,11 @@ STACK: tuple[Rule, ...] = (
         lambda c: c.stream_scale is not None and c.norm_order != "deepnorm",
         "stream_scale={c.stream_scale} belongs to norm_order='deepnorm', not {c.norm_order!r}; "
         "leave it out",
+    ),
+    (
+        lambda c: c.norm == "batch" and c.depths[1] > 0,
+        "norm='batch' normalises by the mean over all positions, so that in training a decoder "
+        "would see the tokens that it predicts;\nset norm='layer', or shape='encoder'",
     ),
     (
         lambda c: c.ffn is None and c.norm_order.startswith("parallel"),

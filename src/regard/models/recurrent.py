@@ -18,7 +18,7 @@ from regard.models.compatibility import (
 )
 from regard.nn.characters import CharacterConvolution
 from regard.nn.head import HEADS
-from regard.nn.recurrent import CELLS, Cell, CellState, Recurrent, RecurrentState
+from regard.nn.recurrent import CELLS, Cell, CellState, OneHot, Recurrent, RecurrentState
 from regard.nn.state import Inputs, Source
 
 
@@ -33,7 +33,9 @@ class RecurrentConfig(Settings):
     bidirectional: bool = False  # read in both directions; for classification and tagging heads
     dropout: float = 0.0  # dropout of the output of every layer
     char_dim: int = 0  # for tagging: width of a vector of the characters of each word
-    tied: bool = True  # output matrix = embedding matrix
+    one_hot: bool = False  # read ids as one-hot vectors, without an embedding
+    input_skip: bool = False  # the head also reads the input of the same step
+    tied: bool = True  # output matrix = embedding matrix, where they have the same width
     context: int = 256  # ids per training block; generation has no limit
     inputs: int = 0  # width of real-valued inputs, of series and strokes; 0: ids
     head: Choice = "linear"  # the output layer (models.compatibility.READOUTS)
@@ -45,6 +47,10 @@ class RecurrentConfig(Settings):
         check_inputs(self)
         if self.char_dim < 0:
             raise ConfigError(f"char_dim={self.char_dim} must be at least 0 (none)")
+        if self.one_hot and (self.inputs or self.char_dim):
+            raise ConfigError(
+                "one_hot=true is for ids alone; leave out one_hot, or inputs and char_dim"
+            )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
         kind, _ = kind_of(self.cell)
@@ -62,24 +68,45 @@ class RecurrentConfig(Settings):
         """Causal (decoder) or bidirectional (encoder)."""
         return "encoder" if self.bidirectional else "decoder"
 
+    @property
+    def input_width(self) -> int:
+        """The width of x."""
+        return (self.vocab_size if self.one_hot else self.dim) + self.char_dim
+
+    @property
+    def head_width(self) -> int:
+        """The width of what the head reads: h in each direction, and x with `input_skip`."""
+        return (1 + self.bidirectional) * self.dim + self.input_skip * self.input_width
+
+    @property
+    def shares_embedding(self) -> bool:
+        """Whether the output matrix is the embedding matrix: with `tied`, if the widths agree."""
+        ids = not self.inputs and not self.one_hot
+        return self.tied and ids and self.head_width == self.dim
+
 
 class RecurrentLM(LanguageModel):
     r"""A recurrent language model.
 
     x_t = E[id_t],    h_t = cell_L(... cell_1(x_1 ... x_t)),    logits_t = W h_t
 
+    With `one_hot`, x_t has a 1 at id_t and 0 elsewhere. With `input_skip`, the output also reads
+    the input, logits_t = W_h h_t + W_x x_t, one matrix W over [h_t; x_t] (Graves 2013).
+
     With `inputs`, the model reads vectors v_t instead of ids: x_t = E v_t + e.
 
-    With `characters`, x_t = [E[id_t]; c_t], c_t the vector of the characters of the word
+    With `char_dim`, x_t = [E[id_t]; c_t], c_t the vector of the characters of the word
     (`nn.characters`).
     """
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed: nn.Embedding | nn.Linear
+        self.embed: nn.Embedding | nn.Linear | OneHot
         if config.inputs:
             self.embed = nn.Linear(config.inputs, config.dim)
+        elif config.one_hot:
+            self.embed = OneHot(config.vocab_size)
         else:
             self.embed = nn.Embedding(config.vocab_size, config.dim)
             # logits of a tied W then have a standard deviation near 1
@@ -88,21 +115,19 @@ class RecurrentLM(LanguageModel):
         self.characters = CharacterConvolution(width) if width else None
         self.layers = Recurrent(
             config.cell,
-            config.dim + width,
+            config.input_width,
             config.dim,
             config.layers,
             bidirectional=config.bidirectional,
             dropout=config.dropout,
         )
         self.packs = config.bidirectional  # whether lengths are read on the host, to pack sequences
-        width = (1 + config.bidirectional) * config.dim
-        shared = config.tied and width == config.dim
-        tied = self.embed if shared and isinstance(self.embed, nn.Embedding) else None
+        tied = self.embed if config.shares_embedding else None
         self.head: Any = make(
             config.head,
             HEADS,
             "head",
-            dim=width,
+            dim=config.head_width,
             vocab_size=config.vocab_size,
             tied=tied,
             positions=config.context,
@@ -120,13 +145,13 @@ class RecurrentLM(LanguageModel):
         Rows may be right-padded: `lengths` gives the number of real ids, which only a
         bidirectional model needs. `characters` are the bytes of the word of each id.
         """
-        x = self.embed(ids)
+        x = self._embed(ids)
         if self.characters is not None:
             if characters is None:
                 raise ConfigError("this model reads the characters of words; give `characters`")
             x = torch.cat([x, self.characters(characters)], -1)
-        x, _ = self.layers(x, lengths if self.config.bidirectional else None)
-        return x
+        h, _ = self.layers(x, lengths if self.config.bidirectional else None)
+        return self._with_input(h, x)
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> RecurrentState:
         """A zero state; its size does not depend on `capacity`."""
@@ -135,7 +160,10 @@ class RecurrentLM(LanguageModel):
         require_generating_head(self.head, self.config.head)
         if self.config.bidirectional:
             raise ConfigError("a bidirectional model cannot generate; set bidirectional=false")
-        return RecurrentState.initial([layer.start(rows) for layer in self._cells()])
+        states = [layer.start(rows) for layer in self._cells()]
+        if self.config.input_skip:  # the head reads the last input, which the state then holds
+            states.append((states[0][0].new_zeros(rows, self.config.input_width),))
+        return RecurrentState.initial(states)
 
     def step(
         self,
@@ -148,7 +176,9 @@ class RecurrentLM(LanguageModel):
         """Read one or more ids per row; see `Language.step`."""
         x, after = self.hidden(ids, state, counts=counts)
         if not all_logits:
-            x = self.layers.apply_dropout(after.current()[-1][0]).unsqueeze(1)
+            states = after.current()
+            h = self.layers.apply_dropout(states[self.config.layers - 1][0])
+            x = self._with_input(h, states[-1][0]).unsqueeze(1)
         return self.head(x), after
 
     def hidden(
@@ -163,14 +193,25 @@ class RecurrentLM(LanguageModel):
         The loop over time runs here, since the fused kernel returns only the final state.
         """
         assert isinstance(state, RecurrentState)
-        x = self.embed(ids)
+        h = x = self._embed(ids)
         snapshots: list[CellState] = []
-        for layer, before in zip(self._cells(), state.current(), strict=True):
-            after = layer.loop(x, before)
-            x = self.layers.apply_dropout(after[0])
+        states = state.current()
+        for layer, before in zip(self._cells(), states[: self.config.layers], strict=True):
+            after = layer.loop(h, before)
+            h = self.layers.apply_dropout(after[0])
             pairs = zip(before, after, strict=True)
             snapshots.append(tuple(torch.cat([old.unsqueeze(1), new], 1) for old, new in pairs))
-        return x, state.advance(snapshots, counts)
+        if self.config.input_skip:
+            snapshots.append((torch.cat([states[-1][0].unsqueeze(1), x], 1),))
+        return self._with_input(h, x), state.advance(snapshots, counts)
+
+    def _embed(self, ids: Inputs) -> Tensor:
+        x: Tensor = self.embed(ids)
+        return x.to(next(self.layers.parameters()).dtype) if self.config.one_hot else x
+
+    def _with_input(self, h: Tensor, x: Tensor) -> Tensor:
+        """What the head reads: h, or [h; x] with `input_skip`."""
+        return torch.cat([h, x], -1) if self.config.input_skip else h
 
     def _cells(self) -> list[Cell]:
         return cast(list[Cell], list(self.layers))

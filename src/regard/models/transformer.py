@@ -1,7 +1,7 @@
 """The Transformer: encoder, decoder or encoder-decoder, from one configuration."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin, get_type_hints
 
@@ -224,7 +224,7 @@ class Transformer(LanguageModel):
             vocab_size=config.vocab_size,
             embed_dim=config.embed_dim,
             tied=self.embed.token if config.tied and not config.inputs else None,
-            norm=norms(config),
+            norm=vector_norms(config),
             positions=config.context,
         )
         make(config.init, INITS, "init", model=self, layers=max(config.depths))
@@ -385,6 +385,11 @@ def norms(config: StackConfig) -> Callable[[int], nn.Module]:
     return norm
 
 
+def vector_norms(config: StackConfig) -> Callable[[int], nn.Module]:
+    """The norm of single vectors, in heads and of queries and keys: LayerNorm beside BatchNorm."""
+    return norms(replace(config, norm="layer") if config.norm == "batch" else config)
+
+
 def build_stack(
     config: StackConfig,
     side: Literal["encoder", "decoder"],
@@ -400,11 +405,14 @@ def build_stack(
     embed_dim = config.dim if embed_dim is None else embed_dim
     heads, width = config.heads_and_width(side)
     head_dim = config.dim // heads if config.head_dim is None else config.head_dim
+    position_dim = embed_dim
+    if option(config.position, POSITIONS, "each_layer"):
+        position_dim = head_dim if option(config.position, POSITIONS, "projected") else config.dim
     position = make(
         config.position,
         POSITIONS,
         "position",
-        dim=config.dim if option(config.position, POSITIONS, "each_layer") else embed_dim,
+        dim=position_dim,
         heads=heads,
         head_dim=head_dim,
         context=context,
@@ -416,7 +424,7 @@ def build_stack(
         heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
-        qk_norm=norm if config.qk_norm else None,
+        qk_norm=vector_norms(config) if config.qk_norm else None,
         bias=config.biases[0],
         out_bias=config.biases[1],
         dropout=config.attention_dropout,

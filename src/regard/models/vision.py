@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from regard.config import Choice, kind_of, make
 from regard.errors import ConfigError, ShapeError, unknown
-from regard.models.transformer import StackConfig, build_stack, norms
+from regard.models.transformer import StackConfig, build_stack, vector_norms
 from regard.nn.attention import Mask
 from regard.nn.block import deepnorm
 from regard.nn.head import HEADS
@@ -102,7 +102,7 @@ class Vision(nn.Module):
         self.context = config.context
         self.embed = PatchEmbedding(config.channels, config.dim, config.patch_sides, cls=config.cls)
         self.encoder = build_stack(config, "encoder", context=config.context)
-        self.head: Any = make(config.head, HEADS, "head", dim=config.dim, norm=norms(config))
+        self.head: Any = make(config.head, HEADS, "head", dim=config.dim, norm=vector_norms(config))
         make(config.init, INITS, "init", model=self, layers=config.layers)
         if config.norm_order == "deepnorm":
             deepnorm_gain(self.encoder, deepnorm("encoder", config.layers, 0)[1])

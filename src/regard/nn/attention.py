@@ -108,6 +108,10 @@ class Mask:
     def _no_other_rule(self) -> bool:
         return self.width is None and self.key_lengths is None and self.document_ids is None
 
+    def real(self, positions: Int[Tensor, "#batch time"]) -> Bool[Tensor, "batch time"] | None:
+        """True at the positions that are not padding; None where there is none."""
+        return None if self.key_lengths is None else positions < self.key_lengths.unsqueeze(1)
+
     def dense(
         self, query_positions: Int[Tensor, "#batch time"], key_positions: Int[Tensor, "#batch seen"]
     ) -> Bool[Tensor, "#batch 1 #time seen"] | None:
@@ -156,6 +160,7 @@ class AttentionInputs:
     rotation: Rotation | None = None
     layer_position: Float[Tensor, "#batch time dim"] | None = None  # added to every layer's x
     distances: Float[Tensor, "distances dim"] | None = None  # vectors that `Disentangled` reads
+    head_position: Float[Tensor, "#batch time head_dim"] | None = None  # … to its q, k and v
 
     @classmethod
     def of(
@@ -175,6 +180,7 @@ class AttentionInputs:
         allowed = None if causal else mask.dense(query_positions, key_positions)
         if bias is not None and allowed is not None:
             bias = bias.masked_fill(~allowed, -torch.inf)
+        embedded = position.embed(query_positions) if position.each_layer else None
         return cls(
             mask,
             query_positions,
@@ -183,9 +189,15 @@ class AttentionInputs:
             allowed,
             bias,
             position.rotation(query_positions),
-            position.embed(query_positions) if position.each_layer else None,
+            None if position.projected else embedded,
             distances,
+            embedded if position.projected else None,
         )
+
+    @property
+    def real(self) -> Bool[Tensor, "batch time"] | None:
+        """True at the queries that are not padding; None where there is none."""
+        return self.mask.real(self.query_positions)
 
     def dense(self) -> Bool[Tensor, "#batch 1 #time seen"] | None:
         """The mask as a boolean tensor, also if it is only the `causal` flag."""
@@ -201,8 +213,10 @@ class Attention(nn.Module):
 
     With `kv_heads < heads`, neighbouring query heads share one key and value head: grouped-query
     attention (GQA); with one for all it is multi-query attention. `qk_norm` normalises each query
-    and each key (Qwen 3). The taps see q, k, v and the output of each head; `explain` recomputes
-    the weights from q and k, so the fused kernel also runs while attention is observed.
+    and each key (Qwen 3). Positions P of every layer are added to the input, Q = (x + P) W, or if
+    `projected` to the projections, Q = x W + P, K and V likewise. The taps see q, k, v and the
+    output of each head; `explain` recomputes the weights from q and k, so the fused kernel also
+    runs while attention is observed.
     """
 
     def __init__(
@@ -261,6 +275,9 @@ class Attention(nn.Module):
             q = self.q_norm(q)
         if inputs.rotation is not None:
             q, k = inputs.rotation.apply(q), inputs.rotation.apply(k)
+        if inputs.head_position is not None:
+            p = inputs.head_position.to(q.dtype).unsqueeze(1)  # the same for every head
+            q, k, v = q + p, k + p, v + p
         if state is not None:
             cached = state.write(k, v, inputs.query_positions, inputs.key_positions.shape[1])
             if not inputs.causal:  # if causal, the cache was empty: k and v are all of it

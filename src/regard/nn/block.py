@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
@@ -109,6 +109,73 @@ class LayerNorm(nn.Module):
         return normed.to(x.dtype)  # autocast gives float32
 
 
+class LayerNormStd(LayerNorm):
+    r"""y = (x - mean(x)) / (std(x) + eps) * g + b
+
+    As some lectures and implementations print it: eps is added to the standard deviation, and not
+    to the variance.
+    """
+
+    def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
+        """The normalised vectors; computed in float32, also under autocast."""
+        wide = x if x.dtype == torch.float64 else x.float()
+        centred = wide - wide.mean(-1, keepdim=True)
+        # the slope of a root at 0 is infinite, so a constant vector needs a smallest variance
+        std = centred.square().mean(-1, keepdim=True).clamp_min(1e-30).sqrt()
+        y = centred / (std + self.eps) * self.weight
+        return (y if self.bias is None else y + self.bias).to(x.dtype)
+
+
+class BatchNorm(nn.Module):
+    r"""y = (x - m) / sqrt(v + eps) * g + b, by feature (Ioffe & Szegedy 2015).
+
+    m and v are the mean and the variance of a feature over all positions of all rows of a batch,
+    without padding. In evaluation they are the moving averages of those of training,
+
+        m <- 0.9 m + 0.1 mean(x),      v <- 0.9 v + 0.1 var(x)
+
+    In training the output at one position thus depends on all others, those to come included: it
+    is for encoders only. Each process of a distributed run has its own rows and its own m and v.
+    """
+
+    momentum = 0.1
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, dim: int, eps: float = 1e-5, bias: bool = True) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("variance", torch.ones(dim))
+
+    def forward(
+        self, x: Float[Tensor, "*rows dim"], real: Bool[Tensor, "*#rows"] | None = None
+    ) -> Float[Tensor, "*rows dim"]:
+        """The normalised vectors; `real` is False on padding. Computed in float32."""
+        wide = x if x.dtype == torch.float64 else x.float()
+        m, v = self.mean, self.variance
+        if self.training:
+            m, v = self._statistics(wide, real)
+        y = (wide - m) * (v + self.eps).rsqrt() * self.weight
+        return (y if self.bias is None else y + self.bias).to(x.dtype)
+
+    def _statistics(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean and variance over all real positions, which also update the moving averages."""
+        axes = tuple(range(x.dim() - 1))
+        share = torch.ones_like(x[..., :1])
+        if real is not None:
+            share = share * real.unsqueeze(-1)
+        share = share / share.sum()
+        m = (share * x).sum(axes)
+        v = (share * (x - m).square()).sum(axes)
+        with torch.no_grad():
+            self.mean.lerp_(m.to(self.mean.dtype), self.momentum)
+            self.variance.lerp_(v.to(self.variance.dtype), self.momentum)
+        return m, v
+
+
 class RMSNorm(nn.Module):
     r"""y = x / sqrt(mean(x^2) + eps) * g      (Zhang & Sennrich 2019)"""
 
@@ -147,9 +214,19 @@ class RMSNormPlusOne(RMSNorm):
 
 NORMS: dict[str, Callable[..., nn.Module]] = {
     "layer": LayerNorm,
+    "layer_std": LayerNormStd,
+    "batch": BatchNorm,
     "rms": RMSNorm,
     "rms_plus_one": RMSNormPlusOne,
 }
+
+
+Norm = Callable[[Tensor], Tensor]
+
+
+def without_padding(norm: nn.Module | None, real: Bool[Tensor, "batch time"] | None) -> Norm | None:
+    """A norm as a function of x: a BatchNorm also reads which positions are `real`."""
+    return partial(norm, real=real) if isinstance(norm, BatchNorm) else norm
 
 
 Activation = Callable[[Tensor], Tensor]
@@ -255,9 +332,9 @@ class NormOrder:
 def residual(
     x: Stream,
     branch: Callable[[Tensor], Tensor],
-    norm: nn.Module,
+    norm: Norm,
     norm_order: NormOrder,
-    after: nn.Module | None = None,
+    after: Norm | None = None,
 ) -> Stream:
     """One branch with its residual connection and norms, as above; `after` is m."""
     if norm_order.kind == "pre":
@@ -338,18 +415,23 @@ class Block(nn.Module):
     ) -> Float[Tensor, "batch time dim"]:
         """The residual stream after this layer."""
         x, drop = self.carry(x), self._drop
+        norms = (self.attention_norm, self.attention_after, self.ffn_norm, self.ffn_after)
+        attention_norm, attention_after, ffn_norm, ffn_after = (
+            without_padding(norm, inputs.real) for norm in norms
+        )
+        assert attention_norm is not None
         if self.norm_order.parallel:
-            normed = self.attention_norm(x)
+            normed = attention_norm(x)
             attended = self.attention(normed, inputs=inputs, state=state)
             assert self.ffn is not None
-            ffn = self.ffn(normed if self.ffn_norm is None else self.ffn_norm(x))
+            ffn = self.ffn(normed if ffn_norm is None else ffn_norm(x))
             return self.out_tap(x + drop(attended) + drop(ffn))
         x = residual(
             x,
             lambda x: drop(self.attention(x, inputs=inputs, state=state)),
-            self.attention_norm,
+            attention_norm,
             self.norm_order,
-            self.attention_after,
+            attention_after,
         )
         if self.cross is not None:
             cross = self.cross
@@ -362,9 +444,9 @@ class Block(nn.Module):
                 self.cross_after,
             )
         if self.ffn is not None:
-            ffn_branch, norm = self.ffn, self.ffn_norm
-            assert norm is not None
-            x = residual(x, lambda x: drop(ffn_branch(x)), norm, self.norm_order, self.ffn_after)
+            branch = self.ffn
+            assert ffn_norm is not None
+            x = residual(x, lambda x: drop(branch(x)), ffn_norm, self.norm_order, ffn_after)
         return self.out_tap(x)
 
     def _drop(self, x: Tensor) -> Tensor:
@@ -424,8 +506,10 @@ class Stack(nn.Module):
         embedded = None if self.position.each_layer else self.position.embed(positions)
         if embedded is not None:
             x = x + embedded.to(x.dtype)
-        if self.embed_norm is not None:
-            x = self.embed_norm(x)
+        real = mask.real(positions)
+        embed_norm, norm = (without_padding(n, real) for n in (self.embed_norm, self.norm))
+        if embed_norm is not None:
+            x = embed_norm(x)
         x = F.dropout(x, self.dropout, self.training)
         if torch.is_autocast_enabled(x.device.type):  # the residual stream too
             x = x.to(torch.get_autocast_dtype(x.device.type))
@@ -461,9 +545,7 @@ class Stack(nn.Module):
                 state=None if state is None else state.layers[number],
                 memory_kv=None if state is None or state.memory is None else state.memory[number],
             )
-        if self.norm is not None:
-            x = self.norm(x)
-        return x
+        return x if norm is None else norm(x)
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -60,6 +60,7 @@ class Position(nn.Module):
     """
 
     each_layer = False  # add `embed` to the input of every layer's attention, not once
+    projected = False  # … to its queries, keys and values instead
 
     def in_window(self) -> "Position":
         """The position encoding of layers with a sliding window."""
@@ -87,6 +88,8 @@ class Sinusoidal(Position):
 
     so that p_{t+k} = M_k p_t for a matrix that does not depend on t (Vaswani et al. 2017).
     With `halves` all sines come before all cosines, as in the authors' code and in Marian.
+    They are added to the embeddings; with `each_layer` to the input of every attention layer; with
+    `projected` also to every layer, after its projections: Q = X W + P, d then the width of a head.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Sinusoidal(Position):
         base: float = 10_000.0,
         halves: bool = False,
         each_layer: bool = False,
+        projected: bool = False,
     ) -> None:
         super().__init__()
         if dim % 2:
@@ -102,7 +106,8 @@ class Sinusoidal(Position):
                 f"sinusoidal positions need an even width (dim, or embed_dim), not dim={dim}"
             )
         require_positive("position 'sinusoidal'", base=base)
-        self.dim, self.base, self.halves, self.each_layer = dim, base, halves, each_layer
+        self.dim, self.base, self.halves = dim, base, halves
+        self.each_layer, self.projected = _in_layers("sinusoidal", each_layer, projected)
 
     def embed(self, positions: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:
         """The sines and cosines at `positions`."""
@@ -116,18 +121,35 @@ class Learned(Position):
     """One learned vector for each position below `context` (Gehring et al. 2017; GPT, BERT).
 
     The first `offset` rows of the table are unused: OPT, BART and RoBERTa have two.
+    `each_layer` and `projected` as for `Sinusoidal`; all layers and heads share one table.
     """
 
-    def __init__(self, dim: int, context: int, offset: int = 0, each_layer: bool = False) -> None:
+    def __init__(
+        self,
+        dim: int,
+        context: int,
+        offset: int = 0,
+        each_layer: bool = False,
+        projected: bool = False,
+    ) -> None:
         super().__init__()
         if offset < 0:
             raise ShapeError(f"position 'learned': offset={offset} must be at least 0")
         self.table = nn.Embedding(context + offset, dim)
-        self.offset, self.each_layer = offset, each_layer
+        self.offset = offset
+        self.each_layer, self.projected = _in_layers("learned", each_layer, projected)
 
     def embed(self, positions: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:
         """The rows of the table at `positions`."""
         return self.table(positions + self.offset if self.offset else positions)
+
+
+def _in_layers(name: str, each_layer: bool, projected: bool) -> tuple[bool, bool]:
+    if projected and not each_layer:
+        raise ShapeError(
+            f"position {name!r}: projected=true adds positions in every layer; set each_layer=true"
+        )
+    return each_layer, projected
 
 
 Frequencies = Float[Tensor, " pairs"]

@@ -358,6 +358,21 @@ CELLS: dict[str, Callable[..., Cell]] = {
 }
 
 
+class OneHot(nn.Module):
+    r"""x_t = e_{id_t}: 1 at the id, 0 elsewhere, so that W x_t is a column of W."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+
+    def forward(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:
+        """The one-hot vectors."""
+        return F.one_hot(ids, self.vocab_size).float()
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
 class Bidirectional(nn.Module):
     r"""A bidirectional layer: a forward and a backward cell, their outputs concatenated.
 

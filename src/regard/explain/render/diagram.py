@@ -16,7 +16,8 @@ from regard.config import kind_of
 WIDTH, NARROW, GAP = 60, 36, 5  # width of one column; of each of two; between them
 STREAM = 3  # column of the residual stream
 ASCII = str.maketrans("│─┌┐└┘├┤┬┴┼╭╮╰╯▶◀▼⊕◇×→", "|-+++++++++++++><v+ox>")
-NORMS = {"layer": "LayerNorm", "rms": "RMSNorm", "rms_plus_one": "RMSNorm, scaled by 1 + g"}
+NORMS = {"layer": "LayerNorm", "layer_std": "LayerNorm by std + eps", "batch": "BatchNorm"}
+NORMS |= {"rms": "RMSNorm", "rms_plus_one": "RMSNorm, scaled by 1 + g"}
 FFNS = {"relu": "ReLU", "relu2": "squared ReLU", "gelu": "GELU", "gelu_tanh": "GELU (tanh)"}
 FFNS |= {"silu": "SiLU", "reglu": "ReGLU", "swiglu": "SwiGLU", "geglu": "GeGLU"}
 FFNS |= {"geglu_tanh": "GeGLU (tanh)"}
@@ -73,17 +74,18 @@ def _recurrent(config: Any) -> Lines:
     shown = {key: "off" if value is False else value for key, value in options.items()}
     cell = f"{CELLS.get(kind, kind)}{_format_options(shown)}"
     direction = ", bidirectional" if config.bidirectional else ""
-    read = f"{config.dim + config.char_dim:,}"
+    read = f"{config.input_width:,}"
     part = f"{cell} {read} → {config.dim:,}{direction}, recurrent in time"
     inside = _in_stream([part], WIDTH - 2, STREAM - 1)
-    embedding = [_lookup(config)]
+    embedding = [f"one-hot vectors, {read} wide" if config.one_hot else _lookup(config)]
     if config.char_dim:
         embedding.append(f"and convolution over characters: {config.char_dim:,}")
+    skip = [f"joined with the input: {config.dim:,} + {read}"] if config.input_skip else []
     return [
         *_input(_read(config)),
         *_in_stream(embedding, WIDTH),
         *_repeat_frame(inside, config.layers, WIDTH),
-        *_in_stream([_head(config)], WIDTH),
+        *_in_stream([*skip, _head(config)], WIDTH),
         *_output(_result(config)),
     ]
 
@@ -367,8 +369,9 @@ def _head(config: Any) -> Part:
             steps, outputs = options.get("steps", 1), options.get("outputs", 1)
             return f"head: the next {steps:,} values of {outputs:,} column{'s'[: outputs > 1]}"
         return f"head: {HEADS.get(kind, kind)}{classes}"
-    tied = "tied to the embedding" if getattr(config, "tied", False) else "untied"
-    width = getattr(config, "embed_dim", None) or config.dim
+    shares = getattr(config, "shares_embedding", getattr(config, "tied", False))
+    tied = "tied to the embedding" if shares else "untied"
+    width = getattr(config, "embed_dim", None) or getattr(config, "head_width", config.dim)
     shown = {key: value for key, value in options.items() if key != "next_sentence"}
     return f"head: {width:,} → {config.vocab_size:,}, {tied}{_format_options(shown)}"
 

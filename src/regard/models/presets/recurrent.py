@@ -28,8 +28,11 @@ def gated() -> RecurrentConfig:
 
 
 def gru() -> RecurrentConfig:
-    """A two-layer GRU language model (Cho et al. 2014), in the form of torch's fused kernel."""
-    return RecurrentConfig(vocab_size=256, cell={"kind": "gru", "reset": "after"})
+    """A two-layer GRU language model (Cho et al. 2014).
+
+    The form of torch's fused kernel, which trains faster: model.cell.reset=after.
+    """
+    return RecurrentConfig(vocab_size=256, cell="gru")
 
 
 def lstm() -> RecurrentConfig:
