@@ -201,26 +201,80 @@ def test_images_alignments_and_states_are_shown_in_dark_too(open_page):
 
 
 @pytest.mark.long
-def test_several_maps_of_an_executed_notebook_show_themselves(browser, tmp_path):
+def test_a_map_fits_a_narrow_page(open_page):
+    tokens = [f"token {n}" for n in range(30)]
+    names = ["input_gate", "state"]
+    maps = AttentionMaps(
+        {
+            "a": AttentionMap(tokens, tokens, causal(4, 30)),
+            "lstm": AttentionMap(tokens, tokens, torch.randn(2, 30, 30), names, "states"),
+        }
+    )
+    page = open_page(maps)
+    page.set_viewport_size({"width": 375, "height": 800})
+    for name in ("a, head 1", "lstm, state"):
+        page.get_by_role("button", name=name).click()
+        page.get_by_role("heading", name=name).wait_for()
+        box = page.locator("canvas[tabindex]").bounding_box()
+        assert box["x"] + box["width"] <= 375
+        if name == "a, head 1":
+            page.get_by_role("button", name="Arcs").click()
+            assert page.locator("svg").bounding_box()["width"] <= 375
+            page.get_by_role("button", name="Map").click()
+
+
+NOTEBOOK = """
+import torch
+import regard
+from regard.explain import ablate, trace
+from regard.explain.image_attention import ImageAttentionMap
+from regard.explain.attention_map import ShownImage
+
+open("cats.txt", "w").write("the cat sat on the mat\\n" * 30)
+def train(preset, **sizes):
+    model = regard.preset(preset, dim=16, layers=1, **sizes)
+    return regard.train("cats.txt", model=model, steps=3, tokenizer="char", out=preset, quiet=True)
+run, lstm = train("tiny-decoder", heads=2), train("lstm")
+ids = torch.tensor([run.tokenizer.encode("the cat")])
+pixels = torch.zeros(3, 8, 8, dtype=torch.uint8)
+"""
+SHOWN = {  # expressions, each the end of a cell, and what its HTML holds
+    "run.attention('the cat')": "regard-attention",
+    "run.attention('the cat')['decoder.blocks.0.attention']": "regard-attention",
+    "run.explain('the cat')": "regard-attention",
+    "lstm.states('the cat')": "regard-attention",
+    "ImageAttentionMap(['a'], list('wxyz'), torch.ones(1, 1, 4) / 4, None, 'cross', "
+    "ShownImage(pixels, (2, 2)))": "regard-attention",
+    "with trace(run.model, '*.out_tap') as taps:\n    run.model(ids)\ntaps": "out_tap",
+    "run.find_heads()": "induction",
+    "run.logit_lens('the cat')": "layer 0",
+    "run.attribution('the cat')": "<span",
+    "run.gradients('the cat')": "decoder.blocks.0",
+    "regard.show('next-token', run, 'the cat')": "Next-token",
+    "regard.show('gates', lstm, 'the cat')": "<svg",
+}
+
+
+@pytest.mark.long
+def test_every_object_shows_itself_in_one_executed_notebook(browser, tmp_path):
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
-    make = """
-import torch
-from regard.explain import AttentionMap
-
-def show(heads):
-    return AttentionMap(list("ab"), list("ab"), torch.eye(2).repeat(heads, 1, 1))
-"""
-    cells = [make, "show(1)", "show(2)", "show(1)"]  # one of them twice
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(notebook, kernel_name="python3", timeout=120).execute()
-    outputs = [output.data["text/html"] for cell in notebook.cells for output in cell.outputs]
-    assert len(outputs) == 3
+    cells = [nbformat.v4.new_code_cell(cell) for cell in (NOTEBOOK, *SHOWN)]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(
+        notebook, kernel_name="python3", timeout=120, resources=resources
+    ).execute()
+    outputs = []
+    for cell, expected in zip(notebook.cells[1:], SHOWN.values(), strict=True):
+        (output,) = (each for each in cell.outputs if each.output_type == "execute_result")
+        assert expected in output.data["text/html"], cell.source
+        outputs.append(output.data["text/html"])
     (tmp_path / "notebook.html").write_text(f"<!doctype html>{''.join(outputs)}", "utf-8")
     page = browser.new_page()
     problems = []
     page.on("console", lambda message: problems.append(message.text))
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto((tmp_path / "notebook.html").as_uri())
-    page.wait_for_function("document.querySelectorAll('[data-shown]').length === 3")
+    page.wait_for_function("document.querySelectorAll('[data-shown]').length === 5")
     assert problems == []

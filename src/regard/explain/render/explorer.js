@@ -99,7 +99,8 @@ function start(host) {
   const table = el("table", {"aria-label": "layers and heads"});
   if (most > 1) table.append(el("tr", {}, el("th", {}),
     ...Array.from({length: most}, (_, h) => el("td", {},
-      (data.maps.find(m => m.headings.length > h).headings[h]).replace(/^head /, "")))));
+      data.maps.find(m => m.headings.length > h).headings[h].replace(/^head /, "")
+        .replaceAll("_", " ")))));
   data.maps.forEach((m, number_) => {
     const line = el("tr", {}, el("th", {scope: "row"}, m.name));
     const thumbs = bytes(m.thumbs), [, high, wide] = m.thumbShape;
@@ -167,16 +168,21 @@ function start(host) {
     : `${quote(words("rows")[row])} (${row}) \u2192 ${quote(words("columns")[column])} (${column}): ` +
       number(value(row, column));
 
+  const space = () => host.clientWidth - 16;  // without the padding
+
   // --- one head large
   function geometry() {
     const [, rows, columns] = map().shape;
     const [r0, r1] = at.rows || [0, rows], [c0, c1] = at.columns || [0, columns];
-    const cell = Math.min(26, SIDE / Math.max(r1 - r0, c1 - c0));
     const left = Math.min(150, 14 + 7 * Math.max(...words("rows").slice(r0, r1)
       .map(token => Math.min(token.length, 18)), 1));
     const top = Math.min(130, 14 + 7 * Math.max(...words("columns").slice(c0, c1)
       .map(token => Math.min(token.length, 16)), 1));
-    return {r0, r1, c0, c1, cell, left, top, wide: cell * (c1 - c0), high: cell * (r1 - r0)};
+    const room = Math.max(160, Math.min(SIDE, space() - left - 12));  // fits a narrow page
+    const down = Math.min(26, SIDE / (r1 - r0)), across = Math.min(26, room / (c1 - c0));
+    const square = map().kind !== "states", cell = square ? Math.min(down, across) : across;
+    const tall = square ? cell : down;
+    return {r0, r1, c0, c1, cell, tall, left, top, wide: cell * (c1 - c0), high: tall * (r1 - r0)};
   }
   function paintMap() {
     const g = geometry(), m = map(), ratio = Math.min(window.devicePixelRatio || 1, 2);
@@ -207,13 +213,13 @@ function start(host) {
     context.strokeRect(g.left - .5, g.top - .5, g.wide + 1, g.high + 1);
     context.fillStyle = style.getPropertyValue("--text");
     context.font = "12px system-ui, sans-serif"; context.textBaseline = "middle";
-    const every = Math.max(1, Math.ceil(11 / g.cell));
+    const every = size => Math.max(1, Math.ceil(11 / size));
     context.textAlign = "right";
-    for (let r = g.r0; r < g.r1; r += every)
-      context.fillText(cut(words("rows")[r], 18), g.left - 5, g.top + (r - g.r0 + .5) * g.cell,
+    for (let r = g.r0; r < g.r1; r += every(g.tall))
+      context.fillText(cut(words("rows")[r], 18), g.left - 5, g.top + (r - g.r0 + .5) * g.tall,
         g.left - 8);
     context.textAlign = "left";
-    for (let c = g.c0; c < g.c1; c += every) {
+    for (let c = g.c0; c < g.c1; c += every(g.cell)) {
       context.save();
       context.translate(g.left + (c - g.c0 + .5) * g.cell, g.top - 5); context.rotate(-Math.PI / 2);
       context.fillText(cut(words("columns")[c], 16), 0, 0, g.top - 8);
@@ -221,20 +227,20 @@ function start(host) {
     }
     context.strokeStyle = style.getPropertyValue("--mark"); context.lineWidth = 2;
     if (at.row >= g.r0 && at.row < g.r1 && at.column >= g.c0 && at.column < g.c1)
-      context.strokeRect(g.left + (at.column - g.c0) * g.cell, g.top + (at.row - g.r0) * g.cell,
-        Math.max(g.cell, 3), Math.max(g.cell, 3));
+      context.strokeRect(g.left + (at.column - g.c0) * g.cell, g.top + (at.row - g.r0) * g.tall,
+        Math.max(g.cell, 3), Math.max(g.tall, 3));
     painted = g;
   }
   const cellAt = event => {
     const box = canvas.getBoundingClientRect(), g = painted;
     const x = (event.clientX - box.left - g.left) / g.cell;
-    const y = (event.clientY - box.top - g.top) / g.cell;
+    const y = (event.clientY - box.top - g.top) / g.tall;
     if (x < 0 || y < 0 || x >= g.c1 - g.c0 || y >= g.r1 - g.r0) return null;
     let best = [Math.floor(y) + g.r0, Math.floor(x) + g.c0];
-    if (g.cell < 1) {  // the largest of the cells under the pointer
-      const reach = Math.ceil(1 / g.cell), [r, c] = best;
-      for (let i = r; i < Math.min(r + reach, g.r1); i++)
-        for (let j = c; j < Math.min(c + reach, g.c1); j++)
+    if (g.cell < 1 || g.tall < 1) {  // the largest of the cells under the pointer
+      const [r, c] = best;
+      for (let i = r; i < Math.min(r + Math.ceil(1 / g.tall), g.r1); i++)
+        for (let j = c; j < Math.min(c + Math.ceil(1 / g.cell), g.c1); j++)
           if (Math.abs(value(i, j)) > Math.abs(value(...best))) best = [i, j];
     }
     return best;
@@ -336,7 +342,9 @@ function start(host) {
     };
     const [r0, r1] = range(rows, at.row), [c0, c1] = range(columns, m.kind === "cross" ? 0 : at.row);
     const high = height * Math.max(r1 - r0, c1 - c0) + 8;
-    arcs.setAttribute("width", 560); arcs.setAttribute("height", high);
+    const width = Math.min(560, space()), [from, to] = [.34 * width, .66 * width];
+    const longest = Math.min(24, Math.floor((from - 6) / 7));  // characters of a label
+    arcs.setAttribute("width", width); arcs.setAttribute("height", high);
     arcs.setAttribute("aria-label", `${m.name}, ${m.headings[at.head]}: lines from each token on ` +
       "the left to the tokens on the right that it attends to");
     arcs.replaceChildren();
@@ -344,13 +352,14 @@ function start(host) {
     for (let r = r0; r < r1; r++) for (let c = c0; c < c1; c++) {
       const w = Math.abs(value(r, c)) / m.top;
       if (w < (r === at.row ? .005 : .05)) continue;
-      arcs.append(svg("path", {d: `M190 ${y(r, r0)} C280 ${y(r, r0)} 280 ${y(c, c0)} 370 ${y(c, c0)}`,
+      const half = width / 2, [start, end] = [y(r, r0), y(c, c0)];
+      arcs.append(svg("path", {d: `M${from} ${start} C${half} ${start} ${half} ${end} ${to} ${end}`,
         "stroke-width": r === at.row ? 1 + 3 * w : 1 + w,
         "stroke-opacity": r === at.row ? .25 + .75 * w : .22 * w}));
     }
     const label = (text, n, first, left) => {
-      const node = svg("text", {x: left ? 184 : 376, y: y(n, first) + 4,
-        "text-anchor": left ? "end" : "start"}, cut(text, 24));
+      const node = svg("text", {x: left ? from - 6 : to + 6, y: y(n, first) + 4,
+        "text-anchor": left ? "end" : "start"}, cut(text, longest));
       if (left && n === at.row) node.style.fontWeight = "bold";
       node.addEventListener("mouseenter", () => { if (left && at.row !== n) { at.row = n; paint(); } });
       node.addEventListener("mousemove", event =>
@@ -420,11 +429,12 @@ function start(host) {
     const [, rows, columns] = m.shape, parts = [];
     if (m.pooled) parts.push(`each value is the largest of several: ${m.full.join(" \u00d7 ")} tokens ` +
       `in ${rows} \u00d7 ${columns} cells`);
-    if (at.view === "map" && painted.cell < 1) parts.push("each point is the largest of several " +
+    if (at.view === "map" && Math.min(painted.cell, painted.tall) < 1) parts.push("each point is the largest of several " +
       "cells; zoom in for all");
     if (more) parts.push(more);
     parts.push(m.signed ? `linear scale, largest ${number(m.max)}`
-      : `square-root scale, largest ${number(m.max)}`);
+      : `square-root scale, largest ${number(m.max)}` +
+        (m.top > m.max ? `, strongest colour ${number(m.top)}` : ""));
     note.textContent = parts.join("; ");
   }
   function paint() {
@@ -454,6 +464,7 @@ function start(host) {
     if (values) paint();
   };
   media.addEventListener("change", dress);
+  window.addEventListener("resize", () => { if (values) paintView(); });
   dress();
   if (data.maps[0].image) at.view = "image";
   else if (data.maps[0].kind === "self") at.row = data.maps[0].shape[1] - 1;
