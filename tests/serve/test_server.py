@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 import regard
-from cli.conftest import invoke
+from cli.conftest import invoke, materials, trained  # noqa: F401 -- fixtures
 from regard.errors import ConfigError
 from regard.nn.attention import Attention
 from regard.serve.engine import EngineConfig
@@ -529,6 +529,34 @@ def test_models_are_loaded_when_asked_and_unloaded_when_idle(text_run, pair_run,
         assert client("/v1/completions", {"model": "cats", "prompt": "the"})[0] == 200
         assert users == [1]  # from the time it is looked up
         wait_until(lambda: not loaded)
+
+
+def test_adapters_are_models_by_name(text_run, materials, tmp_path, capsys):  # noqa: F811
+    words = ["train.tune=lora", "train.steps=2", "train.lr=0.5", f"train.start={text_run}"]
+    polite = trained(tmp_path / "polite", materials / "cats.txt", [*words, "train.batch=4"])
+    with serving([text_run]) as (address, server):
+        models, client = server.app.state.server.models, Client(address)
+        models.add_adapter("polite", polite)
+        assert client("/v1/models/cats:polite")[1]["loaded"] is False
+        body = {"prompt": "the ", "max_tokens": 20, "temperature": 0}
+        answers = [
+            client("/v1/completions", {**body, "model": name})[1]["choices"][0]["text"]
+            for name in ("cats", "cats:polite")
+        ]
+        assert answers == [
+            regard.load(text_run, adapter=adapter).generate("the ", tokens=20, sampler="greedy")
+            for adapter in (None, polite)
+        ]
+        assert answers[0] != answers[1]
+        for name, path, message in (
+            ("polite", polite, "two adapters"),
+            ("dogs:polite", polite, "no run 'dogs'"),
+            ("rude", tmp_path / "rude", "no adapter at"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                models.add_adapter(name, path)
+    refused = invoke(capsys, "serve", text_run, "--adapter", "polite")
+    assert (refused.code, "give NAME=PATH" in refused.err) == (2, True)
 
 
 def test_the_command_says_what_is_missing(text_run, tmp_path, capsys, monkeypatch):

@@ -48,6 +48,14 @@ def serve(
             metavar="SECONDS", min=1.0, help="Unload a model after this time without a request."
         ),
     ] = None,
+    adapter: Annotated[
+        list[str],
+        Option(
+            metavar="NAME=PATH",
+            help="Serve the first run with this LoRA adapter too, as RUN:NAME; for another run, "
+            "RUN:NAME=PATH.",
+        ),
+    ] = [],  # noqa: B006 -- typer copies it
     device: Annotated[str, Option(metavar="NAME", help="cpu, cuda, mps or auto.")] = "auto",
 ) -> None:
     """Serve models over HTTP, with OpenAI's API.
@@ -55,10 +63,12 @@ def serve(
     \b
     regard serve runs/my
     regard serve runs --port 9000 --idle 600
+    regard serve runs/my --adapter polite=runs/polite
     regard serve runs/my --host 0.0.0.0 --key SECRET
 
     The first model is loaded at once, others when a request names them by the name of their
-    folder. Ctrl-C or SIGTERM ends the server after the requests that run.
+    folder; adapters in the folder `adapters` of a run are called RUN:ADAPTER. Ctrl-C or SIGTERM
+    ends the server after the requests that run.
     """
     require_packages("serve")
     from regard.serve.engine import EngineConfig
@@ -73,6 +83,11 @@ def serve(
         device=device,
         idle=idle,
     )
+    for each in adapter:
+        name, equals, path = each.partition("=")
+        if not name or not equals or not path:
+            raise ConfigError(f"--adapter {each}: give NAME=PATH")
+        server.app.state.server.models.add_adapter(name, Path(path))
     run_server(server, lambda address: print_status(f"serving at {address}"))
 
 

@@ -24,6 +24,7 @@ from regard.serve.engine import BatchEngine, EngineConfig
 from regard.serve.worker import Worker
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.setup.device import usable_cores
+from regard.training.storage.start import ADAPTERS, adapter_names
 
 
 @dataclass(eq=False)
@@ -105,10 +106,27 @@ class Models:
     ) -> None:
         self.worker, self.config, self.device, self.idle = worker, config, device, idle
         self.paths = _name_paths(paths)
+        self.adapters: dict[str, Path] = {}  # of models that are called BASE:ADAPTER
+        for base, path in list(self.paths.items()):
+            for adapter in adapter_names(path):
+                self.add_adapter(f"{base}:{adapter}", path / ADAPTERS / adapter)
         self.loaded: dict[str, ServedModel] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self.created = int(time.time())
         self.threads = min(torch.get_num_threads(), usable_cores())
+
+    def add_adapter(self, name: str, path: Path) -> None:
+        """Offer a model with an adapter, by the name BASE:ADAPTER, or ADAPTER for the first."""
+        base, separator, _ = name.rpartition(":")
+        name = name if separator else f"{self.default}:{name}"
+        base = base if separator else self.default
+        if base not in self.paths or base in self.adapters:
+            raise ConfigError(f"--adapter {name}: there is no run {base!r} among those served")
+        if name in self.paths:
+            raise ConfigError(f"--adapter {name}: two adapters have this name")
+        if not path.is_dir():
+            raise ConfigError(f"--adapter {name}: no adapter at {path}")
+        self.paths[name], self.adapters[name] = self.paths[base], path
 
     @property
     def default(self) -> str:
@@ -136,7 +154,7 @@ class Models:
         model.used = time.monotonic()
 
     def _load(self, name: str) -> ServedModel:
-        run = load(self.paths[name], self.device)
+        run = load(self.paths[name], self.device, adapter=self.adapters.get(name))
         engine = None
         if isinstance(run.model, Language) and run.tokenizers is not None and _generates(run):
             with torch.inference_mode():
