@@ -15,6 +15,7 @@ from regard.errors import ConfigError, RegardError
 from regard.explain.data_frame import data_frame
 from regard.explain.render.curves import Curve, Panel, draw_curves
 from regard.explain.render.figure import encode, save
+from regard.explain.render.token_text import visible
 from regard.explain.trace import matching_modules, run_eagerly
 from regard.html import html_table
 from regard.nn.state import Source
@@ -96,7 +97,7 @@ class GradientFlow:
 
     def _repr_html_(self) -> str:
         norms = zip(*(norms.tolist() for norms in self.layers.values()), strict=True)
-        rows = zip(self.pieces, norms, strict=True)
+        rows = zip(map(visible, self.pieces), norms, strict=True)
         cells = ((piece, *(f"{norm:.3g}" for norm in row)) for piece, row in rows)
         return html_table(cells, header=("token", *self.layers))
 

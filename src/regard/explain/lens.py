@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.explain.attention import text_stack
 from regard.explain.data_frame import data_frame
+from regard.explain.render.token_text import visible
 from regard.explain.trace import run_eagerly, trace
 from regard.html import html_table
 from regard.nn.attention import Attention
@@ -164,7 +165,8 @@ class Lens:
         return f"Lens({len(self.predictions)} layers, {len(self.tokens)} tokens)"
 
     def _repr_html_(self) -> str:
-        return html_table(self._rows(), header=("token", *self._names()))
+        rows = ((visible(token), *cells) for token, *cells in self._rows())
+        return html_table(rows, header=("token", *self._names()))
 
     def to_pandas(self) -> "DataFrame":
         """A row for each token, a column for each layer: the likeliest next token."""
