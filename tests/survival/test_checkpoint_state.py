@@ -141,6 +141,7 @@ def test_tensors_that_do_not_fit_the_model_are_refused(run, case):
         ("config", {"other": 1}),
         ("evaluation_pending", "no"),
         ("without_state", 1),
+        ("matmuls", {"(8, 8, 8)": 1}),
     ],
 )
 def test_a_state_that_no_run_saves_is_refused(run, key, value):

@@ -15,6 +15,7 @@ import torch
 
 import regard
 from regard import pipelines
+from regard.accel import cublaslt
 from regard.config import to_table
 from regard.errors import CheckpointError, ConfigError, DataError, DivergedError, Stopped
 from regard.training import run
@@ -201,13 +202,19 @@ def test_a_finished_run_says_how_to_train_on(copied):
     assert RunFolder(copied).load_config().train.steps == 12
 
 
-def test_a_finished_run_can_be_extended(copied):
+def test_a_finished_run_can_be_extended(copied, monkeypatch):
+    algorithms = {"(8, 8, 8) bfloat16→bfloat16": "00ff"}
+    monkeypatch.setattr(cublaslt, "_choices", algorithms)
+    monkeypatch.setattr(cublaslt, "_preferred", {})
     before = rows(copied)
     events = go_on(copied, overrides={"train": {"steps": 15}})
     assert (events[0].step, events[-1].step) == (12, 15)
     assert rows(copied)[:12] == before
     assert [row["step"] for row in rows(copied)] == list(range(1, 16))
     assert RunFolder(copied).load_config().train.steps == 15
+    assert cublaslt._preferred == {}
+    go_on(copied, overrides={"train": {"steps": 16}})
+    assert cublaslt._preferred == algorithms  # of the checkpoint; what is not offered is said
 
 
 def test_an_earlier_step_can_be_gone_on_from_and_gives_the_same(copied, whole):
