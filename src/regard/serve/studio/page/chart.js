@@ -1,8 +1,8 @@
 // The loss over the steps as an SVG picture: training as a line, validation as dots.
 
-import {svg, number, table, el} from "/page/dom.js";
+import {el, number, svg} from "/page/dom.js";
 
-const MARGIN = {left: 46, right: 12, top: 10, bottom: 34};
+const MARGIN = {left: 46, right: 26, top: 10, bottom: 34};
 
 function ticks(low, high, count) {
   const raw = (high - low) / count || 1;
@@ -13,15 +13,15 @@ function ticks(low, high, count) {
   return found;
 }
 
-// points: {training: [[step, loss]], validation: [[step, loss]], steps}
-export function drawChart(figure, {training, validation, steps}) {
+// Both are lists of [step, loss].
+export function drawChart(figure, training, validation) {
   const all = [...training, ...validation];
   if (!all.length) {
     figure.replaceChildren();
     return;
   }
   const width = Math.max(280, figure.clientWidth || 480), height = Math.round(Math.min(300, width * 0.55));
-  const right = Math.max(steps || 0, ...all.map(p => p[0]), 1);
+  const right = Math.max(...all.map(p => p[0]), 1);
   const values = all.map(p => p[1]);
   const low = Math.min(...values), high = Math.max(...values), pad = (high - low) * 0.06 || 0.1;
   const x = step => MARGIN.left + step / right * (width - MARGIN.left - MARGIN.right);

@@ -65,6 +65,7 @@ const headers = () => ({"Content-Type": "application/json", ...(key ? {Authoriza
 function askKey() {
   asking ??= new Promise(resolve => {
     const dialog = $("key-dialog");
+    fail($("key-error"), key ? new Error("this key is not the one of the studio") : null);
     dialog.addEventListener("close", () => {
       key = $("key").value;
       sessionStorage.setItem("regard-key", key);

@@ -1,6 +1,6 @@
 // Generate: sliders of samplers, the distribution after each, and the text.
 
-import {$, complete, el, fail, number, post, table, visible} from "/page/dom.js";
+import {$, complete, el, fail, number, post, visible} from "/page/dom.js";
 import {generates, translates} from "/page/state.js";
 
 // Samplers in the order in which they are applied; at `neutral` one changes nothing.

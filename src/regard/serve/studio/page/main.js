@@ -1,6 +1,6 @@
 // The panels by the part of the address after #, and what must happen at the start.
 
-import {$, fail, get} from "/page/dom.js";
+import {$, fail} from "/page/dom.js";
 import {loadChoices, refreshRuns} from "/page/state.js";
 import * as train from "/page/train.js";
 import * as generate from "/page/generate.js";

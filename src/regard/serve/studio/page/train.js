@@ -1,6 +1,6 @@
 // Train: start, follow, stop and resume a training; the runs of the folder.
 
-import {$, el, fail, get, number, post, table} from "/page/dom.js";
+import {$, el, fail, get, number, post} from "/page/dom.js";
 import {drawChart} from "/page/chart.js";
 import {learns, refreshRuns, shared} from "/page/state.js";
 import {exampleText} from "/page/example.js";
@@ -141,20 +141,22 @@ export function watch(name) {
 async function poll() {
   clearTimeout(timer);
   const name = watched, begun = performance.now();
-  let training = shared.training, run = null;
+  let training = shared.training, run = null, answered = true;
   try {
     training = shared.training = await get("/studio/training");
     const exists = shared.runs.some(each => each.name === name);
     if (!exists) await refreshRuns();
     if (shared.runs.some(each => each.name === name)) run = await get(`/studio/runs/${encodeURIComponent(name)}`);
   } catch (error) {
+    answered = false;
     fail($("train-error"), error);
   }
   if (name !== watched) return;
   if (run) draw(last = run);
   showState(name, run, training);
   // a long log takes long to read: look at it less often
-  if (training.running) timer = setTimeout(poll, Math.max(POLL, 5 * (performance.now() - begun)));
+  const pause = answered ? Math.max(POLL, 5 * (performance.now() - begun)) : 10 * POLL;
+  if (training.running) timer = setTimeout(poll, pause);
   else await refreshRuns().catch(error => fail($("train-error"), error));
 }
 
@@ -193,11 +195,11 @@ const setText = (node, text) => { if (node.textContent !== text) node.textConten
 const lastLine = text => text.trim().split("\n").at(-1).slice(0, 100);
 
 function draw(run) {
-  drawChart($("chart"), {training: run.loss, validation: run.validation.loss ?? [], steps: run.steps});
+  drawChart($("chart"), run.loss, run.validation.loss ?? []);
   const metrics = Object.entries(Object.keys(run.metrics).length ? run.metrics
     : Object.fromEntries(Object.entries(run.validation).map(([key, points]) => [key, points.at(-1)[1]])));
-  $("numbers").replaceChildren(metrics.length ? el("dl", {class: "metrics"},
-    ...metrics.slice(0, 6).map(([key, value]) => el("div", {}, el("dt", {}, key.replaceAll("_", " ")), el("dd", {}, number(value))))) : "");
+  $("numbers").replaceChildren(...(metrics.length ? [el("h3", {}, "On validation data"), el("dl", {class: "metrics"},
+    ...metrics.slice(0, 6).map(([key, value]) => el("div", {}, el("dt", {}, key.replaceAll("_", " ")), el("dd", {}, number(value)))))] : []));
   $("samples-title").hidden = !run.samples.length;
   $("samples").replaceChildren(...run.samples.slice(0, 6).map(sample =>
     el("li", {}, el("span", {class: "step"}, `step ${number(sample.step)}`), el("span", {class: "text"}, sample.text))));
