@@ -20,6 +20,7 @@ from serve.conftest import serving
 
 HOSTILE = "<img src=x onerror=\"document.title='run'\">"
 TEXT = "the small cat sees the old dog. the old dog sees the small cat, and runs.\n" * 400
+REFUSED = "Failed to load resource: the server responded with a status of 400 (Bad Request)"
 PANELS = ("train", "generate", "inside", "compare", "presets")
 
 
@@ -37,13 +38,17 @@ def browser():
 
 @pytest.fixture
 def visit(browser, tmp_path):
-    """A function that opens the studio of a folder; at the end, nothing may have gone wrong."""
-    problems, addresses, started = [], [], []
+    """A function that opens the studio of a folder; at the end, nothing may have gone wrong.
 
-    def opened(runs, *, width=1280):
+    A browser logs every refused request as an error; there may be `refused` of them.
+    """
+    problems, addresses, started, expected = [], [], [], []
+
+    def opened(runs, *, refused=0):
+        expected.extend([REFUSED] * refused)
         server = serving([runs], create=create_studio)
         address, running = server.__enter__()
-        page = browser.new_page(viewport={"width": width, "height": 900})
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.on("console", lambda message: problems.append(message.text))
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("requestfailed", lambda request: problems.append(request.url))
@@ -59,7 +64,7 @@ def visit(browser, tmp_path):
         running.app.state.studio.trainer.close()
         server.__exit__(None, None, None)
         assert {url for url in addresses if not url.startswith((address, "data:"))} == set()
-    assert problems == []
+    assert problems == expected
 
 
 def show(page, panel):
@@ -164,7 +169,7 @@ def test_a_first_visit_from_an_empty_folder(visit, tmp_path):
 
 @pytest.mark.long
 def test_a_training_is_stopped_and_resumed(visit, tmp_path):
-    page = visit(tmp_path / "runs")
+    page = visit(tmp_path / "runs", refused=2)
     page.fill("#train-text", TEXT)
     page.select_option("#train-minutes", "")
     page.click("#train-form summary")

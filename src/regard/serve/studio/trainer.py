@@ -31,6 +31,7 @@ class Trainer:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
+        self._end = ""  # of the output, once it is closed
         self._name = ""
         self._started = 0.0
         self._stopping = False
@@ -74,6 +75,11 @@ class Trainer:
                 self._process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 self._process.kill()
+                self._process.wait()
+        if self._log is not None:
+            self._end = self._output()
+            self._log.close()
+            self._log = None
 
     def state(self) -> dict[str, Any]:
         """What the page shows: whether it runs, how it ended, and the end of its output."""
@@ -125,7 +131,7 @@ class Trainer:
 
     def _output(self) -> str:
         if self._log is None:
-            return ""
+            return self._end
         with open(self._log.name, "rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - LOG_BYTES))
