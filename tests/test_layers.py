@@ -134,7 +134,6 @@ COMMAND_LINE_IMPORTS = (
     "regard.cli",
     "regard.config",  # parsing of `key=value`
     "regard.errors",
-    "regard.explain.render",  # drawing of results
     "regard.html",
     "regard.files.atomic",  # writing of pictures and results
     "regard.serve",  # the server

@@ -81,6 +81,10 @@ def test_a_file_of_squad_is_learned_and_answers_are_predicted(run, tmp_path, cap
     assert next(squad)["id"] == "0-who"
     with pytest.raises(ConfigError, match="a question and a text"):
         run.predict("where ?")
+    with pytest.raises(ConfigError, match="give what to predict from: question and context"):
+        run.predict()
+    (attention,) = run.explain(("where ?", context)).values()
+    assert attention.rows[:4] == ["<cls>", "where", "?", "<sep>"]
 
 
 def test_windows_hold_every_token_and_the_answer_where_it_is():

@@ -10,6 +10,7 @@ from cli.commands import command
 from regard.data.columns import text_pair
 from regard.data.labels import from_rows
 from regard.errors import ConfigError, DataError
+from regard.explain.attention import attention_maps
 from regard.models.build import resolve
 from regard.pipelines import open_data
 from regard.pipelines.encoded_texts import encode
@@ -77,6 +78,16 @@ def test_two_texts_and_a_class_are_learned_by_an_encoder(run, tmp_path, capsys):
         expected = run.model.head(x, lengths).softmax(-1).max().item()
     ((predicted,),) = run.predict(("a red car", "it is big"), top=1)
     assert predicted[1] == pytest.approx(expected, rel=1e-5)
+    ((path, shown),) = run.explain(("a red car", "it is big")).items()
+    maps = attention_maps(run.model, lambda: run.model(batch_ids, segments=segments), pattern=path)
+    torch.testing.assert_close(shown.weights, maps[path][0])
+    pieces = ["<cls>", "a", "red", "car", "<sep>", "it", "is", "big", "<sep>"]
+    assert shown.rows == pieces
+    assert run.attribution(("a red car", "it is big")).output == predicted[0]
+    assert command("explain", folder, "a red car", "it is big", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == pieces
+    with pytest.raises(ConfigError, match=r"premise and hypothesis: give 2 texts.*, not 1"):
+        run.explain("a red car")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from regard.api.machine import driver_gpus
     from regard.api.model_info import ModelDiff, ModelInfo, diff, info, presets
     from regard.api.overrides import override_words
-    from regard.api.pictures import by_length_curves, history_curves
+    from regard.api.pictures import (
+        by_length_curves,
+        drawings_text,
+        encode_drawings,
+        encode_figure,
+        history_curves,
+    )
     from regard.api.planning import Plan, plan
     from regard.api.prediction import (
         OUT_SUFFIXES,
@@ -89,7 +95,10 @@ _NAMES = {
     "regard.api.lecture_figures": ("ShownFigure", "figures", "show"),
     "regard.api.machine": ("driver_gpus",),
     "regard.api.model_info": ("ModelDiff", "ModelInfo", "diff", "info", "presets"),
-    "regard.api.pictures": ("by_length_curves", "history_curves"),
+    "regard.api.pictures": (
+        *("by_length_curves", "drawings_text", "encode_drawings", "encode_figure"),
+        "history_curves",
+    ),
     "regard.api.planning": ("Plan", "plan"),
     "regard.api.prediction": (
         *("OUT_SUFFIXES", "input_lines", "input_texts", "predict_inputs", "predict_rows"),
@@ -171,8 +180,11 @@ __all__ = [
     "diff",
     "doctor",
     "draw_gradients",
+    "drawings_text",
     "driver_gpus",
     "edit",
+    "encode_drawings",
+    "encode_figure",
     "export",
     "figures",
     "format_default",

@@ -33,6 +33,7 @@ from regard.explain.lens import Lens, logit_lens
 from regard.nn.state import Source
 from regard.pipelines.captions import explain_caption
 from regard.pipelines.images import image_task, input_pixels
+from regard.pipelines.text_pairs import encode_pair
 from regard.tasks import TASKS
 from regard.text import PairTokenizers
 
@@ -93,10 +94,12 @@ def all_attention(
             rows=rows,
             words=words,
         )
+    ids, segments = _read(run, what)
     return self_attention(
         run.model,
         run.tokenizer,
-        read_ids(run.model, run.tokenizer, run._normalize(what)),
+        ids,
+        segments=segments,
         layers=layers,
         pattern=pattern,
         heads=heads,
@@ -105,7 +108,7 @@ def all_attention(
     )
 
 
-def states(run: "Run", text: str, pattern: str) -> AttentionMaps:
+def states(run: "Run", text: Any, pattern: str) -> AttentionMaps:
     """The gates and the hidden state of each recurrent layer; for pairs, of the encoder."""
     model = run.model
     if isinstance(run.tokenizers, PairTokenizers):
@@ -118,7 +121,7 @@ def states(run: "Run", text: str, pattern: str) -> AttentionMaps:
             lambda: model(start, source=source),
             pattern="encoder.*" if pattern == "*" else pattern,
         )
-    ids = read_ids(model, run.tokenizer, run._normalize(text))
+    ids, _ = _read(run, text)
     batch = torch.tensor([ids], device=run.device)
     return recurrent_states(model, run.tokenizer, ids, lambda: model(batch), pattern=pattern)
 
@@ -145,7 +148,7 @@ def text_lens(run: "Run", text: str) -> Lens:
     return Lens.of(logits, run.tokenizer, ids)
 
 
-def text_attribution(run: "Run", text: str, output: str | None) -> Attribution:
+def text_attribution(run: "Run", text: Any, output: str | None) -> Attribution:
     """The contribution of each token to a class or to the next token."""
     if run.tokenizers is None or isinstance(run.tokenizers, PairTokenizers):
         raise ConfigError("attribution is for runs that read one text")
@@ -153,10 +156,9 @@ def text_attribution(run: "Run", text: str, output: str | None) -> Attribution:
     names: list[str] | None = getattr(make(run.config.task, TASKS, "task"), "names", None)
     if names is None:
         run._require("gradients", "predict the next token or the class of a text")
-        ids = context_ids(run, text)
-    else:
-        ids = read_ids(run.model, run.tokenizer, run._normalize(text))
-    return attribute(run.model, run.tokenizer, ids, output, names)
+        return attribute(run.model, run.tokenizer, context_ids(run, text), output)
+    ids, segments = _read(run, text)
+    return attribute(run.model, run.tokenizer, ids, output, names, segments)
 
 
 def text_gradients(run: "Run", text: str) -> GradientFlow:
@@ -201,6 +203,22 @@ def require_attention(run: "Run") -> None:
 def _require_language_model(run: "Run") -> None:
     run._require("gradients", "predict the next token")
     require_attention(run)
+
+
+def _read(run: "Run", what: Any) -> tuple[list[int], Tensor | None]:
+    """The ids of a text, or of the texts of an input, and their segments."""
+    names, texts = run.inputs, what if isinstance(what, list | tuple) else (what,)
+    if len(texts) != len(names):
+        example = f", as in ({', '.join(f'the {name}' for name in names)})"
+        raise ConfigError(
+            f"an input of this run is {' and '.join(names)}: give {len(names)} texts"
+            f"{example if len(names) > 1 else ''}, not {len(texts)}"
+        )
+    normal = [run._normalize(text) for text in texts]
+    if len(normal) == 1:
+        return read_ids(run.model, run.tokenizer, normal[0]), None
+    ids, segments = encode_pair(cast(Any, run.model.config), run.tokenizer, *normal)
+    return ids, None if segments is None else torch.tensor([segments], device=run.device)
 
 
 def _source(run: "Run", text: str) -> Source:

@@ -1,11 +1,15 @@
-"""Curves of several runs as figures: of training, and by length."""
+"""Figures of runs: curves of training, by length and of forecasts; drawings; their files."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from regard.config import kind_of
 from regard.errors import ConfigError
+from regard.explain.render import strokes
 from regard.explain.render.curves import TRUTH, Curve, Panel, draw_curves
+from regard.explain.render.figure import encode, page, to_svg
 from regard.pipelines.by_length import ByLength
 from regard.pipelines.series import ForecastEnd
 from regard.tasks import TASKS, Task
@@ -146,3 +150,25 @@ def by_length_curves(names: Sequence[str], runs: Sequence[ByLength]) -> "Figure"
         title = metric.replace("_", " ")
         panels.append(Panel(title, title, curves, from_zero=True))
     return draw_curves(names, panels, x_label=f"source length in {runs[0].unit}")
+
+
+def encode_figure(figure: "Figure", suffix: str, tables: Sequence[str] = ()) -> bytes:
+    """A figure as the content of a .svg, .png, .pdf or .html file.
+
+    `tables` are HTML tables below the figure of an .html file.
+    """
+    if suffix != ".html" or not tables:
+        return encode(figure, suffix)
+    return page(str(figure.get_label()), "\n".join([to_svg(figure), *tables])).encode()
+
+
+def encode_drawings(drawings: Sequence[NDArray[Any]], suffix: str) -> bytes:
+    """Drawings of a handwriting run as the content of an .svg or .png file."""
+    if suffix == ".svg":
+        return strokes.to_svg(drawings).encode()
+    return encode(strokes.figure(drawings), suffix)
+
+
+def drawings_text(drawings: Sequence[NDArray[Any]]) -> str:
+    """Drawings of a handwriting run side by side, as characters of a terminal."""
+    return strokes.to_text(drawings)

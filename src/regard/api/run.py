@@ -366,11 +366,12 @@ class Run:
         )
         return translations[0] if isinstance(text, str) else translations
 
-    def predict(self, what: Any, *, top: int = 3) -> Any:
+    def predict(self, what: Any = None, *, top: int = 3) -> Any:
         """The prediction of the run's task for one input, or for each of a list.
 
         For a text: the likeliest classes of it or of each of its words, or the likeliest tokens
-        for each <mask>. For an image: its likeliest classes. For a series: its next values.
+        for each <mask>. For an image: its likeliest classes. For a series: its next values; without
+        an input, those of the series that the run was trained on.
         Classes and tokens come with their probabilities, best first. For a run trained on pairs:
         the translation of a sentence. Where the task reads two texts, an input is a tuple of both,
         as in `run.predict(("Who wrote it?", "Ada wrote it."))`.
@@ -690,7 +691,7 @@ class Run:
 
     def explain(
         self,
-        text: str,
+        text: str | tuple[str, ...],
         *,
         layer: int | None = None,
         pattern: str | None = None,
@@ -700,7 +701,8 @@ class Run:
 
         `pattern` selects others by path, as in "encoder.blocks.*". See `attention` for all layers.
         Of a captioning run, `text` is an image file: the attention of each token of its caption
-        over the cells of the image.
+        over the cells of the image. Where an input is two texts, as a question and its context,
+        `text` is a tuple of both.
 
         >>> run.explain("the cat")
         {'decoder.blocks.0.attention': AttentionMap(2 heads, 7 × 7 tokens)}
@@ -739,7 +741,7 @@ class Run:
             words=words,
         )
 
-    def states(self, text: str, *, pattern: str = "*") -> AttentionMaps:
+    def states(self, text: str | tuple[str, ...], *, pattern: str = "*") -> AttentionMaps:
         """The gates and the hidden state of each recurrent layer at each token of a text.
 
         For pairs, of the encoder.
@@ -776,7 +778,7 @@ class Run:
         """
         return text_lens(self, text)
 
-    def attribution(self, text: str, output: str | None = None) -> Attribution:
+    def attribution(self, text: str | tuple[str, ...], output: str | None = None) -> Attribution:
         """The contribution of each token to the likeliest class or next token, or to `output`.
 
         By integrated gradients of its logit, from embeddings of 0.
@@ -797,8 +799,8 @@ class Run:
         """
         return text_gradients(self, text)
 
-    def unknown_parts(self, text: str) -> list[str]:
-        """The parts of a text that are not in the run's vocabulary.
+    def unknown_parts(self, text: str | tuple[str, ...]) -> list[str]:
+        """The parts of a text, or of several, that are not in the run's vocabulary.
 
         >>> run.unknown_parts("the cat ?")
         ['?']
@@ -808,8 +810,12 @@ class Run:
             tokenizer = tokenizer.source
         if tokenizer is None or "file" in self.inputs:
             return []
-        text = text.replace(MASK, " ") if "fill" in self.verbs else text
-        return tokenizer.unknown_parts(self._normalize(text))
+        texts = [text] if isinstance(text, str) else text
+        mask = MASK if "fill" in self.verbs else ""
+        normal = [self._normalize(part.replace(mask, " ") if mask else part) for part in texts]
+        return list(
+            dict.fromkeys(part for each in normal for part in tokenizer.unknown_parts(each))
+        )
 
     def limit_threads(self) -> None:
         """Decode a small model with one CPU thread: synchronising several would cost more.

@@ -209,13 +209,9 @@ def _last_values(history: "History") -> dict[str, float]:
 
 
 def _encode(figure: "Figure", suffix: str, names: Sequence[str], groups: Groups) -> bytes:
-    from regard.explain.render.figure import encode, page, to_svg
-
-    if suffix != ".html":
-        return encode(figure, suffix)
     tables = [
         f"<h3>{escape(title)}</h3>\n{html_table(rows, header=('', *names))}"
         for title, rows in groups.items()
         if rows
     ]
-    return page(str(figure.get_label()), "\n".join([to_svg(figure), *tables])).encode()
+    return api.encode_figure(figure, suffix, tables)

@@ -104,10 +104,8 @@ def evaluate(
         )
     metrics = evaluation.metrics
     if out is not None:
-        from regard.explain.render.figure import encode
-
         figure = opened.draw_evaluation(*named, test=test, column=column)
-        write_file(out, encode(figure, out.suffix))
+        write_file(out, api.encode_figure(figure, out.suffix))
         print_status(f"curves: {out}")
     if as_json:
         print_json({**metrics, "evaluated": evaluation.evaluated})
@@ -130,7 +128,5 @@ def _print_by_length(name: str, result: "ByLength", out: Path | None, as_json: b
     else:
         print(*as_lines(result), sep="\n")
     if out is not None:
-        from regard.explain.render.figure import encode
-
-        write_file(out, encode(api.by_length_curves([name], [result]), out.suffix))
+        write_file(out, api.encode_figure(api.by_length_curves([name], [result]), out.suffix))
         print_status(f"curves: {out}")

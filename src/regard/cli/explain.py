@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -20,16 +20,14 @@ from regard.cli.output import (
 )
 from regard.errors import ConfigError
 
-if TYPE_CHECKING:
-    from regard.api import AttentionMap
-
 
 def explain(
     runs: Annotated[
-        list[Path],
+        list[str],
         Argument(
             metavar="RUN…",
-            help="A run folder; with --gradients, one or more.",
+            help="A run folder; with --gradients, one or more. Where an input of the run is two "
+            "texts, its first text follows.",
             default_factory=list,  # a single word is parsed as the text; an error below says so
             show_default=False,
         ),
@@ -73,6 +71,7 @@ def explain(
     regard explain runs/my 'To be, or not to be'
     regard explain runs/my 'To be, or not to be' --layer 0 --head 2
     regard explain runs/pairs 'a dog runs' --out alignment.svg
+    regard explain runs/squad 'Who wrote it?' 'Ada wrote the notes in 1843.'
     regard explain runs/my 'To be, or not to be' --words --out attention.html
     regard explain runs/elman runs/lstm 'To be, or not to be' --gradients --out gradients.svg
     """
@@ -91,23 +90,24 @@ def explain(
             raise ConfigError(
                 f"{option} applies to attention maps, not to --gradients; leave it out"
             )
-        show_gradients(runs, text, layer or 0, out, as_json)
+        show_gradients(list(map(Path, runs)), text, layer or 0, out, as_json)
         return
-    if len(runs) > 1:
-        raise ConfigError(
-            f"{len(runs)} runs: attention maps are for one run, --gradients for several;\n"
-            "quote a text of several words: 'To be, or not to be'"
-        )
-    (run,) = runs
+    run, *texts = runs
     chosen = as_json or layer is not None or head is not None
     page = None if chosen or out is None or out.suffix != ".html" else out  # of all layers
     with spinner(f"opening {run}"):
         opened = api.load(run)
+        if texts and len(opened.inputs) == 1:
+            raise ConfigError(
+                f"{len(runs)} runs: attention maps are for one run, --gradients for several;\n"
+                "quote a text of several words: 'To be, or not to be'"
+            )
+        what = (*texts, text) if texts else text
         if page is None:
-            maps = opened.explain(text, layer=layer, words=words)
+            maps = opened.explain(what, layer=layer, words=words)
         else:
-            maps = opened.attention(text, words=words)
-    warn_unknown(opened.unknown_parts(text))
+            maps = opened.attention(what, words=words)
+    warn_unknown(opened.unknown_parts(what))
     if page is not None:
         maps.save(page)
         print_status(f"{len(maps)} modules with attention: {', '.join(maps)}")
@@ -127,20 +127,7 @@ def explain(
         print(out)
     else:
         print(f"{bold(name, sys.stdout)}, {heads} heads")
-        print(attention_text(attention, head, alignment=attention.rows != attention.columns))
+        colour = is_interactive(sys.stdout)
+        print(attention.text(head, width=terminal_width(), colour=colour))
         if head is None:
             print_status("one head with its tokens: --head N; as a picture: --out heads.svg")
-
-
-def attention_text(attention: "AttentionMap", head: int | None, *, alignment: bool) -> str:
-    """A map for the terminal: one head, all heads as small maps, or for an alignment their mean."""
-    from regard.explain.render.terminal import heads_overview, heatmap
-    from regard.explain.render.token_text import strongest
-
-    width, colour = terminal_width(), is_interactive(sys.stdout)
-    high = strongest(0.0, len(attention.columns))
-    if head is None and not alignment:
-        return heads_overview(attention.weights, width=width, colour=colour, high=high)
-    weights = attention.mean() if head is None else attention.weights[head]
-    rows, columns = attention.rows, attention.columns
-    return heatmap(weights, rows, columns, width=width, colour=colour, high=high)

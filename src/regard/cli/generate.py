@@ -231,22 +231,15 @@ def _draw(
     force: bool,
 ) -> None:
     """Drawings of a handwriting run, in the terminal or in a file."""
-    from regard.explain.render.strokes import figure, to_svg, to_text
-
     if out is not None:
         check_output_file(out, force, (".svg", ".png"))
     drawings = run.draw(label or None, count=count, bias=bias, seed=seed)
     if out is None:
         for start in range(0, count, DRAWINGS_ACROSS):
-            print(text_for(sys.stdout, to_text(drawings[start : start + DRAWINGS_ACROSS])))
+            row = drawings[start : start + DRAWINGS_ACROSS]
+            print(text_for(sys.stdout, api.drawings_text(row)))
         return
-    if out.suffix == ".svg":
-        content = to_svg(drawings).encode()
-    else:
-        from regard.explain.render.figure import encode
-
-        content = encode(figure(drawings), out.suffix)
-    write_file(out, content)
+    write_file(out, api.encode_drawings(drawings, out.suffix))
     print(out)
 
 

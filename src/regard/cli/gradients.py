@@ -32,9 +32,7 @@ def show_gradients(
             flows.append(api.load(run).gradients(text))
             _check_layer(layer, flows[-1], run)
     if out is not None:
-        from regard.explain.render.figure import encode
-
-        write_file(out, encode(api.draw_gradients(names, flows, layer), out.suffix))
+        write_file(out, api.encode_figure(api.draw_gradients(names, flows, layer), out.suffix))
     if as_json:
         tables = [
             {"name": name, "read": flow.pieces, "layers": _lists(flow)}

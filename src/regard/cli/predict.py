@@ -195,12 +195,10 @@ def _forecast(
 ) -> None:
     """Print, write or draw the next values of each series, a line per step."""
     if out is not None and out.suffix in PICTURES:
-        from regard.explain.render.figure import encode
-
         if len(paths) > 1:
             raise ConfigError(f"--out {out}: a picture shows one series; give one file")
         figure = run.draw_forecast(*paths, steps=steps, column=column)
-        write_file(out, encode(figure, out.suffix))
+        write_file(out, api.encode_figure(figure, out.suffix))
         print(out)
         return
     if column is not None:

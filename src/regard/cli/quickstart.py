@@ -9,9 +9,11 @@ from regard.cli.output import (
     bold,
     dim,
     format_duration,
+    is_interactive,
     print_json,
     print_status,
     spinner,
+    terminal_width,
     text_for,
 )
 
@@ -33,7 +35,6 @@ def quickstart(
     regard quickstart --out runs/numbers
     """
     with spinner("loading"):
-        from regard.cli.explain import attention_text
         from regard.cli.report import print_suggestions, show_progress
 
         config = api.configure("quickstart", *words)
@@ -72,7 +73,7 @@ def quickstart(
     shortest = min((source for source, _ in shown), key=len)
     ((_, attention),) = run.explain(shortest).items()
     print("\nattention from the French output to the English input\n")
-    print(attention_text(attention, None, alignment=True))
+    print(attention.text(width=terminal_width(), colour=is_interactive(sys.stdout)))
 
     folder = shlex.quote(str(finished.folder))
     print_suggestions(

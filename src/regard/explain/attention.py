@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -227,20 +227,23 @@ def self_attention(
     heads: Sequence[int] | None = None,
     rows: Sequence[int] | None = None,
     words: bool = False,
+    segments: Int[Tensor, "1 time"] | None = None,
 ) -> AttentionMaps:
     """The self-attention of a Transformer that reads `ids`: of some layers, or of all.
 
-    `pattern` selects modules by path instead, as in "encoder.blocks.*".
+    `pattern` selects modules by path instead, as in "encoder.blocks.*". `segments` are those of
+    two texts.
     """
     side, stack = text_stack(model)
     numbers = list(range(len(stack.layers))) if layers is None else list(layers)
     check_numbers(numbers, len(stack.layers), "layer")
     batch = torch.tensor([ids], device=next(model.parameters()).device)
+    inputs = {} if segments is None else {"segments": segments}
     shared = len(stack.blocks) < len(stack.layers)
     paths = [f"{side}.blocks.{number % len(stack.blocks)}.attention" for number in numbers]
     maps = attention_maps(
         model,
-        lambda: model(batch),
+        lambda: model(batch, **inputs),
         pattern=pattern or list(dict.fromkeys(paths)),
         call=numbers[0] // len(stack.blocks) if len(numbers) == 1 and shared else None,
         heads=heads,

@@ -13,6 +13,8 @@ from regard.explain.data_frame import data_frame
 from regard.explain.render.explorer import PAGE_STYLE, explorer
 from regard.explain.render.figure import check_suffix, encode, page, save
 from regard.explain.render.maps import draw_maps, head_names
+from regard.explain.render.terminal import heads_overview, heatmap
+from regard.explain.render.token_text import strongest
 from regard.explain.trace import check_numbers
 
 if TYPE_CHECKING:
@@ -72,6 +74,14 @@ class AttentionMap:
     def mean(self) -> Float[Tensor, "rows columns"]:
         """The average over heads."""
         return self.weights.mean(0)
+
+    def text(self, head: int | None = None, *, width: int = 100, colour: bool = False) -> str:
+        """A heat map for a terminal: one head, or all; of all heads of an alignment, the mean."""
+        high = strongest(0.0, len(self.columns))
+        if head is None and self.rows == self.columns:
+            return heads_overview(self.weights, width=width, colour=colour, high=high)
+        weights = self.mean() if head is None else self._heads(head)[0][0]
+        return heatmap(weights, self.rows, self.columns, width=width, colour=colour, high=high)
 
     def figure(self, head: int | None = None, *, title: str = "attention") -> "Figure":
         """All heads side by side, or one of them, as a matplotlib figure."""

@@ -187,11 +187,12 @@ def attribute(
     ids: Sequence[int],
     output: str | None = None,
     names: Sequence[str] | None = None,
+    segments: Int[Tensor, "1 time"] | None = None,
 ) -> Attribution:
     """The contribution of each token to the logit of an output, by `integrated_gradients` from 0.
 
     The output is one of the classes `names`, or without them the next token; by default the
-    likeliest.
+    likeliest. `segments` are those of two texts.
     """
     batch = torch.tensor([ids], device=next(model.parameters()).device)
 
@@ -199,15 +200,22 @@ def attribute(
         out: Tensor = cast(Any, model.head)(hidden[:, -1] if names is None else hidden)
         return out.float()
 
+    def run(ids: Tensor) -> Tensor:
+        inputs = {} if segments is None else {"segments": segments.expand(len(ids), -1)}
+        hidden: Tensor = model(ids, **inputs)
+        return hidden
+
     if output is None:
         with torch.no_grad():
-            chosen = int(logits(model(batch))[0].argmax())
+            chosen = int(logits(run(batch))[0].argmax())
     elif names is None:
         chosen = tokenizer.encode(output)[0]
     elif output in names:
         chosen = list(names).index(output)
     else:
         raise ConfigError(unknown("class", output, names))
-    values, delta = integrated_gradients(model, batch, lambda hidden: logits(hidden)[:, chosen])
+    values, delta = integrated_gradients(
+        model, batch, lambda hidden: logits(hidden)[:, chosen], run=run
+    )
     label = tokenizer.piece(chosen) if names is None else names[chosen]
     return Attribution(list(map(tokenizer.piece, ids)), values.tolist(), label, delta)

@@ -64,6 +64,16 @@ def pair_template(model: ModelConfig, tokenizer: Tokenizer) -> PairTemplate:
     return PairTemplate((), (sep,), (), False)
 
 
+def encode_pair(
+    model: ModelConfig, tokenizer: Tokenizer, first: str, second: str
+) -> tuple[list[int], list[int] | None]:
+    """The ids of two texts as a model reads them, and their segments if it has any."""
+    template = pair_template(model, tokenizer)
+    ids, begin = template.join(tokenizer.encode(first), tokenizer.encode(second))
+    segments = [int(position >= begin) for position in range(len(ids))]
+    return ids.tolist(), segments if template.segmented else None
+
+
 def _special(tokenizer: Tokenizer, name: str) -> int:
     id = tokenizer.special_id(name)
     return tokenizer.stop_id if id is None else id
