@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import Choice, DataConfig, RunConfig, kind_of, make
+from regard.data.arrow_files import HUB
 from regard.data.builtin import BUILTINS
 from regard.data.columns import ROLES, ambiguous_table, find_roles
 from regard.data.pairs import from_parallel
-from regard.data.table_files import HUB, is_table, read_table, read_validation
+from regard.data.table_files import is_table, read_table, read_validation
 from regard.data.tables import Table
 from regard.data.text import Text
 from regard.data.text_files import suffix
