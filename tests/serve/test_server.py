@@ -1,6 +1,8 @@
 """The HTTP API: what clients of OpenAI's API send and expect, and what must not get through."""
 
+import base64
 import contextlib
+import io
 import json
 import math
 import re
@@ -283,6 +285,18 @@ def test_predictions_from_texts_images_and_series(kind, inputs, body, expected):
         lines = re.sub(r"\b(\d)\b", r"\1.0", lines)
         expected = (lines.split(), steps)
     assert jobs.predict(model, body) == expected
+
+
+def test_small_files_of_many_pixels_are_not_decoded():
+    from regard.serve import jobs
+    from regard.serve.schema import PredictBody
+
+    file = io.BytesIO()
+    pytest.importorskip("PIL.Image").new("1", (5000, 5000)).save(file, "PNG")
+    image = base64.b64encode(file.getvalue()).decode()
+    assert len(jobs.predict(Predictor("images"), PredictBody(image=[image] * 2))) == 2
+    with pytest.raises(ConfigError, match="image: 75,000,000 pixels in all, and the limit is"):
+        jobs.predict(Predictor("images"), PredictBody(image=[image] * 3))
 
 
 def test_an_explanation_puts_no_hooks_on_the_model_of_the_engine(client, live, monkeypatch):

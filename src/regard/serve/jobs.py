@@ -4,6 +4,7 @@ import base64
 import csv
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +12,8 @@ from typing import Any, cast
 
 import torch
 
-from regard.errors import ConfigError
+from regard.data.images import open_image
+from regard.errors import ConfigError, DataError
 from regard.explain.attention import has_attention
 from regard.generate.sampler_trace import TracedChain
 from regard.models.base import Language
@@ -21,6 +23,7 @@ from regard.serve.schema import PredictBody, Sampling
 from regard.text import PairTokenizers
 
 MAX_EXPLAINED = 128  # tokens: a map has a number for each pair of them
+MAX_PIXELS = 50_000_000  # of all images of a request, which a small file can have
 
 
 def tokenize(model: ServedModel, text: str, special: bool) -> list[int]:
@@ -115,6 +118,7 @@ def predict(model: ServedModel, body: PredictBody) -> Any:
         images = [body.image] if isinstance(body.image, str) else body.image
         with TemporaryDirectory() as folder:
             paths = [_write_image(Path(folder), *pair) for pair in enumerate(images)]
+            _check_pixels(paths)
             found = model.run.predict(paths, top=body.top)
         return found
     given_texts = cast("str | list[str] | list[list[str]]", body.input)
@@ -161,6 +165,17 @@ def _write_image(folder: Path, number: int, image: str) -> Path:
     path = folder / f"image-{number}{suffix}"
     path.write_bytes(content)
     return path
+
+
+def _check_pixels(paths: list[Path]) -> None:
+    """Refuse images that take long to decode; what is no image is refused where it is read."""
+    pixels = 0
+    for path in paths:
+        with suppress(DataError):
+            width, height = open_image(path, path.read_bytes()).size
+            pixels += width * height
+    if pixels > MAX_PIXELS:
+        raise ConfigError(f"image: {pixels:,} pixels in all, and the limit is {MAX_PIXELS:,}")
 
 
 def _check_sources(model: ServedModel, texts: list[str]) -> None:
