@@ -28,7 +28,7 @@ def test_a_csv_of_numbers_is_a_series_of_its_columns(tmp_path):
     np.testing.assert_array_equal(opened.column(None), [30, 31, 29])
     np.testing.assert_array_equal(opened.column("load"), [1.5, -20, 0.25])
     assert opened.description == (
-        "series, 3 rows, 2 columns; date: 2016-07-01 to 2016-07-03, a row every day"
+        "series, 3 rows, 2 columns; date: 2016-07-01 to 2016-07-03, one row every day"
     )
     (tmp_path / "zip.csv.gz").write_bytes(gzip.compress(TABLE.encode()))
     assert open_data(str(tmp_path / "zip.csv.gz")).fingerprint() == opened.fingerprint()
@@ -90,42 +90,42 @@ def test_a_column_that_is_not_there_gets_a_suggestion(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "note", "season", "after"),
     [
-        ("1,1,1981,20.7\n2,1,1981,17.9\n3,1,1981,18.8\n", "a row every day", 7, "1981-01-04"),
-        ("day,month,year,t\n30,1,1981,1\n31,1,1981,2\n", "a row every day", 7, "1981-02-01"),
+        ("1,1,1981,20.7\n2,1,1981,17.9\n3,1,1981,18.8\n", "one row every day", 7, "1981-01-04"),
+        ("day,month,year,t\n30,1,1981,1\n31,1,1981,2\n", "one row every day", 7, "1981-02-01"),
         (
             "date,x\n2020-01-31,1\n2020-02-29,2\n2020-03-31,3\n",
-            "a row a month",
+            "one row per month",
             12,
             "2020-04-30",
         ),
-        ("date,x\n2019-12-31,1\n2020-01-31,2\n", "a row a month", 12, "2020-02-29"),
-        ("Tag;x\n30.1.1981;1,5\n31.01.1981;2,5\n", "a row every day", 7, "1981-02-01"),
+        ("date,x\n2019-12-31,1\n2020-01-31,2\n", "one row per month", 12, "2020-02-29"),
+        ("Tag;x\n30.1.1981;1,5\n31.01.1981;2,5\n", "one row every day", 7, "1981-02-01"),
         ("Zeit;x\n1.2.81 ;1\n2.2.81;2\n", "left out: Zeit", None, None),
         ("t;x\n31.12.1980 23:00;1\n01.01.1981 00:00;2\n", "every hour", 24, "1981-01-01 01:00:00"),
-        ("date,x\n2020-01-30,1\n2020-02-29,2\n", "a row a month", 12, "2020-03-30"),
+        ("date,x\n2020-01-30,1\n2020-02-29,2\n", "one row per month", 12, "2020-03-30"),
         ("date,x\n2020-02-17,1\n2020-03-16,2\n", "every 2,419,200 seconds", None, "2020-04-13"),
         (
             "date,x\n2020-03-31,1\n2020-06-30,2\n2020-09-30,3\n",
-            "a row a quarter",
+            "one row per quarter",
             4,
             "2020-12-31",
         ),
         (
             "date,x\n2020-01-31,1\n2020-02-29,2\n2020-04-30,3\n2020-05-31,4\n",
-            "a row a month with 1 gap, the first after line 3",
+            "one row per month with 1 gap, the first after line 3",
             12,
             "2020-06-30",
         ),
         (
             "date,x\n2018-01-01,1\n2019-01-01,2\n2020-01-01,3\n2021-01-01,4\n",
-            "a row a year",
+            "one row per year",
             None,
             "2022-01-01",
         ),
         (
             "t,x\n2020-01-01 00:00:00,1\n2020-01-01 00:15:00,2\n2020-01-01 00:30:00,3\n"
             "2020-01-01 01:15:00,4\n",
-            "a row every 900 seconds with 1 gap, the first after line 4: rows are read as if",
+            "one row every 900 seconds with 1 gap, the first after line 4: rows are read as if",
             96,
             "2020-01-01 01:30:00",
         ),

@@ -100,9 +100,9 @@ VARIANTS = {  # file name, content, kind, part of the description
         "pairs",
         "source=source, target=target; left out: id",
     ),
-    "JSONL": ("a.jsonl", json_lines(objects("text", "label")), "labels", "an object a line"),
+    "JSONL": ("a.jsonl", json_lines(objects("text", "label")), "labels", "one object per line"),
     "JSONL, other keys": ("a.jsonl", json_lines(objects(*HEAD)), "labels", UNDERSTOOD),
-    "JSONL called .json": ("a.json", json_lines(objects(*HEAD)), "labels", "an object a line"),
+    "JSONL called .json": ("a.json", json_lines(objects(*HEAD)), "labels", "one object per line"),
     "JSON array": ("a.json", json.dumps(objects(*HEAD)).encode(), "labels", "JSON objects"),
     "JSON under a key": (
         "a.json",
@@ -114,13 +114,13 @@ VARIANTS = {  # file name, content, kind, part of the description
         "a.json",
         json.dumps({"review": TEXTS, "sentiment": LABELS}).encode(),
         "labels",
-        "a list a column",
+        "one list per column",
     ),
     "JSONL corpus": (
         "a.jsonl",
         json_lines([{"text": t} for t in TEXTS]),
         "text",
-        "8 rows, 257 bytes, an obj",
+        "8 rows, 257 bytes, one obj",
     ),
     "JSONL corpus with metadata": (
         "a.jsonl",

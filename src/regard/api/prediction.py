@@ -47,7 +47,7 @@ def read_inputs(run: "Run", path: Path | str, column: str | None = None) -> Inpu
             f"give a table with the columns {' and '.join(map(str, run.inputs))}"
         )
     lines = read_lines(path, scan(path))
-    return Inputs("a text a line", input_lines(run, lines, str(path)))
+    return Inputs("one text per line", input_lines(run, lines, str(path)))
 
 
 def _table_rows(run: "Run", path: Path, column: str | None) -> Inputs:

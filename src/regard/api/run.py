@@ -549,7 +549,7 @@ class Run:
         return {format_terms(terms): vectors.nearest(terms, top) for terms in queries}
 
     def embed(self, texts: str | Sequence[str]) -> torch.Tensor:
-        """The embeddings of texts, of length 1: a vector, or a row for each of a list.
+        """The L2-normalized embeddings of texts: a vector, or a row for each of a list.
 
         >>> near.embed(["12 cats", "13 cats"]).shape
         torch.Size([2, 16])

@@ -16,7 +16,7 @@ def studio(
     host: Annotated[
         str,
         Option(
-            metavar="ADDRESS", help="Address to listen on; others than this machine's need --key."
+            metavar="ADDRESS", help="Address to listen on; --key is needed unless it is localhost."
         ),
     ] = "127.0.0.1",
     port: Annotated[

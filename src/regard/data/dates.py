@@ -95,10 +95,10 @@ class Dates:
         named = f"{', '.join(self.columns)}: {first} to {last}"
         step, months = self.step, self.months
         if months:
-            every = f"a row a {MONTHS[months]}"
+            every = f"one row per {MONTHS[months]}"
             gaps = np.flatnonzero(self._month_differences != months)
         elif step is not None:
-            every = f"a row every {STEPS.get(step) or f'{step:,} seconds'}"
+            every = f"one row every {STEPS.get(step) or f'{step:,} seconds'}"
             gaps = np.flatnonzero(self._differences != step)
         else:
             return f"; {named}"

@@ -28,11 +28,11 @@ def from_json_lines(path: Path) -> Table:
                 )
             yield number, flatten(value)
 
-    return from_objects(path, "an object a line", scanned.digest, objects, "line")
+    return from_objects(path, "one object per line", scanned.digest, objects, "line")
 
 
 def from_json(path: Path) -> Table:
-    """The table in a JSON document: a list of objects, a list a column, or an object a line."""
+    """The table in a JSON document: a list of objects, lists by column, or an object per line."""
     scanned = scan(path)
     lines = (line for line in read_lines(path, scanned) if line.strip())
     first, second = next(lines), next(lines, None)
@@ -67,7 +67,7 @@ def _records(path: Path, content: Any) -> tuple[list[dict[str, Any]], str]:
         is_columns = len(lists) == len(content) and not any(map(_is_records, lists.values()))
         if is_columns and len({len(value) for value in lists.values()}) == 1:
             rows = zip(*lists.values(), strict=True)
-            return [dict(zip(lists, row, strict=True)) for row in rows], " (a list a column)"
+            return [dict(zip(lists, row, strict=True)) for row in rows], " (one list per column)"
         record_keys = [key for key, value in lists.items() if _is_records(value)]
         if len(record_keys) == 1:
             return content[record_keys[0]], f" under {record_keys[0]!r}"

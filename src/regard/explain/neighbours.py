@@ -22,7 +22,7 @@ Terms = list[tuple[float, str]]  # the sign and the word of each term of a sum
 class WordVectors:
     """The words of a vocabulary and their embedding vectors, scaled to length 1."""
 
-    table: Float[Tensor, "vocab dim"]  # rows of length 1
+    table: Float[Tensor, "vocab dim"]  # rows are L2-normalized
     tokenizer: Tokenizer
 
     @classmethod
@@ -59,7 +59,7 @@ class WordVectors:
     def nearest(self, terms: Terms, top: int = 10) -> list[tuple[str, float]]:
         r"""The words with the largest cosine to a signed sum of word vectors, best first.
 
-            cos(v_w, sum_i s_i v_i),    s_i = ±1,  each v of length 1
+            cos(v_w, sum_i s_i v_i),    s_i = ±1,  each v L2-normalized
 
         "man is to king as woman is to ?" is king - man + woman (Mikolov et al. 2013). The words
         of the sum are left out.

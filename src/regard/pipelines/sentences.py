@@ -172,7 +172,7 @@ def contrastive_task(choice: Choice) -> Contrastive:
 def embed_texts(
     model: nn.Module, task: Contrastive, tokenizer: Tokenizer, texts: Sequence[str]
 ) -> Float[Tensor, "batch dim"]:
-    """The embeddings of texts, of length 1, computed in batches of similar length."""
+    """The L2-normalized embeddings of texts, computed in batches of similar length."""
     training = model.training
     model.eval()
     device = next(model.parameters()).device
@@ -224,8 +224,8 @@ def _encode(
     before, after = special_tokens(model, tokenizer)
     room = model.context - len(before) - len(after)
     encoded = tokenizer.encode_batch(list(texts))
-    cut = [np.asarray([*before, *ids[:room], *after], dtype=np.int64) for ids in encoded]
-    return cut, [len(ids) > room for ids in encoded]
+    truncated = [np.asarray([*before, *ids[:room], *after], dtype=np.int64) for ids in encoded]
+    return truncated, [len(ids) > room for ids in encoded]
 
 
 def _sides(

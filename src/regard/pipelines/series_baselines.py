@@ -24,7 +24,7 @@ def evaluate_baselines(
 ) -> dict[str, dict[str, float]]:
     """`mse` and `mae` of each baseline on windows of a part of a series, as `Forecast` does.
 
-    Windows begin at `every` so many rows, the same as those of a network that is evaluated so.
+    Windows begin every `every` rows, as in the evaluation of a network.
     AR(p) and the linear layer are fitted to the training rows; without them they are left out.
     """
     columns = series.indices(task.columns)

@@ -50,7 +50,7 @@ class Contrastive(Task):
         return SentenceBatch(padded(first), padded(second))
 
     def embed(self, model: nn.Module, texts: Source) -> Float[Tensor, "batch dim"]:
-        """The embedding of each text, of length 1."""
+        """The L2-normalized embedding of each text."""
         x = model(texts.ids, lengths=texts.lengths).float()
         if self.pool == "first":
             return F.normalize(x[:, 0], dim=-1)

@@ -1,7 +1,7 @@
 """A process that renders Jinja templates within limits; `text/chat_template.py` starts it.
 
-It reads a JSON object a line and answers with one: {"text": …}, {"error": …} or {"limit": …}, of
-which the last names a limit that the template exceeds. It ends when its input ends, and when a
+It reads one JSON object per line and answers with {"text": …}, {"error": …} or {"limit": …}, which
+names a limit that the template exceeds. It ends when its input ends, and when a
 template takes more than the given seconds of the processor.
 
 A template is a program from a file: Jinja's sandbox has no access to Python's attributes, files or

@@ -1,4 +1,4 @@
-"""Limits on tokenizers from untrusted files: what a tokenizer.json may contain, and its pace.
+"""Limits on tokenizers from untrusted files: what a tokenizer.json may contain, and its speed.
 
 A tokenizer is a small program: its normalizer may multiply a text, its regular expressions may
 take exponential time, and its vocabulary is copied into tables. `check_tokenizer_json` refuses
@@ -422,7 +422,7 @@ class SpeedCheck:
     START = 0.1  # seconds
     PER_ITEM = 20e-6  # seconds per character or id; the slowest tokenizers take 3e-6
     FIRST = 16  # characters or ids that are never too many
-    ENOUGH = 1 << 16  # a tokenizer that was fast for so many is fast
+    ENOUGH = 1 << 16  # a tokenizer that was fast for this many characters or ids is fast
 
     def __init__(self, what: str) -> None:
         self.what = what
