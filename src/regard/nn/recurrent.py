@@ -127,8 +127,10 @@ class Cell(nn.Module):
     def loop(self, x: Float[Tensor, "batch time dim_in"], state: CellState) -> CellState:
         """The state after each x, (batch, time, dim) per vector: a loop over time."""
         states: list[CellState] = []
+        watched = self._has_hooks()
         for step, from_input in enumerate(self.input(x).unbind(1)):
-            state = self.equation(from_input, state, self.watch(step, x.shape[1]))
+            watch = self.watch(step, x.shape[1]) if watched else _unwatched
+            state = self.equation(from_input, state, watch)
             if self.carry.has_hooks:
                 state = self.carry(torch.cat(state, -1)).split(self.dim, -1)
             states.append(state)
