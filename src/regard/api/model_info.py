@@ -83,6 +83,11 @@ class ModelInfo:
         return describe(self.config)
 
     @property
+    def choices(self) -> dict[str, Any]:
+        """The settings that are set and apply."""
+        return {key: v for key, v in _applicable(self.settings).items() if v not in (None, False)}
+
+    @property
     def published_difference(self) -> float | None:
         """(our parameters - published parameters) / published parameters."""
         if self.published is None:
@@ -175,12 +180,18 @@ def diff(first: str | Path | ModelConfig, second: str | Path | ModelConfig) -> M
 
 def full_settings(config: Any) -> dict[str, Any]:
     """The settings of a model, with the sizes that are derived from others filled in."""
-    settings = describe(config)
+    settings = _applicable(describe(config))
     if "kv_heads" in settings:
         settings["kv_heads"] = settings["kv_heads"] or settings["heads"]
         settings["head_dim"] = settings["head_dim"] or settings["dim"] // settings["heads"]
         settings["ffn_dim"] = config.width
     return settings
+
+
+def _applicable(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings without that of factorised embeddings, if there are none."""
+    unused = () if settings.get("embed_dim") else ("factored",)
+    return {key: value for key, value in settings.items() if key not in unused}
 
 
 def differences(*tables: Mapping[str, Any], missing: Any = None) -> dict[str, Values]:

@@ -62,8 +62,8 @@ def info(
         return
     _print_heading(model)
     print_section("diagram", model.diagram(ascii=not supports_box_characters(sys.stdout)))
-    settings = [(key, v) for key, v in model.settings.items() if v not in (None, False)]
-    print_section("choices", align_columns([row for key, v in settings for row in _rows(key, v)]))
+    rows = [row for key, value in model.choices.items() for row in _rows(key, value)]
+    print_section("choices", align_columns(rows))
     cost = model.cost
     if cost.parameters:
         parameter_rows = [
