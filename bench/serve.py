@@ -3,6 +3,7 @@
     python bench/serve.py engine --run RUN [--streams 64] [--peer FOLDER]
     python bench/serve.py engine --shape llama-1.1b [--streams 64] [--peer] [--offline]
     python bench/serve.py http --run RUN [--streams 16]
+    python bench/serve.py make --shape gpt2 --run RUN
 
 `engine` drives the engine in this process: each of the streams sends its next request when its
 last one is answered, with prompts of 16 to 256 ids and 64 to 512 new tokens (scaled down to the
@@ -11,7 +12,10 @@ streams are busy. `--peer` runs the same requests for `--seconds` through the co
 of transformers, the engine of `transformers serve`: of the exported FOLDER of the run, or with
 `--shape` of a model of the same shape. `--offline` adds the rate of `generate` for as many rows of
 equal length as there are streams, the upper bound. `--profile` shows the host time of functions.
-`http` starts `regard serve RUN` and measures the same through HTTP, streaming.
+`--llama` runs the same requests through llama.cpp in this process, of a file that
+`regard export --format gguf` wrote, with as many threads; its server adds HTTP. `make` writes a
+run of a shape with random weights. `http` starts `regard serve RUN` and measures the same through
+HTTP, streaming.
 """
 
 import argparse
@@ -31,6 +35,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+SHAPES = {"llama-1.1b": "tinyllama", "gpt2": "gpt2"}  # presets
 
 
 @dataclass
@@ -140,6 +146,122 @@ def run_peer(model: Any, work: list[tuple[list[int], int]], streams: int, limit:
         figures.stop(began, cpu)
         figures.tokens = sum(tokens.values())
     return figures
+
+
+class LlamaCpp:
+    """llama.cpp's engine in this process, driven as its server does: one sequence per stream."""
+
+    def __init__(self, path: str, streams: int, context: int) -> None:
+        import llama_cpp
+
+        self.lib = llama_cpp
+        llama_cpp.llama_log_set(QUIET := llama_cpp.llama_log_callback(lambda *_: None), None)
+        self.quiet = QUIET
+        self.model = llama_cpp.llama_model_load_from_file(
+            path.encode(), llama_cpp.llama_model_default_params()
+        )
+        settings = llama_cpp.llama_context_default_params()
+        settings.n_ctx, settings.n_batch, settings.n_ubatch = streams * context, 512, 512
+        settings.n_seq_max, settings.kv_unified = streams, False
+        settings.n_threads = settings.n_threads_batch = torch.get_num_threads()
+        self.context = llama_cpp.llama_init_from_model(self.model, settings)
+        self.batch = llama_cpp.llama_batch_init(512, 0, 1)
+        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        for sampler in (
+            llama_cpp.llama_sampler_init_top_k(50),
+            llama_cpp.llama_sampler_init_temp(0.8),
+            llama_cpp.llama_sampler_init_dist(1),
+        ):
+            llama_cpp.llama_sampler_chain_add(chain, sampler)
+        self.sampler = chain
+
+    def step(self, entries: list[tuple[int, int, int, bool]]) -> dict[int, int]:
+        """Decode (sequence, position, token, wants logits); the next token of each that wants."""
+        batch = self.batch
+        batch.n_tokens = len(entries)
+        for i, (sequence, position, token, scored) in enumerate(entries):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
+            batch.seq_id[i][0], batch.logits[i] = sequence, scored
+        assert self.lib.llama_decode(self.context, batch) == 0
+        return {
+            sequence: self.lib.llama_sampler_sample(self.sampler, self.context, i)
+            for i, (sequence, _, _, scored) in enumerate(entries)
+            if scored
+        }
+
+    def end(self, sequence: int) -> None:
+        """Forget a sequence."""
+        memory = self.lib.llama_get_memory(self.context)
+        self.lib.llama_memory_seq_rm(memory, sequence, -1, -1)
+
+
+def run_llama(
+    engine: LlamaCpp, work: list[tuple[list[int], int]], streams: int, limit: float
+) -> Figures:
+    """The same requests through llama.cpp: one token per stream and step, prompts in chunks."""
+    figures, waiting, free = Figures("llama.cpp"), deque(work), list(range(streams))
+    prompts: dict[int, list[int]] = {}  # what is left to read of each sequence
+    last: dict[int, int] = {}
+    lengths, left, sent = [0] * streams, [0] * streams, [0.0] * streams
+    began, cpu = time.perf_counter(), time.process_time()
+    while waiting and time.perf_counter() - began < limit:
+        while free and waiting:
+            sequence = free.pop()
+            ids, left[sequence] = waiting.popleft()
+            prompts[sequence], lengths[sequence] = list(ids), 0
+            sent[sequence] = time.perf_counter()
+        entries = [(sequence, lengths[sequence], token, True) for sequence, token in last.items()]
+        for sequence, ids in prompts.items():
+            part = ids[: 512 - len(entries)]
+            entries += [
+                (sequence, lengths[sequence] + i, token, i == len(ids) - 1)
+                for i, token in enumerate(part)
+            ]
+        tokens = engine.step(entries)
+        for sequence, _, _, _ in entries:
+            lengths[sequence] += 1
+            if sequence in prompts:
+                prompts[sequence] = prompts[sequence][1:]
+        now = time.perf_counter()
+        for sequence, token in tokens.items():
+            if sequence in prompts:
+                del prompts[sequence]
+                figures.first.append(now - sent[sequence])
+            last[sequence] = token
+            left[sequence] -= 1
+            figures.tokens += 1
+            if not left[sequence]:
+                del last[sequence]
+                engine.end(sequence)
+                free.append(sequence)
+    figures.stop(began, cpu)
+    for sequence in range(streams):
+        engine.end(sequence)
+    return figures
+
+
+def make_run(shape: str, out: str) -> None:
+    """A run of a shape with random weights, which `regard export` writes for the others."""
+    from pathlib import Path
+
+    from regard.config import RunConfig
+    from regard.files.directory import Directory
+    from regard.models.build import build_model, describe, preset, weights
+    from regard.pipelines import tokenizer_fingerprint
+    from regard.text import train_tokenizer
+    from regard.training.storage.checkpoint import write_tensors
+    from regard.training.storage.run_folder import RunFolder
+
+    torch.manual_seed(0)
+    config = preset(SHAPES[shape])
+    model, tokenizer = build_model(config), train_tokenizer({"kind": "bpe", "size": 300}, ["a cat"])
+    run = RunConfig(name=Path(out).name, task="causal", model=describe(config))
+
+    def write(file: Path, metadata: Any) -> None:
+        write_tensors(Directory(file.parent), file.name, weights(model), metadata)
+
+    facts = {"data": None, "tokenizer": tokenizer_fingerprint(tokenizer)}
+    RunFolder(Path(out)).create(run, facts, tokenizer, write)
 
 
 def transformers_model(shape: str, config: Any) -> Any:
@@ -257,7 +379,7 @@ def measure_engine(arguments: argparse.Namespace) -> None:
     if arguments.shape:
         from regard.models.build import build_model, preset
 
-        config = preset({"llama-1.1b": "tinyllama", "gpt2": "gpt2"}[arguments.shape])
+        config = preset(SHAPES[arguments.shape])
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         torch.manual_seed(0)
         with torch.device(device):
@@ -278,22 +400,36 @@ def measure_engine(arguments: argparse.Namespace) -> None:
     with torch.inference_mode():
         language = pack(model)
     if peer is not None:
-        with torch.inference_mode():
-            work = workload(count, vocab, context)
-            run_peer(peer, work, streams, arguments.seconds / 3)  # compiles
-            theirs = run_peer(peer, work, streams, arguments.seconds)
+        work = workload(count, vocab, arguments.longest or context)
+        run_peer(peer, work, streams, arguments.seconds / 3)  # compiles
+        theirs = run_peer(peer, work, streams, arguments.seconds)
         theirs.show()
         del peer
     engine, rates = BatchEngine(language, EngineConfig(rows=streams, queue=streams)), []
     profile = cProfile.Profile()
-    for repeat in range(arguments.repeats + 1):
-        work = workload(count, vocab, context, seed=repeat)  # no prompt is read twice
-        with profile if arguments.profile and repeat else contextlib.nullcontext():
+    for repeat in range(-1, arguments.repeats + 1):  # two to warm up
+        work = workload(
+            count, vocab, arguments.longest or context, seed=repeat
+        )  # no prompt is read twice
+        with profile if arguments.profile and repeat > 0 else contextlib.nullcontext():
             figures = run_engine(engine, work, streams)
-        if repeat:
+        if repeat > 0:
             figures.show()
             rates.append(figures.tokens / figures.seconds)
     ours = statistics.median(rates)
+    if arguments.llama:
+        capacity = max(len(ids) + tokens for ids, tokens in work)
+        llama, others = LlamaCpp(arguments.llama, streams, capacity), []
+        run_llama(llama, work[: streams + 1], streams, arguments.seconds / 3)
+        for _ in range(arguments.repeats):  # in turns, since other programs run beside
+            theirs_too = run_llama(llama, work, streams, arguments.seconds)
+            theirs_too.show()
+            others.append(theirs_too.tokens / theirs_too.seconds)
+            figures = run_engine(engine, work, streams)
+            figures.show()
+            rates.append(figures.tokens / figures.seconds)
+        ours = statistics.median(rates)
+        print(f"engine / llama.cpp: {ours / statistics.median(others):.2f}")
     if arguments.offline:
         offline = run_offline(model, streams, vocab)
         offline.show()
@@ -306,7 +442,7 @@ def measure_engine(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=("engine", "http"))
+    parser.add_argument("what", choices=("engine", "http", "make"))
     parser.add_argument("--run")
     parser.add_argument("--shape", choices=("llama-1.1b", "gpt2"))
     parser.add_argument("--streams", type=int, default=64)
@@ -314,10 +450,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peer", nargs="?", const="")
     parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--llama", metavar="FILE")
+    parser.add_argument("--longest", type=int, help="context that the workload is scaled to")
     parser.add_argument("--offline", action="store_true")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
-    if arguments.what == "http":
+    if arguments.what == "make":
+        make_run(arguments.shape, arguments.run)
+    elif arguments.what == "http":
         measure_http(arguments.run, arguments.streams, arguments.requests or 4 * arguments.streams)
     else:
         measure_engine(arguments)

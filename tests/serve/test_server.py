@@ -314,7 +314,7 @@ def test_an_explanation_puts_no_hooks_on_the_model_of_the_engine(client, live, m
 
 
 def test_a_prefill_does_not_compare_all_weights(live):
-    assert not live[1].app.state.server.models.loaded["cats"].engine.language.checks_contents
+    assert live[1].app.state.server.models.loaded["cats"].engine.language.frozen
 
 
 def test_output_that_a_schema_allows(client):

@@ -63,6 +63,7 @@ class PackedDecoder:
         copied = sys.maxsize if int8 or self._copies_large_weights() else BLOCKED_ELEMENTS
         self.snapshot = Snapshot(model, copied_elements=copied)
         self.checks_contents = True  # False: who uses the decoder does so before `start`
+        self.frozen = False  # True: nothing writes to the model, and nothing is checked
 
     @property
     def vocab_size(self) -> int:
@@ -83,6 +84,8 @@ class PackedDecoder:
 
         With `contents`, also if a tensor was written through `tensor.data`.
         """
+        if self.frozen:
+            return
         if name := self.snapshot.find_change(contents=contents):
             raise RegardError(
                 f"{name} has changed since the model was packed for decoding; pack it again"

@@ -75,7 +75,7 @@ class BatchEngine:
         if getattr(getattr(language, "config", None), "prefix", False):
             raise ConfigError("a prefix LM (model.prefix=true) cannot be served; use generate")
         if isinstance(language, PackedDecoder):
-            language.checks_contents = False  # nothing writes to the weights of a served model
+            language.frozen = True  # nothing writes to the weights of a served model
         self.stop = tuple(sorted(stop))  # what samplers see as the ids that end a text
         on_gpu = language.device.type == "cuda"
         budget = (self.config.kv_memory or 1024) * MiB

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.generate.decode import pad_prompts
+from regard.generate.sampler_context import pad_rows
 from regard.models.base import Language, State
 from regard.nn.state import Source, TransformerState
 from regard.serve.prefix_cache import PrefixCache
@@ -18,7 +19,7 @@ from regard.serve.rows import to_device
 from regard.serve.sampling import score_tokens
 from regard.serve.texts import Prefill
 
-CPU = torch.device("cpu")
+MULTIPLE = 16  # of ids: Triton compiles other kernels for other sizes
 CHUNK_SECONDS = 0.25  # that all rows wait for a chunk of a prompt
 PATIENCE = 24  # decode steps that a prompt waits for others
 # cuDNN's attention makes a plan for each new shape, which takes as long as many steps.
@@ -123,7 +124,7 @@ class PromptReader:
 
     def _start(self, group: list[Prefill]) -> tuple[State, list[int]]:
         """The state before the prompts are read, with what is known of them; how much is known."""
-        capacity = max(len(job.ids) for job in group)
+        capacity = self._width(group)
         source = None
         if group[0].request.source is not None:
             sources = [list(cast(Sequence[int], job.request.source)) for job in group]
@@ -140,13 +141,18 @@ class PromptReader:
                 state = replace(state, lengths=lengths, max_length=max(known), equal_lengths=False)
         return state, known
 
+    def _width(self, group: list[Prefill]) -> int:
+        """The ids of the longest prompt; on a GPU padded, so that fewer kernels are compiled."""
+        longest = max(len(job.ids) for job in group)
+        padded = -(-longest // MULTIPLE) * MULTIPLE if self.patient else longest
+        return min(padded, self.language.context or padded)
+
     def _read_together(self, group: list[Prefill]) -> None:
         state, known = self._start(group)
         rows = [job.ids[length:] for job, length in zip(group, known, strict=True)]
-        device = state.lengths.device
-        ids, counts = (to_device(each, device) for each in pad_prompts(rows, CPU))
-        ragged = min(map(len, rows)) < ids.shape[1]
-        if ragged and max(known) + ids.shape[1] > max(len(job.ids) for job in group):
+        width = max(map(len, rows)) if any(known) else self._width(group)
+        ragged = min(map(len, rows)) < width
+        if ragged and max(known) + width > self._width(group):
             # a short rest after a long known beginning would be padded beyond the capacity
             for job in group:
                 try:
@@ -154,6 +160,9 @@ class PromptReader:
                 except Exception as error:
                     self.fail(job, error)
             return
+        device = state.lengths.device
+        ids = to_device(pad_rows(rows, width), device)
+        counts = to_device([len(row) for row in rows], device)
         if self.patient and not any(known):  # the lengths are not read back from the device
             state = replace(cast(TransformerState, state), static=True)
         logits, state = self.language.step(ids, state, counts=counts if ragged else None)
