@@ -27,8 +27,9 @@ from regard.explain.figures.panels import Scatter
 from regard.explain.figures.positions import KINDS
 from regard.explain.figures.sampling import beam_tree
 from regard.explain.figures.tokens import merge, merge_steps, word_counts
+from regard.explain.render.panel_layout import CHARACTER, label_offsets, overlap, scatter_axes
 from regard.explain.render.panel_text import TEXT
-from regard.explain.render.panels import CHARACTER, DRAW, _offsets, _overlap, _scatter_axes
+from regard.explain.render.panels import DRAW
 from regard.nn.attention import Attention, AttentionInputs, Mask
 from regard.nn.convolution import CausalConvolution
 from regard.nn.position import Rotary, Sinusoidal
@@ -97,13 +98,13 @@ def test_every_figure_is_data_text_and_a_picture(name, shown, tmp_path):
 def test_labels_of_points_do_not_overlap():
     points = [(0.01 * (n % 5), 0.01 * (n // 5)) for n in range(40)] + [(1.0, 1.0)]
     panel = Scatter(labels=[f"word{n}" for n in range(41)], points=points)
-    offsets = _offsets(panel)
-    width, height = _scatter_axes(panel)
+    offsets = label_offsets(panel)
+    width, height = scatter_axes(panel)
     boxes = [
         (width / 1.16 * x + across, height / 1.16 * y + up, CHARACTER * 5, 0.14)
         for (x, y), (across, up) in zip(points, offsets, strict=True)
     ]
-    assert not any(_overlap(*pair) for pair in combinations(boxes, 2))
+    assert not any(overlap(*pair) for pair in combinations(boxes, 2))
 
 
 def test_a_page_and_a_png_are_written(shown, tmp_path):

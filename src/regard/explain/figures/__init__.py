@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from regard.explain.figures.attention import permutation, pronoun, score_variance
-from regard.explain.figures.cost import cost, parameter_count, path_lengths, receptive_field
+from regard.explain.figures.cost import cost
 from regard.explain.figures.landscape import loss_landscape
 from regard.explain.figures.language import next_token, shannon, shuffled_words
 from regard.explain.figures.panels import Picture
 from regard.explain.figures.positions import positions
 from regard.explain.figures.recurrence import gates, gradient_flow
 from regard.explain.figures.sampling import beam_tree, samplers, temperature
+from regard.explain.figures.structure import parameter_count, path_lengths, receptive_field
 from regard.explain.figures.tokens import bag_of_words, bpe_merges, rare_words, token_boundaries
 from regard.explain.figures.vectors import word_vectors
 

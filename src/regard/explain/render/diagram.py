@@ -7,14 +7,26 @@
 ⊕◀──└───────────┘        added to the residual stream
 """
 
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from regard.config import kind_of
+from regard.explain.render.diagram_lines import (
+    NARROW,
+    STREAM,
+    WIDTH,
+    Lines,
+    Part,
+    in_stream,
+    input_line,
+    output_line,
+    pad,
+    repeat_frame,
+    residual_branch,
+    side_by_side,
+    stacked_boxes,
+)
 
-WIDTH, NARROW, GAP = 60, 36, 5  # width of one column; of each of two; between them
-STREAM = 3  # column of the residual stream
 ASCII = str.maketrans("│─┌┐└┘├┤┬┴┼╭╮╰╯▶◀▼⊕◇×→", "|-+++++++++++++><v+ox>")
 NORMS = {"layer": "LayerNorm", "layer_std": "LayerNorm by std + eps", "batch": "BatchNorm"}
 NORMS |= {"rms": "RMSNorm", "rms_plus_one": "RMSNorm, scaled by 1 + g"}
@@ -35,9 +47,6 @@ HEADS = {
 }
 ADDED = ("learned", "sinusoidal")  # position encodings added to the embedding
 
-Part = str  # a module: its name, and after a colon its details
-Lines = list[str]
-
 
 def diagram(family: str, config: Any, *, ascii: bool = False) -> Lines:
     """The lines of a model's diagram, at most 80 columns wide, in Unicode or ASCII."""
@@ -52,7 +61,7 @@ def _transformer(config: Any) -> Lines:
     if config.shape != "encoder-decoder":
         return _column(config, config.shape, WIDTH)
     left, right = (_column(config, side, NARROW) for side in ("encoder", "decoder"))
-    return _side_by_side(left, right)
+    return side_by_side(left, right)
 
 
 def _vision(config: Any) -> Lines:
@@ -61,11 +70,11 @@ def _vision(config: Any) -> Lines:
     before += ["prepended [CLS] vector"] if config.cls else []
     before += _added_position(config)
     return [
-        *_input(f"image of {height} × {width}"),
-        *_in_stream(before, WIDTH),
+        *input_line(f"image of {height} × {width}"),
+        *in_stream(before, WIDTH),
         *_layers(config, "encoder", WIDTH),
-        *_in_stream([*_final_norm(config), _head(config)], WIDTH),
-        *_output(_result(config)),
+        *in_stream([*_final_norm(config), _head(config)], WIDTH),
+        *output_line(_result(config)),
     ]
 
 
@@ -76,17 +85,17 @@ def _recurrent(config: Any) -> Lines:
     direction = ", bidirectional" if config.bidirectional else ""
     read = f"{config.input_width:,}"
     part = f"{cell} {read} → {config.dim:,}{direction}, recurrent in time"
-    inside = _in_stream([part], WIDTH - 2, STREAM - 1)
+    inside = in_stream([part], WIDTH - 2, STREAM - 1)
     embedding = [f"one-hot vectors, {read} wide" if config.one_hot else _lookup(config)]
     if config.char_dim:
         embedding.append(f"and convolution over characters: {config.char_dim:,}")
     skip = [f"joined with the input: {config.dim:,} + {read}"] if config.input_skip else []
     return [
-        *_input(_read(config)),
-        *_in_stream(embedding, WIDTH),
-        *_repeat_frame(inside, config.layers, WIDTH),
-        *_in_stream([*skip, _head(config)], WIDTH),
-        *_output(_result(config)),
+        *input_line(_read(config)),
+        *in_stream(embedding, WIDTH),
+        *repeat_frame(inside, config.layers, WIDTH),
+        *in_stream([*skip, _head(config)], WIDTH),
+        *output_line(_result(config)),
     ]
 
 
@@ -112,9 +121,9 @@ def _seq2seq(config: Any) -> Lines:
         details = f"{score}{_format_options(options)}{heads}{hops}{hard}"
         parts.append(f"attention to the encoder: {details}; {config.placement}{feeding}")
     return [
-        *_input("source and target ids"),
-        *_in_stream([*parts, _head(config)], WIDTH),
-        *_output("logits of the next token"),
+        *input_line("source and target ids"),
+        *in_stream([*parts, _head(config)], WIDTH),
+        *output_line("logits of the next token"),
     ]
 
 
@@ -128,26 +137,26 @@ def _feedforward(config: Any) -> Lines:
         f"tanh layer {width:,} → {hidden:,}" + (", and a skip connection" if config.direct else ""),
         f"head: {hidden:,}{direct} → {config.vocab_size:,}, untied",
     ]
-    return [*_input("ids"), *_in_stream(parts, WIDTH), *_output("logits of the next token")]
+    return [*input_line("ids"), *in_stream(parts, WIDTH), *output_line("logits of the next token")]
 
 
 def _convolution(config: Any) -> Lines:
     dilated = f"dilated 1 to {2 ** (config.layers - 1):,}"
     part = f"gated convolution: kernel {config.width}, {dilated}; skip connection to the output"
-    inside = _residual_branch(_boxes([part], WIDTH - 2 - STREAM - 4), WIDTH - 2)
+    inside = residual_branch(stacked_boxes([part], WIDTH - 2 - STREAM - 4), WIDTH - 2)
     output = f"sum of skip connections, ReLU, {config.dim:,} → {config.dim:,}, ReLU"
     return [
-        *_input(_read(config)),
-        *_in_stream([_lookup(config)], WIDTH),
-        *_repeat_frame(inside, config.layers, WIDTH),
-        *_in_stream([output, _head(config)], WIDTH),
-        *_output(_result(config)),
+        *input_line(_read(config)),
+        *in_stream([_lookup(config)], WIDTH),
+        *repeat_frame(inside, config.layers, WIDTH),
+        *in_stream([output, _head(config)], WIDTH),
+        *output_line(_result(config)),
     ]
 
 
 def _bag(config: Any) -> Lines:
     parts = [f"counts of {config.vocab_size:,} words", "head: linear"]
-    return [*_input("ids"), *_in_stream(parts, WIDTH), *_output(HEADS["classify"])]
+    return [*input_line("ids"), *in_stream(parts, WIDTH), *output_line(HEADS["classify"])]
 
 
 def _cbow(config: Any) -> Lines:
@@ -159,38 +168,38 @@ def _cbow(config: Any) -> Lines:
     ]
     if config.negatives:
         parts[-1] += f"; in training, negative sampling with {config.negatives}"
-    return [*_input("ids"), *_in_stream(parts, WIDTH), *_output("logits of the middle word")]
+    return [*input_line("ids"), *in_stream(parts, WIDTH), *output_line("logits of the middle word")]
 
 
 def _ngram(config: Any) -> Lines:
     context = f" after up to {config.order - 1} ids" if config.order > 1 else ""
     return [
-        *_input("ids"),
-        *_in_stream([f"n-gram counts of each id{context}"], WIDTH),
-        *_output("probabilities of the next token"),
+        *input_line("ids"),
+        *in_stream([f"n-gram counts of each id{context}"], WIDTH),
+        *output_line("probabilities of the next token"),
     ]
 
 
 def _hmm(config: Any) -> Lines:
     states = f"transitions between {config.states:,} hidden states"
     return [
-        *_input("ids"),
-        *_in_stream([states, "emission probabilities of the state"], WIDTH),
-        *_output("probabilities of the next token"),
+        *input_line("ids"),
+        *in_stream([states, "emission probabilities of the state"], WIDTH),
+        *output_line("probabilities of the next token"),
     ]
 
 
 def _autoregression(config: Any) -> Lines:
     return [
-        *_input("values"),
-        *_in_stream([f"linear in the last {config.order} values, with bias"], WIDTH),
-        *_output("the next value"),
+        *input_line("values"),
+        *in_stream([f"linear in the last {config.order} values, with bias"], WIDTH),
+        *output_line("the next value"),
     ]
 
 
 def _linear(config: Any) -> Lines:
     part = f"linear layer {config.context:,} → {config.horizon:,}, of differences to the last value"
-    return [*_input("values"), *_in_stream([part], WIDTH), *_output("the next values")]
+    return [*input_line("values"), *in_stream([part], WIDTH), *output_line("the next values")]
 
 
 def _recurrent_captioner(config: Any) -> Lines:
@@ -208,9 +217,9 @@ def _recurrent_captioner(config: Any) -> Lines:
         _head(config),
     ]
     return [
-        *_input(f"image of {config.image_size} × {config.image_size}, and target ids"),
-        *_in_stream(parts, WIDTH),
-        *_output("logits of the next token"),
+        *input_line(f"image of {config.image_size} × {config.image_size}, and target ids"),
+        *in_stream(parts, WIDTH),
+        *output_line("logits of the next token"),
     ]
 
 
@@ -248,11 +257,11 @@ def _column(config: Any, side: str, width: int) -> Lines:
     is_source = both and side == "encoder"
     after = [*_final_norm(config), *([] if is_source else [_head(config)])]
     return [
-        *_input(ids),
-        *_in_stream(_embedding(config, is_source), width),
+        *input_line(ids),
+        *in_stream(_embedding(config, is_source), width),
         *_layers(config, side, width),
-        *(_in_stream(after, width) if after else []),
-        *_output("memory" if is_source else _result(config)),
+        *(in_stream(after, width) if after else []),
+        *output_line("memory" if is_source else _result(config)),
     ]
 
 
@@ -388,7 +397,7 @@ def _result(config: Any) -> str:
     )
 
 
-# Lines and boxes
+# Branches of the residual stream
 
 
 def _layers(config: Any, side: str, width: int) -> Lines:
@@ -406,18 +415,18 @@ def _layers(config: Any, side: str, width: int) -> Lines:
         for part in branches if config.ffn is None else [*branches, _ffn(config)]:
             inside += _branch(config, part, inner)
     shared = ", shared weights" if config.shared_layers else ""
-    return _repeat_frame(inside, count, width, shared)
+    return repeat_frame(inside, count, width, shared)
 
 
 def _branch(config: Any, part: Part, width: int) -> Lines:
     norm, norm_order = _norm(config), config.norm_order
     if norm_order == "none":
-        return _in_stream([norm, part], width, STREAM - 1)
+        return in_stream([norm, part], width, STREAM - 1)
     boxed = {"pre": [norm, part], "sandwich": [norm, part, norm]}.get(norm_order, [part])
-    lines = _residual_branch(_boxes(boxed, width - STREAM - 4), width)
+    lines = residual_branch(stacked_boxes(boxed, width - STREAM - 4), width)
     if norm_order in ("post", "deepnorm"):
         scaled = "" if norm_order == "post" else " of the scaled stream plus the branch"
-        lines.append(_pad(f"{' ' * (STREAM - 1)}◇ {norm}{scaled}", width))
+        lines.append(pad(f"{' ' * (STREAM - 1)}◇ {norm}{scaled}", width))
     return lines
 
 
@@ -427,7 +436,7 @@ def _parallel(config: Any, side: str, width: int) -> Lines:
     left, right = box_width // 2, box_width - box_width // 2 + 1
     norm, norms = [_norm(config)], config.norm_order == "parallel_norms"
     columns = [
-        _boxes([*(norm if norms else []), part], size)
+        stacked_boxes([*(norm if norms else []), part], size)
         for part, size in ((_attention(config, side), left), (_ffn(config), right))
     ]
     height = max(map(len, columns))
@@ -436,91 +445,6 @@ def _parallel(config: Any, side: str, width: int) -> Lines:
     joint = {"┐": "┬", "┘": "┴", "┤": "┼", "│": "│"}
     rows = [a[:-1] + joint.get(a[-1], a[-1]) + b[1:] for a, b in zip(*columns, strict=True)]
     if not norms:
-        top = _boxes(norm, box_width)
+        top = stacked_boxes(norm, box_width)
         rows = [*top[:-1], f"├{rows[0][1:-1]}┤", *rows[1:]]
-    return _residual_branch(rows, width)
-
-
-def _boxes(parts: Sequence[Part], width: int) -> Lines:
-    """A box for each part, one under the other."""
-    rule = "─" * (width - 2)
-    lines = [f"┌{rule}┐"]
-    for number, part in enumerate(parts):
-        lines += [f"├{rule}┤"] if number else []
-        name, colon, details = part.partition(": ")
-        text = (
-            [name, *textwrap.wrap(details, width - 4)] if colon else textwrap.wrap(part, width - 4)
-        )
-        lines += [f"│ {_pad(line, width - 4)} │" for line in text]
-    return [*lines, f"└{rule}┘"]
-
-
-def _residual_branch(box: Lines, width: int) -> Lines:
-    """A residual branch: a box to the right of the stream, with arrows out and back."""
-    margin = " " * (STREAM - 1)
-    first, *middle, last = box
-    lines = [f"{margin}├──▶{first}", *(f"{margin}│   {line}" for line in middle)]
-    return [_pad(line, width) for line in [*lines, f"{margin}⊕◀──{last}"]]
-
-
-def _in_stream(parts: Sequence[Part], width: int, column: int = STREAM) -> Lines:
-    """Modules that process the residual stream itself, as boxes on it."""
-    first, *middle, last = _boxes(parts, width)
-    return [
-        f"{first[:column]}┴{first[column + 1 :]}",
-        *middle,
-        f"{last[:column]}┬{last[column + 1 :]}",
-    ]
-
-
-def _repeat_frame(inside: Lines, count: int, width: int, note: str = "") -> Lines:
-    """A frame around repeated layers."""
-    title = f" {count} ×{note} "
-    rule = "─" * (width - 2)
-    top = f"╭{rule[: -len(title) - 1]}{title}─╮"
-    framed = [f"│{_pad(line, width - 2)}│" for line in inside]
-    return [
-        f"{top[:STREAM]}┼{top[STREAM + 1 :]}",
-        *framed,
-        f"╰{rule[: STREAM - 1]}┼{rule[STREAM:]}╯",
-    ]
-
-
-def _input(name: str) -> Lines:
-    return [f"{' ' * STREAM}{name}", f"{' ' * STREAM}│"]
-
-
-def _output(name: str) -> Lines:
-    return [f"{' ' * STREAM}▼", f"{' ' * STREAM}{name}"]
-
-
-def _pad(line: str, width: int) -> str:
-    return line + " " * (width - len(line))
-
-
-def _side_by_side(encoder: Lines, decoder: Lines) -> Lines:
-    """Encoder and decoder side by side, with an arrow from the memory to cross-attention."""
-    target = next(n for n, line in enumerate(decoder) if "cross-attention" in line)
-    start = len(encoder) - 1
-    height = max(len(encoder), len(decoder))
-    lines = []
-    for number in range(height):
-        left = _pad(encoder[number] if number < len(encoder) else "", NARROW)
-        right = decoder[number] if number < len(decoder) else ""
-        if number == target and right[STREAM] == "│":  # under frame and stream, into the box
-            right = f"│{'─' * (STREAM - 1)}│──▶{right[STREAM + 4 :]}"
-        lines.append(left + _connector(number, start, target) + right)
-    name = encoder[start].rstrip()
-    rule = "─" * (NARROW - len(name) - 1)
-    lines[start] = f"{name} {rule}{lines[start][NARROW:]}"
-    return lines
-
-
-def _connector(row: int, start: int, target: int) -> str:
-    """The part of the memory arrow between the columns in one row."""
-    first, last = sorted((start, target))
-    if row == start:
-        return "──┘  " if start > target else "──┐  "
-    if row == target:
-        return "  ┌──" if start > target else "  └──"
-    return "  │  " if first < row < last else " " * GAP
+    return residual_branch(rows, width)

@@ -18,7 +18,8 @@ from regard.explain.figures.panels import (
     Table,
     Tree,
 )
-from regard.explain.render.panels import cell_text, label, visible_words
+from regard.explain.render.panel_layout import cell_text, label
+from regard.explain.render.panels import visible_words
 from regard.explain.render.terminal import heatmap
 from regard.explain.render.token_text import cells, truncate
 

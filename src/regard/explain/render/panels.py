@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from regard.explain.figures.panels import (
     Bars,
-    Cell,
     Heat,
     Lines,
     Network,
-    Panel,
     Picture,
-    Point,
     Scatter,
     Segments,
     Surface,
@@ -21,21 +18,32 @@ from regard.explain.figures.panels import (
     Tree,
 )
 from regard.explain.render.figure import new_figure, style
-from regard.explain.render.token_text import truncate, visible
+from regard.explain.render.panel_layout import (
+    CELL,
+    CHARACTER,
+    LARGEST,
+    MARGIN,
+    PAGE,
+    SIZES,
+    bars_size,
+    cell_text,
+    label,
+    label_offsets,
+    node_depths,
+    node_places,
+    node_text,
+    piece_width,
+    segment_widths,
+    table_widths,
+)
+from regard.explain.render.token_text import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAGE = 11.0  # inches: the widest row of panels
-CELL, LARGEST = 0.19, 3.6  # inches: a cell of a heat map, the largest heat map
-LONGEST_CELL = 110  # characters of a table
-LINE = 0.24  # inches: a row of a table
-CHARACTER = 0.078  # inches of a character at size 9
-LABEL = 22  # cells of the longest label of an axis, and of a table
 DARK = 0.55  # a cell is darker than this: its text is white
 CONTOURS = 16  # colours of a surface
 LEGEND_COLUMNS = 3  # of bars
-MARGIN = 0.08  # around the points of a scatter plot, as a share of their range
 CAPTION_CHARACTERS = 14.5  # of the caption, to an inch
 
 
@@ -88,101 +96,8 @@ def _rows(sizes: Sequence[tuple[float, float]]) -> list[list[int]]:
     return rows
 
 
-def label(text: str) -> str:
-    """A label of an axis: printable, not too long."""
-    return truncate(visible(text) if text.strip() != text or not text else text, LABEL)
-
-
-def cell_text(cell: Cell) -> str:
-    """A cell of a table: numbers with four significant digits."""
-    if cell is None:
-        return "-"
-    if isinstance(cell, float):
-        return f"{cell:,.4g}" if abs(cell) < 1e5 else f"{cell:,.0f}"
-    return f"{cell:,}" if isinstance(cell, int) else truncate(cell, LONGEST_CELL)
-
-
 def _is_numeric(panel: Table, column: int) -> bool:
     return not any(isinstance(row[column], str) for row in panel.rows)
-
-
-# The size of each kind of panel, in inches
-
-
-def _table_widths(panel: Table) -> list[float]:
-    columns = zip(panel.header, *([cell_text(c) for c in row] for row in panel.rows), strict=True)
-    return [CHARACTER * (max(map(len, column)) + 3) for column in columns]
-
-
-def _table_size(panel: Table) -> tuple[float, float]:
-    return sum(_table_widths(panel)) + 0.2, LINE * (len(panel.rows) + 1) + 0.5
-
-
-def _heat_size(panel: Heat) -> tuple[float, float]:
-    across, down = (min(CELL * len(side), LARGEST) for side in (panel.columns, panel.rows))
-    if panel.numbers:
-        across = max(across, 0.5 * len(panel.columns))
-    longest = [max((len(label(text)) for text in side), default=0) for side in _sides(panel)]
-    width = across + CHARACTER * longest[1] + 1.4
-    return max(width, CHARACTER * len(panel.title) + 0.5), down + CHARACTER * longest[0] + 1.1
-
-
-def _sides(panel: Heat) -> tuple[Sequence[str], Sequence[str]]:
-    return panel.columns, panel.rows
-
-
-def _lines_size(panel: Lines) -> tuple[float, float]:
-    return 5.2, 3.4
-
-
-def _bars_size(panel: Bars) -> tuple[float, float]:
-    bars = len(panel.labels) * (len(panel.series) + 1)
-    return max(3.6, min(0.1 * bars + 1.2, PAGE)), 2.9
-
-
-def _scatter_size(panel: Scatter) -> tuple[float, float]:
-    return 7.0, 5.0
-
-
-def _tree_size(panel: Tree) -> tuple[float, float]:
-    depth, leaves = 1 + max(_depths(panel)), max(_places(panel)) + 1
-    widest = max(len(_node_text(node)) for node in panel.nodes)
-    return min(PAGE, depth * (CHARACTER * widest + 0.5) + 0.3), max(1.6, 0.3 * leaves + 0.6)
-
-
-def _network_size(panel: Network) -> tuple[float, float]:
-    return min(PAGE, 0.34 * len(panel.positions) + 1.6), 0.62 * len(panel.layers) + 0.9
-
-
-def _segment_widths(panel: Segments) -> tuple[float, float]:
-    """The width of the labels, and of the longest line of pieces."""
-    longest = max(sum(_piece_width(piece) for piece in line) for line in panel.pieces)
-    return CHARACTER * (max(map(len, panel.labels)) + 2), longest
-
-
-def _piece_width(piece: str) -> float:
-    return CHARACTER * (len(label(piece)) + 0.9)
-
-
-def _segments_size(panel: Segments) -> tuple[float, float]:
-    return min(PAGE, sum(_segment_widths(panel)) + 0.3), 1.35 * LINE * len(panel.labels) + 0.4
-
-
-def _surface_size(panel: Surface) -> tuple[float, float]:
-    return 5.2, 4.0
-
-
-SIZES: dict[type[Any], Callable[[Any], tuple[float, float]]] = {
-    Table: _table_size,
-    Heat: _heat_size,
-    Lines: _lines_size,
-    Bars: _bars_size,
-    Scatter: _scatter_size,
-    Tree: _tree_size,
-    Network: _network_size,
-    Segments: _segments_size,
-    Surface: _surface_size,
-}
 
 
 # The drawing of each kind of panel
@@ -199,7 +114,7 @@ def _draw_table(axes: Any, panel: Table) -> None:
     from matplotlib import colormaps
 
     _blank(axes)
-    widths = _table_widths(panel)
+    widths = table_widths(panel)
     edges = [sum(widths[:column]) for column in range(len(widths) + 1)]
     axes.set_xlim(0, edges[-1])
     axes.set_ylim(len(panel.rows) + 1, 0)
@@ -319,7 +234,7 @@ def _draw_bars(axes: Any, panel: Bars) -> None:
         places = [place + (number + 0.5) * width - 0.4 for place in range(len(values))]
         axes.bar(places, values, width, label=name)
     axes.set_xticks(range(len(panel.labels)), [label(text) for text in panel.labels], size=8)
-    if sum(len(label(text)) + 1 for text in panel.labels) * CHARACTER > _bars_size(panel)[0] - 1:
+    if sum(len(label(text)) + 1 for text in panel.labels) * CHARACTER > bars_size(panel)[0] - 1:
         axes.tick_params(axis="x", labelrotation=90)
     axes.tick_params(axis="y", labelsize=8)
     axes.grid(False, axis="x")
@@ -338,7 +253,7 @@ def _draw_scatter(axes: Any, panel: Scatter) -> None:
     x, y = zip(*panel.points, strict=True)
     axes.scatter(x, y, s=12)
     names = [label(text) for text in panel.labels]
-    for name, point, (across, up) in zip(names, panel.points, _offsets(panel), strict=True):
+    for name, point, (across, up) in zip(names, panel.points, label_offsets(panel), strict=True):
         far = math.hypot(across, up) > 0.3 + CHARACTER * len(name) / 2
         axes.annotate(
             name,
@@ -356,101 +271,9 @@ def _draw_scatter(axes: Any, panel: Scatter) -> None:
     axes.tick_params(labelsize=8)
 
 
-def _scatter_axes(panel: Scatter) -> Point:
-    """The size of the axes, without the labels beside them."""
-    width, height = _scatter_size(panel)
-    return width - 0.65, height - 0.45
-
-
-def _offsets(panel: Scatter) -> list[Point]:
-    """Where the middle of each label is, in inches from its point: the first free place near it."""
-    width, height = _scatter_axes(panel)
-    sides = [[point[axis] for point in panel.points] for axis in (0, 1)]
-    scales = [
-        size / ((1 + 2 * MARGIN) * (max(side) - min(side)) or 1.0)
-        for size, side in zip((width, height), sides, strict=True)
-    ]
-    places = [(point[0] * scales[0], point[1] * scales[1]) for point in panel.points]
-    # the frame, with the margins of `_draw_scatter`
-    lows, highs = ([end(place[axis] for place in places) for axis in (0, 1)] for end in (min, max))
-    width, height = (high - low for low, high in zip(lows, highs, strict=True))
-    edges = (
-        (lows[0] + highs[0]) / 2,
-        (lows[1] + highs[1]) / 2,
-        (1 + 2 * MARGIN) * width,
-        (1 + 2 * MARGIN) * height,
-    )
-    taken = [(x, y, 0.06, 0.06) for x, y in places]
-    offsets = []
-    for text, (x, y) in zip(panel.labels, places, strict=True):
-        wide, high = CHARACTER * (len(label(text)) + 0.5), 0.15
-        for step in range(40 * 16):
-            ring, angle = step // 16, math.pi / 8 * (step % 16 + 2)
-            across = (0.06 + 0.09 * ring + wide / 2) * math.cos(angle)
-            up = (0.06 + 0.09 * ring + high / 2) * math.sin(angle)
-            box = (x + across, y + up, wide, high)
-            if _inside(box, edges) and not any(_overlap(box, other) for other in taken):
-                break
-        taken.append(box)
-        offsets.append((across, up))
-    return offsets
-
-
-Box = tuple[float, float, float, float]  # the middle, the width and the height
-
-
-def _inside(box: Box, frame: Box) -> bool:
-    return all(
-        abs(box[axis] - frame[axis]) <= (frame[axis + 2] - box[axis + 2]) / 2 for axis in (0, 1)
-    )
-
-
-def _overlap(first: Box, second: Box) -> bool:
-    return (
-        abs(first[0] - second[0]) < (first[2] + second[2]) / 2
-        and abs(first[1] - second[1]) < (first[3] + second[3]) / 2
-    )
-
-
-def _depths(panel: Tree) -> list[int]:
-    depths: list[int] = []
-    for node in panel.nodes:
-        depths.append(0 if node.parent is None else depths[node.parent] + 1)
-    return depths
-
-
-def _places(panel: Tree) -> list[float]:
-    """The vertical place of each node: leaves in order, parents in the middle of their children."""
-    children: dict[int | None, list[int]] = {}
-    for index, node in enumerate(panel.nodes):
-        children.setdefault(node.parent, []).append(index)
-    places = [0.0] * len(panel.nodes)
-    free = 0
-
-    def place(index: int) -> None:
-        nonlocal free
-        below = children.get(index, [])
-        for child in below:
-            place(child)
-        if below:
-            places[index] = (places[below[0]] + places[below[-1]]) / 2
-        else:
-            places[index] = free
-            free += 1
-
-    for root in children[None]:
-        place(root)
-    return places
-
-
-def _node_text(node: Any) -> str:
-    value = "" if node.parent is None else f"  {node.value:.2f}"
-    return f"{label(node.label)}{value}"
-
-
 def _draw_tree(axes: Any, panel: Tree) -> None:
     _blank(axes)
-    depths, places = _depths(panel), _places(panel)
+    depths, places = node_depths(panel), node_places(panel)
     for node, depth, place in zip(panel.nodes, depths, places, strict=True):
         colour = "#d55e00" if node.best else "#0072b2" if node.kept else "#aaaaaa"
         if node.parent is not None:
@@ -458,7 +281,7 @@ def _draw_tree(axes: Any, panel: Tree) -> None:
             wide = 2.2 if node.best else 1.2 if node.kept else 0.8
             axes.plot((start[0], depth), (start[1], place), color=colour, linewidth=wide, zorder=1)
         box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": colour}
-        axes.text(depth, place, _node_text(node), va="center", ha="center", size=8, bbox=box)
+        axes.text(depth, place, node_text(node), va="center", ha="center", size=8, bbox=box)
     axes.set_xlim(-0.45, max(depths) + 0.55)
     axes.set_ylim(max(places) + 0.6, -0.6)
 
@@ -490,14 +313,14 @@ def _draw_network(axes: Any, panel: Network) -> None:
 def _draw_segments(axes: Any, panel: Segments) -> None:
     """Pieces in two alternating shades, so that their boundaries can be seen."""
     _blank(axes)
-    start, longest = _segment_widths(panel)
+    start, longest = segment_widths(panel)
     axes.set_xlim(0, start + longest)
     axes.set_ylim(1.35 * len(panel.labels), 0)
     for number, (name, line) in enumerate(zip(panel.labels, panel.pieces, strict=True)):
         top, left = 1.35 * number, start
         axes.text(0, top + 0.5, name, va="center", size=9, weight="bold")
         for index, piece in enumerate(line):
-            wide = _piece_width(piece)
+            wide = piece_width(piece)
             axes.add_patch(_rectangle((left, top), wide, ("#cfe3f2", "#f6dcc6")[index % 2]))
             place = (left + wide / 2, top + 0.5)
             axes.text(*place, label(piece), ha="center", va="center", size=8)
@@ -536,5 +359,3 @@ DRAW: dict[type[Any], Callable[[Any, Any], None]] = {
     Segments: _draw_segments,
     Surface: _draw_surface,
 }
-
-__all__ = ["DRAW", "Panel", "cell_text", "draw", "label", "visible_words"]

@@ -1,0 +1,238 @@
+"""Figures of what follows from the structure of layers: receptive field, steps, parameters."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor, nn
+
+from regard.errors import ConfigError
+from regard.explain.figures.panels import Lines, Network, Panel, Picture, Point, Table
+from regard.explain.figures.subject import Subject
+from regard.nn.attention import Attention
+from regard.nn.convolution import CausalConvolution
+from regard.nn.recurrent import LSTM
+
+LONGEST_NETWORK = 40  # positions of a drawn network
+
+
+def receptive_field(
+    subject: Subject | None = None,
+    *,
+    width: int = 2,
+    layers: int = 4,
+    dilations: tuple[int, ...] | None = None,
+) -> Picture:
+    r"""The inputs that one output of a stack of causal convolutions depends on.
+
+    field = 1 + (width - 1) (dilation_1 + ... + dilation_L)
+
+    By default dilations 1, 2, 4, ...; with a run or a preset, those of its convolutions.
+    """
+    if subject is not None:
+        convolutions = [m for m in subject.model.modules() if isinstance(m, CausalConvolution)]
+        if not convolutions:
+            raise ConfigError(
+                f"{subject.name} has no convolution; give a run or a preset that has, such as "
+                "convolution"
+            )
+        (width,) = convolutions[0].filter.kernel_size
+        dilations = tuple(layer.filter.dilation[0] for layer in convolutions)
+    dilations = tuple(2**n for n in range(layers)) if dilations is None else dilations
+    if width < 2 or not dilations or min(dilations) < 1:
+        raise ConfigError(f"width={width} must be at least 2, and dilations at least 1")
+    fields = [field_of(width, dilations[:count]) for count in range(len(dilations) + 1)]
+    contiguous = [field_of(width, [1] * count) for count in range(len(dilations) + 1)]
+    drawn = max(count for count, field in enumerate(fields) if field <= LONGEST_NETWORK)
+    more = "" if drawn == len(dilations) else f" Drawn: the first {drawn} layers."
+    rows = [
+        [number, 1 if number == 0 else dilations[number - 1], field, plain]
+        for number, (field, plain) in enumerate(zip(fields, contiguous, strict=True))
+    ]
+    rows[0][1] = 0
+    panels: list[Panel] = [_field_network(width, dilations[:drawn])] if drawn else []
+    panels.append(
+        Table(
+            header=["layer", "dilation", "field", "without dilation"],
+            rows=[[*row] for row in rows],
+        )
+    )
+    return Picture(
+        title="Receptive field of causal convolutions" + (f", {subject.name}" if subject else ""),
+        caption=f"Kernel width {width}: the last output depends on the inputs that are connected "
+        f"with it. The field is 1 + (width - 1) times the sum of the dilations.{more}",
+        panels=panels,
+        facts={"receptive field": fields[-1]},
+    )
+
+
+def field_of(width: int, dilations: Sequence[int]) -> int:
+    """The receptive field of causal convolutions.
+
+    >>> field_of(2, [1, 2, 4, 8])
+    16
+    """
+    return 1 + (width - 1) * sum(dilations)
+
+
+def _field_network(width: int, dilations: Sequence[int]) -> Network:
+    """The units of every layer that the last output depends on."""
+    size = field_of(width, dilations)
+    reached = [{size - 1}]
+    edges = []
+    for index in range(len(dilations), 0, -1):
+        below: set[int] = set()
+        for position in reached[0]:
+            for k in range(width):
+                source = position - k * dilations[index - 1]
+                below.add(source)
+                edges.append((index - 1, source, index, position))
+        reached.insert(0, below)
+    return Network(
+        title=f"dilations {', '.join(map(str, dilations))}",
+        layers=["input", *(f"layer {n + 1}" for n in range(len(dilations)))],
+        positions=[str(position - size + 1) for position in range(size)],
+        marks=[["•" if p in units else "" for p in range(size)] for units in reached],
+        edges=edges,
+        x_label="position, from that of the output",
+    )
+
+
+def path_lengths(
+    *, positions: int = 8, layers: int = 3, width: int = 3, window: int = 4
+) -> Picture:
+    r"""How many steps before each state can be computed, and how far two positions are apart.
+
+                                 sequential steps    maximum path length
+        recurrence               n                   n
+        self-attention           1                   1
+        convolution              1                   n / k, dilated log_k n
+        restricted attention     1                   n / r
+
+    Of one layer. Paths are counted on the graph of which positions a layer connects.
+    """
+    if not 2 <= positions <= LONGEST_NETWORK or layers < 1 or width < 2 or window < 2:
+        raise ConfigError(
+            f"positions={positions} must lie between 2 and {LONGEST_NETWORK}, layers={layers} be "
+            f"at least 1, width={width} and window={window} at least 2"
+        )
+    lengths = [2**n for n in range(2, 9)]
+    kinds: dict[str, Callable[[int, int], Bool[Tensor, "time seen"]]] = {
+        "recurrence": lambda n, layer: _band(n, 2),
+        "self-attention": lambda n, layer: _band(n, n),
+        f"convolution, width {width}": lambda n, layer: _band(n, width),
+        f"convolution, width {width}, dilated": lambda n, layer: _band(n, width, width**layer),
+        f"attention, window {window}": lambda n, layer: _band(n, window),
+    }
+    paths: dict[str, list[Point]] = {
+        name: [(n, path_length(lambda layer, n=n, kind=kind: kind(n, layer))) for n in lengths]  # type: ignore[misc]
+        for name, kind in kinds.items()
+    }
+    names = [f"{t + 1}" for t in range(positions)]
+    rungs = ["input", *(f"layer {n + 1}" for n in range(layers))]
+    blank = [""] * positions
+    recurrence = Network(
+        title="recurrence: the earliest step of each state",
+        layers=rungs,
+        positions=names,
+        marks=[blank, *([str(t + n) for t in range(1, positions + 1)] for n in range(layers))],
+        edges=[
+            *((n, t, n + 1, t) for n in range(layers) for t in range(positions)),
+            *((n, t, n, t + 1) for n in range(1, layers + 1) for t in range(positions - 1)),
+        ],
+    )
+    attention = Network(
+        title="self-attention: the earliest step of each state",
+        layers=rungs,
+        positions=names,
+        marks=[blank, *([str(n + 1)] * positions for n in range(layers))],
+        edges=[
+            (n, s, n + 1, t) for n in range(layers) for t in range(positions) for s in range(t + 1)
+        ],
+    )
+    return Picture(
+        title="Sequential steps and path lengths",
+        caption="The number in a unit is the earliest step at which it can be computed when all "
+        "that is possible at once is done at once. Below: the least number of layers, or of steps "
+        "of a recurrence, over which the last position depends on the first.",
+        panels=[
+            recurrence,
+            attention,
+            Lines(
+                title="maximum path length",
+                x_label="length n",
+                y_label="layers or steps",
+                series=paths,
+                log_x=True,
+                log_y=True,
+            ),
+        ],
+        facts={
+            "steps of the recurrence": positions + layers - 1,
+            "steps of self-attention": layers,
+        },
+    )
+
+
+def _band(n: int, width: int, dilation: int = 1) -> Bool[Tensor, "time seen"]:
+    """Which positions one layer connects: t with t, t - dilation, ..., `width` of them."""
+    back = torch.arange(n)[:, None] - torch.arange(n)
+    return (back >= 0) & (back < width * dilation) & (back % dilation == 0)
+
+
+def path_length(layer: Callable[[int], Bool[Tensor, "time seen"]]) -> int:
+    """The number of layers after which the last position depends on the first."""
+    row = layer(0)[-1].float()
+    count = 1
+    while not row[0]:
+        row = ((row @ layer(count).float()) > 0).float()
+        count += 1
+    return count
+
+
+def parameter_count(
+    subject: Subject | None = None,
+    *,
+    dim: int = 64,
+    lengths: tuple[int, ...] = (1, 4, 16, 64, 256, 1024),
+) -> Picture:
+    r"""Parameters of a dense layer over n inputs beside those of attention.
+
+        dense        (n d)^2 + n d
+        attention    4 d^2
+
+    Counted on the modules; a convolution of width 3 and an LSTM beside them.
+    """
+    dim = getattr(subject.config, "dim", dim) if subject is not None else dim
+    if dim < 1 or min(lengths, default=0) < 1:
+        raise ConfigError(f"dim={dim} and lengths={list(lengths)} must be at least 1")
+    with torch.device("meta"):
+        fixed = {
+            "self-attention": Attention(dim, 1),
+            "convolution, width 3": nn.Conv1d(dim, dim, 3),
+            "LSTM": LSTM(dim, dim),
+        }
+        dense = {n: nn.Linear(n * dim, n * dim) for n in lengths}
+    sizes: dict[str, list[Point]] = {
+        "dense layer": [(n, _parameters(layer)) for n, layer in dense.items()]
+    }
+    sizes |= {name: [(n, _parameters(m)) for n in lengths] for name, m in fixed.items()}
+    return Picture(
+        title=f"Parameters of a layer over n inputs of width {dim}",
+        caption="The parameters of a dense layer grow with the square of the length of the input; "
+        "those of attention, convolution and recurrence do not depend on it.",
+        panels=[
+            Lines(
+                x_label="length n",
+                y_label="parameters",
+                series=sizes,
+                log_x=True,
+                log_y=True,
+            )
+        ],
+        facts={f"{name} at n = {lengths[-1]}": points[-1][1] for name, points in sizes.items()},
+    )
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
