@@ -42,3 +42,14 @@ def test_a_dry_run_shows_the_classes_of_the_data_only(regard, tmp_path):
     completed = regard("train", tmp_path / "topics.csv", "--dry-run")
     assert "3 classes" in completed.out
     assert "classes=" not in completed.out
+
+
+def test_a_dry_run_of_a_series_shows_the_settings_of_training(regard, tmp_path):
+    """A short series lets a model read fewer rows than its default."""
+    rows = "".join(f"{n % 7},{n % 5}\n" for n in range(200))
+    (tmp_path / "load.csv").write_text(f"a,b\n{rows}")
+    shown = regard("train", tmp_path / "load.csv", "--dry-run").out
+    trained = regard("train", tmp_path / "load.csv", "--out", "run").err
+    for part in ('column=["a","b"],context=45', "model.context=45 model.horizon=5"):
+        assert part in shown
+        assert part in trained

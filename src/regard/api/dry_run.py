@@ -34,6 +34,7 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
     device = check_before_data(config)
     training, validation = open_split(config)
     check_compatible(config, training, None)
+    config = pipeline_of(config).fit_settings(config, training)
     model = describe(smallest_model(config))
     kind, options = kind_of(model.get("head") or "none")
     if "classes" in options:  # those of the data are counted when training begins

@@ -176,6 +176,10 @@ class Pipeline:
         """The model of a run before its data is read, with the fewest ids and classes."""
         return resolve(config.model, vocab_size=1)
 
+    def fit_settings(self, config: RunConfig, data: Any) -> RunConfig:
+        """The settings with those that follow from the training data without its tokens."""
+        return config
+
     def preview(self, config: RunConfig, data: Any) -> dict[str, str]:
         """Lines of `train --dry-run` that show how the training data is read, by their labels."""
         return {}

@@ -114,6 +114,10 @@ class SeriesPipeline(Pipeline):
         """A few minutes on a CPU."""
         return {"steps": 1000, "batch": DEFAULT_ROWS, "schedule": {"kind": "cosine", "warmup": 50}}
 
+    def fit_settings(self, config: RunConfig, data: Series) -> RunConfig:
+        """With the columns, the rows that are read and the season."""
+        return _fitted(config, data)[0]
+
     def training_data(
         self,
         config: RunConfig,
@@ -125,11 +129,9 @@ class SeriesPipeline(Pipeline):
         """Random windows of the training series; the whole series for closed-form models."""
         settings = config.train
         rows = rows_per_micro_batch(settings, DEFAULT_ROWS, "windows of a series")
-        facts, constant = _facts(config, train)
-        config = replace(config, task=merge({"task": config.task}, {"task": facts})["task"])
+        config, constant = _fitted(config, train)
         task = series_task(config.task)
         model = _model(config, task)
-        config = replace(config, model={**config.model, **_sizes(model)})
         data = self.evaluation_data(config, validation, None)
         closed_form = is_closed_form(data_family(config))
         training = Windows.of(train, task, double=closed_form)
@@ -387,6 +389,14 @@ def _facts(config: RunConfig, train: Series) -> tuple[dict[str, Any], list[str]]
     season = task.season or find_season(train, train.index(names[0]))
     facts: dict[str, Any] = {"column": column, "context": context, **scales}
     return facts | ({} if season is None else {"season": season}), constant
+
+
+def _fitted(config: RunConfig, train: Series) -> tuple[RunConfig, list[str]]:
+    """The settings with what follows from the training data, and the constant columns."""
+    facts, constant = _facts(config, train)
+    config = replace(config, task=merge({"task": config.task}, {"task": facts})["task"])
+    sizes = _sizes(_model(config, series_task(config.task)))
+    return replace(config, model={**config.model, **sizes}), constant
 
 
 def _model(config: RunConfig, task: Forecast) -> ModelConfig:
