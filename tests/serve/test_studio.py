@@ -167,8 +167,14 @@ def test_runs_and_their_curves_are_listed(studio, folder):
     assert [step for step, _ in progress["loss"]] == [1, 2]
     assert progress["validation"]["loss"][-1][0] == 2
     assert progress["metrics"]["perplexity"] > 1
-    steps = [sample["step"] for sample in progress["samples"]]
-    assert steps == sorted(steps, reverse=True) != []
+    assert [sample["step"] for sample in progress["samples"]] == [2, 0]
+    samples = folder / "cats" / "samples.txt"
+    kept = samples.read_text("utf-8")
+    samples.write_text("".join(f"--- step {n}\nsample {n}\nends\n" for n in range(0, 101, 10)))
+    found = ask(address, "/studio/runs/cats")[2]["samples"]
+    samples.write_text(kept, "utf-8")
+    assert [sample["step"] for sample in found] == [100, 80, 60, 40, 20, 0]
+    assert found[0]["text"] == "sample 100\nends"
 
 
 def test_each_stage_shows_what_it_leaves(studio):

@@ -20,7 +20,8 @@ from regard.training.tracking.history import Points, downsample
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 TEXTS = "texts"  # the folder of the texts that were pasted or uploaded
 MAX_POINTS = 300  # of a curve
-MAX_SAMPLES, SAMPLE_BYTES = 12, 64 * 1024  # the last ones of samples.txt
+MAX_SAMPLES = 6
+SAMPLE_BYTES = 1024 * 1024  # of samples.txt, from its end
 
 
 def check_name(name: str) -> str:
@@ -80,7 +81,7 @@ class RunsFolder:
         }
 
     def progress(self, name: str) -> dict[str, Any]:
-        """The curves, the last samples and the metrics of a run, finished or not."""
+        """The curves, some samples and the metrics of a run, finished or not."""
         folder = RunFolder(self.run(name))
         config = folder.load_config()
         rows = folder.rows()
@@ -120,7 +121,7 @@ def _sizes(config: RunConfig) -> dict[str, Any]:
 
 
 def _samples(path: Path) -> list[dict[str, Any]]:
-    """The last samples, newest first, from the end of samples.txt."""
+    """Samples of the whole run, evenly spaced: the newest first, the oldest last."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -130,9 +131,9 @@ def _samples(path: Path) -> list[dict[str, Any]]:
         return []
     parts = re.split(r"^--- step (\d+)\n", text, flags=re.MULTILINE)
     pairs = list(zip(parts[1::2], parts[2::2], strict=True))
-    return [{"step": int(step), "text": sample.strip()} for step, sample in pairs][
-        : -MAX_SAMPLES - 1 : -1
-    ]
+    shown = min(MAX_SAMPLES, len(pairs))
+    chosen = [pairs[round(n * (len(pairs) - 1) / max(1, shown - 1))] for n in range(shown)]
+    return [{"step": int(step), "text": sample.strip()} for step, sample in reversed(chosen)]
 
 
 class FolderModels(Models):

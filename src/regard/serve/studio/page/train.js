@@ -201,7 +201,7 @@ function draw(run) {
   $("numbers").replaceChildren(...(metrics.length ? [el("h3", {}, "On validation data"), el("dl", {class: "metrics"},
     ...metrics.slice(0, 6).map(([key, value]) => el("div", {}, el("dt", {}, key.replaceAll("_", " ")), el("dd", {}, number(value)))))] : []));
   $("samples-title").hidden = !run.samples.length;
-  $("samples").replaceChildren(...run.samples.slice(0, 6).map(sample =>
+  $("samples").replaceChildren(...run.samples.map(sample =>
     el("li", {}, el("span", {class: "step"}, `step ${number(sample.step)}`), el("span", {class: "text"}, sample.text))));
 }
 
