@@ -102,6 +102,7 @@ def test_no_name_leaves_the_folder(studio, folder, text_run):
         assert "name" in answer["error"]["message"]
         assert ask(address, "/studio/resume", {"name": name})[0] == 400
         assert ask(address, f"/studio/structure?name={quoted}")[0] == 400
+        assert ask(address, f"/studio/structure?name=run:{quoted}")[0] == 400
         assert ask(address, f"/studio/diff?first=gpt2&second={quoted}")[0] == 400
     assert sorted(path.name for path in folder.iterdir()) == ["cats", "pairs"]
 
@@ -164,6 +165,7 @@ def test_runs_and_their_curves_are_listed(studio, folder):
     shutil.rmtree(folder / "broken")
     _, _, progress = ask(address, "/studio/runs/cats")
     assert progress["step"] == progress["steps"] == 2
+    assert progress["finished"]
     assert [step for step, _ in progress["loss"]] == [1, 2]
     assert progress["validation"]["loss"][-1][0] == 2
     assert progress["metrics"]["perplexity"] > 1
@@ -224,7 +226,7 @@ def test_attention_maps_are_a_page_without_access_to_the_studio(studio):
 
 def test_figures_take_a_text_and_never_a_file(studio, folder):
     address, _ = studio
-    body = {"figure": "next-token", "model": "cats", "text": "the cat"}
+    body = {"figure": "next-token", "name": "cats", "text": "the cat"}
     _, _, answer = ask(address, "/studio/figure", body)
     (table,) = answer["tables"]
     assert table["header"][:2] == ["token", "P"]
@@ -233,19 +235,23 @@ def test_figures_take_a_text_and_never_a_file(studio, folder):
     _, _, drawn = ask(address, "/studio/figure", {"figure": "bag-of-words", "text": str(secret)})
     secret.unlink()
     assert "zebra" not in json.dumps(drawn)
-    status, _, answer = ask(address, "/studio/figure", {"figure": "gates", "model": "cats"})
+    status, _, answer = ask(address, "/studio/figure", {"figure": "gates", "name": "cats"})
     assert status == 400
-    assert ask(address, "/studio/figure", {"figure": "gates", "model": "/etc"})[0] == 404
+    assert ask(address, "/studio/figure", {"figure": "gates", "name": "/etc"})[0] == 404
     figures = ask(address, "/studio/choices")[2]["figures"]
     assert [figure["name"] for figure in figures] == list(api.figures())
 
 
-def test_structures_and_differences_are_those_of_the_commands(studio):
+def test_structures_and_differences_are_those_of_the_commands(studio, folder):
     address, _ = studio
     _, _, gpt2 = ask(address, "/studio/structure?name=gpt2")
     assert gpt2["diagram"].splitlines() == api.info("gpt2").diagram()
-    _, _, answer = ask(address, "/studio/diff?first=gpt2&second=cats")
+    _, _, answer = ask(address, "/studio/diff?first=gpt2&second=run:cats")
     assert answer["groups"]["sizes"]["layers"][0] == 12
+    (folder / "gpt2").symlink_to(folder / "cats")  # a run with the name of a preset
+    assert ask(address, "/studio/structure?name=gpt2")[2] == gpt2
+    assert ask(address, "/studio/structure?name=run:gpt2")[2]["kind"] == "run"
+    (folder / "gpt2").unlink()
     _, _, answer = ask(address, "/studio/diff?first=gpt2&second=gpt2")
     assert not any(answer["groups"].values())
 

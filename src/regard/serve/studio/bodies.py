@@ -63,8 +63,8 @@ class AttentionBody(StudioBody):
 
 
 class FigureBody(StudioBody):
-    """A figure of the lectures for a run or a preset, and a text."""
+    """A figure of the lectures for a run and a text."""
 
     figure: Word
-    model: Word | None = None
+    name: Name | None = None
     text: Annotated[str, Field(max_length=20_000)] | None = None

@@ -14,6 +14,8 @@ from regard.serve.engine import EngineConfig
 from regard.serve.models import Models, ServedModel
 from regard.serve.worker import Worker
 from regard.tasks import TASKS
+from regard.training.setup.resume_checks import is_finished
+from regard.training.storage import checkpoint
 from regard.training.storage.run_folder import RunFolder, is_run
 from regard.training.tracking.history import Points, downsample
 
@@ -80,8 +82,8 @@ class RunsFolder:
             "steps": config.train.steps,
         }
 
-    def progress(self, name: str) -> dict[str, Any]:
-        """The curves, some samples and the metrics of a run, finished or not."""
+    def progress(self, name: str, *, training: bool) -> dict[str, Any]:
+        """The curves, some samples and the metrics of a run, which may be training now."""
         folder = RunFolder(self.run(name))
         config = folder.load_config()
         rows = folder.rows()
@@ -101,6 +103,8 @@ class RunsFolder:
             "name": name,
             "step": max((row["step"] for row in rows), default=0),
             "steps": config.train.steps,
+            "finished": not training
+            and is_finished(folder, config, checkpoint.latest(folder.checkpoints)),
             "task": kind_of(config.task)[0],
             "loss": downsample(losses, MAX_POINTS),
             "validation": {k: downsample(v, MAX_POINTS) for k, v in validation.items()},

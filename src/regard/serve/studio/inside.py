@@ -122,15 +122,11 @@ def _need(inputs: dict[str, bool], what: str) -> str:
     return "no" if not needed else "needed" if any(needed) else "possible"
 
 
-def draw_figure(name: str, model: ServedModel | str | None, text: str | None) -> dict[str, Any]:
+def draw_figure(name: str, model: ServedModel | None, text: str | None) -> dict[str, Any]:
     """A figure of the lectures as tables or an SVG picture, and as text for a screen reader."""
-    if isinstance(model, ServedModel):
-        subject: Run | Path | str = _text_run(model)
-        if text:
-            _check_length(model, text, MAX_TOKENS)
-        models = [subject]
-    else:
-        models = [] if model is None else [model]
+    models: list[Run | Path | str] = [] if model is None else [_text_run(model)]
+    if model is not None and text:
+        _check_length(model, text, MAX_TOKENS)
     shown = figure(name, models, [text] if text else [])
     panels = shown.data.panels
     only_tables = all(isinstance(panel, Table) for panel in panels)
@@ -189,9 +185,10 @@ def differences(folder: RunsFolder, first: str, second: str) -> dict[str, Any]:
 
 
 def _known(folder: RunsFolder, name: str) -> str:
-    """A preset, or the path of a run of the folder; nothing else that `info` would open."""
-    if name in presets():
-        return name
-    if name in folder.names():
-        return str(folder.path / name)
-    raise ConfigError(unknown("preset or run", name, [*presets(), *folder.names()]))
+    """A preset, or the path of a run: of "run:NAME"; nothing else that `info` would open."""
+    kind, separator, run = name.partition(":")
+    if kind == "run" and separator:
+        return str(folder.run(run))
+    if name not in presets():
+        raise ConfigError(unknown("preset", name, presets()))
+    return name

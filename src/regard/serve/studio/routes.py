@@ -15,7 +15,6 @@ from regard.errors import ConfigError
 from regard.explain.render.figure import POLICY
 from regard.generate import SAMPLER_ORDERS
 from regard.serve.api_errors import ApiError
-from regard.serve.models import ServedModel
 from regard.serve.service import server_of
 from regard.serve.studio import inside
 from regard.serve.studio.bodies import (
@@ -131,9 +130,11 @@ async def list_choices() -> dict[str, Any]:
 async def show_run(http: Request, name: str) -> dict[str, Any]:
     """The curves and samples of a run, and the state of the training."""
     studio = studio_of(http)
+    state = studio.trainer.state()
+    training = state["running"] and state["name"] == name
     return {
-        **await asyncio.to_thread(studio.folder.progress, name),
-        "training": studio.trainer.state(),
+        **await asyncio.to_thread(partial(studio.folder.progress, name, training=training)),
+        "training": state,
     }
 
 
@@ -217,15 +218,13 @@ async def attention(http: Request, body: AttentionBody) -> dict[str, Any]:
 async def draw_figure(http: Request, body: FigureBody) -> dict[str, Any]:
     """A figure of the lectures."""
     server = server_of(http)
-    model: ServedModel | str | None = body.model
-    if model is not None and model not in presets():
-        model = await server.model(http, body.model)
+    model = None if body.name is None else await server.model(http, body.name)
     return await server.job(inside.draw_figure, body.figure, model, body.text)
 
 
 @router.get("/studio/structure")
 async def show_structure(http: Request, name: str) -> dict[str, Any]:
-    """The drawing and the settings of a preset or run."""
+    """The drawing and the settings of a preset, or of a run: `name` is then run:NAME."""
     return await asyncio.to_thread(inside.structure, studio_of(http).folder, name)
 
 

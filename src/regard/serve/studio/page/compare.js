@@ -2,7 +2,7 @@
 
 import {$, complete, el, fail, get, number, post, table, visible} from "/page/dom.js";
 import {generates} from "/page/state.js";
-import {percent} from "/page/generate.js";
+import {percent, predictionText} from "/page/generate.js";
 
 let running = null;
 
@@ -39,7 +39,7 @@ async function show(side, signal) {
         tokens.map((token, n) => [visible(token.piece), percent(stages[0].probabilities[n]), percent(stages.at(-1).probabilities[n])])));
     } else {
       const answer = await post("/predict", {model: run, input: prompt, top: 5}, signal);
-      output.append(JSON.stringify(answer.predictions[0], null, 1));
+      output.append(predictionText(answer.predictions[0]));
     }
     const progress = await get(`/studio/runs/${encodeURIComponent(run)}`);
     card.querySelector(".numbers").replaceChildren(el("h3", {}, "Validation and size"), table([], Object.entries({...progress.metrics, steps: progress.step, ...progress.model})

@@ -97,6 +97,13 @@ function cell(probability, most, before) {
 
 export const percent = p => p === 0 ? "0" : p < 0.0005 ? "< 0.05 %" : `${(100 * p).toFixed(1)} %`;
 
+// A prediction as lines: classes with their probabilities, or whatever else the task gives.
+export function predictionText(value) {
+  if (!Array.isArray(value)) return value !== null && typeof value === "object" ? JSON.stringify(value) : String(value);
+  if (value.length === 2 && typeof value[0] === "string" && typeof value[1] === "number") return `${value[0]}  ${percent(value[1])}`;
+  return value.map(predictionText).join("\n");
+}
+
 async function generate(event) {
   event.preventDefault();
   const run = $("generate-run").value, output = $("generated"), prompt = $("prompt").value;
@@ -115,7 +122,7 @@ async function generate(event) {
       for await (const text of complete(body, generating.signal)) output.append(text);
     } else {
       const answer = await post("/predict", {model: run, input: prompt, top: 5}, generating.signal);
-      output.append(JSON.stringify(answer.predictions[0], null, 1));
+      output.append(predictionText(answer.predictions[0]));
     }
   } catch (error) {
     if (error.name !== "AbortError") fail($("generate-error"), error);

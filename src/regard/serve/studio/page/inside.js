@@ -47,7 +47,7 @@ async function showAttention(name, text) {
 async function showNext(name, text) {
   fail($("next-error"), null);
   try {
-    const answer = await post("/studio/figure", {figure: "next-token", model: name, text});
+    const answer = await post("/studio/figure", {figure: "next-token", name, text});
     $("next-table").replaceChildren(...answer.tables.map(shaded), facts(answer.facts));
   } catch (error) {
     $("next-table").replaceChildren(el("p", {class: "empty"}, "No table for this run."));
@@ -70,10 +70,10 @@ const facts = values => el("dl", {class: "metrics"}, ...Object.entries(values).m
 async function drawFigure() {
   const {name, model, text} = chosen();
   const body = {figure: name};
-  if (model !== "no" && $("inside-run").value) body.model = $("inside-run").value;
+  if (model !== "no" && $("inside-run").value) body.name = $("inside-run").value;
   if (text !== "no" && $("inside-text").value) body.text = $("inside-text").value;
   // a figure of a run takes both or none, where both are possible
-  if (model === "possible" && text === "possible" && !body.text) delete body.model;
+  if (model === "possible" && text === "possible" && !body.text) delete body.name;
   fail($("figure-error"), null);
   $("figure-status").textContent = "Drawing …";
   $("figure-button").disabled = true;

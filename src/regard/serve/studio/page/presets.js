@@ -9,8 +9,9 @@ export function start(choices) {
   const fill = () => {
     for (const [id, first] of [["preset-a", "gpt2"], ["preset-b", "llama"]]) {
       const old = $(id).value || first;
-      const group = (label, names) => names.length ? el("optgroup", {label}, ...names.map(name => el("option", {}, name))) : "";
-      $(id).replaceChildren(group("runs", shared.runs.filter(run => run.task).map(run => run.name)), group("presets", choices.presets));
+      const group = (label, names, prefix) => names.length
+        ? el("optgroup", {label}, ...names.map(name => el("option", {value: prefix + name}, name))) : "";
+      $(id).replaceChildren(group("runs", shared.runs.filter(run => run.task).map(run => run.name), "run:"), group("presets", choices.presets, ""));
       $(id).value = old;
     }
   };
@@ -19,6 +20,8 @@ export function start(choices) {
   for (const id of ["preset-a", "preset-b"]) $(id).addEventListener("change", draw);
   $("presets-form").addEventListener("submit", event => { event.preventDefault(); draw(); });
 }
+
+const plain = name => name.replace(/^run:/, "");
 
 export function shown() {
   if (!begun) draw();
@@ -44,9 +47,9 @@ const structure = name => get(`/studio/structure?${new URLSearchParams({name})}`
 function drawStructure(card, model) {
   const parts = Object.entries(model.parts);
   const size = model.parameters ? `${number(model.parameters)} parameters` : "counts, no parameters";
-  card.replaceChildren(el("h2", {}, model.name),
+  card.replaceChildren(el("h2", {}, plain(model.name)),
     el("p", {class: "hint"}, `${model.kind}, ${model.family}, ${size}`),
-    el("pre", {class: "diagram", tabindex: "0", "aria-label": `Drawing of ${model.name}`}, model.diagram),
+    el("pre", {class: "diagram", tabindex: "0", "aria-label": `Drawing of ${plain(model.name)}`}, model.diagram),
     ...(model.published ? [el("p", {class: "hint"}, `${model.published.source}: ${number(model.published.count)} parameters`)] : []),
     parts.length ? el("details", {}, el("summary", {}, "Parameters by part"),
       table(["part", "parameters", "share"], parts.map(([part, count]) => [part, number(count), `${(100 * count / model.parameters).toFixed(1)} %`]))) : null,
@@ -56,11 +59,11 @@ function drawStructure(card, model) {
 function drawDifferences({names, groups}) {
   const bodies = Object.entries(groups).filter(([, rows]) => Object.keys(rows).length);
   if (!bodies.length) {
-    $("differences").replaceChildren(el("p", {class: "empty"}, `${names[0]} and ${names[1]} are the same model.`));
+    $("differences").replaceChildren(el("p", {class: "empty"}, `${plain(names[0])} and ${plain(names[1])} are the same model.`));
     return;
   }
   $("differences").replaceChildren(el("table", {},
-    el("thead", {}, el("tr", {}, el("th", {scope: "col"}, "setting"), ...names.map(name => el("th", {scope: "col"}, name)))),
+    el("thead", {}, el("tr", {}, el("th", {scope: "col"}, "setting"), ...names.map(name => el("th", {scope: "col"}, plain(name))))),
     ...bodies.map(([title, rows]) => el("tbody", {}, el("tr", {class: "group"}, el("th", {scope: "rowgroup", colspan: 3}, title)),
       ...Object.entries(rows).map(([key, values]) => el("tr", {}, el("th", {scope: "row"}, key), ...values.map(value => el("td", {}, show(value)))))))));
 }
