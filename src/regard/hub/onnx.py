@@ -99,8 +99,8 @@ def write_onnx(model: Transformer, path: Path) -> float:
             expected = _flatten(module(*inputs))
         feed = dict(zip(names[0], (x.numpy() for x in _flatten(inputs)), strict=True))
         for actual, output in zip(session.run(None, feed), expected, strict=True):
-            error = (torch.from_numpy(actual) - output).abs().max().item() if actual.size else 0.0
-            difference = max(difference, error / max(1.0, output.abs().max().item() / 10))
+            deviation = (torch.from_numpy(actual) - output).abs().max().item() if actual.size else 0.0
+            difference = max(difference, deviation / max(1.0, output.abs().max().item() / 10))
     if not difference <= TOLERANCE:
         raise CheckpointError(
             f"ONNX Runtime's outputs differ by {difference:.2g}, more than {TOLERANCE}; "
