@@ -70,14 +70,13 @@ def train_one(out: Path, recipe: str, name: str, overrides: list[str]) -> None:
 
 def score(out: Path) -> None:
     import matplotlib.pyplot as plt
-    import torch
 
-    from regard.explain.attention_map import AttentionMap
     from regard.tasks.metrics import bleu
 
     sources, references = lines("en"), [line.lower() for line in lines("fr")]
     names = [*NAMES, *sorted({path.stem for path in out.glob("*.json")} - {*NAMES})]
     names = [name for name in names if (out / f"{name}.json").exists()]
+    aligned = {}
     figure, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
     labels = [f"{low}-{high}" if high < 99 else f"{low}+" for low, high in LENGTHS]
     print(f"| | parameters | seconds | BLEU | {' | '.join(labels)} |")
@@ -96,13 +95,17 @@ def score(out: Path) -> None:
         print(f"| {name} | {' | '.join(cells)} |")
         axes.plot(labels, by_length, marker="o", label=name)
         if "weights" in result:
-            weights = torch.tensor(result["weights"]).unsqueeze(0)
-            AttentionMap(result["rows"], result["columns"], weights, kind="cross").save(
-                out / f"alignment-{name}.svg", title=name
-            )
+            aligned[name] = result
     axes.set(xlabel="words of the English sentence", ylabel="BLEU")
     axes.legend(frameon=False)
     figure.savefig(out / "bleu-by-length.svg")
+    figure, maps = plt.subplots(1, len(aligned), figsize=(12, 4.5), layout="constrained")
+    for part, (name, result) in zip(maps, aligned.items(), strict=True):
+        part.imshow(result["weights"], vmin=0, cmap="Blues")
+        part.set_xticks(range(len(result["columns"])), result["columns"], rotation=90)
+        part.set_yticks(range(len(result["rows"])), result["rows"])
+        part.set_title(name)
+    figure.savefig(out / "alignments.svg")
     for name in names:
         print(f"{name}: {json.loads((out / f'{name}.json').read_text())['sentence']}")
 

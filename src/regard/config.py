@@ -302,15 +302,19 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not a TOML file: {error}") from None
 
 
+STUDY_KEYS = ("study", "report")  # of a recipe of several runs
+
+
 def read_recipe(path: Path) -> dict[str, Any]:
     """Read a recipe and check its keys and types; errors name the file.
 
-    It may be a study of several runs, which `study_runs` returns.
+    It may be a study of several runs, which `study_runs` returns, with a `report` at its end.
     """
     table = {"name": path.stem, **read_toml(path)}
     runs = table.get("study", {})
     try:
-        build(RunConfig, {key: value for key, value in table.items() if key != "study"})
+        build(RunConfig, {k: value for k, value in table.items() if k not in STUDY_KEYS})
+        study_report(table)
         if not isinstance(runs, Mapping) or not all(isinstance(t, Mapping) for t in runs.values()):
             raise ConfigError("study holds a table of settings for each run, as in [study.NAME]")
         for name, run in runs.items():
@@ -328,9 +332,27 @@ def study_runs(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     >>> study_runs({"train": {"steps": 9}, "study": {"gru": {"train": {"lr": 0.1}}}})
     {'gru': {'train': {'steps': 9, 'lr': 0.1}, 'name': 'gru'}}
     """
-    rest = {key: value for key, value in recipe.items() if key != "study"}
+    rest = {key: value for key, value in recipe.items() if key not in STUDY_KEYS}
     runs = recipe.get("study", {})
     return {name: overlay(rest, {"name": name, **run}) for name, run in runs.items()}
+
+
+def study_report(recipe: Mapping[str, Any]) -> list[Choice]:
+    """The data on which a study ends with an evaluation by length; empty: none.
+
+    >>> study_report({"study": {}, "report": {"by_length": {"kind": "parentheses"}}})
+    [{'kind': 'parentheses'}]
+    """
+    report = recipe.get("report")
+    if report is None:
+        return []
+    if "study" not in recipe or not isinstance(report, Mapping) or {*report} != {"by_length"}:
+        raise ConfigError(
+            "report belongs to a study and has one key, by_length: the data of an evaluation by "
+            "length, a name, a path or a table"
+        )
+    data = report["by_length"]
+    return list(data) if isinstance(data, list) else [data]
 
 
 def check_not_study(recipe: Mapping[str, Any]) -> None:

@@ -36,6 +36,46 @@ def recipe(materials, tmp_path):
     return path
 
 
+REPORTED = """
+task = "label"
+model = { preset = "elman", dim = 8, layers = 1, one_hot = true, context = 12 }
+train = { steps = 2, batch = 4 }
+[data]
+path = { kind = "parentheses", examples = 40, longest = 6 }
+tokenizer = "char"
+[report]
+by_length = { kind = "parentheses", examples = 60, longest = 12, seed = 2 }
+[study.one]
+train.lr = 1e-3
+[study.two]
+train.lr = 1e-2
+"""
+
+
+def test_a_study_ends_with_the_evaluation_of_its_report(regard, tmp_path):
+    (tmp_path / "longer.toml").write_text(REPORTED)
+    completed = regard("train", tmp_path / "longer.toml")
+    assert completed.code == 0, completed.err
+    table = completed.out.split("accuracy, by characters")[1]
+    assert [line.split()[0] for line in table.split("\n") if line] == [
+        "2",
+        "4",
+        "6",
+        "8",
+        "10",
+        "12",
+    ]
+
+
+@pytest.mark.parametrize(
+    "report", ["report = 3", "[report]\nlonger = 3", "[report]\nby_length = 'a'\nother = 1"]
+)
+def test_a_report_has_one_key(regard, tmp_path, report):
+    (tmp_path / "wrong.toml").write_text(f"{report}\n[study.one]\ntrain.lr = 1e-3")
+    completed = regard("train", tmp_path / "wrong.toml")
+    assert "report belongs to a study and has one key, by_length" in completed.err
+
+
 def test_a_study_trains_and_compares_all_of_its_runs(regard, recipe):
     completed = regard("train", recipe)
     assert completed.code == 0, completed.err

@@ -1,7 +1,7 @@
 """Train, resume, import and export runs."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -194,6 +194,7 @@ class Study:
 
     folder: Path
     configs: Mapping[str, RunConfig]
+    report: Sequence[Choice] = ()  # data of an evaluation by length at the end
 
     def __repr__(self) -> str:
         return f"Study({str(self.folder)!r}: {', '.join(self.configs)})"
@@ -235,7 +236,8 @@ def open_study(
     configs = run_settings.configure_study(None if what is None else str(what), over)
     if not configs:
         return None
-    return Study(Path("runs", Path(str(what)).stem) if out is None else Path(out), configs)
+    folder = Path("runs", Path(str(what)).stem) if out is None else Path(out)
+    return Study(folder, configs, run_settings.configure_report(str(what)))
 
 
 @dataclass(frozen=True, slots=True)

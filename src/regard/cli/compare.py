@@ -27,6 +27,7 @@ from regard.cli.output import (
     strip_control,
     write_file,
 )
+from regard.config import Choice
 from regard.errors import ConfigError
 from regard.html import html_table
 
@@ -74,13 +75,24 @@ def compare(
         raise ConfigError("--data needs --by-length; give both, or neither")
     if out is not None:
         check_output_file(out, force)
+    show_comparison(
+        runs, text=text, by_length=by_length, data=parse_data(data), out=out, as_json=as_json
+    )
+
+
+def show_comparison(
+    runs: Sequence[Path],
+    *,
+    text: str | None = None,
+    by_length: bool = False,
+    data: Sequence[Choice] = (),
+    out: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """Compare runs and print the tables, or write them to `out`."""
     with make_display(settings.quiet, transient=True) as display:
         comparison = api.compare(
-            *runs,
-            text=text,
-            by_length=by_length,
-            data=parse_data(data),
-            progress=display.show_preparation,
+            *runs, text=text, by_length=by_length, data=data, progress=display.show_preparation
         )
         groups = _groups(comparison)
         extra = as_groups(comparison.by_length) if comparison.by_length else {}

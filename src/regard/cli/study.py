@@ -4,7 +4,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from regard.cli.compare import compare
+from regard.cli.compare import show_comparison
 from regard.cli.output import bold, print_status, spinner
 from regard.cli.report import show_progress
 from regard.errors import Stopped
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def train_study(study: "Study", *, as_json: bool) -> None:
-    """Train the runs that have not finished, then print the table of `regard compare`."""
+    """Train the runs that have not finished, then print the table of `regard compare`.
+
+    Where the recipe has a `report`, the runs are also evaluated on its data, by length.
+    """
     with spinner("looking for finished runs"):
         remaining = study.remaining()
     for number, name in enumerate(study.configs, 1):
@@ -27,4 +30,4 @@ def train_study(study: "Study", *, as_json: bool) -> None:
                 hint = "or continue the whole study: run the same command again"
                 raise Stopped(f"{stopped}\n{hint}", stopped.exit_code) from None
             print_status()
-    compare(study.paths(), as_json=as_json)
+    show_comparison(study.paths(), by_length=bool(study.report), data=study.report, as_json=as_json)

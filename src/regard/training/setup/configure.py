@@ -16,6 +16,7 @@ from regard.config import (
     merge,
     overlay,
     read_recipe,
+    study_report,
     study_runs,
 )
 from regard.data.builtin import BUILTINS
@@ -117,6 +118,12 @@ def configure_study(
             f"minutes applies to one run, and {what} has {len(runs)}; set train.steps"
         )
     return {name: _combine(base, over, file) for name, base in runs.items()}
+
+
+def configure_report(what: str | None) -> list[Choice]:
+    """The data on which a study is evaluated by length at its end; empty: none."""
+    file = _recipe(what)
+    return [] if file is None else study_report(read_recipe(file))
 
 
 def _recipe(what: str | None) -> Path | None:
