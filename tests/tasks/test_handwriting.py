@@ -19,6 +19,7 @@ from regard.tasks.handwriting import Handwriting
 NETWORKS = {
     "lstm": {"preset": "lstm", "dim": 12, "layers": 1},
     "decoder": {"preset": "tiny-decoder", "dim": 8, "layers": 1, "heads": 2},
+    "window": {"family": "soft_window", "dim": 8, "curves": 3},
 }
 
 
@@ -78,11 +79,14 @@ def network(name, **fields):
 
 
 def check_sampling(name, steps):
-    task, model = network(name)
+    written = {"text": "abba"} if name == "window" else {}
+    task, model = network(name, alphabet="ab" if written else "")
     rows, length = 50, 20 if name == "decoder" else max(20, steps // 200)
     for bias in (0.0, 0.5, 5.0, 1e6):
         for seed in range(-(-steps // (4 * rows * length))):
-            drawn = task.draw(model, rows, bias=bias, seed=seed, steps=length, ignore_end=True)
+            drawn = task.draw(
+                model, rows, bias=bias, seed=seed, steps=length, ignore_end=True, **written
+            )
             assert len(drawn) == rows
             for points in drawn:
                 assert len(points) == length
@@ -115,7 +119,7 @@ def test_a_bias_narrows_the_distribution():
 def test_drawings_are_batched_with_their_class_and_end():
     task = Handwriting(std=2.0, points=4, names=["a", "b"])
     short, long = np.array([[2, 4, 0], [6, 0, 1]], np.float32), np.ones((5, 3), np.float32)
-    batch = task.collate(([short, long], [1, 0]), torch.Generator())
+    batch = task.collate(([short, long], [1, 0], None), torch.Generator())
     assert batch.lengths.tolist() == [2, 4]
     assert batch.targets[0, :2].tolist() == [[1, 2, 0], [3, 0, END]]
     assert batch.targets[1, 3].tolist() == [0.5, 0.5, 1]  # cut, so it does not end
@@ -136,6 +140,16 @@ GOOD = {"xyp": np.array([[1, 2, 0], [3, 4, 1], [5, 6, 0]]), "off": np.array([0, 
         ({"xyp": np.array([[1, 2, 0], [3, np.nan, 1], [5, 6, 0]])}, r"row 1 \(drawing 0\)"),
         ({"xyp": np.array([[1, 2, 0], [3, 4, 1], [5, 6, 7]])}, r"row 2 \(drawing 1\) is .*lift 0"),
         ({"label": np.array(["a"])}, r"label has shape \(1,\), and there are 2 drawings"),
+        ({"text": np.array(["a"])}, r"text is <U1 of shape \(1,\), and there are 2 drawings"),
+        ({"text": np.array(["a", ""])}, r"text, row 1 is empty; write what it shows"),
+        (
+            {
+                "test_xyp": np.zeros((1, 3)),
+                "test_off": np.array([0, 1]),
+                "text": np.array(["a", "b"]),
+            },
+            "some parts have texts",
+        ),
     ],
 )
 def test_ragged_strokes_are_refused_with_file_and_row(tmp_path, change, told):
@@ -202,3 +216,30 @@ def test_from_an_archive_to_drawings_by_class(tmp_path, monkeypatch, capsys):
     assert (said.code, "no Hugging Face family" in said.err) == (2, True)
     judged = json.loads(invoke(capsys, "evaluate", "run", "--json").out)
     assert judged["evaluated"] == "all 48 points"
+
+
+def test_a_text_is_drawn_and_its_window_explained(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = "data.path={kind='digits', examples=40, longest=3}"
+    small = [data, "model.dim=8", "train.steps=3", "train.batch=8", "train.schedule.warmup=1"]
+    said = invoke(capsys, "train", "handwriting-digits", *small, "--out", "run")
+    assert said.code == 0, said.err
+    assert "alphabet   0123456789" in said.err
+    words = ["--count", 2, "--seed", 1, "--out", "d.svg"]
+    assert invoke(capsys, "generate", "run", "12", *words).out == "d.svg\n"
+    said = invoke(capsys, "generate", "run", "1a", *words, "--force")
+    assert (said.code, "'a' is not in the alphabet of the training texts" in said.err) == (2, True)
+    said = invoke(capsys, "generate", "run", *words, "--force")
+    assert (said.code, "this model draws a text; give one" in said.err) == (2, True)
+    (attention,) = regard.load("run").explain("07").values()
+    assert attention.columns == ["0", "7"]
+    assert attention.weights.shape[1:] == (len(attention.rows), 2)
+    assert invoke(capsys, "explain", "run", "07", "--out", "w.svg").code == 0
+    assert "soft window over the text" in invoke(capsys, "info", "run").out
+    assert "unknown" not in invoke(capsys, "evaluate", "run", "--json").err
+    np.savez("plain.npz", **GOOD)
+    said = invoke(capsys, "evaluate", "run", "plain.npz")
+    assert "drawings have no texts, and the run was trained on texts" in said.err
+    np.savez("more.npz", xyp=np.eye(40, 3), off=np.arange(0, 41, 2))
+    said = invoke(capsys, "train", "more.npz", "model.family=soft_window", "--out", "no")
+    assert "drawings have no texts for model.family=soft_window" in said.err

@@ -15,6 +15,7 @@ from regard.config import make
 from regard.errors import ConfigError
 from regard.explain.attention import (
     NEEDS_ATTENTION,
+    attention_maps,
     cross_attention_path,
     has_attention,
     image_attention,
@@ -24,7 +25,7 @@ from regard.explain.attention import (
     self_attention,
     text_stack,
 )
-from regard.explain.attention_map import AttentionMaps
+from regard.explain.attention_map import AttentionMap, AttentionMaps
 from regard.explain.attribution import Attribution, attribute
 from regard.explain.effects import head_effects, next_token_loss
 from regard.explain.gradient import GradientFlow, last_token_gradients, require_gradients
@@ -33,6 +34,7 @@ from regard.explain.lens import Lens, logit_lens
 from regard.nn.state import Source
 from regard.pipelines.captions import explain_caption
 from regard.pipelines.images import image_task, input_pixels
+from regard.pipelines.strokes import SOFT_WINDOW, stroke_task
 from regard.pipelines.text_pairs import encode_pair
 from regard.tasks import TASKS
 from regard.text import PairTokenizers
@@ -46,6 +48,8 @@ def last_attention(
 ) -> AttentionMaps:
     """Attention maps of one layer, by default the last; for pairs, its cross-attention."""
     require_attention(run)
+    if run.config.model["family"] == SOFT_WINDOW:
+        return explain_window(run, what)
     if "file" in run.inputs:
         return explain_caption(run, what, [layer])
     if isinstance(run.tokenizers, PairTokenizers):
@@ -69,6 +73,8 @@ def all_attention(
 ) -> AttentionMaps:
     """All attention of the model while it reads a text or an image."""
     require_attention(run)
+    if run.config.model["family"] == SOFT_WINDOW:
+        return explain_window(run, what)
     if "file" in run.inputs:
         if (target, heads, rows, pattern, words) != (None, None, None, None, False):
             raise ConfigError("of a captioning run only `layers` can be chosen")
@@ -188,6 +194,21 @@ def context_ids(run: "Run", text: str) -> list[int]:
     if not ids:
         raise ConfigError("the text is empty; give at least one token")
     return ids
+
+
+def explain_window(run: "Run", text: str) -> AttentionMaps:
+    """The weights of the soft window over a text, at each point of a drawing of it."""
+    task = stroke_task(run.config.task)
+    drawing = task.draw(run.model, 1, text=text, seed=0, bias=1.0)[0]
+    batch = task.collate(([drawing], None, [text]), torch.Generator()).to(run.device)
+    maps = attention_maps(run.model, lambda: run.model(batch.inputs, source=batch.text))
+    rows = [str(number) for number in range(1, len(drawing) + 1)]
+    return AttentionMaps(
+        {
+            path: AttentionMap(rows, list(text), weights[0].cpu(), ["window"], "cross")
+            for path, weights in maps.items()
+        }
+    )
 
 
 def require_attention(run: "Run") -> None:

@@ -511,7 +511,8 @@ class Run:
     ) -> list[NDArray[np.float32]]:
         """Drawings of a handwriting model: points (dx, dy, lift) of each, in the data's unit.
 
-        `label` is the class to draw, for a model with classes; a larger `bias` draws more neatly.
+        `label` is the class to draw, for a model with classes, or the text, for a model with a soft
+        window; a larger `bias` draws more neatly.
         `explain.render.strokes.to_svg` makes a picture of them.
 
         >>> drawings.draw(count=2, seed=0)[0].shape[1]
@@ -519,6 +520,8 @@ class Run:
         """
         self._require("draw", "draw")
         task = stroke_task(self.config.task)
+        if task.alphabet:
+            return task.draw(self.model, count, text=label, bias=bias, seed=seed)
         return task.draw(self.model, count, label=task.class_of(label), bias=bias, seed=seed)
 
     def fill(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:

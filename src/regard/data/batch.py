@@ -156,6 +156,7 @@ class StrokeBatch(Batch):
     inputs: Float[Tensor, "batch time inputs"]
     targets: Float[Tensor, "batch time 3"]
     lengths: Int[Tensor, " batch"]
+    text: Source | None = None  # the characters that each drawing shows
 
     @property
     def scored(self) -> Bool[Tensor, "batch time"]:

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from regard.data import labels as labelled
 from regard.data import pairs, series, text
 from regard.data.captions import Box, Captions, from_pixels
+from regard.data.digits import write_number
 from regard.data.labels import LabelledText
 from regard.data.number_words import english, french
 from regard.data.pairs import Pairs
 from regard.data.series import Series
+from regard.data.strokes import Strokes, from_drawings
 from regard.data.text import Text
 from regard.errors import ConfigError, DataError
 
@@ -320,7 +322,18 @@ def _draw(
     part[:, inside(y, x)] = np.array(colour, np.uint8)[:, None]
 
 
-BUILTINS: dict[str, Callable[..., Text | Pairs | LabelledText | Series | Captions]] = {
+def digits(*, examples: int = 4000, shortest: int = 2, longest: int = 5, seed: int = 1) -> Strokes:
+    """Numbers in the strokes of a pen, as if written by hand, each with its digits as text."""
+    _check_range("examples", examples, 2)
+    _check_range("shortest", shortest, 1)
+    _check_range("longest", longest, shortest)
+    random = Random(seed)
+    lengths = [random.randint(shortest, longest) for _ in range(examples)]
+    texts = ["".join(random.choices("0123456789", k=length)) for length in lengths]
+    return from_drawings("digits", [write_number(text, random) for text in texts], texts)
+
+
+BUILTINS: dict[str, Callable[..., Text | Pairs | LabelledText | Series | Captions | Strokes]] = {
     "reversal": reversal,
     "copy": copy,
     "numbers": numbers,
@@ -330,6 +343,7 @@ BUILTINS: dict[str, Callable[..., Text | Pairs | LabelledText | Series | Caption
     "heights": heights,
     "sines": sines,
     "shapes": shapes,
+    "digits": digits,
     "python-docs": python_docs,
     "python-source": python_source,
 }

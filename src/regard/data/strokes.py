@@ -1,7 +1,7 @@
 """Drawings as pen strokes: points (dx, dy, lift), in an .npz archive."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -14,7 +14,8 @@ from regard.data.text_files import stem
 from regard.data.validation_split import split_rows
 from regard.errors import DataError
 
-POINTS, OFFSETS, LABELS = "xyp", "off", "label"  # arrays of an archive, after the part's name
+# arrays of an archive, after the part's name
+POINTS, OFFSETS, LABELS, TEXTS = "xyp", "off", "label", "text"
 PARTS = {"train": ("train_", ""), "validation": ("valid_", "validation_"), "test": ("test_",)}
 
 
@@ -29,6 +30,7 @@ class Strokes:
     offsets: NDArray[np.int64] = field(repr=False)  # (drawings + 1): the points of each
     labels: NDArray[np.int64] | None = field(default=None, repr=False)  # a class per drawing
     class_names: tuple[str, ...] = ()
+    texts: tuple[str, ...] | None = field(default=None, repr=False)  # what each drawing shows
     validation: "Strokes | None" = field(default=None, repr=False)
     test: "Strokes | None" = field(default=None, repr=False)
 
@@ -53,6 +55,7 @@ class Strokes:
             points=points,
             offsets=np.concatenate([[0], np.cumsum(lengths)]),
             labels=None if self.labels is None else self.labels[rows],
+            texts=None if self.texts is None else tuple(self.texts[row] for row in rows),
         )
 
     def split(self, fraction: float, seed: int) -> tuple["Strokes", "Strokes"]:
@@ -73,6 +76,8 @@ class Strokes:
         digest = hashlib.sha256("\n".join(self.class_names).encode("utf-8", "surrogatepass"))
         for array in (self.points, self.offsets, self.labels):
             digest.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
+        for text in self.texts or ():
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
         return digest.hexdigest()
 
 
@@ -87,10 +92,11 @@ def from_npz(path: Path) -> Strokes:
 
     The arrays of a part are `train_xyp`, points (dx, dy, lift) of all drawings one after the other,
     `train_off`, where each drawing starts and the last ends, and if drawings have classes
-    `train_label`, one of each; `valid_…` and `test_…` likewise. `xyp` and `off` are one part.
+    `train_label`, one of each, or `train_text`, what each drawing shows; `valid_…` and `test_…`
+    likewise. `xyp` and `off` are one part.
     """
     hint = "the points of all drawings as one array 'xyp' and where they start as 'off'"
-    arrays = read_arrays(path, lambda name: name.endswith((POINTS, OFFSETS, LABELS)), hint)
+    arrays = read_arrays(path, lambda name: name.endswith((POINTS, OFFSETS, LABELS, TEXTS)), hint)
     parts = {}
     for part, prefixes in PARTS.items():
         for prefix in prefixes:
@@ -99,14 +105,16 @@ def from_npz(path: Path) -> Strokes:
     if "train" not in parts:
         raise DataError(f"{path} has no training drawings; name their points 'train_xyp' or 'xyp'")
     names = tuple(sorted({str(label) for part in parts.values() for label in part[2]}))
-    made = {part: _strokes(path, part, *arrays, names) for part, arrays in parts.items()}
+    if len({texts is None for *_, texts in parts.values()}) > 1:
+        raise DataError(f"{path}: some parts have texts and others none; give all or none of them")
+    made = {part: _strokes(stem(path), *arrays, names) for part, arrays in parts.items()}
     return replace(made["train"], validation=made.get("validation"), test=made.get("test"))
 
 
 def _part(
     path: Path, arrays: Mapping[str, NDArray[Any]], prefix: str
-) -> tuple[NDArray[np.float32], NDArray[np.int64], list[str]]:
-    """The checked points, offsets and labels of a part of an archive."""
+) -> tuple[NDArray[np.float32], NDArray[np.int64], list[str], tuple[str, ...] | None]:
+    """The checked points, offsets, labels and texts of a part of an archive."""
     name, offset_name = f"{path}: {prefix}{POINTS}", f"{prefix}{OFFSETS}"
     points = arrays[f"{prefix}{POINTS}"]
     if points.ndim != 2 or points.shape[1] != 3 or points.dtype.kind not in "iuf":
@@ -150,24 +158,51 @@ def _part(
             f"{path}: {prefix}{LABELS} has shape {labels.shape}, and there are "
             f"{len(offsets) - 1:,} drawings; it must have one label for each"
         )
-    return points, offsets, [] if labels is None else [str(label) for label in labels]
+    names = [] if labels is None else [str(label) for label in labels]
+    return points, offsets, names, _texts(path, arrays.get(f"{prefix}{TEXTS}"), prefix, offsets)
+
+
+def _texts(
+    path: Path, texts: NDArray[Any] | None, prefix: str, offsets: NDArray[np.int64]
+) -> tuple[str, ...] | None:
+    """The text of each drawing, if an archive has them."""
+    if texts is None:
+        return None
+    if texts.dtype.kind != "U" or texts.shape != (len(offsets) - 1,):
+        raise DataError(
+            f"{path}: {prefix}{TEXTS} is {texts.dtype} of shape {texts.shape}, and there are "
+            f"{len(offsets) - 1:,} drawings; it must be one string for each"
+        )
+    if (empty := np.flatnonzero(texts == "")).size:
+        raise DataError(f"{path}: {prefix}{TEXTS}, row {empty[0]:,} is empty; write what it shows")
+    return tuple(map(str, texts))
+
+
+def from_drawings(
+    name: str, drawings: Sequence[NDArray[np.float32]], texts: Sequence[str]
+) -> Strokes:
+    """Drawings in memory, with their texts."""
+    offsets = np.cumsum([0, *map(len, drawings)])
+    return _strokes(name, np.concatenate(drawings), offsets, [], tuple(texts), ())
 
 
 def _strokes(
-    path: Path,
-    part: str,
+    name: str,
     points: NDArray[np.float32],
     offsets: NDArray[np.int64],
     labels: list[str],
+    texts: tuple[str, ...] | None,
     class_names: tuple[str, ...],
 ) -> Strokes:
     count, most = len(offsets) - 1, int(np.diff(offsets).max())
     classes = f", {len(class_names)} classes" if class_names else ""
+    written = "" if texts is None else f", with texts of up to {max(map(len, texts))} characters"
     return Strokes(
-        name=stem(path),
-        description=f"strokes, {count:,} drawings of up to {most:,} points{classes}",
+        name=name,
+        description=f"strokes, {count:,} drawings of up to {most:,} points{classes}{written}",
         points=points,
         offsets=offsets,
         labels=np.array([class_names.index(label) for label in labels]) if labels else None,
         class_names=class_names,
+        texts=texts,
     )

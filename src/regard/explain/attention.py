@@ -20,6 +20,7 @@ from regard.nn.block import Stack
 from regard.nn.recurrent import Cell
 from regard.nn.recurrent_attention import RecurrentAttention
 from regard.nn.score import Dot
+from regard.nn.soft_window import SoftWindow
 from regard.nn.state import Source
 from regard.tasks.vocab_info import encode_with_masks
 from regard.text import PairTokenizers, Tokenizer
@@ -31,7 +32,8 @@ NEEDS_ATTENTION = "explain needs a transformer, or a seq2seq model with model.sc
 
 def has_attention(model: nn.Module) -> bool:
     """Whether any module of a model is an attention."""
-    return any(isinstance(module, Attention | RecurrentAttention) for module in model.modules())
+    kinds = Attention | RecurrentAttention | SoftWindow
+    return any(isinstance(module, kinds) for module in model.modules())
 
 
 @torch.no_grad()
@@ -59,7 +61,8 @@ def attention_maps(
     """
     modules: dict[str, nn.Module] = {}
     for each in [pattern] if isinstance(pattern, str) else pattern:
-        modules |= matching_modules(model, (Attention, RecurrentAttention), each, "attention")
+        kinds = (Attention, RecurrentAttention, SoftWindow)
+        modules |= matching_modules(model, kinds, each, "attention")
     recordings: dict[str, list[_Recording]] = {name: [] for name in modules}
     with ExitStack() as stack:
         stack.enter_context(run_eagerly())
@@ -102,7 +105,7 @@ class _Recording:
 
 def _record(module: nn.Module, calls: list[_Recording], call: int | None) -> list[RemovableHandle]:
     """Register the hooks that record an attention module; with `call` -1 only the last call."""
-    if isinstance(module, RecurrentAttention):
+    if isinstance(module, RecurrentAttention | SoftWindow):
         return [record(module.weights_tap, lambda out: calls.append(_Recording(weights=out)))]
     module = cast(Attention, module)
 

@@ -27,6 +27,7 @@ from regard.models.ngram import NGram, NGramConfig
 from regard.models.presets import PRESETS, ModelConfig
 from regard.models.recurrent import RecurrentConfig, RecurrentLM
 from regard.models.seq2seq import EncoderDecoder, Seq2SeqConfig
+from regard.models.soft_window import SoftWindowConfig, SoftWindowLM
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vision import Vision, VisionConfig
 from regard.nn.lora import has_lora
@@ -47,6 +48,7 @@ FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
     "vision": (VisionConfig, Vision),
     "captioner": (CaptionerConfig, Captioner),
     "recurrent_captioner": (RecurrentCaptionerConfig, RecurrentCaptioner),
+    "soft_window": (SoftWindowConfig, SoftWindowLM),
 }
 # Larger values are typing errors; counting the parameters of such a model would take hours.
 MAX_LAYERS, MAX_MODEL_SIZE = 10_000, 1 << 24

@@ -24,6 +24,7 @@ from regard.tasks import TASKS, Handwriting
 
 DEFAULT_ROWS = 64  # drawings of a step, where train.batch is not set
 SAMPLES, SHOWN = 16, 4  # drawings of a sample; as text
+SOFT_WINDOW = "soft_window"  # the family of models that read texts
 
 
 class StrokesPipeline(Pipeline):
@@ -50,10 +51,13 @@ class StrokesPipeline(Pipeline):
         return data.validation or data.test or data
 
     def defaults(self, data: Strokes, task: Choice, *, gpu: bool) -> dict[str, Any]:
-        """An LSTM, as in Graves 2013."""
+        """An LSTM, with a soft window if drawings have texts, as in Graves 2013."""
+        model = {"preset": "lstm", "dim": 400 if gpu else 192, "layers": 1}
+        if data.texts is not None:
+            model = {"family": SOFT_WINDOW, "dim": 256 if gpu else 128, "layers": 2}
         return {
             "task": "handwriting",
-            "model": {"preset": "lstm", "dim": 400 if gpu else 192, "layers": 1},
+            "model": model,
             "train": {
                 "steps": 10_000 if gpu else 1500,
                 "batch": DEFAULT_ROWS,
@@ -84,6 +88,14 @@ class StrokesPipeline(Pipeline):
         names = task.names or (list(train.class_names) if task.conditional else [])
         points = task.points or int(train.lengths.max())
         facts = {"std": std, "points": points, "names": names}
+        reads_texts = config.model.get("family") == SOFT_WINDOW
+        if reads_texts and train.texts is None:
+            raise DataError(
+                f"{train.name}: drawings have no texts for model.family=soft_window; give them as "
+                "an array 'text', or choose model.preset=lstm"
+            )
+        if reads_texts and not task.alphabet:
+            facts["alphabet"] = "".join(sorted({*"".join(train.texts or ())}))
         config = replace(config, task=merge({"task": config.task}, {"task": facts})["task"])
         task = stroke_task(config.task)
         model = resolve(config.model, **task.model_settings())
@@ -95,6 +107,7 @@ class StrokesPipeline(Pipeline):
             return _batch(task, train, loader.examples(number))
 
         truncated = int((train.lengths > points).sum())
+        unread = train.texts is not None and not reads_texts
         return TrainingData(
             **vars(data),
             batch=batch,
@@ -106,6 +119,8 @@ class StrokesPipeline(Pipeline):
                 f"validation {validation.description}",
                 f"offsets    standard deviation {std:.4g}",
                 *([describe_classes(names)] if names else []),
+                *([f"alphabet   {task.alphabet}"] if task.alphabet else []),
+                *(["texts      not read; model.family=soft_window reads them"] if unread else []),
             ],
         )
 
@@ -123,6 +138,16 @@ class StrokesPipeline(Pipeline):
                 f"{data.name}: drawings have classes {', '.join(data.class_names[:5]) or 'none'}, "
                 f"and the run was trained on {', '.join(task.names[:5])}"
             )
+        if task.alphabet:
+            if data.texts is None:
+                raise DataError(
+                    f"{data.name}: drawings have no texts, and the run was trained on texts"
+                )
+            if unknown := {*"".join(data.texts)} - {*task.alphabet}:
+                raise DataError(
+                    f"{data.name}: {''.join(sorted(unknown))[:20]!r} is in a text, and not in the "
+                    f"alphabet of the training texts, {task.alphabet!r}"
+                )
         rows = max(DEFAULT_ROWS, config.train.batch or 0)
         points = int(np.minimum(data.lengths, task.points or np.inf).sum())
         return EvalData(
@@ -140,7 +165,8 @@ class StrokesPipeline(Pipeline):
         """Drawings of the model: some as text, all as SVG."""
         task = cast(Handwriting, data.task)
         label = 0 if task.names else None
-        drawings = task.draw(model, SAMPLES, label=label, seed=seed, bias=0.5)
+        text = data.validation_data.texts[0] if task.alphabet else None
+        drawings = task.draw(model, SAMPLES, label=label, text=text, seed=seed, bias=0.5)
         return Drawing(to_text(drawings[:SHOWN]), to_svg(drawings))
 
 
@@ -154,7 +180,8 @@ def _batch(task: Handwriting, data: Strokes, rows: NDArray[np.int64]) -> Batch:
     if data.labels is not None and task.names:
         number = [task.names.index(name) for name in data.class_names]
         labels = [number[label] for label in data.labels[rows]]
-    return task.collate(([data[int(row)] for row in rows], labels), torch.Generator())
+    texts = [data.texts[row] for row in rows] if data.texts and task.alphabet else None
+    return task.collate(([data[int(row)] for row in rows], labels, texts), torch.Generator())
 
 
 def _batches(task: Handwriting, data: Strokes, rows: int, limit: int | None) -> Iterator[Batch]:

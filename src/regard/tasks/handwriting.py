@@ -15,6 +15,7 @@ from regard.data.batch import StrokeBatch
 from regard.errors import ConfigError, unknown
 from regard.models.presets import ModelConfig
 from regard.nn.mixture import END, PEN_STATES
+from regard.nn.state import Source
 from regard.tasks.base import Task
 
 MAX_BIAS = 1e6
@@ -29,8 +30,9 @@ class Handwriting(Task):
 
     Offsets are divided by their standard deviation in the training data. A point is the input
     (dx, dy) with the pen as one of three classes, and the class of the drawing where drawings
-    have one; the first input is 0. `loss` is the negative log-likelihood of a point in nats, a
-    density of the scaled offsets: it may be negative.
+    have one; the first input is 0. A model with a soft window also reads the text of the drawing.
+    `loss` is the negative log-likelihood of a point in nats, a density of the scaled offsets: it
+    may be negative.
     """
 
     data_kind: ClassVar[str] = "strokes"
@@ -45,6 +47,7 @@ class Handwriting(Task):
     # maximum number of points of a drawing; None: the longest of the training data
     points: int | None = None
     names: list[str] = field(default_factory=list)  # names of the classes; empty: those of the data
+    alphabet: str = ""  # characters of the texts, if the model reads them; empty: those of the data
 
     def __post_init__(self) -> None:
         for name in ("components", "points"):
@@ -57,7 +60,7 @@ class Handwriting(Task):
     def model_settings(self) -> dict[str, Any]:
         """The fields of a model's configuration that follow from the task."""
         return {
-            "vocab_size": 1,
+            "vocab_size": len(self.alphabet) or 1,
             "inputs": 2 + PEN_STATES + len(self.names),
             "head": {"kind": "mixture", "components": self.components},
             "context": self.points,
@@ -74,11 +77,11 @@ class Handwriting(Task):
 
     def collate(
         self,
-        examples: tuple[Sequence[Points], Sequence[int] | None],
+        examples: tuple[Sequence[Points], Sequence[int] | None, Sequence[str] | None],
         generator: torch.Generator,
     ) -> StrokeBatch:
         """Right-padded drawings, scaled, with the pen of the last point at END."""
-        drawings, labels = examples
+        drawings, labels, texts = examples
         assert self.std is not None
         lengths = torch.tensor(
             [min(len(points), self.points or len(points)) for points in drawings]
@@ -92,7 +95,19 @@ class Handwriting(Task):
         first = torch.zeros(len(drawings), 1, 2 + PEN_STATES)
         inputs = torch.cat([first, self.encode(targets[:, :-1])], 1)
         classes = None if labels is None or not self.names else torch.tensor(labels)
-        return StrokeBatch(self.condition(inputs, classes), targets, lengths)
+        text = None if texts is None or not self.alphabet else self.encode_texts(texts)
+        return StrokeBatch(self.condition(inputs, classes), targets, lengths, text)
+
+    def encode_texts(self, texts: Sequence[str]) -> Source:
+        """The characters of texts as ids, right-padded."""
+        if unknown_characters := {*"".join(texts)} - {*self.alphabet}:
+            raise ConfigError(
+                f"{''.join(sorted(unknown_characters))[:20]!r} is not in the alphabet of the "
+                f"training texts, {self.alphabet!r}"
+            )
+        rows = [torch.tensor([self.alphabet.index(char) for char in text]) for text in texts]
+        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        return Source(ids, torch.tensor([len(row) for row in rows]))
 
     def encode(self, points: Float[Tensor, "batch time 3"]) -> Float[Tensor, "batch time 5"]:
         """The input of a point: scaled dx and dy, and the pen one-hot."""
@@ -112,7 +127,9 @@ class Handwriting(Task):
 
     def loss(self, model: nn.Module, batch: StrokeBatch) -> Float[Tensor, ""]:
         """Summed negative log-likelihood of the points."""
-        loss: Tensor = model.head.loss(model(batch.inputs), batch.targets, batch.scored)  # type: ignore[operator, union-attr]
+        source = {} if batch.text is None else {"source": batch.text}
+        x = model(batch.inputs, **source)
+        loss: Tensor = model.head.loss(x, batch.targets, batch.scored)  # type: ignore[operator, union-attr]
         return loss
 
     def count(self, batch: StrokeBatch) -> Int[Tensor, ""]:
@@ -140,6 +157,7 @@ class Handwriting(Task):
         count: int,
         *,
         label: int | None = None,
+        text: str | None = None,
         bias: float = 0.0,
         seed: int | None = None,
         steps: int | None = None,
@@ -162,7 +180,10 @@ class Handwriting(Task):
             generator.manual_seed(seed)
         model.eval()
         classes = None if label is None else torch.full((count,), label, device=device)
-        state = model.start(count, steps)
+        if self.alphabet and not text:
+            raise ConfigError("this model draws a text; give one")
+        source = self.encode_texts([text] * count).to(device) if text else None
+        state = model.start(count, steps, source)
         inputs = torch.zeros(count, 1, 2 + PEN_STATES, device=device)
         drawn, ended = [], torch.zeros(count, dtype=torch.bool, device=device)
         for _ in range(steps):

@@ -99,6 +99,21 @@ def _recurrent(config: Any) -> Lines:
     ]
 
 
+def _soft_window(config: Any) -> Lines:
+    cell = CELLS.get(kind_of(config.cell)[0], kind_of(config.cell)[0])
+    dim, width = config.dim, config.vocab_size
+    window = f"soft window over the text: {config.curves} curves, moving forward"
+    rest = f"{cell} {2 * dim + width:,} → {dim:,}, recurrent in time"
+    return [
+        *input_line(_read(config)),
+        *in_stream([_lookup(config)], WIDTH),
+        *in_stream([f"{cell} {dim + width:,} → {dim:,}, recurrent in time", window], WIDTH),
+        *repeat_frame(in_stream([rest], WIDTH - 2, STREAM - 1), config.layers - 1, WIDTH),
+        *in_stream([_head(config)], WIDTH),
+        *output_line(_result(config)),
+    ]
+
+
 def _seq2seq(config: Any) -> Lines:
     kind, options = kind_of(config.cell)
     cell = f"{CELLS.get(kind, kind)}{_format_options(options)} {config.dim:,}"
@@ -232,6 +247,7 @@ def _cells(config: Any) -> list[Part]:
 
 DIAGRAMS: dict[str, Callable[[Any], Lines]] = {
     "captioner": _transformer,
+    "soft_window": _soft_window,
     "recurrent_captioner": _recurrent_captioner,
     "transformer": _transformer,
     "vision": _vision,

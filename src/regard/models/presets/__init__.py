@@ -22,6 +22,7 @@ from regard.models.presets.seq2seq import SEQ2SEQ
 from regard.models.presets.t5 import ENCODER_DECODERS
 from regard.models.recurrent import RecurrentConfig
 from regard.models.seq2seq import Seq2SeqConfig
+from regard.models.soft_window import SoftWindowConfig
 from regard.models.transformer import TransformerConfig
 from regard.models.vision import VisionConfig
 
@@ -40,6 +41,7 @@ ModelConfig = (
     | VisionConfig
     | CaptionerConfig
     | RecurrentCaptionerConfig
+    | SoftWindowConfig
 )
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {

@@ -1,0 +1,143 @@
+"""A recurrent network that draws a text: it reads points, and characters through a soft window."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.config import Choice, Settings, kind_of, make
+from regard.errors import ConfigError, unknown
+from regard.models.base import LanguageModel
+from regard.nn.head import HEADS
+from regard.nn.recurrent import CELLS, Cell, CellState, Recurrent
+from regard.nn.soft_window import SoftWindow
+from regard.nn.state import Source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class SoftWindowConfig(Settings):
+    """A recurrent network with Graves' soft window over a text."""
+
+    shape: ClassVar[str] = "decoder"
+    vocab_size: int  # number of characters
+    inputs: int = 5  # width of a point: dx, dy, and the pen as one of three classes
+    cell: Choice = "lstm"  # the recurrent cell (nn.recurrent.CELLS)
+    dim: int = 128  # width of every layer
+    layers: int = 2  # the first moves the window, the others read what is in it
+    curves: int = 10  # curves of the soft window
+    dropout: float = 0.0  # dropout between layers, and of the head's input
+    head: Choice = "mixture"  # the output layer (nn.head.HEADS)
+    context: int = 256  # points of a training drawing
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "inputs", "dim", "curves", "context"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.layers < 2:
+            raise ConfigError(
+                f"layers={self.layers} must be at least 2: the first layer moves the window, the "
+                "others read what is in it"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
+        if (kind := kind_of(self.cell)[0]) not in CELLS:
+            raise ConfigError(unknown("cell", kind, CELLS))
+        if (kind := kind_of(self.head)[0]) != "mixture":
+            raise ConfigError(f"head={kind!r} must be 'mixture', the next point of a drawing")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowState:
+    """The states of the layers, the window, and the text."""
+
+    first: CellState
+    rest: list[CellState]
+    w: Tensor
+    kappa: Tensor
+    text: Tensor  # one-hot characters
+    lengths: Tensor  # of the texts
+
+
+class SoftWindowLM(LanguageModel):
+    r"""The next point of a drawing of a text.
+
+        h^1_t = cell_1([x_t; w_{t-1}])
+        w_t   = window(h^1_t)                    (`nn.soft_window`)
+        h_t   = cell_L(... cell_2([x_t; h^1_t; w_t]))
+
+    x_t = E v_t + e of a point v_t. Graves 2013, section 5, without his other skip connections.
+    """
+
+    def __init__(self, config: SoftWindowConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim, width = config.dim, config.vocab_size
+        self.embed = nn.Linear(config.inputs, dim)
+        self.first = make(config.cell, CELLS, "cell", dim_in=dim + width, dim_out=dim)
+        self.window = SoftWindow(dim, curves=config.curves)
+        self.layers = Recurrent(
+            config.cell, 2 * dim + width, dim, config.layers - 1, dropout=config.dropout
+        )
+        self.head: Any = make(
+            config.head, HEADS, "head", dim=dim, vocab_size=width, positions=config.context
+        )
+
+    def forward(
+        self, ids: Float[Tensor, "batch time inputs"], *, source: Source
+    ) -> Float[Tensor, "batch time dim"]:
+        """The hidden states for points; `source` holds the characters of each text."""
+        x, read, _ = self._read(ids, self.start(len(ids), ids.shape[1], source))
+        x, _ = self.layers(torch.cat([x, read], -1))
+        return x
+
+    def start(self, rows: int, capacity: int, source: Source | None = None) -> WindowState:
+        """Before the first point, with the window before the text."""
+        if source is None:
+            raise ConfigError("a soft window needs a text; pass source=Source(ids, lengths)")
+        like = self.embed.weight
+        return WindowState(
+            self.first.start(rows),
+            [cast(Cell, cell).start(rows) for cell in self.layers],
+            like.new_zeros(rows, self.config.vocab_size),
+            like.new_zeros(
+                rows, self.config.curves, dtype=torch.promote_types(like.dtype, torch.float32)
+            ),
+            F.one_hot(source.ids, self.config.vocab_size).to(like.dtype),
+            source.lengths,
+        )
+
+    def step(
+        self, ids: Float[Tensor, "rows time inputs"], state: WindowState
+    ) -> tuple[Float[Tensor, "rows 1 parameters"], WindowState]:
+        """The output of the head after these points, and the state."""
+        x, read, after = self._read(ids, state)
+        x, rest = torch.cat([x, read], -1), []
+        for cell, before in zip(self.layers, state.rest, strict=True):
+            states = cast(Cell, cell).loop(x, before)
+            x = self.layers.apply_dropout(states[0])
+            rest.append(tuple(vector[:, -1] for vector in states))
+        parameters: Tensor = self.head(x[:, -1:])
+        return parameters, WindowState(
+            after.first, rest, after.w, after.kappa, state.text, state.lengths
+        )
+
+    def _read(self, ids: Tensor, state: WindowState) -> tuple[Tensor, Tensor, WindowState]:
+        """The points, [h^1; w] after each, and the state of layer and window."""
+        x: Tensor = self.embed(ids)
+        cell, (first, w, kappa) = self.first, (state.first, state.w, state.kappa)
+        read = []
+        for step, point in enumerate(x.unbind(1)):
+            from_input = cell.input(torch.cat([point, w.to(point.dtype)], -1))
+            first = cell.equation(from_input, first, cell.watch(step, x.shape[1]))
+            w, kappa = self.window(
+                first[0], kappa, state.text, state.lengths, first=step, steps=x.shape[1]
+            )
+            read.append(torch.cat([first[0], w.to(first[0].dtype)], -1))
+        after = WindowState(first, state.rest, w, kappa, state.text, state.lengths)
+        return x, torch.stack(read, 1), after
+
+    if TYPE_CHECKING:
+        __call__ = forward
