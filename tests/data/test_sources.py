@@ -117,6 +117,8 @@ def test_a_folder_gives_its_text_files_in_order_and_counts_the_rest(tmp_path):
         "2 hidden (.git, …), 1 linked folder (again), 1 missing (gone.txt), "
         "1 not UTF-8 (latin.txt), 1 not a file (pipe)"
     )
+    write_file(tmp_path / "t.json", '{"a": "b"}')  # beside texts it is one of them
+    assert open_data(str(tmp_path)).description.endswith("; a table read as plain text (t.json)")
 
 
 def test_a_folder_without_text_is_an_error_that_says_what_is_there(tmp_path):

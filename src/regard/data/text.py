@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from regard.data.columns import Roles
+from regard.data.tables import SUFFIXES as TABLE_SUFFIXES
 from regard.data.tables import Table
-from regard.data.text_files import NotTextError, Scan, open_bytes, preview, scan, stem
+from regard.data.text_files import NotTextError, Scan, open_bytes, preview, scan, stem, suffix
 from regard.data.validation_split import check_fraction
 from regard.errors import DataError
 from regard.text.tokenizer import check_text
@@ -239,6 +240,10 @@ def from_files(name: str, paths: Iterable[Path], skipped: dict[str, list[str]]) 
     description = f"text, {files}, {size}" + (f"; skipped: {skipped_note}" if skipped_note else "")
     if crlf := sum(document.crlf for document in documents):
         description += f"; {crlf:,} with CRLF line ends, read as LF"
+    origins = [document.origin for document in documents if isinstance(document.origin, Path)]
+    if tables := [path.name for path in origins if suffix(path) in TABLE_SUFFIXES]:
+        count = "a table" if len(tables) == 1 else f"{len(tables):,} tables"
+        description += f"; {count} read as plain text ({tables[0]})"
     return Text(name, description, tuple(documents))
 
 
