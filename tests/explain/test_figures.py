@@ -30,6 +30,8 @@ from regard.explain.figures.tokens import merge, merge_steps, word_counts
 from regard.explain.render.panel_layout import CHARACTER, label_offsets, overlap, scatter_axes
 from regard.explain.render.panel_text import TEXT
 from regard.explain.render.panels import DRAW
+from regard.models.ngram import NGram, NGramConfig
+from regard.models.seq2seq import EncoderDecoder, Seq2SeqConfig
 from regard.nn.attention import Attention, AttentionInputs, Mask
 from regard.nn.convolution import CausalConvolution
 from regard.nn.position import Rotary, Sinusoidal
@@ -411,3 +413,18 @@ def test_what_does_not_fit_is_refused_in_one_sentence(what, options, message):
         regard.show(*what, **options)
     assert message in str(refused.value)
     assert str(refused.value).count("\n") == 0
+
+
+def test_images_states_and_counts_are_refused_by_figures_of_texts_and_weights():
+    run = _untrained("tiny-decoder", {"preset": "tiny-decoder"}, [BE])
+    decoder = _of_run(run, "d", trained=False)
+    counted = replace(decoder, model=NGram(NGramConfig(vocab_size=9, order=2)))
+    sizes = {"vocab_size": 9, "dim": 8, "score": "dot"}
+    recurrent = replace(decoder, model=EncoderDecoder(Seq2SeqConfig(**sizes)), attention=len)
+    for name, arguments, message in (
+        ("pronoun", {"subject": replace(decoder, tokenizer=None)}, "d reads no text"),
+        ("score-variance", {"subject": recurrent, "text": BE}, "attends with its states"),
+        ("loss-landscape", {"subjects": [counted], "text": BE}, "closed-form: it has no grad"),
+    ):
+        with pytest.raises(RegardError, match=message):
+            FIGURES[name].compute(**arguments)

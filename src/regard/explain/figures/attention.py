@@ -96,6 +96,11 @@ def _measured_variance(subject: Subject, text: str) -> Picture:
         scores: Tensor = q.double() @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).mT
         variance = scores.var(correction=0).item()
         rows.append([name.removesuffix(".q_tap"), q.shape[-1], variance, variance / q.shape[-1]])
+    if not rows:
+        raise ConfigError(
+            f"{subject.name} is a recurrent network, which attends with its states; score-variance "
+            "needs the queries and keys of a Transformer"
+        )
     panels: list[Panel] = [Table(header=["layer", "d", "Var(q · k)", "Var(q · k / √d)"], rows=rows)]
     return Picture(
         title=f"Variance of the attention scores of {subject.name}",
@@ -106,7 +111,8 @@ def _measured_variance(subject: Subject, text: str) -> Picture:
 
 
 def require_attention(subject: Subject) -> None:
-    """Raise if the model has no attention over a text."""
+    """Raise if the model reads no text or has no attention over it."""
+    subject.require_tokenizer()
     if not has_attention(subject.model):
         raise ConfigError(
             f"{subject.name} has no attention; give a run or a preset of a Transformer, such as "

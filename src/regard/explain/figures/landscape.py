@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.explain.figures.panels import Panel, Picture, Surface
 from regard.explain.figures.subject import Subject, notes
+from regard.explain.gradient import require_gradients
 
 WINDOW, ROWS = 32, 16  # the most tokens of a window, and windows of the text
 LR = 3e-3  # of the training of a preset
@@ -38,6 +39,7 @@ def loss_landscape(
     surfaces = {}
     for subject in subjects:
         subject.require_language("loss-landscape")
+        require_gradients(subject.model)
         windows = windows_of(subject, text)
         if not subject.trained and steps:
             fit(subject.model, windows, steps)
