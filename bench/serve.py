@@ -418,10 +418,11 @@ def measure_engine(arguments: argparse.Namespace) -> None:
             rates.append(figures.tokens / figures.seconds)
     ours = statistics.median(rates)
     if arguments.llama:
-        capacity = max(len(ids) + tokens for ids, tokens in work)
+        capacity = arguments.longest or context
         llama, others = LlamaCpp(arguments.llama, streams, capacity), []
         run_llama(llama, work[: streams + 1], streams, arguments.seconds / 3)
-        for _ in range(arguments.repeats):  # in turns, since other programs run beside
+        for repeat in range(arguments.repeats):  # in turns, since other programs run beside
+            work = workload(count, vocab, arguments.longest or context, seed=100 + repeat)
             theirs_too = run_llama(llama, work, streams, arguments.seconds)
             theirs_too.show()
             others.append(theirs_too.tokens / theirs_too.seconds)
