@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,9 +194,9 @@ def import_gguf() -> Any:
 
 def _tensors(
     gguf: Any, architecture: Architecture, hf: Settings, folder: Path
-) -> "list[tuple[str, Array]]":
+) -> list[tuple[str, Array]]:
     """The tensors in float32, with the names and layouts of llama.cpp."""
-    tensors = {}
+    tensors: dict[str, Array] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with Tensors(read_header(file)) as opened:
             tensors |= {name: opened.read(name).float().numpy() for name in opened.entries}
@@ -258,8 +258,7 @@ def _write_settings(
     writer.add_head_count_kv(first("num_key_value_heads") or heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    rope = hf.get("rope_parameters") or {}
-    rope = rope.get("full_attention", rope)
+    rope = _full_attention(hf.get("rope_parameters"))
     writer.add_rope_freq_base(float(first("rope_theta") or rope.get("rope_theta", 10_000.0)))
     fraction = first("partial_rotary_factor") or rope.get("partial_rotary_factor", 1.0)
     writer.add_rope_dimension_count(int(fraction * head_dim))
@@ -283,8 +282,12 @@ def _write_settings(
 
 
 def _rope_scaling(hf: Settings) -> Settings:
-    scaling = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
-    return scaling.get("full_attention", scaling)  # type: ignore[no-any-return]
+    return _full_attention(hf.get("rope_scaling") or hf.get("rope_parameters"))
+
+
+def _full_attention(settings: Settings | None) -> Settings:
+    """The settings of layers without a window, where those with one have others."""
+    return {} if settings is None else cast(Settings, settings.get("full_attention", settings))
 
 
 def _rope_factors(hf: Settings) -> list[float]:

@@ -56,9 +56,9 @@ def write_vocabulary(
     makers[kind](writer, tokenizer, table, tokens, types)
     writer.add_token_types(types)
     for role, name in ROLES.items():
-        id = tokenizer.special_id(role)
-        if id is not None:
-            getattr(writer, f"add_{name}_token_id")(id)
+        special = tokenizer.special_id(role)
+        if special is not None:
+            getattr(writer, f"add_{name}_token_id")(special)
     if architecture == "bert":
         cls = tokenizer.special_id("cls")
         if cls is not None:

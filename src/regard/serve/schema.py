@@ -26,6 +26,14 @@ Column = Annotated[list[Number], Field(min_length=1, max_length=MAX_TEXT)]  # of
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 Seed = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 
+# Fields of OpenAI's and vLLM's API that stand for samplers.
+PENALTIES = (
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "logit_bias",
+)
 # Fields of OpenAI's and vLLM's API whose meaning we would betray by ignoring them.
 REFUSED = ("tools", "functions", "audio", "prediction", "web_search_options", "use_beam_search")
 
@@ -92,10 +100,8 @@ class Sampling(Body):
         Samplers that are given as fields are applied in the order of `SAMPLERS`.
         """
         if self.sampler is not None:
-            others = ("frequency_penalty", "presence_penalty", "repetition_penalty")
-            others += ("min_tokens", "logit_bias")
-            given = [name for name in others if getattr(self, name)]
-            if given := [*self.sampler_fields(), *given]:
+            others = [name for name in PENALTIES if getattr(self, name)]
+            if given := [*self.sampler_fields(), *others]:
                 raise ConfigError(
                     f"sampler: {given[0]} is given too; sampler names all samplers in their order, "
                     f"so put {given[0]} into it, or leave sampler out"
