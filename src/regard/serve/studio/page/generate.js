@@ -83,7 +83,7 @@ function drawStages({tokens, stages, vocab_size: size}) {
   const rest = stages.map(stage => Math.max(0, 1 - stage.probabilities.reduce((sum, p) => sum + p, 0)));
   rows.push(el("tr", {class: "rest"}, el("th", {scope: "row"}, "all others"), ...rest.map(p => cell(p, 0, null))));
   const result = el("table", {class: "stages"}, el("thead", {}, el("tr", {}, el("th", {scope: "col"}, "token"), ...head)), el("tbody", {}, ...rows));
-  result.style.minWidth = `${92 + 150 * stages.length}px`;
+  result.style.minWidth = `${92 + 168 * stages.length}px`;
   $("stages").replaceChildren(result);
 }
 
