@@ -64,6 +64,8 @@ ALBERT = TokenizerFamily(MIXED, CLS, normalizers=_albert_normalizers)
 ROBERTA = TokenizerFamily(ANGLES, ("cls A sep", "cls A sep sep B sep"))
 LLAMA = TokenizerFamily({"start": "<s>", "stop": "</s>", "unk": "<unk>"}, BOS)
 GEMMA = TokenizerFamily(SENTENCEPIECE | {"start": "<bos>", "stop": "<eos>"}, BOS)
+CAMEMBERT = ROBERTA
+DEBERTA = TokenizerFamily(BRACKETS | {"start": "[CLS]", "stop": "[SEP]"}, CLS)
 MARIAN = TokenizerFamily(ENDS, ("A stop", "A B stop"))
 T5 = TokenizerFamily(ENDS, EOS, sentinels=100)
 
@@ -71,6 +73,8 @@ FAMILIES = {  # by model_type
     "albert": ALBERT,
     "bart": ROBERTA,
     "bert": BERT,
+    "camembert": CAMEMBERT,
+    "deberta-v2": DEBERTA,
     "distilbert": BERT,
     "gemma": GEMMA,
     "gemma2": GEMMA,
@@ -79,6 +83,7 @@ FAMILIES = {  # by model_type
     "gpt_neox": GPT2,
     "llama": LLAMA,
     "marian": MARIAN,
+    "mbart": ROBERTA,
     "mistral": LLAMA,
     "opt": OPT,
     "phi": GPT2,
@@ -218,6 +223,28 @@ def _read_sentencepiece(paths: list[Path], settings: Table, family: TokenizerFam
     return _finish(backend, settings, family, paths[0].parent)
 
 
+def _read_fairseq(paths: list[Path], settings: Table, family: TokenizerFamily) -> Tokenizer:
+    """A model that fairseq has put its own tokens before (CamemBERT), or not (BARThez)."""
+    model = sentencepiece.read_model(paths[0])
+    first = [piece.text for piece in model.pieces[:4]]
+    if first[:3] == ["<unk>", "<s>", "</s>"]:
+        if settings.get("model_type") != "camembert":
+            raise CheckpointError(
+                f"{paths[0]} begins with {', '.join(first)}: the ids of its pieces depend on the "
+                "model;\nsave the tokenizer with transformers as a tokenizer.json first"
+            )
+        unknown, *others = model.pieces
+        names = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>NOTUSED")
+        added = [sentencepiece.Piece(name, 0.0, sentencepiece.CONTROL) for name in names]
+        model.pieces = [*added[:3], unknown, added[3], *others]
+    elif first != ["<s>", "<pad>", "</s>", "<unk>"]:
+        raise CheckpointError(
+            f"{paths[0]} begins with {', '.join(first)}, not with the tokens of fairseq;\n"
+            "save the tokenizer with transformers as a tokenizer.json first"
+        )
+    return _finish(sentencepiece.build(model), settings, family, paths[0].parent)
+
+
 def _read_llama2c(paths: list[Path], settings: Table, family: TokenizerFamily) -> Tokenizer:
     model = sentencepiece.read_llama2c(paths[0])
     tokenizer = _finish(sentencepiece.build(model), settings, LLAMA, paths[0].parent)
@@ -256,6 +283,8 @@ READERS: tuple[
     (("vocab.txt",), _read_wordpiece, BERT),
     (("tokenizer.model",), _read_sentencepiece, LLAMA),
     (("spiece.model",), _read_sentencepiece, DEFAULT),
+    (("spm.model",), _read_sentencepiece, DEBERTA),
+    (("sentencepiece.bpe.model",), _read_fairseq, CAMEMBERT),
     (("*.spm",), _read_sentencepiece, DEFAULT),
     (("tok*.bin",), _read_llama2c, LLAMA),
 )
