@@ -1,6 +1,8 @@
 """GGUF files: read again by the gguf package, and run by llama.cpp where it is installed."""
 
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,6 +81,21 @@ def test_llama_cpp_gives_our_greedy_ids(name, tmp_path):
     llama = llama_cpp.Llama(str(result.path / "model.gguf"), n_ctx=32, verbose=False)
     assert llama.tokenize(prompt.encode()) == ids
     assert greedy(llama_cpp, llama, ids, 20) == expected
+
+
+@pytest.mark.real
+@pytest.mark.skipif("REGARD_DATA" not in os.environ, reason="REGARD_DATA is not set")
+def test_llama_cpp_tells_the_stories_of_stories260k(tmp_path):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    regard.import_model(Path(os.environ["REGARD_DATA"], "weights", "stories260k"), tmp_path / "run")
+    result = regard.export(tmp_path / "run", tmp_path / "out", format="gguf")
+    run = regard.load(tmp_path / "run")
+    for prompt in ("Once upon a time", 'Zoë saw 12 cats,\nand "they" ran.  Fast!'):
+        ids = run._prompt(prompt)
+        expected = generate(run.model, [ids], parse_chain("greedy"), tokens=200, seed=0)[0]
+        llama = llama_cpp.Llama(str(result.path / "model.gguf"), n_ctx=512, verbose=False)
+        assert llama.tokenize(prompt.encode()) == ids
+        assert greedy(llama_cpp, llama, ids, 200) == expected
 
 
 def greedy(llama_cpp, llama, ids, count):
