@@ -232,8 +232,8 @@ def test_a_text_is_drawn_and_its_window_explained(tmp_path, monkeypatch, capsys)
     said = invoke(capsys, "generate", "run", *words, "--force")
     assert (said.code, "this model draws a text; give one" in said.err) == (2, True)
     (attention,) = regard.load("run").explain("07").values()
-    assert attention.columns == ["0", "7"]
-    assert attention.weights.shape[1:] == (len(attention.rows), 2)
+    assert attention.columns == ["0", "7", "end"]
+    assert attention.weights.shape[1:] == (len(attention.rows), 3)
     assert invoke(capsys, "explain", "run", "07", "--out", "w.svg").code == 0
     assert "soft window over the text" in invoke(capsys, "info", "run").out
     assert "unknown" not in invoke(capsys, "evaluate", "run", "--json").err

@@ -205,7 +205,7 @@ def explain_window(run: "Run", text: str) -> AttentionMaps:
     rows = [str(number) for number in range(1, len(drawing) + 1)]
     return AttentionMaps(
         {
-            path: AttentionMap(rows, list(text), weights[0].cpu(), ["window"], "cross")
+            path: AttentionMap(rows, [*text, "end"], weights[0].cpu(), ["window"], "cross")
             for path, weights in maps.items()
         }
     )

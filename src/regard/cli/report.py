@@ -25,6 +25,7 @@ QUOTED = "'some words'"
 EXAMPLES = {"classify": "image.png", "masked": "'some <mask> words'", "cbow": "some words"}
 EXAMPLES |= {"forecast": "", "caption": "image.png", "span": "'a question' 'a text'"}
 EXAMPLES |= {"instruct": "", "handwriting": "--bias 0.5 --out drawings.svg"}
+TEXT_EXAMPLE = "TEXT --bias 1 --out drawing.svg"  # of a handwriting run that reads texts
 
 
 def show_progress(events: "Callable[[Progress], Iterator[Event]]") -> "RunFinished":

@@ -60,7 +60,7 @@ class Handwriting(Task):
     def model_settings(self) -> dict[str, Any]:
         """The fields of a model's configuration that follow from the task."""
         return {
-            "vocab_size": len(self.alphabet) or 1,
+            "vocab_size": len(self.alphabet) + 1,  # and the end of a text
             "inputs": 2 + PEN_STATES + len(self.names),
             "head": {"kind": "mixture", "components": self.components},
             "context": self.points,
@@ -99,13 +99,14 @@ class Handwriting(Task):
         return StrokeBatch(self.condition(inputs, classes), targets, lengths, text)
 
     def encode_texts(self, texts: Sequence[str]) -> Source:
-        """The characters of texts as ids, right-padded."""
+        """The characters of texts as ids, with the end of the text as one more, right-padded."""
         if unknown_characters := {*"".join(texts)} - {*self.alphabet}:
             raise ConfigError(
                 f"{''.join(sorted(unknown_characters))[:20]!r} is not in the alphabet of the "
                 f"training texts, {self.alphabet!r}"
             )
-        rows = [torch.tensor([self.alphabet.index(char) for char in text]) for text in texts]
+        end = len(self.alphabet)
+        rows = [torch.tensor([*map(self.alphabet.index, text), end]) for text in texts]
         ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
         return Source(ids, torch.tensor([len(row) for row in rows]))
 
