@@ -1,4 +1,4 @@
-"""Captioning: an encoder of the cells of an image, and a decoder that attends to them."""
+"""Image captioning: an encoder of the cells of an image, and a decoder that attends to them."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
@@ -58,7 +58,7 @@ class ImageGrid:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class CaptionerConfig(ImageGrid, TransformerConfig):
-    """A Transformer that writes about an image: its encoder reads the cells of the image."""
+    """A captioning Transformer, whose encoder reads the cells of an image."""
 
     source_kind: ClassVar[str] = "images"  # the encoder reads pixels, not ids
     shape: Literal["encoder-decoder"] = "encoder-decoder"  # which stacks there are
@@ -81,11 +81,11 @@ class CaptionerConfig(ImageGrid, TransformerConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class RecurrentCaptionerConfig(ImageGrid, Settings):
-    """A recurrent network that writes about an image, and attends to its cells."""
+    """A captioning recurrent network with attention over the cells of an image."""
 
     source_kind: ClassVar[str] = "images"  # the encoder reads pixels, not ids
     shape: ClassVar[str] = "encoder-decoder"
-    # of a recurrent encoder, which there is none of
+    # settings of a recurrent encoder, for the code that is shared with seq2seq models
     bidirectional: ClassVar[bool] = False
     bridge: ClassVar[bool] = True
     source_vocab_size: ClassVar[None] = None

@@ -1,4 +1,4 @@
-"""Captioning (one to many): read an image, write its caption."""
+"""Image captioning (one to many): generate the caption of an image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
