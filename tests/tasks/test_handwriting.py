@@ -225,6 +225,7 @@ def test_a_text_is_drawn_and_its_window_explained(tmp_path, monkeypatch, capsys)
     said = invoke(capsys, "train", "handwriting-digits", *small, "--out", "run")
     assert said.code == 0, said.err
     assert "alphabet   0123456789" in said.err
+    assert "regard explain run 012 --out window.svg" in said.err
     words = ["--count", 2, "--seed", 1, "--out", "d.svg"]
     assert invoke(capsys, "generate", "run", "12", *words).out == "d.svg\n"
     said = invoke(capsys, "generate", "run", "1a", *words, "--force")

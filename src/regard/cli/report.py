@@ -25,7 +25,6 @@ QUOTED = "'some words'"
 EXAMPLES = {"classify": "image.png", "masked": "'some <mask> words'", "cbow": "some words"}
 EXAMPLES |= {"forecast": "", "caption": "image.png", "span": "'a question' 'a text'"}
 EXAMPLES |= {"instruct": "", "handwriting": "--bias 0.5 --out drawings.svg"}
-TEXT_EXAMPLE = "TEXT --bias 1 --out drawing.svg"  # of a handwriting run that reads texts
 
 
 def show_progress(events: "Callable[[Progress], Iterator[Event]]") -> "RunFinished":
@@ -105,7 +104,12 @@ def next_commands(finished: "RunFinished", summary: "RunSummary") -> list[tuple[
     paired = kind_of(summary.config.task)[1].get("paired", False)
     if paired:
         example = "'a text' 'another text'"
+    text = shlex.quote(kind_of(summary.config.task)[1].get("alphabet", "")[:3])
+    if summary.config.model["family"] == "soft_window":
+        example = f"{text} --bias 1 --out drawing.svg"
     commands = [(f"regard {verb} {run} {example}".rstrip(), purpose)]
+    if summary.config.model["family"] == "soft_window":
+        commands.append((f"regard explain {run} {text} --out window.svg", "draw its window"))
     if summary.data_kind == "series":
         commands.append((f"regard evaluate {run} --out forecast.svg", "draw its forecasts"))
     elif (

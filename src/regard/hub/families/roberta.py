@@ -91,5 +91,5 @@ CAMEMBERT = replace(
     ROBERTA,
     name="camembert",
     heads={name.replace("Roberta", "Camembert"): head for name, head in ROBERTA.heads.items()},
-    defaults=ROBERTA.defaults | {"vocab_size": 30522},
+    defaults={**ROBERTA.defaults, "vocab_size": 30522},
 )

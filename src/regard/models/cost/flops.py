@@ -110,8 +110,9 @@ def _attend_flops(attention: Attention | RecurrentAttention, keys: int, queries:
     if isinstance(score, TransformerXL):  # a key for every distance, in both directions
         distances = 2 * keys - 1
         extra = 2 * distances * (q_width + score.distance.weight.numel() / queries)
-    if isinstance(score, Disentangled):  # Q r and K r, and their products with keys and queries
-        weights = sum(part.weight.numel() for part in (attention.query, attention.key))
+    # Q r and K r, and their products with keys and queries
+    if isinstance(score, Disentangled) and isinstance(attention, Attention):
+        weights = attention.query.weight.numel() + attention.key.weight.numel()
         extra = 4 * score.reach * (q_width + (q_width * keys + weights) / queries)
     return 2 * (q_width + v_width) * keys + extra
 
