@@ -16,7 +16,7 @@ from regard.explain.render.token_text import visible
 from regard.explain.trace import run_eagerly, trace
 from regard.html import html_table
 from regard.nn.attention import Attention
-from regard.nn.block import Block, LayerNorm, RMSNorm, RMSNormPlusOne
+from regard.nn.block import Block, LayerNorm, LayerNormStd, RMSNorm
 from regard.nn.head import Head
 from regard.text import Tokenizer
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 LINEAR_ORDERS = ("pre", "parallel", "parallel_norms")
-LINEAR_NORMS = (LayerNorm, RMSNorm, RMSNormPlusOne)
 
 
 @torch.no_grad()
@@ -205,7 +204,12 @@ def direct_logit_attribution(
     blocks, head, norm = _blocks(stack), model.head, stack.norm
     order = blocks[0].norm_order.kind
     linear = type(head) is Head and head.cap is None
-    if order not in LINEAR_ORDERS or not linear or type(norm) not in LINEAR_NORMS:
+    if (
+        order not in LINEAR_ORDERS
+        or not linear
+        or not isinstance(norm, LayerNorm | RMSNorm)
+        or isinstance(norm, LayerNormStd)
+    ):
         raise ConfigError(
             f"logits are sums of components only with norm_order {', '.join(LINEAR_ORDERS)} and a "
             f"linear head without cap after LayerNorm or RMSNorm; this model has {order!r}, "
