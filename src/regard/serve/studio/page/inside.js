@@ -2,7 +2,7 @@
 
 import {$, el, fail, number, post, table} from "/page/dom.js";
 
-let figures = [];
+let figures = [], asked = 0; // asked: how often; an answer to an earlier text is not shown
 
 export function start(choices) {
   figures = choices.figures;
@@ -25,31 +25,36 @@ function about() {
 async function look() {
   const name = $("inside-run").value, text = $("inside-text").value;
   if (!name) return fail($("attention-error"), new Error("there is no trained run yet; train one first"));
-  await Promise.all([showAttention(name, text), showNext(name, text)]);
+  const turn = ++asked;
+  await Promise.all([showAttention(name, text, turn), showNext(name, text, turn)]);
 }
 
-async function showAttention(name, text) {
+async function showAttention(name, text, turn) {
   fail($("attention-error"), null);
   $("attention-status").textContent = "Reading the text …";
   try {
     const {page, unknown} = await post("/studio/attention", {name, text});
+    if (turn !== asked) return;
     $("attention").src = page;
     $("attention").hidden = false;
     $("attention-empty").hidden = true;
     $("attention-status").textContent = unknown.length ? `Not in the vocabulary of this run, read as unknown: ${unknown.slice(0, 8).join(" ")}` : "";
   } catch (error) {
+    if (turn !== asked) return;
     $("attention").hidden = true;
     $("attention-status").textContent = "";
     fail($("attention-error"), error);
   }
 }
 
-async function showNext(name, text) {
+async function showNext(name, text, turn) {
   fail($("next-error"), null);
   try {
     const answer = await post("/studio/figure", {figure: "next-token", name, text});
+    if (turn !== asked) return;
     $("next-table").replaceChildren(...answer.tables.map(shaded), facts(answer.facts));
   } catch (error) {
+    if (turn !== asked) return;
     $("next-table").replaceChildren(el("p", {class: "empty"}, "No table for this run."));
     fail($("next-error"), error);
   }

@@ -3,7 +3,7 @@
 import {$, el, fail, get, number, show, table} from "/page/dom.js";
 import {shared} from "/page/state.js";
 
-let begun = false;
+let begun = false, asked = 0; // asked: how often; an answer to an earlier choice is not shown
 
 export function start(choices) {
   const fill = () => {
@@ -29,16 +29,17 @@ export function shown() {
 }
 
 async function draw() {
-  const [first, second] = [$("preset-a").value, $("preset-b").value];
+  const [first, second] = [$("preset-a").value, $("preset-b").value], turn = ++asked;
   fail($("presets-error"), null);
   try {
     const query = new URLSearchParams({first, second});
     const [a, b, diff] = await Promise.all([structure(first), structure(second), get(`/studio/diff?${query}`)]);
+    if (turn !== asked) return;
     drawStructure($("structure-a"), a);
     drawStructure($("structure-b"), b);
     drawDifferences(diff);
   } catch (error) {
-    fail($("presets-error"), error);
+    if (turn === asked) fail($("presets-error"), error);
   }
 }
 
