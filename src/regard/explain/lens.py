@@ -241,14 +241,15 @@ def direct_logit_attribution(
         scale = (total.var(correction=0) + norm.eps).sqrt()
         stream, gain = stream - stream.mean(-1, keepdim=True), norm.weight.double()
     else:
-        scale, gain = (total.square().mean() + norm.eps).sqrt(), norm.scale.double()
+        rms = cast(RMSNorm, norm)
+        scale, gain = (total.square().mean() + rms.eps).sqrt(), rms.scale.double()
     head = cast(Head, head)
     u = _direction(head, token, against)
     values_of = (stream * gain / scale) @ u
     result = dict(zip(parts, values_of.tolist(), strict=True))
     constant = 0.0
-    if getattr(norm, "bias", None) is not None:
-        constant += float(cast(Tensor, norm.bias).double() @ u)
+    if (bias := getattr(norm, "bias", None)) is not None:
+        constant += float(bias.double() @ u)
     if head.bias is not None:
         constant += float(head.bias[token])
         constant -= 0.0 if against is None else float(head.bias[against])

@@ -144,7 +144,7 @@ def cost(
     )
     return Picture(
         title=f"Cost of one layer of width {dim}, measured on this machine",
-        caption=f"Batch 1, {torch.get_num_threads()} threads. Self-attention grows with the "
+        caption=f"Batch 1, threads: {torch.get_num_threads()}. Self-attention grows with the "
         "square of the length, the others with the length; a recurrence takes its steps one after "
         "another.",
         panels=panels,

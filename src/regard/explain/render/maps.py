@@ -75,8 +75,8 @@ def draw_maps(
 
         figure = new_figure(width, height, constrained=False)
         figure.set_label(title)
-        scale = PowerNorm(0.5, 0.0, strongest(high, len(columns)))
-        scale = CenteredNorm(0.0, max(-low, high)) if low < 0 else scale
+        signed = CenteredNorm(0.0, max(-low, high))
+        scale = signed if low < 0 else PowerNorm(0.5, 0.0, strongest(high, len(columns)))
         colours = ScalarMappable(scale, "RdBu_r" if low < 0 else "Blues")
 
         def axes_at(left: float, top: float, wide: float, high: float) -> Any:
