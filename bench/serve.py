@@ -22,6 +22,7 @@ import argparse
 import asyncio
 import contextlib
 import cProfile
+import inspect
 import json
 import os
 import pstats
@@ -119,8 +120,11 @@ def run_peer(model: Any, work: list[tuple[list[int], int]], streams: int, limit:
 
     settings = GenerationConfig(do_sample=True, temperature=0.8, top_k=50, eos_token_id=-1)
     options: dict[str, Any] = {"max_requests_per_batch": streams}
+    known = inspect.signature(ContinuousBatchingConfig).parameters
     if model.device.type == "cpu":
-        options |= {"num_blocks": 32 * streams, "max_batch_tokens": 512, "page_size": 32}
+        page = "page_size" if "page_size" in known else "block_size"  # before transformers 5.22
+        options |= {"num_blocks": 32 * streams, "max_batch_tokens": 512, page: 32}
+    options = {name: value for name, value in options.items() if name in known}
     figures, sent = Figures("transformers continuous batching"), {}
     waiting, running, tokens = deque(work), 0, {}
     with model.continuous_batching_context_manager(
