@@ -383,6 +383,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     device = torch.device(parser.parse_args().device)
+    torch.backends.cudnn.allow_tf32 = False  # cuDNN's recurrent layers round to TF32 by default
     check_measures(device)
     check_maps(device)
     check_recurrent(device)
