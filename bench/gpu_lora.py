@@ -26,7 +26,7 @@ from regard.training.loop import train
 from regard.training.optim import optimizers
 from regard.training.parallel.strategy import Objective, SingleProcess
 from regard.training.setup.device import checkpoint_activations
-from regard.training.tuning import LoRA, freeze_dtype
+from regard.training.tuning import LoRA, cast_frozen_weights
 
 Step = Callable[[], float]  # takes a step and returns its loss
 TARGETS = {
@@ -47,7 +47,7 @@ def ours(args: Any, ids: torch.Tensor) -> tuple[Step, int]:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    freeze_dtype(model, torch.bfloat16)
+    cast_frozen_weights(model, torch.bfloat16)
     checkpoint_activations(model)
     objective = Objective(model, Causal())
     strategy = SingleProcess(objective)
