@@ -7,7 +7,7 @@ import torch
 
 from regard.data.batch import TextBatch
 from regard.tasks import Causal
-from regard.training.loop import train
+from regard.training.loop import count_on, train
 from regard.training.optim import optimizers, state_tensors
 from regard.training.parallel.strategy import Objective, SingleProcess
 from training.runs import text_batch, tiny
@@ -197,3 +197,9 @@ def test_a_step_with_nothing_to_score_is_no_division_by_zero():
     (step,) = list(steps)
     assert step.loss == 0
     assert step.skipped == 0
+
+
+def test_targets_that_a_task_counts_on_the_host_are_on_the_device_of_the_model():
+    counted = torch.tensor(7)
+    assert count_on(torch.device("cpu"), counted) is counted
+    assert count_on(torch.device("meta"), counted).device.type == "meta"

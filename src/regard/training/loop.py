@@ -60,7 +60,7 @@ def train(
 
     def update(micro_batches: Sequence[Batch]) -> tuple[Tensor, ...]:
         counts = torch.stack([objective.task.count(batch) for batch in micro_batches])
-        targets = strategy.all_reduce_sum(counts.sum()).clamp_min(1)
+        targets = strategy.all_reduce_sum(count_on(device, counts.sum())).clamp_min(1)
         total = torch.zeros((), device=device)
         for index, batch in enumerate(micro_batches, 1):
             with strategy.sync_gradients(index == len(micro_batches)):
@@ -107,3 +107,13 @@ def _seed_generators(seed: int, device: torch.device) -> None:
         torch.cuda.manual_seed(seed)
     elif device.type == "mps":
         torch.mps.manual_seed(seed)
+
+
+def count_on(device: torch.device, count: Tensor) -> Tensor:
+    """A count of targets on the device of the model; a task may count on the host.
+
+    It is filled in, not copied: a copy cannot be captured in a CUDA graph.
+    """
+    if count.device == device or count.device.type != "cpu":
+        return count
+    return torch.full((), int(count), dtype=count.dtype, device=device)
