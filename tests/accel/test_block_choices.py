@@ -99,6 +99,7 @@ CHOICES = {
     "segments": [],  # of an encoder
     "prefix": [True],
     "inputs": [],  # vectors in place of ids, which have no decode step
+    "char_dim": [],  # of an encoder for tagging
     "tied": [True, False],
     "head": [
         "linear",

@@ -21,6 +21,7 @@ import regard
 from cli.conftest import invoke, materials, trained  # noqa: F401 -- fixtures
 from regard.errors import ConfigError
 from regard.nn.attention import Attention
+from regard.serve import jobs
 from regard.serve.engine import EngineConfig
 from regard.serve.prepare import prepare
 from regard.serve.request import TokenScore
@@ -585,3 +586,9 @@ def test_the_command_says_what_is_missing(text_run, tmp_path, capsys, monkeypatc
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     refused = invoke(capsys, "serve", text_run)
     assert (refused.code, "pip install 'regard[serve]'" in refused.err) == (2, True)
+
+
+def test_explain_opens_no_file_that_a_client_names():
+    model = SimpleNamespace(name="captions", run=SimpleNamespace(inputs=("file",)))
+    with pytest.raises(ConfigError, match="reads images; /explain takes texts only"):
+        jobs.explain(model, "/etc/hostname", None, 3, 0, None)

@@ -189,6 +189,8 @@ def explain(
     model: ServedModel, text: str, layer: int | None, top: int, tokens: int, body: Sampling
 ) -> dict[str, Any]:
     """Attention maps, the likeliest next tokens, and what each sampler did to the first tokens."""
+    if "file" in model.run.inputs:  # `run.explain` would open a file that the client names
+        raise ConfigError(f"{model.name} reads images; /explain takes texts only")
     ids = source_ids(model, text) if model.takes_source else tokenize(model, text, special=True)
     if len(ids) > MAX_EXPLAINED:
         raise ConfigError(f"text: it has more than {MAX_EXPLAINED} tokens; shorten it")
