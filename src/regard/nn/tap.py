@@ -1,5 +1,7 @@
 """Hook points: named identity modules where an observer reads activations."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 
@@ -10,6 +12,10 @@ class HookPoint(nn.Identity):
     def has_hooks(self) -> bool:
         """Whether a forward hook is registered; a fused layer then runs its explicit path."""
         return bool(self._forward_hooks)
+
+    def __call__(self, x: Tensor, *parts: Any) -> Any:
+        """x, or what the hooks make of it; without hooks nothing of `nn.Module.__call__` runs."""
+        return super().__call__(x, *parts) if self._forward_hooks else x
 
 
 class Tap(HookPoint):
