@@ -101,6 +101,7 @@ def test_pairs_whose_files_differ_in_length(refused, tmp_path):
 
 
 def test_a_verb_that_does_not_fit_the_run(refused, text_run, pair_run):
+    assert "the text is empty" in refused(2, "explain", pair_run, " ")
     assert "generate" in refused(2, "translate", text_run, "x")
     assert "translate" in refused(2, "generate", pair_run, "x")
     assert "translate" in refused(2, "generate", pair_run, "x", "--beam", "2")

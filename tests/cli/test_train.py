@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from cli.conftest import PAIR_WORDS, TEXT_WORDS, shell
 from regard import api
 from regard.errors import DataError
+from regard.tasks import Causal
+from regard.training.storage.evaluation import few_targets
 
 
 def test_train_prints_the_data_the_settings_and_the_next_commands(regard, materials):
@@ -158,3 +160,13 @@ def test_no_color_and_pipes_get_no_escape_codes(regard, materials, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     completed = regard("train", materials / "cats.txt", *TEXT_WORDS)
     assert "\x1b" not in completed.out + completed.err
+
+
+def test_few_validation_tokens_are_said_before_training_and_with_the_result(regard, tmp_path):
+    (tmp_path / "short.txt").write_text("hello there\n")
+    completed = regard("train", tmp_path / "short.txt", *TEXT_WORDS, "model.context=2")
+    caution = "caution    the validation data has only 1 token to predict: its metrics mean little"
+    assert caution in completed.err
+    assert caution in completed.out.splitlines()[-1]
+    assert few_targets(Causal, 99)
+    assert few_targets(Causal, 100) == []

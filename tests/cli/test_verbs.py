@@ -50,6 +50,7 @@ def test_translate_writes_one_line_for_each_in_order(regard, pair_run, stdin):
         assert regard("translate", pair_run, *words, "--beam", 2).out == f"{one}\n{other}"
     stdin(b"")
     assert regard("translate", pair_run).out == ""
+    assert regard("translate", pair_run, "100 cats", "999 dogs", "--beam", 2).out == one + other
 
 
 def test_evaluate_prints_the_metrics_of_a_text(regard, text_run, materials):

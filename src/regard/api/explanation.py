@@ -183,9 +183,10 @@ def source_and_translation(
     run: "Run", text: str, target: str | None = None
 ) -> tuple[Source, list[int]]:
     """The source ids of a sentence, and the ids of its translation from START to STOP."""
+    source = _source(run, text)
     tokenizers, task = cast(PairTokenizers, run.tokenizers), run._pair_task()
     target = run.translate(text) if target is None else run._normalize(target)
-    return _source(run, text), [*task.prompt, *tokenizers.target.encode(target), task.stop_id]
+    return source, [*task.prompt, *tokenizers.target.encode(target), task.stop_id]
 
 
 def context_ids(run: "Run", text: str) -> list[int]:
@@ -244,6 +245,8 @@ def _read(run: "Run", what: Any) -> tuple[list[int], Tensor | None]:
 
 def _source(run: "Run", text: str) -> Source:
     """The source of a run on pairs, as its encoder reads it."""
+    if not text.strip():
+        raise ConfigError("the text is empty; give at least one token")
     ids = cast(PairTokenizers, run.tokenizers).source.encode(run._normalize(text))
     return run._pair_task().source([np.asarray(ids, dtype=np.int64)]).to(run.device)
 

@@ -22,6 +22,7 @@ from regard.training.events import BaselineEvaluated, Event
 from regard.training.import_export import ExportResult, export_as, import_run, merge_run
 from regard.training.parallel import launch
 from regard.training.setup import configure as run_settings
+from regard.training.storage.evaluation import few_targets
 from regard.training.storage.run_folder import RunFolder, new_folder
 from regard.training.study import begin_or_resume, unfinished_runs
 from regard.training.tracking.history import stored_parameters
@@ -252,6 +253,7 @@ class RunSummary:
     stored_values: int  # of a closed-form model
     verb: str  # the command that uses the model: "generate", "translate", …
     data_kind: str  # "text", "pairs", "images", …
+    cautions: list[str]  # lines that say why its metrics mean little
 
 
 def summarize(path: Path | str) -> RunSummary:
@@ -269,6 +271,7 @@ def summarize(path: Path | str) -> RunSummary:
         stored_values=stored_parameters(folder) if closed_form else 0,
         verb=task.verbs[0],
         data_kind=task.data_kind,
+        cautions=few_targets(task, folder.load_evaluation().total),
     )
 
 

@@ -62,6 +62,8 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
         print(f"  {line}", flush=True)
     if baseline is not None and finished.seconds_for_all is None:
         print(f"  {compare_with_baseline(finished.metrics, baseline)}", flush=True)
+    for line in summary.cautions:
+        print(f"  {line}", flush=True)
     print_suggestions(next_commands(finished, summary))
 
 

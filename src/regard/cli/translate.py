@@ -16,14 +16,14 @@ BATCH = 64  # lines translated at once when they come from a file
 
 def translate(
     run: Folder,
-    text: Annotated[
-        str,
+    texts: Annotated[
+        list[str],
         Argument(
-            metavar="TEXT",
-            help="The sentence to translate; '-', or nothing, reads lines from stdin.",
+            metavar="[TEXT]",
+            help="The sentences to translate; '-', or nothing, reads lines from stdin.",
             show_default=False,
         ),
-    ] = "-",
+    ] = [],  # noqa: B006 -- typer copies it
     beam: Annotated[
         int | None,
         Option(metavar="N", min=1, help="Beam width; 5 by default."),
@@ -38,15 +38,16 @@ def translate(
     """Translate sentences, or lines of stdin.
 
     \b
-    regard translate runs/pairs 'a dog runs on the beach'
+    regard translate runs/pairs 'a dog runs on the beach' 'a cat sleeps'
     regard translate runs/pairs < test.en > test.de
     """
     with spinner(f"opening {run}"):
         opened = api.load(run, adapter=adapter)
-    interactive = text == "-" and sys.stdin.isatty()
+    from_stdin = texts in ([], ["-"])
+    interactive = from_stdin and sys.stdin.isatty()
     if interactive:
         print_status("one sentence per line; Ctrl-D ends")
-    lines = stdin_lines() if text == "-" else iter([text])
+    lines = stdin_lines() if from_stdin else iter(texts)
     for batch in _batches(lines, 1 if interactive else BATCH):
         sentences = [line for line in batch if line.strip()]
         warn_unknown([part for line in sentences for part in opened.unknown_parts(line)])

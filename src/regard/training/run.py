@@ -56,7 +56,7 @@ from regard.training.setup.setting_checks import (
 from regard.training.setup.time_budget import long_warmup
 from regard.training.signals import Interrupts
 from regard.training.storage import checkpoint
-from regard.training.storage.evaluation import evaluation_of
+from regard.training.storage.evaluation import evaluation_of, few_targets
 from regard.training.storage.run_folder import LOST, ReadOnlyFolder, RunFolder
 from regard.training.storage.start import load_initial_weights, open_start
 from regard.training.threads import Threads
@@ -215,7 +215,8 @@ def _train(
     parameters = sum(p.numel() for p in model.parameters())
     initialize = partial(_initialize, model, config, data, device, saved)
     tuned = ranks.all_or_fail(initialize)
-    description = [*data.description, *tuned, *budget.describe()]
+    few = few_targets(type(data.task), data.validation_targets)
+    description = [*data.description, *few, *tuned, *budget.describe()]
     yield RunStarted(folder.path, config, description, parameters, start)
     if is_closed_form(config.model["family"]):
         yield from _fit(model, config, data, folder) if ranks.is_rank0 else ()

@@ -7,6 +7,8 @@ from typing import Any
 from regard.pipelines.base import EvalData
 from regard.tasks.base import Task
 
+FEW_TARGETS = 100  # validation metrics of fewer say little
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
@@ -46,6 +48,17 @@ def evaluation_of(data: EvalData, metrics: dict[str, Any], limit: int | None) ->
         context=None if stride is None else data.model.context,
         stride=stride,
     )
+
+
+def few_targets(task: type[Task], total: int | None) -> list[str]:
+    """A line for the reader if the validation data has few targets."""
+    if total is None or total >= FEW_TARGETS:
+        return []
+    name = task.target_name.removesuffix("s") if total == 1 else task.target_name
+    return [
+        f"caution    the validation data has only {total} {name} to predict: its metrics mean "
+        "little; add data"
+    ]
 
 
 def describe_targets(task: type[Task], targets: int | None, total: int | None) -> str:
