@@ -51,7 +51,10 @@ OPTIONS = {  # of an entry of a table; without any it is taken as it is
     "scaled_dot": [{}, {"width": 9, "cap": 5.0}],
     "dot": [{}, {"scale": 0.3, "cap": 5.0}],
     "shaw": [{"max_distance": 2}],
-    "disentangled": [{"max_distance": 3}, {"max_distance": 9, "buckets": 4, "norm": True}],
+    "disentangled": [
+        {"max_distance": 3},
+        {"max_distance": 9, "buckets": 4, "norm_distances": True},
+    ],
     "sinusoidal": [
         {},
         {"each_layer": True},

@@ -274,7 +274,11 @@ class Disentangled(Score):
     """
 
     def __init__(
-        self, head_dim: int, max_distance: int = 32, buckets: int | None = None, norm: bool = False
+        self,
+        head_dim: int,
+        max_distance: int = 32,
+        buckets: int | None = None,
+        norm_distances: bool = False,
     ) -> None:
         super().__init__()
         require_positive("score 'disentangled'", max_distance=max_distance, buckets=buckets)
@@ -283,7 +287,7 @@ class Disentangled(Score):
                 f"score 'disentangled': buckets={buckets} must be at least 4 and less than "
                 f"2 max_distance - 2 = {2 * max_distance - 2}; leave it out for none"
             )
-        self.scale, self.norm = (3 * head_dim) ** -0.5, norm
+        self.scale, self.norm_distances = (3 * head_dim) ** -0.5, norm_distances
         self.max_distance, self.buckets = max_distance, buckets
 
     @property
@@ -293,7 +297,7 @@ class Disentangled(Score):
 
     def table(self, dim: int, norm: Callable[[int], nn.Module]) -> "DistanceTable":
         """The vectors of distances, which all layers of a stack share."""
-        return DistanceTable(2 * self.reach, dim, norm(dim) if self.norm else None)
+        return DistanceTable(2 * self.reach, dim, norm(dim) if self.norm_distances else None)
 
     def forward(
         self,

@@ -83,7 +83,7 @@ def _read_score(hf: Settings) -> Any:
     if hf["position_buckets"] > 0:
         score["buckets"] = hf["position_buckets"]
     if hf["norm_rel_ebd"] == "layer_norm":
-        score["norm"] = True
+        score["norm_distances"] = True
     return score
 
 
@@ -97,7 +97,7 @@ def _write(config: Any) -> Settings:
         **RELATIVE,
         "max_relative_positions": option(config.score, SCORES, "max_distance"),
         "position_buckets": option(config.score, SCORES, "buckets") or -1,
-        "norm_rel_ebd": "layer_norm" if option(config.score, SCORES, "norm") else "none",
+        "norm_rel_ebd": "layer_norm" if option(config.score, SCORES, "norm_distances") else "none",
     }
 
 
