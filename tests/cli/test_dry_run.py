@@ -53,3 +53,10 @@ def test_a_dry_run_of_a_series_shows_the_settings_of_training(regard, tmp_path):
     for part in ('column=["a","b"],context=45', "model.context=45 model.horizon=5"):
         assert part in shown
         assert part in trained
+    for label, text in (("forecast    ", shown), ("forecast   ", trained)):
+        assert f"{label}all 2 columns; task.column=NAME chooses one" in text
+    chosen = ["train", tmp_path / "load.csv", "task.column=a", "--dry-run"]
+    assert "all 2 columns" not in regard(*chosen).out
+    refused = regard(*chosen, "task.horizon=99999")
+    assert refused.code == 3
+    assert "lower task.horizon or task.context" in refused.err

@@ -217,7 +217,7 @@ def test_a_t5_that_transformers_5_makes_untied_is_tied_and_not_scaled(tmp_path):
     [
         (CLASSIFIER, "try: regard predict {run} 'some words'"),
         ("BertForQuestionAnswering", "try: regard predict {run} 'a question' 'a text'"),
-        ("BertModel", "or fine-tune it: regard train DATA train.start={run}"),
+        ("BertModel", "fine-tune it on your data:\nregard train data.csv train.start={run}\n"),
     ],
 )
 def test_the_last_line_of_an_import_says_what_to_do(architecture, expected, tmp_path, capsys):

@@ -11,6 +11,7 @@ import pytest
 from regard.errors import CheckpointError, ConfigError
 from regard.text import train_tokenizer
 from regard.training.storage.run_folder import RunFolder, new_folder
+from regard.training.storage.start import open_start
 from training.runs import config
 
 
@@ -234,3 +235,11 @@ def test_new_folders_are_numbered(tmp_path, monkeypatch):
     for wanted in ("runs/cats", "runs/cats-2", "runs/cats-3"):
         assert new_folder("cats") == Path(wanted)
         Path(wanted).mkdir(parents=True)
+
+
+def test_a_misspelt_run_is_named(tmp_path):
+    (tmp_path / "minilm").mkdir()
+    (tmp_path / "minilm" / "config.json").write_text("{}")
+    (tmp_path / "minilmnn").mkdir()
+    with pytest.raises(CheckpointError, match=r"no run at .*minilmm; did you mean '.*/minilm'\?"):
+        open_start(tmp_path / "minilmm")

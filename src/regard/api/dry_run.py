@@ -34,13 +34,16 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
     device = check_before_data(config)
     training, validation = open_split(config)
     check_compatible(config, training, None)
-    config = pipeline_of(config).fit_settings(config, training)
+    pipeline = pipeline_of(config)
+    pipeline.check_parts(config, training, validation)
+    notes = pipeline.preview(config, training)
+    config = pipeline.fit_settings(config, training)
     model = describe(smallest_model(config))
     kind, options = kind_of(model.get("head") or "none")
     if "classes" in options:  # those of the data are counted when training begins
         model["head"] = {"kind": kind, **{k: v for k, v in options.items() if k != "classes"}}
     tokenizer = None
-    if pipeline_of(config).tokenizer_type is not None:
+    if pipeline.tokenizer_type is not None:
         start = config.train.start
         tokenizer = kind_of(config.data.tokenizer)[0] if start is None else f"that of {start}"
     closed_form = is_closed_form(model["family"])
@@ -48,7 +51,7 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
         folder=str(folder),
         data=training.description,
         validation=validation.description,
-        notes=pipeline_of(config).preview(config, training),
+        notes=notes,
         tokenizer=tokenizer,
         family=model["family"],
         parameters=0 if closed_form else count_parameters(smallest_model(config)),

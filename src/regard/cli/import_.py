@@ -80,7 +80,8 @@ def _usage_hint(imported: "api.ImportedRun") -> str:
     fine_tune = f"fine-tune it: regard train DATA train.start={run}"
     if imported.verb is None:
         return (
-            f"no command uses the head {imported.head!r}: use run.model in Python, or {fine_tune}"
+            f"it has no task yet (its head is {imported.head!r}); fine-tune it on your data:\n"
+            f"regard train data.csv train.start={run}\nin Python, run.model is the model"
         )
     example = EXAMPLES.get(imported.task, QUOTED)
     return f"try: regard {imported.verb} {run} {example}\n{fine_tune}"

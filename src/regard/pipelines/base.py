@@ -184,6 +184,9 @@ class Pipeline:
         """Lines of `train --dry-run` that show how the training data is read, by their labels."""
         return {}
 
+    def check_parts(self, config: RunConfig, train: Any, validation: Any) -> None:
+        """Raise `DataError` if training would refuse the parts of the data for their size."""
+
     def train_tokenizers(
         self, config: RunConfig, train: Any, validation: Any, progress: Progress | None
     ) -> Tokenizers | None:

@@ -118,6 +118,18 @@ class SeriesPipeline(Pipeline):
         """With the columns, the rows that are read and the season."""
         return _fitted(config, data)[0]
 
+    def check_parts(self, config: RunConfig, train: Series, validation: Series) -> None:
+        """Raise `DataError` if a part is shorter than a window."""
+        task = series_task(_fitted(config, train)[0].task)
+        for part in (validation, train):
+            Windows.of(part, task)
+
+    def preview(self, config: RunConfig, data: Series) -> dict[str, str]:
+        """The columns that are forecast, where none was chosen."""
+        task = series_task(_fitted(config, data)[0].task)
+        note = _forecast_note(config, task)
+        return {"forecast": note} if note else {}
+
     def training_data(
         self,
         config: RunConfig,
@@ -129,8 +141,10 @@ class SeriesPipeline(Pipeline):
         """Random windows of the training series; the whole series for closed-form models."""
         settings = config.train
         rows = rows_per_micro_batch(settings, DEFAULT_ROWS, "windows of a series")
+        given = config
         config, constant = _fitted(config, train)
         task = series_task(config.task)
+        note = _forecast_note(given, task)
         model = _model(config, task)
         data = self.evaluation_data(config, validation, None)
         closed_form = is_closed_form(data_family(config))
@@ -156,6 +170,7 @@ class SeriesPipeline(Pipeline):
                 f"data       {train.description}",
                 f"validation {validation.description}",
                 *_describe_columns(task, constant),
+                *([f"forecast   {note}"] if note else []),
             ],
         )
 
@@ -417,6 +432,13 @@ def _sizes(model: ModelConfig) -> dict[str, Any]:
     """The fields of a model that follow from the task, for the settings."""
     names = ("vocab_size", "inputs", "head", "context", "horizon")
     return {name: getattr(model, name) for name in names if name in model.__dataclass_fields__}
+
+
+def _forecast_note(given: RunConfig, fitted: Forecast) -> str:
+    """What is forecast, if the settings name none of several columns."""
+    if series_task(given.task).column is not None or len(fitted.columns) == 1:
+        return ""
+    return f"all {len(fitted.columns)} columns; task.column=NAME chooses one"
 
 
 def _describe_columns(task: Forecast, constant: list[str]) -> list[str]:

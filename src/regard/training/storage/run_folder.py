@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from difflib import get_close_matches
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -359,8 +360,19 @@ class RunFolder:
 
     def _json(self, path: Path) -> dict[str, Any]:
         if not path_exists(path):
-            raise CheckpointError(f"no run at {self.path}; `regard train` writes one")
+            raise CheckpointError(f"no run at {self.path}; {self._hint()}")
         return read_json(path)
+
+    def _hint(self) -> str:
+        """A run or checkpoint beside this path with a similar name; else how to get a run."""
+        siblings: dict[str, Path] = {}
+        with suppress(OSError):
+            siblings = {path.name: path for path in self.path.parent.iterdir()}
+        close = get_close_matches(self.path.name, sorted(siblings), n=3)
+        runs = [siblings[name] for name in close if path_exists(siblings[name] / "config.json")]
+        if runs:
+            return f"did you mean {str(runs[0])!r}?"
+        return "`regard train` or `regard import` writes one"
 
 
 @cache  # once for each file
