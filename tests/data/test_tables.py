@@ -157,6 +157,12 @@ VARIANTS = {  # file name, content, kind, part of the description
         "series",
         "2 columns; decimal commas in load; date: 2016-07-01",
     ),
+    "three decimals and semicolons": (
+        "a.csv",
+        b"day;load\n1;30,531\n2;5,827\n3;31\n",
+        "series",
+        "decimal commas in load",
+    ),
     "decimal commas without header": ("a.csv", b"1,5;2\n3,5;4\n2,5;5\n", "series", "commas in 1"),
     "few answers": ("a.csv", questions("Ada", "Bob"), "spans", "answers=answer"),
     "answers in no context": (
@@ -209,7 +215,7 @@ REFUSED = {  # file name, content, message
     ),
     "commas of thousands": (
         "a.csv",
-        b"day;load\n1;1,234\n2;2,345\n3;3,456\n",
+        b"day\tload\n1\t1,234\n2\t2,345\n3\t3,456\n",
         r"load holds numbers with commas, such as '1,234'.*\nwrite them with a decimal point",
     ),
     "numbers in JSON": ("a.json", b"[1, 2]", "not a list of objects"),
@@ -239,6 +245,12 @@ def test_decimal_commas_are_read_as_points(tmp_path):
     cells = ["0,125", "1.234,5", "-3,5", "7"]
     path = write(tmp_path, "a.csv", ("load;day\n" + "".join(f"{c};1\n" for c in cells)).encode())
     assert open_data(path).values[:, 0].tolist() == [0.125, 1234.5, -3.5, 7]
+    path = write(tmp_path, "three.csv", b"load;day\n30,531;1\n5,827;2\n31;3\n")
+    assert open_data(path).values[:, 0].tolist() == [30.531, 5.827, 31]
+    for thousands in (b"1,234,567", b"1,234.5"):  # in a row of many
+        rows = b"5,827;1\n" * 20 + thousands + b";2\n"
+        with pytest.raises(DataError, match="may be decimal or between thousands"):
+            open_data(write(tmp_path, "thousands.csv", b"load;day\n" + rows))
     path = write(tmp_path, "b.csv", b"load;day\n" + b"1,5;1\n" * 10 + b"many;1\n")
     with pytest.raises(DataError, match="line 12: load is 'many', not a number"):
         open_data(path)

@@ -53,7 +53,12 @@ def from_delimited(path: Path) -> Table:
         raise DataError(f"{path} has two columns named {twice!r}; rename one of them")
     word = DELIMITERS[delimiter]
     body = [row for row in sample[header:] if len(row) == width]
-    decimal = [i for i in range(width) if has_decimal_commas([row[i] for row in body])]
+    semicolons = delimiter == ";"  # used where the comma is decimal
+    decimal = [
+        index
+        for index in range(width)
+        if has_decimal_commas([row[index] for row in body], three_digits=semicolons)
+    ]
 
     def rows() -> Iterator[Row]:
         skip = header

@@ -52,6 +52,7 @@ KNOWN_NAMES = {
 }
 MOSTLY_NUMBERS = 0.9  # of the cells of a column of numbers, at least; the others are errors
 DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?(e[+-]?\d+)?\s*$", re.I)
+_THOUSANDS = re.compile(r"\s*[+-]?\d{1,3}(,\d{3})+(,\d{3}|\.\d+)\s*$")  # 1,234,567 and 1,234.5
 _GROUPED = re.compile(r"\s*[+-]?(0|[1-9]\d{0,2}(,\d{3})*)(\.\d+)?\s*$")  # 12 and 1,234 and 1,234.5
 Row = tuple[int, tuple[Any, ...]]  # line (or row) number, a cell for each column
 
@@ -107,17 +108,21 @@ def is_number(cell: Any) -> bool:
     return isinstance(cell, int | float) and not isinstance(cell, bool)
 
 
-def has_decimal_commas(cells: Sequence[str]) -> bool:
+def has_decimal_commas(cells: Sequence[str], *, three_digits: bool) -> bool:
     """Whether cells are numbers with decimal commas, as 3,14 and 1.234,5.
 
-    Not if all of them could have commas between thousands, as 1,234.
+    If all of them could have commas between thousands, as 1,234, only with `three_digits`, and not
+    if some must have such commas, as 1,234,567 and 1,234.5.
     """
     numbers = [cell for cell in cells if DECIMAL_COMMA.match(cell)]
     filled = sum(bool(cell.strip()) for cell in cells)
     return (
         any("," in cell for cell in numbers)
         and len(numbers) >= MOSTLY_NUMBERS * filled
-        and not all(map(_GROUPED.match, numbers))
+        and (
+            not all(map(_GROUPED.match, numbers))
+            or (three_digits and not any(map(_THOUSANDS.match, cells)))
+        )
     )
 
 
