@@ -31,6 +31,7 @@ FENCE = re.compile(r"^```(python|console)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)
 COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", re.M)
 PICTURE = re.compile(r"^!\[[^\]]*\]\(([\w-]+\.svg)\)$", re.M)
 LINES = 40  # longer outputs are cut in the page
+END = 13  # lines that are kept of their end: the results of a run and what they were measured on
 
 
 @dataclass
@@ -161,7 +162,9 @@ def refresh(name: str) -> None:
 
 def _cut(text: str) -> str:
     lines = text.splitlines(keepends=True)
-    return text if len(lines) <= LINES else "".join([*lines[: LINES - 10], "…\n", *lines[-9:]])
+    if len(lines) <= LINES:
+        return text
+    return "".join([*lines[: LINES - END - 1], "…\n", *lines[-END:]])
 
 
 def with_outputs(page: str, cells: list[Cell]) -> str:
