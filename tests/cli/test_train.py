@@ -42,6 +42,14 @@ def test_quiet_train_prints_results_only(regard, materials):
     assert result["run"] == "r"
 
 
+def test_weights_that_training_did_not_improve_are_said_to_be_untrained(regard, materials):
+    words = [materials / "cats.txt", *TEXT_WORDS, "train.lr=10", "train.schedule=constant"]
+    completed = regard("train", *words, "--quiet")
+    assert "these are the weights before training: no later loss was better" in completed.out
+    better = regard("train", materials / "cats.txt", *TEXT_WORDS, "--quiet")
+    assert "before training" not in better.out
+
+
 def test_the_default_folder_is_never_one_that_exists(regard, materials):
     for folder in ("runs/cats", "runs/cats-2"):
         completed = regard("train", materials / "cats.txt", *TEXT_WORDS, "--json")

@@ -41,6 +41,7 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
             {
                 "run": str(finished.folder),
                 "step": finished.step,
+                **({} if finished.best_step is None else {"best_step": finished.best_step}),
                 "seconds": round(finished.seconds, 1),
                 **finished.metrics,
                 "evaluated": finished.evaluated,
@@ -62,9 +63,20 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
         print(f"  {line}", flush=True)
     if baseline is not None and finished.seconds_for_all is None:
         print(f"  {compare_with_baseline(finished.metrics, baseline)}", flush=True)
-    for line in summary.cautions:
+    for line in (*untrained(finished, summary), *summary.cautions):
         print(f"  {line}", flush=True)
     print_suggestions(next_commands(finished, summary))
+
+
+def untrained(finished: "RunFinished", summary: "RunSummary") -> list[str]:
+    """A line for a run whose best weights are those before the first step."""
+    if finished.best_step != 0 or finished.step == 0:
+        return []
+    metric = summary.config.train.best
+    return [
+        f"these are the weights before training: no later {metric} was better;",
+        "train longer, change train.lr, or keep the last weights with train.best=last",
+    ]
 
 
 def baseline_lines(baselines: dict[str, dict[str, float]]) -> list[str]:

@@ -15,7 +15,10 @@ class HookPoint(nn.Identity):
 
     def __call__(self, x: Tensor, *parts: Any) -> Any:
         """x, or what the hooks make of it; without hooks nothing of `nn.Module.__call__` runs."""
-        return super().__call__(x, *parts) if self._forward_hooks else x
+        hooked = self._forward_hooks or self._forward_pre_hooks
+        if hooked or self._backward_hooks or self._backward_pre_hooks:
+            return super().__call__(x, *parts)
+        return x
 
 
 class Tap(HookPoint):

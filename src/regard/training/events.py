@@ -81,6 +81,7 @@ class RunFinished:
     stopped_early: bool = False
     evaluated: str = ""  # what the metrics were computed on, as "all 3,000 tokens"
     seconds_for_all: float | None = None  # of an evaluation of all data, where it was left out
+    best_step: int | None = None  # after which the saved weights were evaluated; 0: untrained
 
 
 Event = (

@@ -318,6 +318,7 @@ class TrainState:
             self.stopped_early,
             evaluation.evaluated,
             None if evaluation.is_whole else self.seconds_for_all(),
+            self.best.step,
         )
 
     def final_seconds(self) -> float:
