@@ -135,7 +135,8 @@ class BatchNorm(nn.Module):
         m <- 0.9 m + 0.1 mean(x),      v <- 0.9 v + 0.1 var(x)
 
     In training the output at one position thus depends on all others, those to come included: it
-    is for encoders only. Each process of a distributed run has its own rows and its own m and v.
+    is for encoders only. The averages are of one forward pass per step, in one process, of the
+    trained weights: no activation checkpointing, no distributed training, no `train.ema`.
     """
 
     momentum = 0.1

@@ -74,6 +74,8 @@ def configure(
         if start is not None and not {"family", "preset"} & set(over.get("model", {})):
             opened = open_start(_absolute(start))
             base = start_from(base, opened.config, class_names, opened.template)
+        if overlay(base, over).get("model", {}).get("norm") == "batch":
+            base.get("train", {}).pop("ema", None)  # refused with BatchNorm
         if "task" in over:
             over["task"] = _with_options(over["task"], base["task"])
     return _combine(base, over, file, started, on_measure)

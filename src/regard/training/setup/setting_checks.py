@@ -85,6 +85,8 @@ def check_values(config: RunConfig) -> None:
     check_minutes(config.minutes)
     check_train_config(config.train)
     check_tuning(config, launch.world_size())
+    if config.model.get("norm") == "batch":
+        _check_batch_norm(config.train, launch.world_size())
     schedule(config.train.schedule, config.train.steps)
     optimizers(config.train.optimizer, _TinyModel(), config.train.lr)
 
@@ -125,6 +127,25 @@ def check_train_config(settings: TrainConfig) -> None:
             "train.patience has no effect with train.best='last', which makes every model the "
             "best;\n"
             "give train.best=loss, or train.patience=none"
+        )
+
+
+def _check_batch_norm(settings: TrainConfig, processes: int) -> None:
+    """Raise if the moving averages of BatchNorm would not be those of the trained weights."""
+    if settings.activation_checkpointing:
+        raise ConfigError(
+            "model.norm=batch with train.activation_checkpointing would count every batch twice "
+            "in its averages; leave out one of them"
+        )
+    if processes > 1:
+        raise ConfigError(
+            f"model.norm=batch with {processes} processes would average over the rows of one of "
+            "them only; train with one, or set model.norm=layer"
+        )
+    if settings.ema > 0:
+        raise ConfigError(
+            f"model.norm=batch with train.ema={settings.ema:g} would evaluate averaged weights "
+            "with the statistics of others; set train.ema=0, or model.norm=layer"
         )
 
 
