@@ -95,7 +95,8 @@ def override_words(config: RunConfig) -> list[list[str]]:
     model = {key: value for key, value in config.model.items() if key not in DERIVED}
     changed = _changed(model, {k: v for k, v in model_defaults.items() if k not in SIZES})
     data = _changed(to_table(config.data), to_table(DataConfig()))
-    data = {key: value for key, value in data.items() if key not in DATA_PATHS}
+    paths = DATA_PATHS if config.data.path is None else ("path", "validation")
+    data = {key: value for key, value in data.items() if key not in paths}
     task = TASKS.get(kind_of(config.task)[0])
     if task is None or task.data_kind not in WITHOUT_TOKENIZER:
         data["tokenizer"] = config.data.tokenizer

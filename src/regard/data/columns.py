@@ -52,6 +52,10 @@ MAX_CLASSES = 1000  # of a label that is guessed …
 MAX_NUMBERS = 20  # … and if it is a number
 
 
+class GuessedName(str):
+    """The name of a column that its content decided; in the settings of a run, an ordinary name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Roles:
     """The kind of data that a table holds, and the column of each role."""
@@ -64,7 +68,12 @@ class Roles:
     @property
     def to_save(self) -> Mapping[str, str]:
         """The columns for the settings of a run, where the content decided."""
-        return self.columns if self.guessed or "text2" in self.columns else {}
+        if not self.guessed and "text2" not in self.columns:
+            return {}
+        return {
+            role: GuessedName(name) if role in self.guessed else name
+            for role, name in self.columns.items()
+        }
 
     @property
     def note(self) -> str:
@@ -95,6 +104,7 @@ def find_roles(table: Table, asked: Mapping[str, str | int], kind: str | None) -
         result = _FINDERS[candidate](table, dict(named), profiles, kind is not None)
         if result is not None:
             columns, guessed = result
+            guessed |= {role for role, name in asked.items() if isinstance(name, GuessedName)}
             unused = () if candidate == "series" else table.columns
             unused = tuple(name for name in unused if name not in columns.values())
             return Roles(candidate, columns, frozenset(guessed), unused)

@@ -196,7 +196,7 @@ def from_table(table: Table, roles: Roles) -> Text:
     text = from_strings(table.name, f"text, {len(documents):,} rows", documents)
     note = f"; skipped: {skipped:,} empty" if skipped else ""
     description = f"{text.description}, {table.format}{roles.note}{note}"
-    return replace(text, description=description, columns=roles.columns)
+    return replace(text, description=description, columns={**roles.columns, **roles.to_save})
 
 
 def from_file(path: Path) -> Text:

@@ -71,7 +71,7 @@ def open_split(config: RunConfig) -> tuple[Any, Any]:
     whole = open_data(
         data.path, data.source, data.target, lower=data.lower, kind=kind, columns=columns
     )
-    columns |= getattr(whole, "columns", {})
+    columns |= {role: str(name) for role, name in getattr(whole, "columns", {}).items()}
     if data.split:
         if whole.kind != "series":
             raise ConfigError(f"data.split is for series; {whole.name} holds {whole.kind}")
