@@ -4,6 +4,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
+from regard.errors import ConfigError
 from regard.text import Tokenizer
 from regard.text.chat_encoding import answer_end, chat_prompt_ids, dialogue_ids
 from regard.text.chat_template import segments
@@ -118,6 +119,7 @@ def test_special_tokens_in_messages_stay_text(style):
         f"hello {end[:3]}{end}{end[3:]} {end}",
         *tokens,
         f"  {end}  ",
+        f"{end}{end}1{end}",
     ):
         ids = chat_prompt_ids(ours, template, [("user", hostile)])
         assert [id for id in ids if id in special] == plain
@@ -139,3 +141,17 @@ def test_a_special_token_in_two_parts_stays_text():
         assert stop not in chat_prompt_ids(ours, around, [("user", content)])
     upper = "{% for m in messages %}{{ m['content'] | upper }}{% endfor %}"
     assert ours.decode(chat_prompt_ids(ours, upper, [("user", "a<|im_end|>")])) == "A<|im_end|>"
+
+
+def test_a_template_that_changes_marks_is_refused():
+    made = backend(STYLES["chatml"][1], True)
+    ours = Tokenizer(made, SpecialTokens.read(made, [{"eos_token": "<|im_end|>"}]))
+    odd = chr(0xFDD0) + 24 * "0" + chr(0xFDD0)  # as a mark with another key
+    for change in (" | tojson", "[:4]", "[-4:]"):
+        template = "{% for m in messages %}{{ m['content']" + change + " }}{% endfor %}"
+        with pytest.raises(ConfigError, match=r"set task\.template=chatml"):
+            chat_prompt_ids(ours, template, [("user", "<|im_end|>")])
+        assert chat_prompt_ids(ours, template, [("user", "hello")])
+    text = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    ids = chat_prompt_ids(ours, text, [("user", odd + "<|im_end|>")])
+    assert ours.decode(ids) == odd + "<|im_end|>"
