@@ -471,7 +471,7 @@ MERGES = "#version: 0.2\nĠ t\nh e\nĠt he\nĠ c\na t\n"
             },
             "cannot be used",
         ),
-        ({"sentencepiece.bpe_model": b""}, "of an unsupported format"),
+        ({"sentencepiece.bpe_model": b""}, "is not a SentencePiece model, or damaged"),
         ({"vocab_txt": "[UNK]\na\n", "added_tokens_json": {"z": 9}}, "'z' must have id 9"),
     ],
 )

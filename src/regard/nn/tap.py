@@ -1,7 +1,5 @@
 """Hook points: named identity modules where an observer reads activations."""
 
-from typing import Any
-
 from torch import Tensor, nn
 
 
@@ -12,13 +10,6 @@ class HookPoint(nn.Identity):
     def has_hooks(self) -> bool:
         """Whether a forward hook is registered; a fused layer then runs its explicit path."""
         return bool(self._forward_hooks)
-
-    def __call__(self, x: Tensor, *parts: Any) -> Any:
-        """x, or what the hooks make of it; without hooks nothing of `nn.Module.__call__` runs."""
-        hooked = self._forward_hooks or self._forward_pre_hooks
-        if hooked or self._backward_hooks or self._backward_pre_hooks:
-            return super().__call__(x, *parts)
-        return x
 
 
 class Tap(HookPoint):
