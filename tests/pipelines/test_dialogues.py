@@ -22,6 +22,8 @@ from regard.tasks import Instruct
 from regard.text import train_tokenizer
 from regard.text.chat_encoding import chat_prompt_ids
 from regard.text.chat_template import render, segments, turn_end
+from regard.training.storage.run_folder import RunFolder
+from regard.training.storage.start import run_template
 
 JINJA = (
     "{{ bos_token }}{% for message in messages %}"
@@ -283,3 +285,22 @@ def test_a_special_token_at_the_end_of_a_turn_stops_the_answer(world, monkeypatc
     ready = prepare(served, prompt, body, tokens=3, n=1, logprobs=None, more_stops=ends)
     assert ready.request.stop == {*tokenizer.stop_ids, special}
     assert ready.request.prompt == chat_prompt_ids(tokenizer, template, [("user", "ag")])
+
+
+def test_an_adapter_of_dialogues_brings_its_template_and_needs_the_tokenizer_of_its_base(world):
+    folder, _, _ = world
+    (folder / "plain.txt").write_text((folder / "talk.jsonl").read_text() + "<|im_start|>\n" * 9)
+    model = {"preset": "tiny-decoder", "dim": 8, "layers": 1, "heads": 2, "context": 64}
+    options = {"steps": 1, "batch": 2, "quiet": True}
+    base, adapter = folder / "base", folder / "adapter"
+    regard.train(folder / "plain.txt", tokenizer="char", model=model, out=base, **options)
+    settings = {"start": str(base), "tune": {"kind": "lora", "rank": 1}}
+    regard.train(folder / "talk.jsonl", out=adapter, train=settings, **options)
+    assert run_template(RunFolder(base), regard.load(base).config) is None
+    adapted = regard.load(base, adapter=adapter)
+    assert run_template(adapted.folder, adapted.config) == "chatml"
+    assert "chat" in adapted.verbs
+    regard.merge(base, folder / "whole", adapter=adapter)
+    assert "chat" in regard.load(folder / "whole").verbs
+    with pytest.raises(ConfigError, match=r"base, whose tokenizer is not that of .*run;"):
+        regard.load(folder / "run", adapter=adapter)

@@ -274,6 +274,8 @@ def test_adapters_are_merged_and_chosen_by_name(world, capsys):
         regard.load(world / "base", adapter="three")
     with pytest.raises(ConfigError, match="without an adapter"):
         regard.load(world / "base", adapter=world / "merged")
+    with pytest.warns(UserWarning, match="lora1 is an adapter of .*base, and is used with .*merg"):
+        regard.load(world / "merged", adapter=world / "lora1")
     with pytest.raises(ConfigError, match="has no adapter to merge"):
         regard.merge(world / "base", world / "never")
 

@@ -102,7 +102,8 @@ def load(path: Path | str, device: str = "auto", *, adapter: Path | str | None =
         folder.check_tokenizer(tokenizer_fingerprint(tokenizers))
         model = load_model(resolve(config.model), run_weights(folder, config), str(folder.model))
     if adapter is not None:
-        merged = open_adapter(path, adapter, resolve(config.model)).merge(weights(model))
+        opened, config = open_adapter(path, adapter, config, tokenizers)
+        merged = opened.merge(weights(model))
         check_weights(model, merged, str(adapter))
         model.load_state_dict(merged, strict=False, assign=True)
     target = torch.device("cpu") if hasattr(model, "fit") else pick_device(device)

@@ -301,7 +301,7 @@ def merge_run(run: Path, out: Path, adapter: Path | str | None = None) -> list[s
     if adapter is None:
         layers = run_adapter(RunFolder(run).load_weights(), config).layers
     else:
-        opened = open_adapter(run, adapter, resolve(config.model))
+        opened, config = open_adapter(run, adapter, config, start.tokenizers)
         tensors, layers = opened.merge(tensors), opened.layers
     config = replace(
         config,

@@ -1,7 +1,8 @@
 """The weights from which a run starts (`train.start`), and those of a run with an adapter."""
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,12 +14,12 @@ from regard.files.untrusted import path_exists
 from regard.hub.chat_templates import read_template
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.hub.peft import is_adapter, read_adapter
-from regard.models.build import load_weights, weights
+from regard.models.build import load_weights, resolve, weights
 from regard.models.compatibility import with_defaults
-from regard.models.presets import ModelConfig
 from regard.nn.head import HEADS
 from regard.nn.lora import Adapter
 from regard.pipelines.base import Tokenizers
+from regard.pipelines.prepare import tokenizer_fingerprint
 from regard.tasks import Instruct
 from regard.training.storage.imported import imported_run_config
 from regard.training.storage.run_folder import RunFolder
@@ -86,23 +87,44 @@ def run_adapter(tensors: dict[str, Tensor], config: RunConfig) -> Adapter:
     return Adapter.of(tensors, cast(LoRA, tuning(config.train.tune)).alpha)
 
 
-def open_adapter(run: Path | str, adapter: Path | str, model: ModelConfig) -> Adapter:
-    """The adapter of a run, or one of PEFT: a path, or a name in the folder `adapters` of `run`."""
+def open_adapter(
+    run: Path | str, adapter: Path | str, config: RunConfig, tokenizers: Tokenizers | None
+) -> tuple[Adapter, RunConfig]:
+    """An adapter for a run with these settings, and the settings of the run with it.
+
+    `adapter` is a run, or a folder of PEFT: a path, or a name in the folder `adapters` of `run`.
+    One that was trained on dialogues brings its task, which has the chat template, and its data.
+    """
     path = Path(adapter)
     if not path_exists(path):
         path = Path(run) / ADAPTERS / adapter
     if is_adapter(path):
-        return read_adapter(path, model)
+        return read_adapter(path, resolve(config.model)), config
     if not path_exists(path / "config.json"):
         named = ", ".join(adapter_names(run)) or "none"
         raise ConfigError(
             f"no adapter at {adapter}; give a run with train.tune=lora, a folder of PEFT, or one "
             f"of those in {Path(run) / ADAPTERS}: {named}"
         )
-    config = RunFolder(path).load_config()
-    if not has_adapter(config):
+    folder = RunFolder(path)
+    own = folder.load_config()
+    if not has_adapter(own):
         raise ConfigError(f"{path} is a run without an adapter; train it with train.tune.kind=lora")
-    return run_adapter(RunFolder(path).load_weights(), config)
+    start = cast(str, own.train.start)
+    if tokenizer_fingerprint(folder.load_tokenizers(own)) != tokenizer_fingerprint(tokenizers):
+        raise ConfigError(
+            f"{path} is an adapter of {start}, whose tokenizer is not that of {run};\n"
+            "use it with the run that it was trained on"
+        )
+    if Path(start).resolve() != Path(run).resolve():
+        warnings.warn(
+            f"{path} is an adapter of {start}, and is used with {run}; if that is the same model "
+            f"in another place: regard edit {path} train.start={run}",
+            stacklevel=3,
+        )
+    if kind_of(own.task)[0] == "instruct":
+        config = replace(config, task=own.task, data=own.data)
+    return run_adapter(folder.load_weights(), own), config
 
 
 def adapter_names(run: Path | str) -> list[str]:
