@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,15 @@ import torch
 
 import regard
 from hub.runs import TEXT, make_run, model_config, tokenizer
-from regard.errors import ConfigError
+from regard.errors import CheckpointError, ConfigError
 from regard.generate import generate, parse_chain
+from regard.hub.config_json import write_config
+from regard.hub.gguf import architecture_of
 from regard.hub.gguf_q4_k import quantize_q4_k
+from regard.hub.gguf_tokenizer import write_vocabulary
 from regard.text import train_tokenizer
+from regard.text.chat_template import CHATML_JINJA, render
+from regard.training import import_export
 
 gguf = pytest.importorskip("gguf")
 
@@ -157,6 +163,69 @@ def test_what_the_format_cannot_say_is_refused(preset, fields, kind, options, me
     with pytest.raises(ConfigError, match=message):
         regard.export(tmp_path / "run", tmp_path / "out", **{"format": "gguf", **options})
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "family", "layers"),
+    [
+        (WIDE | {"kv_heads": 1, "head_dim": 24, "window": 8}, "gemma2", 46),
+        (GEMMA_3, "gemma3_text", 62),
+    ],
+)
+def test_gemma_27b_has_its_own_scale(fields, family, layers):
+    def settings(layers, width):
+        config = model_config("gemma-2-2b", **fields | {"layers": layers})
+        return write_config(config, family)[1] | {"query_pre_attn_scalar": width}
+
+    # llama.cpp computes these: the root of dim / heads by the number of layers
+    for count, width, other in ((layers, 16, 24), (layers - 2, 24, 16)):
+        architecture_of(settings(count, width))
+        message = f"model.score.width={other} .* with {count} layers llama.cpp computes {width}"
+        with pytest.raises(ConfigError, match=message):
+            architecture_of(settings(count, other))
+
+
+def test_a_smaller_type_is_checked_as_f32(tmp_path, monkeypatch):
+    def compare(path, model, type):
+        if type == "f32":
+            raise CheckpointError(f"the logits of {path.name} differ")
+        return 7.0
+
+    monkeypatch.setattr(import_export, "compare_llama_cpp", compare)
+    with pytest.raises(CheckpointError, match=r"the logits of f32\.gguf differ"):
+        export(tmp_path, "gpt2", "f16")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_chat_template_is_in_the_file(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    tokenizers = tokenizer()
+    make_run(tmp_path / "run", model_config("gpt2"), task="instruct", tokenizers=tokenizers)
+    result = regard.export(tmp_path / "run", tmp_path / "out", format="gguf")
+    fields = gguf.GGUFReader(result.path / "model.gguf").fields
+    assert fields["tokenizer.chat_template"].contents() == CHATML_JINJA
+    dialogue = [("user", "Hi\n?"), ("assistant", " Hello "), ("user", "1")]
+    for prompt in (False, True):
+        chatml = render("chatml", dialogue, prompt=prompt)
+        assert render(CHATML_JINJA, dialogue, prompt=prompt) == chatml
+
+
+def test_a_tokenizer_without_a_stop_token_is_refused():
+    tokenizers = tokenizer()
+    tokens = {k: v for k, v in tokenizers.special_tokens.tokens.items() if k != "stop"}
+    tokenizers.special_tokens = replace(tokenizers.special_tokens, tokens=tokens)
+    writer = gguf.GGUFWriter(None, "gpt2")
+    with pytest.raises(ConfigError, match="it has no stop token"):
+        write_vocabulary(writer, gguf, tokenizers, tokenizers.size, "gpt2")
+
+
+def test_bert_has_its_token_types(tmp_path):
+    tokenizers = train_tokenizer({"kind": "wordpiece", "lower": True}, TEXT)
+    config = model_config("bert", vocab_size=tokenizers.size, segments=3)
+    make_run(tmp_path / "run", config, task="masked", tokenizers=tokenizers)
+    result = regard.export(tmp_path / "run", tmp_path / "out", format="gguf")
+    fields = gguf.GGUFReader(result.path / "model.gguf").fields
+    assert fields["tokenizer.ggml.token_type_count"].contents() == 3
 
 
 SAMPLES = ("the cat sat", "  Two  spaces,\nZoë's 12 dogs!", "it's", "")

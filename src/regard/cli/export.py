@@ -56,6 +56,7 @@ def export(
                 "folder": str(result.path),
                 "family": result.family,
                 "class": result.architecture,
+                "engine": result.engine,
                 "difference": result.difference,
                 "unchecked": result.unchecked,
             }
@@ -67,5 +68,10 @@ def export(
     elif result.engine == "gguf":
         print(f"read again: weights differ by at most {result.difference:.1e} of the largest")
         print("not run by llama.cpp: llama-cpp-python is not installed, or the model an encoder")
+    elif result.engine == "llama.cpp" and result.architecture != "f32":
+        print(
+            f"verified as f32; as {result.architecture}, outputs in llama.cpp differ by at most "
+            f"{result.difference:.1e}"
+        )
     else:
         print(f"verified: outputs in {result.engine} differ by at most {result.difference:.1e}")

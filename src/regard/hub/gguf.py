@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from regard.errors import CheckpointError, ConfigError
 from regard.files.safetensors import Tensors, read_header
 from regard.files.untrusted import quote, read_json
+from regard.hub.chat_templates import read_template
 from regard.hub.config_json import write_config
 from regard.hub.family import Settings
 from regard.hub.gguf_q4_k import quantize_q4_k
@@ -28,6 +29,8 @@ FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0", "q4_
 # The largest error of a weight, as a fraction of the largest weight of its tensor.
 BOUNDS = {"F32": 0.0, "F16": 2**-10, "Q8_0": 1 / 127, "Q4_K": 0.1}
 SILU, GELU = ("silu", "swish"), ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+# Layers by which llama.cpp knows a 27B; it then scales scores by the root of dim / heads.
+LAYERS_27B = {"gemma2": 46, "gemma3_text": 62}
 TABLES = ("position_embd", "token_types")  # always in float32
 
 Array = NDArray[Any]
@@ -63,8 +66,11 @@ def _check_gemma2(hf: Settings) -> None:
     kinds = ["full_attention" if not (i + 1) % every else "sliding_attention" for i in layers]
     if hf["layer_types"] != kinds:
         _refuse("model.global_every", hf["layer_types"], f"every {every}th layer must be global")
-    if hf["query_pre_attn_scalar"] != hf["head_dim"]:
-        _refuse("model.score.width", hf["query_pre_attn_scalar"], "it must be the size of a head")
+    large = hf["num_hidden_layers"] == LAYERS_27B[hf["model_type"]]
+    width = hf["hidden_size"] // hf["num_attention_heads"] if large else hf["head_dim"]
+    if hf["query_pre_attn_scalar"] != width:
+        why = f"with {hf['num_hidden_layers']} layers llama.cpp computes {width}"
+        _refuse("model.score.width", hf["query_pre_attn_scalar"], why)
     if hf["model_type"] == "gemma3_text" and hf.get("rope_local_base_freq") != 10_000.0:
         _refuse("model.position.window_base", hf.get("rope_local_base_freq"), "it must be 10000")
 
@@ -140,6 +146,8 @@ def write_gguf(folder: Path, tokenizer: Tokenizer, path: Path, type: str) -> flo
     _write_settings(writer, gguf, architecture, hf, type)
     size = expected["token_embd.weight"].shape[0]
     write_vocabulary(writer, gguf, tokenizer, size, architecture.name)
+    if (template := read_template(folder)) is not None:
+        writer.add_chat_template(template)
     for name, weight in expected.items():
         kind = _tensor_type(name, weight, TYPES[type])
         quantized = getattr(gguf.GGMLQuantizationType, kind)
@@ -252,6 +260,7 @@ def _write_settings(
     if architecture.name == "bert":
         writer.add_causal_attention(False)
         writer.add_pooling_type(gguf.PoolingType.MEAN)
+        writer.add_token_type_count(hf["type_vocab_size"])
         return
     if architecture.name == "gpt2":
         return

@@ -63,8 +63,9 @@ def write_vocabulary(
         cls = tokenizer.special_id("cls")
         if cls is not None:
             writer.add_bos_token_id(cls)
-        writer.add_token_type_count(2)
         return
+    if tokenizer.special_id("stop") is None:
+        _refuse(tokenizer, "it has no stop token, and llama.cpp would end a text at another one")
     prefix, start = tokenizer.prefix_ids, tokenizer.special_id("start")
     if prefix not in ([], [start]):
         _refuse(tokenizer, "it puts several special tokens before a text")

@@ -23,6 +23,12 @@ from regard.text import jinja_process
 Message = tuple[str, str]  # role and content
 ANSWERS = "assistant"  # the role whose messages a model learns to write
 CHATML = "chatml"
+CHATML_JINJA = (  # the same for other programs
+    "{% for message in messages %}"
+    "<|im_start|>{{ message['role'] }}{{ '\n' }}{{ message['content'] }}<|im_end|>{{ '\n' }}"
+    "{% endfor %}"
+    f"{{% if add_generation_prompt %}}<|im_start|>{ANSWERS}{{{{ '\n' }}}}{{% endif %}}"
+)
 SECONDS = 2.0  # of the processor, to render a dialogue
 UNSTABLE = (
     "the chat template changes the beginning of a dialogue when it continues, so its answers "

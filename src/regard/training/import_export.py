@@ -48,11 +48,18 @@ from regard.models.vision import VisionConfig
 from regard.pipelines import tokenizer_fingerprint
 from regard.tasks import TASKS
 from regard.text import PairTokenizers, Tokenizer
+from regard.text.chat_template import CHATML, CHATML_JINJA
 from regard.training.setup.device import environment, free_memory
 from regard.training.storage.checkpoint import check_tensors, write_tensors
 from regard.training.storage.imported import imported_run_config
 from regard.training.storage.run_folder import RunFolder, is_run
-from regard.training.storage.start import open_adapter, open_start, run_adapter, run_weights
+from regard.training.storage.start import (
+    open_adapter,
+    open_start,
+    run_adapter,
+    run_template,
+    run_weights,
+)
 from regard.training.tuning import LoRA, has_adapter, tuning
 
 EXISTS_HINT = "choose another folder"
@@ -157,6 +164,11 @@ def export_run(
         dtype_name = str(dtype).removeprefix("torch.")
         hf |= {"dtype": dtype_name, "torch_dtype": dtype_name}
         _write_json_files(temporary, hf, tokenizers, config)
+        template = run_template(folder, config)
+        if template == CHATML:
+            starts = isinstance(tokenizers, Tokenizer) and tokenizers.prefix_ids
+            template = ("{{ bos_token }}" if starts else "") + CHATML_JINJA
+        _write_template(temporary, template)
         if open_checkpoint(temporary).config != exported:
             raise CheckpointError(
                 f"{run} cannot be exported as {chosen.name}: the ids of its special tokens do "
@@ -245,6 +257,10 @@ def export_gguf(run: Path, out: Path, family: str | None, type: str) -> ExportRe
         engine = "gguf"
         if (outputs := compare_llama_cpp(path, cast(Transformer, model), type)) is not None:
             difference, engine = outputs, "llama.cpp"
+            if type != "f32":  # rounding would hide a wrong layout
+                exact = Path(place) / "f32.gguf"
+                write_gguf(exported.path, tokenizer, exact, "f32")
+                compare_llama_cpp(exact, cast(Transformer, model), "f32")
     return ExportResult(out, f"gguf, {exported.family}", type, difference, None, engine)
 
 
