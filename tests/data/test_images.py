@@ -396,3 +396,15 @@ def test_what_may_not_be_looked_at_is_no_image(tmp_path, monkeypatch):
         "cats": 1,
         "dogs": 1,
     }
+
+
+def test_arrays_that_are_larger_than_the_memory_are_not_unpacked(tmp_path, monkeypatch):
+    path = tmp_path / "zeros.npz"
+    np.savez_compressed(path, x=np.zeros((90, 30, 30), np.uint8), y=np.arange(90) % 2)
+    size = 90 * 30 * 30 + 90 * 8 + 2 * 128  # with the headers
+    assert path.stat().st_size < size / 40
+    monkeypatch.setattr("regard.data.npz_files._memory", lambda: size - 1)
+    with pytest.raises(DataError, match=r"zeros\.npz has 0\.0 GB of arrays"):
+        open_data(str(path))
+    monkeypatch.setattr("regard.data.npz_files._memory", lambda: size)
+    assert open_data(str(path))

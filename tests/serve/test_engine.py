@@ -299,6 +299,7 @@ def test_out_of_memory_halves_the_rows(monkeypatch):
     monkeypatch.setattr(engine.rows, "step", scarce)
     assert engine.run([request(n) for n in range(1, 5)]) == expected
     assert max(calls[1:]) == 2
+    assert engine.max_rows == 4  # again, when all are answered
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -356,6 +357,19 @@ def test_a_broken_device_ends_the_engine(monkeypatch):
     monkeypatch.setattr(engine.language, "step", broken)
     with pytest.raises(torch.AcceleratorError):
         engine.step()
+    engine, errors = decoder(), [RuntimeError("of all prompts together")]
+    engine.submit(request(1))
+    engine.submit(request(2))
+    monkeypatch.setattr(
+        engine.prompts, "_read_together", lambda group: broken() if not errors else fail(errors)
+    )
+    with pytest.raises(torch.AcceleratorError):  # when each is tried alone
+        engine.step()
+    assert not errors
+
+
+def fail(errors):
+    raise errors.pop()
 
 
 @pytest.mark.parametrize("capture", [False, True])

@@ -549,8 +549,13 @@ def test_models_are_loaded_when_asked_and_unloaded_when_idle(text_run, pair_run,
 def test_adapters_are_models_by_name(text_run, materials, tmp_path, capsys):  # noqa: F811
     words = ["train.tune=lora", "train.steps=2", "train.lr=0.5", f"train.start={text_run}"]
     polite = trained(tmp_path / "polite", materials / "cats.txt", [*words, "train.batch=4"])
+    (text_run / "adapters").mkdir()
+    (text_run / "adapters" / "a:b").symlink_to(polite)
     with serving([text_run]) as (address, server):
+        (text_run / "adapters" / "a:b").unlink()
+        (text_run / "adapters").rmdir()  # the run is that of other tests too
         models, client = server.app.state.server.models, Client(address)
+        assert list(models.adapters) == ["cats:a:b"]
         models.add_adapter("polite", polite)
         assert client("/v1/models/cats:polite")[1]["loaded"] is False
         body = {"prompt": "the ", "max_tokens": 20, "temperature": 0}
@@ -564,7 +569,7 @@ def test_adapters_are_models_by_name(text_run, materials, tmp_path, capsys):  # 
         ]
         assert answers[0] != answers[1]
         for name, path, message in (
-            ("polite", polite, "two adapters"),
+            ("polite", polite, "two models are called 'cats:polite'"),
             ("dogs:polite", polite, "no run 'dogs'"),
             ("rude", tmp_path / "rude", "no adapter at"),
         ):

@@ -1,5 +1,6 @@
 """NumPy archives (.npz), read without pickle."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,35 @@ def read_arrays(
     """The wanted arrays of an archive by name; `what_to_save` instead of arrays of objects."""
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files if wanted(name)}
+            names = [name for name in archive.files if wanted(name)]
+            _check_size(path, archive, names)
+            return {name: archive[name] for name in names}
+    except DataError:
+        raise
     except ARCHIVE_ERRORS as error:
         if "pickle" in str(error).lower():
             raise DataError(
                 f"{path} has object arrays, which need pickle; save {what_to_save}"
             ) from None
         raise DataError(f"{path} is damaged or not an .npz archive: {error}") from None
+
+
+def _check_size(path: Path, archive: Any, names: list[str]) -> None:
+    """Raise if arrays are larger than the memory: zeros are packed to a thousandth of their size.
+
+    No more than the size in the archive is unpacked, so that it cannot be understated.
+    """
+    files = {info.filename.removesuffix(".npy"): info.file_size for info in archive.zip.infolist()}
+    size, memory = sum(files.get(name, 0) for name in names), _memory()
+    if size > memory:
+        raise DataError(
+            f"{path} has {size / 1e9:,.1f} GB of arrays, and this machine {memory / 1e9:,.1f} GB "
+            "of memory; save fewer rows"
+        )
+
+
+def _memory() -> int:
+    """The memory of this machine in bytes; on Windows, which does not tell, 16 GB."""
+    if not hasattr(os, "sysconf"):
+        return 16_000_000_000
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

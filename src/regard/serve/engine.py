@@ -140,6 +140,8 @@ class BatchEngine:
         if self.texts:
             self._decode()
         self.prompts.read(len(self.texts))
+        if not self.busy:
+            self.max_rows = self.config.rows  # it is lowered where memory is short
         self.counters.prompt_tokens = self.prompts.tokens
         self.counters.steps += 1
         events, self.events = self.events, []

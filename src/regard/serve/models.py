@@ -109,7 +109,7 @@ class Models:
         self.adapters: dict[str, Path] = {}  # of models that are called BASE:ADAPTER
         for base, path in list(self.paths.items()):
             for adapter in adapter_names(path):
-                self.add_adapter(f"{base}:{adapter}", path / ADAPTERS / adapter)
+                self._add_adapter(base, adapter, path / ADAPTERS / adapter)
         self.loaded: dict[str, ServedModel] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self.created = int(time.time())
@@ -117,15 +117,18 @@ class Models:
 
     def add_adapter(self, name: str, path: Path) -> None:
         """Offer a model with an adapter, by the name BASE:ADAPTER, or ADAPTER for the first."""
-        base, separator, _ = name.rpartition(":")
-        name = name if separator else f"{self.default}:{name}"
+        base, separator, own = name.rpartition(":")
         base = base if separator else self.default
         if base not in self.paths or base in self.adapters:
             raise ConfigError(f"--adapter {name}: there is no run {base!r} among those served")
-        if name in self.paths:
-            raise ConfigError(f"--adapter {name}: two adapters have this name")
         if not path.is_dir():
             raise ConfigError(f"--adapter {name}: no adapter at {path}")
+        self._add_adapter(base, own, path)
+
+    def _add_adapter(self, base: str, adapter: str, path: Path) -> None:
+        name = f"{base}:{adapter}"
+        if name in self.paths:
+            raise ConfigError(f"two models are called {name!r}; rename the adapter at {path}")
         self.paths[name], self.adapters[name] = self.paths[base], path
 
     @property

@@ -119,6 +119,8 @@ class PromptReader:
             job.state, job.read = None, 0
             try:
                 self._read_together([job])
+            except torch.AcceleratorError:
+                raise
             except Exception as own:
                 self.fail(job, own)
 
@@ -157,6 +159,8 @@ class PromptReader:
             for job in group:
                 try:
                     self._read_together([job])
+                except torch.AcceleratorError:
+                    raise
                 except Exception as error:
                     self.fail(job, error)
             return

@@ -44,7 +44,10 @@ class Task:
         raise NotImplementedError
 
     def count(self, batch: Any) -> Int[Tensor, ""]:
-        """How many targets are scored."""
+        """How many targets are scored; on the host only if it follows from the shapes.
+
+        A CUDA graph, captured for given shapes, repeats a count of the host (see `count_on`).
+        """
         raise NotImplementedError
 
     def limit_count(self, batch: Any) -> int:
