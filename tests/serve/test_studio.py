@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
 import time
@@ -16,12 +17,13 @@ import pytest
 pytest.importorskip("fastapi")
 
 from regard import api
+from regard.cli.studio import _exit_on_hangup
 from regard.errors import ConfigError
 from regard.serve.guard import MAX_BODY, Guard
 from regard.serve.studio import routes
 from regard.serve.studio.app import create_studio
 from regard.serve.studio.folder import RunsFolder
-from regard.serve.studio.trainer import Busy, Trainer
+from regard.serve.studio.trainer import SUFFIXES, Busy, Trainer
 from serve.conftest import serving
 
 PAGE = Path(routes.__file__).with_name("page")
@@ -114,6 +116,7 @@ def test_settings_that_name_files_are_refused(studio):
         status, _, answer = ask(address, "/studio/train", body)
         assert status == 400
         assert word in answer["error"]["message"]
+    assert "train.seed" in answer["error"]["message"]
     for body in (
         {"name": "new", "text": " \n"},
         {"name": "new"},
@@ -123,8 +126,9 @@ def test_settings_that_name_files_are_refused(studio):
         {"name": "cats", "text": "a text"},
     ):
         assert ask(address, "/studio/train", body)[0] == 400
-    limit = re.search(r"MAX_BYTES = ([0-9_]+);", (PAGE / "train.js").read_text("utf-8"))
-    assert int(limit[1]) < MAX_BODY - 1024  # the page says so before the guard refuses
+    choices = ask(address, "/studio/choices")[2]
+    assert choices["max_bytes"] < MAX_BODY - 1024  # the page says so before the guard refuses
+    assert choices["suffixes"] == list(SUFFIXES)
 
 
 def test_pages_of_other_sites_cannot_write(studio):
@@ -291,15 +295,51 @@ def wait_for(condition):
         time.sleep(0.01)
 
 
+def test_a_closed_terminal_ends_the_studio_as_sigterm_does():
+    numbers = (signal.SIGHUP, signal.SIGTERM)
+    before, got = [signal.getsignal(number) for number in numbers], []
+    try:
+        signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+        _exit_on_hangup()
+        signal.raise_signal(signal.SIGHUP)
+        assert not got
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        _exit_on_hangup()
+        signal.raise_signal(signal.SIGHUP)
+        assert got == [signal.SIGTERM]
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_a_run_that_is_deleted_meanwhile_is_not_listed(tmp_path, monkeypatch):
+    for name in ("gone", "kept"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+
+    def is_file(path):
+        if path.parent.name == "gone":
+            path.unlink()
+        return True
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    assert RunsFolder(tmp_path).names() == ["kept"]
+
+
 def test_one_training_at_a_time_in_a_child_process(tmp_path):
     script = tmp_path / "child.py"
     script.write_text(textwrap.dedent(CHILD))
     trainer = Trainer(RunsFolder(tmp_path / "runs"), (sys.executable, "-S", str(script)))
     assert trainer.state()["running"] is False
+    (outside := tmp_path / "outside").write_text("kept")
+    (tmp_path / "runs" / "texts").mkdir(parents=True)
+    (tmp_path / "runs" / "texts" / "first.txt").symlink_to(outside)  # replaced, not followed
     trainer.train_text("first", "été\n", ".txt", ["minutes=1"])
     wait_for(lambda: "ready" in trainer.state()["output"])
     text = tmp_path / "runs" / "texts" / "first.txt"
     assert text.read_bytes() == "été\n".encode()
+    assert outside.read_text() == "kept"
     words = ["train", str(text), "minutes=1", "--out", str(tmp_path / "runs" / "first")]
     assert str(words) in trainer.state()["output"]
     for start in (

@@ -1,5 +1,6 @@
 """`regard studio`."""
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -42,8 +43,8 @@ def studio(
     regard studio --host 0.0.0.0 --key SECRET
 
     The page lists the runs of the folder and trains new ones, one at a time. It is part of the
-    server of `regard serve`, and requests nothing from elsewhere. Ctrl-C ends it; a training that
-    runs is saved, and `regard resume` continues it.
+    server of `regard serve`, and requests nothing from elsewhere. Ctrl-C or closing the
+    terminal ends it; a training that runs is saved, and `regard resume` continues it.
     """
     require_packages("studio")
     import threading
@@ -59,7 +60,15 @@ def studio(
         if browser:  # in a thread, since a browser of the terminal would block the server
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
+    _exit_on_hangup()
     try:
         run_server(server, started)
     finally:
         server.app.state.studio.trainer.close()
+
+
+def _exit_on_hangup() -> None:
+    """Let SIGHUP, when the terminal closes, do what SIGTERM does; nohup ignores it before."""
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup is not None and signal.getsignal(hangup) == signal.SIG_DFL:
+        signal.signal(hangup, lambda *_: signal.raise_signal(signal.SIGTERM))

@@ -12,10 +12,13 @@ Name = Annotated[str, Field(max_length=64)]
 ShortText = Annotated[str, Field(max_length=4096)]
 Word = Annotated[str, Field(max_length=200)]
 # Settings that the page may give; none of them names a file.
-SETTINGS = re.compile(
-    r"minutes|model\.[a-z_.]+|data\.tokenizer|"
-    r"train\.(steps|batch|lr|seed|patience|evaluate_every)"
+SETTINGS = (
+    "minutes",
+    "model.*",
+    "data.tokenizer",
+    *(f"train.{key}" for key in ("steps", "batch", "lr", "seed", "patience", "evaluate_every")),
 )
+SETTING = re.compile("|".join(re.escape(name).replace(r"\*", "[a-z_.]+") for name in SETTINGS))
 
 
 class StudioBody(BaseModel):

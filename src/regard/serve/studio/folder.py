@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,13 @@ class RunsFolder:
 
     def names(self) -> list[str]:
         """The runs, newest first."""
-        found = [
-            path
-            for path in (self.path.iterdir() if self.path.is_dir() else ())
-            if NAME.fullmatch(path.name) and (path / "config.json").is_file()
-        ]
-        return [path.name for path in sorted(found, key=_changed, reverse=True)]
+        found = []
+        for path in self.path.iterdir() if self.path.is_dir() else ():
+            with suppress(OSError):  # it is being deleted
+                config = path / "config.json"
+                if NAME.fullmatch(path.name) and config.is_file():
+                    found.append((config.stat().st_mtime, path.name))
+        return [name for _, name in sorted(found, reverse=True)]
 
     def list(self) -> list[dict[str, Any]]:
         """What the page shows of every run."""
@@ -113,10 +115,6 @@ class RunsFolder:
             "samples": _samples(folder.samples),
             "model": _sizes(config),
         }
-
-
-def _changed(path: Path) -> float:
-    return (path / "config.json").stat().st_mtime
 
 
 def _sizes(config: RunConfig) -> dict[str, Any]:

@@ -15,9 +15,11 @@ from regard.errors import ConfigError
 from regard.explain.render.figure import POLICY
 from regard.generate import SAMPLER_ORDERS
 from regard.serve.api_errors import ApiError
+from regard.serve.guard import MAX_BODY
 from regard.serve.service import server_of
 from regard.serve.studio import inside
 from regard.serve.studio.bodies import (
+    SETTING,
     SETTINGS,
     AttentionBody,
     DistributionBody,
@@ -26,9 +28,10 @@ from regard.serve.studio.bodies import (
     TrainBody,
 )
 from regard.serve.studio.folder import RunsFolder, check_name
-from regard.serve.studio.trainer import Busy, Trainer
+from regard.serve.studio.trainer import SUFFIXES, Busy, Trainer
 
 PAGE = Path(__file__).with_name("page")
+MAX_TEXT = MAX_BODY - 64 * 1024  # bytes of a text as JSON; the rest of the body is beside it
 MAX_MAPS = 16  # pages of attention maps that are kept
 SECURITY = {
     "Content-Security-Policy": (
@@ -117,12 +120,14 @@ async def list_runs(http: Request) -> dict[str, Any]:
 
 @router.get("/studio/choices")
 async def list_choices() -> dict[str, Any]:
-    """Recipes, presets, figures and orders of samplers."""
+    """Recipes, presets, figures, orders of samplers, and the texts that can be sent."""
     return {
         "recipes": await asyncio.to_thread(inside.list_recipes),
         "presets": presets(),
         "figures": inside.list_figures(),
         "orders": list(SAMPLER_ORDERS),
+        "suffixes": SUFFIXES,
+        "max_bytes": MAX_TEXT,
     }
 
 
@@ -150,10 +155,10 @@ async def train(http: Request, body: TrainBody) -> dict[str, Any]:
     trainer = studio_of(http).trainer
     for word in body.settings:
         key, separator, _ = word.partition("=")
-        if not separator or not SETTINGS.fullmatch(key):
+        if not separator or not SETTING.fullmatch(key):
             raise ConfigError(
-                f"settings: {word[:80]!r} cannot be set here; use minutes=…, model.…, "
-                "data.tokenizer=…, train.steps=…, train.batch=… or train.lr=…"
+                f"settings: {word[:80]!r} cannot be set here; use NAME=VALUE with a name of "
+                f"{', '.join(SETTINGS)}"
             )
     check_name(body.name)
     if (body.text is None) == (body.recipe is None):

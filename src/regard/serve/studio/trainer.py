@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from regard.errors import ConfigError
+from regard.files.atomic import atomic_file
 from regard.serve.studio.folder import TEXTS, RunsFolder, check_name
 
 SUFFIXES = (".txt", ".md", ".tsv", ".csv", ".jsonl")  # of uploaded files
@@ -42,7 +43,8 @@ class Trainer:
         with self._lock:
             self._check_free(name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="")
+            with atomic_file(path, sync=False) as temporary:
+                temporary.write_text(text, encoding="utf-8", newline="")
             self._start(name, ["train", str(path), *words, "--out", str(self.folder.path / name)])
 
     def train_recipe(self, name: str, recipe: str, words: Sequence[str]) -> None:
@@ -70,29 +72,34 @@ class Trainer:
     def close(self) -> None:
         """Stop the training and wait until it has saved."""
         self.stop()
-        if self._process is not None:
+        with self._lock:
+            process = self._process
+        if process is not None:
             try:
-                self._process.wait(STOP_SECONDS)
+                process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        if self._log is not None:
-            self._end = self._output()
-            self._log.close()
-            self._log = None
+                process.kill()
+                process.wait()
+        with self._lock:
+            if self._log is not None:
+                self._end = self._output()
+                self._log.close()
+                self._log = None
 
     def state(self) -> dict[str, Any]:
         """What the page shows: whether it runs, how it ended, and the end of its output."""
-        process, name = self._process, self._name
+        with self._lock:  # a training that starts replaces them all
+            process, name = self._process, self._name
+            started, stopping = self._started, self._stopping
+            code = None if process is None else process.poll()
+            output = self._output()
         if process is None:
             return {"name": None, "running": False, "message": None, "failed": False, "output": ""}
-        code = process.poll()
-        output = self._output()
         return {
             "name": name,
             "running": code is None,
-            "stopping": code is None and self._stopping,
-            "seconds": round(time.monotonic() - self._started, 1),
+            "stopping": code is None and stopping,
+            "seconds": round(time.monotonic() - started, 1),
             "message": None if code is None else _outcome(name, code, output),
             "failed": code not in (None, 0, 75, -signal.SIGTERM),
             "output": output,

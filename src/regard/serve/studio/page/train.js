@@ -5,12 +5,13 @@ import {drawChart} from "/page/chart.js";
 import {learns, refreshRuns, shared} from "/page/state.js";
 import {exampleText} from "/page/example.js";
 
-const MAX_BYTES = 2_000_000; // of the text as JSON; the server takes 2 MiB
 const POLL = 700; // milliseconds between two looks at a training
 let suffix = ".txt", watched = null, timer = null, last = null;
 
 export function start(choices) {
   $("recipe").replaceChildren(...choices.recipes.map(recipe => el("option", {}, recipe.name)));
+  $("train-file").accept = [...choices.suffixes, "text/plain"].join(",");
+  $("file-hint").textContent = `${choices.suffixes.join(", ")}; up to ${megabytes(choices.max_bytes)} MB`;
   const about = () => {
     $("recipe-about").textContent = choices.recipes.find(r => r.name === $("recipe").value)?.about ?? "";
     if (source() === "recipe") $("train-name").value = freeName($("recipe").value);
@@ -59,23 +60,24 @@ function showSize() {
   const text = $("train-text").value, size = bytes(text);
   const lines = text ? text.split("\n").length : 0;
   $("text-size").textContent = text ? `${number(text.length)} characters, ${number(lines)} lines` : "empty";
-  fail($("train-error"), size > MAX_BYTES ? tooLarge(size) : null);
+  fail($("train-error"), size > shared.choices.max_bytes ? tooLarge(size) : null);
 }
 
-const tooLarge = size => new Error(`the text has ${(size / 1e6).toFixed(1)} MB, and the page takes up to ${MAX_BYTES / 1e6}; ` +
+const megabytes = size => (size / 1e6).toFixed(1);
+const tooLarge = size => new Error(`the text has ${megabytes(size)} MB, and the page takes up to ${megabytes(shared.choices.max_bytes)}; ` +
   "train larger files on the command line: regard train FILE");
 
 async function readFile() {
   const file = $("train-file").files[0];
   if (!file) return;
-  if (file.size > MAX_BYTES) return fail($("train-error"), tooLarge(file.size));
+  if (file.size > shared.choices.max_bytes) return fail($("train-error"), tooLarge(file.size));
   try {
     $("train-text").value = new TextDecoder("utf-8", {fatal: true}).decode(await file.arrayBuffer());
   } catch {
     return fail($("train-error"), new Error(`${file.name} is not UTF-8 text`));
   }
   const [, base, ending] = file.name.match(/^(.*?)(\.[^.]*)?$/);
-  suffix = [".txt", ".md", ".tsv", ".csv", ".jsonl"].includes(ending) ? ending : ".txt";
+  suffix = shared.choices.suffixes.includes(ending) ? ending : ".txt";
   $("train-name").value = freeName(base.replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "").slice(0, 60) || "my-text");
   showSize();
 }
@@ -91,7 +93,7 @@ async function submit(event) {
   if (source() === "recipe") body.recipe = $("recipe").value;
   else {
     const text = $("train-text").value;
-    if (bytes(text) > MAX_BYTES) return fail($("train-error"), tooLarge(bytes(text)));
+    if (bytes(text) > shared.choices.max_bytes) return fail($("train-error"), tooLarge(bytes(text)));
     Object.assign(body, {text, suffix});
     if ($("train-model").value) settings.push(`model.preset=${$("train-model").value}`);
   }
