@@ -5,7 +5,7 @@ RegardError               1   something failed
 │   └── ShapeError        2   sizes or shapes do not match
 ├── DataError             3   the user's data cannot be used        (ValueError)
 ├── CheckpointError       4   a run folder, checkpoint or disk      (OSError)
-├── DivergedError         5   loss or weights are not finite        (ArithmeticError)
+├── DivergedError         5   loss, gradients or weights not finite (ArithmeticError)
 └── Stopped              75   ended by a signal, saved, resumable (130 for Ctrl-C)
 """
 
@@ -63,7 +63,7 @@ class CheckpointError(RegardError, OSError):
 
 
 class DivergedError(RegardError, ArithmeticError):
-    """Loss or gradients stopped being finite."""
+    """The loss, the gradients or the weights are not finite."""
 
     exit_code = 5
 

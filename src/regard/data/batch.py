@@ -151,7 +151,7 @@ class WindowBatch(Batch):
 
 @dataclass(frozen=True, slots=True)
 class StrokeBatch(Batch):
-    """Right-padded drawings: the inputs of a model, and the next points (dx, dy, pen)."""
+    """Right-padded drawings: the inputs of a model, and the next points (dx, dy, lift)."""
 
     inputs: Float[Tensor, "batch time inputs"]
     targets: Float[Tensor, "batch time 3"]

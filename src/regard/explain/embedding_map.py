@@ -99,8 +99,8 @@ def position_similarity(
         width = head_dim or getattr(position, "width", None)
         if width is None:
             raise ConfigError("rotary positions need head_dim, the width that they rotate")
-        turned = rotation.apply(torch.ones(1, 1, length, width, device=positions.device))[0, 0]
-        return (turned @ turned.T / width).unsqueeze(0).float()
+        rotated = rotation.apply(torch.ones(1, 1, length, width, device=positions.device))[0, 0]
+        return (rotated @ rotated.T / width).unsqueeze(0).float()
     if (bias := position.bias(positions, positions)) is not None:
         return bias[0].float()
     raise ConfigError(f"position encoding {type(position).__name__!r} does nothing to compare")

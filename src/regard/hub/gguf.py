@@ -310,8 +310,8 @@ def _rope_factors(hf: Settings) -> list[float]:
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     factors = []
     for index in range(0, dim, 2):
-        turns = context / (2 * math.pi * base ** (index / dim))  # within the original context
-        smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
+        rotations = context / (2 * math.pi * base ** (index / dim))  # within the original context
+        smooth = min(1.0, max(0.0, (rotations - low) / (high - low)))
         factors.append(1 / ((1 - smooth) / factor + smooth))
     return factors
 

@@ -29,7 +29,7 @@ CHATML_JINJA = (  # the same for other programs
     "{% endfor %}"
     f"{{% if add_generation_prompt %}}<|im_start|>{ANSWERS}{{{{ '\n' }}}}{{% endif %}}"
 )
-SECONDS = 2.0  # of the processor, to render a dialogue
+SECONDS = 2.0  # of CPU time, to render a dialogue
 UNSTABLE = (
     "the chat template changes the beginning of a dialogue when it continues, so its answers "
     "cannot be told apart;\nset task.template=chatml"

@@ -2,7 +2,7 @@
 
 It reads one JSON object per line and answers with {"text": …}, {"error": …} or {"limit": …}, which
 names a limit that the template exceeds. It ends when its input ends, and when a
-template takes more than the given seconds of the processor.
+template takes more than the given CPU time.
 
 A template is a program from a file: Jinja's sandbox has no access to Python's attributes, files or
 imports, and the process has little memory and time. Where the system has no such limits (Windows),
@@ -67,7 +67,7 @@ def _answer(compiled: Any, request: dict[str, Any]) -> dict[str, str]:
 
 
 def _limit_time(seconds: float) -> None:
-    """End this process, also inside a single operation, after this time of the processor."""
+    """End this process, also inside a single operation, after this CPU time."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 

@@ -25,7 +25,7 @@ from regard.text.tokenizer_limits import (
     check_token_lengths,
 )
 
-UNIGRAM, BPE = 1, 2  # trainer_model.model_type_type
+UNIGRAM, BPE = 1, 2  # trainer_spec.model_type
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # types of pieces
 PIECE_TYPES = {NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE}
 CONTROL_TEXT = re.compile(r"<[a-z]+>|</s>|>>.+<<")

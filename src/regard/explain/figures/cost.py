@@ -181,7 +181,7 @@ def stored_bytes(layer: Callable[[Tensor], Tensor], x: Tensor) -> int:
 
 @torch.no_grad()
 def operations(layer: Callable[[Tensor], Tensor], x: Tensor) -> int:
-    """The multiplications and additions of all matrix products of a forward pass."""
+    """The FLOPs of all matmuls of a forward pass."""
     with FlopCounterMode(display=False) as counter:
         layer(x)
     total: int = counter.get_total_flops()

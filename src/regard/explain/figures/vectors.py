@@ -8,7 +8,7 @@ from regard.explain.neighbours import WordVectors
 
 
 def word_vectors(subject: Subject, text: str | None = None, *, words: int = 60) -> Picture:
-    r"""The embedding vectors of words, projected on their two main directions (PCA).
+    r"""The embedding vectors of words, projected on their first two principal components (PCA).
 
     y = (v - mean(v)) [u_1 u_2],     u_1, u_2 the directions of the largest variance
 
