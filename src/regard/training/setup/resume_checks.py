@@ -14,7 +14,11 @@ from regard.training.budget import TimePlan
 from regard.training.setup.device import environment
 from regard.training.storage.checkpoint import Checkpoint
 from regard.training.storage.run_folder import RunFolder
-from regard.training.storage.weight_settings import differences, weight_settings
+from regard.training.storage.weight_settings import (
+    current_settings,
+    differences,
+    weight_settings,
+)
 
 
 def fixed_settings(config: RunConfig) -> dict[str, Any]:
@@ -65,9 +69,10 @@ def check_resumable(folder: RunFolder, config: RunConfig, saved: Checkpoint | No
         raise CheckpointError(
             f"{saved.path / 'state.json'} has no best {name}, by which train.best={name} compares"
         )
-    if state["config"].keys() != now.keys():
+    before = current_settings(state["config"])
+    if before.keys() != now.keys():
         raise _state_error(saved, "config", "the settings that cannot change")
-    for key, value in state["config"].items():
+    for key, value in before.items():
         if value != now[key]:
             raise CheckpointError(
                 f"{key} in {folder.config} is not what the checkpoint of step {saved.step:,} was "
@@ -81,7 +86,7 @@ def changed_settings(before: RunConfig, after: RunConfig, saved: Checkpoint | No
     A checkpoint of an earlier version has none; then those that differ from config.json.
     """
     old = None if saved is None else read_state(saved).get("settings")
-    tables = (to_table(before) if old is None else old, to_table(after))
+    tables = (to_table(before) if old is None else current_settings(old), to_table(after))
     lines = differences(*(dict(flatten(table)) for table in tables))
     return [f"changed    {line}" for line in lines]
 

@@ -40,7 +40,7 @@ from regard.training.storage.checkpoint import (
 )
 from regard.training.storage.evaluation import Evaluation, describe_targets
 from regard.training.storage.lock import LOCK, hold_lock
-from regard.training.storage.weight_settings import as_metadata, changes, current_names
+from regard.training.storage.weight_settings import as_metadata, changes, current_settings
 
 logger = logging.getLogger(__name__)
 FORMAT = 2  # of config.json; raise it when a setting is renamed
@@ -214,9 +214,7 @@ class RunFolder:
                 f"have other names; this one reads format {FORMAT}: train the run again, or use "
                 "the version that wrote it"
             )
-        if isinstance(table.get("model"), dict):
-            table["model"] = current_names(table["model"])
-        return build(RunConfig, table)
+        return build(RunConfig, current_settings(table))
 
     def belongs_to(self, launch: str | None) -> bool:
         """Whether an earlier attempt of this launch of `torchrun` began or resumed the run."""

@@ -1,6 +1,6 @@
-"""The settings for which weights were trained, stored with them: config.json may be edited.
+"""The settings for which weights were trained, stored with the weights.
 
-A changed `norm_eps` or class name fits every tensor and gives other results.
+An edited config.json (`norm_eps`, class names) would load without an error and give other results.
 """
 
 import json
@@ -20,12 +20,33 @@ TRAINING_OPTIONS = (
     "class_weights",
 )
 
-RENAMED = {"characters": "char_dim"}  # settings of models in run folders of earlier versions
+# Settings, and values of settings, in run folders of earlier versions, and their current names.
+RENAMED = {"model.characters": "model.char_dim"}
+RENAMED_VALUES: dict[str, dict[str | bool, str | bool]] = {}
 
 
-def current_names(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a model as they are called now."""
-    return {RENAMED.get(name, name): value for name, value in model.items()}
+def current_settings(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Settings under their current names; `table` is nested or has dotted names.
+
+    >>> current_settings({"model": {"characters": 3}, "model.characters": 4})
+    {'model': {'char_dim': 3}, 'model.char_dim': 4}
+    """
+    current = {}
+    for key, value in table.items():
+        name = _current_name(f"{where}{key}")
+        if isinstance(value, Mapping):
+            value = current_settings(value, f"{name}.")
+        elif isinstance(value, str | bool):
+            value = RENAMED_VALUES.get(name.removesuffix(".kind"), {}).get(value, value)
+        current[name.removeprefix(where)] = value
+    return current
+
+
+def _current_name(name: str) -> str:
+    """The current dotted name of a setting; a renamed table renames what is in it."""
+    table, dot, last = name.rpartition(".")
+    name = f"{_current_name(table)}.{last}" if dot else name
+    return RENAMED.get(name, name)
 
 
 def weight_settings(config: RunConfig) -> dict[str, Any]:
@@ -56,9 +77,7 @@ def changes(metadata: Mapping[str, str], config: RunConfig) -> list[str] | None:
         before = parse_json(metadata[KEY])
     except ValueError:
         before = {}
-    before = before if isinstance(before, dict) else {}
-    renamed = {f"model.{old}": f"model.{new}" for old, new in RENAMED.items()}
-    before = {renamed.get(name, name): value for name, value in before.items()}
+    before = current_settings(before) if isinstance(before, dict) else {}
     return differences(before, weight_settings(config))
 
 
