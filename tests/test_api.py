@@ -617,7 +617,7 @@ def test_all_attention_of_texts_and_pairs_has_the_labels_of_its_tokens(place):
     (encoder,) = pair.attention(source, target="12 chats", pattern="encoder.blocks.0.*").values()
     assert encoder.rows == encoder.columns == kinds["cross"].columns
     decoder = maps["decoder.blocks.0.attention"]
-    assert decoder.columns[1:] == kinds["cross"].rows[:-1]  # it has read START, not STOP
+    assert decoder.columns[1:] == kinds["cross"].rows[:-1]  # it has read BOS, not EOS
     for wrong, message in (
         ({"layers": [7]}, "layer 7: there are"),
         ({"heads": [9]}, "head 9: there are"),

@@ -16,7 +16,7 @@ class Bytes:
     """A tokenizer whose ids are bytes, 256 is stop; it counts how often it is asked."""
 
     kind = "bytes"
-    stop_id = 256
+    eos_id = 256
 
     def __init__(self, size: int = 257):
         self.size = size

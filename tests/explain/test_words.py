@@ -25,7 +25,7 @@ def test_tokens_of_every_kind_form_the_same_words(kind):
 
 def test_punctuation_and_special_tokens_are_words():
     tokenizer = train_tokenizer("char", [TEXT])
-    ids = [tokenizer.stop_id, *tokenizer.encode("cat, didn't"), tokenizer.stop_id]
+    ids = [tokenizer.eos_id, *tokenizer.encode("cat, didn't"), tokenizer.eos_id]
     words = words_of(tokenizer, ids, word_groups(tokenizer, ids))
     assert words == [tokenizer.piece(ids[0]), "cat", ",", "didn't", tokenizer.piece(ids[0])]
 

@@ -72,7 +72,7 @@ def test_a_model_of_ours_is_opened_by_transformers_with_nothing_of_ours(
     assert words("the cat sat", add_special_tokens=False).input_ids == tokenizer().encode(
         "the cat sat"
     )
-    assert theirs.generation_config.eos_token_id == tokenizer().stop_id
+    assert theirs.generation_config.eos_token_id == tokenizer().eos_id
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -93,7 +93,7 @@ def test_without_transformers_it_is_said_that_nobody_checked(tmp_path, capsys):
     table = json.loads((tmp_path / "theirs" / "config.json").read_text())
     assert table["architectures"] == ["LlamaForCausalLM"]
     assert table["dtype"] == "float32"
-    assert table["eos_token_id"] == tokenizer().stop_id
+    assert table["eos_token_id"] == tokenizer().eos_id
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -230,7 +230,7 @@ def test_a_translator_is_written_with_a_bias_of_zeros_where_it_has_none(
     assert done.family == family
     assert done.difference < 1e-5
     table = json.loads((tmp_path / "theirs" / "config.json").read_text())
-    assert table["decoder_start_token_id"] == joint.start_id
+    assert table["decoder_start_token_id"] == joint.bos_id
 
 
 @pytest.mark.parity

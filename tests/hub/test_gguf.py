@@ -210,12 +210,12 @@ def test_a_chat_template_is_in_the_file(tmp_path, monkeypatch):
         assert render(CHATML_JINJA, dialogue, prompt=prompt) == chatml
 
 
-def test_a_tokenizer_without_a_stop_token_is_refused():
+def test_a_tokenizer_without_an_eos_token_is_refused():
     tokenizers = tokenizer()
-    tokens = {k: v for k, v in tokenizers.special_tokens.tokens.items() if k != "stop"}
+    tokens = {k: v for k, v in tokenizers.special_tokens.tokens.items() if k != "eos"}
     tokenizers.special_tokens = replace(tokenizers.special_tokens, tokens=tokens)
     writer = gguf.GGUFWriter(None, "gpt2")
-    with pytest.raises(ConfigError, match="it has no stop token"):
+    with pytest.raises(ConfigError, match="it has no EOS token"):
         write_vocabulary(writer, gguf, tokenizers, tokenizers.size, "gpt2")
 
 

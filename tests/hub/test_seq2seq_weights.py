@@ -130,7 +130,7 @@ def test_letters_become_the_ids_of_their_makers(tmp_path):
     assert katakana.target.decode([1, 3, 14, 2]) == "アー"
     sounds = open_checkpoint(tmp_path / "g2p").tokenizers
     assert sounds.source.encode("aZ?") == [3, 28, 1]
-    assert (sounds.source.stop_id, sounds.target.start_id, sounds.target.stop_id) == (2, 2, 3)
+    assert (sounds.source.eos_id, sounds.target.bos_id, sounds.target.eos_id) == (2, 2, 3)
     assert sounds.target.decode([2, *sounds.target.encode("HH AH0 L OW1"), 3]) == "HH AH0 L OW1"
 
 

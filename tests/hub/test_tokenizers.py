@@ -50,7 +50,7 @@ def pretrained(single="<s> $A", pair="<s> $A <s>:1 $B:1"):
     library.add_special_tokens(tokens[:5])
     marks = [(token, vocab[token]) for token in ("<s>", "</s>")]
     library.post_processor = processors.TemplateProcessing(single, pair, marks)
-    names = {"start": "<s>", "stop": "</s>", "unk": "<unk>", "pad": "[PAD]"}
+    names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "[PAD]"}
     return Tokenizer(
         library, SpecialTokens(tokens=names, stop_tokens=("</s>", "<|end|>"), vocab_size=16)
     )
@@ -135,7 +135,7 @@ def test_a_model_that_writes_what_it_read_gets_two_sides(tmp_path):
     assert (config["decoder_start_token_id"], config["bos_token_id"]) == (1, 0)
     pair = read_tokenizers(tmp_path, config)
     assert pair.joint
-    assert pair.target.start_id == 1
+    assert pair.target.bos_id == 1
     assert pair.target.special_tokens == bart().target.special_tokens
     config["architectures"] = ["T5EncoderModel"]
     assert isinstance(read_tokenizers(tmp_path, config), Tokenizer)
@@ -161,7 +161,7 @@ def test_sources_of_our_own_end_in_stop_in_transformers_too(tmp_path):
     source = task.source([pair.source.encode("ab")]).ids[0].tolist()
     assert opened(tmp_path)("ab")["input_ids"] == source
     again = read_tokenizers(tmp_path, config)
-    assert (again.source.encode("ab"), again.target.start_id) == (pair.source.encode("ab"), 1)
+    assert (again.source.encode("ab"), again.target.bos_id) == (pair.source.encode("ab"), 1)
     assert config["decoder_start_token_id"] == 1
 
 

@@ -173,7 +173,7 @@ def test_the_mask_is_shown_and_the_answers_alone_are_scored(world, capsys):
 def test_a_template_may_add_to_the_text_of_a_special_token():
     tokenizer = train_tokenizer("char", ["abcd"])
     task = Instruct(template=JINJA.replace("{{ bos_token }}", "{{ bos_token + '!' }}"))
-    start = tokenizer.piece(tokenizer.start_id)
+    start = tokenizer.piece(tokenizer.bos_id)
     assert show_mask(task, tokenizer, TALK).startswith(f"{start}![INST] a [/INST]⟦ b")
     assert show_mask(task, None, TALK).startswith("![INST] a [/INST]⟦ b⟧")
 

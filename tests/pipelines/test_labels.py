@@ -294,10 +294,10 @@ def test_defaults_suit_what_is_labelled(tmp_path):
     assert symbols["model"]["context"] <= 40
 
 
-@pytest.mark.parametrize(("ids", "id"), [({"stop": 3, "unk": 4}, 3), ({"unk": 4}, 4)])
+@pytest.mark.parametrize(("ids", "id"), [({"eos": 3, "unk": 4}, 3), ({"unk": 4}, 4)])
 def test_a_word_that_encodes_to_nothing_has_an_id_also_without_a_stop_token(ids, id):
     class Special:
-        stop_id = 3
+        eos_id = 3
         special_id = staticmethod(ids.get)
 
     assert placeholder(Special()) == id

@@ -111,7 +111,7 @@ def test_pairs_become_buckets_and_all_of_the_validation_pairs_are_evaluated(data
     targets = sum(len(prepared.tokenizers.target.encode(target)) + 1 for _, target in rows)
     assert sum(int(prepared.task.count(batch)) for batch in validation) == targets
     assert isinstance(prepared.task, Seq2Seq)
-    assert prepared.task.stop_id == prepared.tokenizers.target.stop_id
+    assert prepared.task.eos_id == prepared.tokenizers.target.eos_id
     source, _ = rows[0]
     texts = {
         prepared.tokenizers.source.decode(row[: length - 1].tolist())

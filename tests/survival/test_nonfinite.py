@@ -158,7 +158,7 @@ def test_of_pairs_the_rows_are_written(data, tmp_path, monkeypatch):
     both = prepare_training(settings).tokenizers
     store = pair_store(pairs, both.source, both.target)
     sources = [
-        ids[: length - 1].tolist()  # without STOP
+        ids[: length - 1].tolist()  # without EOS
         for batch in seen[2:4]
         for ids, length in zip(batch.source.ids, batch.source.lengths.tolist(), strict=True)
     ]
@@ -199,7 +199,7 @@ def test_a_weight_that_no_loss_depends_on_is_noticed_before_it_is_saved(
 ):
     over = {"model": {"tied": False}}
     settings = config(data / "cats.txt", over, ema=0.0)
-    unused = prepare_training(settings).tokenizers.stop_id  # of a single text, none ends
+    unused = prepare_training(settings).tokenizers.eos_id  # of a single text, none ends
     poisoned(monkeypatch, 5, "embed.token.weight", unused)
     with pytest.raises(DivergedError, match=r"embed\.token\.weight is not finite at step 6"):
         list(begin(settings, tmp_path / "run"))

@@ -7,7 +7,7 @@ import torch
 from regard.models.build import build_model, preset
 from regard.tasks import Seq2Seq
 
-TASK = Seq2Seq(label_smoothing=0.1, start_id=1, stop_id=2, source_stop_id=3)
+TASK = Seq2Seq(label_smoothing=0.1, bos_id=1, eos_id=2, source_eos_id=3)
 
 
 def ids(*sentences):
@@ -66,7 +66,7 @@ def test_padding_changes_nothing():
 
 def test_label_smoothing_is_for_training_and_not_for_evaluation():
     batch = collate([[7, 8]], [[11, 12, 13]], 6)
-    net, plain = model(), Seq2Seq(label_smoothing=0.0, start_id=1, stop_id=2, source_stop_id=3)
+    net, plain = model(), Seq2Seq(label_smoothing=0.0, bos_id=1, eos_id=2, source_eos_id=3)
     net.train()
     losses = []
     for task in (TASK, plain):

@@ -102,7 +102,7 @@ def test_ids_are_those_of_transformers(style):
     parts = segments(template, talk, {"bos_token": ours.piece(0), "eos_token": ours.piece(1)})
     assert theirs.decode(answer).strip() == parts[-1][0].strip()
     assert not any(scored[: len(ids) - len(answer)])
-    assert answer_end(ours, template)[0] == {ours.stop_id}
+    assert answer_end(ours, template)[0] == {ours.eos_id}
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -130,7 +130,7 @@ def test_a_special_token_in_two_parts_stays_text():
     """A template may write two messages without anything between them, or within a token."""
     made = backend(STYLES["chatml"][1], True)
     ours = Tokenizer(made, SpecialTokens.read(made, [{"eos_token": "<|im_end|>"}]))
-    stop = ours.stop_id
+    stop = ours.eos_id
     joined = "{% for m in messages %}{{ m['content'] | trim }}{% endfor %}"
     talk = [("user", "a <|im_ "), ("user", " end|> b")]
     ids = chat_prompt_ids(ours, joined, talk)

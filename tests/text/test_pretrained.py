@@ -78,7 +78,7 @@ NUMBERED = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 def test_special_tokens_are_read_from_the_files_next_to_a_tokenizer(tmp_path, beside):
     write(tmp_path, tokenizer_json=plain_tokenizer(), **beside)
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
-    assert (tokenizer.start_id, tokenizer.stop_id, tokenizer.pad_id) == (1, 2, 0)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (1, 2, 0)
     assert tokenizer.unk_id == 3  # by our own name
     assert tokenizer.special_id("cls") is None
     assert tokenizer.stop_ids == [2]
@@ -94,7 +94,7 @@ def test_a_model_may_stop_in_several_ways_and_begin_unlike_a_text(tmp_path):
     )
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
     assert tokenizer.stop_ids == [2, 4]
-    assert (tokenizer.start_id, tokenizer.hf_special_id("start")) == (0, 1)
+    assert (tokenizer.bos_id, tokenizer.hf_special_id("bos")) == (0, 1)
     assert tokenizer.size == 64
     assert tokenizer.decode([6, 63, 7]) == "a b"
     assert tokenizer.piece(63) == ""
@@ -131,7 +131,7 @@ def test_roles_that_no_token_has_are_passed_over(tmp_path, value):
     write(tmp_path, tokenizer_json=plain_tokenizer(), tokenizer_config_json={"eos_token": value})
     write(tmp_path, config_json={"bos_token_id": value, "vocab_size": value})
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
-    assert tokenizer.special_id("stop") is None
+    assert tokenizer.special_id("eos") is None
 
 
 # What stands around a text
@@ -308,7 +308,7 @@ def test_t5_has_sentinels_after_its_pieces_and_ends_a_text(tmp_path):
     assert tokenizer.backend.token_to_id("<extra_id_0>") == len(files.UNIGRAM) + 99
     assert tokenizer.backend.token_to_id("<extra_id_99>") == len(files.UNIGRAM)
     assert tokenizer.with_special_tokens([5, 6])[0] == [5, 6, 1]
-    assert (tokenizer.start_id, tokenizer.stop_id, tokenizer.pad_id, tokenizer.size) == (
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.size) == (
         0,
         1,
         0,
@@ -353,7 +353,7 @@ def test_marian_splits_each_side_by_its_own_pieces_and_shares_the_ids(tmp_path):
     assert pair.target.encode("ab") == [2, 5]
     assert pair.target.encode("b") == [2, 1]
     assert pair.source.with_special_tokens([3])[0] == [3, 0]
-    assert (pair.target.start_id, pair.target.stop_id, pair.target.pad_id) == (9, 0, 9)
+    assert (pair.target.bos_id, pair.target.eos_id, pair.target.pad_id) == (9, 0, 9)
     assert (pair.joint, pair.shared) == (False, True)
     assert pair.target.decode([3, 2, 5, 0]) == "ab ab"  # one of them is the other side's
     assert pair.target.piece(3) == " ab"
@@ -361,7 +361,7 @@ def test_marian_splits_each_side_by_its_own_pieces_and_shares_the_ids(tmp_path):
     again = PairTokenizers.load(tmp_path)
     assert again.shared
     assert again.source.fingerprint() == pair.source.fingerprint()
-    assert again.target.start_id == 9
+    assert again.target.bos_id == 9
 
 
 def test_llama2c_gives_the_pieces_of_its_model(tmp_path):
@@ -530,7 +530,7 @@ def test_pairs_of_bytes_are_joined_as_in_gpt2(tmp_path, names):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     end = VOCAB["<|endoftext|>"]
     assert end not in tokenizer.encode("<|endoftext|>")
-    assert (tokenizer.stop_id, tokenizer.start_id, tokenizer.special_id("pad")) == (end, end, None)
+    assert (tokenizer.eos_id, tokenizer.bos_id, tokenizer.special_id("pad")) == (end, end, None)
     assert tokenizer.with_special_tokens([5])[0] == [5]
 
 
@@ -631,7 +631,7 @@ def test_slow_files_give_the_ids_of_transformers(tmp_path, family):
     both = theirs("the cat", "at the", return_token_type_ids=True)
     wrapped = ours.with_special_tokens(ours.encode("the cat"), ours.encode("at the"))
     assert wrapped == (both["input_ids"], both["token_type_ids"])
-    for role, name in {"pad": "pad", "stop": "eos", "cls": "cls", "sep": "sep"}.items():
+    for role, name in {"pad": "pad", "eos": "eos", "cls": "cls", "sep": "sep"}.items():
         assert ours.hf_special_id(role) == getattr(theirs, f"{name}_token_id")
 
 

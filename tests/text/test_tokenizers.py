@@ -59,16 +59,16 @@ def kind(request) -> str:
 
 def test_special_tokens_have_the_same_ids_in_every_kind(kind):
     tokenizer = trained(kind)
-    names = ["pad", "start", "stop", "unk", "mask", "cls", "sep"]
+    names = ["pad", "bos", "eos", "unk", "mask", "cls", "sep"]
     assert [tokenizer.special_id(name) for name in names] == list(range(7))
     assert [tokenizer.piece(id) for id in range(7)] == list(SPECIAL_TOKENS)
-    ids = tokenizer.pad_id, tokenizer.start_id, tokenizer.stop_id, tokenizer.unk_id
+    ids = tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id
     assert ids == (0, 1, 2, 3)
 
 
 def test_an_unknown_special_name_gets_a_suggestion(kind):
-    with pytest.raises(ConfigError, match="did you mean 'stop'"):
-        trained(kind).special_id("stops")
+    with pytest.raises(ConfigError, match="did you mean 'eos'"):
+        trained(kind).special_id("eoss")
 
 
 def test_ids_are_in_range_and_every_id_has_a_piece(kind):
@@ -101,7 +101,7 @@ def test_one_by_one_in_a_batch_and_as_an_array_the_ids_are_the_same(kind):
 def test_decoding_skips_special_tokens(kind):
     tokenizer = trained(kind)
     ids = tokenizer.encode("the cat")
-    framed = [tokenizer.start_id, *ids, tokenizer.stop_id, tokenizer.pad_id]
+    framed = [tokenizer.bos_id, *ids, tokenizer.eos_id, tokenizer.pad_id]
     assert tokenizer.decode(framed) == tokenizer.decode(ids) == "the cat"
     assert tokenizer.decode(iter(np.array(ids))) == "the cat"
     assert tokenizer.decode([]) == ""
@@ -408,8 +408,8 @@ def test_an_external_tokenizer_loads_and_says_which_tokens_it_lacks(tmp_path):
     assert tokenizer.decode(ids) == text
     assert 0 not in ids
     assert tokenizer.special_id("pad") is None
-    with pytest.raises(ConfigError, match=r"no <stop> token;\nits special tokens: <\|endoftext\|>"):
-        _ = tokenizer.stop_id
+    with pytest.raises(ConfigError, match=r"no eos token;\nits special tokens: <\|endoftext\|>"):
+        _ = tokenizer.eos_id
 
 
 def test_the_fingerprint_does_not_depend_on_how_the_file_is_laid_out(tmp_path):

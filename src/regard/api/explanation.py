@@ -182,11 +182,11 @@ def text_gradients(run: "Run", text: str) -> GradientFlow:
 def source_and_translation(
     run: "Run", text: str, target: str | None = None
 ) -> tuple[Source, list[int]]:
-    """The source ids of a sentence, and the ids of its translation from START to STOP."""
+    """The source ids of a sentence, and the ids of its translation from BOS to EOS."""
     source = _source(run, text)
     tokenizers, task = cast(PairTokenizers, run.tokenizers), run._pair_task()
     target = run.translate(text) if target is None else run._normalize(target)
-    return source, [*task.prompt, *tokenizers.target.encode(target), task.stop_id]
+    return source, [*task.prompt, *tokenizers.target.encode(target), task.eos_id]
 
 
 def context_ids(run: "Run", text: str) -> list[int]:

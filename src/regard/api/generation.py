@@ -195,15 +195,15 @@ def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """The ids of a prompt, after the tokenizer's prefix ids; never empty.
 
     An empty prompt becomes a line break, as if a line had ended before it; with the vocabulary
-    of another library, that library's start or stop token.
+    of another library, that library's BOS or EOS token.
     """
     ids = [*tokenizer.prefix_ids, *tokenizer.encode(text)]
     if ids:
         return ids
-    start = tokenizer.special_id("start")
-    if not tokenizer.is_native and start is not None:
-        return [start]
-    return (tokenizer.encode("\n") if tokenizer.is_native else [])[:1] or [tokenizer.stop_id]
+    bos = tokenizer.special_id("bos")
+    if not tokenizer.is_native and bos is not None:
+        return [bos]
+    return (tokenizer.encode("\n") if tokenizer.is_native else [])[:1] or [tokenizer.eos_id]
 
 
 def chain_for(

@@ -156,7 +156,7 @@ def sliding_windows(
 
 @dataclass(frozen=True, slots=True)
 class PairIndices:
-    """The pairs of a batch, and its width (with the start or stop token)."""
+    """The pairs of a batch, and its width (with BOS or EOS)."""
 
     indices: NDArray[np.int64]
     width: int

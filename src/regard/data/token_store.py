@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
         """Its key in `text.TOKENIZERS`."""
 
     @property
-    def stop_id(self) -> int:
+    def eos_id(self) -> int:
         """End of a document (EOS)."""
 
     def encode_batch(self, texts: list[str], /) -> list[list[int]]:
@@ -103,7 +103,7 @@ def text_store(
     """The ids of a text, from the cache if it has them.
 
     If there are several documents, each is followed by the ids `separator` (by default the
-    tokenizer's `stop_id`). `progress` is called with the bytes encoded so far and in total.
+    tokenizer's `eos_id`). `progress` is called with the bytes encoded so far and in total.
     """
     key_parts = [] if separator is None else ["-".join(map(str, separator))]
     key = cache_key("text", text.fingerprint(), tokenizer.fingerprint(), *key_parts)
@@ -161,7 +161,7 @@ def _write_text(
             for ids, (chunk, ends) in zip(_encode(tokenizer, texts), chunks, strict=True):
                 file.write(_to_bytes(ids, tokenizer))
                 if has_separators and ends:
-                    separator_ids = [tokenizer.stop_id] if separator is None else separator
+                    separator_ids = [tokenizer.eos_id] if separator is None else separator
                     file.write(_to_bytes(separator_ids, tokenizer))
                 size += len(chunk.encode())
             if progress is not None:

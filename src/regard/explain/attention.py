@@ -288,7 +288,7 @@ def pair_attention(
 ) -> AttentionMaps:
     """The attention of an encoder-decoder that predicts `target` from `source`: every kind of it.
 
-    `target` includes the start and stop tokens. Rows of cross-attention are the predicted tokens;
+    `target` includes BOS and EOS. Rows of cross-attention are the predicted tokens;
     the decoder attends from and to the tokens that it has read.
     """
     ids = torch.tensor([target[:-1]], device=source.ids.device)

@@ -17,14 +17,7 @@ SPLITS = {
     f"{_WORDS}\\p{{N}}{_REST}": "qwen2",
     f"{_WORDS}\\p{{N}}{{1,3}}{_REST}": "llama-bpe",
 }
-ROLES = {
-    "start": "bos",
-    "stop": "eos",
-    "unk": "unk",
-    "pad": "pad",
-    "mask": "mask",
-    "sep": "sep",
-}
+ROLES = ("bos", "eos", "unk", "pad", "mask", "sep")
 
 
 def write_vocabulary(
@@ -55,19 +48,19 @@ def write_vocabulary(
         types[unknown] = UNKNOWN
     makers[kind](writer, tokenizer, table, tokens, types)
     writer.add_token_types(types)
-    for role, name in ROLES.items():
+    for role in ROLES:
         special = tokenizer.special_id(role)
         if special is not None:
-            getattr(writer, f"add_{name}_token_id")(special)
+            getattr(writer, f"add_{role}_token_id")(special)
     if architecture == "bert":
         cls = tokenizer.special_id("cls")
         if cls is not None:
             writer.add_bos_token_id(cls)
         return
-    if tokenizer.special_id("stop") is None:
-        _refuse(tokenizer, "it has no stop token, and llama.cpp would end a text at another one")
-    prefix, start = tokenizer.prefix_ids, tokenizer.special_id("start")
-    if prefix not in ([], [start]):
+    if tokenizer.special_id("eos") is None:
+        _refuse(tokenizer, "it has no EOS token, and llama.cpp would end a text at another one")
+    prefix, bos = tokenizer.prefix_ids, tokenizer.special_id("bos")
+    if prefix not in ([], [bos]):
         _refuse(tokenizer, "it puts several special tokens before a text")
     writer.add_add_bos_token(bool(prefix))
     writer.add_add_eos_token(False)

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 ENCODER_DECODERS = ("t5", "bart", "marian")  # by model_type
 ENCODERS = ("bert", "roberta", "distilbert", "albert")
-ID_KEYS = {"pad": "pad_token_id", "start": "bos_token_id", "stop": "eos_token_id"}
+ID_KEYS = {"pad": "pad_token_id", "bos": "bos_token_id", "eos": "eos_token_id"}
 
 
 def read_tokenizers(folder: Path, config_json: Settings) -> Tokenizer | PairTokenizers | None:
@@ -80,7 +80,7 @@ def write_tokenizers(
     if not tokenizers.joint:
         tokenizers.target.save(folder / TARGET)
     ids = _write(_add_template(tokenizers.source, *EOS), folder, config_json)
-    return ids | {"decoder_start_token_id": tokenizers.target.start_id}
+    return ids | {"decoder_start_token_id": tokenizers.target.bos_id}
 
 
 def _add_template(tokenizer: Tokenizer, single: str, pair: str) -> Tokenizer:
@@ -111,7 +111,7 @@ def _write(tokenizer: Tokenizer, folder: Path, config_json: Settings) -> Setting
     ids = {key: tokenizer.hf_special_id(role) for role, key in ID_KEYS.items()}
     config_ids: Settings = {key: id for key, id in ids.items() if id is not None}
     if len(tokenizer.stop_ids) > 1:
-        config_ids[ID_KEYS["stop"]] = tokenizer.stop_ids
+        config_ids[ID_KEYS["eos"]] = tokenizer.stop_ids
     return config_ids
 
 

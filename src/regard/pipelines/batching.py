@@ -28,7 +28,7 @@ def pair_loader(config: RunConfig, store: PairStore, *, longest: int) -> PairLoa
 
 def text_loader(config: RunConfig, model: ModelConfig, store: PairStore) -> PairLoader:
     """The loader of texts and their classes: up to `model.context` tokens."""
-    return pair_loader(config, store, longest=model.context + 1)  # pairs have one for STOP
+    return pair_loader(config, store, longest=model.context + 1)  # pairs have one for EOS
 
 
 def seeded_batches(

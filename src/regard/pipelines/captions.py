@@ -250,7 +250,7 @@ class CaptionsPipeline(Pipeline):
 
 def caption_task(choice: Choice, tokenizer: Tokenizer) -> Caption:
     """The task of a run on captions, with the ids that begin and end them."""
-    ids = {"start_id": tokenizer.start_id, "stop_id": tokenizer.stop_id}
+    ids = {"bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
     return cast(Caption, make(choice, TASKS, "task", **ids))
 
 
@@ -276,7 +276,7 @@ def generate_captions(
         language,
         [task.prompt] * len(pixels),
         tokens=cast(Any, model.config).context - 1,
-        stop={task.stop_id},
+        stop={task.eos_id},
         source=cast(Any, image_source(model, task, pixels)),
     )
     return [tokenizer.decode(hypotheses[0].ids) for hypotheses in results]
@@ -299,8 +299,8 @@ def explain_caption(run: TrainedModel, image: Any, layers: Sequence[int | None])
     task, pixels = caption_task(run.config.task, tokenizer), input_pixels(model, image)
     source = image_source(model, task, pixels)
     (caption,) = generate_captions(model, task, tokenizer, pixels, BeamSearch())
-    ids = [*tokenizer.encode(caption), task.stop_id]
-    inputs = torch.tensor([[task.start_id, *ids[:-1]]], device=source.images.device)
+    ids = [*tokenizer.encode(caption), task.eos_id]
+    inputs = torch.tensor([[task.bos_id, *ids[:-1]]], device=source.images.device)
     grid = cast(Any, model.config).grid
     shown = ShownImage(torch.from_numpy(pixels[0]), (grid, grid))
     cells = [f"{row},{column}" for row in range(grid) for column in range(grid)]
@@ -398,7 +398,7 @@ class _Examples:
             [row for row, captions in enumerate(data.captions) for _ in captions], np.int64
         )
         ids = [np.array(row, np.int64) for row in tokenizer.encode_batch(data.texts())]
-        room = self.config.context - 1  # for STOP
+        room = self.config.context - 1  # for EOS
         self.truncated = sum(len(row) > room for row in ids)
         self.ids = [row[:room] for row in ids]
         self.width = max(map(len, self.ids)) + 1

@@ -33,12 +33,12 @@ def special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> tuple[list[int],
 
 
 def placeholder(tokenizer: Tokenizer) -> int:
-    """The id of a text that encodes to nothing, as an invisible character: <stop>, or else <unk>.
+    """The id of a text that encodes to nothing, such as an invisible character: EOS, or else <unk>.
 
-    BERT's vocabulary has no <stop>.
+    BERT's vocabulary has no EOS.
     """
-    stop, unk = tokenizer.special_id("stop"), tokenizer.special_id("unk")
-    return tokenizer.stop_id if unk is None or stop is not None else unk
+    eos, unk = tokenizer.special_id("eos"), tokenizer.special_id("unk")
+    return tokenizer.eos_id if unk is None or eos is not None else unk
 
 
 def _tagged_token(task: Label) -> str:

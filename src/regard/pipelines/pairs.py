@@ -233,9 +233,9 @@ def pair_task(config: RunConfig, tokenizers: PairTokenizers) -> Seq2Seq:
         config.task,
         TASKS,
         "task",
-        start_id=tokenizers.target.start_id,
-        stop_id=tokenizers.target.stop_id,
-        source_stop_id=tokenizers.source.stop_id,
+        bos_id=tokenizers.target.bos_id,
+        eos_id=tokenizers.target.eos_id,
+        source_eos_id=tokenizers.source.eos_id,
         prefix_ids=tuple(tokenizers.target.prefix_ids),
         source_prefix_ids=tuple(tokenizers.source.prefix_ids),
     )
@@ -261,7 +261,7 @@ def translate(
     language = cast(Language, model)
     limit = None
     if language.context is not None:
-        limit = language.context - 1 - task.prefix_length  # 1 for STOP
+        limit = language.context - 1 - task.prefix_length  # 1 for EOS
     ids = [np.asarray(row, dtype=np.int64) for row in tokenizers.source.encode_batch(sentences)]
     for number, sentence in enumerate(ids):
         if limit is not None and len(sentence) > limit:
@@ -280,7 +280,7 @@ def translate(
             language,
             [task.prompt] * len(chosen),
             tokens=limits if tokens is None else tokens,
-            stop={task.stop_id},
+            stop={task.eos_id},
             source=source,
         )
         for i, hypotheses in zip(chosen, results, strict=True):

@@ -59,7 +59,7 @@ def pair_template(model: ModelConfig, tokenizer: Tokenizer) -> PairTemplate:
     sep = _special(tokenizer, "sep")
     if shape == "decoder":
         return PairTemplate(
-            (_special(tokenizer, "start"),), (sep,), (_special(tokenizer, "cls"),), False
+            (_special(tokenizer, "bos"),), (sep,), (_special(tokenizer, "cls"),), False
         )
     return PairTemplate((), (sep,), (), False)
 
@@ -76,4 +76,4 @@ def encode_pair(
 
 def _special(tokenizer: Tokenizer, name: str) -> int:
     id = tokenizer.special_id(name)
-    return tokenizer.stop_id if id is None else id
+    return tokenizer.eos_id if id is None else id

@@ -55,7 +55,7 @@ class JsonSchemas:
                 f"response_format: a tokenizer of words ({tokenizer.kind}) cannot write all of "
                 "JSON; use a model with a char, bpe or unigram tokenizer"
             )
-        self.stop = tokenizer.stop_id
+        self.stop = tokenizer.eos_id
         self.tokenizer = LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer)))
 
     def constraint(self, response_format: dict[str, Any]) -> JsonConstraint | None:
@@ -93,7 +93,7 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.eos_token_id, self.bos_token_id = tokenizer.stop_id, None
+        self.eos_token_id, self.bos_token_id = tokenizer.eos_id, None
         self.special_token_ids = sorted(tokenizer.special_ids)
         self.tokens = [
             tokenizer.token_bytes(id) or f"<special {id}>".encode() for id in range(tokenizer.size)

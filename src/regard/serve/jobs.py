@@ -56,8 +56,8 @@ def tokenizer_info(model: ServedModel) -> dict[str, Any]:
         "model": model.name,
         "kind": tokenizer.kind,
         "vocab_size": tokenizer.size,
-        "eos_token": tokenizer.piece(tokenizer.stop_id),
-        "bos_token": token("start"),
+        "eos_token": tokenizer.piece(tokenizer.eos_id),
+        "bos_token": token("bos"),
         "pad_token": token("pad"),
         "chat_template": None,
     }

@@ -55,7 +55,7 @@ def prepare(
         task = model.run._pair_task()
         source = source_ids(model, prompt)
         text = prompt if isinstance(prompt, str) else ""
-        ids, stop = list(task.prompt), {task.stop_id}
+        ids, stop = list(task.prompt), {task.eos_id}
     else:
         text, ids = _prompt(model, prompt)
         ends = [special_end(model.tokenizer, end) for end in more_stops]

@@ -29,8 +29,8 @@ from regard.tasks.scheduled_sampling import (
 class Seq2Seq(Task):
     r"""P(y | x) = prod_n P(y_n | y_1 .. y_{n-1}, x), with label smoothing.
 
-    The source ends with STOP. The decoder reads START and the target (teacher forcing), and
-    predicts the target and STOP.
+    The source ends with EOS. The decoder reads BOS and the target (teacher forcing), and
+    predicts the target and EOS.
     """
 
     data_kind: ClassVar[str] = "pairs"
@@ -41,10 +41,10 @@ class Seq2Seq(Task):
     label_smoothing: float = 0.1  # probability that is spread over all tokens
     # probability that an input token is a prediction (tasks.scheduled_sampling.SAMPLING_SCHEDULES)
     scheduled_sampling: float | Choice = 0.0
-    start_id: int = 1
-    stop_id: int = 2
-    source_stop_id: int = 2
-    prefix_ids: tuple[int, ...] = ()  # ids after START that begin every target (BART: <s>)
+    bos_id: int = 1
+    eos_id: int = 2
+    source_eos_id: int = 2
+    prefix_ids: tuple[int, ...] = ()  # ids after BOS that begin every target (BART: <s>)
     source_prefix_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Seq2Seq(Task):
     @property
     def prompt(self) -> list[int]:
         """The ids that the decoder reads before it generates."""
-        return [self.start_id, *self.prefix_ids]
+        return [self.bos_id, *self.prefix_ids]
 
     @property
     def prefix_length(self) -> int:
@@ -74,7 +74,7 @@ class Seq2Seq(Task):
         for row, sentence in zip(ids, sentences, strict=True):
             row[:first] = self.source_prefix_ids
             row[first : first + len(sentence)] = sentence
-            row[first + len(sentence)] = self.source_stop_id
+            row[first + len(sentence)] = self.source_eos_id
         return Source(torch.from_numpy(ids), torch.tensor(lengths))
 
     def collate(
@@ -82,7 +82,7 @@ class Seq2Seq(Task):
         examples: tuple[Sequence[np.ndarray], Sequence[np.ndarray], int],
         generator: torch.Generator,
     ) -> PairBatch:
-        """Sources, targets shifted right after START, and the target of each position."""
+        """Sources, targets shifted right after BOS, and the target of each position."""
         sources, sentences, width = examples
         width = width + self.prefix_length
         ids, targets = self.shift(sentences, width)
@@ -96,11 +96,11 @@ class Seq2Seq(Task):
         ids = np.zeros((len(sentences), width), dtype=np.int64)
         targets = np.full((len(sentences), width), IGNORED, dtype=np.int64)
         for row, target, sentence in zip(ids, targets, sentences, strict=True):
-            row[0] = self.start_id
+            row[0] = self.bos_id
             end = first + len(sentence)
             target[:first] = self.prefix_ids
             target[first:end] = sentence
-            target[end] = self.stop_id
+            target[end] = self.eos_id
             row[1 : end + 1] = target[:end]
         return torch.from_numpy(ids), torch.from_numpy(targets)
 
@@ -132,7 +132,7 @@ class Seq2Seq(Task):
         return loss + reinforce(log_prob, cost, scored)
 
     def count(self, batch: PairBatch) -> Int[Tensor, ""]:
-        """How many target tokens are predicted, STOP included."""
+        """How many target tokens are predicted, EOS included."""
         return (batch.targets != IGNORED).sum()
 
     def metrics(self, model: nn.Module, batches: Iterable[PairBatch]) -> dict[str, float]:

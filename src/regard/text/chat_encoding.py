@@ -19,7 +19,7 @@ from regard.text.tokenizer import Tokenizer
 
 _EDGE = "\ufdd0"  # of a mark; not a character of any text
 _GUARD = 0  # the number of a mark beside a part of a special token at the edge of a message
-ROLES = {"bos_token": "start", "eos_token": "stop", "unk_token": "unk", "pad_token": "pad"}
+ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unk", "pad_token": "pad"}
 
 
 def special_texts(tokenizer: Tokenizer | None) -> dict[str, str]:
@@ -72,7 +72,7 @@ def special_end(tokenizer: Tokenizer, end: str) -> set[int]:
 
 
 def _prefix(tokenizer: Tokenizer, template: str) -> list[int]:
-    """The ids before a dialogue; a Jinja template writes the start token itself."""
+    """The ids before a dialogue; a Jinja template writes the BOS token itself."""
     return list(tokenizer.prefix_ids) if template == CHATML else []
 
 

@@ -24,8 +24,8 @@ SETTINGS_FILES = ("tokenizer_config.json", *CONFIG_FILES)
 
 # Templates: special tokens around one text and around two; `:1` is the second segment.
 NO_SPECIAL = ("A", "A B:1")
-BOS = ("start A", "start A start:1 B:1")
-EOS = ("A stop", "A stop B stop")
+BOS = ("bos A", "bos A bos:1 B:1")
+EOS = ("A eos", "A eos B eos")
 CLS = ("cls A sep", "cls A sep B:1 sep:1")
 
 
@@ -49,24 +49,24 @@ def _albert_normalizers(settings: Table) -> list[Any]:
     return steps
 
 
-SENTENCEPIECE = {"start": "<s>", "stop": "</s>", "unk": "<unk>", "pad": "<pad>"}
+SENTENCEPIECE = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 BRACKETS = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
-MIXED = BRACKETS | {"start": "[CLS]", "stop": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
+MIXED = BRACKETS | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
 ANGLES = SENTENCEPIECE | {"cls": "<s>", "sep": "</s>", "mask": "<mask>"}
-ENDS = {"stop": "</s>", "unk": "<unk>", "pad": "<pad>"}
+ENDS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 
 DEFAULT = TokenizerFamily(SENTENCEPIECE)
-GPT2 = TokenizerFamily(dict.fromkeys(("start", "stop", "unk"), "<|endoftext|>"))
-QWEN = TokenizerFamily(dict.fromkeys(("stop", "pad", "unk"), "<|endoftext|>"))
-OPT = TokenizerFamily(SENTENCEPIECE | {"start": "</s>", "unk": "</s>"}, BOS)
+GPT2 = TokenizerFamily(dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"))
+QWEN = TokenizerFamily(dict.fromkeys(("eos", "pad", "unk"), "<|endoftext|>"))
+OPT = TokenizerFamily(SENTENCEPIECE | {"bos": "</s>", "unk": "</s>"}, BOS)
 BERT = TokenizerFamily(BRACKETS, CLS)
 ALBERT = TokenizerFamily(MIXED, CLS, normalizers=_albert_normalizers)
 ROBERTA = TokenizerFamily(ANGLES, ("cls A sep", "cls A sep sep B sep"))
-LLAMA = TokenizerFamily({"start": "<s>", "stop": "</s>", "unk": "<unk>"}, BOS)
-GEMMA = TokenizerFamily(SENTENCEPIECE | {"start": "<bos>", "stop": "<eos>"}, BOS)
+LLAMA = TokenizerFamily({"bos": "<s>", "eos": "</s>", "unk": "<unk>"}, BOS)
+GEMMA = TokenizerFamily(SENTENCEPIECE | {"bos": "<bos>", "eos": "<eos>"}, BOS)
 CAMEMBERT = ROBERTA
-DEBERTA = TokenizerFamily(BRACKETS | {"start": "[CLS]", "stop": "[SEP]"}, CLS)
-MARIAN = TokenizerFamily(ENDS, ("A stop", "A B stop"))
+DEBERTA = TokenizerFamily(BRACKETS | {"bos": "[CLS]", "eos": "[SEP]"}, CLS)
+MARIAN = TokenizerFamily(ENDS, ("A eos", "A B eos"))
 T5 = TokenizerFamily(ENDS, EOS, sentinels=100)
 
 FAMILIES = {  # by model_type
@@ -140,7 +140,7 @@ def _finish(
 
 def _with_bos_eos(tokenizer: Tokenizer, settings: Table) -> Tokenizer:
     """Let `add_bos_token` and `add_eos_token` override the template, as transformers does."""
-    options = {"start": settings.get("add_bos_token"), "stop": settings.get("add_eos_token")}
+    options = {"bos": settings.get("add_bos_token"), "eos": settings.get("add_eos_token")}
     tokens = tokenizer.special_tokens.tokens
     if "cls" in tokens or all(value is None for value in options.values()):
         return tokenizer

@@ -13,18 +13,19 @@ import tokenizers
 from regard.errors import ConfigError
 from regard.files.untrusted import read_json
 
-# Special tokens of vocabularies trained here; their ids are 0, 1, 2, …
+# Special tokens of vocabularies trained here; their ids are 0, 1, 2, … The texts of BOS and EOS are
+# not <bos> and <eos>, which vocabularies trained elsewhere have (Gemma).
 SPECIAL_TOKENS = ("<pad>", "<start>", "<stop>", "<unk>", "<mask>", "<cls>", "<sep>")
 HF_KEYS = {  # name of a special token here: its key in Hugging Face files
     "pad": "pad_token",
-    "start": "bos_token",
-    "stop": "eos_token",
+    "bos": "bos_token",
+    "eos": "eos_token",
     "unk": "unk_token",
     "mask": "mask_token",
     "cls": "cls_token",
     "sep": "sep_token",
 }
-DEFAULT_TOKENS = {token[1:-1]: token for token in SPECIAL_TOKENS}
+DEFAULT_TOKENS = dict(zip(HF_KEYS, SPECIAL_TOKENS, strict=True))
 # Further keys of the tokenizer_config.json written here; transformers ignores them.
 DECODER_START_KEY, STOP_TOKENS_KEY, VOCAB_SIZE_KEY = (
     "decoder_start_token",
@@ -37,10 +38,10 @@ Table = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
-    """The texts of a vocabulary's special tokens: "stop" may be "</s>", "mask" "[MASK]"."""
+    """The texts of a vocabulary's special tokens: "eos" may be "</s>", "mask" "[MASK]"."""
 
     tokens: Mapping[str, str] = field(default_factory=lambda: DEFAULT_TOKENS)
-    decoder_start: str | None = None  # the first token that a decoder reads, if not `start`
+    decoder_start: str | None = None  # the first token that a decoder reads, if not the BOS token
     stop_tokens: tuple[str, ...] = ()  # all end-of-sequence tokens, if there are several
     vocab_size: int = 0  # of the model, if larger than the vocabulary (rounded up)
 
@@ -109,14 +110,14 @@ def _tokens(backend: tokenizers.Tokenizer, table: Table, key: str) -> list[str]:
 def _stop_tokens(
     backend: tokenizers.Tokenizer, tables: list[Table], tokens: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """The stop token and the others that a table lists; empty if there are no others."""
-    if "stop" not in tokens:
+    """The EOS token and the others that a table lists; empty if there are no others."""
+    if "eos" not in tokens:
         return ()
     listed = [token for table in tables for token in _tokens(backend, table, STOP_TOKENS_KEY)]
-    key = f"{HF_KEYS['stop']}_id"  # of generation_config.json, or of config.json without that
+    key = f"{HF_KEYS['eos']}_id"  # of generation_config.json, or of config.json without that
     first_table = next((table for table in tables if table.get(key) is not None), {})
-    by_id = _tokens(backend, {key: first_table.get(key)}, HF_KEYS["stop"])
-    stop_tokens = tuple(dict.fromkeys([tokens["stop"], *listed, *by_id]))
+    by_id = _tokens(backend, {key: first_table.get(key)}, HF_KEYS["eos"])
+    stop_tokens = tuple(dict.fromkeys([tokens["eos"], *listed, *by_id]))
     return stop_tokens if len(stop_tokens) > 1 else ()
 
 

@@ -19,9 +19,9 @@ def from_token_list(
 
     It splits into characters if every ordinary token is one character, else at spaces. Without
     an "unk" token, unknown characters or words are dropped. Text is lowercased if the vocabulary
-    has no upper-case letters. `template` places special tokens around each text: "start A stop".
+    has no upper-case letters. `template` places special tokens around each text: "bos A eos".
 
-    >>> tokenizer = from_token_list(["<s>", "</s>", "a", "b"], {"start": "<s>", "stop": "</s>"})
+    >>> tokenizer = from_token_list(["<s>", "</s>", "a", "b"], {"bos": "<s>", "eos": "</s>"})
     >>> tokenizer.encode("Ab, ba"), tokenizer.decode([0, 3, 2, 1])
     ([2, 3, 3, 2], 'ba')
     """

@@ -63,7 +63,7 @@ class Tokenizer:
     >>> tokenizer = train_tokenizer("word", ["to be, or not to be"])
     >>> [tokenizer.piece(id) for id in tokenizer.encode("be not, <stop>")]
     ['be', 'not', ',', '<unk>', '<unk>', '<unk>']
-    >>> tokenizer.decode([tokenizer.start_id, *tokenizer.encode("be not, "), tokenizer.stop_id])
+    >>> tokenizer.decode([tokenizer.bos_id, *tokenizer.encode("be not, "), tokenizer.eos_id])
     'be not,'
     """
 
@@ -237,16 +237,16 @@ class Tokenizer:
     def special_id(self, name: str) -> int | None:
         """The id of a special token by its role; None if the vocabulary has none.
 
-        "start" is the first id that a decoder reads (T5: the padding token).
+        "bos" is the first id that a decoder reads, if that is another one (T5: the padding token).
         """
         if name not in HF_KEYS:
             raise ConfigError(unknown("special token", name, HF_KEYS))
-        if name == "start" and self.special_tokens.decoder_start is not None:
+        if name == "bos" and self.special_tokens.decoder_start is not None:
             return self._backend.token_to_id(self.special_tokens.decoder_start)
         return self.hf_special_id(name)
 
     def hf_special_id(self, name: str) -> int | None:
-        """The id that Hugging Face's files give for a special token: "start" is the bos token."""
+        """The id that Hugging Face's files give for a special token."""
         token = self.special_tokens.tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
 
@@ -261,20 +261,20 @@ class Tokenizer:
         return self._required_id("pad")
 
     @property
-    def start_id(self) -> int:
+    def bos_id(self) -> int:
         """Beginning of sequence (BOS)."""
-        return self._required_id("start")
+        return self._required_id("bos")
 
     @property
-    def stop_id(self) -> int:
+    def eos_id(self) -> int:
         """End of sequence (EOS)."""
-        return self._required_id("stop")
+        return self._required_id("eos")
 
     @property
     def stop_ids(self) -> list[int]:
-        """All end-of-sequence ids; `stop_id` is the first."""
+        """All end-of-sequence ids; `eos_id` is the first."""
         ids = [
-            self.special_id("stop"),
+            self.special_id("eos"),
             *map(self._backend.token_to_id, self.special_tokens.stop_tokens[1:]),
         ]
         return [id for id in ids if id is not None]
@@ -366,7 +366,7 @@ class Tokenizer:
         ordinary = {*self._backend.get_vocab().values()} - {*self._specials.values()}
         parts = (*self._template.single, *self._template.pair)
         template = [id for id, _ in parts if isinstance(id, int)]
-        special = [id for id in map(self.special_id, ("start", "unk", "mask")) if id is not None]
+        special = [id for id in map(self.special_id, ("bos", "unk", "mask")) if id is not None]
         return max([*ordinary - {self.hf_special_id("pad")}, *template, *special], default=-1)
 
     @property
@@ -392,7 +392,7 @@ class Tokenizer:
         id = self.special_id(name)
         if id is None:
             raise ConfigError(
-                f"this {self.kind} vocabulary of {self.size} ids has no <{name}> token;\n"
+                f"this {self.kind} vocabulary of {self.size} ids has no {name} token;\n"
                 f"its special tokens: {', '.join(self._specials) or 'none'}"
             )
         return id

@@ -87,7 +87,7 @@ def open_file(path: Path) -> CheckpointWithoutConfig:
         heads=HEADS,
         tied=False,
     )
-    source = _tokenizer(path, vocabularies[0], "start A stop", metadata)
+    source = _tokenizer(path, vocabularies[0], "bos A eos", metadata)
     target = _tokenizer(path, vocabularies[1], "A", metadata)
     return CheckpointWithoutConfig(E2K, config, tensors, PairTokenizers(source, target))
 
@@ -95,8 +95,8 @@ def open_file(path: Path) -> CheckpointWithoutConfig:
 def _tokenizer(path: Path, tokens: list[str], template: str, metadata: dict[str, str]) -> Tokenizer:
     """The tokenizer of one side; `template` says which special tokens surround a text."""
     try:
-        start, stop = (tokens[int(metadata[key])] for key in ("sos_idx", "eos_idx"))
-        return from_token_list(tokens, {"pad": tokens[0], "start": start, "stop": stop}, template)
+        bos, eos = (tokens[int(metadata[key])] for key in ("sos_idx", "eos_idx"))
+        return from_token_list(tokens, {"pad": tokens[0], "bos": bos, "eos": eos}, template)
     except (ValueError, IndexError, CheckpointError) as error:
         listed_tokens = quote(", ".join(tokens))
         raise CheckpointError(f"{path} lists a vocabulary {listed_tokens}: {error}") from None

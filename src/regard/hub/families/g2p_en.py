@@ -51,9 +51,9 @@ def open_file(path: Path) -> CheckpointWithoutConfig:
     """Open the tensors; the vocabularies are those of the g2p_en package."""
     # The package sorts its list and has one vowel a second time, without stress.
     phonemes = sorted([*STRESSED_VOWELS, *CONSONANTS.split(), "UW"])
-    source_roles = {"pad": "<pad>", "unk": "<unk>", "stop": "</s>"}
+    source_roles = {"pad": "<pad>", "unk": "<unk>", "eos": "</s>"}
     source = from_token_list([*source_roles.values(), *ascii_lowercase], source_roles)
-    target_roles = {"pad": "<pad>", "unk": "<unk>", "start": "<s>", "stop": "</s>"}
+    target_roles = {"pad": "<pad>", "unk": "<unk>", "bos": "<s>", "eos": "</s>"}
     target = from_token_list([*target_roles.values(), *phonemes], target_roles)
     tensors = open_archive(path)
     config = Seq2SeqConfig(
