@@ -22,7 +22,13 @@ from regard.config import DataConfig, RunConfig, TrainConfig, build, kind_of, ma
 from regard.data.builtin import BUILTINS
 from regard.explain.figures import FIGURES
 from regard.generate import SAMPLERS
-from regard.models.build import FAMILIES, count_parameters, family_of, is_closed_form, resolve
+from regard.models.build import (
+    FAMILIES,
+    count_parameters,
+    family_of,
+    is_fitted_without_gradients,
+    resolve,
+)
 from regard.models.presets import PRESETS
 from regard.nn.block import FFNS, NORMS
 from regard.nn.position import POSITIONS
@@ -319,7 +325,7 @@ def test_every_recipe_loads_and_describes_a_model(name, monkeypatch, tmp_path):
     for run, config in runs.items():
         assert config.name == run
         model = resolve(config.model, vocab_size=100)
-        assert is_closed_form(family_of(model)) or count_parameters(model) > 0
+        assert is_fitted_without_gradients(family_of(model)) or count_parameters(model) > 0
         assert schedule(config.train.schedule, config.train.steps)(0) > 0
         assert make(config.task, TASKS, "task")
         assert kind_of(config.train.optimizer)[0] in OPTIMIZERS

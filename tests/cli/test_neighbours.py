@@ -67,7 +67,7 @@ def test_a_typing_error_is_named(regard, vectors, words, message):
     assert message in completed.err
 
 
-def test_a_closed_form_model_has_no_embedding(regard, materials):
+def test_a_model_fitted_without_gradients_has_no_embedding(regard, materials):
     regard("train", materials / "cats.txt", "model.preset=ngram", "--out", "run")
     completed = regard("neighbours", "run", "cat")
     assert completed.code == 2

@@ -64,7 +64,7 @@ def test_two_parallel_files_need_no_name(regard, tmp_path):
     assert "regard translate runs/a" in completed.err
 
 
-def test_a_closed_form_model_is_trained_too(regard, materials):
+def test_a_model_fitted_without_gradients_is_trained_too(regard, materials):
     words = ["model.family=ngram", "model.order=3", "model.context=32", "--out", "counted"]
     asked = ["train.steps=9", "train.lr=1", "train.seed=2"]
     completed = regard("train", materials / "cats.txt", *words, *asked)
@@ -80,16 +80,20 @@ def test_a_closed_form_model_is_trained_too(regard, materials):
 
 
 @pytest.mark.parametrize("family", ["ngram", "hmm"])
-def test_a_closed_form_model_says_how_many_parameters_it_has(regard, materials, family):
+def test_a_model_fitted_without_gradients_says_how_many_parameters_it_has(
+    regard, materials, family
+):
     words = [f"model.family={family}", "model.context=32", "--out", "fitted"]
     completed = regard("train", materials / "cats.txt", *words)
-    assert f"model      {family}, closed-form, on cpu" in completed.err
+    assert f"model      {family}, fitted without gradients, on cpu" in completed.err
     kept = json.loads(regard("compare", "fitted", "--json").out)["runs"][0]["parameters"]
     assert kept > 0
     assert f", {kept:,} parameters; validation" in completed.err
     assert regard("info", "fitted").out.startswith(f"fitted  run, {family}, {kept:,} parameters")
     assert json.loads(regard("info", "fitted", "--json").out)["parameters"] == kept
-    assert regard("info", family).out.startswith(f"{family}  preset, {family}, closed-form")
+    assert regard("info", family).out.startswith(
+        f"{family}  preset, {family}, fitted without gradients"
+    )
 
 
 def test_a_folder_of_many_files_is_announced_before_it_is_read(regard, tmp_path, monkeypatch):

@@ -424,7 +424,7 @@ def test_images_states_and_counts_are_refused_by_figures_of_texts_and_weights():
     for name, arguments, message in (
         ("pronoun", {"subject": replace(decoder, tokenizer=None)}, "d reads no text"),
         ("score-variance", {"subject": recurrent, "text": BE}, "attends with its states"),
-        ("loss-landscape", {"subjects": [counted], "text": BE}, "closed-form: it has no grad"),
+        ("loss-landscape", {"subjects": [counted], "text": BE}, "fitted without gradients"),
     ):
         with pytest.raises(RegardError, match=message):
             FIGURES[name].compute(**arguments)

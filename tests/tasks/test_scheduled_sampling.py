@@ -290,7 +290,7 @@ def test_a_share_of_nothing_is_a_run_without_it(data, tmp_path):
         (
             {"kind": "causal", "scheduled_sampling": 0.5},
             {"preset": "ngram"},
-            "'ngram' is a closed-form model",
+            "'ngram' is fitted without gradients",
         ),
         (
             {"kind": "masked", "scheduled_sampling": 0.5},

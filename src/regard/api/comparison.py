@@ -250,10 +250,10 @@ def run_names(runs: Sequence[Path | str]) -> list[str]:
 
 
 def takes_steps(history: History) -> bool:
-    """Whether a run was trained here step by step: not a closed-form model, not an import."""
+    """Whether a run was trained here step by step: not by `fit`, not imported."""
     data = history.config.data
     trained_here = data.path is not None or data.source is not None
-    return trained_here and not history.is_closed_form
+    return trained_here and not history.is_fitted_without_gradients
 
 
 def _columns(tables: Sequence[Mapping[str, Any]]) -> dict[str, Values]:

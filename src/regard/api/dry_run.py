@@ -5,7 +5,7 @@ from pathlib import Path
 
 from regard.api.overrides import override_words
 from regard.config import RunConfig, kind_of
-from regard.models.build import count_parameters, describe, is_closed_form
+from regard.models.build import count_parameters, describe, is_fitted_without_gradients
 from regard.pipelines import open_split, pipeline_of, smallest_model
 from regard.pipelines.prepare import check_compatible
 from regard.training.setup.setting_checks import check_before_data
@@ -22,7 +22,7 @@ class TrainingPreview:
     notes: dict[str, str]  # how the data is read, as the mask of a dialogue
     tokenizer: str | None  # that would be trained, or the run it comes from; None without text
     family: str
-    parameters: int  # with the smallest vocabulary; 0 for closed-form models
+    parameters: int  # with the smallest vocabulary; 0 for models fitted without gradients
     device: str
     settings: list[list[str]]  # `key=value` that differ from the defaults, in groups
 
@@ -46,7 +46,7 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
     if pipeline.tokenizer_type is not None:
         start = config.train.start
         tokenizer = kind_of(config.data.tokenizer)[0] if start is None else f"that of {start}"
-    closed_form = is_closed_form(model["family"])
+    without_gradients = is_fitted_without_gradients(model["family"])
     return TrainingPreview(
         folder=str(folder),
         data=training.description,
@@ -54,7 +54,7 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
         notes=notes,
         tokenizer=tokenizer,
         family=model["family"],
-        parameters=0 if closed_form else count_parameters(smallest_model(config)),
+        parameters=0 if without_gradients else count_parameters(smallest_model(config)),
         device=device.type,
         settings=override_words(replace(config, model=model)),
     )

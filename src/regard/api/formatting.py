@@ -38,12 +38,12 @@ def format_number(value: float) -> str:
 
 
 def format_size(parameters: int) -> str:
-    """The size of a model; 0 parameters are those of a closed-form model before it is fitted.
+    """The size of a model; 0 parameters: a model that is fitted without gradients.
 
     >>> format_size(124_439_808), format_size(0)
-    ('124,439,808 parameters', 'closed-form')
+    ('124,439,808 parameters', 'fitted without gradients')
     """
-    return f"{parameters:,} parameters" if parameters else "closed-form"
+    return f"{parameters:,} parameters" if parameters else "fitted without gradients"
 
 
 def format_duration(seconds: float) -> str:

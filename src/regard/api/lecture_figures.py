@@ -22,7 +22,7 @@ from regard.models.build import (
     count_parameters,
     describe,
     family_of,
-    is_closed_form,
+    is_fitted_without_gradients,
     resolve,
 )
 from regard.models.presets import PRESETS
@@ -238,7 +238,7 @@ def _untrained(name: str, table: Mapping[str, Any], texts: list[str]) -> Run:
     """A run of a preset whose weights are random; its vocabulary is the words of the texts."""
     config = resolve(table)
     shape = getattr(config, "shape", "decoder")
-    if is_closed_form(family_of(config)) or shape not in TASKS:
+    if is_fitted_without_gradients(family_of(config)) or shape not in TASKS:
         raise ConfigError(
             f"the preset {name} cannot be shown untrained; train it, and give the run, or give a "
             "decoder or an encoder, such as tiny-decoder or lstm"

@@ -59,7 +59,7 @@ class ModelInfo:
     kind: str  # "preset", "recipe", "run", "checkpoint" or "configuration"
     config: Any  # the model's configuration dataclass
     cost: Cost
-    parameters: int  # of a closed-form model, the values stored in the run; 0 without a run
+    parameters: int  # fitted without gradients: the values stored in the run, or 0
     published: Published | None = None  # the published size of a preset
     metrics: dict[str, float] = field(default_factory=dict)  # of a run, on validation data
     evaluated: str = ""  # what they were computed on, as "all 3,000 tokens"

@@ -19,7 +19,7 @@ from regard.config import (
     to_table,
 )
 from regard.errors import ConfigError, unknown
-from regard.models.build import FAMILIES, describe, is_closed_form, resolve
+from regard.models.build import FAMILIES, describe, is_fitted_without_gradients, resolve
 from regard.models.presets import ModelConfig
 from regard.tasks import TASKS
 
@@ -107,7 +107,7 @@ def override_words(config: RunConfig) -> list[list[str]]:
             **{f"model.{key}": value for key, value in changed.items()},
         },
     ]
-    if not is_closed_form(family):
+    if not is_fitted_without_gradients(family):
         train = {"steps": config.train.steps} | _changed(
             to_table(config.train), to_table(TrainConfig())
         )

@@ -61,9 +61,9 @@ def _loss_name(histories: Sequence[History]) -> str:
 
 
 def _curve(run: int, history: History, metric: str) -> Curve:
-    """The values of a metric over the steps; of a closed-form model its only value."""
+    """The values of a metric over the steps; of a model fitted without gradients its only value."""
     points = history.validation.get(metric) or history.taps.get(metric, [])
-    if history.is_closed_form:
+    if history.is_fitted_without_gradients:
         return Curve(run, [], [], level=points[-1][1] if points else None)
     losses = downsample(history.losses, MAX_POINTS) if metric == "loss" else []
     return Curve(run, losses, points)

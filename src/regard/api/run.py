@@ -154,7 +154,7 @@ class Run:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters; of a closed-form model, the values that it stores."""
+        """The number of parameters, or of the values that a model with `fit` stores."""
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         return parameters or sum(buffer.numel() for buffer in self.model.buffers())
 

@@ -20,12 +20,12 @@ from regard.config import Choice, DataConfig, RunConfig, TrainConfig, read_recip
 from regard.data.builtin import BUILTINS
 from regard.data.columns import ROLES
 from regard.errors import ConfigError, unknown
-from regard.models.build import FAMILIES, is_closed_form
+from regard.models.build import FAMILIES, is_fitted_without_gradients
 from regard.models.presets import PRESETS
 from regard.nn.position import SCALINGS
 from regard.pipelines import PIPELINES, default_settings
 from regard.tasks import TASKS
-from regard.training.setup.configure import OF_CLOSED_FORM, RECIPES, recipes
+from regard.training.setup.configure import RECIPES, USED_WITHOUT_GRADIENTS, recipes
 
 TABLE = re.compile(r" \(((?:\w+\.)+[A-Z_]+)\)")  # in a field's comment
 PROVIDED = {  # arguments of the entries of tables that are not options: the library provides them
@@ -185,18 +185,18 @@ def used_by(row: Mapping[str, Any]) -> str:
     """Who uses a setting: for one of `model` the models, for others the tasks."""
     models = [name for name in FAMILIES if name not in OLD_FAMILIES]
     tasks = "all" if row["tasks"] == list(TASKS) else ", ".join(row["tasks"])
-    closed_form = [name for name in models if is_closed_form(name)]
+    without_gradients = [name for name in models if is_fitted_without_gradients(name)]
     if row["key"].startswith("model.") and row["models"] != models:
         return ", ".join(row["models"])
-    if row["models"] == [name for name in models if name not in closed_form]:
-        return f"{tasks}; not by {', '.join(closed_form)}"
+    if row["models"] == [name for name in models if name not in without_gradients]:
+        return f"{tasks}; not by {', '.join(without_gradients)}"
     return tasks
 
 
 @cache
 def _rows() -> tuple[dict[str, Any], ...]:
     families = [name for name in FAMILIES if name not in OLD_FAMILIES]
-    gradient = [name for name in families if not is_closed_form(name)]
+    gradient = [name for name in families if not is_fitted_without_gradients(name)]
     tasks = list(TASKS)
     rows = [
         row
@@ -211,7 +211,7 @@ def _rows() -> tuple[dict[str, Any], ...]:
     rows += _model_rows(families)
     for row in _of(TrainConfig, "train.", tasks, gradient):
         name = row["key"].removeprefix("train.")
-        row["models"] = families if name in OF_CLOSED_FORM else gradient
+        row["models"] = families if name in USED_WITHOUT_GRADIENTS else gradient
         row["tasks"] = ["causal", "forecast"] if name == "baseline" else tasks
         rows.append(row)
     return tuple(rows)
@@ -221,7 +221,9 @@ def _task_rows(name: str) -> Iterator[dict[str, Any]]:
     for row in _of(TASKS[name], "task.", [name], _models_of(name)):
         field = row["key"].removeprefix("task.")
         if field in ("label_smoothing", "scheduled_sampling"):
-            row["models"] = [model for model in row["models"] if not is_closed_form(model)]
+            row["models"] = [
+                model for model in row["models"] if not is_fitted_without_gradients(model)
+            ]
         if field not in PROVIDED_TO_TASK:
             yield row
 

@@ -11,7 +11,7 @@ from regard.api.display import show_events
 from regard.api.overrides import read_overrides
 from regard.api.run import Run, load
 from regard.config import Choice, RunConfig, build, kind_of, overlay, to_table
-from regard.models.build import count_parameters, is_closed_form
+from regard.models.build import count_parameters, is_fitted_without_gradients
 from regard.models.presets import ModelConfig
 from regard.pipelines.base import Progress
 from regard.tasks import TASKS
@@ -249,8 +249,8 @@ class RunSummary:
     baseline: BaselineEvaluated | None  # the n-gram baseline, where it was computed
     series_baselines: dict[str, dict[str, float]]  # of a forecasting run
     unit: str  # of the metrics, where it is not obvious
-    is_closed_form: bool
-    stored_values: int  # of a closed-form model
+    is_fitted_without_gradients: bool
+    stored_values: int  # of a model fitted without gradients
     verb: str  # the command that uses the model: "generate", "translate", …
     data_kind: str  # "text", "pairs", "images", …
     cautions: list[str]  # lines that say why its metrics mean little
@@ -260,15 +260,15 @@ def summarize(path: Path | str) -> RunSummary:
     """Read the summary of a run folder; no weights are loaded."""
     folder = RunFolder(path)
     config = folder.load_config()
-    closed_form = is_closed_form(config.model["family"])
+    without_gradients = is_fitted_without_gradients(config.model["family"])
     task = TASKS[kind_of(config.task)[0]]
     return RunSummary(
         config=config,
         baseline=read_baseline(folder),
         series_baselines=read_series_baselines(folder),
         unit=task.unit,
-        is_closed_form=closed_form,
-        stored_values=stored_parameters(folder) if closed_form else 0,
+        is_fitted_without_gradients=without_gradients,
+        stored_values=stored_parameters(folder) if without_gradients else 0,
         verb=task.verbs[0],
         data_kind=task.data_kind,
         cautions=few_targets(task, folder.load_evaluation().total),

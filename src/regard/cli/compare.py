@@ -164,8 +164,8 @@ def _costs(histories: "Sequence[History]") -> list[tuple[str, ...]]:
     def flops(history: "History") -> str:
         return "-" if history.flops is None else with_prefix(history.flops, "")
 
-    def size(history: "History", closed_form: bool) -> str:
-        applies = history.is_closed_form == closed_form
+    def size(history: "History", without_gradients: bool) -> str:
+        applies = history.is_fitted_without_gradients == without_gradients
         return f"{history.parameters:,}" if applies else "-"
 
     rows: dict[str, Callable[[History], str]] = {

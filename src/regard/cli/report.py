@@ -51,7 +51,7 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
         )
         return
     note = ", stopped early: no improvement" if finished.stopped_early else ""
-    if summary.is_closed_form:
+    if summary.is_fitted_without_gradients:
         note = f", {format_size(summary.stored_values)}"
     duration = format_duration(finished.seconds)
     print_status(f"\ndone in {duration}{note}; validation metrics of the saved model,")
@@ -136,7 +136,7 @@ def next_commands(finished: "RunFinished", summary: "RunSummary") -> list[tuple[
         commands.append((f"regard explain {run} image.png --out words.png", "draw its attention"))
     if summary.data_kind in ("pairs", "captions"):
         commands.append((f"regard evaluate {run}", "BLEU, chrF, exact match"))
-    if not summary.is_closed_form:
+    if not summary.is_fitted_without_gradients:
         steps = 2 * finished.step
         commands.append((f"regard resume {run} train.steps={steps}", "continue training"))
     return commands

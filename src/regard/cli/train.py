@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from regard import api
 from regard.cli.arguments import Json, Out, Overrides
-from regard.cli.output import print_json, print_section, print_status, spinner
+from regard.cli.output import format_size, print_json, print_section, print_status, spinner
 from regard.config import check_overrides, parse_overrides, read_recipe
 from regard.errors import ConfigError
 
@@ -113,9 +113,8 @@ def _print_previews(previews: "list[TrainingPreview]", as_json: bool) -> None:
         print_json({"runs": [asdict(preview) for preview in previews]})
         return
     for preview in previews:
-        size = (
-            f"at least {preview.parameters:,} parameters" if preview.parameters else "closed-form"
-        )
+        at_least = "at least " if preview.parameters else ""
+        size = f"{at_least}{format_size(preview.parameters)}"
         lines = [
             f"data        {preview.data}",
             *(f"{label:<12}{note}" for label, note in preview.notes.items()),

@@ -136,7 +136,7 @@ class SpanBatch(Batch):
 
 @dataclass(frozen=True, slots=True)
 class SeriesBatch(Batch):
-    """Whole series, one per row, for closed-form models."""
+    """Whole series, one per row, for models fitted without gradients."""
 
     series: Float[Tensor, "batch time"]
 

@@ -133,9 +133,9 @@ def draw_gradients(names: Sequence[str], flows: Sequence[GradientFlow], layer: i
 
 
 def require_gradients(model: nn.Module) -> None:
-    """Raise if the model is closed-form."""
+    """Raise if the model is fitted without gradients."""
     if hasattr(model, "fit"):
-        raise ConfigError("this model is closed-form: it has no gradients; use a neural model")
+        raise ConfigError("this model is fitted without gradients; use a neural network")
 
 
 def last_token_gradients(

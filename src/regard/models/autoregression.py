@@ -1,4 +1,4 @@
-"""Linear autoregression AR(p) of time series, a closed-form model: `fit`, no gradients."""
+"""Linear autoregression AR(p) of time series, fitted by least squares."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -122,5 +122,5 @@ class LanguageModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the first parameter, or of the first buffer of a closed-form model."""
+        """The device of the first parameter, or else of the first buffer."""
         return next(chain(self.parameters(), self.buffers())).device

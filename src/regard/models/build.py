@@ -100,8 +100,8 @@ def family_of(config: ModelConfig) -> str:
     raise ConfigError(f"{config!r:.100} is not a model configuration")
 
 
-def is_closed_form(family: str) -> bool:
-    """Whether models of this family are fitted in closed form (`fit`), not by gradient descent."""
+def is_fitted_without_gradients(family: str) -> bool:
+    """Whether models of this family have a `fit` instead of gradient descent."""
     return hasattr(FAMILIES[family][1], "fit")
 
 
@@ -186,7 +186,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], origin: str) -
 def check_weights(model: nn.Module, tensors: Mapping[str, Tensor], origin: str) -> None:
     """Raise if names, shapes or dtypes of saved weights are not those of a model."""
     expected = weights(model)
-    any_shape = hasattr(model, "fit")  # the data decides the sizes of a closed-form model's tables
+    any_shape = hasattr(model, "fit")  # the sizes of its tables depend on the data
     floats = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # copied as any other
     problems = [f"{name} is missing" for name in expected if name not in tensors]
     problems += [

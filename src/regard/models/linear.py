@@ -1,4 +1,4 @@
-"""One linear layer from the last values of a series to the next, a closed-form model."""
+"""One linear layer from the last values of a series to the next, fitted by least squares."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

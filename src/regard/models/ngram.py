@@ -1,4 +1,4 @@
-"""N-gram language models with smoothing: closed-form, fitted by counting in one pass."""
+"""N-gram language models with smoothing, fitted without gradients by counting in one pass."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -122,7 +122,7 @@ def training_plans(cost: Cost, cluster: Cluster, rows: int | None = None) -> lis
     if not cost.layer_parameters:
         raise ConfigError(
             "only the training of a Transformer can be estimated: FLOPs determine its time;\n"
-            "they do not for recurrent and closed-form models"
+            "they do not for recurrent models and for models fitted without gradients"
         )
     if rows is not None and rows < 1:
         raise ConfigError(f"rows={rows} must be more than 0")

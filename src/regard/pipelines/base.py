@@ -98,7 +98,7 @@ class TrainingData(EvalData):
 
     batch: Callable[[int], Batch]  # micro-batch number → batch, a pure function of the seed
     example_ids: Callable[[int], list[int]]  # its rows of the data, or the tokens it starts at
-    all_batches: Callable[[], Iterator[Batch]]  # the data once, in order, for closed-form models
+    all_batches: Callable[[], Iterator[Batch]]  # the data once, in order, for `fit`
     description: list[str]  # lines for the reader: data, validation, tokenizer, …
     # baselines of a series, by name, with their metrics on the validation data
     baselines: Callable[[], dict[str, dict[str, float]]] | None = None

@@ -20,7 +20,7 @@ from regard.data.table_files import read_table
 from regard.data.tables import Table
 from regard.errors import ConfigError, DataError
 from regard.generate import Search
-from regard.models.build import family_of, is_closed_form, resolve
+from regard.models.build import family_of, is_fitted_without_gradients, resolve
 from regard.models.presets import ModelConfig
 from regard.pipelines.base import (
     EvalData,
@@ -138,7 +138,7 @@ class SeriesPipeline(Pipeline):
         tokenizers: None,
         progress: Progress | None,
     ) -> TrainingData:
-        """Random windows of the training series; the whole series for closed-form models."""
+        """Random windows of the training series; the whole series for `fit`."""
         settings = config.train
         rows = rows_per_micro_batch(settings, DEFAULT_ROWS, "windows of a series")
         given = config
@@ -147,8 +147,8 @@ class SeriesPipeline(Pipeline):
         note = _forecast_note(given, task)
         model = _model(config, task)
         data = self.evaluation_data(config, validation, None)
-        closed_form = is_closed_form(data_family(config))
-        training = Windows.of(train, task, double=closed_form)
+        without_gradients = is_fitted_without_gradients(data_family(config))
+        training = Windows.of(train, task, double=without_gradients)
         loader = RowLoader(len(training), rows, settings.seed)
 
         def batch(number: int) -> Batch:
@@ -184,10 +184,10 @@ class SeriesPipeline(Pipeline):
         """All windows of the validation series; the task must know columns, mean and std."""
         task = series_task(config.task)
         model = _model(config, task)
-        closed_form = is_closed_form(data_family(config))
+        without_gradients = is_fitted_without_gradients(data_family(config))
         if task.context is None:  # a run of an earlier version
             task = replace(task, context=model.context)
-        windows = Windows.of(data, task, every=_spacing(task, model), double=closed_form)
+        windows = Windows.of(data, task, every=_spacing(task, model), double=without_gradients)
         values = len(windows) * task.horizon * len(task.columns)
         return EvalData(
             task=task,
@@ -352,7 +352,7 @@ def data_family(config: RunConfig) -> str:
 
 def _spacing(task: Forecast, model: ModelConfig) -> int:
     """Rows between two windows that are evaluated; a network that is fed back reads fewer."""
-    fed_back = not (task.is_direct or is_closed_form(family_of(model)))
+    fed_back = not (task.is_direct or is_fitted_without_gradients(family_of(model)))
     return max(1, task.horizon // FED_BACK_STARTS) if fed_back else 1
 
 

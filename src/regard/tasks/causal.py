@@ -72,7 +72,7 @@ class Causal(Task):
         ids = batch.ids
         if batch.use_prediction is not None:
             ids = mix_predictions(model, ids, batch.use_prediction)
-        if isinstance(model, NGram):  # closed-form, so this is an evaluation
+        if isinstance(model, NGram):  # fitted without gradients, so this is an evaluation
             unscored = ids.shape[1] - batch.targets.shape[1]
             return -model.scores(ids, F.pad(batch.targets, (unscored, 0), value=IGNORED)).sum()
         hidden = model(ids, **self._prefix(model, batch))[:, -batch.targets.shape[1] :]

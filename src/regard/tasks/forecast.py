@@ -126,7 +126,9 @@ class Forecast(Task):
 
     def how(self, model: nn.Module, steps: int) -> str:
         """How a forecast of this many steps is computed, for a legend."""
-        at_once = getattr(model, "horizon", 1) if is_closed_form(model) else self.horizon
+        at_once = (
+            getattr(model, "horizon", 1) if is_fitted_without_gradients(model) else self.horizon
+        )
         return "at once" if self.is_direct and steps <= at_once else "fed back"
 
     def output(self, column: str | None) -> int:
@@ -149,10 +151,10 @@ class Forecast(Task):
         }
 
     def check_model(self, model: ModelConfig) -> None:
-        """A model of vectors or of series; closed-form models have no settings of networks."""
+        """A model of vectors or of series; those with `fit` have no settings of networks."""
         super().check_model(model)
-        closed_form = getattr(model, "shape", None) == "series"
-        if not closed_form and not hasattr(model, "inputs"):
+        without_gradients = getattr(model, "shape", None) == "series"
+        if not without_gradients and not hasattr(model, "inputs"):
             raise ConfigError(
                 "needs a model that reads numbers: model.family is recurrent, convolution, "
                 "transformer, linear or autoregression"
@@ -162,7 +164,7 @@ class Forecast(Task):
                 "task.direct=false predicts the next row at every position, but an encoder also "
                 "reads the rows after it; leave it out, or choose a decoder"
             )
-        if closed_form:
+        if without_gradients:
             for name in ("direct", "normalize", "stride", "inputs"):
                 if getattr(self, name):
                     raise ConfigError(f"task.{name} is for networks; leave it out")
@@ -222,7 +224,7 @@ class Forecast(Task):
             not self.is_direct
             and self.normalization == "off"
             and self.patch == 1
-            and not is_closed_form(model)
+            and not is_fitted_without_gradients(model)
         )
 
     @torch.no_grad()
@@ -232,7 +234,7 @@ class Forecast(Task):
         model.eval()
         squares = torch.zeros(self.horizon, dtype=torch.float64)
         absolute, count, losses, scored = 0.0, 0, 0.0, 0
-        one_step = not self.is_direct and not is_closed_form(model)
+        one_step = not self.is_direct and not is_fitted_without_gradients(model)
         for batch in batches:
             error = (self.rollout(model, batch.series, self.horizon) - batch.targets).double()
             squares += error.square().sum((0, 2)).cpu()
@@ -256,7 +258,7 @@ class Forecast(Task):
 
     def forecast_once(self, model: nn.Module, series: Window) -> Float[Tensor, "batch steps out"]:
         """The rows after a window, as many as the model gives at once."""
-        if is_closed_form(model):
+        if is_fitted_without_gradients(model):
             batch = len(series)
             rows = series.mT.flatten(0, 1)  # each column alone
             steps: int = getattr(model, "horizon", 1)
@@ -297,7 +299,7 @@ class Forecast(Task):
         return torch.cat(forecasts, 1)[:, :steps]
 
 
-def is_closed_form(model: nn.Module) -> bool:
+def is_fitted_without_gradients(model: nn.Module) -> bool:
     """Whether a model has a `fit` instead of gradients."""
     return hasattr(model, "fit")
 

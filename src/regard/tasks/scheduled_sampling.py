@@ -12,7 +12,7 @@ from regard.accel.compile import run_eagerly
 from regard.config import Choice, make
 from regard.errors import ConfigError
 from regard.models.base import Language
-from regard.models.build import family_of, is_closed_form
+from regard.models.build import family_of, is_fitted_without_gradients
 from regard.models.presets import ModelConfig
 from regard.models.transformer import Transformer
 from regard.nn.state import Source
@@ -63,11 +63,11 @@ def sampling_schedule(choice: float | Choice, steps: int) -> Schedule:
 
 
 def check_trainable(choice: float | Choice, model: ModelConfig) -> None:
-    """Refuse scheduled sampling for a closed-form model, which has no training steps."""
-    if choice and is_closed_form(family_of(model)):
+    """Refuse scheduled sampling for a model without training steps."""
+    if choice and is_fitted_without_gradients(family_of(model)):
         raise ConfigError(
             "task.scheduled_sampling lets a model read its own predictions in training; "
-            f"{family_of(model)!r} is a closed-form model without training steps\n"
+            f"{family_of(model)!r} is fitted without gradients: it has no training steps\n"
             "remove task.scheduled_sampling, or choose another model"
         )
 

@@ -20,7 +20,13 @@ from regard.accel.cpu_memory import keep_freed_memory
 from regard.config import RunConfig, build, merge, to_table
 from regard.data.batch import Batch, pin_memory
 from regard.data.loader import prefetch
-from regard.models.build import build_model, count_parameters, describe, is_closed_form, weights
+from regard.models.build import (
+    build_model,
+    count_parameters,
+    describe,
+    is_fitted_without_gradients,
+    weights,
+)
 from regard.pipelines import prepare_training, tokenizer_fingerprint
 from regard.pipelines.base import Progress, TrainingData
 from regard.training.baseline import evaluate_baseline, evaluate_series_baselines
@@ -100,7 +106,9 @@ def begin(
         "launch": launch.launch_id(),
     }
     folder.create(config, run_environment, data.tokenizers)
-    warmup = [] if is_closed_form(config.model["family"]) else long_warmup(config.train)
+    warmup = (
+        [] if is_fitted_without_gradients(config.model["family"]) else long_warmup(config.train)
+    )
     data = replace(data, description=[*data.description, *notes, *warmup])
     with folder.hold_lock():
         yield from _run_rank0(config, data, folder, device, None, started, progress)
@@ -218,7 +226,7 @@ def _train(
     few = few_targets(type(data.task), data.validation_targets)
     description = [*data.description, *few, *tuned, *budget.describe()]
     yield RunStarted(folder.path, config, description, parameters, start)
-    if is_closed_form(config.model["family"]):
+    if is_fitted_without_gradients(config.model["family"]):
         yield from _fit(model, config, data, folder) if ranks.is_rank0 else ()
         return
     if device.type == "cpu":
@@ -349,7 +357,7 @@ def _initialize(
 def _fit(
     model: nn.Module, config: RunConfig, data: TrainingData, folder: RunFolder
 ) -> Iterator[Event]:
-    """Fit a closed-form model, such as an n-gram model, to all data at once, on the CPU."""
+    """Fit a model that takes no training steps, such as an n-gram model, on the CPU."""
     started = time.perf_counter()
     folder.truncate_logs(dict.fromkeys(folder.log_sizes(), 0))
     yield from evaluate_series_baselines(config, data, folder)

@@ -21,7 +21,7 @@ from regard.config import (
 )
 from regard.data.builtin import BUILTINS
 from regard.errors import ConfigError, unknown
-from regard.models.build import family_of, is_closed_form, resolve
+from regard.models.build import family_of, is_fitted_without_gradients, resolve
 from regard.models.presets import PRESETS
 from regard.pipelines import (
     PIPELINES,
@@ -40,7 +40,7 @@ from regard.training.setup.time_budget import fit_to_minutes
 from regard.training.storage.start import open_start
 
 # The settings in `train` of models without training steps.
-OF_CLOSED_FORM = ("seed", "threads", "evaluate_stride", "baseline")
+USED_WITHOUT_GRADIENTS = ("seed", "threads", "evaluate_stride", "baseline")
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
@@ -96,9 +96,11 @@ def _with_options(task: Choice, default: Choice) -> Choice:
 def without_effect(config: RunConfig, overrides: Mapping[str, Any]) -> list[str]:
     """A line that names the settings given for training steps, if the model takes none."""
     family = family_of(resolve(config.model, vocab_size=1))
-    if not is_closed_form(family):
+    if not is_fitted_without_gradients(family):
         return []
-    given = [f"train.{name}" for name in overrides.get("train", {}) if name not in OF_CLOSED_FORM]
+    given = [
+        f"train.{name}" for name in overrides.get("train", {}) if name not in USED_WITHOUT_GRADIENTS
+    ]
     given += ["minutes"] if overrides.get("minutes") is not None else []
     if not given:
         return []

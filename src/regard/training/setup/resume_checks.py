@@ -9,7 +9,7 @@ import torch
 
 from regard.config import RunConfig, build, flatten, kind_of, to_table
 from regard.errors import CheckpointError, ConfigError
-from regard.models.build import is_closed_form
+from regard.models.build import is_fitted_without_gradients
 from regard.training.budget import TimePlan
 from regard.training.setup.device import environment
 from regard.training.storage.checkpoint import Checkpoint
@@ -112,9 +112,9 @@ def check_unfinished(folder: RunFolder, config: RunConfig, saved: Checkpoint | N
     """Raise if the run has finished."""
     steps, patience = config.train.steps, config.train.patience
     if saved is None:
-        if is_closed_form(config.model["family"]) and folder.model.exists():
+        if is_fitted_without_gradients(config.model["family"]) and folder.model.exists():
             raise ConfigError(
-                f"{folder.path} is a closed-form model that is already fitted; train a new run"
+                f"{folder.path} was fitted without gradients, in one call; train a new run"
             )
         return
     if config.minutes is not None:

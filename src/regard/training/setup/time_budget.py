@@ -16,7 +16,13 @@ import torch
 from regard.accel import attach_window_blocks, training_path
 from regard.accel.cuda_graph import WARM_UP_STEPS
 from regard.config import RunConfig, TrainConfig, kind_of
-from regard.models.build import build_model, count_parameters, describe, is_closed_form, resolve
+from regard.models.build import (
+    build_model,
+    count_parameters,
+    describe,
+    is_fitted_without_gradients,
+    resolve,
+)
 from regard.pipelines import prepare_training
 from regard.pipelines.base import TrainingData
 from regard.training.budget import ema_decay
@@ -61,7 +67,7 @@ def fit_to_minutes(
     deadline = 60 * config.minutes + (now if started is None else started)
     data = prepare_training(config)
     table = describe(data.model)
-    if is_closed_form(table["family"]):  # there are no steps to choose
+    if is_fitted_without_gradients(table["family"]):  # there are no steps to choose
         return replace(config, minutes=None)
     deadline -= time.perf_counter() - now  # the data is prepared again when the run begins
     tokens = sum(

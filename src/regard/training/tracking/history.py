@@ -10,7 +10,7 @@ from regard.config import RunConfig, kind_of, make
 from regard.errors import CheckpointError
 from regard.files.safetensors import read_header
 from regard.files.untrusted import read_json
-from regard.models.build import is_closed_form, resolve
+from regard.models.build import is_fitted_without_gradients, resolve
 from regard.models.cost import cost
 from regard.tasks import TASKS
 from regard.training.baseline import read_baseline
@@ -29,7 +29,7 @@ class History:
     path: Path
     config: RunConfig
     evaluation: Evaluation  # of the best model
-    parameters: int  # of a closed-form model, the number of values in its file
+    parameters: int  # of a model fitted without gradients, the number of values in its file
     step: int  # the last one that was logged
     targets: int  # trained on
     seconds: float | None  # of training and evaluation; None if unknown
@@ -40,9 +40,9 @@ class History:
     baseline: BaselineEvaluated | None
 
     @property
-    def is_closed_form(self) -> bool:
-        """Whether the model was fitted in closed form, without steps."""
-        return is_closed_form(self.config.model["family"])
+    def is_fitted_without_gradients(self) -> bool:
+        """Whether the model was fitted without gradients, in one call of `fit`."""
+        return is_fitted_without_gradients(self.config.model["family"])
 
     @property
     def metrics(self) -> dict[str, float]:

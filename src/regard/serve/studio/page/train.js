@@ -178,7 +178,7 @@ function showState(name, run, training) {
   else if (running && !run) [status, step] = ["Preparing the training …", `${lastLine(training.output)} ${seconds}`];
   else if (running) [status, step] = ["Training.", `Step ${number(run.step)} of about ${number(run.steps)}, ${seconds}`];
   else if (mine && training.message) status = training.message;
-  else if (run) status = finished ? (run.loss.length ? `Trained for ${number(run.step)} steps.` : "Fitted in closed form, without steps.") : `Stopped at step ${number(run.step)} of ${number(run.steps)}.`;
+  else if (run) status = finished ? (run.loss.length ? `Trained for ${number(run.step)} steps.` : "Fitted without gradients, so there are no steps.") : `Stopped at step ${number(run.step)} of ${number(run.steps)}.`;
   setText($("live-status"), mine && training.failed ? "" : status);
   $("live-step").textContent = step;
   if (mine && training.failed) fail($("train-error"), new Error(training.message));
