@@ -106,7 +106,7 @@ def test_a_pattern_is_a_key_a_part_a_glob_or_the_name_of_a_choice():
     assert keys("accumul") == ["train.accumulate"]
     assert keys("train.evaluate_*") == [
         "train.evaluate_every",
-        "train.evaluate_tokens",
+        "train.evaluate_targets",
         "train.evaluate_stride",
     ]
     assert keys("rotary") == ["model.position"]

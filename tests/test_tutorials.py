@@ -42,11 +42,11 @@ get_ipython().system = system
 """
 SHORTER = [
     (r"(regard resume .*train\.steps=)\d+", r"\g<1>3"),
-    (r"train\.steps=\d\d+", "train.steps=2 train.evaluate_tokens=300"),
-    (r"\bsteps=\d{3,}", "steps=2, evaluate_tokens=300"),
+    (r"train\.steps=\d\d+", "train.steps=2 train.evaluate_targets=300"),
+    (r"\bsteps=\d{3,}", "steps=2, evaluate_targets=300"),
     (r"^steps = \d+$", "steps = 2"),
-    (r"^evaluate_tokens = \d+$", "evaluate_tokens = 300"),
-    (r'"train\.evaluate_tokens=\d+",', ""),
+    (r"^evaluate_targets = \d+$", "evaluate_targets = 300"),
+    (r'"train\.evaluate_targets=\d+",', ""),
     (r"^ROWS = \d+$", "ROWS = 300"),
     (r"data\.path=python-docs", "data.path=short.txt"),
     (r'"python-docs"', '"short.txt"'),

@@ -99,7 +99,7 @@ class TrainConfig(Settings):
     # steps between two evaluations; None: ten times a run and at its start, less in a short run
     evaluate_every: int | None = None
     # validation targets per evaluation while training; None: as many as cost a tenth of the run
-    evaluate_tokens: int | None = None
+    evaluate_targets: int | None = None
     # for language models, tokens by which the windows of an evaluation advance; None: three
     # quarters of the context, so that tokens are predicted from at least a quarter of it
     evaluate_stride: int | None = None

@@ -61,7 +61,7 @@ def config(path, over=None, **train) -> RunConfig:
             "schedule": {"kind": "cosine", "warmup": 3},
             "ema": 0.9,
             "evaluate_every": 4,
-            "evaluate_tokens": 200,
+            "evaluate_targets": 200,
             "save_every": 3,
         },
         "device": "cpu",

@@ -94,13 +94,13 @@ def test_evaluations_cost_about_a_tenth_of_the_run(prepared):
     assert plan(1000) == (100, True, 327)
     assert plan(10**7) == (10**6, True, 200_000)
     assert plan(1000, evaluate_every=10) == (10, False, 128)
-    assert plan(1000, evaluate_tokens=1000) == (500, True, 1000)
-    assert plan(1000, evaluate_tokens=1000, evaluate_every=3) == (3, False, 1000)
+    assert plan(1000, evaluate_targets=1000) == (500, True, 1000)
+    assert plan(1000, evaluate_targets=1000, evaluate_every=3) == (3, False, 1000)
     assert plan_evaluations(TrainConfig(steps=10**6), prepared).limit is None
 
 
 def test_by_default_a_run_is_evaluated_at_its_start_and_at_its_end(data, tmp_path):
-    settings = config(data / "cats.txt", steps=3, evaluate_every=None, evaluate_tokens=None)
+    settings = config(data / "cats.txt", steps=3, evaluate_every=None, evaluate_targets=None)
     events = list(begin(settings, tmp_path / "run"))
     assert [event.step for event in events if isinstance(event, Evaluated)] == [0, 3]
 

@@ -28,7 +28,7 @@ from regard.training.train_state import TrainState
 from training.runs import Crash, config, contents, interrupt, write_data
 
 SOURCE = Path(regard.__file__).parent
-WHOLE = {"evaluate_tokens": 1000}  # more than there are: no other evaluation at the end
+WHOLE = {"evaluate_targets": 1000}  # more than there are: no other evaluation at the end
 KINDS = ["cats.txt", "pairs.tsv"]
 
 
@@ -379,9 +379,9 @@ def test_the_best_is_evaluated_again_where_evaluations_have_another_part(
         lambda *words: limits.append(words[3]) or {"loss": next(losses)},
     )
     monkeypatch.setattr(TrainState, "finish", lambda *words: None)
-    settings = config(data / "cats.txt", steps=2, evaluate_every=2, evaluate_tokens=40)
+    settings = config(data / "cats.txt", steps=2, evaluate_every=2, evaluate_targets=40)
     list(begin(settings, tmp_path / "run"))
-    events = resume(tmp_path / "run", {"train": {"steps": 4, "evaluate_tokens": 200}})
+    events = resume(tmp_path / "run", {"train": {"steps": 4, "evaluate_targets": 200}})
     assert [e.best for e in events if isinstance(e, Evaluated)] == [True]
     assert limits[0] < limits[1] == limits[2]
 

@@ -21,7 +21,7 @@ from training.runs import config
         ("keep", 0),
         ("patience", 0),
         ("evaluate_every", -3),
-        ("evaluate_tokens", 0),
+        ("evaluate_targets", 0),
         ("save_every", 0),
         ("lr", -1.0),
         ("lr", math.nan),

@@ -29,7 +29,7 @@ PATTERNS = {
 
 
 def settings(data, model, **train):
-    whole = {"evaluate_tokens": 1000}  # more than there are
+    whole = {"evaluate_targets": 1000}  # more than there are
     given = config(data / "cats.txt", steps=4, evaluate_every=2, baseline=False, **whole, **train)
     if model == "transformer":
         return given

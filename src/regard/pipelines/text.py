@@ -359,7 +359,7 @@ def _cbow_defaults(data: Text) -> dict[str, Any]:
             "lr": 5e-3,
             "optimizer": {"kind": "adamw", "decay": 0.0},
             "schedule": {"kind": "linear", "warmup": 50},
-            "evaluate_tokens": 10_000,
+            "evaluate_targets": 10_000,
         },
     }
 

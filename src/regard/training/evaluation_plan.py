@@ -37,7 +37,7 @@ def plan_evaluations(settings: TrainConfig, data: TrainingData) -> EvaluationPla
     The cost is counted in targets: a step reads each three times (forward, and backward for twice
     that), an evaluation context / stride times. Where ten evaluations of 200,000 targets are too
     many, they get fewer targets, but no fewer than 8 steps have; then there are fewer of them, at
-    least one at the start and one at the end. `train.evaluate_every` and `train.evaluate_tokens`
+    least one at the start and one at the end. `train.evaluate_every` and `train.evaluate_targets`
     are kept where they are set.
     """
     steps, every = settings.steps, settings.evaluate_every
@@ -45,7 +45,7 @@ def plan_evaluations(settings: TrainConfig, data: TrainingData) -> EvaluationPla
     reads = 1 if data.stride is None else data.model.context / data.stride
     budget = SHARE * (1 + BACKWARD) * steps * step_targets / reads
     counts = [EVALUATIONS, 5, 2, 1] if every is None else [-(-steps // every)]
-    limit = settings.evaluate_tokens
+    limit = settings.evaluate_targets
     if limit is None:
         evaluations = counts[0] + (every is None)
         fitting = max(int(budget / evaluations), LEAST_STEPS * step_targets)

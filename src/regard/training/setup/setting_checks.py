@@ -101,7 +101,7 @@ def check_train_config(settings: TrainConfig) -> None:
     """Check the ranges of the training settings."""
     for name in (
         *("steps", "batch", "tokens", "accumulate", "keep", "patience"),
-        *("evaluate_every", "evaluate_tokens", "evaluate_stride", "save_every", "timeout"),
+        *("evaluate_every", "evaluate_targets", "evaluate_stride", "save_every", "timeout"),
     ):
         value = getattr(settings, name)
         if value is not None and value < 1:

@@ -21,7 +21,10 @@ TRAINING_OPTIONS = (
 )
 
 # Settings, and values of settings, in run folders of earlier versions, and their current names.
-RENAMED = {"model.characters": "model.char_dim"}
+RENAMED = {
+    "model.characters": "model.char_dim",
+    "train.evaluate_tokens": "train.evaluate_targets",
+}
 RENAMED_VALUES: dict[str, dict[str | bool, str | bool]] = {}
 
 
