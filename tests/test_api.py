@@ -1,4 +1,4 @@
-"""The verbs in Python: settings from a name or a path, and what a run can do."""
+"""The commands in Python: settings from a name or a path, and what a run can do."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""Every verb that uses a run, once from beginning to end."""
+"""Every command that uses a run, once from beginning to end."""
 
 import json
 import shutil

@@ -45,7 +45,7 @@ def test_a_task_derived_from_another_trains_evaluates_and_generates(data, tmp_pa
     run = regard.train(text, out=tmp_path / "doubled", task={"kind": "doubled"})
     assert run.evaluate()["loss"] > plain.evaluate()["loss"]
     assert len(run.generate("the", tokens=5, seed=1)) > 0
-    assert run.verbs == Causal.verbs
+    assert run.methods == Causal.methods
 
 
 def test_a_pipeline_that_is_added_is_asked_first(tmp_path):

@@ -299,8 +299,8 @@ def test_an_adapter_of_dialogues_brings_its_template_and_needs_the_tokenizer_of_
     assert run_template(RunFolder(base), regard.load(base).config) is None
     adapted = regard.load(base, adapter=adapter)
     assert run_template(adapted.folder, adapted.config) == "chatml"
-    assert "chat" in adapted.verbs
+    assert "chat" in adapted.methods
     regard.merge(base, folder / "whole", adapter=adapter)
-    assert "chat" in regard.load(folder / "whole").verbs
+    assert "chat" in regard.load(folder / "whole").methods
     with pytest.raises(ConfigError, match=r"base, whose tokenizer is not that of .*run;"):
         regard.load(folder / "run", adapter=adapter)

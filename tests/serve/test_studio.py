@@ -161,7 +161,7 @@ def test_runs_and_their_curves_are_listed(studio, folder):
     assert {run["name"] for run in answer["runs"]} == {"cats", "pairs"}
     run = next(run for run in answer["runs"] if run["name"] == "cats")
     assert (run["name"], run["ready"], run["task"]) == ("cats", True, "causal")
-    assert "generate" in run["verbs"]
+    assert "generate" in run["methods"]
     (folder / "broken").mkdir()
     (folder / "broken" / "config.json").write_text("{")
     broken = ask(address, "/studio/runs")[2]["runs"][0]

@@ -225,7 +225,7 @@ def _of_run(run: Run, name: str, *, trained: bool) -> Subject:
         model=run.model,
         tokenizer=tokenizers.target if isinstance(tokenizers, PairTokenizers) else tokenizers,
         trained=trained,
-        verbs=run.verbs,
+        methods=run.methods,
         normalize=run._normalize,
         attention=run.explain,
         states=run.states,

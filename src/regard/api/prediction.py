@@ -145,7 +145,7 @@ def input_texts(run: "Run", texts: Sequence[str]) -> Iterator[tuple[Row, Any]]:
 def predict_values(run: "Run", what: Any, top: int) -> Any:
     """The prediction for one input, or for each of a list; a tuple may be the texts of one."""
     if what is None:
-        if "forecast" in run.verbs:
+        if "forecast" in run.methods:
             return run.forecast(steps=None)
         raise ConfigError(f"give what to predict from: {' and '.join(run.inputs)}")
     texts = isinstance(what, tuple) and all(isinstance(part, str) for part in what)

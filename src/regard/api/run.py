@@ -116,7 +116,7 @@ class Run:
 
     >>> run  # doctest: +ELLIPSIS
     Run('.../runs/cats': transformer, 4,080 parameters, causal, validation loss 3...)
-    >>> run.verbs
+    >>> run.methods
     ('generate', 'search', 'gradients')
     """
 
@@ -174,10 +174,10 @@ class Run:
         return pipeline_of(self.config)
 
     @property
-    def verbs(self) -> tuple[str, ...]:
+    def methods(self) -> tuple[str, ...]:
         """The methods of this class that apply to the run's task, the main one first."""
         task = TASKS.get(kind_of(self.config.task)[0])
-        return () if task is None else task.verbs
+        return () if task is None else task.methods
 
     @property
     def unit(self) -> str:
@@ -815,7 +815,7 @@ class Run:
         if tokenizer is None or "file" in self.inputs:
             return []
         texts = [text] if isinstance(text, str) else text
-        mask = MASK if "fill" in self.verbs else ""
+        mask = MASK if "fill" in self.methods else ""
         normal = [self._normalize(part.replace(mask, " ") if mask else part) for part in texts]
         return list(
             dict.fromkeys(part for each in normal for part in tokenizer.unknown_parts(each))
@@ -853,11 +853,11 @@ class Run:
             )
         return TASKS[kind]
 
-    def _require(self, verb: str, what: str) -> None:
+    def _require(self, method: str, what: str) -> None:
         """Raise if a method does not apply to the run's task."""
         task = self._task_class(what)
-        if verb not in task.verbs:
+        if method not in task.methods:
             raise ConfigError(
                 f"the task of {self.folder.path} is {kind_of(self.config.task)[0]!r}, which cannot "
-                f"{what}; use `{task.verbs[0]}` instead"
+                f"{what}; use `{task.methods[0]}` instead"
             )

@@ -251,7 +251,7 @@ class RunSummary:
     unit: str  # of the metrics, where it is not obvious
     is_fitted_without_gradients: bool
     stored_values: int  # of a model fitted without gradients
-    verb: str  # the command that uses the model: "generate", "translate", …
+    command: str  # the command that uses the model: "generate", "translate", …
     data_kind: str  # "text", "pairs", "images", …
     cautions: list[str]  # lines that say why its metrics mean little
 
@@ -269,7 +269,7 @@ def summarize(path: Path | str) -> RunSummary:
         unit=task.unit,
         is_fitted_without_gradients=without_gradients,
         stored_values=stored_parameters(folder) if without_gradients else 0,
-        verb=task.verbs[0],
+        command=task.methods[0],
         data_kind=task.data_kind,
         cautions=few_targets(task, folder.load_evaluation().total),
     )
@@ -286,7 +286,7 @@ class ImportedRun:
     task: str
     head: str
     tokenizer: str | None
-    verb: str | None  # the command that uses the model; None where no task fits its head
+    command: str | None  # the command that uses the model; None where no task fits its head
 
 
 def import_checkpoint(
@@ -307,7 +307,7 @@ def import_checkpoint(
         task=checkpoint.task,
         head=checkpoint.head,
         tokenizer=getattr(checkpoint.tokenizers, "kind", None),
-        verb=None if task is None else task.verbs[0],
+        command=None if task is None else task.methods[0],
     )
 
 

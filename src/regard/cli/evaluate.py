@@ -92,7 +92,7 @@ def evaluate(
         return
     with make_display(settings.quiet, transient=True) as display:
         opened, named = api.load(run, adapter=adapter), parse_data(data)
-        if out is not None and "forecast" not in opened.verbs:
+        if out is not None and "forecast" not in opened.methods:
             raise ConfigError("--out needs --by-length, or a run that forecasts a series")
         evaluation = opened.evaluation(
             *named,

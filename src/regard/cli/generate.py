@@ -148,7 +148,7 @@ def generate(
 
         opened = api.load(run, adapter=adapter)
         opened.limit_threads()
-        if "draw" in opened.verbs:
+        if "draw" in opened.methods:
             _draw(opened, prompt, count, bias, seed, picture, force)
             return
         if picture is not None:

@@ -78,10 +78,10 @@ def _usage_hint(imported: "api.ImportedRun") -> str:
             "or add tokenizer.json to its folder and import it again"
         )
     fine_tune = f"fine-tune it: regard train DATA train.start={run}"
-    if imported.verb is None:
+    if imported.command is None:
         return (
             f"it has no task yet (its head is {imported.head!r}); fine-tune it on your data:\n"
             f"regard train data.csv train.start={run}\nin Python, run.model is the model"
         )
     example = EXAMPLES.get(imported.task, QUOTED)
-    return f"try: regard {imported.verb} {run} {example}\n{fine_tune}"
+    return f"try: regard {imported.command} {run} {example}\n{fine_tune}"

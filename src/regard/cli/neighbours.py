@@ -53,7 +53,7 @@ def neighbours(
     """
     with spinner(f"opening {run}"):
         opened = api.load(run)
-        if "embed" in opened.verbs and text is None:
+        if "embed" in opened.methods and text is None:
             result = opened.similar(terms, data, top=top)
         elif data is not None:
             raise ConfigError(f"--data is for runs on sentences (task=contrastive), not {run}")

@@ -114,7 +114,7 @@ def predict(
         raise ConfigError("give texts or images, or --data, not both")
     with spinner(f"opening {run}"):
         opened = api.load(run, adapter=adapter)
-    if "forecast" in opened.verbs:
+    if "forecast" in opened.methods:
         _forecast(opened, what if data is None else [str(data)], steps, out, column, as_json)
         return
     if column is not None and data is None:

@@ -112,8 +112,8 @@ def next_commands(finished: "RunFinished", summary: "RunSummary") -> list[tuple[
     """Commands that use the run, with what they do."""
     run = shlex.quote(str(finished.folder))
     kind = kind_of(summary.config.task)[0]
-    purpose = "generate text" if summary.verb == "generate" else "use it"
-    verb = "generate" if summary.verb == "draw" else summary.verb
+    purpose = "generate text" if summary.command == "generate" else "use it"
+    command = "generate" if summary.command == "draw" else summary.command
     example = EXAMPLES.get(kind, QUOTED)
     paired = kind_of(summary.config.task)[1].get("paired", False)
     if paired:
@@ -121,7 +121,7 @@ def next_commands(finished: "RunFinished", summary: "RunSummary") -> list[tuple[
     text = shlex.quote(kind_of(summary.config.task)[1].get("alphabet", "")[:3])
     if summary.config.model["family"] == "soft_window":
         example = f"{text} --bias 1 --out drawing.svg"
-    commands = [(f"regard {verb} {run} {example}".rstrip(), purpose)]
+    commands = [(f"regard {command} {run} {example}".rstrip(), purpose)]
     if summary.config.model["family"] == "soft_window":
         commands.append((f"regard explain {run} {text} --out window.svg", "draw its window"))
     if summary.data_kind == "series":

@@ -206,7 +206,7 @@ def explain(
                     for head in one.weights.tolist()
                 ],
             }
-    if "generate" in run.verbs:
+    if "generate" in run.methods:
         answer["next"] = _next_tokens(model, text, top)
         if tokens:
             chain = TracedChain(model.chain(body.specs(), body.order).stages)

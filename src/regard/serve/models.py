@@ -189,7 +189,7 @@ class Models:
 
 
 def _generates(run: Run) -> bool:
-    return "generate" in run.verbs or "translate" in run.verbs
+    return "generate" in run.methods or "translate" in run.methods
 
 
 def _name_paths(paths: Sequence[Path]) -> dict[str, Path]:

@@ -23,7 +23,7 @@ class Task:
 
     data_kind: ClassVar[str]  # the kind of data: a key of pipelines.PIPELINES
     shapes: ClassVar[tuple[str, ...]]  # the model shapes that can learn it
-    verbs: ClassVar[tuple[str, ...]] = ("predict",)  # methods of `Run` that apply, the main first
+    methods: ClassVar[tuple[str, ...]] = ("predict",)  # methods of `Run` that apply, the main first
     metric_names: ClassVar[tuple[str, ...]] = ("loss",)  # keys of `metrics` always present
     unit: ClassVar[str] = ""  # of the metrics, for messages, where it is not obvious
     loss_name: ClassVar[str] = "nats per target"  # what `loss` is, on the axis of a picture
@@ -93,7 +93,7 @@ class Task:
 
     def predict(self, model: nn.Module, text: str, *, top: int) -> Any:
         """The prediction of the model for one text, for tasks on text (`Run.predict`)."""
-        raise ConfigError(f"the task has no prediction for a text; use `{self.verbs[0]}` instead")
+        raise ConfigError(f"the task has no prediction for a text; use `{self.methods[0]}` instead")
 
     def tokens_per_target(self, model: ModelConfig) -> int | None:
         """How many tokens a model reads for each target; None where that varies between rows."""

@@ -37,7 +37,7 @@ class Causal(Task):
     evaluates_beginning: ClassVar[bool] = True
     target_name: ClassVar[str] = "tokens"
     shapes: ClassVar[tuple[str, ...]] = ("decoder",)
-    verbs: ClassVar[tuple[str, ...]] = ("generate", "search", "gradients")
+    methods: ClassVar[tuple[str, ...]] = ("generate", "search", "gradients")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "bits_per_byte")
     label_smoothing: float = 0.0  # probability that is spread over all tokens
     # probability that an input token is a prediction (tasks.scheduled_sampling.SAMPLING_SCHEDULES)

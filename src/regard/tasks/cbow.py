@@ -26,7 +26,7 @@ class CBOWTask(Task):
     evaluates_beginning: ClassVar[bool] = True
     target_name: ClassVar[str] = "words"
     shapes: ClassVar[tuple[str, ...]] = ("cbow",)
-    verbs: ClassVar[tuple[str, ...]] = ("neighbours",)
+    methods: ClassVar[tuple[str, ...]] = ("neighbours",)
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
     label_smoothing: float = 0.0  # probability that is spread over all tokens
 

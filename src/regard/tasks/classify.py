@@ -31,7 +31,7 @@ class Classify(Task):
     target_name: ClassVar[str] = "images"
     best_metric: ClassVar[str] = "accuracy"
     shapes: ClassVar[tuple[str, ...]] = ("images",)
-    verbs: ClassVar[tuple[str, ...]] = ("predict", "classify")
+    methods: ClassVar[tuple[str, ...]] = ("predict", "classify")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     heads: ClassVar[tuple[str, ...]] = ("classify",)  # kinds of `model.head`
     label_smoothing: float = 0.0  # probability that is spread over all classes

@@ -31,7 +31,7 @@ class Contrastive(Task):
     target_name: ClassVar[str] = "pairs"
     best_metric: ClassVar[str] = "accuracy"
     shapes: ClassVar[tuple[str, ...]] = ("encoder",)
-    verbs: ClassVar[tuple[str, ...]] = ("neighbours", "embed")
+    methods: ClassVar[tuple[str, ...]] = ("neighbours", "embed")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     temperature: float = 0.05  # temperature of the softmax over the texts of a batch
     pool: Literal["mean", "first"] = "mean"  # the mean of all states, or the first (<cls>)

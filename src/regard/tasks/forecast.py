@@ -43,7 +43,7 @@ class Forecast(Task):
     loss_name: ClassVar[str] = "squared error of scaled columns"
     unit: ClassVar[str] = "of columns scaled to standard deviation 1"
     shapes: ClassVar[tuple[str, ...]] = ("series", "decoder", "encoder")
-    verbs: ClassVar[tuple[str, ...]] = ("predict", "forecast")
+    methods: ClassVar[tuple[str, ...]] = ("predict", "forecast")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "mse", "mae")
     best_metric: ClassVar[str] = "mse"
     # the column to forecast, or several; None: all columns

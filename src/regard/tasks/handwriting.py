@@ -40,7 +40,7 @@ class Handwriting(Task):
     loss_name: ClassVar[str] = "nats per point"
     unit: ClassVar[str] = "nats per point"
     shapes: ClassVar[tuple[str, ...]] = ("decoder",)
-    verbs: ClassVar[tuple[str, ...]] = ("draw",)
+    methods: ClassVar[tuple[str, ...]] = ("draw",)
     conditional: bool = True  # condition on the class, where the drawings have classes
     components: int = 20  # normal distributions of the mixture
     std: float | None = None  # standard deviation of offsets; None: that of the training data

@@ -34,7 +34,7 @@ class Instruct(Task):
     data_kind: ClassVar[str] = "dialogues"
     target_name: ClassVar[str] = "tokens"
     shapes: ClassVar[tuple[str, ...]] = ("decoder",)
-    verbs: ClassVar[tuple[str, ...]] = ("chat", "generate", "search")
+    methods: ClassVar[tuple[str, ...]] = ("chat", "generate", "search")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
     # how a dialogue becomes text: "chatml", or a Jinja chat template; by default that of the
     # model that training starts from

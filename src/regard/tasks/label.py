@@ -31,7 +31,7 @@ class Label(Task):
     target_name: ClassVar[str] = "texts"
     best_metric: ClassVar[str] = "accuracy"
     shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "bag")
-    verbs: ClassVar[tuple[str, ...]] = ("predict", "evaluate_by_length")
+    methods: ClassVar[tuple[str, ...]] = ("predict", "evaluate_by_length")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "f1")
     heads: ClassVar[tuple[str, ...]] = ("classify",)  # kinds of `model.head`, the default first
     label_smoothing: float = 0.0  # probability that is spread over all classes

@@ -53,7 +53,7 @@ class Masked(Task):
     evaluates_beginning: ClassVar[bool] = True
     target_name: ClassVar[str] = "tokens"
     shapes: ClassVar[tuple[str, ...]] = ("encoder",)
-    verbs: ClassVar[tuple[str, ...]] = ("predict", "fill")
+    methods: ClassVar[tuple[str, ...]] = ("predict", "fill")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
     mask_fraction: float = 0.15  # fraction of the tokens to predict
     whole_words: bool = False  # mask all pieces of a word together

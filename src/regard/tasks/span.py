@@ -66,7 +66,7 @@ class Span(Task):
     target_name: ClassVar[str] = "windows"
     best_metric: ClassVar[str] = "f1"
     shapes: ClassVar[tuple[str, ...]] = ("encoder",)
-    verbs: ClassVar[tuple[str, ...]] = ("predict",)
+    methods: ClassVar[tuple[str, ...]] = ("predict",)
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "f1", "exact_match")
     heads: ClassVar[tuple[str, ...]] = ("span",)  # kinds of `model.head`
     # tokens by which the windows of a long context advance; None: half of what fits

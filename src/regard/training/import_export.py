@@ -370,14 +370,14 @@ def _write_json_files(
     if tokenizers is not None:
         hf = hf | write_tokenizers(tokenizers, folder, hf)
     kind, options = kind_of(config.task)
-    verbs = TASKS[kind].verbs if kind in TASKS else ()
+    methods = TASKS[kind].methods if kind in TASKS else ()
     if options.get("names"):
         hf = hf | write_class_names(options["names"])
-    if "classify" in verbs:
+    if "classify" in methods:
         sides = cast(VisionConfig, resolve(config.model)).image_sides
         processor = vit.write_processor(sides, options["mean"], options["std"])
         write_json(folder / "preprocessor_config.json", processor)
     write_json(folder / "config.json", hf)
-    if "generate" in verbs or "translate" in verbs:
+    if "generate" in methods or "translate" in methods:
         ids = {key: hf[key] for key in GENERATION_KEYS if hf.get(key) is not None}
         write_json(folder / "generation_config.json", ids)

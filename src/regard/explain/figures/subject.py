@@ -23,7 +23,7 @@ class Subject:
     model: nn.Module
     tokenizer: Tokenizer | None  # of pairs, that of the target
     trained: bool
-    verbs: Sequence[str]  # what the run's task can do, as in `api.Run.verbs`
+    methods: Sequence[str]  # what the run's task can do, as in `api.Run.methods`
     normalize: Callable[[str], str]
     attention: Callable[..., Mapping[str, AttentionMap]]
     states: Callable[[str], Mapping[str, AttentionMap]]  # gates of recurrent cells
@@ -48,10 +48,10 @@ class Subject:
 
     def require_language(self, figure: str) -> None:
         """Raise if the model does not predict the next token of a text."""
-        if "generate" not in self.verbs:
+        if "generate" not in self.methods:
             raise ConfigError(
                 f"{figure} needs a model that predicts the next token; {self.name} can "
-                f"{', '.join(self.verbs) or 'do nothing with a text'}"
+                f"{', '.join(self.methods) or 'do nothing with a text'}"
             )
 
     def ids(self, text: str) -> list[int]:

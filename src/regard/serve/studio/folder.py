@@ -66,10 +66,10 @@ class RunsFolder:
 
     def _entry(self, name: str) -> dict[str, Any]:
         path = self.path / name
-        entry: dict[str, Any] = {"name": name, "ready": False, "verbs": [], "problem": None}
+        entry: dict[str, Any] = {"name": name, "ready": False, "methods": [], "problem": None}
         try:
             if not is_run(path) and is_external_checkpoint(path):
-                return {**entry, "ready": True, "verbs": ["generate"], "model": "checkpoint"}
+                return {**entry, "ready": True, "methods": ["generate"], "model": "checkpoint"}
             config = summarize(path).config
         except (RegardError, OSError) as error:
             return {**entry, "problem": str(error)}
@@ -77,7 +77,7 @@ class RunsFolder:
         return {
             **entry,
             "ready": (path / "model.safetensors").is_file(),
-            "verbs": [] if task is None else list(task.verbs),
+            "methods": [] if task is None else list(task.methods),
             "data_kind": None if task is None else task.data_kind,
             "task": kind_of(config.task)[0],
             "model": config.model.get("preset") or config.model.get("family"),

@@ -9,10 +9,10 @@ const TASKS = {causal: "next token", instruct: "conversations", seq2seq: "transl
   forecast: "the next values", handwriting: "handwriting"};
 export const learns = run => TASKS[run.task] ?? run.task ?? run.model;
 
-const writes = run => run.verbs.some(verb => ["generate", "translate", "chat"].includes(verb));
+const writes = run => run.methods.some(method => ["generate", "translate", "chat"].includes(method));
 export const generates = name => shared.runs.some(run => run.name === name && writes(run));
 
-export const translates = name => shared.runs.some(run => run.name === name && run.verbs.includes("translate"));
+export const translates = name => shared.runs.some(run => run.name === name && run.methods.includes("translate"));
 
 export async function refreshRuns() {
   const answer = await get("/studio/runs");

@@ -216,7 +216,7 @@ function showRuns() {
     const action = (label, act) => el("button", {type: "button", class: "quiet", "aria-label": `${label} ${run.name}`, onclick: act}, label);
     return el("tr", {}, el("th", {scope: "row"}, run.name), el("td", {}, learns(run) ?? "–"), el("td", {}, run.model ?? "–"), el("td", {}, state),
       el("td", {class: "buttons"}, run.problem || !run.task ? null : action("Show", () => { watch(run.name); $("live").scrollIntoView({block: "nearest"}); }),
-        run.ready && run.verbs.length ? action("Use", () => use(run)) : null));
+        run.ready && run.methods.length ? action("Use", () => use(run)) : null));
   }));
 }
 
