@@ -28,7 +28,7 @@ from regard.models.build import build_model, preset
 from regard.models.cost import cost
 from regard.models.transformer import TransformerConfig
 from regard.nn.state import Source
-from regard.tasks import Causal, Classify, Masked, Seq2Seq
+from regard.tasks import Causal, ImageClassification, Masked, Seq2Seq
 from regard.training.loop import train
 from regard.training.optim import optimizers
 from regard.training.parallel.strategy import Objective, SingleProcess
@@ -278,7 +278,7 @@ def vit(_: str) -> Row:
         rows,
         "images",
         cost(config).training_flops_per_token * config.context * rows,
-        ours(config, Classify(), ImageBatch(images, classes)),
+        ours(config, ImageClassification(), ImageBatch(images, classes)),
         theirs(
             lambda: ViTForImageClassification(
                 ViTConfig(num_labels=1000, attn_implementation="sdpa")

@@ -72,7 +72,7 @@ OPTIONS = {  # of an entry of a table; without any it is taken as it is
     "zero_out": [{"std": 0.1}],
     "linear": [{}, {"bias": True, "scaled": True, "cap": 5.0}],
     "masked": [{}, {"bias": False, "activation": "relu", "next_sentence": True}],
-    "classify": [
+    "classification": [
         {"classes": 3},
         {"classes": 3, "pool": "last", "hidden": "tanh"},
         {"classes": 3, "pool": "mean", "hidden": "relu", "bias": False},
@@ -126,7 +126,11 @@ def given(value):
     return value is not None
 
 
-READS_FIRST = ["pooled", "classify classes=3", said({"kind": "masked", **OPTIONS["masked"][1]})]
+READS_FIRST = [
+    "pooled",
+    "classification classes=3",
+    said({"kind": "masked", **OPTIONS["masked"][1]}),
+]
 REFUSED = [  # two fields, the values that do not go together, and what is said then
     (
         ("global_every", given),
@@ -213,7 +217,7 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
         ("head", lambda head: said(head) in READS_FIRST),
         ("shape", lambda shape: shape != "encoder"),
         r"head=.* reads the first position, which in a causal model \(shape='[\w-]+'\) depends on "
-        r"the first token only;\nset shape='encoder', or pool='last' of head 'classify'",
+        r"the first token only;\nset shape='encoder', or pool='last' of head 'classification'",
     ),
 ]
 

@@ -143,7 +143,7 @@ def test_hostile_names_stay_text_on_a_page(regard, tmp_path):
 
 def test_an_image_costs_the_flops_of_all_its_patches(regard, tmp_path):
     model = describe(preset("tiny-vit"))
-    run = logged(tmp_path / "images", over={"task": "classify", "model": model})
+    run = logged(tmp_path / "images", over={"task": "image_classification", "model": model})
     (output,) = json.loads(regard("compare", run, "--json").out)["runs"]
     each = json.loads(regard("info", "tiny-vit", "--json").out)
     assert output["flops"] == 15_360 * each["context"] * each["training_flops_per_token"]

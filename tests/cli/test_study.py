@@ -37,7 +37,7 @@ def recipe(materials, tmp_path):
 
 
 REPORTED = """
-task = "label"
+task = "text_classification"
 model = { preset = "elman", dim = 8, layers = 1, one_hot = true, context = 12 }
 train = { steps = 2, batch = 4 }
 [data]

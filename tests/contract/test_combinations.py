@@ -122,7 +122,7 @@ class Subject:
         losses = {
             "linear": lambda: head.loss(x, wanted["ids"]),
             "masked": lambda: head.loss(x, wanted["ids"]) + self._next_sentence(x),
-            "classify": lambda: head.loss(x, wanted["class"], lengths=self.lengths),
+            "classification": lambda: head.loss(x, wanted["class"], lengths=self.lengths),
             "tag": lambda: head.loss(x, wanted["tags"]),
             "crf": lambda: head.loss(x, wanted["tags"]),
             "span": lambda: head.loss(x, wanted["span"]),

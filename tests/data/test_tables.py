@@ -334,7 +334,10 @@ def test_a_cell_in_double_quotes_may_hold_line_ends_and_delimiters(tmp_path):
 
 
 def settings(path, **data):
-    table = {"task": "label", "model": {"preset": "gru", "dim": 8, "layers": 1, "context": 16}}
+    table = {
+        "task": "text_classification",
+        "model": {"preset": "gru", "dim": 8, "layers": 1, "context": 16},
+    }
     table |= {"name": "t", "data": {"path": path, "tokenizer": "word", **data}}
     return build(RunConfig, table)
 

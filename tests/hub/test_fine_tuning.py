@@ -168,7 +168,10 @@ def test_the_pooler_becomes_the_hidden_layer_of_a_classifier(tmp_path):
     ("fields", "change"),
     [
         ({"norm": "rms"}, "train with model.norm=layer"),
-        ({"head": {"kind": "classify", "classes": 3, "pool": "last"}}, "model.head.bias=false"),
+        (
+            {"head": {"kind": "classification", "classes": 3, "pool": "last"}},
+            "model.head.bias=false",
+        ),
     ],
 )
 def test_a_refusal_names_the_smallest_change(fields, change):

@@ -24,7 +24,7 @@ from regard.training import import_export
 gguf = pytest.importorskip("gguf")
 
 WIDE = {"dim": 32, "heads": 2, "ffn_dim": 64}
-CLASSES = {"kind": "classify", "pool": "last", "bias": False, "classes": 2}
+CLASSES = {"kind": "classification", "pool": "last", "bias": False, "classes": 2}
 GEMMA_3 = WIDE | {
     "kv_heads": 1,
     "head_dim": 24,

@@ -204,7 +204,7 @@ def test_names_without_the_prefix_are_understood(tmp_path):
 
 
 def test_a_config_without_a_class_takes_the_one_that_fits(tmp_path):
-    head = {"kind": "classify", "classes": 3, "pool": "last", "bias": False}
+    head = {"kind": "classification", "classes": 3, "pool": "last", "bias": False}
     make_checkpoint(tmp_path / "theirs", model_config(head=head), architectures=None)
     assert open_checkpoint(tmp_path / "theirs").config.head == head
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from regard.data.batch import LabelBatch
 from regard.errors import ConfigError
 from regard.models.bag import Bag, BagConfig
-from regard.tasks.label import Label
+from regard.tasks.text_classification import TextClassification
 from regard.text import train_tokenizer
 
 BANANAS = ["yes, we have no bananas", "say yes for bananas", "no bananas, we say"]
@@ -17,7 +17,7 @@ WORDS = [",", "bananas", "for", "have", "no", "say", "we", "yes"]
 
 
 def bag(**choices):
-    sizes = {"vocab_size": 12, "head": {"kind": "classify", "classes": 3}}
+    sizes = {"vocab_size": 12, "head": {"kind": "classification", "classes": 3}}
     return Bag(BagConfig(**{**sizes, **choices}))
 
 
@@ -59,7 +59,7 @@ def test_the_classifier_is_linear_in_the_counts():
 
 
 def test_by_shares_a_long_text_weighs_as_much_as_a_short_one():
-    model = bag(head={"kind": "classify", "classes": 3, "pool": "mean"})
+    model = bag(head={"kind": "classification", "classes": 3, "pool": "mean"})
     torch.nn.init.normal_(model.head.out.weight)
     ids, twice = torch.tensor([[3, 5]]), torch.tensor([[3, 5, 3, 5]])
     logits = [model.head(model(x), torch.tensor([x.shape[1]])) for x in (ids, twice)]
@@ -68,7 +68,7 @@ def test_by_shares_a_long_text_weighs_as_much_as_a_short_one():
 
 def test_before_it_learns_it_says_nothing_and_its_loss_is_convex():
     ids, lengths = some_texts()
-    model, task = bag(), Label()
+    model, task = bag(), TextClassification()
     batch = LabelBatch(ids, lengths, torch.tensor([0, 2, 1, 1]))
     assert float(task.loss(model, batch).detach()) == pytest.approx(4 * math.log(3))
     task.loss(model, batch).backward()
@@ -82,7 +82,7 @@ def test_before_it_learns_it_says_nothing_and_its_loss_is_convex():
     [
         ({"vocab_size": 0}, "vocab_size=0 must be at least 1"),
         ({"context": 0}, "context=0 must be at least 1"),
-        ({"head": {"kind": "classify", "pool": "last"}}, "a bag of words has no word order"),
+        ({"head": {"kind": "classification", "pool": "last"}}, "a bag of words has no word order"),
         ({"head": {"kind": "tag", "classes": 2}}, "a bag of words has no word order"),
     ],
 )

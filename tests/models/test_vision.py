@@ -30,9 +30,9 @@ TINY = VisionConfig(
     image_size=12,
     patch=3,
     channels=2,
-    head={"kind": "classify", "classes": CLASSES},
+    head={"kind": "classification", "classes": CLASSES},
 )
-MEAN = {"cls": False, "head": {"kind": "classify", "classes": CLASSES, "pool": "mean"}}
+MEAN = {"cls": False, "head": {"kind": "classification", "classes": CLASSES, "pool": "mean"}}
 CASES = {
     **{f"position={name}": replace(TINY, position=name) for name in POSITIONS},
     "offset": replace(TINY, position={"kind": "learned", "offset": 2}),
@@ -249,7 +249,7 @@ def test_images_that_do_not_fit_are_refused():
 
 
 def test_a_mean_is_over_patches_and_what_reads_the_first_vector_needs_one():
-    head = {"kind": "classify", "classes": 3}
+    head = {"kind": "classification", "classes": 3}
     with pytest.raises(ConfigError, match="averages the patches"):
         VisionConfig(head={**head, "pool": "mean"})
     with pytest.raises(ConfigError, match="reads the class token"):

@@ -93,7 +93,7 @@ def test_a_span_head_scores_the_first_and_the_last_token():
 
 @pytest.mark.parametrize("name", HEADS)
 def test_every_head_gives_a_gradient(name):
-    options = {"classes": 3} if name in ("classify", "tag", "crf") else {}
+    options = {"classes": 3} if name in ("classification", "tag", "crf") else {}
     given = {"dim": 6, "vocab_size": 11, "norm": LayerNorm, "tied": None, "embed_dim": None}
     given |= {"positions": 4}
     head = make({"kind": name, **options}, HEADS, "head", **given)

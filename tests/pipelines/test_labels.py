@@ -61,8 +61,8 @@ def place(tmp_path_factory):
 
 def test_a_file_of_labels_is_trained_on_without_settings(place):
     run = regard.load(place / "label")
-    assert run.config.task == {"kind": "label", "names": ["bad", "good"]}
-    assert run.config.model["head"] == {"kind": "classify", "pool": "max", "classes": 2}
+    assert run.config.task == {"kind": "text_classification", "names": ["bad", "good"]}
+    assert run.config.model["head"] == {"kind": "classification", "pool": "max", "classes": 2}
     found = run.evaluate()
     assert set(found) == {"loss", "accuracy", "f1"}
     assert found["accuracy"] > 0.9
@@ -185,7 +185,7 @@ def test_a_word_is_tagged_at_its_last_token(tmp_path):
 def settings(path, **over):
     base = {
         "name": "test",
-        "task": {"kind": "label", "label_smoothing": 0.1},
+        "task": {"kind": "text_classification", "label_smoothing": 0.1},
         "data": {"path": str(path), "tokenizer": "word"},
         "model": {"preset": "gru", "dim": 8, "layers": 1, "context": 16, "dropout": 0.1},
         "train": {"steps": 12, "batch": 4, "evaluate_every": 4, "save_every": 3, "ema": 0.9},
@@ -217,7 +217,7 @@ def test_a_language_model_may_become_a_classifier(tmp_path):
     list(begin(settings(data, **words), tmp_path / "language"))
     over = {"train": {"start": str(tmp_path / "language"), "steps": 2}}
     run = regard.train(str(data), out=tmp_path / "reader", **over)
-    assert run.config.model["head"]["kind"] == "classify"
+    assert run.config.model["head"]["kind"] == "classification"
     assert run.tokenizer.fingerprint() == regard.load(tmp_path / "language").tokenizer.fingerprint()
 
 
@@ -232,10 +232,10 @@ def test_long_texts_are_truncated_and_counted(tmp_path):
 def test_names_may_be_given_for_numbered_classes(tmp_path):
     path = tmp_path / "sent.tsv"
     path.write_text("".join(f"text {n}\t{n % 2}\n" for n in range(40)))
-    config = settings(path, task={"kind": "label", "names": ["bad", "good"]})
+    config = settings(path, task={"kind": "text_classification", "names": ["bad", "good"]})
     assert prepare_training(config).task.names == ["bad", "good"]
     with pytest.raises(ConfigError, match=r"task.names has 1 names, and the data 2 classes: 0, 1"):
-        prepare_training(settings(path, task={"kind": "label", "names": ["bad"]}))
+        prepare_training(settings(path, task={"kind": "text_classification", "names": ["bad"]}))
 
 
 @pytest.mark.parametrize(
@@ -243,17 +243,23 @@ def test_names_may_be_given_for_numbered_classes(tmp_path):
     [
         ({"model": {"preset": "ngram"}}, "family ngram has no head for classes"),
         ({"model": {"preset": "tiny-encoder-decoder", "heads": 2}}, "shape 'encoder' or 'decoder'"),
-        ({"task": "classify"}, "task='classify' learns from images, and reviews holds labels"),
+        (
+            {"task": "image_classification"},
+            "task='image_classification' learns from images, and reviews holds labels",
+        ),
         ({"train": {"best": "bleu"}}, "choose among last, loss, accuracy, f1"),
         ({"model": {"preset": "gru", "char_dim": 4}}, r"char_dim=4 reads the .* tagged words"),
-        ({"task": {"kind": "label", "word_dropout": 1}}, r"word_dropout=1\.0 must be at least 0"),
+        (
+            {"task": {"kind": "text_classification", "word_dropout": 1}},
+            r"word_dropout=1\.0 must be at least 0",
+        ),
     ],
 )
 def test_what_does_not_read_labels_is_refused(tmp_path, over, message):
     over = {"model": {"dim": 8, "layers": 1, "context": 16, **over.pop("model", {})}, **over}
     config = settings(reviews(tmp_path))
     table = {"name": "test", "data": {"path": config.data.path, "tokenizer": "word"}}
-    table |= {"task": "label", "model": {"preset": "gru"}, **over}
+    table |= {"task": "text_classification", "model": {"preset": "gru"}, **over}
     if over["model"].get("preset") == "ngram":
         table["model"] = {"preset": "ngram"}
     with pytest.raises(ConfigError, match=message):
@@ -290,7 +296,7 @@ def test_defaults_suit_what_is_labelled(tmp_path):
     symbols = default_settings(
         open_data({"kind": "parentheses", "examples": 50}), {"path": "x"}, gpu=False
     )
-    assert (symbols["task"], symbols["data"]["tokenizer"]) == ("label", "char")
+    assert (symbols["task"], symbols["data"]["tokenizer"]) == ("text_classification", "char")
     assert symbols["model"]["context"] <= 40
 
 

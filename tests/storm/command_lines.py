@@ -76,7 +76,17 @@ SETTINGS += [
 SETTINGS += ["", ".", "a.b.c", "model.nonsense", "train.baseline", "data.columns", "data.lower"]
 SAMPLERS = ["top_k", "top_p", "temperature", "min_p", "typical", "greedy", "nonsense", "mirostat"]
 CHOICES = ["rotary", "alibi", "rms", "layer", "swiglu", "adamw", "muon", "char", "bpe", "word"]
-CHOICES += ["float16", "bfloat16", "cpu", "cuda", "cosine", "causal", "classify", "tag", "false"]
+CHOICES += [
+    "float16",
+    "bfloat16",
+    "cpu",
+    "cuda",
+    "cosine",
+    "causal",
+    "image_classification",
+    "tag",
+    "false",
+]
 
 
 METAVARS = ("N", "T", "GB", "GB/S", "TFLOPS", "FRACTION", "POWER")  # of numbers

@@ -18,6 +18,7 @@ from regard.training.import_export import import_run
 from regard.training.run import begin, resume
 from regard.training.storage.checkpoint import write_tensors
 from regard.training.storage.run_folder import RunFolder
+from regard.training.storage.weight_settings import current_settings
 from training.runs import config
 
 
@@ -216,6 +217,10 @@ def test_a_run_with_the_earlier_name_of_a_setting_loads(run):
         (run / "config.json").read_text().replace("char_dim", "characters")
     )
     assert RunFolder(run).load_config().model["char_dim"] == 0
+    assert current_settings({"task": "label", "task.kind": "classify"}) == {
+        "task": "text_classification",
+        "task.kind": "image_classification",
+    }
 
 
 def test_an_imported_run_carries_its_settings(tmp_path):

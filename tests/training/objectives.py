@@ -16,7 +16,16 @@ from regard.data.batch import (
 )
 from regard.models.build import build_model, preset
 from regard.nn.state import ImageSource, Source
-from regard.tasks import Caption, Causal, Classify, Label, Masked, Seq2Seq, Span, Tag
+from regard.tasks import (
+    Caption,
+    Causal,
+    ImageClassification,
+    Masked,
+    Seq2Seq,
+    Span,
+    Tag,
+    TextClassification,
+)
 from regard.tasks.handwriting import Handwriting
 from regard.tasks.instruct import Instruct
 from regard.training.parallel.strategy import Objective
@@ -26,7 +35,7 @@ READER = {**TINY, "vocab_size": 23, "context": 12}
 SENTENCES = {"head": {"kind": "masked", "next_sentence": True}, "segments": 2}
 IMAGES = {"image_size": 8, "patch": 2, "channels": 3, "cls": True}
 STROKES = {**READER, "vocab_size": 1, "inputs": 5, "head": {"kind": "mixture", "components": 2}}
-CLASSES = {"head": {"kind": "classify", "classes": 3}}
+CLASSES = {"head": {"kind": "classification", "classes": 3}}
 
 
 def text_batch():
@@ -124,7 +133,12 @@ OBJECTIVES = {
         sentence_batch,
     ),
     "encoder-decoder": ("transformer-base", READER, Seq2Seq(label_smoothing=0.1), pair_batch),
-    "label": ("tiny-encoder", {**READER, **CLASSES}, Label(), label_batch),
+    "text_classification": (
+        "tiny-encoder",
+        {**READER, **CLASSES},
+        TextClassification(),
+        label_batch,
+    ),
     "tag": ("tiny-encoder", {**READER, "head": {"kind": "tag", "classes": 3}}, Tag(), tag_batch),
     "span": ("tiny-encoder", {**READER, "segments": 2, "head": "span"}, Span(), span_batch),
     "caption": (
@@ -135,7 +149,7 @@ OBJECTIVES = {
     ),
     "dialogues": ("gpt2", READER, Instruct(), dialogue_batch),
     "strokes": ("gpt2", STROKES, Handwriting(components=2), stroke_batch),
-    "vision": ("tiny-vit", {**TINY, **IMAGES, **CLASSES}, Classify(), image_batch),
+    "vision": ("tiny-vit", {**TINY, **IMAGES, **CLASSES}, ImageClassification(), image_batch),
 }
 
 

@@ -21,7 +21,7 @@ from training.runs import config
 ENDS = {
     "bidirectional": True,
     "tied": False,
-    "head": {"kind": "classify", "classes": 2, "pool": "ends"},
+    "head": {"kind": "classification", "classes": 2, "pool": "ends"},
 }
 
 

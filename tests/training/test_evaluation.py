@@ -15,7 +15,7 @@ from regard.config import RunConfig, TrainConfig, build, merge, to_table
 from regard.errors import ConfigError
 from regard.models.build import build_model
 from regard.pipelines import prepare_training, validation_metrics
-from regard.tasks import Label, Tag
+from regard.tasks import Tag, TextClassification
 from regard.tasks.metrics import better
 from regard.training import budget, train_state
 from regard.training.evaluation_plan import plan_evaluations, with_best_metric
@@ -212,11 +212,15 @@ def test_networks_and_ngrams_are_evaluated_on_the_same_targets(data, finished, t
 def test_the_best_weights_are_chosen_by_the_metric_of_the_task(data):
     settings = config(data / "cats.txt")
     assert with_best_metric(settings).train.best == "loss"
-    for task, metric in (("label", "accuracy"), ("tag", "f1"), ("classify", "accuracy")):
+    for task, metric in (
+        ("text_classification", "accuracy"),
+        ("tag", "f1"),
+        ("image_classification", "accuracy"),
+    ):
         assert with_best_metric(replace(settings, task=task)).train.best == metric
     chosen = replace(settings, task="tag", train=replace(settings.train, best="last"))
     assert with_best_metric(chosen).train.best == "last"
-    assert (Label.best_metric, Tag.best_metric) == ("accuracy", "f1")
+    assert (TextClassification.best_metric, Tag.best_metric) == ("accuracy", "f1")
 
 
 def test_of_equal_accuracies_the_one_with_the_lower_loss_is_better():

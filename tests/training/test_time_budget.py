@@ -9,7 +9,7 @@ from regard.config import TrainConfig
 from regard.data.batch import ImageBatch, TextBatch
 from regard.models.build import count_parameters, describe, resolve
 from regard.pipelines import prepare_training
-from regard.tasks import Classify, Masked, Seq2Seq
+from regard.tasks import ImageClassification, Masked, Seq2Seq
 from regard.training.setup import time_budget
 from regard.training.setup.time_budget import fit_to_minutes, fit_to_steps, long_warmup
 from training.objectives import masked_batch, pair_batch
@@ -120,7 +120,7 @@ def test_tokens_are_those_a_model_learns_from():
     pairs, images = pair_batch(), ImageBatch(torch.zeros(3, 1, 4, 4), torch.zeros(3).long())
     assert Seq2Seq().tokens_read(pairs, 99) == int((pairs.targets != -1).sum())
     assert Masked().tokens_read(masked_batch(), 99) == 3 * 12
-    assert Classify().tokens_read(images, 17) == 3 * 17
+    assert ImageClassification().tokens_read(images, 17) == 3 * 17
 
 
 def test_compiling_is_no_part_of_the_time_of_a_step(data, monkeypatch):

@@ -12,7 +12,7 @@ from regard.cli import main
 from regard.config import RunConfig, TrainConfig
 from regard.errors import ConfigError
 from regard.models.build import build_model, preset, resolve, weights
-from regard.tasks import Label
+from regard.tasks import TextClassification
 from regard.training.loop import train as training_steps
 from regard.training.optim import optimizers
 from regard.training.parallel.strategy import Objective
@@ -117,19 +117,19 @@ def test_frozen_weights_have_no_gradient_no_optimizer_state_and_half_the_bytes()
 
 
 def test_class_weights_multiply_the_loss_in_training_only():
-    task = Label(class_weights="balanced")
+    task = TextClassification(class_weights="balanced")
     weights = task.balance([0, 0, 0, 1], ["a", "b", "c"])
     assert weights == pytest.approx([4 / 9, 4 / 3, 4 / 3])
     with pytest.raises(ConfigError, match="2 weights, and there are 3 classes: a, b, c"):
-        Label(class_weights=[1.0, 2.0]).balance([0], ["a", "b", "c"])
+        TextClassification(class_weights=[1.0, 2.0]).balance([0], ["a", "b", "c"])
     with pytest.raises(ConfigError, match="at least 0"):
-        Label(class_weights=[-1.0])
-    head = {"kind": "classify", "classes": 2}
+        TextClassification(class_weights=[-1.0])
+    head = {"kind": "classification", "classes": 2}
     built = build_model(preset("tiny-encoder", vocab_size=9, dim=8, heads=2, head=head))
     batch = regard.data.batch.LabelBatch(
         torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 2]), torch.tensor([0, 1])
     )
-    plain, weighted = Label(), Label(class_weights=[0.0, 3.0])
+    plain, weighted = TextClassification(), TextClassification(class_weights=[0.0, 3.0])
     single = plain.loss(
         built.train(), type(batch)(batch.ids[1:], batch.lengths[1:], batch.targets[1:])
     )
@@ -139,11 +139,11 @@ def test_class_weights_multiply_the_loss_in_training_only():
 
 def test_facts_of_the_old_data_are_not_inherited():
     facts = {"names": ["a", "b"], "paired": True, "class_weights": [1.0, 2.0]}
-    start = RunConfig(name="x", task={"kind": "label", "word_dropout": 0.1, **facts})
-    kept = start_from({"task": "label"}, start, ["a"])["task"]
-    assert kept == {"kind": "label", "word_dropout": 0.1, "names": ["a", "b"]}
-    other = start_from({"task": "label"}, start, ["c"])["task"]
-    assert other == {"kind": "label", "word_dropout": 0.1}
+    start = RunConfig(name="x", task={"kind": "text_classification", "word_dropout": 0.1, **facts})
+    kept = start_from({"task": "text_classification"}, start, ["a"])["task"]
+    assert kept == {"kind": "text_classification", "word_dropout": 0.1, "names": ["a", "b"]}
+    other = start_from({"task": "text_classification"}, start, ["c"])["task"]
+    assert other == {"kind": "text_classification", "word_dropout": 0.1}
     start = RunConfig(name="x", task={"kind": "span", "no_answer": True})
     assert start_from({"task": "span"}, start, None)["task"] == "span"
 

@@ -72,7 +72,7 @@ def _usage_hint(imported: "api.ImportedRun") -> str:
     from regard.cli.report import EXAMPLES, QUOTED
 
     run = shlex.quote(str(imported.path))
-    if imported.tokenizer is None and imported.task != "classify":
+    if imported.tokenizer is None and imported.task != "image_classification":
         return (
             "the checkpoint has no tokenizer files: use run.model in Python, "
             "or add tokenizer.json to its folder and import it again"

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from regard.api import BaselineEvaluated, Event, Progress, RunFinished, RunSummary
 
 QUOTED = "'some words'"
-EXAMPLES = {"classify": "image.png", "masked": "'some <mask> words'", "cbow": "some words"}
+EXAMPLES = {
+    "image_classification": "image.png",
+    "masked": "'some <mask> words'",
+    "cbow": "some words",
+}
 EXAMPLES |= {"forecast": "", "caption": "image.png", "span": "'a question' 'a text'"}
 EXAMPLES |= {"instruct": "", "handwriting": "--bias 0.5 --out drawings.svg"}
 

@@ -204,7 +204,7 @@ def _read_head(family: Family, hf: Settings, architecture: str | None) -> Choice
         raise ConfigError(unknown(f"class of a {family.name}", str(name), family.heads))
     choice = family.heads[name]
     kind, options = kind_of(choice(hf) if callable(choice) else choice)
-    if kind in ("classify", "tag"):
+    if kind in ("classification", "tag"):
         options.setdefault("classes", read_class_count(hf))
     return {"kind": kind, **options}
 
@@ -251,8 +251,8 @@ def _differences(family: Family, config: Any, hf: Settings) -> tuple[int, Differ
 def _change(key: str, value: Any) -> str | None:
     """A setting as an argument of `regard train`; None if it has no value to write.
 
-    >>> _change("head", {"kind": "classify", "bias": False})
-    'model.head.kind=classify model.head.bias=false'
+    >>> _change("head", {"kind": "classification", "bias": False})
+    'model.head.kind=classification model.head.bias=false'
     """
     if isinstance(value, dict):
         parts = [_change(f"{key}.{name}", part) for name, part in value.items()]

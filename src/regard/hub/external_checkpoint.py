@@ -39,15 +39,15 @@ logger = logging.getLogger(__name__)
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEADS_WITHOUT_PREFIX = ("none", "pooled")  # a model without a task head has unprefixed names
 TASK_FOR_HEAD = {  # by shape and head of a model; other heads have no task here
-    ("encoder", "classify"): "label",
-    ("decoder", "classify"): "label",
+    ("encoder", "classification"): "text_classification",
+    ("decoder", "classification"): "text_classification",
     ("encoder", "tag"): "tag",
     ("decoder", "tag"): "tag",
     ("decoder", "linear"): "causal",
     ("encoder-decoder", "linear"): "seq2seq",
     ("encoder", "masked"): "masked",
     ("encoder", "span"): "span",
-    ("images", "classify"): "classify",
+    ("images", "classification"): "image_classification",
 }
 ONE_CLASS = "single_label_classification"  # the problem_type of exactly one class per text
 TIED_WEIGHTS = {"head.weight": "embed.token.weight"}  # weight tying: output matrix and embedding

@@ -17,13 +17,13 @@ TOLERANCE = 1e-3  # for float32 outputs up to 10; larger than rounding from anot
 AUTO_CLASSES = {  # by shape and head of a model
     ("decoder", "linear"): "AutoModelForCausalLM",
     ("encoder-decoder", "linear"): "AutoModelForSeq2SeqLM",
-    ("images", "classify"): "AutoModelForImageClassification",
+    ("images", "classification"): "AutoModelForImageClassification",
     ("encoder", "masked"): "AutoModelForMaskedLM",
     **{
         (shape, kind): f"AutoModelFor{name}"
         for shape in ("decoder", "encoder")
         for kind, name in (
-            ("classify", "SequenceClassification"),
+            ("classification", "SequenceClassification"),
             ("tag", "TokenClassification"),
             ("span", "QuestionAnswering"),
         )

@@ -17,7 +17,7 @@ class BagConfig(Settings):
     """A bag-of-words classifier."""
 
     vocab_size: int  # number of tokens
-    head: Choice = "classify"  # the classifier of word counts; pool="mean": of relative frequencies
+    head: Choice = "classification"  # reads word counts; pool="mean": relative frequencies
     context: int = 512  # texts are truncated to this many words
 
     def __post_init__(self) -> None:
@@ -25,10 +25,10 @@ class BagConfig(Settings):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
         kind, options = kind_of(self.head)
-        if kind != "classify" or options.get("pool", "first") not in ("first", "mean"):
+        if kind != "classification" or options.get("pool", "first") not in ("first", "mean"):
             raise ConfigError(
                 f"head={self.head!r} reads a sequence, but a bag of words has no word order; "
-                "set head='classify', with pool='first' or 'mean'"
+                "set head='classification', with pool='first' or 'mean'"
             )
 
     @property

@@ -49,7 +49,7 @@ def check_rules(config: Any, rules: tuple[Rule, ...]) -> None:
 # heads that need hidden states only
 VECTOR_HEADS = ("forecast", "mixture")  # of models that read vectors
 READOUTS = {
-    name: HEADS[name] for name in ("linear", "classify", "tag", "crf", "span", *VECTOR_HEADS)
+    name: HEADS[name] for name in ("linear", "classification", "tag", "crf", "span", *VECTOR_HEADS)
 }
 
 
@@ -224,7 +224,8 @@ TRANSFORMER: tuple[Rule, ...] = (
     (
         lambda c: c.shape != "encoder" and _reads_first(c.head),
         "head={c.head!r} reads the first position, which in a causal model (shape={c.shape!r}) "
-        "depends on the first token only;\nset shape='encoder', or pool='last' of head 'classify'",
+        "depends on the first token only;\n"
+        "set shape='encoder', or pool='last' of head 'classification'",
     ),
 )
 

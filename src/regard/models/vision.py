@@ -21,7 +21,7 @@ from regard.nn.patch import PatchEmbedding, interpolate_positions
 from regard.nn.position import Learned
 
 MAX_SIDE = 1_000_000  # pixels
-IMAGE_HEADS = ("classify", "pooled", "none")
+IMAGE_HEADS = ("classification", "pooled", "none")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -36,7 +36,7 @@ class VisionConfig(StackConfig):
     patch: int | list[int] = 16  # side of a square patch, or its height and width
     channels: int = 3  # channels of an image: 3 for RGB, 1 for grey
     cls: bool = True  # a class token before the patches; without it head.pool is "mean"
-    head: Choice = "classify"  # the output layer (nn.head.HEADS)
+    head: Choice = "classification"  # the output layer (nn.head.HEADS)
 
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)
@@ -49,7 +49,9 @@ class VisionConfig(StackConfig):
         kind, options = kind_of(self.head)
         if kind not in IMAGE_HEADS:
             raise ConfigError(f"{unknown('head', kind, IMAGE_HEADS)}; other heads predict tokens")
-        first = kind == "pooled" or (kind == "classify" and options.get("pool", "first") == "first")
+        first = kind == "pooled" or (
+            kind == "classification" and options.get("pool", "first") == "first"
+        )
         if first and not self.cls:
             raise ConfigError(
                 f"head={kind!r} reads the class token, which cls=false removes;\n"

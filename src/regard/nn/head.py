@@ -184,9 +184,11 @@ class ClassHead(nn.Module):
     ) -> None:
         super().__init__()
         if classes < 2:
-            raise ConfigError(f"head 'classify': classes={classes} must be at least 2")
+            raise ConfigError(f"head 'classification': classes={classes} must be at least 2")
         if relu and hidden is not None:
-            raise ConfigError("head 'classify': relu=true and hidden exclude each other; give one")
+            raise ConfigError(
+                "head 'classification': relu=true and hidden exclude each other; give one"
+            )
         self.pool, self.relu = pool, relu
         self.hidden = None if hidden is None else nn.Linear(dim, dim)
         self.activation = {"relu": torch.relu, "gelu": F.gelu}.get(hidden or "", torch.tanh)
@@ -394,7 +396,7 @@ class ForecastHead(nn.Module):
 HEADS: dict[str, Callable[..., nn.Module]] = {
     "linear": Head,
     "masked": MaskedHead,
-    "classify": ClassHead,
+    "classification": ClassHead,
     "tag": TagHead,
     "crf": CrfHead,
     "span": SpanHead,

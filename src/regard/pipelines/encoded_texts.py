@@ -19,7 +19,7 @@ from regard.nn.characters import BYTES, word_bytes
 from regard.nn.loss import IGNORED
 from regard.pipelines.batching import batches_of_similar_length, concatenate
 from regard.pipelines.text_pairs import pair_template
-from regard.tasks import Label, Tag
+from regard.tasks import Tag, TextClassification
 from regard.text import Tokenizer
 
 EVALUATION_ROWS = 128  # texts in a batch of predictions
@@ -41,7 +41,7 @@ def placeholder(tokenizer: Tokenizer) -> int:
     return tokenizer.eos_id if unk is None or eos is not None else unk
 
 
-def _tagged_token(task: Label) -> str:
+def _tagged_token(task: TextClassification) -> str:
     return task.token if isinstance(task, Tag) else "last"
 
 
@@ -140,7 +140,7 @@ class EncodedTexts:
 
     @classmethod
     def encode(
-        cls, task: Label, data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
+        cls, task: TextClassification, data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
     ) -> "EncodedTexts":
         """The texts of a data set, for a model."""
         rows = list(encode(data, tokenizer, model, _tagged_token(task)))
@@ -153,7 +153,7 @@ class EncodedTexts:
         return cls(store, characters or None, truncated, begins)
 
     def batch(
-        self, task: Label, rows: Sequence[int], width: int, generator: torch.Generator
+        self, task: TextClassification, rows: Sequence[int], width: int, generator: torch.Generator
     ) -> Batch:
         """A batch of some of the texts."""
         texts = [self.store.source(row) for row in rows]
@@ -172,11 +172,15 @@ class EncodedTexts:
             row[: len(self.characters[number])] = torch.from_numpy(self.characters[number])
         return replace(cast(TagBatch, batch), characters=characters)
 
-    def collate(self, task: Label, rows: PairIndices, generator: torch.Generator) -> Batch:
+    def collate(
+        self, task: TextClassification, rows: PairIndices, generator: torch.Generator
+    ) -> Batch:
         """A batch of the texts that a loader chose."""
         return self.batch(task, rows.indices.tolist(), rows.width - 1, generator)
 
-    def by_length(self, task: Label, device: torch.device) -> Iterator[tuple[list[int], Any]]:
+    def by_length(
+        self, task: TextClassification, device: torch.device
+    ) -> Iterator[tuple[list[int], Any]]:
         """All texts in batches of similar length: their rows, and the batch."""
         for rows, width in batches_of_similar_length(self.store, EVALUATION_ROWS):
             yield rows, self.batch(task, rows, width, torch.Generator()).to(device)

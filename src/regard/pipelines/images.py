@@ -41,7 +41,7 @@ from regard.pipelines.base import (
 )
 from regard.pipelines.batching import describe_classes, evenly_spaced, rows_per_micro_batch
 from regard.seeds import batch_generator
-from regard.tasks import TASKS, Classify
+from regard.tasks import TASKS, ImageClassification
 
 DEFAULT_ROWS = 128  # of a step, where train.batch is not set
 SAMPLE_IMAGES = 6
@@ -86,8 +86,9 @@ class ImagesPipeline(Pipeline):
         dim, layers, heads = (192, 6, 6) if gpu else (96, 4, 3)
         steps, batch = (5000, 256) if gpu else (2000, 64)
         augment = steps * batch > 10 * len(data)
+        task = "image_classification"
         return {
-            "task": {"kind": "classify", "crop": max(1, size // 16)} if augment else "classify",
+            "task": {"kind": task, "crop": max(1, size // 16)} if augment else task,
             "model": {
                 "preset": "tiny-vit",
                 "image_size": size,
@@ -121,8 +122,8 @@ class ImagesPipeline(Pipeline):
         names = task.class_names(train.class_names)
         model = resolve(config.model, channels=train.channels, head={"classes": len(names)})
         assert isinstance(model, VisionConfig)
-        if (kind := kind_of(model.head)[0]) != "classify":
-            raise ConfigError(f"to classify images, model.head is 'classify', not {kind!r}")
+        if (kind := kind_of(model.head)[0]) != "classification":
+            raise ConfigError(f"to classify images, model.head is 'classification', not {kind!r}")
         size = height, width = model.image_sides
         if task.crop >= min(size):
             raise ConfigError(f"task.crop={task.crop} must be less than image_size={min(size)}")
@@ -188,7 +189,7 @@ class ImagesPipeline(Pipeline):
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
         """The true and the predicted class of a few validation images."""
-        task = cast(Classify, data.task)
+        task = cast(ImageClassification, data.task)
         first = cast(ImageBatch, next(iter(data.validation_batches(SAMPLE_IMAGES))))
         batch = first.to(next(model.parameters()).device)
         predictions = classify(model, batch.images, task.names)
@@ -243,9 +244,9 @@ def image_files(folder: Path) -> Inputs:
     return Inputs(f"{len(files):,} images", (({"file": str(file)}, file) for file in files))
 
 
-def image_task(choice: Choice) -> Classify:
+def image_task(choice: Choice) -> ImageClassification:
     """The task of a run on images."""
-    return cast(Classify, make(choice, TASKS, "task"))
+    return cast(ImageClassification, make(choice, TASKS, "task"))
 
 
 @torch.no_grad()
@@ -263,7 +264,7 @@ def _has_idx_files(folder: Path) -> bool:
 
 
 def _sequential_batches(
-    task: Classify, images: Images, size: Size, rows: int, limit: int | None
+    task: ImageClassification, images: Images, size: Size, rows: int, limit: int | None
 ) -> Iterator[Batch]:
     """All images once, or about `limit` evenly spaced ones: neighbours may be of one class."""
     chosen = evenly_spaced(len(images), limit)

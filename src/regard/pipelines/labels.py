@@ -46,7 +46,7 @@ from regard.pipelines.by_length import ByLength, by_length
 from regard.pipelines.encoded_texts import EncodedTexts, special_ids
 from regard.pipelines.tokenizer_cache import joint_tokenizer
 from regard.seeds import batch_generator
-from regard.tasks import TASKS, Label
+from regard.tasks import TASKS, TextClassification
 from regard.text import Tokenizer
 
 SAMPLE_TEXTS = 4
@@ -74,8 +74,8 @@ class LabelsPipeline(Pipeline):
     def defaults(self, data: LabelledText, task: Choice, *, gpu: bool) -> dict[str, Any]:
         """A bidirectional LSTM with max pooling."""
         settings = _defaults(data, gpu)
-        settings["model"]["head"] = {"kind": "classify", "pool": "max"}
-        return {"task": "label", **settings}
+        settings["model"]["head"] = {"kind": "classification", "pool": "max"}
+        return {"task": "text_classification", **settings}
 
     def train_defaults(self, model: Mapping[str, Any]) -> dict[str, Any]:
         """A bag of words, which has one layer, converges with a higher learning rate."""
@@ -188,7 +188,7 @@ class LabelsPipeline(Pipeline):
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
         """The predicted and the true classes of a few validation texts."""
-        task, tokenizer = cast(Label, data.task), cast(Tokenizer, data.tokenizers)
+        task, tokenizer = cast(TextClassification, data.task), cast(Tokenizer, data.tokenizers)
         lines = []
         rows = data.validation_data.rows[:SAMPLE_TEXTS]
         texts = [" ".join(parts) for parts, _ in rows]
@@ -202,7 +202,7 @@ class LabelsPipeline(Pipeline):
 
     def evaluate_by_length(self, data: EvalData, model: nn.Module, *, search: Search) -> ByLength:
         """Accuracy for short and for long texts."""
-        task, tokenizer = cast(Label, data.task), cast(Tokenizer, data.tokenizers)
+        task, tokenizer = cast(TextClassification, data.task), cast(Tokenizer, data.tokenizers)
         texts = EncodedTexts.encode(task, data.validation_data, tokenizer, data.model)
         accuracy = np.empty(len(texts.store))
         model.eval()
@@ -279,13 +279,13 @@ class TagsPipeline(LabelsPipeline):
         return {"steps": 1000, "batch": 64, "lr": 2e-3}
 
 
-def label_task(choice: Choice) -> Label:
+def label_task(choice: Choice) -> TextClassification:
     """The task of a run on labels or tags."""
-    return cast(Label, make(choice, TASKS, "task"))
+    return cast(TextClassification, make(choice, TASKS, "task"))
 
 
 def add_head(
-    table: Mapping[str, Any], task: Label, *, classes: int, vocab_size: int
+    table: Mapping[str, Any], task: TextClassification, *, classes: int, vocab_size: int
 ) -> ModelConfig:
     """The model that a table describes, with the head of the task for this number of classes.
 
@@ -303,7 +303,7 @@ def add_head(
     default = task.heads[0]
     suitable = setting.get("kind", default) in task.heads
     options = setting if suitable else {}  # those of a head for another task do not apply
-    pool = {"pool": _default_pool(model)} if default == "classify" else {}
+    pool = {"pool": _default_pool(model)} if default == "classification" else {}
     head = {"kind": default, **pool, **options, "classes": classes}
     return resolve(table, vocab_size=vocab_size, head=head)
 
@@ -319,7 +319,7 @@ def _default_pool(model: ModelConfig) -> str:
 @torch.no_grad()
 def predict_classes(
     model: nn.Module,
-    task: Label,
+    task: TextClassification,
     tokenizer: Tokenizer,
     texts: Sequence[str | tuple[str, ...]],
     top: int = 1,

@@ -4,16 +4,16 @@ from regard.tasks.base import Task
 from regard.tasks.caption import Caption
 from regard.tasks.causal import Causal
 from regard.tasks.cbow import CBOWTask
-from regard.tasks.classify import Classify
 from regard.tasks.contrastive import Contrastive
 from regard.tasks.forecast import Forecast
 from regard.tasks.handwriting import Handwriting
+from regard.tasks.image_classification import ImageClassification
 from regard.tasks.instruct import Instruct
-from regard.tasks.label import Label
 from regard.tasks.masked import Masked
 from regard.tasks.seq2seq import Seq2Seq
 from regard.tasks.span import Span
 from regard.tasks.tag import Tag
+from regard.tasks.text_classification import TextClassification
 
 # Tasks by the name that `task` takes.
 TASKS: dict[str, type[Task]] = {
@@ -23,8 +23,8 @@ TASKS: dict[str, type[Task]] = {
     "cbow": CBOWTask,
     "seq2seq": Seq2Seq,
     "contrastive": Contrastive,
-    "classify": Classify,
-    "label": Label,
+    "image_classification": ImageClassification,
+    "text_classification": TextClassification,
     "tag": Tag,
     "span": Span,
     "caption": Caption,
@@ -37,15 +37,15 @@ __all__ = [
     "CBOWTask",
     "Caption",
     "Causal",
-    "Classify",
     "Contrastive",
     "Forecast",
     "Handwriting",
+    "ImageClassification",
     "Instruct",
-    "Label",
     "Masked",
     "Seq2Seq",
     "Span",
     "Tag",
     "Task",
+    "TextClassification",
 ]

@@ -54,7 +54,8 @@ class Causal(Task):
         if shape == "encoder" and getattr(model, "bidirectional", False):
             raise ConfigError(
                 "model.bidirectional=true also reads a text from its end, and so sees the next "
-                "token, which the task predicts;\nit is for task='label' and task='tag'"
+                "token, which the task predicts;\n"
+                "it is for task='text_classification' and task='tag'"
             )
         super().check_model(model)
         check_trainable(self.scheduled_sampling, model)

@@ -13,7 +13,7 @@ from regard.data.batch import SentenceBatch
 from regard.errors import ConfigError, DataError
 from regard.nn.state import Source
 from regard.tasks.base import Task
-from regard.tasks.label import Ids, pad
+from regard.tasks.text_classification import Ids, pad
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from regard.data.spans import Question
 from regard.errors import ConfigError, DataError
 from regard.nn.head import SpanHead
 from regard.tasks.base import Task
-from regard.tasks.label import Ids, pad
+from regard.tasks.text_classification import Ids, pad
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 NO_ANSWER = ""  # the prediction for a question without an answer, as SQuAD 2.0 writes it

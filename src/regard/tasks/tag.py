@@ -14,14 +14,14 @@ from regard.errors import ConfigError
 from regard.models.presets import ModelConfig
 from regard.nn.head import TagHead
 from regard.nn.loss import IGNORED
-from regard.tasks.label import Ids, Label, pad
+from regard.tasks.text_classification import Ids, TextClassification, pad
 
 Span = tuple[int, int, str]  # first word, word after the last, kind
 _PREFIXES, _CONTINUES, _ENDS = {*"BILUES"}, {*"ILE"}, {*"LUES"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tag(Label):
+class Tag(TextClassification):
     r"""P(tag_1 … tag_N | text), at one token of each word.
 
     With head "tag" the cross-entropy of each tag by itself, with "crf" that of the whole sequence.

@@ -36,7 +36,7 @@ FFNS |= {"geglu_tanh": "GeGLU (tanh)"}
 CELLS = {"elman": "Elman cell", "gated": "gated cell", "gru": "GRU", "lstm": "LSTM"}
 HEADS = {
     "masked": "logits of the masked tokens",
-    "classify": "class of the sequence",
+    "classification": "class of the sequence",
     "tag": "class of each token",
     "crf": "conditional random field over the tags",
     "span": "start and end of an answer",
@@ -171,7 +171,7 @@ def _convolution(config: Any) -> Lines:
 
 def _bag(config: Any) -> Lines:
     parts = [f"counts of {config.vocab_size:,} words", "head: linear"]
-    return [*input_line("ids"), *in_stream(parts, WIDTH), *output_line(HEADS["classify"])]
+    return [*input_line("ids"), *in_stream(parts, WIDTH), *output_line(HEADS["classification"])]
 
 
 def _cbow(config: Any) -> Lines:

@@ -33,7 +33,7 @@ HEADS = {
         "albert.pooler": "head.pool",
         "sop_classifier.classifier": "head.follows",
     },
-    "classify": {"albert.pooler": "head.hidden", "classifier": "head.out"},
+    "classification": {"albert.pooler": "head.hidden", "classifier": "head.out"},
     "tag": {"classifier": "head.out"},
     "span": {"qa_outputs": "head.out"},
 }
@@ -62,7 +62,7 @@ ALBERT = Family(
         "AlbertForMaskedLM": bert.masked,
         "AlbertForPreTraining": bert.pretraining,
         "AlbertModel": "pooled",
-        "AlbertForSequenceClassification": {"kind": "classify", "hidden": "tanh"},
+        "AlbertForSequenceClassification": {"kind": "classification", "hidden": "tanh"},
         "AlbertForTokenClassification": "tag",
         "AlbertForQuestionAnswering": "span",
     },

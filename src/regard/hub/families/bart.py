@@ -75,7 +75,7 @@ DEFAULTS = {
 CONSTANTS = {"shape": "encoder-decoder", "norm_order": "post"}
 SUPPORTED_VALUES = {"is_decoder": False, "normalize_before": False, "add_final_layer_norm": False}
 HEADS = {
-    "classify": {
+    "classification": {
         "classification_head.dense": "head.hidden",
         "classification_head.out_proj": "head.out",
     },
@@ -122,7 +122,11 @@ BART = Family(
     heads={
         "BartForConditionalGeneration": {"kind": "linear", "bias": True},
         "BartModel": "none",
-        "BartForSequenceClassification": {"kind": "classify", "pool": "last", "hidden": "tanh"},
+        "BartForSequenceClassification": {
+            "kind": "classification",
+            "pool": "last",
+            "hidden": "tanh",
+        },
         "BartForQuestionAnswering": "span",
     },
     fields={"vocab_size": "vocab_size", **FIELDS},

@@ -73,7 +73,7 @@ HEADS = {
         "bert.pooler.dense": "head.pool",
         "cls.seq_relationship": "head.follows",
     },
-    "classify": {
+    "classification": {
         "bert.pooler.dense": "head.hidden",
         "classifier": "head.out",
         "cls.seq_relationship": "head.out",
@@ -123,8 +123,8 @@ BERT = Family(
         "BertForMaskedLM": masked,
         "BertForPreTraining": pretraining,
         "BertModel": "pooled",
-        "BertForSequenceClassification": {"kind": "classify", "hidden": "tanh"},
-        "BertForNextSentencePrediction": {"kind": "classify", "hidden": "tanh", "classes": 2},
+        "BertForSequenceClassification": {"kind": "classification", "hidden": "tanh"},
+        "BertForNextSentencePrediction": {"kind": "classification", "hidden": "tanh", "classes": 2},
         "BertForTokenClassification": "tag",
         "BertForQuestionAnswering": "span",
     },

@@ -49,7 +49,7 @@ BLOOM = Family(
     heads={
         "BloomForCausalLM": "linear",
         "BloomModel": "none",
-        "BloomForSequenceClassification": {"kind": "classify", "pool": "last", "bias": False},
+        "BloomForSequenceClassification": {"kind": "classification", "pool": "last", "bias": False},
         "BloomForTokenClassification": "tag",
     },
     fields={

@@ -32,7 +32,7 @@ HEADS = {
         "cls.predictions": "head",
         "cls.predictions.decoder": "head",
     },
-    "classify": {"pooler.dense": "head.hidden", "classifier": "head.out"},
+    "classification": {"pooler.dense": "head.hidden", "classifier": "head.out"},
     "tag": {"classifier": "head.out"},
     "span": {"qa_outputs": "head.out"},
 }
@@ -106,7 +106,7 @@ DEBERTA = Family(
     heads={
         "DebertaV2ForMaskedLM": bert.masked,
         "DebertaV2Model": "none",
-        "DebertaV2ForSequenceClassification": {"kind": "classify", "hidden": "gelu"},
+        "DebertaV2ForSequenceClassification": {"kind": "classification", "hidden": "gelu"},
         "DebertaV2ForTokenClassification": "tag",
         "DebertaV2ForQuestionAnswering": "span",
     },

@@ -32,7 +32,7 @@ HEADS = {
         "vocab_layer_norm": "head.norm",
         "vocab_projector": "head",
     },
-    "classify": {"pre_classifier": "head.hidden", "classifier": "head.out"},
+    "classification": {"pre_classifier": "head.hidden", "classifier": "head.out"},
     "tag": {"classifier": "head.out"},
     "span": {"qa_outputs": "head.out"},
 }
@@ -63,7 +63,7 @@ DISTILBERT = Family(
     heads={
         "DistilBertForMaskedLM": _masked,
         "DistilBertModel": "none",
-        "DistilBertForSequenceClassification": {"kind": "classify", "hidden": "relu"},
+        "DistilBertForSequenceClassification": {"kind": "classification", "hidden": "relu"},
         "DistilBertForTokenClassification": "tag",
         "DistilBertForQuestionAnswering": "span",
     },

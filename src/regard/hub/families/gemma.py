@@ -165,7 +165,11 @@ GEMMA3 = Family(
     heads={
         "Gemma3ForCausalLM": _linear,
         "Gemma3TextModel": "none",
-        "Gemma3TextForSequenceClassification": {"kind": "classify", "pool": "last", "bias": False},
+        "Gemma3TextForSequenceClassification": {
+            "kind": "classification",
+            "pool": "last",
+            "bias": False,
+        },
     },
     fields=FIELDS,
     constants={**CONSTANTS, "norm_order": "sandwich", "qk_norm": True},

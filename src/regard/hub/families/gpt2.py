@@ -17,7 +17,7 @@ CONV1D: dict[str, str | tuple[str, ...]] = {  # weights stored as (in, out)
     "mlp.c_fc": "ffn.up",
     "mlp.c_proj": "ffn.down",
 }
-OUTPUTS = {"classify": {"score": "head.out"}, "tag": {"classifier": "head.out"}}  # by head
+OUTPUTS = {"classification": {"score": "head.out"}, "tag": {"classifier": "head.out"}}  # by head
 
 
 def _rules(config: Any) -> list[Rule]:
@@ -46,7 +46,7 @@ GPT2 = Family(
     heads={
         "GPT2LMHeadModel": "linear",
         "GPT2Model": "none",
-        "GPT2ForSequenceClassification": {"kind": "classify", "pool": "last", "bias": False},
+        "GPT2ForSequenceClassification": {"kind": "classification", "pool": "last", "bias": False},
         "GPT2ForTokenClassification": "tag",
     },
     fields={

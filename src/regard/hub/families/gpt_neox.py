@@ -61,7 +61,11 @@ GPT_NEOX = Family(
     heads={
         "GPTNeoXForCausalLM": "linear",
         "GPTNeoXModel": "none",
-        "GPTNeoXForSequenceClassification": {"kind": "classify", "pool": "last", "bias": False},
+        "GPTNeoXForSequenceClassification": {
+            "kind": "classification",
+            "pool": "last",
+            "bias": False,
+        },
         "GPTNeoXForTokenClassification": "tag",
     },
     fields={

@@ -97,7 +97,11 @@ def heads(stem: str) -> dict[str, Choice]:
     return {
         f"{stem}ForCausalLM": "linear",
         f"{stem}Model": "none",
-        f"{stem}ForSequenceClassification": {"kind": "classify", "pool": "last", "bias": False},
+        f"{stem}ForSequenceClassification": {
+            "kind": "classification",
+            "pool": "last",
+            "bias": False,
+        },
         f"{stem}ForTokenClassification": "tag",
     }
 

@@ -61,7 +61,7 @@ OPT = Family(
     heads={
         "OPTForCausalLM": "linear",
         "OPTModel": "none",
-        "OPTForSequenceClassification": {"kind": "classify", "pool": "last", "bias": False},
+        "OPTForSequenceClassification": {"kind": "classification", "pool": "last", "bias": False},
     },
     fields={
         "vocab_size": "vocab_size",

@@ -25,7 +25,7 @@ HEADS = {
         "lm_head": "head",
         "lm_head.decoder": "head",
     },
-    "classify": {"classifier.dense": "head.hidden", "classifier.out_proj": "head.out"},
+    "classification": {"classifier.dense": "head.hidden", "classifier.out_proj": "head.out"},
     "tag": {"classifier": "head.out"},
     "span": {"qa_outputs": "head.out"},
 }
@@ -72,7 +72,7 @@ ROBERTA = Family(
     heads={
         "RobertaForMaskedLM": bert.masked,
         "RobertaModel": "pooled",
-        "RobertaForSequenceClassification": {"kind": "classify", "hidden": "tanh"},
+        "RobertaForSequenceClassification": {"kind": "classification", "hidden": "tanh"},
         "RobertaForTokenClassification": "tag",
         "RobertaForQuestionAnswering": "span",
     },

@@ -86,7 +86,7 @@ BODY_RULES = [
     *module_rules(LAYER, "encoder.layer.{i}.", "encoder.blocks.{i}."),
     *module_rules(NEW_LAYER, "layers.{i}.", "encoder.blocks.{i}."),
 ]
-HEADS = {"classify": {"classifier": "head.out"}, "pooled": {"pooler.dense": "head.pool"}}
+HEADS = {"classification": {"classifier": "head.out"}, "pooled": {"pooler.dense": "head.pool"}}
 
 
 def _rules(config: Any) -> list[Rule]:
@@ -127,7 +127,7 @@ def _write(config: Any) -> Settings:
 def image_task(hf: Settings, processor: Settings, channels: int) -> Settings:
     """The `task` setting of a classifier: class names, mean and standard deviation of pixels."""
     mean, std = _pixel_statistics(processor, channels)
-    return {"kind": "classify", "names": read_class_names(hf), "mean": mean, "std": std}
+    return {"kind": "image_classification", "names": read_class_names(hf), "mean": mean, "std": std}
 
 
 def _pixel_statistics(processor: Settings, channels: int) -> tuple[list[float], list[float]]:
@@ -185,7 +185,7 @@ def write_processor(
 VIT = Family(
     name="vit",
     model_family="vision",
-    heads={"ViTForImageClassification": "classify", "ViTModel": "pooled"},
+    heads={"ViTForImageClassification": "classification", "ViTModel": "pooled"},
     fields=FIELDS,
     rules=_rules,
     prefix="vit.",

@@ -8,7 +8,7 @@ from regard.models.ngram import NGramConfig
 
 def bag() -> BagConfig:
     """A linear classifier of word counts, with two classes."""
-    return BagConfig(vocab_size=20_000, head={"kind": "classify", "classes": 2})
+    return BagConfig(vocab_size=20_000, head={"kind": "classification", "classes": 2})
 
 
 def cbow() -> CBOWConfig:

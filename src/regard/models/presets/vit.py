@@ -16,7 +16,7 @@ def _vit(dim: int, layers: int, heads: int, patch: int) -> VisionConfig:
         heads=heads,
         patch=patch,
         norm_eps=1e-6,
-        head={"kind": "classify", "classes": 1000},
+        head={"kind": "classification", "classes": 1000},
     )
 
 
@@ -46,6 +46,6 @@ def tiny_vit() -> VisionConfig:
         image_size=28,
         channels=1,
         cls=False,
-        head={"kind": "classify", "classes": 10, "pool": "mean"},
+        head={"kind": "classification", "classes": 10, "pool": "mean"},
         norm_eps=1e-5,
     )

@@ -25,7 +25,10 @@ RENAMED = {
     "model.characters": "model.char_dim",
     "train.evaluate_tokens": "train.evaluate_targets",
 }
-RENAMED_VALUES: dict[str, dict[str | bool, str | bool]] = {}
+RENAMED_VALUES: dict[str, dict[str | bool, str | bool]] = {
+    "task": {"label": "text_classification", "classify": "image_classification"},
+    "model.head": {"classify": "classification"},
+}
 
 
 def current_settings(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:

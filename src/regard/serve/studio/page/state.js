@@ -4,8 +4,8 @@ import {$, el, get} from "/page/dom.js";
 
 export const shared = {runs: [], training: {running: false}, choices: null};
 
-const TASKS = {causal: "next token", instruct: "conversations", seq2seq: "translation", masked: "masked tokens", label: "classes of texts",
-  tag: "tags of words", span: "answers", cbow: "word vectors", contrastive: "sentence vectors", classify: "classes of images", caption: "captions",
+const TASKS = {causal: "next token", instruct: "conversations", seq2seq: "translation", masked: "masked tokens", text_classification: "classes of texts",
+  tag: "tags of words", span: "answers", cbow: "word vectors", contrastive: "sentence vectors", image_classification: "classes of images", caption: "captions",
   forecast: "the next values", handwriting: "handwriting"};
 export const learns = run => TASKS[run.task] ?? run.task ?? run.model;
 

@@ -18,8 +18,8 @@ from regard.pipelines import (
     prepare_evaluation,
     prepare_training,
 )
-from regard.tasks import Classify
-from regard.tasks.classify import random_shift
+from regard.tasks import ImageClassification
+from regard.tasks.image_classification import random_shift
 
 MODEL = VisionConfig(
     dim=8,
@@ -28,7 +28,7 @@ MODEL = VisionConfig(
     image_size=8,
     patch=4,
     channels=1,
-    head={"kind": "classify", "classes": 3},
+    head={"kind": "classification", "classes": 3},
 )
 CHANCE = torch.Generator
 
@@ -45,7 +45,7 @@ def halves(count, seed=0):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with halves.npz and a run that has learned from it; not to be changed."""
-    folder = tmp_path_factory.mktemp("classify")
+    folder = tmp_path_factory.mktemp("images")
     images, labels = halves(600)
     np.savez(folder / "halves.npz", x=images, y=np.array(["upper", "lower", "both"])[labels])
     regard.train(str(folder / "halves.npz"), out=folder / "run", **SHORT)
@@ -70,7 +70,7 @@ SHORT = {
 def config(path, **over):
     base = {
         "name": "test",
-        "task": {"kind": "classify", "crop": 1, "flip": True},
+        "task": {"kind": "image_classification", "crop": 1, "flip": True},
         "data": {"path": str(path)},
         "model": {"preset": "tiny-vit", **SHORT["model"]},
         "train": {"steps": 4, "batch": 8, "accumulate": 2},
@@ -79,14 +79,14 @@ def config(path, **over):
 
 
 def test_pixels_are_centred_and_scaled():
-    task = Classify(mean=[0.5, 0.2], std=[0.25, 0.1])
+    task = ImageClassification(mean=[0.5, 0.2], std=[0.25, 0.1])
     images = torch.tensor([[[[0, 255]], [[51, 102]]]], dtype=torch.uint8)
     expected = torch.tensor([[[[-2.0, 2.0]], [[0.0, 2.0]]]])
     torch.testing.assert_close(task.normalize(images), expected)
 
 
 def test_images_are_augmented_in_training_only():
-    task = Classify(mean=[0.0], std=[1.0], crop=2, flip=True)
+    task = ImageClassification(mean=[0.0], std=[1.0], crop=2, flip=True)
     pixels, labels = halves(16)
     still = task.collate((pixels[:, None], labels, False), CHANCE().manual_seed(1))
     moved = task.collate((pixels[:, None], labels, True), CHANCE().manual_seed(1))
@@ -100,7 +100,7 @@ def test_images_are_augmented_in_training_only():
 
 
 def test_about_half_of_the_images_are_mirrored():
-    task = Classify(mean=[0.0], std=[1.0], flip=True)
+    task = ImageClassification(mean=[0.0], std=[1.0], flip=True)
     pixels = np.tile(np.array([[0, 255]], np.uint8), (2000, 1, 1, 1))
     batch = task.collate((pixels, np.zeros(2000, int), True), CHANCE().manual_seed(1))
     assert 0.45 < (batch.images[:, 0, 0, 0] == 1).float().mean() < 0.55
@@ -117,7 +117,7 @@ def test_an_image_is_shifted_by_each_way_and_what_comes_in_is_black():
 
 def test_the_loss_is_the_summed_cross_entropy_and_smoothed_only_while_training():
     torch.manual_seed(0)
-    model, task = Vision(MODEL), Classify(mean=[0.1], std=[0.5], label_smoothing=0.2)
+    model, task = Vision(MODEL), ImageClassification(mean=[0.1], std=[0.5], label_smoothing=0.2)
     pixels, labels = halves(5)
     batch = task.collate((pixels[:, None], labels, False), CHANCE())
     logp = model.head(model(batch.images)).log_softmax(-1)
@@ -130,7 +130,10 @@ def test_the_loss_is_the_summed_cross_entropy_and_smoothed_only_while_training()
 
 def test_metrics_are_exact_whatever_the_batches():
     torch.manual_seed(0)
-    model, task = Vision(MODEL).train(), Classify(mean=[0.1], std=[0.5], label_smoothing=0.2)
+    model, task = (
+        Vision(MODEL).train(),
+        ImageClassification(mean=[0.1], std=[0.5], label_smoothing=0.2),
+    )
     pixels, labels = halves(10)
 
     def batches(*sizes):
@@ -162,16 +165,16 @@ def test_metrics_are_exact_whatever_the_batches():
 )
 def test_options_without_sense_are_refused(options, said):
     with pytest.raises(ConfigError, match=said):
-        Classify(**options)
+        ImageClassification(**options)
 
 
 def test_names_are_given_to_numbers_only():
-    assert Classify().class_names(["cat", "dog"]) == ["cat", "dog"]
-    assert Classify(names=["cat", "dog"]).class_names(["0", "1"]) == ["cat", "dog"]
-    assert Classify(names=["cat", "dog"]).class_names(["cat", "dog"]) == ["cat", "dog"]
+    assert ImageClassification().class_names(["cat", "dog"]) == ["cat", "dog"]
+    assert ImageClassification(names=["cat", "dog"]).class_names(["0", "1"]) == ["cat", "dog"]
+    assert ImageClassification(names=["cat", "dog"]).class_names(["cat", "dog"]) == ["cat", "dog"]
     for own in (["0", "1", "2"], ["1", "2"], ["Katze", "Hund"]):
         with pytest.raises(ConfigError, match="classes that are numbered from 0 on"):
-            Classify(names=["cat", "dog"]).class_names(own)
+            ImageClassification(names=["cat", "dog"]).class_names(own)
 
 
 def test_a_batch_is_a_function_of_seed_and_number(place):
@@ -294,7 +297,7 @@ def test_the_best_by_accuracy_is_the_highest(place, tmp_path):
 def test_settings_are_chosen_for_images_of_any_size(place):
     train, _ = open_split(config(place / "halves.npz"))
     chosen = default_settings(train, {"path": "x"}, gpu=False)
-    assert chosen["task"]["kind"] == "classify"
+    assert chosen["task"]["kind"] == "image_classification"
     assert chosen["model"]["image_size"] % chosen["model"]["patch"] == 0
 
 
@@ -303,14 +306,14 @@ def test_settings_are_chosen_for_images_of_any_size(place):
     [
         (
             {"task": "causal"},
-            r"halves holds images;\nit needs text.*\nfor images .*: classify",
+            r"halves holds images;\nit needs text.*\nfor images .*: image_classification",
         ),
         ({"train": {"tokens": 64, "batch": None}}, "train.tokens counts tokens"),
         ({"train": {"best": "bleu"}}, "choose among last, loss, accuracy"),
-        ({"model": {"head": "none", "cls": True}}, "model.head is 'classify', not 'none'"),
+        ({"model": {"head": "none", "cls": True}}, "model.head is 'classification', not 'none'"),
         ({"model": {"patch": 3}}, "patch=3 must divide"),
         ({"task": {"mean": [0.1, 0.2], "std": [1, 1]}}, "a value for each of 1 channels"),
-        ({"task": {"kind": "classify", "crops": 1}}, "unknown option 'crops'"),
+        ({"task": {"kind": "image_classification", "crops": 1}}, "unknown option 'crops'"),
     ],
 )
 def test_settings_that_do_not_fit_images_are_refused(place, over, said):

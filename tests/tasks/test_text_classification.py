@@ -11,9 +11,9 @@ import reference
 from regard.data.labels import from_conll
 from regard.models.build import build_model, preset, resolve
 from regard.pipelines.labels import add_head
-from regard.tasks import TASKS, Label, Tag
-from regard.tasks.label import macro_f1
+from regard.tasks import TASKS, Tag, TextClassification
 from regard.tasks.tag import spans
+from regard.tasks.text_classification import macro_f1
 
 CHANCE = torch.Generator()
 SMALL = {"vocab_size": 11, "dim": 8, "layers": 2, "context": 12}
@@ -44,7 +44,7 @@ def batch_of(task, width=12):
 
 
 @pytest.mark.parametrize("name", READERS)
-@pytest.mark.parametrize("kind", ["label", "tag"])
+@pytest.mark.parametrize("kind", ["text_classification", "tag"])
 def test_padding_changes_nothing_and_the_loss_is_a_sum(name, kind):
     task = TASKS[kind]()
     model = build(name, task)
@@ -61,7 +61,7 @@ def test_padding_changes_nothing_and_the_loss_is_a_sum(name, kind):
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("pool", ["mean", "max"])
 def test_every_state_counts_where_all_are_pooled(name, pool):
-    task = Label()
+    task = TextClassification()
     model = build(name, task, pool=pool)
     batch, *_ = batch_of(task)
     x = model(batch.ids, lengths=batch.lengths)
@@ -75,7 +75,7 @@ def test_every_state_counts_where_all_are_pooled(name, pool):
 def test_the_read_out_has_seen_the_whole_text():
     """Whatever the first or the last id is, the answer depends on it."""
     for name in READERS:
-        task = Label()
+        task = TextClassification()
         model = build(name, task)
         batch, texts, classes = batch_of(task)
         before = task.logits(model, batch)
@@ -89,7 +89,7 @@ def test_the_read_out_has_seen_the_whole_text():
 
 
 def test_the_lectures_head_applies_an_activation_to_the_last_state():
-    task = Label()
+    task = TextClassification()
     model = build("lstm", task, relu=True)
     batch, *_ = batch_of(task)
     x = model(batch.ids)
@@ -99,7 +99,7 @@ def test_the_lectures_head_applies_an_activation_to_the_last_state():
 
 
 def test_metrics_equal_those_counted_by_hand():
-    task = Label(names=["a", "b", "c"])
+    task = TextClassification(names=["a", "b", "c"])
     model = build("lstm", task)
     batch, *_ = batch_of(task)
     with torch.no_grad():
@@ -172,7 +172,7 @@ def test_span_f1_of_published_outputs_is_as_published():
 
 
 def test_a_head_for_something_else_is_replaced_and_options_are_kept():
-    task = Label()
+    task = TextClassification()
     read = {
         name: add_head(table, task, classes=3, vocab_size=11).head
         for name, table in READERS.items()
@@ -186,9 +186,9 @@ def test_a_head_for_something_else_is_replaced_and_options_are_kept():
         "encoder": "first",
         "decoder": "last",
     }
-    table = {**READERS["lstm"], "head": {"kind": "classify", "pool": "max", "classes": 9}}
+    table = {**READERS["lstm"], "head": {"kind": "classification", "pool": "max", "classes": 9}}
     head = add_head(table, task, classes=3, vocab_size=11).head
-    assert head == {"kind": "classify", "pool": "max", "classes": 3}
+    assert head == {"kind": "classification", "pool": "max", "classes": 3}
     assert add_head(table, Tag(), classes=4, vocab_size=11).head == {"kind": "tag", "classes": 4}
 
 
@@ -196,16 +196,16 @@ def test_what_cannot_be_read_or_written_is_refused():
     from regard.errors import ConfigError
 
     with pytest.raises(ConfigError, match="family ngram has no head for classes"):
-        add_head({"preset": "ngram"}, Label(), classes=3, vocab_size=11)
+        add_head({"preset": "ngram"}, TextClassification(), classes=3, vocab_size=11)
     with pytest.raises(ConfigError, match="only one direction has read the whole text"):
-        preset("lstm", bidirectional=True, head={"kind": "classify", "pool": "last"})
+        preset("lstm", bidirectional=True, head={"kind": "classification", "pool": "last"})
     with pytest.raises(
         ConfigError,
-        match=r"unknown head 'masked'; known: classify, crf, forecast, linear, mixture, span, tag",
+        match=r"unknown head 'masked'; known: classification, crf, forecast, linear, mixture, span",
     ):
         preset("convolution", head="masked")
     for name in ("lstm", "convolution", "decoder"):
-        model = build(name, Label())
+        model = build(name, TextClassification())
         with pytest.raises(ConfigError, match="it does not predict the next token"):
             model.start(1, 4)
     both = build_model(resolve({**READERS["both ways"], "tied": False}))

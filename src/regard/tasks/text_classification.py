@@ -20,7 +20,7 @@ Classes = tuple[NDArray[np.int64], NDArray[np.int64]]  # predicted, true
 
 
 @dataclass(frozen=True, kw_only=True)
-class Label(Task):
+class TextClassification(Task):
     r"""P(class | text): cross-entropy of the class, with label smoothing.
 
     The model reads the whole text, or two texts (`pipelines.text_pairs`), as premise and
@@ -33,7 +33,9 @@ class Label(Task):
     shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "bag")
     methods: ClassVar[tuple[str, ...]] = ("predict", "evaluate_by_length")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "f1")
-    heads: ClassVar[tuple[str, ...]] = ("classify",)  # kinds of `model.head`, the default first
+    heads: ClassVar[tuple[str, ...]] = (
+        "classification",
+    )  # kinds of `model.head`, the default first
     label_smoothing: float = 0.0  # probability that is spread over all classes
     word_dropout: float = 0.0  # in training, probability that a token becomes <unk>
     names: list[str] = field(default_factory=list)  # names of the classes; empty: those of the data

@@ -19,7 +19,7 @@ from regard.tasks.base import Task, check_label_smoothing, resolve_class_names
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classify(Task):
+class ImageClassification(Task):
     r"""P(class | image): cross-entropy of the class, with label smoothing.
 
     A pixel value c from 0 to 255 is normalised to (c / 255 - mean) / std of its channel. In
@@ -33,7 +33,7 @@ class Classify(Task):
     shapes: ClassVar[tuple[str, ...]] = ("images",)
     methods: ClassVar[tuple[str, ...]] = ("predict", "classify")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
-    heads: ClassVar[tuple[str, ...]] = ("classify",)  # kinds of `model.head`
+    heads: ClassVar[tuple[str, ...]] = ("classification",)  # kinds of `model.head`
     label_smoothing: float = 0.0  # probability that is spread over all classes
     crop: int = 0  # in training, shift images at random by up to this many pixels
     flip: bool = False  # in training, mirror half of the images
