@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from regard.generate import generate, parse_chain
 from regard.generate.chain import draw
 from regard.generate.sampler_context import RowGenerators
 from regard.generate.samplers.truncation import TopK
@@ -26,6 +27,10 @@ from regard.accel.kernels.common import INTERPRETED
 from regard.accel.packed import FusedNormLinear, PackedLinear
 from regard.accel.triton_decoder import TritonDecoder
 from regard.nn.block import RMSNorm
+from regard.serve.engine import BatchEngine, EngineConfig
+from regard.serve.prompt_graphs import make_prompt_graphs
+from regard.serve.request import Request
+from regard.serve.rows import make_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LLAMA = TransformerConfig(
@@ -245,3 +250,45 @@ def test_the_kernel_keeps_the_top_k():
         expected = TopK(k).process(logits, None)
         assert torch.equal(sampling.top_k(logits, k), expected)
         assert torch.equal(sampling.top_k(logits.T.contiguous().T, k), expected)
+
+
+@pytest.mark.parametrize("change", [{"window": 5}] if INTERPRETED else [{}, {"window": 5}], ids=str)
+def test_kernels_read_concatenated_prompts(change, monkeypatch):
+    """The engine reads several prompts at once, without padding, into its rows."""
+    monkeypatch.setattr("regard.serve.prompt_graphs.SIZES", (8, 20))
+    torch.manual_seed(0)
+    model = Transformer(replace(LLAMA, **change)).to(DEVICE).eval()
+    dtype = torch.float32 if DEVICE == "cpu" else torch.bfloat16  # FlashAttention needs 16 bits
+    model = model.to(dtype)
+    fast = TritonDecoder(model)
+    prompts = [torch.randint(0, 53, (length,)).tolist() for length in (5, 1, 9, 3)]
+    with torch.inference_mode():
+        rows = make_rows(fast, 1 << 24, 6, capture=True)
+        graphs = make_prompt_graphs(fast, rows)
+        rows.lengths = [3]  # a row in use, which stays as it is
+        before = rows.buffers[0][:, 0].clone()
+        for group in (prompts[:2], prompts[1:], prompts):  # captured, then replayed
+            logits = graphs.read(group)
+        assert set(graphs.graphs) == {8, 20}
+        assert torch.equal(rows.buffers[0][:, 0], before)
+        tolerance = 1e-4 if dtype == torch.float32 else 5e-2
+        for row, prompt in enumerate(prompts):
+            ids = torch.tensor([prompt], device=DEVICE)
+            expected, state = model.step(ids, model.start(1, 128))
+            torch.testing.assert_close(
+                logits[row], expected[0, -1].to(logits), rtol=tolerance, atol=tolerance
+            )
+            for layer, cache in enumerate(state.layers):
+                for buffer, part in zip(rows.buffers, (cache.keys, cache.values), strict=True):
+                    stored, size = buffer[layer, row + 1], len(prompt)
+                    torch.testing.assert_close(
+                        stored[:, :size], part[0, :, :size], rtol=tolerance, atol=tolerance
+                    )
+                    assert not stored[:, 9:].any()  # padding is not stored
+    if DEVICE == "cpu":
+        chain = parse_chain(["temperature=0.9"])
+        requests = [Request(p, chain, tokens=3, seed=n) for n, p in enumerate(prompts)]
+        engine = BatchEngine(fast, EngineConfig(rows=4), capture=True)
+        assert engine.prompts.graphs is not None
+        alone = [generate(model, [r.prompt], chain, tokens=3, seed=[r.seed]) for r in requests]
+        assert engine.run(requests) == alone

@@ -25,6 +25,16 @@ from regard.nn.position import Position
 from regard.nn.state import KVCache, Source, TransformerState
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ConcatenatedPrompts:
+    """Prompts without padding between them."""
+
+    ids: Int[Tensor, " tokens"]
+    rows: Int[Tensor, " tokens"]  # of the KV caches; -1: not stored
+    positions: Int[Tensor, " tokens"]
+    bounds: Int[Tensor, " bounds"]  # where each prompt begins, and the end of the last
+
+
 class PackedDecoder:
     """A Transformer decoder with packed weights and a fast path for single-token steps.
 
@@ -74,6 +84,11 @@ class PackedDecoder:
     def device(self) -> torch.device:
         """The device of the model."""
         return self.model.device
+
+    @property
+    def concatenates(self) -> bool:
+        """Whether it can read concatenated prompts (`TritonDecoder.prefill_concatenated`)."""
+        return False
 
     def _copies_large_weights(self) -> bool:
         """Whether something was computed from large weights, which otherwise are shared."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.nn.attention import Attention, AttentionInputs, Mask
@@ -100,6 +101,50 @@ def causal_window(q: Tensor, k: Tensor, v: Tensor, width: int, scale: float) -> 
         window_size_right=0,
     )
     return y
+
+
+def attend_within(
+    q: Float[Tensor, "tokens heads head_dim"],
+    k: Float[Tensor, "tokens kv_heads head_dim"],
+    v: Float[Tensor, "tokens kv_heads head_dim"],
+    bounds: Int[Tensor, " bounds"],
+    window: int | None,
+    scale: float,
+) -> Float[Tensor, "tokens heads head_dim"]:
+    """Causal attention within each of several concatenated sequences, which begin at `bounds`.
+
+    On a GPU by FlashAttention, in 16 bits.
+    """
+    tokens = len(q)
+    if q.is_cuda:
+        ends = bounds.to(torch.int32)
+        y, *_ = torch.ops.aten._flash_attention_forward(
+            q,
+            k,
+            v,
+            ends,
+            ends,
+            tokens,
+            tokens,
+            0.0,
+            is_causal=True,
+            return_debug_mask=False,
+            scale=scale,
+            window_size_left=None if window is None else window - 1,
+            window_size_right=None if window is None else 0,
+        )
+        return y
+    at = torch.arange(tokens).unsqueeze(0)
+    mask = Mask.causal() & Mask.documents(torch.searchsorted(bounds, at, right=True))
+    if window is not None:
+        mask = mask & Mask.window(window)
+    y = F.scaled_dot_product_attention(
+        *(x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)),
+        attn_mask=mask.dense(at, at),
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return y.squeeze(0).transpose(0, 1)
 
 
 def attach_window_blocks(model: nn.Module) -> None:

@@ -1,5 +1,6 @@
 """A Transformer decoder in a few Triton kernels per layer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,8 +17,8 @@ from regard.accel.kernels.decode_attention import MAX_GROUPS, AttentionOptions, 
 from regard.accel.kernels.gemm import ResidualStream, reads_packed_int8
 from regard.accel.kernels.residual import BranchNorm, add_branch
 from regard.accel.packed import FusedNormLinear, PackedBlock
-from regard.accel.packed_decoder import PackedDecoder
-from regard.accel.sparse_attention import FLASH_DTYPES, causal_window
+from regard.accel.packed_decoder import ConcatenatedPrompts, PackedDecoder
+from regard.accel.sparse_attention import FLASH_DTYPES, attend_within, causal_window
 from regard.models.base import State
 from regard.models.transformer import Transformer
 from regard.nn.block import ACTIVATIONS, GatedFeedForward, LayerNorm, RMSNorm
@@ -157,6 +158,40 @@ class TritonDecoder(PackedDecoder):
         rows = torch.arange(len(x), device=x.device)
         x = x[:, -1:] if counts is None else x[rows, counts - 1].unsqueeze(1)
         return self.model.head(cast(RMSNorm, self.stack.norm)(x)), state.advance(counts, time)
+
+    @property
+    def concatenates(self) -> bool:
+        """Whether it can read concatenated prompts; FlashAttention on a GPU takes 16 bits."""
+        weight = self.embed.token.weight
+        head_dim = self.layers[0].attention.head_dim
+        flash = weight.dtype in FLASH_DTYPES and head_dim % 8 == 0
+        return self.prefills and (flash or not weight.is_cuda)
+
+    def prefill_concatenated(
+        self, prompts: ConcatenatedPrompts, caches: Sequence[KVCache]
+    ) -> Float[Tensor, "sequences vocab"]:
+        """Store the keys and values of prompts in rows of the KV caches; return the next logits.
+
+        Nothing is padded, and nothing depends on values that only the device knows, so that a CUDA
+        graph can capture it.
+        """
+        x = self._embed(prompts.ids.unsqueeze(0), prompts.positions).squeeze(0)
+        parts = zip(self.triton_layers, self.prefill_layers, caches, strict=True)
+        for layer, packed, cache in parts:
+            heads, kv_heads = packed.attention.heads, packed.attention.kv_heads
+            qkv = packed.qkv(prefill.rms_norm(x, layer.qkv))
+            qk = prefill.rotate_and_cache(
+                qkv, 1, layer.form, cache, prompts.positions, prompts.rows
+            ).unflatten(1, (heads + kv_heads, -1))
+            v = qkv.unflatten(1, (heads + 2 * kv_heads, -1))[:, heads + kv_heads :]
+            q, k = qk[:, :heads], qk[:, heads:]
+            y = attend_within(q, k, v, prompts.bounds, layer.form.window, packed.score_scale)
+            x = packed.out.add_to(x, y.flatten(1))
+            gate_up = packed.gate_up(prefill.rms_norm(x, layer.gate_up))
+            x = packed.down.add_to(x, prefill.apply_activation(gate_up, layer.activation))
+        last = (prompts.bounds[1:] - 1).clamp_min(0)
+        x = cast(RMSNorm, self.stack.norm)(x[last].unsqueeze(1))
+        return self.model.head(x).squeeze(1)
 
     def _decodes_rows(self, rows: int) -> bool:
         few = rows <= GEMV_ROWS[self.model.embed.token.weight.itemsize]

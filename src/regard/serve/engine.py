@@ -17,6 +17,7 @@ from regard.generate.decode import check_prompts
 from regard.generate.sampler_context import RowGenerators, SamplerContext
 from regard.models.base import Language, State
 from regard.serve.prefix_cache import PrefixCache
+from regard.serve.prompt_graphs import make_prompt_graphs
 from regard.serve.prompts import PromptReader
 from regard.serve.request import Event, FinishReason, Request, TokenScore
 from regard.serve.rows import GraphRows, KVRows, make_rows, to_device
@@ -93,6 +94,7 @@ class BatchEngine:
             chunk,
             self.prefixes,
             patient=isinstance(self.rows, GraphRows),
+            graphs=make_prompt_graphs(language, self.rows),
             join=self._join,
             fail=self._fail,
         )
@@ -200,13 +202,16 @@ class BatchEngine:
             queue.append(Prefill([text], list(text.window), context))
         self._keep([row for row in range(len(self.texts)) if row not in set(rows)])
 
-    def _join(self, group: list[Prefill], logits: Tensor, state: State) -> None:
+    def _join(self, group: list[Prefill], logits: Tensor, state: State | None) -> None:
         """Give rows to the texts whose prompts were read, and sample their first token."""
         texts = [text for job in group for text in job.texts]
         rows = [row for row, job in enumerate(group) for _ in job.texts]
         lengths = [len(text.window) for text in texts]
         need = max(job.need(self.language.context) for job in group)
-        self.rows.join(state, rows, lengths, need)
+        if state is None:  # the prompts were read into the rows
+            cast(GraphRows, self.rows).append(lengths, need)
+        else:
+            self.rows.join(state, rows, lengths, need)
         try:
             context = reduce(join_contexts, self._contexts(group))
             if rows != list(range(len(group))):

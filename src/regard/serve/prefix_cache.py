@@ -2,7 +2,7 @@
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import takewhile
@@ -63,15 +63,20 @@ class PrefixCache:
                     getattr(cache, part)[row, :, :length] = copied
         return length
 
-    def save(self, ids: Sequence[int], state: TransformerState, row: int) -> None:
-        """Store the full pages of a row that has read `ids`, but those that are known."""
+    def knows(self, ids: Sequence[int]) -> bool:
+        """Whether a beginning of `ids` is known."""
+        return next(_page_names(ids[:-1]), None) in self.pages
+
+    def save(self, ids: Sequence[int], read: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
+        """Store the full pages of a prompt `ids`, but those that are known.
+
+        `read` gives copies of the keys and values of a span, for all layers.
+        """
         names = list(_page_names(ids))
         known = sum(1 for _ in takewhile(self.pages.__contains__, names))
         if known == len(names):
             return
-        span = slice(known * PAGE, len(names) * PAGE)
-        keys = torch.stack([cache.keys[row, :, span] for cache in state.layers])
-        values = torch.stack([cache.values[row, :, span] for cache in state.layers])
+        keys, values = read(slice(known * PAGE, len(names) * PAGE))
         block = Block(keys, values, names[known:])
         if block.bytes > self.budget:
             return
@@ -85,6 +90,12 @@ class PrefixCache:
             for name in dropped.names:
                 if self.pages.get(name, (None,))[0] is dropped:
                     del self.pages[name]
+
+
+def read_row(state: TransformerState, row: int, span: slice) -> tuple[Tensor, Tensor]:
+    """Copies of the keys and values of a row of a state: (layers, kv_heads, ids, head_dim)."""
+    keys = torch.stack([cache.keys[row, :, span] for cache in state.layers])
+    return keys, torch.stack([cache.values[row, :, span] for cache in state.layers])
 
 
 def _page_names(ids: Sequence[int]) -> Iterator[bytes]:

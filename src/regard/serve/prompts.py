@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -14,14 +15,15 @@ from regard.generate.decode import pad_prompts
 from regard.generate.sampler_context import pad_rows
 from regard.models.base import Language, State
 from regard.nn.state import Source, TransformerState
-from regard.serve.prefix_cache import PrefixCache
+from regard.serve.prefix_cache import PrefixCache, read_row
+from regard.serve.prompt_graphs import PromptGraphs
 from regard.serve.rows import to_device
 from regard.serve.sampling import score_tokens
 from regard.serve.texts import Prefill
 
 MULTIPLE = 16  # of ids: Triton compiles other kernels for other sizes
 CHUNK_SECONDS = 0.25  # that all rows wait for a chunk of a prompt
-PATIENCE = 24  # decode steps that a prompt waits for others
+PATIENCE = 16  # decode steps that a prompt waits for others
 # cuDNN's attention makes a plan for each new shape, which takes as long as many steps.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -29,8 +31,9 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 class PromptReader:
     """Reads prompts with the model, at most about `chunk` ids at a time.
 
-    `join` gets prompts that were read, the logits after each and their state; `fail` gets a prompt
-    that cannot be read and the error. With `patient`, a prompt waits for others to be read with.
+    `join` gets prompts that were read, the logits after each and their state, or None where
+    `graphs` have read them into the rows; `fail` gets a prompt that cannot be read and the error.
+    With `patient`, a prompt waits for others to be read with.
     """
 
     def __init__(
@@ -41,10 +44,12 @@ class PromptReader:
         prefixes: PrefixCache | None,
         *,
         patient: bool,
-        join: Callable[[list[Prefill], Tensor, State], None],
+        graphs: PromptGraphs | None,
+        join: Callable[[list[Prefill], Tensor, State | None], None],
         fail: Callable[[Prefill, Exception], None],
     ) -> None:
         self.language, self.prefixes, self.patient = language, prefixes, patient
+        self.graphs = graphs
         self.chunk, self.max_chunk = chunk, max_chunk
         self.join, self.fail = join, fail
         self.jobs: deque[Prefill] = deque()
@@ -64,21 +69,14 @@ class PromptReader:
         """
         if not self.jobs or not self._reads_now(rows):
             return
-        job = self.jobs.popleft()
-        group = [job]
-        if self._is_short(job):
-            longest = len(job.ids)
-            for other in list(self.jobs):
-                longest = max(longest, len(other.ids))
-                if longest * (len(group) + 1) > self.chunk:
-                    break
-                if self._is_short(other):
-                    group.append(other)
-                    self.jobs.remove(other)
+        job, reads_graph = self.jobs[0], self._suits_graph(self.jobs[0])
+        group = self._next_group()
         began = time.perf_counter()
         try:
             with sdpa_kernel(BACKENDS):
-                if len(group) > 1 or self._is_short(job):
+                if reads_graph:
+                    self._read_by_graph(group)
+                elif len(group) > 1 or self._is_short(job):
                     self._read_together(group)
                 else:
                     self._read_chunk(job)
@@ -92,13 +90,39 @@ class PromptReader:
         elif seconds < CHUNK_SECONDS:
             self.chunk = min(2 * self.chunk, self.max_chunk)
 
+    def _next_group(self) -> list[Prefill]:
+        """The next prompt, and others that are read together with it."""
+        group = [self.jobs.popleft()]
+        by_graph, longest = self._suits_graph(group[0]), len(group[0].ids)
+        if not by_graph and not self._is_short(group[0]):
+            return group
+        for other in list(self.jobs):
+            longest = max(longest, len(other.ids))
+            if by_graph:
+                fits = self.graphs.fits([len(job.ids) for job in [*group, other]])
+            else:
+                fits = longest * (len(group) + 1) <= self.chunk
+            if not fits:
+                break
+            if self._is_short(other) and self._suits_graph(other) == by_graph:
+                group.append(other)
+                self.jobs.remove(other)
+        return group
+
+    def _suits_graph(self, job: Prefill) -> bool:
+        """Whether a CUDA graph can read a prompt: of one text, and of which nothing is known."""
+        if self.graphs is None or len(job.texts) > 1 or not self._is_short(job):
+            return False
+        known = self.prefixes is not None and self.prefixes.knows(job.ids)
+        return not known and self.graphs.fits([len(job.ids)])
+
     def _reads_now(self, rows: int) -> bool:
         """Whether to read prompts in this step.
 
         On a GPU, reading one short prompt takes as long as reading several, and all rows wait for
         it: a prompt waits up to `PATIENCE` steps for others.
         """
-        few = len(self.jobs) * 12 < rows
+        few = len(self.jobs) * 16 < rows
         begun = any(job.state is not None for job in self.jobs)
         if self.patient and few and not begun and self.steps_waited < PATIENCE:
             self.steps_waited += 1
@@ -173,6 +197,17 @@ class PromptReader:
         self.tokens += sum(map(len, rows))
         self._complete(group, logits[:, -1], state)
 
+    def _read_by_graph(self, group: list[Prefill]) -> None:
+        graphs = cast(PromptGraphs, self.graphs)
+        first, ids = len(graphs.rows.lengths), [job.ids for job in group]
+        logits = graphs.read(ids)
+        self.tokens += sum(map(len, ids))
+        if self.prefixes is not None:
+            self.prefixes.lookups += sum(map(len, ids))
+            for row, prompt in enumerate(ids, first):
+                self.prefixes.save(prompt, partial(graphs.rows.read, row))
+        self.join(group, logits, None)
+
     def _read_chunk(self, job: Prefill) -> None:
         if job.state is None:
             job.state, (job.read,) = self._start([job])
@@ -197,5 +232,5 @@ class PromptReader:
     def _complete(self, group: list[Prefill], logits: Tensor, state: State) -> None:
         if self.prefixes is not None:
             for row, job in enumerate(group):
-                self.prefixes.save(job.ids, cast(TransformerState, state), row)
+                self.prefixes.save(job.ids, partial(read_row, cast(TransformerState, state), row))
         self.join(group, logits, state)

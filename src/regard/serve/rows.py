@@ -228,8 +228,9 @@ class GraphRows(KVRows):
         self.last[:used].copy_(last)
         bucket = min(next((size for size in BUCKETS if size >= used), used), self.rows)
         if bucket not in self.graphs:
-            logits = self._run(bucket)
-            self.graphs[bucket] = self._capture(bucket)
+            run = partial(self._run, bucket)
+            logits = run()
+            self.graphs[bucket] = self.capture(run)
         else:
             logits = self.graphs[bucket]()
         self.lengths = [length + 1 for length in self.lengths]
@@ -245,14 +246,21 @@ class GraphRows(KVRows):
         logits, _ = self.language.step(self.last[:bucket].unsqueeze(1), state)
         return logits[:, -1]
 
-    def _capture(self, bucket: int) -> Callable[[], Tensor]:
+    def append(self, lengths: Sequence[int], need: int) -> None:
+        """Append the rows after those in use: prompts were read into them."""
+        self.lengths = [*self.lengths, *lengths]
+        self.needs += [need] * len(lengths)
+        self.state = None
+
+    def capture(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """A function as a CUDA graph; on a CPU the function itself."""
         if not self.last.is_cuda:
-            return partial(self._run, bucket)
+            return run
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            logits = self._run(bucket)
+            logits = run()
 
         def replay() -> Tensor:
             graph.replay()
@@ -264,6 +272,11 @@ class GraphRows(KVRows):
         length = self.lengths[old]
         for part in self.buffers:
             part[:, row, :, :length] = part[:, old, :, :length]
+
+    def read(self, row: int, span: slice) -> tuple[Tensor, Tensor]:
+        """Copies of the keys and values of a row: (layers, kv_heads, ids, head_dim)."""
+        keys, values = (part[:, row, :, span].clone() for part in self.buffers)
+        return keys, values
 
     def _resize(self, rows: int, capacity: int) -> None:
         assert rows <= self.rows

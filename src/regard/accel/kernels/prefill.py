@@ -28,6 +28,7 @@ def _store_kernel(
     q_gain,
     k_gain,
     lengths,
+    rows,
     q,
     keys,
     values,
@@ -35,6 +36,7 @@ def _store_kernel(
     frequencies,
     capacity,
     eps,
+    CONCATENATED: tl.constexpr,
     QK_NORM: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -45,8 +47,17 @@ def _store_kernel(
 ):
     """The q, k and v of one token, some heads of them."""
     token = tl.program_id(0).to(tl.int64)
-    row = token // time
-    position = tl.load(lengths + row) + token % time
+    if CONCATENATED:
+        row = tl.load(rows + token)
+        stored = row >= 0
+        row = tl.maximum(row, 0)
+        position = tl.load(lengths + token)
+        OUTPUTS: tl.constexpr = HEADS + KV_HEADS
+    else:
+        row = token // time
+        stored = row >= 0
+        position = tl.load(lengths + row) + token % time
+        OUTPUTS: tl.constexpr = HEADS
     column, h = tl.arange(0, BLOCK_HEAD), (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[:, None]
     real = column < HEAD
     partner_column = tl.load(partner + column, mask=real, other=0)
@@ -71,15 +82,15 @@ def _store_kernel(
         inverse_rms = tl.rsqrt(tl.sum(x * x, 1) / HEAD + eps)[:, None]
         rotated = (x * g * c[None, :] + y * partner_g * s[None, :]) * inverse_rms
     y = tl.where(h < HEADS + KV_HEADS, rotated, x)
-    q += token * HEADS * HEAD
-    is_query = (h < HEADS) & real[None, :]
-    tl.store(q + h * HEAD + column[None, :], y.to(q.dtype.element_ty), mask=is_query)
+    q += token * OUTPUTS * HEAD
+    is_output = (h < OUTPUTS) & real[None, :]
+    tl.store(q + h * HEAD + column[None, :], y.to(q.dtype.element_ty), mask=is_output)
     dtype = keys.dtype.element_ty
     k, v = h - HEADS, h - HEADS - KV_HEADS
     offset = row * KV_HEADS * capacity * HEAD + position * HEAD + column[None, :]
-    is_key = (k >= 0) & (k < KV_HEADS) & real[None, :]
+    is_key = (k >= 0) & (k < KV_HEADS) & real[None, :] & stored
     tl.store(keys + offset + k * capacity * HEAD, y.to(dtype), mask=is_key)
-    tl.store(values + offset + v * capacity * HEAD, y.to(dtype), mask=(v >= 0) & inside)
+    tl.store(values + offset + v * capacity * HEAD, y.to(dtype), mask=(v >= 0) & inside & stored)
 
 
 @triton.jit
@@ -114,17 +125,25 @@ def _gate_kernel(
 
 
 def rotate_and_cache(
-    qkv: Tensor, time: int, form: AttentionOptions, cache: KVCache, lengths: Tensor
+    qkv: Tensor,
+    time: int,
+    form: AttentionOptions,
+    cache: KVCache,
+    lengths: Tensor,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """Normalise and rotate q and k of `time` tokens per row, which follow `lengths` others.
 
-    k and v are stored in the KV cache; q is returned.
+    k and v are stored in the KV cache; q is returned. With `rows`, the tokens are of concatenated
+    sequences: `rows` and `lengths` are the row and the position of each token, where row -1 is not
+    stored, and q is returned with k.
     """
     assert form.rotary is not None
     (pairs, tables), gains = form.rotary, form.qk_gains or (None, None)
     _, kv_heads, capacity, head_dim = cache.keys.shape
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
-    q = qkv.new_empty(len(qkv), heads * head_dim)
+    outputs = heads if rows is None else heads + kv_heads
+    q = qkv.new_empty(len(qkv), outputs * head_dim)
     block_head = triton.next_power_of_2(head_dim)
     block = max(1, (1024 if time > 1 else 256) // block_head)
     _store_kernel[(len(qkv), triton.cdiv(heads + 2 * kv_heads, block))](
@@ -135,6 +154,7 @@ def rotate_and_cache(
         *tables,
         *gains,
         lengths,
+        rows,
         q,
         cache.keys,
         cache.values,
@@ -142,6 +162,7 @@ def rotate_and_cache(
         tables[0].shape[1],
         capacity,
         form.qk_eps,
+        CONCATENATED=rows is not None,
         QK_NORM=form.qk_gains is not None,
         HEADS=heads,
         KV_HEADS=kv_heads,

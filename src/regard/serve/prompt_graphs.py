@@ -1,0 +1,78 @@
+"""Prompts read by CUDA graphs: concatenated, and straight into the rows of the engine."""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.accel.packed_decoder import ConcatenatedPrompts, PackedDecoder
+from regard.models.base import Language
+from regard.serve.rows import GraphRows, Rows
+
+if TYPE_CHECKING:
+    from regard.accel.triton_decoder import TritonDecoder
+
+SEQUENCES = 32  # prompts of one graph, at most
+SIZES = (128, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096)  # ids of a graph
+
+
+class PromptGraphs:
+    """Reads several prompts at once, without padding between them.
+
+    There is a CUDA graph for each of a few numbers of ids (`SIZES`); the ids that are missing are
+    not stored. On a CPU the same runs uncaptured.
+    """
+
+    def __init__(self, language: "TritonDecoder", rows: GraphRows) -> None:
+        self.language, self.rows = language, rows
+        self.graphs: dict[int, tuple[Tensor, Callable[[], Tensor]]] = {}
+
+    def fits(self, lengths: Sequence[int]) -> bool:
+        """Whether prompts of these lengths can be read together."""
+        return len(lengths) <= SEQUENCES and sum(lengths) <= SIZES[-1]
+
+    def read(self, prompts: Sequence[Sequence[int]]) -> Float[Tensor, "prompts vocab"]:
+        """Read prompts into the rows after those in use; return the next logits of each."""
+        first, tokens = len(self.rows.lengths), sum(map(len, prompts))
+        size = SIZES[bisect_left(SIZES, tokens)]
+        numbers = array("q")
+        for prompt in prompts:
+            numbers.extend(prompt)
+        numbers.extend([0] * (size - tokens))
+        bounds = [0]
+        for row, prompt in enumerate(prompts):
+            numbers.extend([first + row] * len(prompt))
+            bounds.append(bounds[-1] + len(prompt))
+        numbers.extend([-1] * (size - tokens))
+        for prompt in prompts:
+            numbers.extend(range(len(prompt)))
+        numbers.extend([0] * (size - tokens))
+        numbers.extend(bounds + [tokens] * (SEQUENCES + 1 - len(bounds)))
+        values = torch.frombuffer(numbers, dtype=torch.long)
+        if size in self.graphs:
+            inputs, replay = self.graphs[size]
+            inputs.copy_(values.pin_memory() if inputs.is_cuda else values, non_blocking=True)
+            return replay()[: len(prompts)]
+        inputs = values.to(self.rows.last.device)
+        run = partial(self._run, inputs, size)
+        logits = run()  # compiles; a graph is captured after it
+        self.graphs[size] = inputs, self.rows.capture(run)
+        return logits[: len(prompts)]
+
+    def _run(self, inputs: Tensor, size: int) -> Tensor:
+        ids, rows, positions, bounds = inputs.split([size, size, size, SEQUENCES + 1])
+        prompts = ConcatenatedPrompts(ids, rows, positions, bounds)
+        return self.language.prefill_concatenated(prompts, self.rows.caches)
+
+
+def make_prompt_graphs(language: Language, rows: Rows) -> PromptGraphs | None:
+    """The graphs of a model, where its kernels can read concatenated prompts."""
+    fast = isinstance(language, PackedDecoder) and language.concatenates
+    if not fast or not isinstance(rows, GraphRows):
+        return None
+    return PromptGraphs(cast("TritonDecoder", language), rows)
