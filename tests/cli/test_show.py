@@ -21,7 +21,7 @@ def test_a_figure_of_a_run_as_text_json_and_a_file(regard, text_run, materials):
     assert "log P of the text" in completed.out
     assert "random" not in completed.out  # the weights of a run are trained
     table = json.loads(regard("show", "next-token", text_run, text, "--json").out)
-    assert table["facts"]["log P of the text"] < 0
+    assert table["numbers"]["log P of the text"] < 0
     assert regard("show", "shannon", materials / "cats.txt", "--out", "s.svg").out == "s.svg\n"
     assert "s.svg exists already" in regard("show", "shannon", "ab", "--out", "s.svg").err
 

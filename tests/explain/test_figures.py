@@ -131,9 +131,9 @@ def test_the_log_probability_of_a_text_is_the_sum_of_its_tokens():
     figure = regard.show("next-token", "tiny-decoder", BE).data
     (table,) = figure.panels
     scores = [row[2] for row in table.rows]
-    assert figure.facts["log P of the text"] == pytest.approx(sum(scores))
+    assert figure.numbers["log P of the text"] == pytest.approx(sum(scores))
     vocabulary = 8 + len(set(BE.replace(",", " ,").split()))
-    assert figure.facts["perplexity"] == pytest.approx(vocabulary, rel=0.6)  # untrained
+    assert figure.numbers["perplexity"] == pytest.approx(vocabulary, rel=0.6)  # untrained
     first = table.rows[0]
     assert first[0] == "'be'"
     assert float(first[1].rstrip(" %")) == pytest.approx(100 * math.exp(first[2]), abs=0.01)
@@ -153,11 +153,11 @@ def test_shannon_counts_and_entropies():
 
 
 def test_the_variance_of_scores_is_d_and_1():
-    facts = regard.show("score-variance", dims=(16, 256)).data.facts
+    numbers = regard.show("score-variance", dims=(16, 256)).data.numbers
     for dim in (16, 256):
         # 256 queries and keys: the standard error of the variance is about 5 %
-        assert facts[f"variance at d = {dim}, q · k"] == pytest.approx(dim, rel=0.15)
-        assert facts[f"variance at d = {dim}, q · k / √d"] == pytest.approx(1, rel=0.15)
+        assert numbers[f"variance at d = {dim}, q · k"] == pytest.approx(dim, rel=0.15)
+        assert numbers[f"variance at d = {dim}, q · k / √d"] == pytest.approx(1, rel=0.15)
 
 
 def test_the_variance_of_the_scores_of_a_run_is_that_of_its_queries_and_keys():
@@ -225,7 +225,7 @@ def test_temperature_is_a_power_of_the_probabilities():
     series = figure.panels[0].series
     powers = [p**2 for p in series["T = 1"]]
     assert series["T = 0.5"] == pytest.approx([p / sum(powers) for p in powers])
-    bits = list(figure.facts.values())
+    bits = list(figure.numbers.values())
     assert bits == sorted(bits)
 
 
@@ -254,7 +254,7 @@ def test_the_tree_of_a_beam_search_is_that_of_the_library():
     nodes = figure.panels[0].nodes
     path = [node.label for node in nodes if node.best]
     assert " ".join(path) == best.strip()
-    assert figure.facts["score of the best"] == pytest.approx(score)
+    assert figure.numbers["score of the best"] == pytest.approx(score)
     depths = Counter()
     for node in nodes[1:]:
         depth, parent = 1, node.parent
@@ -267,15 +267,15 @@ def test_the_tree_of_a_beam_search_is_that_of_the_library():
 
 
 def test_attention_without_positions_is_equivariant():
-    facts = regard.show("permutation").data.facts
-    assert facts["largest change without positions"] < 1e-12
-    assert facts["largest change with sinusoidal positions"] > 1e-3
+    numbers = regard.show("permutation").data.numbers
+    assert numbers["largest change without positions"] < 1e-12
+    assert numbers["largest change with sinusoidal positions"] > 1e-3
 
 
 def test_the_receptive_field_is_that_of_the_gradient():
     for width, dilations in ((2, (1, 2, 4)), (3, (1, 3)), (2, (1, 1, 1))):
         figure = regard.show("receptive-field", width=width, dilations=dilations).data
-        field = figure.facts["receptive field"]
+        field = figure.numbers["receptive field"]
         assert field == 1 + (width - 1) * sum(dilations)
         x = torch.randn(1, 2 * field, 2, requires_grad=True)
         y = x
@@ -301,9 +301,9 @@ def test_path_lengths_are_those_of_the_table():
 
 
 def test_parameters_of_a_dense_layer_grow_with_the_square_of_the_length():
-    facts = regard.show("parameter-count", dim=8, lengths=(4, 16)).data.facts
-    assert facts["dense layer at n = 16"] == (16 * 8) ** 2 + 16 * 8
-    assert facts["self-attention at n = 16"] == 4 * 8**2
+    numbers = regard.show("parameter-count", dim=8, lengths=(4, 16)).data.numbers
+    assert numbers["dense layer at n = 16"] == (16 * 8) ** 2 + 16 * 8
+    assert numbers["self-attention at n = 16"] == 4 * 8**2
 
 
 def test_operations_grow_with_the_square_of_the_length_or_with_the_length():
@@ -359,16 +359,16 @@ def test_the_gates_are_those_of_the_cell():
 
 def test_gradients_vanish_in_an_elman_network_and_not_in_attention():
     figure = regard.show("gradient-flow", "elman", "tiny-decoder", SENTENCE)
-    elman, decoder = figure.data.facts.values()
+    elman, decoder = figure.data.numbers.values()
     assert elman < 0.1 * decoder
 
 
 def test_the_pronoun_of_a_decoder_cannot_see_what_comes_later():
     decoder = regard.show("pronoun", "tiny-decoder").data
-    assert decoder.facts["largest change of a weight"] < 1e-6
+    assert decoder.numbers["largest change of a weight"] < 1e-6
     assert "is a decoder" in decoder.caption
     encoder = regard.show("pronoun", "tiny-encoder").data
-    assert encoder.facts["largest change of a weight"] > 1e-4
+    assert encoder.numbers["largest change of a weight"] > 1e-4
     first, second, _ = encoder.panels
     assert [a for a, b in zip(first.columns, second.columns, strict=True) if a != b] == ["tired"]
     assert all(sum(row) == pytest.approx(1, abs=1e-5) for row in first.values)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from regard.api.comparison import Comparison, compare, run_names, takes_steps
     from regard.api.diagnosis import OPTIONAL_PACKAGES, Diagnosis, doctor
     from regard.api.dry_run import TrainingPreview, preview
-    from regard.api.lecture_figures import ShownFigure, figures, show
+    from regard.api.lecture_figures import LectureFigure, figures, show
     from regard.api.machine import driver_gpus
     from regard.api.model_info import ModelDiff, ModelInfo, diff, info, presets
     from regard.api.overrides import override_words
@@ -92,7 +92,7 @@ _NAMES = {
     "regard.api.comparison": ("Comparison", "compare", "run_names", "takes_steps"),
     "regard.api.diagnosis": ("OPTIONAL_PACKAGES", "Diagnosis", "doctor"),
     "regard.api.dry_run": ("TrainingPreview", "preview"),
-    "regard.api.lecture_figures": ("ShownFigure", "figures", "show"),
+    "regard.api.lecture_figures": ("LectureFigure", "figures", "show"),
     "regard.api.machine": ("driver_gpus",),
     "regard.api.model_info": ("ModelDiff", "ModelInfo", "diff", "info", "presets"),
     "regard.api.pictures": (
@@ -157,6 +157,7 @@ __all__ = [
     "GradientFlow",
     "History",
     "ImportedRun",
+    "LectureFigure",
     "ModelDiff",
     "ModelInfo",
     "Plan",
@@ -166,7 +167,6 @@ __all__ = [
     "RunFinished",
     "RunStarted",
     "RunSummary",
-    "ShownFigure",
     "StepLogged",
     "Study",
     "ThreadsChanged",

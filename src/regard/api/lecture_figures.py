@@ -13,7 +13,7 @@ from regard.config import RunConfig, make
 from regard.data.text_files import looks_like_path
 from regard.errors import ConfigError, DataError, unknown
 from regard.explain.figures import FIGURES, Entry
-from regard.explain.figures.panels import Picture
+from regard.explain.figures.panels import FigureData
 from regard.explain.figures.subject import Subject
 from regard.explain.render.figure import check_suffix, encode, page, save, to_svg
 from regard.hub.external_checkpoint import is_external_checkpoint
@@ -40,14 +40,14 @@ MAX_TEXT = 5_000_000  # characters of a text file
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ShownFigure:
-    """A figure of the lectures: its data, and its picture for a terminal, a page or a file."""
+class LectureFigure:
+    """A figure of the lectures: its data, and how a terminal, a page or a file shows it."""
 
     name: str
-    data: Picture
+    data: FigureData
 
     def __repr__(self) -> str:
-        return f"ShownFigure({self.name!r}: {self.data.title})"
+        return f"LectureFigure({self.name!r}: {self.data.title})"
 
     def __str__(self) -> str:
         return self.text()
@@ -89,14 +89,14 @@ def figures() -> dict[str, Entry]:
     return dict(FIGURES)
 
 
-def show(name: str, *what: Run | Path | str, **options: Any) -> ShownFigure:
+def show(name: str, *what: Run | Path | str, **options: Any) -> LectureFigure:
     """A figure of the lectures from runs, presets and texts; see docs/figures.md.
 
     Each of `what` is a run (or the path of its folder), the name of a preset, whose weights are
     then random, a text, or the path of a text file.
 
     >>> variance = regard.show("score-variance", dims=[64])
-    >>> round(variance.data.facts["variance at d = 64, q · k"] / 64)
+    >>> round(variance.data.numbers["variance at d = 64, q · k"] / 64)
     1
     """
     if name not in FIGURES:
@@ -113,7 +113,7 @@ def show(name: str, *what: Run | Path | str, **options: Any) -> ShownFigure:
 
 def figure(
     name: str, models: list[Run | Path | str], texts: list[str], **options: Any
-) -> ShownFigure:
+) -> LectureFigure:
     """A figure of these models and texts; unlike `show`, it reads no file that a text names."""
     if name not in FIGURES:
         raise ConfigError(unknown("figure", name, FIGURES))
@@ -135,7 +135,7 @@ def figure(
     if "subjects" in inputs:
         inputs["subjects"] = subjects
     table = {key: other.compute for key, other in FIGURES.items()}
-    return ShownFigure(name, make({"kind": name, **options}, table, "figure", **inputs))
+    return LectureFigure(name, make({"kind": name, **options}, table, "figure", **inputs))
 
 
 def _inputs(

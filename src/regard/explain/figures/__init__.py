@@ -13,7 +13,7 @@ from regard.explain.figures.attention import permutation, pronoun, score_varianc
 from regard.explain.figures.cost import cost
 from regard.explain.figures.landscape import loss_landscape
 from regard.explain.figures.language import next_token, shannon, shuffled_words
-from regard.explain.figures.panels import Picture
+from regard.explain.figures.panels import FigureData
 from regard.explain.figures.positions import positions
 from regard.explain.figures.recurrence import gates, gradient_flow
 from regard.explain.figures.sampling import beam_tree, samplers, temperature
@@ -28,7 +28,7 @@ INPUTS = {"subject": "RUN", "subjects": "RUN…", "text": "TEXT", "texts": "TEXT
 class Entry:
     """A figure: the function that computes it, and the topics of the lectures that it shows."""
 
-    compute: Callable[..., Picture]
+    compute: Callable[..., FigureData]
     topics: tuple[str, ...]  # numbers of docs/lectures.md
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # where none is given
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.explain.attention import has_attention
-from regard.explain.figures.panels import Heat, Lines, Panel, Picture, Table
+from regard.explain.figures.panels import FigureData, Heatmap, Lines, Panel, Table
 from regard.explain.figures.subject import Subject
 from regard.explain.render.token_text import strongest
 from regard.explain.trace import trace
@@ -26,7 +26,7 @@ def score_variance(
     dims: tuple[int, ...] = (4, 16, 64, 256, 1024),
     vectors: int = 256,
     seed: int = 1,
-) -> Picture:
+) -> FigureData:
     r"""The variance of attention scores with and without the factor 1 / sqrt(d).
 
         Var(q . k) = d,   Var(q . k / sqrt(d)) = 1      if q_i, k_i have mean 0 and variance 1
@@ -56,7 +56,7 @@ def score_variance(
             ]
         )
     names = {1: "q · k", 2: "q · k / √d"}
-    return Picture(
+    return FigureData(
         title="Variance of attention scores",
         caption=f"{vectors} random queries and keys of variance 1: the variance of q · k is d, and "
         "with the factor 1/√d it is 1. Without it, the softmax gives nearly all the weight to one "
@@ -67,7 +67,7 @@ def score_variance(
                 x_label="d",
                 y_label="variance of a score",
                 series={name: [(row[0], row[c]) for row in rows] for c, name in names.items()},
-                guides={"d": [(row[0], row[0]) for row in rows]},
+                reference_lines={"d": [(row[0], row[0]) for row in rows]},
                 log_x=True,
                 log_y=True,
             ),
@@ -79,11 +79,11 @@ def score_variance(
                 log_x=True,
             ),
         ],
-        facts={f"variance at d = {row[0]}, {names[c]}": row[c] for row in rows for c in names},
+        numbers={f"variance at d = {row[0]}, {names[c]}": row[c] for row in rows for c in names},
     )
 
 
-def _measured_variance(subject: Subject, text: str) -> Picture:
+def _measured_variance(subject: Subject, text: str) -> FigureData:
     """The variance of q . k in every attention layer of a model that reads a text."""
     require_attention(subject)
     with torch.no_grad(), trace(subject.model, "*_tap") as taps:
@@ -102,7 +102,7 @@ def _measured_variance(subject: Subject, text: str) -> Picture:
             "needs the queries and keys of a Transformer"
         )
     panels: list[Panel] = [Table(header=["layer", "d", "Var(q · k)", "Var(q · k / √d)"], rows=rows)]
-    return Picture(
+    return FigureData(
         title=f"Variance of the attention scores of {subject.name}",
         caption="Over all heads, queries and keys of the text; q and k as the layer compares them, "
         f"rotated where it rotates them.{subject.note}",
@@ -122,7 +122,7 @@ def require_attention(subject: Subject) -> None:
 
 def permutation(
     text: str = "The man ate the fish", *, dim: int = 16, heads: int = 2, seed: int = 1
-) -> Picture:
+) -> FigureData:
     r"""Permutation equivariance: without positions, permuted inputs give permuted outputs.
 
         f(P X) = P f(X)      P a permutation matrix
@@ -149,11 +149,13 @@ def permutation(
     names = [str(number) for number in range(dim)]
     moved = [words[place] for place in order.tolist()]
 
-    def heat(title: str, rows: list[str], values: Tensor) -> Heat:
+    def heat(title: str, rows: list[str], values: Tensor) -> Heatmap:
         across = "dimension of the output"
-        return Heat(title=title, rows=rows, columns=names, values=values.tolist(), x_label=across)
+        return Heatmap(
+            title=title, rows=rows, columns=names, values=values.tolist(), x_label=across
+        )
 
-    return Picture(
+    return FigureData(
         title="Attention is permutation equivariant",
         caption="The outputs of self-attention for the words in two orders: without positions each "
         "word has the same output at every position, so the outputs are permuted as the inputs "
@@ -163,7 +165,7 @@ def permutation(
             heat("permuted", moved, permuted),
             heat("change with positions", moved, with_places[1] - with_places[0][order]),
         ],
-        facts={
+        numbers={
             "largest change without positions": error,
             "largest change with sinusoidal positions": effect,
         },
@@ -183,7 +185,7 @@ def pronoun(
     *,
     word: str = "it",
     layer: int | None = None,
-) -> Picture:
+) -> FigureData:
     """The attention of one word, by default "it", in two sentences that differ in one word."""
     require_attention(subject)
     if subject.source is not None:
@@ -203,7 +205,7 @@ def pronoun(
     several = len(heads) > 1
     largest = max(strongest(weights.max().item(), weights.shape[1]) for weights in rows)
     panels: list[Panel] = [
-        Heat(
+        Heatmap(
             title=f"({number})",
             rows=[*heads, *(["mean"] * several)],
             columns=columns,
@@ -213,7 +215,7 @@ def pronoun(
         )
         for number, (columns, weights) in enumerate(zip(pieces, rows, strict=True), 1)
     ]
-    facts = {}
+    numbers = {}
     if len(pieces[0]) == len(pieces[1]):
         change = rows[1] - rows[0]
         columns = [
@@ -221,7 +223,7 @@ def pronoun(
             for first, second in zip(*pieces, strict=True)
         ]
         panels.append(
-            Heat(
+            Heatmap(
                 title="(2) - (1)",
                 rows=heads,
                 columns=columns,
@@ -229,7 +231,7 @@ def pronoun(
                 y_label="head",
             )
         )
-        facts["largest change of a weight"] = change.abs().max().item()
+        numbers["largest change of a weight"] = change.abs().max().item()
     causal = getattr(subject.config, "shape", "") == "decoder"
     note = (
         f" {subject.name} is a decoder: {word!r} cannot see the words after it, so its weights "
@@ -237,10 +239,10 @@ def pronoun(
         if causal
         else ""
     )
-    return Picture(
+    return FigureData(
         title=f"What {word!r} attends to in {subject.name}, {path}",
         caption=f"(1) {texts[0][:80]}. (2) {texts[1][:80]}. Each row is a head: the attention "
         f"weights of the word over all words of the sentence.{note}{subject.note}",
         panels=panels,
-        facts=facts,
+        numbers=numbers,
     )

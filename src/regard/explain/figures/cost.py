@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.errors import ConfigError
-from regard.explain.figures.panels import Lines, Panel, Picture, Point, Table
+from regard.explain.figures.panels import FigureData, Lines, Panel, Point, Table
 from regard.nn.attention import Attention, AttentionInputs, Mask, split_heads
 from regard.nn.convolution import CausalConvolution
 from regard.nn.recurrent import LSTM
@@ -84,7 +84,7 @@ def cost(
     width: int = 3,
     repeats: int = 3,
     seed: int = 1,
-) -> Picture:
+) -> FigureData:
     r"""Time, memory and operations of one layer against length, measured on this machine.
 
                                  operations      per layer
@@ -142,7 +142,7 @@ def cost(
             rows=rows,
         )
     )
-    return Picture(
+    return FigureData(
         title=f"Cost of one layer of width {dim}, measured on this machine",
         caption=f"Batch 1, threads: {torch.get_num_threads()}. Self-attention grows with the "
         "square of the length, the others with the length; a recurrence takes its steps one after "

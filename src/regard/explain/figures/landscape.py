@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.explain.figures.panels import Panel, Picture, Surface
+from regard.explain.figures.panels import FigureData, Panel, Surface
 from regard.explain.figures.subject import Subject, notes
 from regard.explain.gradient import require_gradients
 
@@ -22,7 +22,7 @@ def loss_landscape(
     span: float = 1.0,
     steps: int = 150,
     seed: int = 1,
-) -> Picture:
+) -> FigureData:
     r"""The loss over two random directions around the weights, with and without residuals.
 
         L(a, b) = loss(w + a d + b e),     each row of d and e as long as that row of w
@@ -59,19 +59,19 @@ def loss_landscape(
         )
         for name, values in surfaces.items()
     ]
-    facts = {}
+    numbers = {}
     for name, values in surfaces.items():
-        facts[f"{name}: loss in the middle"] = values[middle][middle]
-        facts[f"{name}: largest loss"] = max(map(max, values))
+        numbers[f"{name}: loss in the middle"] = values[middle][middle]
+        numbers[f"{name}: largest loss"] = max(map(max, values))
     untrained = [subject for subject in subjects if not subject.trained]
     trained = f" Presets were trained on the text for {steps} steps." if untrained and steps else ""
-    return Picture(
+    return FigureData(
         title="Loss landscape",
         caption="The loss where the weights are moved along two random directions, each row of a "
         "matrix as far as its own length times the number at the axis; in the middle are the "
         f"weights themselves.{trained or notes(subjects)}",
         panels=panels,
-        facts=facts,
+        numbers=numbers,
     )
 
 

@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 
 from regard.errors import ConfigError
-from regard.explain.figures.panels import Bars, Picture, Table
+from regard.explain.figures.panels import Bars, FigureData, Table
 from regard.explain.figures.subject import Subject
 
 
-def next_token(subject: Subject, text: str, *, top: int = 4) -> Picture:
+def next_token(subject: Subject, text: str, *, top: int = 4) -> FigureData:
     r"""The probability of each token of a text, beside the likeliest tokens at its position.
 
     log P(t_1 ... t_N) = sum_n log P(t_n | t_1 ... t_{n-1})
@@ -42,7 +42,7 @@ def next_token(subject: Subject, text: str, *, top: int = 4) -> Picture:
         shades.append([0.0, p, 0.0, 0.0, *(float(q) for _, q in guesses)])
     total = scores.sum().item()
     given = subject.pieces(ids[:1])[0]
-    return Picture(
+    return FigureData(
         title=f"Next-token probabilities of {subject.name}",
         caption="Every token, its probability after all tokens before it, and the likeliest "
         f"tokens there. The first token, {given!r}, is given. The log-probability of the whole is "
@@ -54,7 +54,7 @@ def next_token(subject: Subject, text: str, *, top: int = 4) -> Picture:
                 shades=shades,
             )
         ],
-        facts={
+        numbers={
             "log P of the text": total,
             "tokens": len(rows),
             "perplexity": math.exp(-total / len(rows)),
@@ -70,7 +70,7 @@ def shannon(
     unit: Literal["char", "word"] = "char",
     length: int = 100,
     seed: int = 1,
-) -> Picture:
+) -> FigureData:
     r"""Shannon's approximations: text drawn from the n-gram counts of one text, order by order.
 
         order 0    every symbol with the same probability
@@ -90,7 +90,7 @@ def shannon(
         counts = ngram_counts(symbols, order)
         sample = joint.join(_draw(symbols, counts, order, length, random))
         rows.append([order, entropy(counts), sample])
-    return Picture(
+    return FigureData(
         title=f"Shannon's approximations of a text of {len(symbols):,} {unit}s",
         caption="Order 0 draws every symbol with the same probability, order 1 with its frequency, "
         "order n after the n - 1 symbols before it. H is the entropy of the next symbol in bits: "
@@ -138,7 +138,7 @@ def _draw(
     return drawn[:length]
 
 
-def shuffled_words(subject: Subject, text: str, *, shuffles: int = 20, seed: int = 1) -> Picture:
+def shuffled_words(subject: Subject, text: str, *, shuffles: int = 20, seed: int = 1) -> FigureData:
     """The loss of a trained model on a text, and on the same words in random orders."""
     subject.require_language("shuffled-words")
     _check_positive(shuffles=shuffles)
@@ -153,7 +153,7 @@ def shuffled_words(subject: Subject, text: str, *, shuffles: int = 20, seed: int
         losses.append(_loss(subject, " ".join(words)))
     mean = sum(losses) / len(losses)
     spread = math.sqrt(sum((loss - mean) ** 2 for loss in losses) / max(1, len(losses) - 1))
-    return Picture(
+    return FigureData(
         title=f"Loss of {subject.name} on shuffled words",
         caption="The mean cross-entropy of a token in nats, for the text as it is and for the same "
         "words in random orders. A model that ignores order has the same loss for all of them."
@@ -166,7 +166,7 @@ def shuffled_words(subject: Subject, text: str, *, shuffles: int = 20, seed: int
                 y_label="loss per token (nats)",
             )
         ],
-        facts={
+        numbers={
             "loss as written": original,
             "mean loss of shuffles": mean,
             "standard deviation of shuffles": spread,

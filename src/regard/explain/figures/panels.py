@@ -1,4 +1,4 @@
-"""The data of a figure: a picture and its panels, as plain values that are drawn elsewhere."""
+"""The data of a figure and of its panels, as plain values that are drawn elsewhere."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,7 +19,7 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Heat:
+class Heatmap:
     """A matrix of values; signed values are coloured around white."""
 
     title: str = ""
@@ -28,19 +28,18 @@ class Heat:
     values: Sequence[Sequence[float]]
     x_label: str = ""
     y_label: str = ""
-    numbers: bool = False  # write the values into the cells
     high: float | None = None  # the value of the darkest colour; None: the largest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lines:
-    """Curves of points (x, y); `guides` are thin dashed lines, such as what theory says."""
+    """Curves of points (x, y); `reference_lines` are thin dashed lines, such as the theory."""
 
     title: str = ""
     x_label: str
     y_label: str
     series: Mapping[str, Sequence[Point]]
-    guides: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+    reference_lines: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     log_x: bool = False
     log_y: bool = False
 
@@ -126,20 +125,20 @@ class Surface:
     y_label: str = ""
 
 
-Panel = Table | Heat | Lines | Bars | Scatter | Tree | Network | Segments | Surface
+Panel = Table | Heatmap | Lines | Bars | Scatter | Tree | Network | Segments | Surface
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
+class FigureData:
     """What a figure shows: its panels, its numbers by name, and what to see in it."""
 
     title: str
     caption: str
     panels: Sequence[Panel]
-    facts: Mapping[str, float] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
     def table(self) -> dict[str, Any]:
         """The same as plain lists and dicts, for JSON."""
         panels = [{"kind": type(panel).__name__.lower(), **asdict(panel)} for panel in self.panels]
-        plain = {"title": self.title, "caption": self.caption, "facts": dict(self.facts)}
+        plain = {"title": self.title, "caption": self.caption, "numbers": dict(self.numbers)}
         return {**plain, "panels": panels}

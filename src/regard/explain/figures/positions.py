@@ -6,7 +6,7 @@ from torch import nn
 from regard.config import make
 from regard.errors import ConfigError, unknown
 from regard.explain.embedding_map import position_numbers, position_similarity
-from regard.explain.figures.panels import Heat, Lines, Panel, Picture
+from regard.explain.figures.panels import FigureData, Heatmap, Lines, Panel
 from regard.explain.figures.subject import Subject
 from regard.nn.position import POSITIONS, T5, ALiBi, Position, Rotary
 
@@ -21,7 +21,7 @@ def positions(
     dim: int = 64,
     heads: int = 8,
     seed: int = 1,
-) -> Picture:
+) -> FigureData:
     r"""Position encodings over position and dimension, and the dot products of two positions.
 
     sinusoidal, learned    p_t . p_s
@@ -46,7 +46,7 @@ def positions(
     panels: list[Panel] = []
     for kind, encoding in encodings.items():
         panels += _panels(kind, encoding, length)
-    return Picture(
+    return FigureData(
         title="Position encodings" + ("" if subject is None else f" of {subject.name}"),
         caption="Left what is added or multiplied at every position; right the similarity of two "
         "positions: the dot product of their vectors, of rotated unit vectors, or the bias of "
@@ -81,7 +81,7 @@ def _panels(kind: str, encoding: Position, length: int) -> list[Panel]:
         length = min(length, len(table.weight) - getattr(encoding, "offset", 0))
     names = [str(position) for position in range(length)]
     places = position_numbers(encoding, length)
-    pair = Heat(
+    pair = Heatmap(
         title=f"{kind}: {'bias' if isinstance(encoding, ALiBi | T5) else 'dot product'}",
         rows=names,
         columns=names,
@@ -116,7 +116,7 @@ def _panels(kind: str, encoding: Position, length: int) -> list[Panel]:
         assert vectors is not None
         values, across, title = vectors[0], "dimension", f"{kind}: vectors"
     dims = [str(number) for number in range(values.shape[1])]
-    heat = Heat(
+    heat = Heatmap(
         title=title,
         rows=names,
         columns=dims,

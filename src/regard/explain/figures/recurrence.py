@@ -1,13 +1,13 @@
 """Figures of recurrent networks: gates over a text, and gradients through time."""
 
 from regard.errors import ConfigError
-from regard.explain.figures.panels import Heat, Lines, Panel, Picture
+from regard.explain.figures.panels import FigureData, Heatmap, Lines, Panel
 from regard.explain.figures.subject import Subject, notes
 from regard.explain.gradient import require_gradients
 from regard.nn.recurrent import Cell
 
 
-def gates(subject: Subject, text: str, *, layer: int = 0, units: int = 16) -> Picture:
+def gates(subject: Subject, text: str, *, layer: int = 0, units: int = 16) -> FigureData:
     r"""The gates of a recurrent cell over a text, unit by unit.
 
     LSTM: i, f, o = sigmoid(W x + U h + b),  c <- f * c + i * g,  h = o * tanh(c)
@@ -29,7 +29,7 @@ def gates(subject: Subject, text: str, *, layer: int = 0, units: int = 16) -> Pi
     variation = cell.weights.std(1, correction=0).sum(0)  # over the text, of all gates
     chosen = variation.topk(min(units, len(variation))).indices.sort().values
     panels: list[Panel] = [
-        Heat(
+        Heatmap(
             title=f"{name.replace('_', ' ')}, mean {values.mean():.2f}",
             rows=[str(unit) for unit in chosen.tolist()],
             columns=cell.rows,
@@ -39,7 +39,7 @@ def gates(subject: Subject, text: str, *, layer: int = 0, units: int = 16) -> Pi
         )
         for name, values in zip(cell.headings, cell.weights, strict=True)
     ]
-    return Picture(
+    return FigureData(
         title=f"Gates of {subject.name}, {path}",
         caption=f"The {len(chosen)} units that vary most over the text. A gate of 0 is closed, of "
         f"1 open; candidate, cell and state are signed.{subject.note}",
@@ -47,13 +47,13 @@ def gates(subject: Subject, text: str, *, layer: int = 0, units: int = 16) -> Pi
     )
 
 
-def gradient_flow(subjects: list[Subject], text: str, *, layer: int = 0) -> Picture:
+def gradient_flow(subjects: list[Subject], text: str, *, layer: int = 0) -> FigureData:
     r"""The gradient of the last token's loss at the state of every earlier position.
 
     flow_t = || d loss / d h_t ||
     """
     series: dict[str, list[tuple[float, float]]] = {}
-    facts = {}
+    numbers = {}
     for subject in subjects:
         require_gradients(subject.model)
         flow = subject.gradients(text)
@@ -65,8 +65,8 @@ def gradient_flow(subjects: list[Subject], text: str, *, layer: int = 0) -> Pict
         norms = flow.by_distance(layer)
         name = subject.name if subject.name not in series else f"{subject.name} ({len(series)})"
         series[name] = [(distance, norm) for distance, norm in enumerate(norms) if norm > 0]
-        facts[f"{name}: norm {len(norms) - 1} positions back / last"] = norms[-1] / norms[0]
-    return Picture(
+        numbers[f"{name}: norm {len(norms) - 1} positions back / last"] = norms[-1] / norms[0]
+    return FigureData(
         title="Gradient flow through time",
         caption="The norm of the gradient of the last token's loss with respect to the state of "
         "each position before it: a curve that falls steeply is a vanishing gradient, a rising one "
@@ -79,5 +79,5 @@ def gradient_flow(subjects: list[Subject], text: str, *, layer: int = 0) -> Pict
                 log_y=True,
             )
         ],
-        facts=facts,
+        numbers=numbers,
     )

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.explain.figures.panels import Bars, Node, Panel, Picture, Tree
+from regard.explain.figures.panels import Bars, FigureData, Node, Panel, Tree
 from regard.explain.figures.subject import Subject
 from regard.generate import parse_chain
 from regard.generate.chain import Chain
@@ -30,7 +30,7 @@ def temperature(
     *,
     values: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0),
     top: int = 12,
-) -> Picture:
+) -> FigureData:
     r"""The next-token distribution at several temperatures.
 
     P_T(w) = exp(z_w / T) / sum_v exp(z_v / T)
@@ -41,7 +41,7 @@ def temperature(
     probabilities = {T: (logits / T).softmax(-1) for T in values}
     best = logits.topk(min(top, len(logits))).indices.tolist()
     bits = {T: -(p * p.clamp_min(1e-300).log2()).sum().item() for T, p in probabilities.items()}
-    return Picture(
+    return FigureData(
         title="Softmax at several temperatures",
         caption=f"{where} Below 1 the likely tokens gain, above 1 the unlikely ones; at 0 only the "
         "likeliest is left, at infinity all are equal.",
@@ -53,7 +53,7 @@ def temperature(
                 y_label="probability",
             )
         ],
-        facts={f"entropy at T = {T:g} (bits)": value for T, value in bits.items()},
+        numbers={f"entropy at T = {T:g} (bits)": value for T, value in bits.items()},
     )
 
 
@@ -64,7 +64,7 @@ def samplers(
     samplers: tuple[str, ...] = ("temperature=0.7", "top_k=8", "top_p=0.9"),
     order: str | None = None,
     top: int = 12,
-) -> Picture:
+) -> FigureData:
     """What each sampler of a chain does to the next-token distribution, in the order given."""
     labels, logits, history, where = _distribution(subject, text, "samplers")
     chain: Chain = parse_chain(samplers, order)
@@ -72,7 +72,7 @@ def samplers(
     best = logits.topk(min(top, len(logits))).indices.tolist()
     names = [labels(id) for id in best]
     panels: list[Panel] = []
-    facts: dict[str, float] = {"bits of the model": _bits(logits)}
+    numbers: dict[str, float] = {"bits of the model": _bits(logits)}
     after = logits
     for number, stage in enumerate(chain.run_stages(logits[None].float(), context), 1):
         before, after = (stage.by_id(side)[0].double() for side in (stage.before, stage.after))
@@ -90,17 +90,17 @@ def samplers(
                 y_label="probability",
             )
         )
-        facts[f"bits after {name}"] = _bits(after)
+        numbers[f"bits after {name}"] = _bits(after)
     if not panels:
         raise ConfigError("no sampler of the chain changes anything; give some, as in top_p=0.9")
-    facts["probability mass kept, by the model"] = (
+    numbers["probability mass kept, by the model"] = (
         logits.softmax(-1)[after > -torch.inf].sum().item()
     )
-    return Picture(
+    return FigureData(
         title=f"Samplers: {chain}",
         caption=f"{where} The order matters: the same samplers in another order keep other tokens.",
         panels=panels,
-        facts=facts,
+        numbers=numbers,
     )
 
 
@@ -144,7 +144,7 @@ class RecordedBeamSearch(BeamSearch):
 
 def beam_tree(
     subject: Subject, text: str, *, width: int = 3, tokens: int = 5, length_penalty: float = 1.0
-) -> Picture:
+) -> FigureData:
     r"""The tree of a beam search: the extensions of every beam, those that are kept, the best.
 
     score(y) = log P(y) / |y|^a
@@ -189,14 +189,14 @@ def beam_tree(
             elif ends:
                 finished.append(path)
         beams = kept
-    return Picture(
+    return FigureData(
         title=f"Beam search of {subject.name}, width {width}",
         caption=f"Each step extends every beam by every token and keeps the {width} likeliest; the "
         "number is log P of the path. Grey: extensions that were dropped. Orange: the best path, "
         f"by log P / length^{length_penalty:g}."
         f"{subject.note}",
         panels=[Tree(nodes=nodes)],
-        facts={"score of the best": hypotheses[0].score, "ended by a stop token": len(finished)},
+        numbers={"score of the best": hypotheses[0].score, "ended by a stop token": len(finished)},
     )
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.explain.figures.panels import Lines, Network, Panel, Picture, Point, Table
+from regard.explain.figures.panels import FigureData, Lines, Network, Panel, Point, Table
 from regard.explain.figures.subject import Subject
 from regard.nn.attention import Attention
 from regard.nn.convolution import CausalConvolution
@@ -22,7 +22,7 @@ def receptive_field(
     width: int = 2,
     layers: int = 4,
     dilations: tuple[int, ...] | None = None,
-) -> Picture:
+) -> FigureData:
     r"""The inputs that one output of a stack of causal convolutions depends on.
 
     field = 1 + (width - 1) (dilation_1 + ... + dilation_L)
@@ -57,12 +57,12 @@ def receptive_field(
             rows=[[*row] for row in rows],
         )
     )
-    return Picture(
+    return FigureData(
         title="Receptive field of causal convolutions" + (f", {subject.name}" if subject else ""),
         caption=f"Kernel width {width}: the last output depends on the inputs that are connected "
         f"with it. The field is 1 + (width - 1) times the sum of the dilations.{more}",
         panels=panels,
-        facts={"receptive field": fields[-1]},
+        numbers={"receptive field": fields[-1]},
     )
 
 
@@ -100,7 +100,7 @@ def _field_network(width: int, dilations: Sequence[int]) -> Network:
 
 def path_lengths(
     *, positions: int = 8, layers: int = 3, width: int = 3, window: int = 4
-) -> Picture:
+) -> FigureData:
     r"""How many steps before each state can be computed, and how far two positions are apart.
 
                                  sequential steps    maximum path length
@@ -150,7 +150,7 @@ def path_lengths(
             (n, s, n + 1, t) for n in range(layers) for t in range(positions) for s in range(t + 1)
         ],
     )
-    return Picture(
+    return FigureData(
         title="Sequential steps and path lengths",
         caption="The number in a unit is the earliest step at which it can be computed when all "
         "that is possible at once is done at once. Below: the least number of layers, or of steps "
@@ -167,7 +167,7 @@ def path_lengths(
                 log_y=True,
             ),
         ],
-        facts={
+        numbers={
             "steps of the recurrence": positions + layers - 1,
             "steps of self-attention": layers,
         },
@@ -195,7 +195,7 @@ def parameter_count(
     *,
     dim: int = 64,
     lengths: tuple[int, ...] = (1, 4, 16, 64, 256, 1024),
-) -> Picture:
+) -> FigureData:
     r"""Parameters of a dense layer over n inputs beside those of attention.
 
         dense        (n d)^2 + n d
@@ -217,7 +217,7 @@ def parameter_count(
         "dense layer": [(n, _parameters(layer)) for n, layer in dense.items()]
     }
     sizes |= {name: [(n, _parameters(m)) for n in lengths] for name, m in fixed.items()}
-    return Picture(
+    return FigureData(
         title=f"Parameters of a layer over n inputs of width {dim}",
         caption="The parameters of a dense layer grow with the square of the length of the input; "
         "those of attention, convolution and recurrence do not depend on it.",
@@ -230,7 +230,7 @@ def parameter_count(
                 log_y=True,
             )
         ],
-        facts={f"{name} at n = {lengths[-1]}": points[-1][1] for name, points in sizes.items()},
+        numbers={f"{name} at n = {lengths[-1]}": points[-1][1] for name, points in sizes.items()},
     )
 
 

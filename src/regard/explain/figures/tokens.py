@@ -6,7 +6,7 @@ from functools import reduce
 from itertools import pairwise
 
 from regard.errors import ConfigError
-from regard.explain.figures.panels import Bars, Lines, Picture, Segments, Table
+from regard.explain.figures.panels import Bars, FigureData, Lines, Segments, Table
 from regard.explain.figures.subject import Subject
 from regard.text import TOKENIZERS, Tokenizer, train_tokenizer
 
@@ -16,7 +16,7 @@ BOUNDARY_CHARACTERS = 120  # of a text whose boundaries are shown
 SMALL_VOCABULARY = ("bpe", "wordpiece", "unigram")  # tokenizers with a size
 
 
-def bag_of_words(text: str = BANANAS) -> Picture:
+def bag_of_words(text: str = BANANAS) -> FigureData:
     r"""How often each word occurs in each line of a text; the order of words is lost.
 
     c_w = how often w occurs
@@ -29,7 +29,7 @@ def bag_of_words(text: str = BANANAS) -> Picture:
     words = sorted({word for bag in bags for word in bag})
     counts = [[bag.count(word) for bag in bags] for word in words]
     largest = max(map(max, counts))
-    return Picture(
+    return FigureData(
         title="Bag of words",
         caption="One column for each line of the text. "
         + " ".join(f"({n + 1}) {line.strip()[:60]}." for n, line in enumerate(lines[:6]))
@@ -46,7 +46,7 @@ def bag_of_words(text: str = BANANAS) -> Picture:
 
 def bpe_merges(
     text: str, subject: Subject | None = None, *, merges: int = 15, word: str | None = None
-) -> Picture:
+) -> FigureData:
     r"""Byte-pair encoding merge by merge: the most frequent pair of tokens becomes a token.
 
         (a, b) = argmax count(a b),     vocabulary += ab
@@ -91,7 +91,7 @@ def bpe_merges(
         new, example = show("".join(pair)), " ".join(map(show, pieces))
         rows.append([number, f"{first!r} + {second!r}", count, repr(new), total, example])
     start = sum(len(each) * count for each, count in words.items())
-    return Picture(
+    return FigureData(
         title="Byte-pair encoding, merge by merge",
         caption="Text begins as bytes. Each step joins the pair of neighbouring tokens that occurs "
         "most often within words; the tokens of the text become fewer. The last column cuts one "
@@ -168,7 +168,7 @@ def train_all(corpus: list[str], size: int) -> dict[str, Tokenizer]:
 
 def token_boundaries(
     texts: list[str], subjects: list[Subject] | None = None, *, size: int = 400
-) -> Picture:
+) -> FigureData:
     """The tokens of one text under every kind of tokenizer.
 
     They are trained on the texts after the first, or else on the text itself; runs add theirs.
@@ -183,7 +183,7 @@ def token_boundaries(
         f"{name} ({tokenizers[name].size:,}): {len(line)} tokens" for name, line in pieces.items()
     ]
     trained = f"{sum(map(len, corpus)):,} characters of other text" if corpus else "this text"
-    return Picture(
+    return FigureData(
         title="Token boundaries under every tokenizer",
         caption=f"Trained on {trained}; in parentheses the size of the vocabulary. A space is "
         f"shown as ␣ where it belongs to a token; what a vocabulary does not have is <unk>.{shown}",
@@ -203,7 +203,7 @@ def cut(tokenizer: Tokenizer, text: str) -> list[str]:
     return [tokenizer.piece(id) for id in tokenizer.encode(text)]
 
 
-def rare_words(text: str, subjects: list[Subject] | None = None, *, size: int = 400) -> Picture:
+def rare_words(text: str, subjects: list[Subject] | None = None, *, size: int = 400) -> FigureData:
     """How many tokens a word becomes, by how often it occurs in the training text.
 
     Tokenizers are trained on the first nine tenths of the text; words of the last tenth that do
@@ -243,7 +243,7 @@ def rare_words(text: str, subjects: list[Subject] | None = None, *, size: int = 
     }
     rarest = sorted(words, key=lambda word: (words[word], -len(word)))[:5]
     labels = [f"{name} ({len(members)})" for name, members in groups.items()]
-    return Picture(
+    return FigureData(
         title="Rare words",
         caption="Words by how often they occur in the training text, in parentheses how many "
         "different ones. Sub-words cut rare words into more tokens; a vocabulary of words has only "

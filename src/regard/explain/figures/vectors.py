@@ -2,12 +2,12 @@
 
 from regard.errors import ConfigError
 from regard.explain.embedding_map import pca
-from regard.explain.figures.panels import Picture, Scatter
+from regard.explain.figures.panels import FigureData, Scatter
 from regard.explain.figures.subject import Subject
 from regard.explain.neighbours import WordVectors
 
 
-def word_vectors(subject: Subject, text: str | None = None, *, words: int = 60) -> Picture:
+def word_vectors(subject: Subject, text: str | None = None, *, words: int = 60) -> FigureData:
     r"""The embedding vectors of words, projected on their first two principal components (PCA).
 
     y = (v - mean(v)) [u_1 u_2],     u_1, u_2 the directions of the largest variance
@@ -25,7 +25,7 @@ def word_vectors(subject: Subject, text: str | None = None, *, words: int = 60) 
     if len(chosen) < 3:
         raise ConfigError(f"{len(chosen)} words: word-vectors needs at least 3")
     points, shares = pca(vectors.table[list(chosen.values())].double().cpu())
-    return Picture(
+    return FigureData(
         title=f"Word vectors of {subject.name}",
         caption=f"{len(chosen)} embedding vectors of length 1, projected on the two directions of "
         f"their largest variance; words that occur alike are close.{subject.note}",
@@ -37,5 +37,5 @@ def word_vectors(subject: Subject, text: str | None = None, *, words: int = 60) 
                 y_label="second component",
             )
         ],
-        facts={"share of the variance": shares.sum().item()},
+        numbers={"share of the variance": shares.sum().item()},
     )

@@ -7,7 +7,7 @@ from typing import Any
 from regard.explain.figures.panels import (
     Bars,
     Cell,
-    Heat,
+    Heatmap,
     Lines,
     Network,
     Point,
@@ -52,16 +52,14 @@ def _table_size(panel: Table) -> tuple[float, float]:
     return sum(table_widths(panel)) + 0.2, LINE * (len(panel.rows) + 1) + 0.5
 
 
-def _heat_size(panel: Heat) -> tuple[float, float]:
+def _heat_size(panel: Heatmap) -> tuple[float, float]:
     across, down = (min(CELL * len(side), LARGEST) for side in (panel.columns, panel.rows))
-    if panel.numbers:
-        across = max(across, 0.5 * len(panel.columns))
     longest = [max((len(label(text)) for text in side), default=0) for side in _sides(panel)]
     width = across + CHARACTER * longest[1] + 1.4
     return max(width, CHARACTER * len(panel.title) + 0.5), down + CHARACTER * longest[0] + 1.1
 
 
-def _sides(panel: Heat) -> tuple[Sequence[str], Sequence[str]]:
+def _sides(panel: Heatmap) -> tuple[Sequence[str], Sequence[str]]:
     return panel.columns, panel.rows
 
 
@@ -110,7 +108,7 @@ def _surface_size(panel: Surface) -> tuple[float, float]:
 
 SIZES: dict[type[Any], Callable[[Any], tuple[float, float]]] = {
     Table: _table_size,
-    Heat: _heat_size,
+    Heatmap: _heat_size,
     Lines: _lines_size,
     Bars: bars_size,
     Scatter: _scatter_size,

@@ -1,4 +1,4 @@
-"""The panels of a picture as text for a terminal."""
+"""The panels of a figure as text for a terminal."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -8,10 +8,10 @@ import torch
 
 from regard.explain.figures.panels import (
     Bars,
-    Heat,
+    FigureData,
+    Heatmap,
     Lines,
     Network,
-    Picture,
     Scatter,
     Segments,
     Surface,
@@ -29,18 +29,18 @@ PLOT_ROWS = 24  # of a scatter plot
 HEAT_ROWS = 48  # rows of a heat map; of larger ones, every so many
 
 
-def text(picture: Picture, *, width: int, colour: bool) -> str:
+def text(data: FigureData, *, width: int, colour: bool) -> str:
     """The title, the panels as tables, heat maps, bars or trees, and the caption."""
-    parts = [picture.title]
-    for panel in picture.panels:
+    parts = [data.title]
+    for panel in data.panels:
         parts.append("")
         if panel.title:
             parts.append(panel.title)
         parts += TEXT[type(panel)](panel, width, colour)
-    if picture.facts:
+    if data.numbers:
         parts.append("")
-        parts += _align([[name, cell_text(value)] for name, value in picture.facts.items()], {1})
-    return "\n".join([*parts, "", *textwrap.wrap(picture.caption, width)])
+        parts += _align([[name, cell_text(value)] for name, value in data.numbers.items()], {1})
+    return "\n".join([*parts, "", *textwrap.wrap(data.caption, width)])
 
 
 def _align(rows: Sequence[Sequence[str]], right: set[int], width: int | None = None) -> list[str]:
@@ -63,19 +63,12 @@ def _table(panel: Table, width: int, colour: bool) -> list[str]:
     return _align([panel.header, *rows], right, width)
 
 
-def _heat(panel: Heat, width: int, colour: bool) -> list[str]:
+def _heat(panel: Heatmap, width: int, colour: bool) -> list[str]:
     stride = -(-len(panel.rows) // HEAT_ROWS)
     values = torch.tensor([list(row) for row in panel.values[::stride]], dtype=torch.float32)
     rows = list(panel.rows[::stride])
     fits = max(1, (width - 18) // 1)
     across = -(-len(panel.columns) // fits)
-    if panel.numbers:
-        table = [["", *panel.columns]]
-        table += [
-            [row, *(f"{value:.2g}" for value in cells_)]
-            for row, cells_ in zip(panel.rows, panel.values, strict=True)
-        ]
-        return _align(table, set(range(1, len(panel.columns) + 1)), width)
     lines = heatmap(
         values[:, ::across],
         rows,
@@ -92,7 +85,7 @@ def _heat(panel: Heat, width: int, colour: bool) -> list[str]:
 
 
 def _lines(panel: Lines, width: int, colour: bool) -> list[str]:
-    series = {**panel.series, **panel.guides}
+    series = {**panel.series, **panel.reference_lines}
     places = sorted({x for points in series.values() for x, _ in points})
     places = places[:: -(-len(places) // LINES) or 1]
     values = {name: dict(points) for name, points in series.items()}
@@ -184,7 +177,7 @@ def _segments(panel: Segments, width: int, colour: bool) -> list[str]:
 def _surface(panel: Surface, width: int, colour: bool) -> list[str]:
     names = [f"{place:.2f}" for place in panel.x]
     rows = [f"{place:.2f}" for place in panel.y]
-    heat = Heat(
+    heat = Heatmap(
         rows=rows[::-1],
         columns=names,
         values=panel.values[::-1],
@@ -196,7 +189,7 @@ def _surface(panel: Surface, width: int, colour: bool) -> list[str]:
 
 TEXT: dict[type[Any], Callable[[Any, int, bool], list[str]]] = {
     Table: _table,
-    Heat: _heat,
+    Heatmap: _heat,
     Lines: _lines,
     Bars: _bars,
     Scatter: _scatter,

@@ -1,4 +1,4 @@
-"""The panels of a picture as one matplotlib figure."""
+"""The panels of a figure as one matplotlib figure."""
 
 import math
 import textwrap
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from regard.explain.figures.panels import (
     Bars,
-    Heat,
+    FigureData,
+    Heatmap,
     Lines,
     Network,
-    Picture,
     Scatter,
     Segments,
     Surface,
@@ -47,23 +47,23 @@ LEGEND_COLUMNS = 3  # of bars
 CAPTION_CHARACTERS = 14.5  # of the caption, to an inch
 
 
-def draw(picture: Picture) -> "Figure":
+def draw(data: FigureData) -> "Figure":
     """The panels in rows, the title above them and the caption below."""
-    sizes = [SIZES[type(panel)](panel) for panel in picture.panels]
+    sizes = [SIZES[type(panel)](panel) for panel in data.panels]
     rows = _rows(sizes)
     width = max(sum(sizes[index][0] for index in row) for row in rows)
     width = min(max(width, 5.0), PAGE + 1)
     heights = [max(sizes[index][1] for index in row) for row in rows]
     caption = "\n".join(
         textwrap.fill(line, int(width * CAPTION_CHARACTERS))
-        for line in (_facts(picture), picture.caption)
+        for line in (_numbers(data), data.caption)
         if line
     )
     below = 0.18 * (caption.count("\n") + 1) + 0.12
     with style():
         figure = new_figure(width, sum(heights) + below + 0.35)
-        figure.set_label(f"{picture.title}. {picture.caption}")
-        figure.suptitle(picture.title, x=0.01, ha="left", weight="bold", size=12)
+        figure.set_label(f"{data.title}. {data.caption}")
+        figure.suptitle(data.title, x=0.01, ha="left", weight="bold", size=12)
         parts: Any = figure.subfigures(len(rows) + 1, 1, height_ratios=[*heights, below])
         for part, row, height in zip(parts, rows, heights, strict=False):
             widths = [sizes[index][0] for index in row]
@@ -72,7 +72,7 @@ def draw(picture: Picture) -> "Figure":
             grid = part.subplots(1, len(widths), width_ratios=widths, squeeze=False)
             grid[0][-1].set_visible(len(widths) == len(row))
             for axes, index in zip(grid[0], row, strict=False):
-                panel = picture.panels[index]
+                panel = data.panels[index]
                 axes.set_title(panel.title, size=10)
                 DRAW[type(panel)](axes, panel)
                 if isinstance(panel, Table | Segments):  # rows of one height in every figure
@@ -81,8 +81,8 @@ def draw(picture: Picture) -> "Figure":
     return figure
 
 
-def _facts(picture: Picture) -> str:
-    return " · ".join(f"{name}: {cell_text(value)}" for name, value in picture.facts.items())
+def _numbers(data: FigureData) -> str:
+    return " · ".join(f"{name}: {cell_text(value)}" for name, value in data.numbers.items())
 
 
 def _rows(sizes: Sequence[tuple[float, float]]) -> list[list[int]]:
@@ -152,7 +152,7 @@ def visible_words(text: str) -> str:
     return "".join(" " if character == " " else visible(character) for character in text)
 
 
-def _draw_heat(axes: Any, panel: Heat) -> None:
+def _draw_heat(axes: Any, panel: Heatmap) -> None:
     from matplotlib.colors import CenteredNorm, Normalize
 
     flat = [value for row in panel.values for value in row if math.isfinite(value)]
@@ -184,15 +184,7 @@ def _draw_heat(axes: Any, panel: Heat) -> None:
     axes.tick_params(axis="x", labelrotation=90 if rotated else 0)
     axes.set_xlabel(panel.x_label, size=9)
     axes.set_ylabel(panel.y_label, size=9)
-    if panel.numbers:
-        for row, values in enumerate(panel.values):
-            for column, value in enumerate(values):
-                strong = abs(scale(value) - 0.5) * 2 if signed else scale(value)
-                colour = "white" if strong > DARK else "#222222"
-                place = (column + 0.5, row + 0.5)
-                axes.text(*place, f"{value:.2g}", ha="center", va="center", size=8, color=colour)
-    else:
-        _colour_bar(axes, mesh)
+    _colour_bar(axes, mesh)
 
 
 def _colour_bar(axes: Any, drawn: Any, **options: Any) -> None:
@@ -207,7 +199,7 @@ def _draw_lines(axes: Any, panel: Lines) -> None:
     for name, points in panel.series.items():
         marker = "o" if few else ""
         axes.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=4)
-    for name, points in panel.guides.items():
+    for name, points in panel.reference_lines.items():
         guide = {"color": "#777777", "linewidth": 1.0, "linestyle": "--"}
         axes.plot(*zip(*points, strict=True), label=name, **guide)
     axes.set_xlabel(panel.x_label, size=9)
@@ -224,7 +216,7 @@ def _draw_lines(axes: Any, panel: Lines) -> None:
     if panel.log_x and len(places) <= 9:
         axes.set_xticks(places)
     axes.tick_params(labelsize=8)
-    if len(panel.series) + len(panel.guides) > 1:
+    if len(panel.series) + len(panel.reference_lines) > 1:
         axes.legend(fontsize=8)
 
 
@@ -350,7 +342,7 @@ def _draw_surface(axes: Any, panel: Surface) -> None:
 
 DRAW: dict[type[Any], Callable[[Any, Any], None]] = {
     Table: _draw_table,
-    Heat: _draw_heat,
+    Heatmap: _draw_heat,
     Lines: _draw_lines,
     Bars: _draw_bars,
     Scatter: _draw_scatter,

@@ -136,7 +136,7 @@ def draw_figure(name: str, model: ServedModel | None, text: str | None) -> dict[
         "tables": [asdict(panel) for panel in panels] if only_tables else [],
         "svg": "" if only_tables else to_svg(shown.figure()),
         "text": shown.text(78),
-        "facts": shown.data.facts,
+        "numbers": shown.data.numbers,
     }
 
 

@@ -52,7 +52,7 @@ async function showNext(name, text, turn) {
   try {
     const answer = await post("/studio/figure", {figure: "next-token", name, text});
     if (turn !== asked) return;
-    $("next-table").replaceChildren(...answer.tables.map(shaded), facts(answer.facts));
+    $("next-table").replaceChildren(...answer.tables.map(shaded), numbers(answer.numbers));
   } catch (error) {
     if (turn !== asked) return;
     $("next-table").replaceChildren(el("p", {class: "empty"}, "No table for this run."));
@@ -69,7 +69,7 @@ function shaded({header, rows, shades}) {
   return result;
 }
 
-const facts = values => el("dl", {class: "metrics"}, ...Object.entries(values).map(([key, value]) =>
+const numbers = values => el("dl", {class: "metrics"}, ...Object.entries(values).map(([key, value]) =>
   el("div", {}, el("dt", {}, key), el("dd", {}, number(value)))));
 
 async function drawFigure() {
@@ -86,7 +86,7 @@ async function drawFigure() {
     const answer = await post("/studio/figure", body);
     const {title, caption, tables} = answer;
     const content = tables.length
-      ? [el("h3", {}, title), el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": title}, ...tables.map(shaded)), el("p", {}, caption), facts(answer.facts)]
+      ? [el("h3", {}, title), el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": title}, ...tables.map(shaded)), el("p", {}, caption), numbers(answer.numbers)]
       : [el("img", {class: "figure", alt: `${title}. ${caption}`, src: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(answer.svg)}`})];
     $("figure").replaceChildren(...content,
       el("details", {}, el("summary", {}, "As text"), el("pre", {tabindex: "0", "aria-label": `${title} as text`}, answer.text)));
