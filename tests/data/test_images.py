@@ -51,8 +51,8 @@ def test_idx_files_are_found_and_read(mnist):
     squeezed = resize(parts["train"][[3, 5], None], 4)
     assert np.array_equal(found.read(np.array([3, 5]), 4), squeezed)
     train, held = found.split(0.1, seed=1)
-    assert (len(train), len(held)) == (20, 5)  # its own test part
-    assert held.description == "its test part, 5 images"
+    assert (len(train), len(held)) == (20, 5)  # its own test split
+    assert held.description == "its test split, 5 images"
 
 
 def test_zipped_or_not_the_content_is_the_same(mnist):

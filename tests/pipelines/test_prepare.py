@@ -70,7 +70,7 @@ def test_the_randomness_of_a_batch_depends_on_seed_and_number(data, monkeypatch)
     assert all(not torch.equal(left, right) for left, right in ((a, b), (a, c), (b, d)))
 
 
-def test_text_becomes_blocks_and_all_of_the_validation_part_is_evaluated(data):
+def test_text_becomes_blocks_and_all_of_the_validation_split_is_evaluated(data):
     prepared = prepare_training(config(data / "cats.txt"))
     batch = prepared.batch(0)
     assert batch.ids.shape == batch.targets.shape == (1, 8)  # of two micro-batches
@@ -163,7 +163,7 @@ def test_a_text_shorter_than_a_block_is_refused_with_what_would_fit(tmp_path):
         prepare_training(config(path, {"data": {"validation_fraction": 0.3}}))
 
 
-def test_a_validation_part_of_one_token_is_refused_before_training(tmp_path):
+def test_a_validation_split_of_one_token_is_refused_before_training(tmp_path):
     path = write_file(tmp_path, "abcdefghij" * 10)
     with pytest.raises(
         DataError, match=r"validation text has 1 token(?s:.*)data\.validation_fraction"

@@ -254,7 +254,7 @@ def test_a_table_of_numbers_is_trained_on_evaluated_and_forecast(tmp_path, monke
     said = invoke(capsys, "train", "line.csv", "task.column=upp", "--out", "x")
     assert "did you mean 'up'?" in said.err
     said = invoke(capsys, "evaluate", "run", "--test")
-    assert (said.code, "has no test part" in said.err) == (2, True)
+    assert (said.code, "has no test split" in said.err) == (2, True)
 
 
 def test_several_columns_by_a_network_and_their_pictures(tmp_path, monkeypatch, capsys):

@@ -35,7 +35,7 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
     training, validation = open_split(config)
     check_compatible(config, training, None)
     pipeline = pipeline_of(config)
-    pipeline.check_parts(config, training, validation)
+    pipeline.check_splits(config, training, validation)
     notes = pipeline.preview(config, training)
     config = pipeline.fit_settings(config, training)
     model = describe(smallest_model(config))

@@ -625,7 +625,7 @@ class Run:
 
         A language model predicts each token from a window of its context; windows advance by
         `stride` tokens (by default `train.evaluate_stride`). A smaller stride gives every token
-        more context, and takes longer. `test` evaluates on the test part of `data.split`.
+        more context, and takes longer. `test` evaluates on the test split of `data.split`.
         """
         return self.evaluation(
             *data,

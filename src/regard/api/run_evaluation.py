@@ -66,7 +66,7 @@ def validation_data(run: "Run", data: Sequence[Choice] = (), *, test: bool = Fal
     """The data at the given paths, or else the validation or the test data of the run."""
     config = run.config
     if test and data:
-        raise ConfigError("give other data, or `test` for the test part of the run's, not both")
+        raise ConfigError("give other data, or `test` for the test split of the run's, not both")
     kind = run._task_class("be evaluated").data_kind
     if data:
         opened: Data = open_validation(
@@ -83,7 +83,7 @@ def validation_data(run: "Run", data: Sequence[Choice] = (), *, test: bool = Fal
         return cast(Data, validation)
     if getattr(validation, "test", None) is None:
         raise ConfigError(
-            "the data of this run has no test part; data.split=[…, …, …] of a series gives "
+            "the data of this run has no test split; data.split=[…, …, …] of a series gives "
             "one, other data is evaluated as regard evaluate RUN DATA"
         )
     return cast(Data, validation.test)

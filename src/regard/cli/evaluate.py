@@ -46,7 +46,7 @@ def evaluate(
         ),
     ] = None,
     test: Annotated[
-        bool, Option("--test", help="Evaluate on the test part of data.split.")
+        bool, Option("--test", help="Evaluate on the test split of data.split.")
     ] = False,
     column: Annotated[
         str | None, Option(metavar="NAME", help="Series: the column that --out draws.")

@@ -69,8 +69,8 @@ def from_arrow(path: Path) -> Table:
     return from_objects(path, format, digest, objects, "row")
 
 
-def from_hub(path: str, part: str) -> Any:
-    """The part of a data set that `datasets` loads; None if there is no such part."""
+def from_hub(path: str, split: str) -> Any:
+    """The split of a data set that `datasets` loads; None if there is no such split."""
     datasets = _optional("datasets", "datasets", f"{path} is a data set of the hub")
     words = path.removeprefix(HUB).strip("/").split("/")
     try:
@@ -78,11 +78,11 @@ def from_hub(path: str, part: str) -> Any:
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} cannot be loaded: {reason}") from None
-    parts = {SPLITS.get(name, name): rows for name, rows in loaded.items()}
-    if part == "train":
-        chosen = parts.get("train") or next(iter(parts.values()))
+    splits = {SPLITS.get(name, name): rows for name, rows in loaded.items()}
+    if split == "train":
+        chosen = splits.get("train") or next(iter(splits.values()))
     else:
-        chosen = (parts.get("validation") or parts.get("test")) if "train" in parts else None
+        chosen = (splits.get("validation") or splits.get("test")) if "train" in splits else None
     if chosen is None:
         return None
     class_names = _class_names(chosen.features.to_dict())

@@ -28,7 +28,7 @@ from regard.errors import DataError
 
 Pixels = NDArray[np.uint8]  # (images, channels, height, width), from 0 to 255
 Size = int | tuple[int, int]  # of a square, or height and width
-IDX = re.compile(r"(?P<part>.*)-images[-.]idx3-ubyte(?P<zipped>\.gz)?")
+IDX = re.compile(r"(?P<split>.*)-images[-.]idx3-ubyte(?P<zipped>\.gz)?")
 NPZ_TRAIN = (
     *(("x", "y"), ("x_train", "y_train")),
     *(("images", "labels"), ("train_images", "train_labels")),
@@ -52,7 +52,7 @@ class Images:
     square: bool  # whether all images are side × side
     read: Callable[[NDArray[np.int64], Size], Pixels] = field(repr=False)
     digest: str = field(repr=False)
-    test: "Images | None" = field(default=None, repr=False)  # the data set's test part
+    test: "Images | None" = field(default=None, repr=False)  # the data set's test split
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -60,7 +60,7 @@ class Images:
     def split(self, fraction: float, seed: int) -> tuple["Images", "Images"]:
         """Images for training and for validation.
 
-        Validation images are the test part, if there is one, else a random `fraction`.
+        Validation images are the test split, if there is one, else a random `fraction`.
         """
         if self.test is not None:
             return replace(self, test=None), self.test
@@ -183,7 +183,7 @@ def as_pixels(array: NDArray[Any], origin: str) -> Pixels:
 
 
 def from_npz(path: Path) -> Images:
-    """A NumPy archive of arrays x and y, or images and labels, with a test part or without."""
+    """A NumPy archive of arrays x and y, or images and labels, with a test split or without."""
     stored = read_arrays(path, lambda key: key.lower() in NPZ_KEYS, "arrays of numbers instead")
     arrays = {key.lower(): array for key, array in stored.items()}
     train, test = (_first_pair(arrays, names) for names in (NPZ_TRAIN, NPZ_TEST))
@@ -207,21 +207,21 @@ def _first_pair(
 
 def from_idx(folder: Path) -> Images:
     """MNIST's IDX files: images in one file, labels in another, gzip or not."""
-    parts: dict[str, Path] = {}
+    splits: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         match = IDX.fullmatch(path.name)
         if match:
-            parts.setdefault(match["part"], path)  # uncompressed before compressed
-    train = [part for part in parts if not part.endswith(("t10k", "test"))] or list(parts)
+            splits.setdefault(match["split"], path)  # uncompressed before compressed
+    train = [split for split in splits if not split.endswith(("t10k", "test"))] or list(splits)
     if len(train) != 1:
         raise DataError(f"{folder} has {len(train)} sets of training images; keep one of them")
-    images = _read_idx_part(folder, train[0], parts)
-    test = [part for part in parts if part != train[0]]
-    return _with_test(images, _read_idx_part(folder, test[0], parts) if test else None)
+    images = _read_idx_split(folder, train[0], splits)
+    test = [split for split in splits if split != train[0]]
+    return _with_test(images, _read_idx_split(folder, test[0], splits) if test else None)
 
 
-def _read_idx_part(folder: Path, part: str, parts: Mapping[str, Path]) -> Images:
-    path = parts[part]
+def _read_idx_split(folder: Path, split: str, splits: Mapping[str, Path]) -> Images:
+    path = splits[split]
     name = path.name.replace("images", "labels").replace("idx3", "idx1")
     candidates = [folder / name, folder / f"{name}.gz", folder / name.removesuffix(".gz")]
     labels = next((file for file in candidates if file.exists()), None)
@@ -399,7 +399,7 @@ def open_image(path: Path, content: bytes) -> Any:
 
 
 def _with_test(images: Images, test: Images | None = None) -> Images:
-    """Add the test part, after checks: several classes, and equal channels in both parts."""
+    """Add the test split, after checks: several classes, and equal channels in both splits."""
     if len(images.class_names) < 2:
         raise DataError(
             f"{images.name} has one class only, {images.class_names[0]!r}; "
@@ -414,7 +414,7 @@ def _with_test(images: Images, test: Images | None = None) -> Images:
         )
     test = replace(
         test.with_class_names(images.class_names),
-        description=f"its test part, {len(test):,} images",
+        description=f"its test split, {len(test):,} images",
     )
     return replace(images, test=test)
 
@@ -424,5 +424,5 @@ def _description(count: int, sizes: str, channels: int, classes: int) -> str:
     return f"{count:,} images, {sizes}, {colour}, {classes:,} classes"
 
 
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+def _digest(*values: object) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()

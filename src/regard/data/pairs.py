@@ -46,7 +46,7 @@ class Pairs:
         )
         validation = sum(value < threshold for value in hashes)
 
-        def part(count: int, is_validation: bool, description: str) -> Pairs:
+        def subset(count: int, is_validation: bool, description: str) -> Pairs:
             return Pairs(
                 name=self.name,
                 description=description,
@@ -61,8 +61,8 @@ class Pairs:
 
         training = self.count - validation
         return (
-            part(training, False, f"{self.description}; {training:,} for training"),
-            part(validation, True, f"{validation:,} of the {self.count:,} pairs"),
+            subset(training, False, f"{self.description}; {training:,} for training"),
+            subset(validation, True, f"{validation:,} of the {self.count:,} pairs"),
         )
 
     def first_rows(self, count: int) -> list[str]:
@@ -97,8 +97,8 @@ class Pairs:
         return self.digest
 
 
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+def _digest(*values: object) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def from_rows(name: str, description: str, rows: Iterable[Row]) -> Pairs:

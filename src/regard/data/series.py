@@ -22,7 +22,7 @@ NUMERIC_SHARE = 0.5  # of the cells of a column of numbers are numbers; the othe
 class Series:
     """Columns of numbers; rows are in the order of time.
 
-    A part for validation or test knows the rows `before` it, which a forecast of its first values
+    A validation or test split knows the rows `before` it, which a forecast of its first values
     reads; the first `training_rows` of them are the training data.
     """
 
@@ -34,7 +34,7 @@ class Series:
     dates: Dates | None = field(default=None, repr=False)  # of all rows of the file
     before: NDArray[np.float64] | None = field(default=None, repr=False)  # (time, columns)
     training_rows: int = 0
-    test: "Series | None" = field(default=None, repr=False)  # the test part, of validation data
+    test: "Series | None" = field(default=None, repr=False)  # the test split, of validation data
 
     def __len__(self) -> int:
         return len(self.values)
@@ -62,35 +62,35 @@ class Series:
         train = len(self) - count
         description = f"{self.description}; the first {train:,}"
         training = replace(self, values=self.values[:train], description=description)
-        return training, self._part(train, count, train, f"the last {count:,} rows")
+        return training, self._slice(train, count, train, f"the last {count:,} rows")
 
-    def split_rows(self, parts: Sequence[float]) -> tuple["Series", "Series"]:
-        """Training and validation rows, the latter with a test part if there are three numbers.
+    def split_rows(self, sizes: Sequence[float]) -> tuple["Series", "Series"]:
+        """Training and validation rows, the latter with a test split if there are three numbers.
 
-        Numbers above 1 are rows, others fractions of all rows; rows after the last part are unused.
+        Sizes above 1 are rows, others fractions of all rows; rows after the last split are unused.
         """
-        counts = [round(part if part > 1 else part * len(self)) for part in parts]
-        if len(counts) not in (2, 3) or min(parts) <= 0 or min(counts) < 1:
+        counts = [round(size if size > 1 else size * len(self)) for size in sizes]
+        if len(counts) not in (2, 3) or min(sizes) <= 0 or min(counts) < 1:
             raise ConfigError(
-                f"data.split={list(parts)} must be two or three numbers above 0: rows, or "
+                f"data.split={list(sizes)} must be two or three numbers above 0: rows, or "
                 "fractions, of training, validation and test"
             )
         if sum(counts) > len(self):
             raise ConfigError(
-                f"data.split={list(parts)} needs {sum(counts):,} rows; {self.name} has "
+                f"data.split={list(sizes)} needs {sum(counts):,} rows; {self.name} has "
                 f"{len(self):,}"
             )
         train, count = counts[:2]
         description = f"{self.description}; the first {train:,}"
         training = replace(self, values=self.values[:train], description=description)
-        validation = self._part(train, count, train, f"the next {count:,} rows")
+        validation = self._slice(train, count, train, f"the next {count:,} rows")
         if len(counts) == 3:
-            test = self._part(train + count, counts[2], train, f"{counts[2]:,} rows for the test")
+            test = self._slice(train + count, counts[2], train, f"{counts[2]:,} rows for the test")
             note = f"{validation.description}; then {counts[2]:,} rows for the test"
             validation = replace(validation, test=test, description=note)
         return training, validation
 
-    def _part(self, start: int, count: int, training_rows: int, description: str) -> "Series":
+    def _slice(self, start: int, count: int, training_rows: int, description: str) -> "Series":
         return replace(
             self,
             values=self.values[start : start + count],

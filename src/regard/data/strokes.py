@@ -14,9 +14,9 @@ from regard.data.text_files import stem
 from regard.data.validation_split import split_rows
 from regard.errors import DataError
 
-# arrays of an archive, after the part's name
+# arrays of an archive, after the prefix of the split
 POINTS, OFFSETS, LABELS, TEXTS = "xyp", "off", "label", "text"
-PARTS = {"train": ("train_", ""), "validation": ("valid_", "validation_"), "test": ("test_",)}
+PREFIXES = {"train": ("train_", ""), "validation": ("valid_", "validation_"), "test": ("test_",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Strokes:
         )
 
     def split(self, fraction: float, seed: int) -> tuple["Strokes", "Strokes"]:
-        """Training and validation drawings: the parts of the archive, else a random `fraction`."""
+        """Training and validation drawings: the splits of the archive, else a random `fraction`."""
         alone = replace(self, validation=None, test=None)
         if self.validation is not None:
             return alone, replace(self.validation, test=self.test)
@@ -84,37 +84,37 @@ class Strokes:
 def is_strokes(path: Path) -> bool:
     """Whether an .npz archive holds points of strokes."""
     names = set(array_names(path))
-    return any(f"{prefix}{POINTS}" in names for part in PARTS.values() for prefix in part)
+    return any(f"{prefix}{POINTS}" in names for group in PREFIXES.values() for prefix in group)
 
 
 def from_npz(path: Path) -> Strokes:
-    """The drawings of an archive, with validation and test parts where it has them.
+    """The drawings of an archive, with validation and test splits where it has them.
 
-    The arrays of a part are `train_xyp`, points (dx, dy, lift) of all drawings one after the other,
+    The arrays of a split are `train_xyp`, points (dx, dy, lift) of all drawings in a row,
     `train_off`, where each drawing starts and the last ends, and if drawings have classes
     `train_label`, one of each, or `train_text`, what each drawing shows; `valid_…` and `test_…`
-    likewise. `xyp` and `off` are one part.
+    likewise. `xyp` and `off` are one split.
     """
     hint = "the points of all drawings as one array 'xyp' and where they start as 'off'"
     arrays = read_arrays(path, lambda name: name.endswith((POINTS, OFFSETS, LABELS, TEXTS)), hint)
-    parts = {}
-    for part, prefixes in PARTS.items():
+    splits = {}
+    for split, prefixes in PREFIXES.items():
         for prefix in prefixes:
-            if f"{prefix}{POINTS}" in arrays and part not in parts:
-                parts[part] = _part(path, arrays, prefix)
-    if "train" not in parts:
+            if f"{prefix}{POINTS}" in arrays and split not in splits:
+                splits[split] = _read_split(path, arrays, prefix)
+    if "train" not in splits:
         raise DataError(f"{path} has no training drawings; name their points 'train_xyp' or 'xyp'")
-    names = tuple(sorted({str(label) for part in parts.values() for label in part[2]}))
-    if len({texts is None for *_, texts in parts.values()}) > 1:
-        raise DataError(f"{path}: some parts have texts and others none; give all or none of them")
-    made = {part: _strokes(stem(path), *arrays, names) for part, arrays in parts.items()}
+    names = tuple(sorted({str(label) for split in splits.values() for label in split[2]}))
+    if len({texts is None for *_, texts in splits.values()}) > 1:
+        raise DataError(f"{path}: some splits have texts and others none; give all or none of them")
+    made = {split: _strokes(stem(path), *arrays, names) for split, arrays in splits.items()}
     return replace(made["train"], validation=made.get("validation"), test=made.get("test"))
 
 
-def _part(
+def _read_split(
     path: Path, arrays: Mapping[str, NDArray[Any]], prefix: str
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], list[str], tuple[str, ...] | None]:
-    """The checked points, offsets, labels and texts of a part of an archive."""
+    """The checked points, offsets, labels and texts of a split of an archive."""
     name, offset_name = f"{path}: {prefix}{POINTS}", f"{prefix}{OFFSETS}"
     points = arrays[f"{prefix}{POINTS}"]
     if points.ndim != 2 or points.shape[1] != 3 or points.dtype.kind not in "iuf":

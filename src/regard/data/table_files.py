@@ -25,14 +25,14 @@ def is_table(path: Path) -> bool:
 def read_table(path: Path | str) -> Table:
     """The table at a path: a file, a folder of files, or hf://datasets/owner/name.
 
-    Of a folder or a data set with a part called train, that part.
+    Of a folder or a data set with a split called train, that split.
     """
     if isinstance(path, str) and path.startswith(HUB):
         return from_hub(path, "train")
     path = Path(path)
     if path.is_dir():
-        parts = _parts(path)
-        files = parts.get("train") or [file for part in parts.values() for file in part]
+        splits = _files_by_split(path)
+        files = splits.get("train") or [file for split in splits.values() for file in split]
         if not files:
             raise DataError(
                 f"{path} holds no tables ({' '.join(SUFFIXES)}), or other files as well"
@@ -42,14 +42,14 @@ def read_table(path: Path | str) -> Table:
 
 
 def read_validation(path: Path | str) -> Table | None:
-    """The part of a folder or data set for validation: validation, or else test, or None."""
+    """The validation split of a folder or data set: validation, or else test, or None."""
     if isinstance(path, str) and path.startswith(HUB):
         return from_hub(path, "validation")
     path = Path(path)
     if not path.is_dir():
         return None
-    parts = _parts(path)
-    files = parts.get("validation") or parts.get("test") if "train" in parts else None
+    splits = _files_by_split(path)
+    files = splits.get("validation") or splits.get("test") if "train" in splits else None
     return _join(path, files) if files else None
 
 
@@ -66,14 +66,14 @@ def _folder_files(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def _parts(folder: Path) -> dict[str, list[Path]]:
-    """The files of a folder by the part of the data that their names or folders say."""
-    parts: dict[str, list[Path]] = {}
+def _files_by_split(folder: Path) -> dict[str, list[Path]]:
+    """The files of a folder by the split that their names or folders name."""
+    splits: dict[str, list[Path]] = {}
     for file in _folder_files(folder):
         words = re.split(r"[-_./\\]", str(file.relative_to(folder)).lower())
         named = [SPLITS[word] for word in words if word in SPLITS]
-        parts.setdefault(named[-1] if named else "", []).append(file)
-    return parts
+        splits.setdefault(named[-1] if named else "", []).append(file)
+    return splits
 
 
 def _join(folder: Path, files: Sequence[Path]) -> Table:

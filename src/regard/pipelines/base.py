@@ -46,7 +46,7 @@ class Data(Protocol):
         """What was read and what was skipped, in one line."""
 
     def split(self, fraction: float, seed: int) -> tuple[Self, Self]:
-        """The training part, and about a `fraction` of the data for validation."""
+        """The training split, and about a `fraction` of the data for validation."""
 
     def note_overlap(self, train: Any) -> Self:
         """The same validation data; its description says how much is also training data."""
@@ -160,8 +160,8 @@ class Pipeline:
         """The data with case folded (`data.lower`)."""
         raise ConfigError(f"data.lower folds the case of text; {data.name} holds {data.kind}")
 
-    def validation_part(self, data: Any) -> Any:
-        """The part for validation of data that was opened as validation data."""
+    def validation_split(self, data: Any) -> Any:
+        """The validation split of data that was opened as validation data."""
         return data
 
     def defaults(self, data: Any, task: Choice, *, gpu: bool) -> dict[str, Any]:
@@ -184,8 +184,8 @@ class Pipeline:
         """Lines of `train --dry-run` that show how the training data is read, by their labels."""
         return {}
 
-    def check_parts(self, config: RunConfig, train: Any, validation: Any) -> None:
-        """Raise `DataError` if training would refuse the parts of the data for their size."""
+    def check_splits(self, config: RunConfig, train: Any, validation: Any) -> None:
+        """Raise `DataError` if training would refuse the splits of the data for their size."""
 
     def train_tokenizers(
         self, config: RunConfig, train: Any, validation: Any, progress: Progress | None

@@ -82,14 +82,14 @@ def open_split(config: RunConfig) -> tuple[Any, Any]:
                     f"data.split gives the validation rows, so data.{name}={value} would not be "
                     "used; leave one of them out"
                 )
-        parts: tuple[Any, Any] = whole.split_rows(data.split)
-        return parts
+        splits: tuple[Any, Any] = whole.split_rows(data.split)
+        return splits
     if data.validation:
         validation = open_validation(data.validation, whole.kind, lower=data.lower, columns=columns)
         return whole, validation.note_overlap(whole)
-    part = _validation_table(data.path)
-    if part is not None:
-        validation = _interpret_table(part, columns, whole.kind)
+    table = _validation_table(data.path)
+    if table is not None:
+        validation = _interpret_table(table, columns, whole.kind)
         validation = PIPELINES[whole.kind].lowercase(validation) if data.lower else validation
         return whole, validation.note_overlap(whole)
     training, validation = whole.split(data.validation_fraction, config.train.seed)
@@ -123,7 +123,7 @@ def open_validation(
     if data.kind != kind:
         names = ", ".join(map(str, paths))
         raise DataError(f"{names} holds {data.kind}; the run learns from {kind}")
-    return PIPELINES[kind].validation_part(data)
+    return PIPELINES[kind].validation_split(data)
 
 
 def _applicable_columns(path: Choice, columns: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -142,8 +142,8 @@ def is_name(path: str) -> bool:
 
 def data_fingerprint(training: Data, validation: Data) -> str:
     """A hash of all data that a run is trained and evaluated on."""
-    parts = f"{training.fingerprint()} {validation.fingerprint()}"
-    return hashlib.sha256(parts.encode()).hexdigest()
+    fingerprints = f"{training.fingerprint()} {validation.fingerprint()}"
+    return hashlib.sha256(fingerprints.encode()).hexdigest()
 
 
 def run_name(path: Choice | None, source: str | None) -> str:
@@ -239,7 +239,7 @@ def _interpret_table(table: Table, columns: Mapping[str, str], kind: str | None)
 
 
 def _validation_table(path: Choice | None) -> Table | None:
-    """The part for validation of a folder of tables, or of a data set of the hub."""
+    """The validation split of a folder of tables, or of a data set of the hub."""
     if not isinstance(path, str) or path in BUILTINS:
         return None
     if path.startswith(HUB):

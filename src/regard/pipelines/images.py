@@ -66,13 +66,13 @@ class ImagesPipeline(Pipeline):
         return False
 
     def open(self, path: Path) -> Images:
-        """The images of a file or folder, with a test part where it has one."""
+        """The images of a file or folder, with a test split where it has one."""
         if not path.is_dir():
             return from_npz(path)
         return from_idx(path) if _has_idx_files(path) else from_folder(path)
 
-    def validation_part(self, data: Images) -> Images:
-        """The test part, where the data has one."""
+    def validation_split(self, data: Images) -> Images:
+        """The test split, where the data has one."""
         return data if data.test is None else data.test
 
     def defaults(self, data: Images, task: Choice, *, gpu: bool) -> dict[str, Any]:

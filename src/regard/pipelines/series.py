@@ -45,7 +45,7 @@ FED_BACK_STARTS = 8  # windows per horizon on which a network is evaluated whose
 
 @dataclass(frozen=True)
 class Windows:
-    """The scaled rows of a part of a series, and the windows in them."""
+    """The scaled rows of a split of a series, and the windows in them."""
 
     values: Float[Tensor, "time inputs"]
     context: int
@@ -56,7 +56,7 @@ class Windows:
     def of(
         cls, series: Series, task: Forecast, *, every: int = 1, double: bool = False
     ) -> "Windows":
-        """All windows whose forecast rows are in the part; those before it may be read."""
+        """All windows whose forecast rows are in the split; those before it may be read."""
         assert task.context is not None
         rows = series.values
         if series.before is not None:
@@ -118,11 +118,11 @@ class SeriesPipeline(Pipeline):
         """With the columns, the rows that are read and the season."""
         return _fitted(config, data)[0]
 
-    def check_parts(self, config: RunConfig, train: Series, validation: Series) -> None:
-        """Raise `DataError` if a part is shorter than a window."""
+    def check_splits(self, config: RunConfig, train: Series, validation: Series) -> None:
+        """Raise `DataError` if a split is shorter than a window."""
         task = series_task(_fitted(config, train)[0].task)
-        for part in (validation, train):
-            Windows.of(part, task)
+        for split in (validation, train):
+            Windows.of(split, task)
 
     def preview(self, config: RunConfig, data: Series) -> dict[str, str]:
         """The columns that are forecast, where none was chosen."""

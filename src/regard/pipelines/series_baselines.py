@@ -22,7 +22,7 @@ Forecaster = Callable[[Tensor, int], Tensor]  # (rows, time), steps → (rows, s
 def evaluate_baselines(
     task: Forecast, series: Series, training: NDArray[np.float64] | None, *, every: int = 1
 ) -> dict[str, dict[str, float]]:
-    """`mse` and `mae` of each baseline on windows of a part of a series, as `Forecast` does.
+    """`mse` and `mae` of each baseline on windows of a split of a series, as `Forecast` does.
 
     Windows begin every `every` rows, as in the evaluation of a network.
     AR(p) and the linear layer are fitted to the training rows; without them they are left out.

@@ -46,8 +46,8 @@ class StrokesPipeline(Pipeline):
         """The drawings of an archive."""
         return from_npz(path)
 
-    def validation_part(self, data: Strokes) -> Strokes:
-        """The validation part, where the data has one."""
+    def validation_split(self, data: Strokes) -> Strokes:
+        """The validation split, where the data has one."""
         return data.validation or data.test or data
 
     def defaults(self, data: Strokes, task: Choice, *, gpu: bool) -> dict[str, Any]:
