@@ -33,6 +33,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ class Figures:
         self.seconds, self.cpu = time.perf_counter() - began, time.process_time() - cpu
 
     def show(self) -> None:
-        ordered = sorted(self.first)
+        ordered = sorted(self.first) or [float("nan")]
         p50, p99 = (ordered[int(q * (len(ordered) - 1))] * 1e3 for q in (0.5, 0.99))
         print(
             f"{self.name:32s} {self.tokens / self.seconds:10,.0f} tok/s   "
@@ -119,19 +120,28 @@ def run_peer(model: Any, work: list[tuple[list[int], int]], streams: int, limit:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     settings = GenerationConfig(do_sample=True, temperature=0.8, top_k=50, eos_token_id=-1)
-    options: dict[str, Any] = {"max_requests_per_batch": streams}
+    longest = max(len(ids) + most for ids, most in work)
     known = inspect.signature(ContinuousBatchingConfig).parameters
-    if model.device.type == "cpu":
-        page = "page_size" if "page_size" in known else "block_size"  # before transformers 5.22
-        options |= {"num_blocks": 32 * streams, "max_batch_tokens": 512, page: 32}
+    page = "page_size" if "page_size" in known else "block_size"  # before transformers 5.22
+    size = 32 if model.device.type == "cpu" else 256
+    options: dict[str, Any] = {  # by default the cache and a dense mask fill the memory
+        "max_requests_per_batch": streams,
+        "max_batch_tokens": 512 if model.device.type == "cpu" else 1024,
+        page: size,
+        "num_blocks": streams * (longest // size + 2),
+    }
     options = {name: value for name, value in options.items() if name in known}
+    if find_spec("flash_attn") is None and hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation("paged|sdpa")  # it would look for kernels on the net
     figures, sent = Figures("transformers continuous batching"), {}
     waiting, running, tokens = deque(work), 0, {}
-    with model.continuous_batching_context_manager(
+    manager = model.init_continuous_batching(
         generation_config=settings, continuous_batching_config=ContinuousBatchingConfig(**options)
-    ) as manager:
-        began, cpu = time.perf_counter(), time.process_time()
-        while time.perf_counter() - began < limit:
+    )
+    manager.start()
+    began, cpu = time.perf_counter(), time.process_time()
+    try:
+        while time.perf_counter() - began < limit and manager.is_running():
             while running < streams and waiting:
                 ids, most = waiting.popleft()
                 name = manager.add_request(ids, max_new_tokens=most, streaming=True)
@@ -149,6 +159,11 @@ def run_peer(model: Any, work: list[tuple[list[int], int]], streams: int, limit:
             running -= result.is_finished()
         figures.stop(began, cpu)
         figures.tokens = sum(tokens.values())
+    finally:
+        hard = (
+            {"hard_stop": True} if "hard_stop" in inspect.signature(manager.stop).parameters else {}
+        )
+        manager.stop(block=True, timeout=20, **hard)
     return figures
 
 
@@ -405,7 +420,7 @@ def measure_engine(arguments: argparse.Namespace) -> None:
         language = pack(model)
     if peer is not None:
         work = workload(count, vocab, arguments.longest or context)
-        run_peer(peer, work, streams, arguments.seconds / 3)  # compiles
+        run_peer(peer, work, streams, arguments.seconds / 3).show()  # compiles
         theirs = run_peer(peer, work, streams, arguments.seconds)
         theirs.show()
         del peer
