@@ -51,7 +51,7 @@ FAILED = []
 SCHEMES = {
     "rotary, grouped heads": {"position": "rotary", "kv_heads": 2},
     "alibi": {"position": "alibi"},
-    "t5, encoder": {"position": "t5", "shape": "encoder"},
+    "t5, encoder": {"position": "t5", "architecture": "encoder"},
     "learned, window": {"position": "learned", "window": 8},
     "additive score": {"position": "sinusoidal", "score": "additive"},
     "soft cap": {"position": "rotary", "score": {"kind": "scaled_dot", "cap": 20.0}},

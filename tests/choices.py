@@ -144,9 +144,9 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
     ),
     (
         ("norm", lambda norm: norm == "batch"),
-        ("shape", lambda shape: shape != "encoder"),
+        ("architecture", lambda value: value != "encoder"),
         r"norm='batch' normalises by the mean over all positions, so that in training a decoder "
-        r"would see the tokens that it predicts;\nset norm='layer', or shape='encoder'",
+        r"would see the tokens that it predicts;\nset norm='layer', or architecture='encoder'",
     ),
     (
         ("ffn", lambda ffn: ffn is None),
@@ -181,19 +181,19 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
     ),
     (
         ("segments", lambda segments: segments > 0),
-        ("shape", lambda shape: shape != "encoder"),
-        r"segments=2 belong to an encoder, not to shape='[\w-]+'; leave them out",
+        ("architecture", lambda value: value != "encoder"),
+        r"segments=2 belong to an encoder, not to architecture='[\w-]+'; leave them out",
     ),
     (
         ("source_vocab_size", given),
-        ("shape", lambda shape: shape != "encoder-decoder"),
-        r"source_vocab_size .* belong to an encoder-decoder, not to shape='\w+'; vocab_size and",
+        ("architecture", lambda value: value != "encoder-decoder"),
+        r"source_vocab_size .* belong to an encoder-decoder, not to architecture='\w+'; vocab_size",
     ),
     *(
         (
             (name, given),
-            ("shape", lambda shape: shape != "encoder-decoder"),
-            r"encoder_heads and encoder_ffn_dim belong to an encoder-decoder, not to shape='\w+';",
+            ("architecture", lambda value: value != "encoder-decoder"),
+            r"encoder_heads and encoder_ffn_dim belong to an encoder-decoder, not to architecture=",
         )
         for name in ("encoder_heads", "encoder_ffn_dim")
     ),
@@ -204,20 +204,21 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
     ),
     (
         ("encoder_layers", given),
-        ("shape", lambda shape: shape != "encoder-decoder"),
-        r"encoder_layers belong to an encoder-decoder, not to shape='\w+'; .* layers are enough",
+        ("architecture", lambda value: value != "encoder-decoder"),
+        r"encoder_layers belong to an encoder-decoder, not to architecture='\w+'; .* layers are",
     ),
     (
         ("norm_order", lambda norm_order: norm_order.startswith("parallel")),
-        ("shape", lambda shape: shape == "encoder-decoder"),
+        ("architecture", lambda value: value == "encoder-decoder"),
         r"norm_order='parallel\w*' has no cross-attention; "
-        r"shape='encoder-decoder' needs pre",
+        r"architecture='encoder-decoder' needs pre",
     ),
     (
         ("head", lambda head: said(head) in READS_FIRST),
-        ("shape", lambda shape: shape != "encoder"),
-        r"head=.* reads the first position, which in a causal model \(shape='[\w-]+'\) depends on "
-        r"the first token only;\nset shape='encoder', or pool='last' of head 'classification'",
+        ("architecture", lambda value: value != "encoder"),
+        r"head=.* reads the first position, which in a causal model "
+        r"\(architecture='[\w-]+'\) depends on the first token only;\n"
+        r"set architecture='encoder', or pool='last' of head 'classification'",
     ),
 ]
 

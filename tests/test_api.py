@@ -113,8 +113,8 @@ def test_own_data_gets_settings_of_its_own(place):
     assert (text.name, pairs.name) == ("cats", "pairs")
     assert text.task == "causal"
     assert pairs.task == "seq2seq"
-    assert resolve(text.model).shape == "decoder"
-    assert resolve(pairs.model).shape == "encoder-decoder"
+    assert resolve(text.model).architecture == "decoder"
+    assert resolve(pairs.model).architecture == "encoder-decoder"
     over = {"model": {"layers": 9}, "train": {"steps": 5}}
     asked = configure(str(place / "cats.txt"), over)
     assert asked.model["layers"] == 9

@@ -299,8 +299,10 @@ def test_a_size_of_nothing_is_refused(name):
 @pytest.mark.parametrize("name", ["source_vocab_size", "encoder_layers"])
 def test_an_encoder_of_nothing_is_refused(name):
     with pytest.raises(ConfigError, match=f"{name}=0 must be at least 1"):
-        TransformerConfig(vocab_size=8, shape="encoder-decoder", **{name: 0})
-    with pytest.raises(ConfigError, match="belong to an encoder-decoder, not to shape='decoder'"):
+        TransformerConfig(vocab_size=8, architecture="encoder-decoder", **{name: 0})
+    with pytest.raises(
+        ConfigError, match="belong to an encoder-decoder, not to architecture='decoder'"
+    ):
         TransformerConfig(vocab_size=8, **{name: 4})
 
 

@@ -92,6 +92,7 @@ RENAMED = {  # settings of earlier versions, and what they are called now
     "share": "mask_fraction",
     "reach": "max_distance",
     "max_answer": "max_answer_length",
+    "shape": "architecture",
 }
 SHOWN = 40  # names of a table in a message
 

@@ -89,7 +89,7 @@ CHOICES = {
     "vocab_size": [7, 64],
     "source_vocab_size": [],  # of an encoder-decoder
     "context": [40],
-    "shape": [],  # `test_other_models_are_refused`
+    "architecture": [],  # `test_other_models_are_refused`
     "encoder_layers": [],
     "encoder_heads": [],
     "encoder_ffn_dim": [],
@@ -346,9 +346,9 @@ def test_what_no_description_knows_is_refused(change):
     assert path.obstacles["packed"]
 
 
-@pytest.mark.parametrize("shape", ["encoder", "encoder-decoder"])
-def test_other_models_are_refused(shape):
-    assert decoding_path(build(shape=shape)).name == "plain"
+@pytest.mark.parametrize("architecture", ["encoder", "encoder-decoder"])
+def test_other_models_are_refused(architecture):
+    assert decoding_path(build(architecture=architecture)).name == "plain"
 
 
 def scale_weight(model):

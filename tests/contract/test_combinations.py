@@ -82,12 +82,12 @@ def test_what_does_not_go_together_is_refused_with_the_reason(pair):
 @pytest.mark.parametrize(
     "pair", sorted(map(sorted, COVERING.impossible - COVERING.refused)), ids=str
 )
-def test_where_one_needs_what_the_other_forbids_no_shape_helps(pair):
+def test_where_one_needs_what_the_other_forbids_no_architecture_helps(pair):
     (one, label), other = pair
     for row in (row for row in COVERING.rows if row[one] == label):
-        for shape in VALUES["shape"]:
+        for architecture in VALUES["architecture"]:
             with pytest.raises(ConfigError):
-                config_of({**row, "shape": shape, **dict([other])})
+                config_of({**row, "architecture": architecture, **dict([other])})
 
 
 class Subject:
@@ -99,7 +99,7 @@ class Subject:
         self.ids = torch.randint(0, VOCAB, (ROWS, TIME))
         self.lengths = torch.tensor([TIME, 4, 2])
         self.source = None
-        if config.shape == "encoder-decoder":
+        if config.architecture == "encoder-decoder":
             size = config.source_vocab_size or VOCAB
             self.source = Source(torch.randint(0, size, (ROWS, 6)), torch.tensor([6, 4, 1]))
         self.segments = torch.randint(0, 2, (ROWS, TIME)) if config.segments else None
@@ -111,7 +111,7 @@ class Subject:
         }
 
     def hidden(self):
-        mask = Mask.lengths(self.lengths) if self.config.shape == "encoder" else Mask()
+        mask = Mask.lengths(self.lengths) if self.config.architecture == "encoder" else Mask()
         return self.model(self.ids, source=self.source, mask=mask, segments=self.segments)
 
     def read(self):
@@ -216,7 +216,7 @@ def reads_ids(row):
     return issubclass(HEADS[kind(VALUES["head"][row["head"]])], Head)
 
 
-WRITERS = [row for row in COVERING.rows if reads_ids(row) and row["shape"] != "encoder"]
+WRITERS = [row for row in COVERING.rows if reads_ids(row) and row["architecture"] != "encoder"]
 
 
 @pytest.mark.parametrize("row", WRITERS, ids=map(COVERING.rows.index, WRITERS))
@@ -235,7 +235,7 @@ def test_stepping_through_a_combination_equals_one_forward_pass(row):
 
 @pytest.mark.parametrize("score", sorted(RELATIVE))
 def test_a_score_by_distance_is_for_self_attention_only(score):
-    row = {"score": "scaled_dot", "shape": "encoder-decoder"}
+    row = {"score": "scaled_dot", "architecture": "encoder-decoder"}
     model = build_model(replace(config_of(row), score=score))
     assert type(model.decoder.blocks[0].cross.score) is SCORES["scaled_dot"]
     assert type(model.decoder.blocks[0].attention.score) is SCORES[score]

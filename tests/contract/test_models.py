@@ -86,7 +86,7 @@ CAPTIONERS = [  # beside those of the presets
     {"hard": "straight_through", "layers": 2, "placement": "between", "channels": 1},
     {"score": "general", "placement": "luong", "input_feeding": True},
 ]
-# what cross-attention depends on; test_combinations.py has every choice with every shape
+# what cross-attention depends on; test_combinations.py has every choice with every architecture
 CROSS_FIELDS = {"position", "score", "norm_order", "kv_heads", "head_dim", "bias"}
 PAIRS_ONLY = [{"source_vocab_size": VOCAB + 2}, {"encoder_layers": 1}]
 
@@ -154,15 +154,15 @@ def _presets():
 
 def _cases():
     cases = _presets()
-    for shape in ("decoder", "encoder-decoder", "encoder"):
+    for architecture in ("decoder", "encoder-decoder", "encoder"):
         fields = {
             "decoder": VARIATIONS,
             "encoder-decoder": [v for v in VARIATIONS if v.keys() & CROSS_FIELDS] + PAIRS_ONLY,
             "encoder": [{}, {"norm": "batch"}],
         }
-        for change in fields[shape]:
+        for change in fields[architecture]:
             said = ",".join(f"{key}={value}" for key, value in change.items())
-            cases[f"{shape}:{said}"] = replace(TINY, shape=shape, **change)
+            cases[f"{architecture}:{said}"] = replace(TINY, architecture=architecture, **change)
     for change in RECURRENT:
         said = ",".join(f"{key}={value}" for key, value in change.items())
         cases[f"recurrent:{said}"] = RecurrentConfig(vocab_size=VOCAB, dim=16, **change)
@@ -177,9 +177,13 @@ def _cases():
 
 
 CASES = _cases()
-LANGUAGES = [name for name, config in CASES.items() if getattr(config, "shape", "") != "encoder"]
-PAIRS = [name for name in LANGUAGES if getattr(CASES[name], "shape", "") == "encoder-decoder"]
-IMAGES = [name for name in PAIRS if hasattr(CASES[name], "source_kind")]
+LANGUAGES = [
+    name for name, config in CASES.items() if getattr(config, "architecture", "") != "encoder"
+]
+PAIRS = [
+    name for name in LANGUAGES if getattr(CASES[name], "architecture", "") == "encoder-decoder"
+]
+IMAGES = [name for name in PAIRS if hasattr(CASES[name], "input_kind")]
 ENCODERS = [name for name in CASES if name not in LANGUAGES]
 TRANSFORMERS = [name for name in LANGUAGES if isinstance(CASES[name], TransformerConfig)]
 OBJECTIVES = [name for name in CASES if not isinstance(CASES[name], NGramConfig | HMMConfig)]

@@ -28,7 +28,7 @@ def hooks(model):
 
 
 def test_cross_attention_maps_have_a_row_per_target_and_a_column_per_source():
-    model = small(shape="encoder-decoder")
+    model = small(architecture="encoder-decoder")
     maps = attention_maps(model, lambda: model(IDS, source=SOURCE), pattern="*.cross")
     assert list(maps) == ["decoder.blocks.0.cross", "decoder.blocks.1.cross"]
     for weights in maps.values():
@@ -105,7 +105,7 @@ def test_labels_must_fit_the_weights():
 
 
 def test_every_call_of_a_shared_layer_has_its_map():
-    fields = {"vocab_size": 11, "dim": 16, "layers": 3, "heads": 2, "shape": "encoder"}
+    fields = {"vocab_size": 11, "dim": 16, "layers": 3, "heads": 2, "architecture": "encoder"}
     shared = Transformer(TransformerConfig(**fields, shared_layers=True)).eval()
     apart = Transformer(TransformerConfig(**fields)).eval()
     own = shared.state_dict()
@@ -138,10 +138,12 @@ def test_recomputed_weights_are_those_of_the_output_for_every_scheme_mask_and_gr
     scheme, monkeypatch
 ):
     monkeypatch.setattr(attention, "CHUNK_CELLS", 100)  # several chunks of rows
-    for shape, kv_heads, mask in product(("decoder", "encoder"), (None, 2, 1), MASKS.values()):
-        if kv_heads and (shape == "encoder" or mask is not MASKS["causal"]):
+    for architecture, kv_heads, mask in product(
+        ("decoder", "encoder"), (None, 2, 1), MASKS.values()
+    ):
+        if kv_heads and (architecture == "encoder" or mask is not MASKS["causal"]):
             continue
-        model = small(**scheme, kv_heads=kv_heads, shape=shape)
+        model = small(**scheme, kv_heads=kv_heads, architecture=architecture)
         with trace(model, ["*.v_tap", "*.heads_tap"]) as taps, torch.no_grad():
             every = attention_maps(model, lambda m=model, k=mask: m(IDS, mask=k()))
         for name, weights in every.items():

@@ -100,7 +100,7 @@ def test_every_head_of_a_decoder_is_scored_with_the_same_numbers_each_time():
     with pytest.raises(RegardError, match="no scores of 'name_mover'; there are previous_token"):
         scores.top("name_mover")
     with pytest.raises(RegardError, match="needs a decoder"):
-        find_heads(decoder(shape="encoder"))
+        find_heads(decoder(architecture="encoder"))
 
 
 def test_rollout_multiplies_the_layers_with_their_residuals():
@@ -164,7 +164,12 @@ def test_integrated_gradients_add_up_and_are_exact_for_a_linear_model():
 
 @torch.no_grad()
 def test_the_last_layer_of_the_logit_lens_is_the_model_itself():
-    for choices in ({}, {"norm_order": "post"}, {"shared_layers": True}, {"shape": "encoder"}):
+    for choices in (
+        {},
+        {"norm_order": "post"},
+        {"shared_layers": True},
+        {"architecture": "encoder"},
+    ):
         model = decoder(**choices)
         logits = logit_lens(model, IDS)
         assert logits.shape == (3, 1, 6, 9)

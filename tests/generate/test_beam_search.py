@@ -270,7 +270,7 @@ def test_an_encoder_decoder_is_searched_like_any_other():
 
     torch.manual_seed(0)
     config = TransformerConfig(
-        vocab_size=9, dim=16, layers=2, heads=2, context=16, shape="encoder-decoder"
+        vocab_size=9, dim=16, layers=2, heads=2, context=16, architecture="encoder-decoder"
     )
     model = Transformer(config).double().eval()
     for parameter in model.parameters():

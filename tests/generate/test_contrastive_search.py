@@ -30,7 +30,7 @@ SIZES = {"vocab_size": VOCAB, "dim": 16, "layers": 2, "heads": 2, "context": 24}
 CONFIGS = {
     "learned": TransformerConfig(**SIZES),
     "rotary": TransformerConfig(**SIZES, position="rotary", norm="rms", kv_heads=1),
-    "pair": TransformerConfig(**SIZES, shape="encoder-decoder"),
+    "pair": TransformerConfig(**SIZES, architecture="encoder-decoder"),
     "lstm": RecurrentConfig(vocab_size=VOCAB, dim=16),
 }
 
@@ -51,7 +51,7 @@ def counted():
 
 
 def source_of(model, row=None):
-    paired = getattr(model.config, "shape", "") == "encoder-decoder"
+    paired = getattr(model.config, "architecture", "") == "encoder-decoder"
     if row is None or not paired:
         return {"source": SOURCE} if paired else {}
     return {"source": Source(SOURCE.ids[row : row + 1], SOURCE.lengths[row : row + 1])}

@@ -228,7 +228,7 @@ def test_a_transformer_continues_ragged_prompts_as_if_each_were_alone(position):
 
 
 def test_an_encoder_decoder_continues_from_its_source():
-    model = small(shape="encoder-decoder")
+    model = small(architecture="encoder-decoder")
     answers = generate(model, PROMPTS, GREEDY, tokens=30, source=SOURCE)
     assert answers == [
         by_hand(model, prompt, 30, source=row_of(SOURCE, row), slides=False)

@@ -33,7 +33,7 @@ CONFIGS = {
     "learned": TransformerConfig(**SIZES),
     "rotary": TransformerConfig(**SIZES, position="rotary", norm="rms", kv_heads=1),
     "window": TransformerConfig(**SIZES, position="alibi", window=5),
-    "pair": TransformerConfig(**SIZES, shape="encoder-decoder"),
+    "pair": TransformerConfig(**SIZES, architecture="encoder-decoder"),
     "lstm": RecurrentConfig(vocab_size=VOCAB, dim=16, tied=False),
     "ngram": NGramConfig(vocab_size=VOCAB, order=3),
 }
@@ -53,7 +53,9 @@ def made(config, seed=0, size=0.5):
 
 
 def source_of(model):
-    return {"source": SOURCE} if getattr(model.config, "shape", "") == "encoder-decoder" else {}
+    return (
+        {"source": SOURCE} if getattr(model.config, "architecture", "") == "encoder-decoder" else {}
+    )
 
 
 def draft_of(name, model):
@@ -107,7 +109,7 @@ def test_a_full_context_forgets_what_plain_decoding_forgets(context, seed, draft
 
 
 def test_with_a_source_a_row_ends_where_its_context_is_full():
-    model = made(TransformerConfig(**(SIZES | {"context": 9}), shape="encoder-decoder"))
+    model = made(TransformerConfig(**(SIZES | {"context": 9}), architecture="encoder-decoder"))
     expected = generate(model, PROMPTS, GREEDY, tokens=30, source=SOURCE)
     assert [len(text) for text in expected] == [9, 6, 8]
     for draft in (PromptLookup(), model, made(model.config, seed=1)):

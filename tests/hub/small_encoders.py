@@ -176,7 +176,7 @@ def pair(config):
 def results(theirs, ours):
     """What they compute for a padded batch, and what we do: of all real tokens, for all results."""
     real, config = REAL, theirs.config
-    if ours.config.shape == "encoder-decoder":
+    if ours.config.architecture == "encoder-decoder":
         given, target, source = pair(config)
         x = ours(target, source=source)
         real = torch.ones_like(REAL)  # nobody looks ahead, so what follows the end is compared too

@@ -59,12 +59,14 @@ def checkpoint(folder, name):
 
 
 def logits(model, config):
-    source = None if config.shape != "encoder-decoder" else Source(IDS, torch.tensor([11, 11]))
+    source = (
+        None if config.architecture != "encoder-decoder" else Source(IDS, torch.tensor([11, 11]))
+    )
     return model.head(model(IDS, **({} if source is None else {"source": source})))
 
 
 def their_logits(model, config):
-    pair = {"decoder_input_ids": IDS} if config.shape == "encoder-decoder" else {}
+    pair = {"decoder_input_ids": IDS} if config.architecture == "encoder-decoder" else {}
     with torch.no_grad():
         return model(input_ids=IDS, **pair).logits
 

@@ -12,7 +12,10 @@ from regard.models.transformer import TransformerConfig
 
 NONSENSE = [
     ({"norm_order": "prelude"}, "unknown value of norm_order 'prelude'; did you mean 'pre'"),
-    ({"shape": "encoder_decoder"}, "unknown value of shape .* did you mean 'encoder-decoder'"),
+    (
+        {"architecture": "encoder_decoder"},
+        "unknown value of architecture .* did you mean 'encoder-decoder'",
+    ),
     ({"bias": "kv"}, "unknown value of bias 'kv'; did you mean 'qkv'"),
     ({"global_layers": [1]}, r"global_layers=\[1\] needs a window and no global_every"),
     ({"window": 3, "global_layers": [0, 99]}, r"global_layers=\[0, 99\] must be distinct indices"),

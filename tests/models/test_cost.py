@@ -42,11 +42,11 @@ CHANGES = [
     {"tied": False, "bias": False},
     {"embed_norm": True},
     {"embed_dim": 16, "factored": "tokens"},
-    {"shape": "encoder", "shared_layers": True},
-    {"shape": "encoder", "embed_dim": 16, "head": "masked"},
-    {"shape": "encoder", "head": {"kind": "tag", "classes": 3}},
-    {"shape": "encoder-decoder"},
-    {"shape": "encoder-decoder", "encoder_layers": 1, "position": "rotary", "ffn": "geglu"},
+    {"architecture": "encoder", "shared_layers": True},
+    {"architecture": "encoder", "embed_dim": 16, "head": "masked"},
+    {"architecture": "encoder", "head": {"kind": "tag", "classes": 3}},
+    {"architecture": "encoder-decoder"},
+    {"architecture": "encoder-decoder", "encoder_layers": 1, "position": "rotary", "ffn": "geglu"},
 ]
 every_change = pytest.mark.parametrize("change", CHANGES, ids=lambda change: str(change))
 
@@ -54,7 +54,7 @@ every_change = pytest.mark.parametrize("change", CHANGES, ids=lambda change: str
 def row(config):
     """A row of the whole context, and a source as long where one is read."""
     ids = torch.randint(0, config.vocab_size, (1, config.context))
-    if config.shape != "encoder-decoder":
+    if config.architecture != "encoder-decoder":
         return ids, {}
     return ids, {"source": Source(ids, torch.tensor([config.context]))}
 
@@ -89,7 +89,9 @@ def test_training_takes_three_times_that(change):
 
 
 @pytest.mark.parametrize(
-    "change", [c for c in CHANGES if c.get("shape") != "encoder"], ids=lambda change: str(change)
+    "change",
+    [c for c in CHANGES if c.get("architecture") != "encoder"],
+    ids=lambda change: str(change),
 )
 def test_one_more_token_takes_the_flops_that_torch_counts(change):
     config = replace(SMALL, **change)
@@ -102,7 +104,7 @@ def test_one_more_token_takes_the_flops_that_torch_counts(change):
 
 
 def test_an_encoder_and_counts_do_not_generate():
-    assert cost(replace(SMALL, shape="encoder")).decode_flops_per_token == 0
+    assert cost(replace(SMALL, architecture="encoder")).decode_flops_per_token == 0
     assert cost(preset("ngram")).decode_flops_per_token == 0
 
 
@@ -115,9 +117,9 @@ def test_a_window_counts_only_what_is_in_sight():
 
 
 @pytest.mark.parametrize("change", [{}, {"kv_heads": 2}, {"kv_heads": 1, "head_dim": 24}])
-@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
-def test_the_state_has_the_bytes_of_its_buffers(change, shape):
-    config = replace(SMALL, shape=shape, **change)
+@pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
+def test_the_state_has_the_bytes_of_its_buffers(change, architecture):
+    config = replace(SMALL, architecture=architecture, **change)
     model, (_, given) = build_model(config), row(config)
     state = model.start(1, TIME, given.get("source"))
     growing = sum(part.nbytes for layer in state.layers for part in (layer.keys, layer.values))

@@ -54,7 +54,7 @@ def test_a_deepnorm_model_weighs_its_stream_by_its_own_depth():
         heads=2,
         layers=3,
         encoder_layers=6,
-        shape="encoder-decoder",
+        architecture="encoder-decoder",
         norm_order="deepnorm",
     )
     model = Transformer(config)
@@ -72,7 +72,7 @@ def test_parallel_branches_read_the_same_stream(kind):
             heads=2,
             norm_order=kind,
             position="none",
-            shape="encoder",
+            architecture="encoder",
         )
     ).encoder.double()
     (block,) = stack.blocks
@@ -95,6 +95,6 @@ def test_parallel_branches_exclude_cross_attention():
                 layers=1,
                 heads=2,
                 norm_order="parallel",
-                shape="encoder-decoder",
+                architecture="encoder-decoder",
             )
         )

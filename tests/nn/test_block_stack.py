@@ -12,7 +12,7 @@ AT = torch.arange(6).unsqueeze(0)
 
 
 def encoder(**fields):
-    return Transformer(TransformerConfig(**{**TINY, **fields}, shape="encoder")).encoder
+    return Transformer(TransformerConfig(**{**TINY, **fields}, architecture="encoder")).encoder
 
 
 def test_without_positions_a_permutation_of_the_input_permutes_the_output():

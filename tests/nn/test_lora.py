@@ -40,7 +40,10 @@ def _logits(model, config):
     if hasattr(config, "image_size"):
         images = torch.ones(2, config.channels, config.image_size, config.image_size)
         source = ImageSource.of(images, config.cells)
-    elif isinstance(config, Seq2SeqConfig) or getattr(config, "shape", "") == "encoder-decoder":
+    elif (
+        isinstance(config, Seq2SeqConfig)
+        or getattr(config, "architecture", "") == "encoder-decoder"
+    ):
         source = Source(ids, torch.tensor([6, 4]))
     options = {} if source is None else {"source": source}
     return model.head(model(ids, **options))

@@ -112,7 +112,7 @@ def theirs_like(layer, stack, norm_order, ffn):
 @FFNS
 def test_an_encoder_is_that_of_torch(norm_order, ffn):
     theirs = theirs_like(nn.TransformerEncoderLayer, nn.TransformerEncoder, norm_order, ffn)
-    config = TransformerConfig(**SIZES, shape="encoder", norm_order=norm_order, ffn=ffn)
+    config = TransformerConfig(**SIZES, architecture="encoder", norm_order=norm_order, ffn=ffn)
     ours = Transformer(config).encoder.double()
     copy_layers(theirs, ours)
     x = torch.randn(2, 6, 16).double()
@@ -126,7 +126,9 @@ def test_an_encoder_is_that_of_torch(norm_order, ffn):
 @FFNS
 def test_a_decoder_is_that_of_torch(norm_order, ffn):
     theirs = theirs_like(nn.TransformerDecoderLayer, nn.TransformerDecoder, norm_order, ffn)
-    config = TransformerConfig(**SIZES, shape="encoder-decoder", norm_order=norm_order, ffn=ffn)
+    config = TransformerConfig(
+        **SIZES, architecture="encoder-decoder", norm_order=norm_order, ffn=ffn
+    )
     ours = Transformer(config).decoder.double()
     copy_layers(theirs, ours)
     x, memory = torch.randn(2, 5, 16).double(), torch.randn(2, 6, 16).double()

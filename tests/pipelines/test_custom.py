@@ -59,7 +59,7 @@ def test_a_pipeline_that_is_added_is_asked_first(tmp_path):
 
 def test_a_task_that_learns_from_an_unknown_kind_is_refused(data, tmp_path):
     class Lost(Task):
-        data_kind, shapes = "txt", ("decoder",)
+        data_kind, architectures = "txt", ("decoder",)
 
     TASKS["lost"] = Lost
     with pytest.raises(ConfigError, match="unknown kind of data 'txt'; did you mean 'text'"):

@@ -25,7 +25,7 @@ def translator():
         layers=1,
         heads=2,
         context=64,
-        shape="encoder-decoder",
+        architecture="encoder-decoder",
     )
     model = build_model(config).double().eval()
     for parameter in model.parameters():

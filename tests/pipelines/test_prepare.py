@@ -246,7 +246,7 @@ def test_a_task_must_fit_the_data(data, kind, task, complaint):
     ],
 )
 def test_a_model_must_fit_the_task(data, kind, model):
-    with pytest.raises(ConfigError, match="needs a model of shape"):
+    with pytest.raises(ConfigError, match="needs a model of architecture"):
         prepare_training(replace(config(data / kind), model=model))
 
 

@@ -286,5 +286,5 @@ def test_a_causal_model_is_refused(tmp_path):
     path.write_text(json.dumps(towns(5)))
     table = {"name": "x", "task": "span", "data": {"path": str(path)}}
     config = build(RunConfig, {**table, "model": {"preset": "tiny-decoder"}})
-    with pytest.raises(ConfigError, match="needs a model of shape 'encoder'"):
+    with pytest.raises(ConfigError, match="needs a model of architecture 'encoder'"):
         prepare_training(config)

@@ -101,7 +101,7 @@ def test_a_run_resumes_bit_for_bit(folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("over", "train", "complaint"),
     [
-        ({"model": {"preset": "tiny-decoder"}}, {}, "needs a model of shape 'encoder'"),
+        ({"model": {"preset": "tiny-decoder"}}, {}, "needs a model of architecture 'encoder'"),
         ({"model": {"head": "linear"}}, {}, "needs model.head='masked', not 'linear'"),
         ({"task": {"next_sentence": True}}, {}, "'next_sentence': True}, not 'masked'"),
         (
@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_refused_with_the_way_out(folder, over, train, comp
 
 
 def test_a_causal_task_does_not_take_an_encoder(folder):
-    with pytest.raises(ConfigError, match="needs a model of shape 'decoder', not 'encoder'"):
+    with pytest.raises(ConfigError, match="needs a model of architecture 'decoder', not 'encoder'"):
         prepare_training(replace(config(folder), task="causal"))
 
 
@@ -138,7 +138,7 @@ def test_own_data_gets_an_encoder_where_masking_is_asked_for(folder):
         configure(str(folder), {"task": {"kind": "masked", **options}})
         for options in ({}, {"next_sentence": True})
     )
-    assert resolve(plain.model, vocab_size=9).shape == "encoder"
+    assert resolve(plain.model, vocab_size=9).architecture == "encoder"
     assert resolve(pairs.model, vocab_size=9).segments == 2
     for settings in (plain, pairs):
         assert isinstance(prepare_training(settings).task, Masked)

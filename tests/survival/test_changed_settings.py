@@ -1,6 +1,7 @@
 """A config.json that was changed is noticed by every command; `regard edit` accepts it."""
 
 import json
+import re
 import shutil
 from contextlib import contextmanager
 
@@ -18,7 +19,7 @@ from regard.training.import_export import import_run
 from regard.training.run import begin, resume
 from regard.training.storage.checkpoint import write_tensors
 from regard.training.storage.run_folder import RunFolder
-from regard.training.storage.weight_settings import current_settings
+from regard.training.storage.weight_settings import RENAMED, current_settings
 from training.runs import config
 
 
@@ -205,18 +206,20 @@ def test_weights_of_an_earlier_version_are_accepted_with_a_sentence(run, caplog)
         RunFolder(run).load_config()
 
 
-def test_a_run_with_the_earlier_name_of_a_setting_loads(run):
-    """`model.char_dim` was called `model.characters`, in config.json and in the weights."""
-    path, tensors = run / "model.safetensors", load_file(run / "model.safetensors")
+def test_a_run_with_the_earlier_names_of_settings_loads(run):
+    """As if an earlier version had written config.json and the metadata of the weights."""
+    config, path = run / "config.json", run / "model.safetensors"
     with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-    earlier = {key: text.replace("char_dim", "characters") for key, text in metadata.items()}
-    assert earlier != metadata
-    save_file(tensors, path, earlier)
-    (run / "config.json").write_text(
-        (run / "config.json").read_text().replace("char_dim", "characters")
-    )
-    assert RunFolder(run).load_config().model["char_dim"] == 0
+        metadata = {key: text for key, text in file.metadata().items() if key == "settings"}
+    before, texts = RunFolder(run).load_config(), [config.read_text(), metadata["settings"]]
+    for old, new in RENAMED.items():
+        for key, name in ((old, new), (old.rpartition(".")[2], new.rpartition(".")[2])):
+            texts = [text.replace(f'"{name}":', f'"{key}":') for text in texts]
+    for name in ("characters", "shape"):
+        assert all(re.search(rf'[."]{name}":', text) for text in texts), name
+    config.write_text(texts[0])
+    save_file(load_file(path), path, {"settings": texts[1]})
+    assert RunFolder(run).load_config() == before
     assert current_settings({"task": "label", "task.kind": "classify"}) == {
         "task": "text_classification",
         "task.kind": "image_classification",

@@ -130,7 +130,7 @@ def test_another_model_is_refused(tmp_path):
     (tmp_path / "planted.txt").write_text(planted())
     table = settings(tmp_path / "planted.txt", 0)
     config = build(RunConfig, {**table, "model": {"preset": "tiny-decoder"}})
-    with pytest.raises(ConfigError, match="task='cbow': needs a model of shape 'cbow'"):
+    with pytest.raises(ConfigError, match="task='cbow': needs a model of architecture 'cbow'"):
         regard.train(config, out=tmp_path / "run")
 
 

@@ -162,7 +162,7 @@ def test_settings_that_do_not_fit_are_refused():
         ({"preset": "ngram"}, {}, "needs a model that reads numbers"),
         ({"preset": "tiny-encoder"}, {"direct": False}, "an encoder also reads the rows after"),
         ({"family": "linear"}, {"normalize": "window"}, "task.normalize is for networks"),
-        ({"preset": "tiny-encoder-decoder"}, {}, "needs a model of shape"),
+        ({"preset": "tiny-encoder-decoder"}, {}, "needs a model of architecture"),
     ]:
         with pytest.raises(ConfigError, match=told):
             task_of(**fields).check_model(resolve(model, vocab_size=1))

@@ -323,7 +323,7 @@ def test_settings_that_do_not_fit_images_are_refused(place, over, said):
 
 def test_a_model_of_text_does_not_read_images(place):
     settings = replace(config(place / "halves.npz"), model={"preset": "gpt2"})
-    with pytest.raises(ConfigError, match="needs a model of shape 'images', not 'decoder'"):
+    with pytest.raises(ConfigError, match="needs a model that reads images, not text"):
         prepare_training(settings)
 
 
@@ -337,7 +337,7 @@ def test_a_vision_model_does_not_read_text(tmp_path):
             "model": {"preset": "tiny-vit"},
         },
     )
-    with pytest.raises(ConfigError, match="needs a model of shape 'decoder', not 'images'"):
+    with pytest.raises(ConfigError, match="needs a model that reads text, not images"):
         prepare_training(settings)
 
 

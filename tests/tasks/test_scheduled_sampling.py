@@ -36,7 +36,7 @@ LANGUAGES = {
 READERS = {
     "lstm": {"family": "seq2seq", "bidirectional": False},
     "attention": {"family": "seq2seq", "score": "additive", "placement": "bahdanau"},
-    "transformer": {"shape": "encoder-decoder", "heads": 2, "layers": 1},
+    "transformer": {"architecture": "encoder-decoder", "heads": 2, "layers": 1},
 }
 
 

@@ -127,7 +127,7 @@ def describe(model: object) -> Description:
     if type(model) is not Transformer:
         raise NotCovered(f"{type(model).__name__} is not a Transformer")
     if model.decoder is None or model.encoder is not None:
-        raise NotCovered(f"shape={model.config.shape!r} is not a decoder alone")
+        raise NotCovered(f"architecture={model.config.architecture!r} is not a decoder alone")
     if model.config.prefix:
         raise NotCovered("a prefix LM reads its prompt bidirectionally")
     for name, module in model.named_modules():

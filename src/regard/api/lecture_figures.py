@@ -35,7 +35,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LARGEST_PRESET = 200_000_000  # parameters of an untrained model that is built for a figure
-TASKS = {"decoder": "causal", "encoder": "masked", "cbow": "cbow"}  # by the shape of a preset
+TASKS = {
+    "decoder": "causal",
+    "encoder": "masked",
+    "cbow": "cbow",
+}  # by architecture
 MAX_TEXT = 5_000_000  # characters of a text file
 
 
@@ -237,8 +241,8 @@ def _of_run(run: Run, name: str, *, trained: bool) -> Subject:
 def _untrained(name: str, table: Mapping[str, Any], texts: list[str]) -> Run:
     """A run of a preset whose weights are random; its vocabulary is the words of the texts."""
     config = resolve(table)
-    shape = getattr(config, "shape", "decoder")
-    if is_fitted_without_gradients(family_of(config)) or shape not in TASKS:
+    architecture = getattr(config, "architecture", "decoder")
+    if is_fitted_without_gradients(family_of(config)) or architecture not in TASKS:
         raise ConfigError(
             f"the preset {name} cannot be shown untrained; train it, and give the run, or give a "
             "decoder or an encoder, such as tiny-decoder or lstm"
@@ -254,6 +258,6 @@ def _untrained(name: str, table: Mapping[str, Any], texts: list[str]) -> Run:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = build_model(config)
-    run_config = RunConfig(name=name, task=TASKS[shape], model=describe(config))
+    run_config = RunConfig(name=name, task=TASKS[architecture], model=describe(config))
     device = pick_device("cpu")
     return Run(RunFolder(name), run_config, model.to(device).eval(), tokenizer, device)

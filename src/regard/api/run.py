@@ -606,7 +606,7 @@ class Run:
             self.tokenizer,
             self._normalize(word),
             self._normalize(text),
-            contextual=getattr(self.model.config, "shape", None) != "cbow",
+            contextual=getattr(self.model.config, "architecture", None) != "cbow",
         )
 
     def evaluate(

@@ -442,15 +442,16 @@ def _kinds_of(name: str) -> list[str]:
     return list(PIPELINES)
 
 
-def _shapes_of(family: str) -> set[str]:
-    """The shapes that the models of a family can have."""
+def _architectures_of(family: str) -> set[str]:
+    """The architectures that the models of a family can have."""
     config = FAMILIES[family][0]
-    shapes = {"recurrent": {"decoder", "encoder"}, "seq2seq": {"encoder-decoder"}}
-    shapes |= {"bag": {"bag"}, "cbow": {"cbow"}, "captioner": {"encoder-decoder"}}
+    architectures = {"recurrent": {"decoder", "encoder"}, "seq2seq": {"encoder-decoder"}}
+    architectures |= {"bag": {"bag"}, "cbow": {"cbow"}, "captioner": {"encoder-decoder"}}
     if family == "transformer":
-        return set(_literals(typing.get_type_hints(config)["shape"]))
-    shape = getattr(config, "shape", "decoder")
-    return shapes.get(family, {shape if isinstance(shape, str) else "decoder"})
+        return set(_literals(typing.get_type_hints(config)["architecture"]))
+    architecture = getattr(config, "architecture", "decoder")
+    default = architecture if isinstance(architecture, str) else "decoder"
+    return architectures.get(family, {default})
 
 
 def _tasks_of(family: str) -> list[str]:
@@ -460,8 +461,8 @@ def _tasks_of(family: str) -> list[str]:
     return [
         name
         for name, task in TASKS.items()
-        if _shapes_of(family) & set(task.shapes)
-        and getattr(FAMILIES[family][0], "source_kind", "text") == task.source_kind
+        if _architectures_of(family) & set(task.architectures)
+        and getattr(FAMILIES[family][0], "input_kind", "text") in task.input_kinds
         and getattr(task, "head", HEAD_OF.get(name)) in (None, *heads)
     ]
 

@@ -135,7 +135,7 @@ def compare_occurrences(
     result["table"] = cosines(vectors.table[[id] * len(positions)]).tolist()
     if contextual:
         prefix = tokenizer.prefix_ids
-        if getattr(model.config, "shape", None) == "encoder":
+        if getattr(model.config, "architecture", None) == "encoder":
             prefix = [tokenizer.cls_id]
             ids = [*ids, tokenizer.sep_id]
         with torch.no_grad():

@@ -241,7 +241,7 @@ def _differences(family: Family, config: Any, hf: Settings) -> tuple[int, Differ
     table = to_table(canonical(config))
     keys = [key for key in table if key not in TRAINING_ONLY and table[key] != reread[key]]
     other_head = kind_of(table["head"])[0] != kind_of(reread["head"])[0]
-    distance = len(keys) + INCOMPATIBLE * ("shape" in keys) + OTHER_HEAD * other_head
+    distance = len(keys) + INCOMPATIBLE * ("architecture" in keys) + OTHER_HEAD * other_head
     return distance, {
         f"{key} = {table[key]!r} ({family.name}: {reread[key]!r})": _change(key, reread[key])
         for key in keys

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEADS_WITHOUT_PREFIX = ("none", "pooled")  # a model without a task head has unprefixed names
-TASK_FOR_HEAD = {  # by shape and head of a model; other heads have no task here
+TASK_FOR_HEAD = {  # by architecture and head of a model; other heads have no task here
     ("encoder", "classification"): "text_classification",
     ("decoder", "classification"): "text_classification",
     ("encoder", "tag"): "tag",
@@ -47,7 +47,6 @@ TASK_FOR_HEAD = {  # by shape and head of a model; other heads have no task here
     ("encoder-decoder", "linear"): "seq2seq",
     ("encoder", "masked"): "masked",
     ("encoder", "span"): "span",
-    ("images", "classification"): "image_classification",
 }
 ONE_CLASS = "single_label_classification"  # the problem_type of exactly one class per text
 TIED_WEIGHTS = {"head.weight": "embed.token.weight"}  # weight tying: output matrix and embedding
@@ -83,8 +82,11 @@ class ExternalCheckpoint:
         """The task that trains such a model, or "none"."""
         if self.config_json.get("problem_type") not in (None, ONE_CLASS):
             return "none"
-        shape = getattr(self.config, "shape", "images")
-        return TASK_FOR_HEAD.get((shape, self.head), "none")
+        if getattr(self.config, "input_kind", "text") == "images":
+            return "image_classification" if self.head == "classification" else "none"
+        return TASK_FOR_HEAD.get(
+            (getattr(self.config, "architecture", "decoder"), self.head), "none"
+        )
 
     @property
     def head(self) -> str:

@@ -22,7 +22,7 @@ def compare_llama_cpp(path: Path, model: Transformer, type: str) -> float | None
         import llama_cpp
     except ImportError:
         return None
-    if model.config.shape != "decoder":
+    if model.config.architecture != "decoder":
         return None
     length = min(model.config.context, 16)
     generator = torch.Generator().manual_seed(0)

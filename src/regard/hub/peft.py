@@ -108,12 +108,12 @@ def write_adapter(
             tensors[f"{PREFIX}{mapping.external}"] = joined
             whole.append(mapping.external.rpartition(".")[0])
     rank, alpha = (Counter(table.values()).most_common(1)[0][0] for table in (ranks, alphas))
-    decoder = getattr(config, "shape", None)
+    architecture = getattr(config, "architecture", None)
     kinds = {"decoder": "CAUSAL_LM", "encoder-decoder": "SEQ_2_SEQ_LM"}
     is_language = kind_of(getattr(config, "head", "none"))[0] == "linear"
     settings = {
         "peft_type": "LORA",
-        "task_type": kinds.get(str(decoder)) if is_language else None,
+        "task_type": kinds.get(str(architecture)) if is_language else None,
         "base_model_name_or_path": base,
         "inference_mode": True,
         "r": rank,

@@ -14,14 +14,14 @@ from regard.models.build import count_parameters
 from regard.nn.state import Source
 
 TOLERANCE = 1e-3  # for float32 outputs up to 10; larger than rounding from another order of sums
-AUTO_CLASSES = {  # by shape and head of a model
+AUTO_CLASSES = {  # by architecture, or "images" for a ViT, and head of a model
     ("decoder", "linear"): "AutoModelForCausalLM",
     ("encoder-decoder", "linear"): "AutoModelForSeq2SeqLM",
     ("images", "classification"): "AutoModelForImageClassification",
     ("encoder", "masked"): "AutoModelForMaskedLM",
     **{
-        (shape, kind): f"AutoModelFor{name}"
-        for shape in ("decoder", "encoder")
+        (architecture, kind): f"AutoModelFor{name}"
+        for architecture in ("decoder", "encoder")
         for kind, name in (
             ("classification", "SequenceClassification"),
             ("tag", "TokenClassification"),
@@ -29,8 +29,8 @@ AUTO_CLASSES = {  # by shape and head of a model
         )
     },
     **{
-        (shape, kind): "AutoModel"
-        for shape in ("decoder", "encoder", "encoder-decoder", "images")
+        (architecture, kind): "AutoModel"
+        for architecture in ("decoder", "encoder", "encoder-decoder", "images")
         for kind in ("none", "pooled")
     },
     ("encoder", "none"): "AutoModelForTextEncoding",  # AutoModel, or the encoder of a T5
@@ -45,7 +45,7 @@ def comparison_obstacle(config: Any, free_bytes: int) -> str | None:
         import transformers  # noqa: F401
     except ImportError:
         return "transformers is not installed"
-    if _shape_and_head(config) not in AUTO_CLASSES:
+    if _architecture_and_head(config) not in AUTO_CLASSES:
         return "transformers has no auto class for such a model"
     needed = 2 * 4 * count_parameters(config)  # two models in float32
     if needed > free_bytes:
@@ -60,13 +60,13 @@ def compare(folder: Path, config: Any, load: Callable[[], nn.Module]) -> float:
     """
     import transformers
 
-    shape, kind = _shape_and_head(config)
+    architecture, kind = _architecture_and_head(config)
     model: Any = load().float().eval()
     with _silence(transformers), torch.no_grad():
         try:
-            auto_class = getattr(transformers, AUTO_CLASSES[shape, kind])
+            auto_class = getattr(transformers, AUTO_CLASSES[architecture, kind])
             hf_model = auto_class.from_pretrained(folder, dtype=torch.float32).eval()
-            inputs, forward = _random_inputs(config, shape, hf_model.config)
+            inputs, forward = _random_inputs(config, architecture, hf_model.config)
             actual = _select_output(hf_model(**inputs), kind)
         except Exception as error:  # transformers does not document which
             message = str(error).strip().splitlines() or [""]
@@ -85,14 +85,15 @@ def compare(folder: Path, config: Any, load: Callable[[], nn.Module]) -> float:
     return difference
 
 
-def _shape_and_head(config: Any) -> tuple[str, str]:
-    return getattr(config, "shape", "images"), kind_of(config.head)[0]
+def _architecture_and_head(config: Any) -> tuple[str, str]:
+    images = getattr(config, "input_kind", "text") == "images"
+    return "images" if images else config.architecture, kind_of(config.head)[0]
 
 
-def _random_inputs(config: Any, shape: str, hf_config: Any) -> tuple[dict[str, Tensor], Any]:
+def _random_inputs(config: Any, architecture: str, hf_config: Any) -> tuple[dict[str, Tensor], Any]:
     """Random arguments for the transformers model, and a function that runs our model."""
     generator = torch.Generator().manual_seed(0)
-    if shape == "images":
+    if architecture == "images":
         images = torch.randn(1, config.channels, *config.image_sides, generator=generator)
         return {"pixel_values": images}, lambda model: model(images)
     length = min(config.context, 16)
@@ -103,7 +104,7 @@ def _random_inputs(config: Any, shape: str, hf_config: Any) -> tuple[dict[str, T
         return torch.where(ids == pad_id, (ids + 1) % vocab_size, ids)
 
     ids = random_ids(config.vocab_size)
-    if shape != "encoder-decoder":
+    if architecture != "encoder-decoder":
         return {"input_ids": ids}, lambda model: model(ids)
     source_ids = random_ids(config.source_vocab_size or config.vocab_size)
     source = Source(source_ids, torch.tensor([length]))

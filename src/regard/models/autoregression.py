@@ -25,7 +25,8 @@ class SeriesBatch(Protocol):
 class AutoregressionConfig(Settings):
     """AR(p), where p is `order`."""
 
-    shape: ClassVar[str] = "series"  # a time series instead of ids
+    architecture: ClassVar[str] = "linear"
+    input_kind: ClassVar[str] = "series"  # instead of text
     order: int = 24  # number of lags, p
 
     @property

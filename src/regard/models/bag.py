@@ -32,8 +32,8 @@ class BagConfig(Settings):
             )
 
     @property
-    def shape(self) -> str:
-        """The shape that the label task needs."""
+    def architecture(self) -> str:
+        """The architecture that text classification accepts besides encoders and decoders."""
         return "bag"
 
 

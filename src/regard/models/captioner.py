@@ -60,8 +60,8 @@ class ImageGrid:
 class CaptionerConfig(ImageGrid, TransformerConfig):
     """A captioning Transformer, whose encoder reads the cells of an image."""
 
-    source_kind: ClassVar[str] = "images"  # the encoder reads pixels, not ids
-    shape: Literal["encoder-decoder"] = "encoder-decoder"  # which stacks there are
+    input_kind: ClassVar[str] = "images"  # what the encoder reads, instead of text
+    architecture: Literal["encoder-decoder"] = "encoder-decoder"  # which stacks there are
     image_size: int = 64  # side of an image, in pixels
     patch: int = 8  # side of a cell, in pixels
     channels: int = 3  # channels of an image: 3 for RGB, 1 for grey
@@ -83,8 +83,8 @@ class CaptionerConfig(ImageGrid, TransformerConfig):
 class RecurrentCaptionerConfig(ImageGrid, Settings):
     """A captioning recurrent network with attention over the cells of an image."""
 
-    source_kind: ClassVar[str] = "images"  # the encoder reads pixels, not ids
-    shape: ClassVar[str] = "encoder-decoder"
+    input_kind: ClassVar[str] = "images"  # what the encoder reads, instead of text
+    architecture: ClassVar[str] = "encoder-decoder"
     # settings of a recurrent encoder, for the code that is shared with seq2seq models
     bidirectional: ClassVar[bool] = False
     bridge: ClassVar[bool] = True

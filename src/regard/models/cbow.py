@@ -76,8 +76,8 @@ class CBOWConfig(Settings):
     context: int = 64  # words per training row; windows do not extend beyond a row
 
     @property
-    def shape(self) -> str:
-        """The shape that the CBOW task needs."""
+    def architecture(self) -> str:
+        """The architecture that the CBOW task needs."""
         return "cbow"
 
     def __post_init__(self) -> None:

@@ -128,7 +128,7 @@ STACK: tuple[Rule, ...] = (
     (
         lambda c: c.norm == "batch" and c.depths[1] > 0,
         "norm='batch' normalises by the mean over all positions, so that in training a decoder "
-        "would see the tokens that it predicts;\nset norm='layer', or shape='encoder'",
+        "would see the tokens that it predicts;\nset norm='layer', or architecture='encoder'",
     ),
     (
         lambda c: c.ffn is None and c.norm_order.startswith("parallel"),
@@ -169,31 +169,32 @@ STACK: tuple[Rule, ...] = (
 
 TRANSFORMER: tuple[Rule, ...] = (
     (
-        lambda c: c.inputs and (c.segments or c.embed_dim or c.shape == "encoder-decoder"),
+        lambda c: c.inputs and (c.segments or c.embed_dim or c.architecture == "encoder-decoder"),
         "inputs={c.inputs} replaces the embedding of an encoder or a decoder by a projection of "
-        "vectors;\nleave out segments and embed_dim, and set shape='encoder' or 'decoder'",
+        "vectors;\nleave out segments and embed_dim, and set architecture='encoder' or 'decoder'",
     ),
     (
-        lambda c: c.char_dim and (c.shape != "encoder" or c.embed_dim),
+        lambda c: c.char_dim and (c.architecture != "encoder" or c.embed_dim),
         "char_dim={c.char_dim} are added to the embeddings of an encoder, not of "
-        "shape={c.shape!r} or with embed_dim; leave them out",
+        "architecture={c.architecture!r} or with embed_dim; leave them out",
     ),
     (
-        lambda c: c.prefix and c.shape != "decoder",
+        lambda c: c.prefix and c.architecture != "decoder",
         "prefix=true is for a decoder, whose prompt is read bidirectionally, not for "
-        "shape={c.shape!r}; leave it out",
+        "architecture={c.architecture!r}; leave it out",
     ),
     (
-        lambda c: c.segments and c.shape != "encoder",
-        "segments={c.segments} belong to an encoder, not to shape={c.shape!r}; leave them out",
+        lambda c: c.segments and c.architecture != "encoder",
+        "segments={c.segments} belong to an encoder, not to architecture={c.architecture!r}; "
+        "leave them out",
     ),
     (
         lambda c: (
-            c.shape != "encoder-decoder"
+            c.architecture != "encoder-decoder"
             and (c.source_vocab_size is not None or c.encoder_layers is not None)
         ),
         "source_vocab_size and encoder_layers belong to an encoder-decoder, not to "
-        "shape={c.shape!r}; vocab_size and layers are enough",
+        "architecture={c.architecture!r}; vocab_size and layers are enough",
     ),
     (
         lambda c: (
@@ -205,16 +206,16 @@ TRANSFORMER: tuple[Rule, ...] = (
     ),
     (
         lambda c: (
-            c.shape != "encoder-decoder"
+            c.architecture != "encoder-decoder"
             and (c.encoder_heads is not None or c.encoder_ffn_dim is not None)
         ),
         "encoder_heads and encoder_ffn_dim belong to an encoder-decoder, not to "
-        "shape={c.shape!r}; heads and ffn_dim are enough",
+        "architecture={c.architecture!r}; heads and ffn_dim are enough",
     ),
     (
-        lambda c: c.norm_order.startswith("parallel") and c.shape == "encoder-decoder",
+        lambda c: c.norm_order.startswith("parallel") and c.architecture == "encoder-decoder",
         "norm_order={c.norm_order!r} has no cross-attention; "
-        "shape='encoder-decoder' needs pre, post, sandwich, deepnorm or none",
+        "architecture='encoder-decoder' needs pre, post, sandwich, deepnorm or none",
     ),
     (
         lambda c: c.factored != "tables" and c.embed_dim is None,
@@ -222,10 +223,10 @@ TRANSFORMER: tuple[Rule, ...] = (
         "set embed_dim, or leave out factored",
     ),
     (
-        lambda c: c.shape != "encoder" and _reads_first(c.head),
-        "head={c.head!r} reads the first position, which in a causal model (shape={c.shape!r}) "
-        "depends on the first token only;\n"
-        "set shape='encoder', or pool='last' of head 'classification'",
+        lambda c: c.architecture != "encoder" and _reads_first(c.head),
+        "head={c.head!r} reads the first position, which in a causal model "
+        "(architecture={c.architecture!r}) depends on the first token only;\n"
+        "set architecture='encoder', or pool='last' of head 'classification'",
     ),
 )
 

@@ -17,7 +17,8 @@ from regard.models.autoregression import SeriesBatch
 class LinearConfig(Settings):
     """One linear layer from `context` values to the next `horizon`."""
 
-    shape: ClassVar[str] = "series"  # a time series instead of ids
+    architecture: ClassVar[str] = "linear"
+    input_kind: ClassVar[str] = "series"  # instead of text
     context: int = 336  # values that are read; task.context sets it
     horizon: int = 96  # values that are forecast at once; task.horizon sets it
     ridge: float = 1.0  # penalty of the squared weights

@@ -64,7 +64,7 @@ class RecurrentConfig(Settings):
             )
 
     @property
-    def shape(self) -> str:
+    def architecture(self) -> str:
         """Causal (decoder) or bidirectional (encoder)."""
         return "encoder" if self.bidirectional else "decoder"
 

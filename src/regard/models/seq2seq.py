@@ -62,8 +62,8 @@ class Seq2SeqConfig(Settings):
         check_rules(self, SEQ2SEQ)
 
     @property
-    def shape(self) -> str:
-        """The shape that the seq2seq task needs."""
+    def architecture(self) -> str:
+        """The architecture that the seq2seq task needs."""
         return "encoder-decoder"
 
     @property

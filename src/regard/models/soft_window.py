@@ -21,7 +21,7 @@ from regard.nn.state import Source
 class SoftWindowConfig(Settings):
     """A recurrent network with Graves' soft window over a text."""
 
-    shape: ClassVar[str] = "decoder"
+    architecture: ClassVar[str] = "decoder"
     vocab_size: int  # number of characters
     inputs: int = 5  # width of a point: dx, dy, and the pen as one of three classes
     cell: Choice = "lstm"  # the recurrent cell (nn.recurrent.CELLS)

@@ -144,7 +144,8 @@ class TransformerConfig(StackConfig):
     )
     context: int = 1024  # most tokens of a sequence
     inputs: int = 0  # width of real-valued inputs, of series and strokes; 0: ids
-    shape: Literal["encoder", "decoder", "encoder-decoder"] = "decoder"  # which stacks there are
+    # which stacks there are
+    architecture: Literal["encoder", "decoder", "encoder-decoder"] = "decoder"
     encoder_heads: int | None = None  # attention heads of the encoder; None: as many as `heads`
     encoder_ffn_dim: int | None = None  # width of the encoder's FFN; None: as `ffn_dim`
     encoder_layers: int | None = None  # number of encoder layers; None: as many as `layers`
@@ -168,16 +169,16 @@ class TransformerConfig(StackConfig):
 
     def heads_and_width(self, side: str) -> tuple[int, int]:
         """The heads and the width of the feed-forward network of an encoder or a decoder."""
-        if side == "decoder" or self.shape != "encoder-decoder":
+        if side == "decoder" or self.architecture != "encoder-decoder":
             return self.heads, self.width
         return self.encoder_heads or self.heads, self.encoder_ffn_dim or self.width
 
     @property
     def depths(self) -> tuple[int, int]:
         """The layers of the encoder and of the decoder; 0 for none."""
-        if self.shape == "encoder":
+        if self.architecture == "encoder":
             return self.layers, 0
-        if self.shape == "decoder":
+        if self.architecture == "decoder":
             return 0, self.layers
         return self.layers if self.encoder_layers is None else self.encoder_layers, self.layers
 

@@ -31,7 +31,8 @@ class VisionConfig(StackConfig):
     Patches are a sequence, row by row; its indices are the positions.
     """
 
-    shape: ClassVar[str] = "images"  # it reads pixels, not ids
+    architecture: ClassVar[str] = "encoder"
+    input_kind: ClassVar[str] = "images"  # instead of text
     image_size: int | list[int] = 224  # side of a square, or height and width, in pixels
     patch: int | list[int] = 16  # side of a square patch, or its height and width
     channels: int = 3  # channels of an image: 3 for RGB, 1 for grey

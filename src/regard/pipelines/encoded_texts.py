@@ -27,7 +27,7 @@ EVALUATION_ROWS = 128  # texts in a batch of predictions
 
 def special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """The special ids before and after a text: <cls> … <sep> for a Transformer encoder."""
-    if isinstance(model, TransformerConfig) and model.shape == "encoder":
+    if isinstance(model, TransformerConfig) and model.architecture == "encoder":
         return [tokenizer.cls_id], [tokenizer.sep_id]
     return tokenizer.prefix_ids, []
 

@@ -311,7 +311,7 @@ def add_head(
 def _default_pool(model: ModelConfig) -> str:
     if isinstance(model, BagConfig):
         return "first"
-    if getattr(model, "shape", "decoder") != "encoder":
+    if getattr(model, "architecture", "decoder") != "encoder":
         return "last"
     return "first" if isinstance(model, TransformerConfig) else "ends"
 

@@ -43,8 +43,8 @@ class PairTemplate:
 
 def pair_template(model: ModelConfig, tokenizer: Tokenizer) -> PairTemplate:
     """The template of a model and its tokenizer."""
-    shape = getattr(model, "shape", "decoder")
-    if isinstance(model, TransformerConfig) and shape == "encoder":
+    architecture = getattr(model, "architecture", "decoder")
+    if isinstance(model, TransformerConfig) and architecture == "encoder":
         ids, segments = tokenizer.with_special_tokens([_A], [_B])
         if len(ids) == 2:  # a vocabulary trained here
             ids = [tokenizer.cls_id, _A, tokenizer.sep_id, _B, tokenizer.sep_id]
@@ -57,7 +57,7 @@ def pair_template(model: ModelConfig, tokenizer: Tokenizer) -> PairTemplate:
             model.segments > 1 and segments[b] == 1,
         )
     sep = _special(tokenizer, "sep")
-    if shape == "decoder":
+    if architecture == "decoder":
         return PairTemplate(
             (_special(tokenizer, "bos"),), (sep,), (_special(tokenizer, "cls"),), False
         )

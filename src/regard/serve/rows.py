@@ -300,7 +300,7 @@ def make_rows(language: Language, budget: int, rows: int, *, capture: bool | Non
 
 def _has_source(language: Language) -> bool:
     model = getattr(language, "model", language)
-    return getattr(getattr(model, "config", None), "shape", None) == "encoder-decoder"
+    return getattr(getattr(model, "config", None), "architecture", None) == "encoder-decoder"
 
 
 def concatenate(first: Any, second: Any) -> Any:

@@ -22,7 +22,8 @@ class Task:
     """
 
     data_kind: ClassVar[str]  # the kind of data: a key of pipelines.PIPELINES
-    shapes: ClassVar[tuple[str, ...]]  # the model shapes that can learn it
+    architectures: ClassVar[tuple[str, ...]]  # of the models that can learn it
+    input_kinds: ClassVar[tuple[str, ...]] = ("text",)  # what these models read
     methods: ClassVar[tuple[str, ...]] = ("predict",)  # methods of `Run` that apply, the main first
     metric_names: ClassVar[tuple[str, ...]] = ("loss",)  # keys of `metrics` always present
     unit: ClassVar[str] = ""  # of the metrics, for messages, where it is not obvious
@@ -32,7 +33,6 @@ class Task:
     reads_characters: ClassVar[bool] = False  # whether a batch may have the characters of words
     target_name: ClassVar[str] = "targets"  # the targets of an evaluation, in messages
     best_metric: ClassVar[str] = "loss"  # the metric that picks the best weights by default
-    source_kind: ClassVar[str] = "text"  # what an encoder-decoder encodes: text or images
     predicts_words: ClassVar[bool] = False  # `Run.predict` gives one answer per word of a text
 
     def collate(self, examples: Any, generator: torch.Generator) -> Batch:
@@ -68,18 +68,18 @@ class Task:
 
     def check_model(self, model: ModelConfig) -> None:
         """Raise `ConfigError` for an unsuitable model; the caller prepends "task=…: "."""
-        shape = getattr(model, "shape", "decoder")
-        if shape not in self.shapes:
-            accepted = " or ".join(map(repr, self.shapes))
+        input_kind = getattr(model, "input_kind", "text")
+        if input_kind not in self.input_kinds:
             raise ConfigError(
-                f"needs a model of shape {accepted}, not {shape!r}; "
-                "choose another model.preset or model.shape"
+                f"needs a model that reads {' or '.join(self.input_kinds)}, not {input_kind}; "
+                "choose another model.preset or model.family"
             )
-        source_kind = getattr(model, "source_kind", "text")
-        if source_kind != self.source_kind:
+        architecture = getattr(model, "architecture", "decoder")
+        if architecture not in self.architectures:
+            accepted = " or ".join(map(repr, self.architectures))
             raise ConfigError(
-                f"needs a model that reads {self.source_kind}, not {source_kind}; choose another "
-                "model.preset or model.family"
+                f"needs a model of architecture {accepted}, not {architecture!r}; "
+                "choose another model.preset or model.architecture"
             )
         if getattr(model, "char_dim", 0) and not self.reads_characters:
             raise ConfigError(

@@ -26,7 +26,7 @@ class Caption(Seq2Seq):
 
     data_kind: ClassVar[str] = "captions"
     target_name: ClassVar[str] = "caption tokens"
-    source_kind: ClassVar[str] = "images"
+    input_kinds: ClassVar[tuple[str, ...]] = ("images",)
     methods: ClassVar[tuple[str, ...]] = ("predict",)
     label_smoothing: float = 0.0  # probability that is spread over all tokens
     crop: int = 0  # in training, shift images at random by up to this many pixels

@@ -36,7 +36,7 @@ class Causal(Task):
     data_kind: ClassVar[str] = "text"
     evaluates_beginning: ClassVar[bool] = True
     target_name: ClassVar[str] = "tokens"
-    shapes: ClassVar[tuple[str, ...]] = ("decoder",)
+    architectures: ClassVar[tuple[str, ...]] = ("decoder",)
     methods: ClassVar[tuple[str, ...]] = ("generate", "search", "gradients")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "bits_per_byte")
     label_smoothing: float = 0.0  # probability that is spread over all tokens
@@ -50,8 +50,8 @@ class Causal(Task):
 
     def check_model(self, model: ModelConfig) -> None:
         """A bidirectional model would see the token that it has to predict."""
-        shape = getattr(model, "shape", "decoder")
-        if shape == "encoder" and getattr(model, "bidirectional", False):
+        architecture = getattr(model, "architecture", "decoder")
+        if architecture == "encoder" and getattr(model, "bidirectional", False):
             raise ConfigError(
                 "model.bidirectional=true also reads a text from its end, and so sees the next "
                 "token, which the task predicts;\n"

@@ -25,7 +25,7 @@ class CBOWTask(Task):
     data_kind: ClassVar[str] = "text"
     evaluates_beginning: ClassVar[bool] = True
     target_name: ClassVar[str] = "words"
-    shapes: ClassVar[tuple[str, ...]] = ("cbow",)
+    architectures: ClassVar[tuple[str, ...]] = ("cbow",)
     methods: ClassVar[tuple[str, ...]] = ("neighbours",)
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
     label_smoothing: float = 0.0  # probability that is spread over all tokens

@@ -30,7 +30,7 @@ class Contrastive(Task):
     data_kind: ClassVar[str] = "sentences"
     target_name: ClassVar[str] = "pairs"
     best_metric: ClassVar[str] = "accuracy"
-    shapes: ClassVar[tuple[str, ...]] = ("encoder",)
+    architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     methods: ClassVar[tuple[str, ...]] = ("neighbours", "embed")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     temperature: float = 0.05  # temperature of the softmax over the texts of a batch

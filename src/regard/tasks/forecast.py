@@ -42,7 +42,9 @@ class Forecast(Task):
     target_name: ClassVar[str] = "values"
     loss_name: ClassVar[str] = "squared error of scaled columns"
     unit: ClassVar[str] = "of columns scaled to standard deviation 1"
-    shapes: ClassVar[tuple[str, ...]] = ("series", "decoder", "encoder")
+    architectures: ClassVar[tuple[str, ...]] = ("linear", "decoder", "encoder")
+    # models without gradients; networks for text, which read vectors if `inputs` is set
+    input_kinds: ClassVar[tuple[str, ...]] = ("series", "text")
     methods: ClassVar[tuple[str, ...]] = ("predict", "forecast")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "mse", "mae")
     best_metric: ClassVar[str] = "mse"
@@ -153,13 +155,13 @@ class Forecast(Task):
     def check_model(self, model: ModelConfig) -> None:
         """A model of vectors or of series; those with `fit` have no settings of networks."""
         super().check_model(model)
-        without_gradients = getattr(model, "shape", None) == "series"
+        without_gradients = getattr(model, "input_kind", None) == "series"
         if not without_gradients and not hasattr(model, "inputs"):
             raise ConfigError(
                 "needs a model that reads numbers: model.family is recurrent, convolution, "
                 "transformer, linear or autoregression"
             )
-        if getattr(model, "shape", None) == "encoder" and not self.is_direct:
+        if getattr(model, "architecture", None) == "encoder" and not self.is_direct:
             raise ConfigError(
                 "task.direct=false predicts the next row at every position, but an encoder also "
                 "reads the rows after it; leave it out, or choose a decoder"

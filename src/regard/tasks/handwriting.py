@@ -39,7 +39,7 @@ class Handwriting(Task):
     target_name: ClassVar[str] = "points"
     loss_name: ClassVar[str] = "nats per point"
     unit: ClassVar[str] = "nats per point"
-    shapes: ClassVar[tuple[str, ...]] = ("decoder",)
+    architectures: ClassVar[tuple[str, ...]] = ("decoder",)
     methods: ClassVar[tuple[str, ...]] = ("draw",)
     conditional: bool = True  # condition on the class, where the drawings have classes
     components: int = 20  # normal distributions of the mixture

@@ -30,7 +30,8 @@ class ImageClassification(Task):
     data_kind: ClassVar[str] = "images"
     target_name: ClassVar[str] = "images"
     best_metric: ClassVar[str] = "accuracy"
-    shapes: ClassVar[tuple[str, ...]] = ("images",)
+    architectures: ClassVar[tuple[str, ...]] = ("encoder",)
+    input_kinds: ClassVar[tuple[str, ...]] = ("images",)
     methods: ClassVar[tuple[str, ...]] = ("predict", "classify")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     heads: ClassVar[tuple[str, ...]] = ("classification",)  # kinds of `model.head`

@@ -33,7 +33,7 @@ class Instruct(Task):
 
     data_kind: ClassVar[str] = "dialogues"
     target_name: ClassVar[str] = "tokens"
-    shapes: ClassVar[tuple[str, ...]] = ("decoder",)
+    architectures: ClassVar[tuple[str, ...]] = ("decoder",)
     methods: ClassVar[tuple[str, ...]] = ("chat", "generate", "search")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
     # how a dialogue becomes text: "chatml", or a Jinja chat template; by default that of the

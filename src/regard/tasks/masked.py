@@ -52,7 +52,7 @@ class Masked(Task):
     data_kind: ClassVar[str] = "text"
     evaluates_beginning: ClassVar[bool] = True
     target_name: ClassVar[str] = "tokens"
-    shapes: ClassVar[tuple[str, ...]] = ("encoder",)
+    architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     methods: ClassVar[tuple[str, ...]] = ("predict", "fill")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
     mask_fraction: float = 0.15  # fraction of the tokens to predict

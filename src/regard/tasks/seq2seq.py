@@ -35,7 +35,7 @@ class Seq2Seq(Task):
 
     data_kind: ClassVar[str] = "pairs"
     target_name: ClassVar[str] = "target tokens"
-    shapes: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
+    architectures: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
     methods: ClassVar[tuple[str, ...]] = ("translate", "predict", "evaluate_by_length", "gradients")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
     label_smoothing: float = 0.1  # probability that is spread over all tokens

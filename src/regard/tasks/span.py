@@ -65,7 +65,7 @@ class Span(Task):
     data_kind: ClassVar[str] = "spans"
     target_name: ClassVar[str] = "windows"
     best_metric: ClassVar[str] = "f1"
-    shapes: ClassVar[tuple[str, ...]] = ("encoder",)
+    architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     methods: ClassVar[tuple[str, ...]] = ("predict",)
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "f1", "exact_match")
     heads: ClassVar[tuple[str, ...]] = ("span",)  # kinds of `model.head`

@@ -33,7 +33,7 @@ class Tag(TextClassification):
     reads_characters: ClassVar[bool] = True
     target_name: ClassVar[str] = "words"
     best_metric: ClassVar[str] = "f1"
-    shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     heads: ClassVar[tuple[str, ...]] = ("tag", "crf")
     predicts_words: ClassVar[bool] = True
     token: Literal["first", "last"] = "last"  # which token of a word has its tag

@@ -30,7 +30,7 @@ class TextClassification(Task):
     data_kind: ClassVar[str] = "labels"
     target_name: ClassVar[str] = "texts"
     best_metric: ClassVar[str] = "accuracy"
-    shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "bag")
+    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "bag")
     methods: ClassVar[tuple[str, ...]] = ("predict", "evaluate_by_length")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "f1")
     heads: ClassVar[tuple[str, ...]] = (

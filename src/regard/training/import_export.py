@@ -244,7 +244,8 @@ def export_gguf(run: Path, out: Path, family: str | None, type: str) -> ExportRe
     if not isinstance(tokenizer, Tokenizer) or not isinstance(settings, TransformerConfig):
         raise ConfigError(
             f"{run} cannot be exported as GGUF: supported are Transformer decoders and BERT, not "
-            f"model.family={family_of(settings)}, model.shape={getattr(settings, 'shape', None)}"
+            f"model.family={family_of(settings)}, "
+            f"model.architecture={getattr(settings, 'architecture', None)}"
         )
     require_new_path(out, EXISTS_HINT)
     with TemporaryDirectory() as place, atomic_folder(out) as temporary:

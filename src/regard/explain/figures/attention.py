@@ -232,7 +232,7 @@ def pronoun(
             )
         )
         numbers["largest change of a weight"] = change.abs().max().item()
-    causal = getattr(subject.config, "shape", "") == "decoder"
+    causal = getattr(subject.config, "architecture", "") == "decoder"
     note = (
         f" {subject.name} is a decoder: {word!r} cannot see the words after it, so its weights "
         "change only where the sentences differ before it."

@@ -58,8 +58,8 @@ def diagram(family: str, config: Any, *, ascii: bool = False) -> Lines:
 
 
 def _transformer(config: Any) -> Lines:
-    if config.shape != "encoder-decoder":
-        return _column(config, config.shape, WIDTH)
+    if config.architecture != "encoder-decoder":
+        return _column(config, config.architecture, WIDTH)
     left, right = (_column(config, side, NARROW) for side in ("encoder", "decoder"))
     return side_by_side(left, right)
 
@@ -266,9 +266,9 @@ DIAGRAMS: dict[str, Callable[[Any], Lines]] = {
 
 def _column(config: Any, side: str, width: int) -> Lines:
     """One stack with its embedding and head."""
-    both = config.shape == "encoder-decoder"
+    both = config.architecture == "encoder-decoder"
     ids = ("source ids" if side == "encoder" else "target ids") if both else _read(config)
-    if side == "encoder" and getattr(config, "source_kind", "text") == "images":
+    if side == "encoder" and getattr(config, "input_kind", "text") == "images":
         ids = f"image of {config.image_size} × {config.image_size}"
     is_source = both and side == "encoder"
     after = [*_final_norm(config), *([] if is_source else [_head(config)])]
@@ -298,7 +298,7 @@ def _lookup(config: Any) -> Part:
 def _embedding(config: Any, is_source: bool) -> list[Part]:
     vocab = (config.source_vocab_size if is_source else None) or config.vocab_size
     table = config.embed_dim or config.dim
-    if is_source and getattr(config, "source_kind", "text") == "images":
+    if is_source and getattr(config, "input_kind", "text") == "images":
         return [*_cells(config), *_added_position(config)]
     parts = [_lookup(config)] if config.inputs else [f"embedding {vocab:,} × {table:,}"]
     if config.embed_scaled:
@@ -404,7 +404,7 @@ def _head(config: Any) -> Part:
 def _result(config: Any) -> str:
     kind, _ = kind_of(config.head)
     if kind == "linear":
-        encoder = getattr(config, "shape", "decoder") == "encoder"
+        encoder = getattr(config, "architecture", "decoder") == "encoder"
         return "logits" if encoder else "logits of the next token"
     return (
         HEADS.get(kind, kind)

@@ -72,7 +72,7 @@ DEFAULTS = {
     "activation_dropout": 0.0,
     "tie_word_embeddings": True,
 }
-CONSTANTS = {"shape": "encoder-decoder", "norm_order": "post"}
+CONSTANTS = {"architecture": "encoder-decoder", "norm_order": "post"}
 SUPPORTED_VALUES = {"is_decoder": False, "normalize_before": False, "add_final_layer_norm": False}
 HEADS = {
     "classification": {

@@ -74,10 +74,10 @@ def _read(hf: Settings) -> Settings:
         "tied": hf["tie_word_embeddings"],
     }
     if hf.get("architectures") == [ENCODER_CLASS]:
-        return settings | {"shape": "encoder", "layers": encoder_layers}
+        return settings | {"architecture": "encoder", "layers": encoder_layers}
     layers = hf["num_decoder_layers"] or encoder_layers
     return settings | {
-        "shape": "encoder-decoder",
+        "architecture": "encoder-decoder",
         "encoder_layers": encoder_layers,
         "layers": layers,
     }

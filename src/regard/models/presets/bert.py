@@ -19,7 +19,7 @@ def bert(dim: int = 768, layers: int = 12, heads: int = 12) -> TransformerConfig
         layers=layers,
         heads=heads,
         context=512,
-        shape="encoder",
+        architecture="encoder",
         norm_eps=1e-12,
         norm_order="post",
         embed_norm=True,

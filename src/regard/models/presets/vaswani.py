@@ -13,7 +13,7 @@ def transformer_base() -> TransformerConfig:
         layers=6,
         heads=8,
         context=1024,
-        shape="encoder-decoder",
+        architecture="encoder-decoder",
         position="sinusoidal",
         norm_order="post",
         ffn="relu",
@@ -43,7 +43,7 @@ def tiny_encoder() -> TransformerConfig:
         layers=4,
         heads=4,
         context=128,
-        shape="encoder",
+        architecture="encoder",
         position="rotary",
         head="masked",
     )

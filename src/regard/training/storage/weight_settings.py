@@ -23,6 +23,7 @@ TRAINING_OPTIONS = (
 # Settings, and values of settings, in run folders of earlier versions, and their current names.
 RENAMED = {
     "model.characters": "model.char_dim",
+    "model.shape": "model.architecture",
     "train.evaluate_tokens": "train.evaluate_targets",
 }
 RENAMED_VALUES: dict[str, dict[str | bool, str | bool]] = {
