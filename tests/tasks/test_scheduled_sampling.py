@@ -68,7 +68,10 @@ def read_source():
     ("choice", "truth"),
     [
         (0.25, lambda s: 0.75),
-        ({"kind": "linear", "most": 0.5, "over": 0.8}, lambda s: max(0.5, 1 - 0.5 * s / 80)),
+        (
+            {"kind": "linear", "max_probability": 0.5, "ramp_fraction": 0.8},
+            lambda s: max(0.5, 1 - 0.5 * s / 80),
+        ),
         ({"kind": "exponential", "k": 0.98}, lambda s: 0.98**s),
         ({"kind": "sigmoid", "k": 20.0}, lambda s: 20 / (20 + math.exp(s / 20))),
     ],
@@ -92,7 +95,7 @@ def test_a_share_stays_a_share_for_ever():
     [
         (1.5, "must be at least 0 and at most 1"),
         ("linaer", "did you mean 'linear'"),
-        ({"kind": "linear", "most": 2.0}, "must lie between 0 and 1"),
+        ({"kind": "linear", "max_probability": 2.0}, "must lie between 0 and 1"),
         ({"kind": "exponential", "k": 1.0}, "must lie between 0 and 1"),
         ({"kind": "sigmoid", "k": 0.5}, "must be at least 1"),
     ],
@@ -236,7 +239,7 @@ def data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("data"))
 
 
-GROWING = {"kind": "linear", "most": 1.0}
+GROWING = {"kind": "linear", "max_probability": 1.0}
 TASKS = {
     "cats.txt": {"kind": "causal", "scheduled_sampling": GROWING},
     "pairs.tsv": {"kind": "seq2seq", "scheduled_sampling": GROWING},

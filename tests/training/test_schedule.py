@@ -73,8 +73,10 @@ def test_inverse_sqrt_is_that_of_vaswani_with_its_peak_at_one():
         assert factor(step) == pytest.approx(paper / peak)
 
 
-def test_stable_decay_stays_and_then_falls():
-    factor = schedule({"kind": "stable_decay", "warmup": 10, "decay": 0.2, "floor": 0.1}, STEPS)
+def test_warmup_stable_decay_stays_and_then_falls():
+    factor = schedule(
+        {"kind": "warmup_stable_decay", "warmup": 10, "decay": 0.2, "floor": 0.1}, STEPS
+    )
     assert [factor(step) for step in (10, 50, 80)] == [1, 1, 1]
     assert factor(90) == pytest.approx(0.55)
     assert factor(99) == pytest.approx(1 - 0.9 * 19 / 20)

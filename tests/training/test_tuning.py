@@ -60,26 +60,31 @@ def test_each_rule_trains_what_it_says():
     norm = {"decoder.norm.weight"}
     assert trained("all", tied=False) == everything
     assert trained("head", tied=False) == {"head.weight"}
-    last = {"kind": "last", "layers": 1}
+    last = {"kind": "last_layers", "layers": 1}
     assert trained(last, tied=False) == {"head.weight"} | norm | block
-    gradual = {"kind": "gradual", "every": 10}
+    gradual = {"kind": "gradual_unfreezing", "every": 10}
     assert trained(gradual, 9, tied=False) == {"head.weight"} | norm
     assert trained(gradual, 10, tied=False) == {"head.weight"} | norm | block
     assert trained(gradual, 40, tied=False) == everything
     assert {name.rpartition(".")[2] for name in trained("lora")} == {"lora_A", "lora_B"}
     with pytest.raises(ConfigError, match="no parameter is trainable"):
         trained("head")
-    for choice in ({"kind": "last", "layers": 0}, {"kind": "gradual", "every": 0}):
+    for choice in (
+        {"kind": "last_layers", "layers": 0},
+        {"kind": "gradual_unfreezing", "every": 0},
+    ):
         with pytest.raises(ConfigError, match="must be at least 1"):
             tuning(choice)
 
 
 def test_an_adapter_needs_a_run_to_start_from_and_one_process():
     for choice in TUNINGS:
-        tune = {"kind": "gradual", "every": 1} if choice == "gradual" else choice
+        tune = (
+            {"kind": "gradual_unfreezing", "every": 1} if choice == "gradual_unfreezing" else choice
+        )
         config = RunConfig(name="x", train=TrainConfig(tune=tune, start="y"))
         check_tuning(config, 1)
-        if choice in ("gradual", "lora"):
+        if choice in ("gradual_unfreezing", "lora"):
             with pytest.raises(ConfigError, match="without torchrun"):
                 check_tuning(config, 2)
     with pytest.raises(ConfigError, match=r"train\.start=RUN"):
@@ -282,10 +287,10 @@ def test_adapters_are_merged_and_chosen_by_name(world, capsys):
 
 def test_only_what_trains_changes(world):
     base = load_file(world / "base" / "model.safetensors")
-    run = tune(world, "last", {"kind": "last", "layers": 1}, lr=0.01, ema=0.9)
+    run = tune(world, "last", {"kind": "last_layers", "layers": 1}, lr=0.01, ema=0.9)
     changed = {n for n, t in weights(run.model).items() if not torch.equal(t, base[n])}
     assert changed
     assert all(distances(run.model)[name] <= 1 for name in changed)
-    run = tune(world, "gradual", {"kind": "gradual", "every": 3}, lr=0.01)
+    run = tune(world, "gradual", {"kind": "gradual_unfreezing", "every": 3}, lr=0.01)
     changed = {n for n, t in weights(run.model).items() if not torch.equal(t, base[n])}
     assert max(distances(run.model)[name] for name in changed) == 1

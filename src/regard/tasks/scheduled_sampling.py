@@ -20,13 +20,14 @@ from regard.nn.state import Source
 Schedule = Callable[[int], float]  # step → probability that an input token is a prediction
 
 
-def linear(steps: int, most: float = 0.5, over: float = 1.0) -> Schedule:
-    """A line from 0 to `most` in the first `over` of all steps: most · min(1, s / (over steps))."""
-    if not (0 <= most <= 1 and 0 < over <= 1):
+def linear(steps: int, max_probability: float = 0.5, ramp_fraction: float = 1.0) -> Schedule:
+    """max_probability · min(1, s / (ramp_fraction · steps)) at step s: rises linearly from 0."""
+    if not (0 <= max_probability <= 1 and 0 < ramp_fraction <= 1):
         raise ConfigError(
-            f"task.scheduled_sampling: most={most} and over={over} must lie between 0 and 1"
+            f"task.scheduled_sampling: max_probability={max_probability} and "
+            f"ramp_fraction={ramp_fraction} must lie between 0 and 1"
         )
-    return lambda step: most * min(1.0, step / (over * steps))
+    return lambda step: max_probability * min(1.0, step / (ramp_fraction * steps))
 
 
 def exponential(steps: int, k: float = 0.999) -> Schedule:
@@ -83,8 +84,7 @@ def mix_predictions(
         x_t = y_t,  or where marked  a sample from P(. | x_1 ... x_{t-1})       x_1 = y_1
 
     With teacher forcing alone, a model is never trained on inputs with its own errors (exposure
-    bias). A
-    recurrent model runs step by step, so x is what it would have read while generating. A
+    bias). A recurrent model runs step by step, so x is what it would have read while generating. A
     Transformer would need one pass per step; it makes two passes instead: the first reads the
     true tokens and samples at every position, the second is trained on the mix, so its samples
     are from P(. | y_1 ... y_{t-1}). No gradient flows through the samples.

@@ -305,7 +305,9 @@ def inverse_sqrt(steps: int, warmup: int = 4000) -> Schedule:
     return lambda step: min((step + 1) / peak, math.sqrt(peak / (step + 1)))
 
 
-def stable_decay(steps: int, warmup: int = 0, decay: float = 0.2, floor: float = 0.0) -> Schedule:
+def warmup_stable_decay(
+    steps: int, warmup: int = 0, decay: float = 0.2, floor: float = 0.0
+) -> Schedule:
     """Warmup-stable-decay (WSD): constant, then linear decay over the last `decay` of the steps.
 
     Hu et al. 2024.
@@ -320,7 +322,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "linear": linear,
     "cosine": cosine,
     "inverse_sqrt": inverse_sqrt,
-    "stable_decay": stable_decay,
+    "warmup_stable_decay": warmup_stable_decay,
 }
 
 

@@ -152,8 +152,8 @@ class LoRA(Tuning):
 TUNINGS: dict[str, Callable[..., Tuning]] = {
     "all": AllParameters,
     "head": HeadOnly,
-    "last": LastLayers,
-    "gradual": GradualUnfreezing,
+    "last_layers": LastLayers,
+    "gradual_unfreezing": GradualUnfreezing,
     "lora": LoRA,
 }
 

@@ -25,10 +25,14 @@ RENAMED = {
     "model.characters": "model.char_dim",
     "model.shape": "model.architecture",
     "train.evaluate_tokens": "train.evaluate_targets",
+    "task.scheduled_sampling.most": "task.scheduled_sampling.max_probability",
+    "task.scheduled_sampling.over": "task.scheduled_sampling.ramp_fraction",
 }
 RENAMED_VALUES: dict[str, dict[str | bool, str | bool]] = {
     "task": {"label": "text_classification", "classify": "image_classification"},
     "model.head": {"classify": "classification"},
+    "train.schedule": {"stable_decay": "warmup_stable_decay"},
+    "train.tune": {"last": "last_layers", "gradual": "gradual_unfreezing"},
 }
 
 
