@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import regard
-from regard.api.lecture_figures import _of_run, _untrained
+from regard.api.lecture_figures import _of_run, _untrained_run
 from regard.errors import RegardError
-from regard.explain.embedding_map import position_similarity
 from regard.explain.figures import FIGURES
 from regard.explain.figures.cost import (
     WindowedAttention,
@@ -27,6 +26,7 @@ from regard.explain.figures.panels import Scatter
 from regard.explain.figures.positions import KINDS
 from regard.explain.figures.sampling import beam_tree
 from regard.explain.figures.tokens import merge, merge_steps, word_counts
+from regard.explain.projection import position_similarity
 from regard.explain.render.panel_layout import CHARACTER, label_offsets, overlap, scatter_axes
 from regard.explain.render.panel_text import TEXT
 from regard.explain.render.panels import DRAW
@@ -243,7 +243,7 @@ def test_samplers_act_in_the_order_given():
 
 
 def test_the_tree_of_a_beam_search_is_that_of_the_library():
-    run = _untrained("tiny-decoder", {"preset": "tiny-decoder"}, [BE])
+    run = _untrained_run("tiny-decoder", {"preset": "tiny-decoder"}, [BE])
     characters = replace(
         _of_run(run, "", trained=False), tokenizer=train_tokenizer("char", ["a b"])
     )
@@ -331,7 +331,7 @@ def test_windowed_attention_equals_attention_with_a_mask():
 
 
 def test_the_landscape_is_the_loss_in_the_middle_and_leaves_the_weights():
-    run = _untrained("tiny-decoder", {"preset": "tiny-decoder"}, [SENTENCE])
+    run = _untrained_run("tiny-decoder", {"preset": "tiny-decoder"}, [SENTENCE])
     before = {name: p.clone() for name, p in run.model.named_parameters()}
     figure = regard.show("loss-landscape", run, SENTENCE, grid=3)
     assert all(torch.equal(p, before[name]) for name, p in run.model.named_parameters())
@@ -416,15 +416,15 @@ def test_what_does_not_fit_is_refused_in_one_sentence(what, options, message):
 
 
 def test_images_states_and_counts_are_refused_by_figures_of_texts_and_weights():
-    run = _untrained("tiny-decoder", {"preset": "tiny-decoder"}, [BE])
+    run = _untrained_run("tiny-decoder", {"preset": "tiny-decoder"}, [BE])
     decoder = _of_run(run, "d", trained=False)
-    counted = replace(decoder, model=NGram(NGramConfig(vocab_size=9, order=2)))
+    counted = replace(decoder, module=NGram(NGramConfig(vocab_size=9, order=2)))
     sizes = {"vocab_size": 9, "dim": 8, "score": "dot"}
-    recurrent = replace(decoder, model=EncoderDecoder(Seq2SeqConfig(**sizes)), attention=len)
+    recurrent = replace(decoder, module=EncoderDecoder(Seq2SeqConfig(**sizes)), attention=len)
     for name, arguments, message in (
-        ("pronoun", {"subject": replace(decoder, tokenizer=None)}, "d reads no text"),
-        ("score-variance", {"subject": recurrent, "text": BE}, "attends with its states"),
-        ("loss-landscape", {"subjects": [counted], "text": BE}, "fitted without gradients"),
+        ("pronoun", {"model": replace(decoder, tokenizer=None)}, "d reads no text"),
+        ("score-variance", {"model": recurrent, "text": BE}, "attends with its states"),
+        ("loss-landscape", {"models": [counted], "text": BE}, "fitted without gradients"),
     ):
         with pytest.raises(RegardError, match=message):
             FIGURES[name].compute(**arguments)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.api.display import tap_lines
-from regard.api.pictures import history_curves
+from regard.api.run_figures import history_curves
 from regard.config import RunConfig, build, merge, to_table
 from regard.errors import ConfigError
 from regard.explain import trace

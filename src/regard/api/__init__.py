@@ -15,13 +15,6 @@ if TYPE_CHECKING:
     from regard.api.machine import driver_gpus
     from regard.api.model_info import ModelDiff, ModelInfo, diff, info, presets
     from regard.api.overrides import override_words
-    from regard.api.pictures import (
-        by_length_curves,
-        drawings_text,
-        encode_drawings,
-        encode_figure,
-        history_curves,
-    )
     from regard.api.planning import Plan, plan
     from regard.api.prediction import (
         OUT_SUFFIXES,
@@ -41,6 +34,13 @@ if TYPE_CHECKING:
         world_size,
     )
     from regard.api.run import Run, load
+    from regard.api.run_figures import (
+        by_length_curves,
+        drawings_text,
+        encode_drawings,
+        encode_figure,
+        history_curves,
+    )
     from regard.api.settings_reference import (
         format_default,
         option_words,
@@ -95,7 +95,7 @@ _NAMES = {
     "regard.api.lecture_figures": ("LectureFigure", "figures", "show"),
     "regard.api.machine": ("driver_gpus",),
     "regard.api.model_info": ("ModelDiff", "ModelInfo", "diff", "info", "presets"),
-    "regard.api.pictures": (
+    "regard.api.run_figures": (
         *("by_length_curves", "drawings_text", "encode_drawings", "encode_figure"),
         "history_curves",
     ),

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from regard.api.formatting import format_number
 from regard.api.model_info import NOT_EVALUATED, Values, differences, full_settings
-from regard.api.pictures import by_length_curves, forecast_curves, history_curves
 from regard.api.run import Run, load
+from regard.api.run_figures import by_length_curves, forecast_curves, history_curves
 from regard.config import Choice, kind_of, to_table
 from regard.errors import RegardError
 from regard.explain.data_frame import data_frame

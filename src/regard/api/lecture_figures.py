@@ -13,8 +13,8 @@ from regard.config import RunConfig, make
 from regard.data.text_files import looks_like_path
 from regard.errors import ConfigError, DataError, unknown
 from regard.explain.figures import FIGURES, Entry
+from regard.explain.figures.figure_model import FigureModel
 from regard.explain.figures.panels import FigureData
-from regard.explain.figures.subject import Subject
 from regard.explain.render.figure import check_suffix, encode, page, save, to_svg
 from regard.hub.external_checkpoint import is_external_checkpoint
 from regard.models.build import (
@@ -127,17 +127,17 @@ def figure(
             raise ConfigError(f"{name}: {unknown('option', option, entry.options)}")
     inputs = _inputs(name, entry, models, texts)
     shown_texts = texts or entry.default_texts
-    subjects = [_subject(model, shown_texts) for model in models]
-    if entry.models and not subjects:
-        subjects = [
-            _of_run(_untrained(key, table, shown_texts), key, trained=False)
+    opened = [_figure_model(model, shown_texts) for model in models]
+    if entry.models and not opened:
+        opened = [
+            _of_run(_untrained_run(key, table, shown_texts), key, trained=False)
             for key, table in entry.models.items()
         ]
-        inputs["subjects"] = subjects
-    if "subject" in inputs:
-        inputs["subject"] = subjects[0]
-    if "subjects" in inputs:
-        inputs["subjects"] = subjects
+        inputs["models"] = opened
+    if "model" in inputs:
+        inputs["model"] = opened[0]
+    if "models" in inputs:
+        inputs["models"] = opened
     table = {key: other.compute for key, other in FIGURES.items()}
     return LectureFigure(name, make({"kind": name, **options}, table, "figure", **inputs))
 
@@ -146,9 +146,9 @@ def _inputs(
     name: str, entry: Entry, models: list[Run | Path | str], texts: list[str]
 ) -> dict[str, Any]:
     """The arguments of a figure for these models and texts; raise on too few and too many."""
-    given: dict[str, list[Any]] = {"subject": models, "text": texts}
+    given: dict[str, list[Any]] = {"model": models, "text": texts}
     inputs: dict[str, Any] = {}
-    kinds = {"subject": "run or preset", "text": "text"}
+    kinds = {"model": "run or preset", "text": "text"}
     for single, values in given.items():
         plural = single + "s"
         key = plural if plural in entry.inputs else single
@@ -204,29 +204,29 @@ def _read_text(item: Run | Path | str) -> str:
     return text
 
 
-def _subject(item: Run | Path | str, texts: list[str]) -> Subject:
+def _figure_model(item: Run | Path | str, texts: list[str]) -> FigureModel:
     """The model of a run, or of a preset with random weights and a vocabulary of the texts."""
     if isinstance(item, Run):
         return _of_run(item, item.folder.path.name, trained=True)
     if str(item) in PRESETS:
         name = str(item)
-        return _of_run(_untrained(name, {"preset": name}, texts), name, trained=False)
+        return _of_run(_untrained_run(name, {"preset": name}, texts), name, trained=False)
     path = Path(item)
     if not is_run(path) and not is_external_checkpoint(path):
         raise ConfigError(f"{item} is a folder, but no run; regard train writes one")
     return _of_run(load(path), path.name, trained=True)
 
 
-def _of_run(run: Run, name: str, *, trained: bool) -> Subject:
+def _of_run(run: Run, name: str, *, trained: bool) -> FigureModel:
     def source(text: str) -> tuple[Source, list[int]]:
         encoded, target = source_and_translation(run, text)
         return encoded, target[: len(run._pair_task().prompt)]
 
     tokenizers = run.tokenizers
     pairs = isinstance(tokenizers, PairTokenizers)
-    return Subject(
+    return FigureModel(
         name=name,
-        model=run.model,
+        module=run.model,
         tokenizer=tokenizers.target if isinstance(tokenizers, PairTokenizers) else tokenizers,
         trained=trained,
         methods=run.methods,
@@ -238,7 +238,7 @@ def _of_run(run: Run, name: str, *, trained: bool) -> Subject:
     )
 
 
-def _untrained(name: str, table: Mapping[str, Any], texts: list[str]) -> Run:
+def _untrained_run(name: str, table: Mapping[str, Any], texts: list[str]) -> Run:
     """A run of a preset whose weights are random; its vocabulary is the words of the texts."""
     config = resolve(table)
     architecture = getattr(config, "architecture", "decoder")

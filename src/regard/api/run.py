@@ -33,7 +33,6 @@ from regard.api.generation import (
     stream_text,
     translation_search,
 )
-from regard.api.pictures import forecast_figure
 from regard.api.prediction import predict_rows, predict_values, read_inputs
 from regard.api.run_evaluation import (
     evaluate_all,
@@ -41,6 +40,7 @@ from regard.api.run_evaluation import (
     evaluate_by_length,
     validation_data,
 )
+from regard.api.run_figures import forecast_figure
 from regard.config import Choice, RunConfig, kind_of
 from regard.data.text_files import read_lines, scan
 from regard.errors import ConfigError

@@ -10,7 +10,6 @@ from regard.explain.attribution import (
     token_score,
 )
 from regard.explain.effects import Probe, head_effects, probe
-from regard.explain.embedding_map import pca, position_similarity, tsne
 from regard.explain.gradient import GradientFlow, gradient_flow
 from regard.explain.heads import (
     HeadScores,
@@ -30,6 +29,7 @@ from regard.explain.lens import (
     logit_lens,
     tune_lens,
 )
+from regard.explain.projection import pca, position_similarity, tsne
 from regard.explain.render.maps import draw_maps, html_maps
 from regard.explain.render.terminal import heads_overview, heatmap
 from regard.explain.trace import ablate, patch, steer, trace

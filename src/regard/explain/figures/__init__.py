@@ -1,6 +1,6 @@
 """The figures of the lectures, by name: a function that computes the data of each.
 
-The arguments of a function say what the figure needs: `subject` or `subjects` are models, `text`
+The arguments of a function say what the figure needs: `model` or `models` are models, `text`
 or `texts` are texts, those with a default may be left out; the others are options.
 """
 
@@ -21,7 +21,7 @@ from regard.explain.figures.structure import parameter_count, path_lengths, rece
 from regard.explain.figures.tokens import bag_of_words, bpe_merges, rare_words, token_boundaries
 from regard.explain.figures.vectors import word_vectors
 
-INPUTS = {"subject": "RUN", "subjects": "RUN…", "text": "TEXT", "texts": "TEXT…"}
+INPUTS = {"model": "RUN", "models": "RUN…", "text": "TEXT", "texts": "TEXT…"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Entry:
         """The models and texts that it takes, and whether each is needed."""
         given = {name: p for name, p in self.parameters.items() if name in INPUTS}
         needed = {name: p.default is inspect.Parameter.empty for name, p in given.items()}
-        return needed | ({"subjects": False} if self.models else {})
+        return needed | ({"models": False} if self.models else {})
 
     @property
     def options(self) -> dict[str, object]:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.explain.attention import has_attention
+from regard.explain.figures.figure_model import FigureModel
 from regard.explain.figures.panels import FigureData, Heatmap, Lines, Panel, Table
-from regard.explain.figures.subject import Subject
 from regard.explain.render.token_text import strongest
 from regard.explain.trace import trace
 from regard.nn.attention import Attention, AttentionInputs, Mask
@@ -20,7 +20,7 @@ WIDE = "The animal didn't cross the street because it was too wide"
 
 
 def score_variance(
-    subject: Subject | None = None,
+    model: FigureModel | None = None,
     text: str | None = None,
     *,
     dims: tuple[int, ...] = (4, 16, 64, 256, 1024),
@@ -34,10 +34,10 @@ def score_variance(
     Without it the softmax saturates: one key takes all the weight, and gradients vanish
     (Vaswani et al. 2017). With a run and a text, the scores of its own layers.
     """
-    if subject is not None:
+    if model is not None:
         if text is None:
             raise ConfigError("score-variance of a run needs a text as well")
-        return _measured_variance(subject, text)
+        return _measured_variance(model, text)
     if min(dims, default=0) < 1 or vectors < 2:
         raise ConfigError(f"dims={list(dims)} must be at least 1, and vectors={vectors} at least 2")
     generator = torch.Generator().manual_seed(seed)
@@ -83,11 +83,11 @@ def score_variance(
     )
 
 
-def _measured_variance(subject: Subject, text: str) -> FigureData:
+def _measured_variance(model: FigureModel, text: str) -> FigureData:
     """The variance of q . k in every attention layer of a model that reads a text."""
-    require_attention(subject)
-    with torch.no_grad(), trace(subject.model, "*_tap") as taps:
-        subject.attention(text)
+    require_attention(model)
+    with torch.no_grad(), trace(model.module, "*_tap") as taps:
+        model.attention(text)
     rows: list[list[str | int | float]] = []
     for name, q in taps.items():
         if not name.endswith(".q_tap"):
@@ -98,24 +98,24 @@ def _measured_variance(subject: Subject, text: str) -> FigureData:
         rows.append([name.removesuffix(".q_tap"), q.shape[-1], variance, variance / q.shape[-1]])
     if not rows:
         raise ConfigError(
-            f"{subject.name} is a recurrent network, which attends with its states; score-variance "
+            f"{model.name} is a recurrent network, which attends with its states; score-variance "
             "needs the queries and keys of a Transformer"
         )
     panels: list[Panel] = [Table(header=["layer", "d", "Var(q · k)", "Var(q · k / √d)"], rows=rows)]
     return FigureData(
-        title=f"Variance of the attention scores of {subject.name}",
+        title=f"Variance of the attention scores of {model.name}",
         caption="Over all heads, queries and keys of the text; q and k as the layer compares them, "
-        f"rotated where it rotates them.{subject.note}",
+        f"rotated where it rotates them.{model.note}",
         panels=panels,
     )
 
 
-def require_attention(subject: Subject) -> None:
+def require_attention(model: FigureModel) -> None:
     """Raise if the model reads no text or has no attention over it."""
-    subject.require_tokenizer()
-    if not has_attention(subject.model):
+    model.require_tokenizer()
+    if not has_attention(model.module):
         raise ConfigError(
-            f"{subject.name} has no attention; give a run or a preset of a Transformer, such as "
+            f"{model.name} has no attention; give a run or a preset of a Transformer, such as "
             "tiny-decoder"
         )
 
@@ -180,25 +180,25 @@ def attend(attention: Attention, x: Float[Tensor, "time dim"]) -> Float[Tensor, 
 
 
 def pronoun(
-    subject: Subject,
+    model: FigureModel,
     texts: Sequence[str] = (TIRED, WIDE),
     *,
     word: str = "it",
     layer: int | None = None,
 ) -> FigureData:
     """The attention of one word, by default "it", in two sentences that differ in one word."""
-    require_attention(subject)
-    if subject.source is not None:
+    require_attention(model)
+    if model.source is not None:
         raise ConfigError(
-            f"pronoun shows self-attention; {subject.name} attends from one text to another"
+            f"pronoun shows self-attention; {model.name} attends from one text to another"
         )
     if len(texts) != 2:
         raise ConfigError(f"pronoun compares two sentences, not {len(texts)}")
     rows, pieces = [], []
     for text in texts:
-        ((path, attention),) = subject.attention(text, layer=layer, words=True).items()
+        ((path, attention),) = model.attention(text, layer=layer, words=True).items()
         if word not in attention.rows:
-            raise ConfigError(f"{word!r} is not a word of {text[:60]!r} for {subject.name}")
+            raise ConfigError(f"{word!r} is not a word of {text[:60]!r} for {model.name}")
         rows.append(attention.weights[:, attention.rows.index(word)])  # (heads, columns)
         pieces.append(attention.columns)
     heads = [str(head) for head in range(len(rows[0]))]
@@ -232,17 +232,17 @@ def pronoun(
             )
         )
         numbers["largest change of a weight"] = change.abs().max().item()
-    causal = getattr(subject.config, "architecture", "") == "decoder"
+    causal = getattr(model.config, "architecture", "") == "decoder"
     note = (
-        f" {subject.name} is a decoder: {word!r} cannot see the words after it, so its weights "
+        f" {model.name} is a decoder: {word!r} cannot see the words after it, so its weights "
         "change only where the sentences differ before it."
         if causal
         else ""
     )
     return FigureData(
-        title=f"What {word!r} attends to in {subject.name}, {path}",
+        title=f"What {word!r} attends to in {model.name}, {path}",
         caption=f"(1) {texts[0][:80]}. (2) {texts[1][:80]}. Each row is a head: the attention "
-        f"weights of the word over all words of the sentence.{note}{subject.note}",
+        f"weights of the word over all words of the sentence.{note}{model.note}",
         panels=panels,
         numbers=numbers,
     )

@@ -6,8 +6,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
+from regard.explain.figures.figure_model import FigureModel, notes
 from regard.explain.figures.panels import FigureData, Panel, Surface
-from regard.explain.figures.subject import Subject, notes
 from regard.explain.gradient import require_gradients
 
 WINDOW, ROWS = 32, 16  # the most tokens of a window, and windows of the text
@@ -15,7 +15,7 @@ LR = 3e-3  # of the training of a preset
 
 
 def loss_landscape(
-    subjects: list[Subject],
+    models: list[FigureModel],
     text: str,
     *,
     grid: int = 15,
@@ -37,13 +37,13 @@ def loss_landscape(
     grid += 1 - grid % 2  # so that the weights themselves are in the middle
     places = [span * (2 * n / (grid - 1) - 1) for n in range(grid)]
     surfaces = {}
-    for subject in subjects:
-        subject.require_language("loss-landscape")
-        require_gradients(subject.model)
-        windows = windows_of(subject, text)
-        if not subject.trained and steps:
-            fit(subject.model, windows, steps)
-        surfaces[subject.name] = surface(subject.model, windows, places, seed)
+    for model in models:
+        model.require_language("loss-landscape")
+        require_gradients(model.module)
+        windows = windows_of(model, text)
+        if not model.trained and steps:
+            fit(model.module, windows, steps)
+        surfaces[model.name] = surface(model.module, windows, places, seed)
     middle = grid // 2
     panels: list[Panel] = [
         Surface(
@@ -63,28 +63,28 @@ def loss_landscape(
     for name, values in surfaces.items():
         numbers[f"{name}: loss in the middle"] = values[middle][middle]
         numbers[f"{name}: largest loss"] = max(map(max, values))
-    untrained = [subject for subject in subjects if not subject.trained]
+    untrained = [model for model in models if not model.trained]
     trained = f" Presets were trained on the text for {steps} steps." if untrained and steps else ""
     return FigureData(
         title="Loss landscape",
         caption="The loss where the weights are moved along two random directions, each row of a "
         "matrix as far as its own length times the number at the axis; in the middle are the "
-        f"weights themselves.{trained or notes(subjects)}",
+        f"weights themselves.{trained or notes(models)}",
         panels=panels,
         numbers=numbers,
     )
 
 
-def windows_of(subject: Subject, text: str) -> Int[Tensor, "rows time"]:
+def windows_of(model: FigureModel, text: str) -> Int[Tensor, "rows time"]:
     """The first windows of a text, as long as the model can read."""
-    tokenizer = subject.require_tokenizer()
-    ids = [*tokenizer.prefix_ids, *tokenizer.encode(subject.normalize(text))]
+    tokenizer = model.require_tokenizer()
+    ids = [*tokenizer.prefix_ids, *tokenizer.encode(model.normalize(text))]
     if len(ids) < 2:
         raise ConfigError(f"the text has {len(ids)} tokens; loss-landscape needs at least 2")
-    context = getattr(subject.model, "context", None)
+    context = getattr(model.module, "context", None)
     size = min(WINDOW, len(ids) - 1, context or WINDOW) + 1
     rows = min(ROWS, len(ids) // size)
-    return torch.tensor(ids[: rows * size], device=subject.device).view(rows, size)
+    return torch.tensor(ids[: rows * size], device=model.device).view(rows, size)
 
 
 def loss_of(model: nn.Module, windows: Int[Tensor, "rows time"]) -> Float[Tensor, ""]:

@@ -9,21 +9,21 @@ from typing import Literal
 import torch
 
 from regard.errors import ConfigError
+from regard.explain.figures.figure_model import FigureModel
 from regard.explain.figures.panels import Bars, FigureData, Table
-from regard.explain.figures.subject import Subject
 
 
-def next_token(subject: Subject, text: str, *, top: int = 4) -> FigureData:
+def next_token(model: FigureModel, text: str, *, top: int = 4) -> FigureData:
     r"""The probability of each token of a text, beside the likeliest tokens at its position.
 
     log P(t_1 ... t_N) = sum_n log P(t_n | t_1 ... t_{n-1})
     """
-    subject.require_language("next-token")
+    model.require_language("next-token")
     _check_positive(top=top)
-    ids = subject.ids(text)
+    ids = model.ids(text)
     if len(ids) < 2:
         raise ConfigError(f"the text has {len(ids)} tokens; next-token needs at least 2")
-    log_p = subject.logits(ids[:-1]).double().log_softmax(-1)
+    log_p = model.logits(ids[:-1]).double().log_softmax(-1)
     truth = torch.tensor(ids[1:])
     scores = log_p.gather(1, truth[:, None]).squeeze(1)
     best = log_p.topk(min(top, log_p.shape[1]))
@@ -33,20 +33,20 @@ def next_token(subject: Subject, text: str, *, top: int = 4) -> FigureData:
     for number, id in enumerate(ids[1:]):
         p = scores[number].exp().item()
         guesses = list(zip(best.indices[number].tolist(), best.values[number].exp(), strict=True))
-        pieces = subject.pieces([guess for guess, _ in guesses])
+        pieces = model.pieces([guess for guess, _ in guesses])
         cells = [
             f"{piece!r} {100 * q:.1f} %" for piece, (_, q) in zip(pieces, guesses, strict=True)
         ]
-        own = f"{subject.pieces([id])[0]!r}"
+        own = f"{model.pieces([id])[0]!r}"
         rows.append([own, f"{100 * p:.2f} %", scores[number].item(), int(ranks[number]), *cells])
         shades.append([0.0, p, 0.0, 0.0, *(float(q) for _, q in guesses)])
     total = scores.sum().item()
-    given = subject.pieces(ids[:1])[0]
+    given = model.pieces(ids[:1])[0]
     return FigureData(
-        title=f"Next-token probabilities of {subject.name}",
+        title=f"Next-token probabilities of {model.name}",
         caption="Every token, its probability after all tokens before it, and the likeliest "
         f"tokens there. The first token, {given!r}, is given. The log-probability of the whole is "
-        f"the sum.{subject.note}",
+        f"the sum.{model.note}",
         panels=[
             Table(
                 header=["token", "P", "log P", "rank", *(f"{n + 1}." for n in range(len(cells)))],
@@ -138,26 +138,28 @@ def _draw(
     return drawn[:length]
 
 
-def shuffled_words(subject: Subject, text: str, *, shuffles: int = 20, seed: int = 1) -> FigureData:
+def shuffled_words(
+    model: FigureModel, text: str, *, shuffles: int = 20, seed: int = 1
+) -> FigureData:
     """The loss of a trained model on a text, and on the same words in random orders."""
-    subject.require_language("shuffled-words")
+    model.require_language("shuffled-words")
     _check_positive(shuffles=shuffles)
     words = text.split()
     if len(words) < 3:
         raise ConfigError(f"the text has {len(words)} words; shuffled-words needs at least 3")
     random = Random(seed)
-    original = _loss(subject, " ".join(words))
+    original = _loss(model, " ".join(words))
     losses = []
     for _ in range(shuffles):
         random.shuffle(words)
-        losses.append(_loss(subject, " ".join(words)))
+        losses.append(_loss(model, " ".join(words)))
     mean = sum(losses) / len(losses)
     spread = math.sqrt(sum((loss - mean) ** 2 for loss in losses) / max(1, len(losses) - 1))
     return FigureData(
-        title=f"Loss of {subject.name} on shuffled words",
+        title=f"Loss of {model.name} on shuffled words",
         caption="The mean cross-entropy of a token in nats, for the text as it is and for the same "
         "words in random orders. A model that ignores order has the same loss for all of them."
-        f"{subject.note}",
+        f"{model.note}",
         panels=[
             Bars(
                 labels=["as written", *(f"{n + 1}" for n in range(shuffles))],
@@ -175,9 +177,9 @@ def shuffled_words(subject: Subject, text: str, *, shuffles: int = 20, seed: int
     )
 
 
-def _loss(subject: Subject, text: str) -> float:
-    ids = subject.ids(text)
-    log_p = subject.logits(ids[:-1]).double().log_softmax(-1)
+def _loss(model: FigureModel, text: str) -> float:
+    ids = model.ids(text)
+    log_p = model.logits(ids[:-1]).double().log_softmax(-1)
     return -log_p.gather(1, torch.tensor(ids[1:])[:, None]).mean().item()
 
 

@@ -5,16 +5,16 @@ from torch import nn
 
 from regard.config import make
 from regard.errors import ConfigError, unknown
-from regard.explain.embedding_map import position_numbers, position_similarity
+from regard.explain.figures.figure_model import FigureModel
 from regard.explain.figures.panels import FigureData, Heatmap, Lines, Panel
-from regard.explain.figures.subject import Subject
+from regard.explain.projection import position_numbers, position_similarity
 from regard.nn.position import POSITIONS, T5, ALiBi, Position, Rotary
 
 KINDS = tuple(kind for kind in POSITIONS if kind != "none")
 
 
 def positions(
-    subject: Subject | None = None,
+    model: FigureModel | None = None,
     *,
     kinds: tuple[str, ...] = KINDS,
     length: int = 48,
@@ -31,7 +31,7 @@ def positions(
     for name, value in (("length", length), ("dim", dim), ("heads", heads)):
         if value < 2:
             raise ConfigError(f"{name}={value} must be at least 2")
-    if subject is None:
+    if model is None:
         for kind in kinds:
             if kind not in KINDS:
                 raise ConfigError(unknown("position encoding", kind, KINDS))
@@ -42,12 +42,12 @@ def positions(
         note = " Learned vectors and T5's biases are random here; give a run to see trained ones."
         note = note if {"learned", "t5"} & {*kinds} else ""
     else:
-        encodings, note = _of_model(subject), subject.note
+        encodings, note = _of_model(model), model.note
     panels: list[Panel] = []
     for kind, encoding in encodings.items():
         panels += _panels(kind, encoding, length)
     return FigureData(
-        title="Position encodings" + ("" if subject is None else f" of {subject.name}"),
+        title="Position encodings" + ("" if model is None else f" of {model.name}"),
         caption="Left what is added or multiplied at every position; right the similarity of two "
         "positions: the dot product of their vectors, of rotated unit vectors, or the bias of "
         f"their attention score. Red is above 0, blue below.{note}",
@@ -55,18 +55,18 @@ def positions(
     )
 
 
-def _of_model(subject: Subject) -> dict[str, Position]:
+def _of_model(model: FigureModel) -> dict[str, Position]:
     modules = {
         name: module
-        for name, module in subject.model.named_modules()
+        for name, module in model.module.named_modules()
         if isinstance(module, Position) and type(module) is not Position
     }
     if not modules:
         raise ConfigError(
-            f"{subject.name} has no position encoding; it is a model of the family "
-            f"{type(subject.model).__name__}"
-            if not _has_position(subject.model)
-            else f"{subject.name} has position='none'; encodings: {', '.join(KINDS)}"
+            f"{model.name} has no position encoding; it is a model of the family "
+            f"{type(model.module).__name__}"
+            if not _has_position(model.module)
+            else f"{model.name} has position='none'; encodings: {', '.join(KINDS)}"
         )
     return {f"{name} ({type(module).__name__})": module for name, module in modules.items()}
 

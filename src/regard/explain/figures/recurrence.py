@@ -1,29 +1,29 @@
 """Figures of recurrent networks: gates over a text, and gradients through time."""
 
 from regard.errors import ConfigError
+from regard.explain.figures.figure_model import FigureModel, notes
 from regard.explain.figures.panels import FigureData, Heatmap, Lines, Panel
-from regard.explain.figures.subject import Subject, notes
 from regard.explain.gradient import require_gradients
 from regard.nn.recurrent import Cell
 
 
-def gates(subject: Subject, text: str, *, layer: int = 0, units: int = 16) -> FigureData:
+def gates(model: FigureModel, text: str, *, layer: int = 0, units: int = 16) -> FigureData:
     r"""The gates of a recurrent cell over a text, unit by unit.
 
     LSTM: i, f, o = sigmoid(W x + U h + b),  c <- f * c + i * g,  h = o * tanh(c)
     """
-    cells = [m for m in subject.model.modules() if isinstance(m, Cell) and m.gates]
+    cells = [m for m in model.module.modules() if isinstance(m, Cell) and m.gates]
     if not cells:
         raise ConfigError(
-            f"{subject.name} has no cell with gates; give a run or a preset of an LSTM, a GRU or a "
+            f"{model.name} has no cell with gates; give a run or a preset of an LSTM, a GRU or a "
             "gated network, such as lstm"
         )
     if units < 1:
         raise ConfigError(f"units={units} must be at least 1")
-    states = subject.states(text)
+    states = model.states(text)
     if not 0 <= layer < len(states):
         raise ConfigError(
-            f"layer={layer}: {subject.name} has {len(states)} cells, 0 to {len(states) - 1}"
+            f"layer={layer}: {model.name} has {len(states)} cells, 0 to {len(states) - 1}"
         )
     path, cell = list(states.items())[layer]
     variation = cell.weights.std(1, correction=0).sum(0)  # over the text, of all gates
@@ -40,37 +40,37 @@ def gates(subject: Subject, text: str, *, layer: int = 0, units: int = 16) -> Fi
         for name, values in zip(cell.headings, cell.weights, strict=True)
     ]
     return FigureData(
-        title=f"Gates of {subject.name}, {path}",
+        title=f"Gates of {model.name}, {path}",
         caption=f"The {len(chosen)} units that vary most over the text. A gate of 0 is closed, of "
-        f"1 open; candidate, cell and state are signed.{subject.note}",
+        f"1 open; candidate, cell and state are signed.{model.note}",
         panels=panels,
     )
 
 
-def gradient_flow(subjects: list[Subject], text: str, *, layer: int = 0) -> FigureData:
+def gradient_flow(models: list[FigureModel], text: str, *, layer: int = 0) -> FigureData:
     r"""The gradient of the last token's loss at the state of every earlier position.
 
     flow_t = || d loss / d h_t ||
     """
     series: dict[str, list[tuple[float, float]]] = {}
     numbers = {}
-    for subject in subjects:
-        require_gradients(subject.model)
-        flow = subject.gradients(text)
+    for model in models:
+        require_gradients(model.module)
+        flow = model.gradients(text)
         if not 0 <= layer < len(flow.layers):
             raise ConfigError(
-                f"layer={layer}: {subject.name} has {len(flow.layers)} layers, 0 to "
+                f"layer={layer}: {model.name} has {len(flow.layers)} layers, 0 to "
                 f"{len(flow.layers) - 1}"
             )
         norms = flow.by_distance(layer)
-        name = subject.name if subject.name not in series else f"{subject.name} ({len(series)})"
+        name = model.name if model.name not in series else f"{model.name} ({len(series)})"
         series[name] = [(distance, norm) for distance, norm in enumerate(norms) if norm > 0]
         numbers[f"{name}: norm {len(norms) - 1} positions back / last"] = norms[-1] / norms[0]
     return FigureData(
         title="Gradient flow through time",
         caption="The norm of the gradient of the last token's loss with respect to the state of "
         "each position before it: a curve that falls steeply is a vanishing gradient, a rising one "
-        f"an exploding gradient.{notes(subjects)}",
+        f"an exploding gradient.{notes(models)}",
         panels=[
             Lines(
                 x_label="positions back",

@@ -3,19 +3,21 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ConfigError
+from regard.explain.figures.figure_model import FigureModel
 from regard.explain.figures.panels import Bars, FigureData, Node, Panel, Tree
-from regard.explain.figures.subject import Subject
 from regard.generate import parse_chain
 from regard.generate.chain import Chain
 from regard.generate.sampler_context import SamplerContext
 from regard.generate.sampler_spec import format_sampler
 from regard.generate.search.beam_search import BeamSearch, Extensions
+from regard.models.base import Language
 
 # P of the next token where no run is given.
 EXAMPLE = {
@@ -25,7 +27,7 @@ EXAMPLE = {
 
 
 def temperature(
-    subject: Subject | None = None,
+    model: FigureModel | None = None,
     text: str | None = None,
     *,
     values: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0),
@@ -37,7 +39,7 @@ def temperature(
     """
     if min(values, default=0) <= 0:
         raise ConfigError(f"values={list(values)} must be temperatures above 0")
-    labels, logits, _, where = _distribution(subject, text, "temperature")
+    labels, logits, _, where = _distribution(model, text, "temperature")
     probabilities = {T: (logits / T).softmax(-1) for T in values}
     best = logits.topk(min(top, len(logits))).indices.tolist()
     bits = {T: -(p * p.clamp_min(1e-300).log2()).sum().item() for T, p in probabilities.items()}
@@ -58,7 +60,7 @@ def temperature(
 
 
 def samplers(
-    subject: Subject | None = None,
+    model: FigureModel | None = None,
     text: str | None = None,
     *,
     samplers: tuple[str, ...] = ("temperature=0.7", "top_k=8", "top_p=0.9"),
@@ -66,7 +68,7 @@ def samplers(
     top: int = 12,
 ) -> FigureData:
     """What each sampler of a chain does to the next-token distribution, in the order given."""
-    labels, logits, history, where = _distribution(subject, text, "samplers")
+    labels, logits, history, where = _distribution(model, text, "samplers")
     chain: Chain = parse_chain(samplers, order)
     context = SamplerContext.from_prompts([history], 1, seed=1)
     best = logits.topk(min(top, len(logits))).indices.tolist()
@@ -110,10 +112,10 @@ def _bits(logits: Float[Tensor, " vocab"]) -> float:
 
 
 def _distribution(
-    subject: Subject | None, text: str | None, figure: str
+    model: FigureModel | None, text: str | None, figure: str
 ) -> tuple[Callable[[int], str], Float[Tensor, " vocab"], list[int], str]:
     """The names of ids, the next logits, the ids before, and a sentence that says where from."""
-    if subject is None:
+    if model is None:
         if text is not None:
             raise ConfigError(f"{figure} of a text needs a run or a preset as well")
         words = list(EXAMPLE)
@@ -121,13 +123,13 @@ def _distribution(
         return words.__getitem__, logits, [0], "An invented distribution of 12 words."
     if text is None:
         raise ConfigError(f"{figure} of a run needs a text as well")
-    subject.require_language(figure)
-    ids = subject.ids(text)
+    model.require_language(figure)
+    ids = model.ids(text)
     if not ids:
         raise ConfigError(f"the text is empty; {figure} needs at least one token")
-    logits = subject.logits(ids)[-1].double()
-    where = f"The next token of {subject.name} after {text[-40:]!r}.{subject.note}"
-    return lambda id: repr(subject.pieces([id])[0]), logits, ids, where
+    logits = model.logits(ids)[-1].double()
+    where = f"The next token of {model.name} after {text[-40:]!r}.{model.note}"
+    return lambda id: repr(model.pieces([id])[0]), logits, ids, where
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,25 +145,26 @@ class RecordedBeamSearch(BeamSearch):
 
 
 def beam_tree(
-    subject: Subject, text: str, *, width: int = 3, tokens: int = 5, length_penalty: float = 1.0
+    model: FigureModel, text: str, *, width: int = 3, tokens: int = 5, length_penalty: float = 1.0
 ) -> FigureData:
     r"""The tree of a beam search: the extensions of every beam, those that are kept, the best.
 
     score(y) = log P(y) / |y|^a
     """
     search = RecordedBeamSearch(width, length_penalty)
-    if subject.source is not None:
-        source, prompt = subject.source(text)
+    if model.source is not None:
+        source, prompt = model.source(text)
     else:
-        subject.require_language("beam-tree")
-        source, prompt = None, subject.ids(text)
+        model.require_language("beam-tree")
+        source, prompt = None, model.ids(text)
     if not prompt:
         raise ConfigError("the text is empty; beam-tree needs at least one token")
-    stop = {*subject.require_tokenizer().stop_ids}
-    model = subject.model
-    (hypotheses,) = search(model, [prompt], tokens=tokens, stop=stop, source=source)  # type: ignore[arg-type]
+    stop = {*model.require_tokenizer().stop_ids}
+    (hypotheses,) = search(
+        cast(Language, model.module), [prompt], tokens=tokens, stop=stop, source=source
+    )
     best = [*hypotheses[0].ids]
-    words = text.split() or subject.pieces(prompt)  # a blank text has no word
+    words = text.split() or model.pieces(prompt)  # a blank text has no word
     nodes = [Node(label=words[-1] if source is None else "⟨start⟩", parent=None, value=0.0)]
     beams: list[tuple[int, list[int]]] = [(0, [])]  # the node and the ids of every beam
     finished: list[list[int]] = []
@@ -177,7 +180,7 @@ def beam_tree(
             stays = id not in stop and len(kept) < width
             nodes.append(
                 Node(
-                    label=subject.pieces([id])[0],
+                    label=model.pieces([id])[0],
                     parent=node,
                     value=log_p,
                     kept=stays or ends,
@@ -190,11 +193,11 @@ def beam_tree(
                 finished.append(path)
         beams = kept
     return FigureData(
-        title=f"Beam search of {subject.name}, width {width}",
+        title=f"Beam search of {model.name}, width {width}",
         caption=f"Each step extends every beam by every token and keeps the {width} likeliest; the "
         "number is log P of the path. Grey: extensions that were dropped. Orange: the best path, "
         f"by log P / length^{length_penalty:g}."
-        f"{subject.note}",
+        f"{model.note}",
         panels=[Tree(nodes=nodes)],
         numbers={"score of the best": hypotheses[0].score, "ended by a stop token": len(finished)},
     )

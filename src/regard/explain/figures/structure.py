@@ -7,8 +7,8 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
+from regard.explain.figures.figure_model import FigureModel
 from regard.explain.figures.panels import FigureData, Lines, Network, Panel, Point, Table
-from regard.explain.figures.subject import Subject
 from regard.nn.attention import Attention
 from regard.nn.convolution import CausalConvolution
 from regard.nn.recurrent import LSTM
@@ -17,7 +17,7 @@ LONGEST_NETWORK = 40  # positions of a drawn network
 
 
 def receptive_field(
-    subject: Subject | None = None,
+    model: FigureModel | None = None,
     *,
     width: int = 2,
     layers: int = 4,
@@ -29,11 +29,11 @@ def receptive_field(
 
     By default dilations 1, 2, 4, ...; with a run or a preset, those of its convolutions.
     """
-    if subject is not None:
-        convolutions = [m for m in subject.model.modules() if isinstance(m, CausalConvolution)]
+    if model is not None:
+        convolutions = [m for m in model.module.modules() if isinstance(m, CausalConvolution)]
         if not convolutions:
             raise ConfigError(
-                f"{subject.name} has no convolution; give a run or a preset that has, such as "
+                f"{model.name} has no convolution; give a run or a preset that has, such as "
                 "convolution"
             )
         (width,) = convolutions[0].filter.kernel_size
@@ -58,7 +58,7 @@ def receptive_field(
         )
     )
     return FigureData(
-        title="Receptive field of causal convolutions" + (f", {subject.name}" if subject else ""),
+        title="Receptive field of causal convolutions" + (f", {model.name}" if model else ""),
         caption=f"Kernel width {width}: the last output depends on the inputs that are connected "
         f"with it. The field is 1 + (width - 1) times the sum of the dilations.{more}",
         panels=panels,
@@ -191,7 +191,7 @@ def path_length(layer: Callable[[int], Bool[Tensor, "time seen"]]) -> int:
 
 
 def parameter_count(
-    subject: Subject | None = None,
+    model: FigureModel | None = None,
     *,
     dim: int = 64,
     lengths: tuple[int, ...] = (1, 4, 16, 64, 256, 1024),
@@ -203,7 +203,7 @@ def parameter_count(
 
     Counted on the modules; a convolution of width 3 and an LSTM beside them.
     """
-    dim = getattr(subject.config, "dim", dim) if subject is not None else dim
+    dim = getattr(model.config, "dim", dim) if model is not None else dim
     if dim < 1 or min(lengths, default=0) < 1:
         raise ConfigError(f"dim={dim} and lengths={list(lengths)} must be at least 1")
     with torch.device("meta"):

@@ -6,8 +6,8 @@ from functools import reduce
 from itertools import pairwise
 
 from regard.errors import ConfigError
+from regard.explain.figures.figure_model import FigureModel
 from regard.explain.figures.panels import Bars, FigureData, Lines, Segments, Table
-from regard.explain.figures.subject import Subject
 from regard.text import TOKENIZERS, Tokenizer, train_tokenizer
 
 BANANAS = "Yes, we have no bananas\nSay yes for bananas\nNo bananas, we say"
@@ -45,7 +45,7 @@ def bag_of_words(text: str = BANANAS) -> FigureData:
 
 
 def bpe_merges(
-    text: str, subject: Subject | None = None, *, merges: int = 15, word: str | None = None
+    text: str, model: FigureModel | None = None, *, merges: int = 15, word: str | None = None
 ) -> FigureData:
     r"""Byte-pair encoding merge by merge: the most frequent pair of tokens becomes a token.
 
@@ -55,14 +55,14 @@ def bpe_merges(
     """
     if merges < 1:
         raise ConfigError(f"merges={merges} must be at least 1")
-    if subject is None:
+    if model is None:
         size = 256 + len(train_tokenizer("char", [text]).special_ids) + merges
         tokenizer = train_tokenizer({"kind": "bpe", "size": size}, [text])
     else:
-        tokenizer = subject.require_tokenizer()
+        tokenizer = model.require_tokenizer()
         if tokenizer.kind != "bpe":
             raise ConfigError(
-                f"the tokenizer of {subject.name} is of the kind {tokenizer.kind}, which has no "
+                f"the tokenizer of {model.name} is of the kind {tokenizer.kind}, which has no "
                 "merges; give a run with data.tokenizer=bpe, or only a text"
             )
     steps = merge_steps(tokenizer, text)[:merges]
@@ -167,7 +167,7 @@ def train_all(corpus: list[str], size: int) -> dict[str, Tokenizer]:
 
 
 def token_boundaries(
-    texts: list[str], subjects: list[Subject] | None = None, *, size: int = 400
+    texts: list[str], models: list[FigureModel] | None = None, *, size: int = 400
 ) -> FigureData:
     """The tokens of one text under every kind of tokenizer.
 
@@ -177,7 +177,7 @@ def token_boundaries(
     text = whole[:BOUNDARY_CHARACTERS]
     shown = "" if text == whole else f" Shown: the first {BOUNDARY_CHARACTERS} characters."
     tokenizers = train_all(corpus or texts, size)
-    tokenizers |= _of_runs(subjects)
+    tokenizers |= _of_runs(models)
     pieces = {name: cut(tokenizer, text) for name, tokenizer in tokenizers.items()}
     labels = [
         f"{name} ({tokenizers[name].size:,}): {len(line)} tokens" for name, line in pieces.items()
@@ -191,11 +191,11 @@ def token_boundaries(
     )
 
 
-def _of_runs(subjects: list[Subject] | None) -> dict[str, Tokenizer]:
-    for subject in subjects or []:
-        if not subject.trained:
-            raise ConfigError(f"the preset {subject.name} has no tokenizer; give a run, or none")
-    return {subject.name: subject.require_tokenizer() for subject in subjects or []}
+def _of_runs(models: list[FigureModel] | None) -> dict[str, Tokenizer]:
+    for model in models or []:
+        if not model.trained:
+            raise ConfigError(f"the preset {model.name} has no tokenizer; give a run, or none")
+    return {model.name: model.require_tokenizer() for model in models or []}
 
 
 def cut(tokenizer: Tokenizer, text: str) -> list[str]:
@@ -203,7 +203,9 @@ def cut(tokenizer: Tokenizer, text: str) -> list[str]:
     return [tokenizer.piece(id) for id in tokenizer.encode(text)]
 
 
-def rare_words(text: str, subjects: list[Subject] | None = None, *, size: int = 400) -> FigureData:
+def rare_words(
+    text: str, models: list[FigureModel] | None = None, *, size: int = 400
+) -> FigureData:
     """How many tokens a word becomes, by how often it occurs in the training text.
 
     Tokenizers are trained on the first nine tenths of the text; words of the last tenth that do
@@ -218,7 +220,7 @@ def rare_words(text: str, subjects: list[Subject] | None = None, *, size: int = 
             f"the text has {len(words)} different words; rare-words needs at least 10"
         )
     tokenizers = train_all([train], size)
-    tokenizers |= _of_runs(subjects)
+    tokenizers |= _of_runs(models)
     groups = {
         _class_name(low, high): [
             word for word, n in words.items() if n >= low and (high is None or n <= high)

@@ -1,34 +1,34 @@
 """Word vectors in two dimensions."""
 
 from regard.errors import ConfigError
-from regard.explain.embedding_map import pca
+from regard.explain.figures.figure_model import FigureModel
 from regard.explain.figures.panels import FigureData, Scatter
-from regard.explain.figures.subject import Subject
 from regard.explain.neighbours import WordVectors
+from regard.explain.projection import pca
 
 
-def word_vectors(subject: Subject, text: str | None = None, *, words: int = 60) -> FigureData:
+def word_vectors(model: FigureModel, text: str | None = None, *, words: int = 60) -> FigureData:
     r"""The embedding vectors of words, projected on their first two principal components (PCA).
 
     y = (v - mean(v)) [u_1 u_2],     u_1, u_2 the directions of the largest variance
 
     The words of the text, or the first of the vocabulary, which are the most frequent.
     """
-    vectors = WordVectors.from_model(subject.model, subject.require_tokenizer())
+    vectors = WordVectors.from_model(model.module, model.require_tokenizer())
     if text is None:
         known = sorted(vectors.words.items(), key=lambda item: item[1])
         chosen = {word: id for word, id in known if word.isalpha()}
     else:
-        asked = dict.fromkeys(subject.normalize(text).split())
+        asked = dict.fromkeys(model.normalize(text).split())
         chosen = {word: vectors.id(word) for word in asked}
     chosen = dict(list(chosen.items())[:words])
     if len(chosen) < 3:
         raise ConfigError(f"{len(chosen)} words: word-vectors needs at least 3")
     points, shares = pca(vectors.table[list(chosen.values())].double().cpu())
     return FigureData(
-        title=f"Word vectors of {subject.name}",
+        title=f"Word vectors of {model.name}",
         caption=f"{len(chosen)} embedding vectors of length 1, projected on the two directions of "
-        f"their largest variance; words that occur alike are close.{subject.note}",
+        f"their largest variance; words that occur alike are close.{model.note}",
         panels=[
             Scatter(
                 labels=list(chosen),

@@ -110,7 +110,7 @@ def list_figures() -> list[dict[str, Any]]:
             "name": name,
             "shows": entry.summary,
             "topics": list(entry.topics),
-            "model": _need(entry.inputs, "subject"),
+            "model": _need(entry.inputs, "model"),
             "text": _need(entry.inputs, "text"),
         }
         for name, entry in FIGURES.items()

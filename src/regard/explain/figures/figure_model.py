@@ -16,11 +16,11 @@ from regard.text import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
+class FigureModel:
     """A model with its tokenizer, and what a run can do with a text."""
 
     name: str
-    model: nn.Module
+    module: nn.Module
     tokenizer: Tokenizer | None  # of pairs, that of the target
     trained: bool
     methods: Sequence[str]  # what the run's task can do, as in `api.Run.methods`
@@ -33,12 +33,12 @@ class Subject:
     @property
     def config(self) -> Any:
         """The settings of the model."""
-        return self.model.config
+        return self.module.config
 
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
-        return next(iter([*self.model.parameters(), *self.model.buffers()])).device
+        return next(iter([*self.module.parameters(), *self.module.buffers()])).device
 
     def require_tokenizer(self) -> Tokenizer:
         """The tokenizer, if the model reads text."""
@@ -58,7 +58,7 @@ class Subject:
         """The ids that a language model reads, with those that its tokenizer puts first."""
         tokenizer = self.require_tokenizer()
         ids = [*tokenizer.prefix_ids, *tokenizer.encode(self.normalize(text))]
-        context = getattr(self.model, "context", None)
+        context = getattr(self.module, "context", None)
         if context is not None and len(ids) > context:
             raise ConfigError(
                 f"the text has {len(ids)} tokens, and the context of {self.name} is {context}; "
@@ -75,8 +75,8 @@ class Subject:
     def logits(self, ids: Sequence[int]) -> Float[Tensor, "time vocab"]:
         """The logits after each id, on the CPU."""
         batch: Int[Tensor, "1 time"] = torch.tensor([list(ids)], device=self.device)
-        head: Any = self.model.head
-        logits: Tensor = head(self.model(batch))
+        head: Any = self.module.head
+        logits: Tensor = head(self.module(batch))
         return logits[0].float().cpu()
 
     @property
@@ -85,9 +85,9 @@ class Subject:
         return notes([self])
 
 
-def notes(subjects: Sequence[Subject]) -> str:
+def notes(models: Sequence[FigureModel]) -> str:
     """A remark for the caption where the weights of some are random."""
-    untrained = [subject.name for subject in subjects if not subject.trained]
+    untrained = [model.name for model in models if not model.trained]
     if not untrained:
         return ""
     if len(untrained) == 1:
