@@ -62,7 +62,7 @@ def test_one_step_ahead_is_the_formula_at_every_place():
             assert predicted[row, place].item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_what_is_fed_back_is_what_was_foretold():
+def test_a_recursive_forecast_reads_its_own_predictions():
     series = noise()
     model = fit_autoregression(3, series)
     one = model.forecast(series, 1)

@@ -97,7 +97,7 @@ def test_the_linear_layer_is_the_ridge_solution_of_numpy():
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"normalize": "window", "independent": True, "patch": 3, "stride": 2}],
+    [{}, {"normalize": "window", "channel_independent": True, "patch": 3, "stride": 2}],
     ids=["columns together", "patches of each column"],
 )
 def test_networks_forecast_and_every_weight_learns(name, fields):
@@ -118,7 +118,7 @@ def test_networks_forecast_and_every_weight_learns(name, fields):
     torch.testing.assert_close(
         task.forecast_once(model, series + 5.0), forecast + 5, rtol=1e-4, atol=1e-3
     )
-    if task.independent:  # a column does not depend on the other
+    if task.channel_independent:  # a column does not depend on the other
         other = series.clone()
         other[..., 1] += torch.randn(4, 8)
         torch.testing.assert_close(task.forecast_once(model, other)[..., 0], forecast[..., 0])
@@ -129,7 +129,7 @@ def test_networks_forecast_and_every_weight_learns(name, fields):
 
 
 @pytest.mark.parametrize("name", ["gru", "convolution", "decoder"])
-def test_a_fed_back_network_learns_the_next_row_at_every_position(name):
+def test_a_recursive_network_learns_the_next_row_at_every_position(name):
     torch.manual_seed(0)
     task = task_of(direct=False)
     model = network(name, task)
@@ -149,9 +149,15 @@ def test_a_fed_back_network_learns_the_next_row_at_every_position(name):
 
 def test_settings_that_do_not_fit_are_refused():
     for fields, told in [
-        ({"column": None, "inputs": ["c1"]}, "also set task.column"),
-        ({"column": "c0", "inputs": ["c1"], "direct": False}, "cannot be fed back"),
-        ({"column": "c0", "inputs": ["c1"], "independent": True}, "reads each column alone"),
+        ({"column": None, "covariates": ["c1"]}, "also set task.column"),
+        (
+            {"column": "c0", "covariates": ["c1"], "direct": False},
+            "recursive forecast cannot read them",
+        ),
+        (
+            {"column": "c0", "covariates": ["c1"], "channel_independent": True},
+            "reads each column alone",
+        ),
         ({"horizon": 0}, "task.horizon=0 must be at least 1"),
         ({"patch": 9}, "task.patch=9 must be at most task.context=8"),
     ]:
@@ -166,10 +172,10 @@ def test_settings_that_do_not_fit_are_refused():
     ]:
         with pytest.raises(ConfigError, match=told):
             task_of(**fields).check_model(resolve(model, vocab_size=1))
-    task = task_of(column="c0", inputs=["c1"])
+    task = task_of(column="c0", covariates=["c1"])
     model = network("gru", task)
     assert task.rollout(model, torch.randn(1, 8, 2), 3).shape == (1, 3, 1)
-    with pytest.raises(ConfigError, match=r"4 steps exceed task\.horizon=3, and task.inputs"):
+    with pytest.raises(ConfigError, match=r"4 steps exceed task\.horizon=3, and task.covariates"):
         task.rollout(model, torch.randn(1, 8, 2), 4)
 
 
@@ -187,7 +193,7 @@ def test_baselines_are_what_they_are_called():
     assert found["last value"]["mse"] == pytest.approx(expected)
     assert found["last 6 values"]["mae"] == pytest.approx(6 / 2)  # a rise of 6 in 6 steps
     assert found["linear layer, 10 values"]["mse"] < 0.01
-    some = evaluate_baselines(task, validation, train.values, every=4)  # as a network fed back
+    some = evaluate_baselines(task, validation, train.values, every=4)  # as a recursive network
     expected = (np.square(far[::4]).mean() + np.square(rise).mean()) / 2
     assert some["last value"]["mse"] == pytest.approx(expected)
     other = replace(validation, before=None)
@@ -279,7 +285,7 @@ def test_several_columns_by_a_network_and_their_pictures(tmp_path, monkeypatch, 
     assert measured["evaluated"] == "all 360 values"  # 36 windows of 5 rows and 2 columns
     assert {"mae [a]", "mae [b]", "AR(10): mse"} <= set(measured)
     assert "b: the last 5 values" in (tmp_path / "e.svg").read_text()
-    said = invoke(capsys, "predict", "run", "--steps", 7)  # beyond the horizon: fed back
+    said = invoke(capsys, "predict", "run", "--steps", 7)  # beyond the horizon: recursive
     assert said.out.splitlines()[0].split() == ["date", "a", "b"]
     assert len(said.out.splitlines()) == 8
     assert invoke(capsys, "predict", "run", "--steps", 7, "--out", "p.csv").code == 0

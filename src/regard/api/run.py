@@ -402,9 +402,8 @@ class Run:
     def forecast(self, series: str | Path | None = None, *, steps: int | None = None) -> Any:
         """The next values of a series: a list, or for several columns a dict of lists.
 
-        `series` is a file or a built-in; without it, the data of the run, validation included. What
-        the model forecasts at once is fed back until there are `steps` values, by default as many
-        as its horizon.
+        `series` is a file or a built-in; without it, the data of the run, validation included. A
+        forecast of more `steps` than the horizon, which is the default, is recursive.
 
         >>> len(series.forecast(steps=3))
         3
@@ -440,7 +439,7 @@ class Run:
         task = self._series_task()
         steps = task.horizon if steps is None else steps
         end = forecast_future(self.model, task, self._series(series), steps, column)
-        return forecast_figure(end, self.metrics, task.how(self.model, steps))
+        return forecast_figure(end, self.metrics, task.forecast_method(self.model, steps))
 
     def draw_evaluation(
         self, *data: Choice, test: bool = False, column: str | None = None
@@ -454,7 +453,7 @@ class Run:
         opened = cast(Any, validation_data(self, data, test=test))
         metrics = self.evaluate(*data, test=test)
         end = forecast_end(self.model, task, opened, column)
-        return forecast_figure(end, metrics, task.how(self.model, task.horizon))
+        return forecast_figure(end, metrics, task.forecast_method(self.model, task.horizon))
 
     def forecast_end(self) -> ForecastEnd:
         """The end of the validation series, in its first column, and its forecasts.

@@ -93,12 +93,12 @@ def forecast_curves(
     return draw_curves(names, panels, caption="error: mean over all windows")
 
 
-def forecast_figure(end: ForecastEnd, metrics: Mapping[str, float], what: str) -> "Figure":
+def forecast_figure(end: ForecastEnd, metrics: Mapping[str, float], method: str) -> "Figure":
     """The end of a series with its forecasts of one run, and the growth of the error.
 
-    `what` says how the forecast was made: at once, or fed back.
+    `method` is direct or recursive.
     """
-    names = [f"forecast {what}", "one step ahead"]
+    names = [f"{method} forecast", "one step ahead"]
     steps = len(end.forecast)
     known = len(end.truth)  # no values for a forecast of the future
     curves = [_true_values(end), _far_values(0, end)]

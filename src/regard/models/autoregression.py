@@ -89,7 +89,7 @@ class Autoregression(nn.Module):
     def forecast(
         self, series: Float[Tensor, "batch time"], steps: int
     ) -> Float64[Tensor, "batch predictions"]:
-        """The next `steps` values; predictions are fed back as inputs."""
+        """The next `steps` values, recursively: predictions are read as inputs."""
         seen = series.to(self.weight)
         for _ in range(steps):
             seen = torch.cat([seen, self(seen[:, -self.config.order :])], 1)

@@ -85,7 +85,7 @@ class Linear(nn.Module):
     def forecast(
         self, series: Float[Tensor, "batch time"], steps: int
     ) -> Float64[Tensor, "batch predictions"]:
-        """The next `steps` values; beyond the horizon, forecasts are fed back as inputs."""
+        """The next `steps` values; beyond the horizon recursively: forecasts are read as inputs."""
         seen = series.to(self.weight)
         while seen.shape[1] < series.shape[1] + steps:
             seen = torch.cat([seen, self(seen)], 1)

@@ -40,7 +40,7 @@ DEFAULT_ROWS = 32  # windows of a step, where train.batch is not set
 EVALUATED_ROWS = 256  # windows of a batch of validation data
 CONTEXTS = {"linear": 336}  # rows that are read by default; of other models …
 CONTEXT = 96
-FED_BACK_STARTS = 8  # windows per horizon on which a network is evaluated whose output is fed back
+RECURSIVE_STARTS = 8  # windows per horizon on which recursive forecasts are evaluated
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ def _ending(
     far: NDArray[np.float64],
 ) -> ForecastEnd:
     """The last `count` values, forecast one step ahead, with a forecast of several steps."""
-    output, context = task.output(column), task.context or cast(int, model.context)
+    output, context = task.column_index(column), task.context or cast(int, model.context)
     name = task.columns[output]
     values = series.column(name).tolist()
     last = replace(series, values=series.values[-(context + count) :], before=None)
@@ -351,9 +351,9 @@ def data_family(config: RunConfig) -> str:
 
 
 def _spacing(task: Forecast, model: ModelConfig) -> int:
-    """Rows between two windows that are evaluated; a network that is fed back reads fewer."""
-    fed_back = not (task.is_direct or is_fitted_without_gradients(family_of(model)))
-    return max(1, task.horizon // FED_BACK_STARTS) if fed_back else 1
+    """Rows between two windows that are evaluated; a recursive forecast gets fewer windows."""
+    recursive = not (task.is_direct or is_fitted_without_gradients(family_of(model)))
+    return max(1, task.horizon // RECURSIVE_STARTS) if recursive else 1
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -367,7 +367,7 @@ def _facts(config: RunConfig, train: Series) -> tuple[dict[str, Any], list[str]]
     names = [*train.column_names] if task.column is None else task.columns
     named = task.column is not None
     std = train.values.std(0)
-    constant = [name for name in [*names, *task.inputs] if not std[train.index(name)] > 0]
+    constant = [name for name in [*names, *task.covariates] if not std[train.index(name)] > 0]
     if constant and (named or len(constant) == len(names)):
         raise DataError(
             f"{train.name}: all training values of column {constant[0]!r} are equal; choose "
@@ -450,8 +450,8 @@ def _describe_columns(task: Forecast, constant: list[str]) -> list[str]:
     lines = [f"{'columns' if not n else '':<11}{line}" for n, line in enumerate(shown[:8])]
     if len(shown) > 8:
         lines.append(f"{'':<11}… {len(shown) - 8} more")
-    if task.inputs:
-        lines.append(f"{'':<11}only read: {', '.join(task.inputs)}")
+    if task.covariates:
+        lines.append(f"{'':<11}covariates {', '.join(task.covariates)}")
     if constant:
         lines.append(f"{'left out':<11}{', '.join(constant)}: all training values are equal")
     return lines

@@ -24,18 +24,18 @@ class Forecast(Task):
     r"""Squared error of the next values of a series.
 
         direct      (x̂_t+1, …, x̂_t+H) = f(x_t, …, x_t-L+1)
-        fed back    x̂_t+h = f(x̂_t+h-1, …, x̂_t+1, x_t, …),     h = 1 … H
+        recursive   x̂_t+h = f(x̂_t+h-1, …, x̂_t+1, x_t, …),     h = 1 … H
 
     L is `context`, H is `horizon`. `mse` and `mae` are the mean squared and absolute errors of all
     H steps and columns, `mse_h` that of step h: it shows how errors grow. They are in units of the
     standard deviation of the training data, column by column: an `mse` of 1 is that of always
     predicting the mean. `loss` is what the model is trained on: the `mse` of a direct model, the
-    squared error one step ahead of a model whose forecasts are fed back.
+    squared error one step ahead of a recursive (autoregressive) model.
 
     A network reads windows normalised by themselves (`normalize`), relative to their last value or
     by their mean and standard deviation (RevIN, Kim et al. 2022), and its output is transformed
-    back. With `patch`, a position is that many consecutive rows, and with `independent` each column
-    is a sequence of its own that the same weights read (PatchTST, Nie et al. 2023).
+    back. With `patch`, a position is that many consecutive rows, and with `channel_independent`
+    each column is a sequence of its own that the same weights read (PatchTST, Nie et al. 2023).
     """
 
     data_kind: ClassVar[str] = "series"
@@ -50,16 +50,19 @@ class Forecast(Task):
     best_metric: ClassVar[str] = "mse"
     # the column to forecast, or several; None: all columns
     column: str | list[str] | None = None
-    inputs: list[str] = field(default_factory=list)  # further columns that are only read
+    # further columns (exogenous variables) that are read and not forecast
+    covariates: list[str] = field(default_factory=list)
     # rows that are read; None: 336 for a linear layer, 96 for a network, less for a short series
     context: int | None = None
     horizon: int = 96  # rows that are forecast
-    # whether a network forecasts all rows at once, or one, which is fed back; None: all at once
+    # whether a network forecasts all rows at once (direct), or one that it reads as the next input
+    # (recursive); None: direct
     direct: bool | None = None
     # how a network sees a window: as it is, relative to its last value, or by its own mean and
     # standard deviation (RevIN); None: last if direct, else off
     normalize: Literal["off", "last", "window"] | None = None
-    independent: bool = False  # each column is a sequence of its own, read by the same weights
+    # whether each column is a sequence of its own, read by the same weights (PatchTST)
+    channel_independent: bool = False
     patch: int = 1  # consecutive rows that are one position of a network
     stride: int | None = None  # rows between two patches; None: `patch`
     # rows of the seasonal naive baseline; None: by the dates, or the autocorrelation
@@ -78,20 +81,20 @@ class Forecast(Task):
             raise ConfigError(
                 f"task.patch={self.patch} must be at most task.context={self.context}"
             )
-        if self.inputs and self.column is None:
+        if self.covariates and self.column is None:
             raise ConfigError(
-                "task.inputs are columns that are read and not forecast, but by default all are "
-                "forecast; also set task.column"
+                "task.covariates are columns that are read and not forecast, but by default all "
+                "are forecast; also set task.column"
             )
-        if self.inputs and self.independent:
+        if self.covariates and self.channel_independent:
             raise ConfigError(
-                "task.independent reads each column alone, so task.inputs would not be used; "
-                "leave one of them out"
+                "task.channel_independent reads each column alone, so task.covariates would not be "
+                "used; leave one of them out"
             )
-        if self.inputs and self.direct is False:
+        if self.covariates and self.direct is False:
             raise ConfigError(
-                "task.inputs are not forecast, so they cannot be fed back; set task.direct=true, "
-                "or forecast them too"
+                "task.covariates are not forecast, so a recursive forecast cannot read them; "
+                "set task.direct=true, or forecast them too"
             )
 
     @property
@@ -103,7 +106,7 @@ class Forecast(Task):
     @property
     def read_columns(self) -> list[str]:
         """The columns that are read: those to forecast come first."""
-        return [*self.columns, *(name for name in self.inputs if name not in self.columns)]
+        return [*self.columns, *(name for name in self.covariates if name not in self.columns)]
 
     @property
     def is_direct(self) -> bool:
@@ -126,15 +129,15 @@ class Forecast(Task):
         """Mean and standard deviation of each column that is read."""
         return np.atleast_1d(np.array(self.mean)), np.atleast_1d(np.array(self.std))
 
-    def how(self, model: nn.Module, steps: int) -> str:
-        """How a forecast of this many steps is computed, for a legend."""
+    def forecast_method(self, model: nn.Module, steps: int) -> str:
+        """How a forecast of this many steps is computed, for a legend: direct or recursive."""
         at_once = (
             getattr(model, "horizon", 1) if is_fitted_without_gradients(model) else self.horizon
         )
-        return "at once" if self.is_direct and steps <= at_once else "fed back"
+        return "direct" if self.is_direct and steps <= at_once else "recursive"
 
-    def output(self, column: str | None) -> int:
-        """The number of a column among those that are forecast, by default the first."""
+    def column_index(self, column: str | None) -> int:
+        """The index of a column among those that are forecast, by default the first."""
         if column is None:
             return 0
         if column not in self.columns:
@@ -143,8 +146,8 @@ class Forecast(Task):
 
     def model_settings(self) -> dict[str, Any]:
         """The fields of a model's configuration that follow from the task."""
-        outputs = 1 if self.independent else len(self.columns)
-        read = 1 if self.independent else len(self.read_columns)
+        outputs = 1 if self.channel_independent else len(self.columns)
+        read = 1 if self.channel_independent else len(self.read_columns)
         steps = self.horizon if self.is_direct else 1
         return {
             "vocab_size": 1,
@@ -167,11 +170,13 @@ class Forecast(Task):
                 "reads the rows after it; leave it out, or choose a decoder"
             )
         if without_gradients:
-            for name in ("direct", "normalize", "stride", "inputs"):
+            for name in ("direct", "normalize", "stride", "covariates"):
                 if getattr(self, name):
                     raise ConfigError(f"task.{name} is for networks; leave it out")
-            if self.patch > 1 or self.independent:
-                raise ConfigError("task.patch and task.independent are for networks; leave out")
+            if self.patch > 1 or self.channel_independent:
+                raise ConfigError(
+                    "task.patch and task.channel_independent are for networks; leave out"
+                )
 
     def collate(
         self,
@@ -202,7 +207,7 @@ class Forecast(Task):
         columns = batch.targets.shape[2]
         series = batch.series
         targets = torch.cat([series[:, 1:, :columns], batch.targets[:, :1]], 1)
-        if self.independent:
+        if self.channel_independent:
             series, targets = (x.mT.flatten(0, 1).unsqueeze(2) for x in (series, targets))
         predicted = model.head.each(model(series)).squeeze(2)  # type: ignore[operator, union-attr]
         error: Tensor = predicted - targets
@@ -268,14 +273,14 @@ class Forecast(Task):
             return forecast.unflatten(0, (batch, -1)).mT
         shift, scale = _window_statistics(series, self.normalization)
         x = (series - shift) / scale
-        if self.independent:
+        if self.channel_independent:
             x = x.mT.flatten(0, 1).unsqueeze(2)  # (batch * columns, time, 1)
         if self.patch > 1 or self.stride is not None:
             stride = self.stride or self.patch
             skipped = (x.shape[1] - self.patch) % stride  # the oldest rows, if any
             x = x[:, skipped:].unfold(1, self.patch, stride).flatten(2)
         y: Tensor = model.head(model(x))  # type: ignore[operator]
-        if self.independent:
+        if self.channel_independent:
             y = y.squeeze(2).unflatten(0, (len(series), -1)).mT  # (batch, steps, columns)
         columns = y.shape[2]
         return y * scale[..., :columns] + shift[..., :columns]
@@ -283,7 +288,7 @@ class Forecast(Task):
     def rollout(
         self, model: nn.Module, series: Window, steps: int
     ) -> Float[Tensor, "batch steps out"]:
-        """The next `steps` rows; what the model gives at once is fed back until there are enough.
+        """The next `steps` rows, recursively: each forecast is read as input of the next one.
 
         The model always reads the last `context` rows.
         """
@@ -293,8 +298,8 @@ class Forecast(Task):
             done += forecasts[-1].shape[1]
             if done < steps and len(self.read_columns) > len(self.columns):
                 raise ConfigError(
-                    f"{steps} steps exceed task.horizon={self.horizon}, and task.inputs are not "
-                    "forecast, so they cannot be fed back; forecast fewer steps"
+                    f"{steps} steps exceed task.horizon={self.horizon}, and task.covariates are "
+                    "not forecast, so a recursive forecast cannot read them; forecast fewer steps"
                 )
             if done < steps:
                 series = torch.cat([series, forecasts[-1].to(series)], 1)[:, -context:]

@@ -25,6 +25,8 @@ RENAMED = {
     "model.characters": "model.char_dim",
     "model.shape": "model.architecture",
     "train.evaluate_tokens": "train.evaluate_targets",
+    "task.inputs": "task.covariates",
+    "task.independent": "task.channel_independent",
     "task.scheduled_sampling.most": "task.scheduled_sampling.max_probability",
     "task.scheduled_sampling.over": "task.scheduled_sampling.ramp_fraction",
 }
