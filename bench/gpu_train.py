@@ -1,22 +1,33 @@
 """Training speed on one GPU, compared with a reference implementation of the same model.
 
-    python bench/gpu_train.py --nanogpt DIR [--rows gpt2 gpt2-biased llama …] [--steps 20]
+    python bench/gpu_train.py --nanogpt DIR [--rows gpt2 llama …] [--repeats 3] [--seconds 2]
+    python bench/gpu_train.py --nanogpt DIR --device cpu    (small models, uncompiled: does it run)
 
 Prints the matmul FLOP/s and copy bandwidth of the GPU, measured with large tensors. Then, for each
 model in regard and in the reference implementation: tokens (or images) per second, model FLOP/s
 relative to the matmul FLOP/s, and peak memory. Both are compiled, use bfloat16 autocast, AdamW in
-float32, and the same batch of random ids. They are timed alternately; the better repeat counts.
+float32, and the same batch of random ids.
+
+Every model of every library is a process of its own. All compile at the same time; then they are
+timed one after the other, the libraries of a row in alternation, while the others wait. The median
+of the repeats is printed, with the slowest and the fastest.
 """
 
 import argparse
-import gc
+import fcntl
 import importlib.util
+import multiprocessing
+import os
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -34,70 +45,95 @@ from regard.training.optim import optimizers
 from regard.training.parallel.strategy import Objective, SingleProcess
 from regard.training.setup.device import checkpoint_activations
 
-CUDA = torch.device("cuda")
-Trial = Callable[[], Callable[[], None]]  # builds a model and returns its training step
+DEVICE = torch.device("cuda")
+LOCK = Path(tempfile.gettempdir(), "gpu_train.lock")
+# builds a model and returns a forward and backward pass, which compiles it, and its training step
+Trial = Callable[[], tuple[Callable[[], None], Callable[[], None]]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A model: its training steps in regard and in the peer, and the amount of work per step."""
+    """A model: its trials by library, and the amount of work per step."""
 
     name: str
     units: int  # tokens or images of a step
     unit: str
     flops: float  # of a step
-    ours: Trial
-    peer: Trial
-    peer_name: str
+    trials: dict[str, Trial]
 
 
 def device_limits() -> tuple[float, float]:
     """Measured bfloat16 matmul FLOP/s and copy bandwidth in bytes/s."""
     size = 8192
-    a, b = (torch.randn(size, size, device=CUDA, dtype=torch.bfloat16) for _ in range(2))
+    a, b = (torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
     matmul_flops = 2 * size**3 / _median(lambda: a @ b)
-    x, y = (torch.randn(1 << 29, device=CUDA) for _ in range(2))
+    x, y = (torch.randn(1 << 29, device=DEVICE) for _ in range(2))
     return matmul_flops, 2 * x.nbytes / _median(lambda: y.copy_(x))
 
 
-def _median(run: Callable[[], Any], repeats: int = 20, warmup: int = 3) -> float:
-    for _ in range(warmup):
-        run()
-    seconds = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
+def _median(run: Callable[[], Any]) -> float:
+    seconds = [_seconds(run) for _ in range(23)]
+    return statistics.median(seconds[3:])
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    _synchronize()
+    start = time.perf_counter()
+    run()
+    _synchronize()
+    return time.perf_counter() - start
+
+
+def _synchronize() -> None:
+    if DEVICE.type == "cuda":
         torch.cuda.synchronize()
-        seconds.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(seconds)
 
 
 def ids(*shape: int, vocab: int) -> torch.Tensor:
-    return torch.randint(10, vocab, shape, device=CUDA)
+    return torch.randint(10, vocab, shape, device=DEVICE)
+
+
+def scaled(config: Any, rows: int, time_: int) -> tuple[Any, int, int]:
+    """The model and the batch as they are; on a CPU so small that a step takes a moment."""
+    if DEVICE.type == "cuda":
+        return config, rows, time_
+    small = {"vocab_size": 1000} if hasattr(config, "vocab_size") else {}
+    return replace(config, layers=1, **small), 2, min(time_, 48)
+
+
+def autocast() -> torch.autocast:
+    return torch.autocast(DEVICE.type, torch.bfloat16)
 
 
 def ours(config: Any, task: Any, batch: Any, *, checkpointing: bool = False) -> Trial:
     """A step of `training.loop.train`, as `regard train` runs it on a GPU."""
 
-    def trial() -> Callable[[], None]:
-        model = build_model(config).to(CUDA)
+    def trial() -> tuple[Callable[[], None], Callable[[], None]]:
+        with DEVICE:
+            model = build_model(config).to(DEVICE)
         if checkpointing:
             checkpoint_activations(model)
-        objective = Objective(model, task)
+        objective = Objective(model, task).train()
         strategy = SingleProcess(objective)
-        strategy.compile()
+        if DEVICE.type == "cuda":
+            strategy.compile()
         steps = train(
             objective,
             iter(lambda: batch, None),
             optimizers("adamw", objective.model, 3e-4),
             lambda number: 3e-4,
-            autocast=lambda: torch.autocast("cuda", torch.bfloat16),
+            autocast=autocast,
             strategy=strategy,
-            capture=not checkpointing,
+            capture=DEVICE.type == "cuda" and not checkpointing,
         )
-        return lambda: next(steps) and None
+
+        def compile_() -> None:
+            with autocast():
+                loss = strategy.loss(batch)
+            loss.backward()
+            objective.zero_grad(set_to_none=True)
+
+        return compile_, lambda: next(steps) and None
 
     return trial
 
@@ -105,46 +141,58 @@ def ours(config: Any, task: Any, batch: Any, *, checkpointing: bool = False) -> 
 def theirs(make: Callable[[], Any], loss: Callable[[Any], torch.Tensor]) -> Trial:
     """A plain compiled training step of another library's model."""
 
-    def trial() -> Callable[[], None]:
-        with CUDA:
+    def trial() -> tuple[Callable[[], None], Callable[[], None]]:
+        with DEVICE:
             model = make()
         model.train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-        compiled = torch.compile(model, dynamic=False)
+        compiled = torch.compile(model, dynamic=False) if DEVICE.type == "cuda" else model
+
+        def compile_() -> None:
+            with autocast():
+                value = loss(compiled)
+            value.backward()
+            optimizer.zero_grad(set_to_none=True)
 
         def step() -> None:
-            with torch.autocast("cuda", torch.bfloat16):
+            with autocast():
                 value = loss(compiled)
             value.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-        return step
+        return compile_, step
 
     return trial
 
 
 def gpt2(nanogpt: str, bias: bool = False) -> Row:
     """Without biases, as nanoGPT trains it; or with, as GPT-2 was published."""
-    rows, time_ = 64, 1024
-    config = replace(preset("gpt2"), bias=bias)
-    x, y = ids(rows, time_, vocab=50257), ids(rows, time_, vocab=50257)
-    spec = importlib.util.spec_from_file_location("nanogpt", Path(nanogpt) / "model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["nanogpt"] = module
-    spec.loader.exec_module(module)
-    make = lambda: module.GPT(module.GPTConfig(vocab_size=50304, dropout=0.0, bias=bias))  # noqa: E731
+    config, rows, time_ = scaled(replace(preset("gpt2"), bias=bias), 64, 1024)
+    x, y = (ids(rows, time_, vocab=config.vocab_size) for _ in range(2))
+
+    def peer() -> Any:
+        spec = importlib.util.spec_from_file_location("nanogpt", Path(nanogpt) / "model.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["nanogpt"] = module
+        spec.loader.exec_module(module)
+        vocab = 64 * (-(-config.vocab_size // 64))  # 50,304, as it pads
+        return module.GPT(
+            module.GPTConfig(vocab_size=vocab, n_layer=config.layers, dropout=0.0, bias=bias)
+        )
+
     return Row(
-        f"GPT-2 124M{', biases' if bias else ''}, 64 x 1024",
+        f"GPT-2 124M{', biases' if bias else ''}, {rows} x {time_}",
         rows * time_,
         "tokens",
         _flops(config, time_) * rows * time_,
-        ours(config, Causal(), TextBatch(x, y)),
-        theirs(make, lambda model: model(x, y)[1]),
-        "nanoGPT",
+        {
+            "regard": ours(config, Causal(), TextBatch(x, y)),
+            "nanoGPT": theirs(peer, lambda model: model(x, y)[1]),
+        },
     )
 
 
@@ -155,14 +203,15 @@ def decoder(
 
     With `checkpointing` both recompute the activations of each block in the backward pass.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from regard.hub.config_json import write_config
-
-    config = replace(preset(name), context=time_, **changes)
-    x = ids(rows, time_, vocab=config.vocab_size)
+    config, rows, time_ = scaled(preset(name), rows, time_)
+    config = replace(config, context=time_, **changes)
+    x, y = (ids(rows, time_, vocab=config.vocab_size) for _ in range(2))
 
     def peer() -> Any:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        from regard.hub.config_json import write_config
+
         settings = {**write_config(config)[1], "use_cache": False}
         hf = AutoConfig.for_model(**settings, attn_implementation="sdpa")
         model = AutoModelForCausalLM.from_config(hf, dtype=torch.float32)
@@ -175,117 +224,155 @@ def decoder(
         rows * time_,
         "tokens",
         _flops(config, time_) * rows * time_,
-        ours(
-            config,
-            Causal(),
-            TextBatch(x, ids(rows, time_, vocab=config.vocab_size)),
-            checkpointing=checkpointing,
-        ),
-        theirs(peer, lambda model: model(x, labels=x).loss),
-        "transformers",
+        {
+            "regard": ours(config, Causal(), TextBatch(x, y), checkpointing=checkpointing),
+            "transformers": theirs(peer, lambda model: model(x, labels=x).loss),
+        },
     )
 
 
 def vaswani(_: str) -> Row:
-    from transformers import MarianConfig, MarianMTModel
-
-    rows, time_, vocab = 256, 64, 37000
     config = replace(preset("transformer-base"), dropout=0.1)
-    lengths = torch.full((rows,), time_, device=CUDA)
-    source = Source(ids(rows, time_, vocab=vocab), lengths)
-    x, y = ids(rows, time_, vocab=vocab), ids(rows, time_, vocab=vocab)
-    peer = MarianConfig(
-        vocab_size=vocab,
-        decoder_vocab_size=vocab,
-        d_model=512,
-        encoder_layers=6,
-        decoder_layers=6,
-        encoder_attention_heads=8,
-        decoder_attention_heads=8,
-        encoder_ffn_dim=2048,
-        decoder_ffn_dim=2048,
-        activation_function="relu",
-        dropout=0.1,
-        use_cache=False,
-        pad_token_id=0,
-        eos_token_id=1,
-        decoder_start_token_id=0,
-        scale_embedding=True,
-    )
-    mask = torch.ones_like(source.ids)
+    config, rows, time_ = scaled(config, 256, 64)
+    batch, mask = _pairs(rows, time_, config.vocab_size)
+    x, y = batch.ids, batch.targets
+
+    def peer() -> Any:
+        from transformers import MarianConfig, MarianMTModel
+
+        return MarianMTModel(
+            MarianConfig(
+                vocab_size=config.vocab_size,
+                decoder_vocab_size=config.vocab_size,
+                d_model=512,
+                encoder_layers=config.layers,
+                decoder_layers=config.layers,
+                encoder_attention_heads=8,
+                decoder_attention_heads=8,
+                encoder_ffn_dim=2048,
+                decoder_ffn_dim=2048,
+                activation_function="relu",
+                dropout=0.1,
+                use_cache=False,
+                pad_token_id=0,
+                eos_token_id=1,
+                decoder_start_token_id=0,
+                scale_embedding=True,
+            )
+        )
+
+    def peer_loss(model: Any) -> torch.Tensor:
+        logits = model(
+            input_ids=batch.source.ids, attention_mask=mask, decoder_input_ids=x
+        ).logits.flatten(0, 1)
+        return F.cross_entropy(logits.float(), y.flatten(), label_smoothing=0.1)
+
     return Row(
-        "Vaswani base, 256 pairs x 64",
+        f"Vaswani base, {rows} pairs x {time_}",
         rows * time_,
         "target tokens",
         _flops(config, time_) * rows * time_,
-        ours(
-            config,
-            Seq2Seq(label_smoothing=0.1),
-            PairBatch(source, x, y),
-        ),
-        theirs(
-            lambda: MarianMTModel(peer),
-            lambda model: F.cross_entropy(
-                model(input_ids=source.ids, attention_mask=mask, decoder_input_ids=x)
-                .logits.flatten(0, 1)
-                .float(),
-                y.flatten(),
-                label_smoothing=0.1,
-            ),
-        ),
-        "transformers' Marian",
+        {
+            "regard": ours(config, Seq2Seq(label_smoothing=0.1), batch),
+            "transformers' Marian": theirs(peer, peer_loss),
+        },
     )
 
 
-def bert(_: str) -> Row:
-    from transformers import BertConfig, BertForMaskedLM
+def t5(_: str) -> Row:
+    config, rows, time_ = scaled(preset("t5-small"), 64, 256)
+    batch, mask = _pairs(rows, time_, config.vocab_size)
 
-    rows, time_, vocab = 64, 512, 30522
+    def peer() -> Any:
+        from transformers import AutoConfig, T5ForConditionalGeneration
+
+        from regard.hub.config_json import write_config
+
+        settings = {**write_config(config)[1], "use_cache": False}
+        return T5ForConditionalGeneration(AutoConfig.for_model(**settings))
+
+    def peer_loss(model: Any) -> torch.Tensor:
+        return model(
+            input_ids=batch.source.ids,
+            attention_mask=mask,
+            decoder_input_ids=batch.ids,
+            labels=batch.targets,
+        ).loss
+
+    return Row(
+        f"T5 small, {rows} pairs x {time_}",
+        rows * time_,
+        "target tokens",
+        _flops(config, time_) * rows * time_,
+        {"regard": ours(config, Seq2Seq(), batch), "transformers": theirs(peer, peer_loss)},
+    )
+
+
+def _pairs(rows: int, time_: int, vocab: int) -> tuple[PairBatch, torch.Tensor]:
+    """Pairs of the same length, and a mask in which everything is valid."""
+    source = Source(ids(rows, time_, vocab=vocab), torch.full((rows,), time_, device=DEVICE))
+    x, y = (ids(rows, time_, vocab=vocab) for _ in range(2))
+    return PairBatch(source, x, y), torch.ones_like(x)
+
+
+def bert(_: str) -> Row:
     config = replace(preset("bert-base"), head="masked", dropout=0.1, attention_dropout=0.1)
-    x, original = ids(rows, time_, vocab=vocab), ids(rows, time_, vocab=vocab)
-    masked_positions = torch.rand(rows, time_, device=CUDA).argsort(1)[:, : round(0.15 * time_)]
+    config, rows, time_ = scaled(config, 64, 512)
+    x, original = (ids(rows, time_, vocab=config.vocab_size) for _ in range(2))
+    masked_positions = torch.rand(rows, time_, device=DEVICE).argsort(1)[:, : round(0.15 * time_)]
     batch = MaskedBatch(
         ids=x,
         documents=torch.ones_like(x),
-        positions=torch.arange(time_, device=CUDA).repeat(rows, 1),
+        positions=torch.arange(time_, device=DEVICE).repeat(rows, 1),
         masked_positions=masked_positions,
         targets=original.gather(1, masked_positions),
     )
     labels = torch.full_like(x, -100).scatter(1, masked_positions, batch.targets)
+
+    def peer() -> Any:
+        from transformers import BertConfig, BertForMaskedLM
+
+        return BertForMaskedLM(
+            BertConfig(
+                vocab_size=config.vocab_size,
+                num_hidden_layers=config.layers,
+                attn_implementation="sdpa",
+            )
+        )
+
     return Row(
-        "BERT-base masked, 64 x 512",
+        f"BERT-base masked, {rows} x {time_}",
         rows * time_,
         "tokens",
         _flops(config, time_) * rows * time_,
-        ours(config, Masked(), batch),
-        theirs(
-            lambda: BertForMaskedLM(BertConfig(attn_implementation="sdpa")),
-            lambda model: model(x, labels=labels).loss,
-        ),
-        "transformers",
+        {
+            "regard": ours(config, Masked(), batch),
+            "transformers": theirs(peer, lambda model: model(x, labels=labels).loss),
+        },
     )
 
 
 def vit(_: str) -> Row:
-    from transformers import ViTConfig, ViTForImageClassification
+    config, rows, _time = scaled(preset("vit-b16"), 256, 1)
+    images = torch.randn(rows, 3, 224, 224, device=DEVICE)
+    classes = torch.randint(0, 1000, (rows,), device=DEVICE)
 
-    rows = 256
-    config = preset("vit-b16")
-    images = torch.randn(rows, 3, 224, 224, device=CUDA)
-    classes = torch.randint(0, 1000, (rows,), device=CUDA)
+    def peer() -> Any:
+        from transformers import ViTConfig, ViTForImageClassification
+
+        return ViTForImageClassification(
+            ViTConfig(num_labels=1000, num_hidden_layers=config.layers, attn_implementation="sdpa")
+        )
+
     return Row(
-        "ViT-B/16, 256 images",
+        f"ViT-B/16, {rows} images",
         rows,
         "images",
         cost(config).training_flops_per_token * config.context * rows,
-        ours(config, ImageClassification(), ImageBatch(images, classes)),
-        theirs(
-            lambda: ViTForImageClassification(
-                ViTConfig(num_labels=1000, attn_implementation="sdpa")
-            ),
-            lambda model: model(images, labels=classes).loss,
-        ),
-        "transformers",
+        {
+            "regard": ours(config, ImageClassification(), ImageBatch(images, classes)),
+            "transformers": theirs(peer, lambda model: model(images, labels=classes).loss),
+        },
     )
 
 
@@ -295,68 +382,217 @@ def _flops(config: TransformerConfig, time_: int) -> float:
 
 ROWS: dict[str, Callable[[str], Row]] = {
     "gpt2": gpt2,
-    "gpt2-biased": partial(gpt2, bias=True),
     "llama": partial(decoder, name="tinyllama", rows=8, time_=2048),
-    "llama-16k": partial(decoder, name="tinyllama", rows=1, time_=16384),
-    "llama-16k-window": partial(decoder, name="tinyllama", rows=1, time_=16384, window=1024),
-    "llama-64k": partial(decoder, name="tinyllama", rows=1, time_=65536, checkpointing=True),
-    "bloom": partial(decoder, name="bloom-560m", rows=8, time_=2048),
-    "gemma-2": partial(decoder, name="gemma-2-2b", rows=2, time_=4096),
     "bert": bert,
     "vaswani": vaswani,
     "vit": vit,
+    "bloom": partial(decoder, name="bloom-560m", rows=8, time_=2048),
+    "t5": t5,
+    "llama-16k": partial(decoder, name="tinyllama", rows=1, time_=16384),
+    "llama-16k-window": partial(decoder, name="tinyllama", rows=1, time_=16384, window=1024),
+    "llama-64k": partial(decoder, name="tinyllama", rows=1, time_=65536, checkpointing=True),
+    "gpt2-biased": partial(gpt2, bias=True),
+    "gemma-2": partial(decoder, name="gemma-2-2b", rows=2, time_=4096),
 }
 
 
-def measure(trial: Trial, steps: int) -> tuple[float, float]:
-    """Seconds per step, and peak memory in gigabytes."""
-    torch._dynamo.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    step = trial()
-    for _ in range(5):
-        step()
+@contextmanager
+def exclusive() -> Iterator[None]:
+    """Only one process of this script at a time is in this context."""
+    with LOCK.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
-    def run_steps() -> None:  # without synchronization between steps, as in a training run
-        for _ in range(steps):
-            step()
 
-    seconds = _median(run_steps, 3, warmup=0) / steps
-    return seconds, torch.cuda.max_memory_allocated() / 1e9
+def prepare_compiling() -> None:
+    """Make compiling next to other processes harmless.
+
+    The backward pass is compiled before the forward pass runs, so that no activations are held
+    meanwhile; and one process at a time tries out the configurations of a kernel.
+    """
+    from torch._functorch import config
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    torch.set_float32_matmul_precision("high")
+    if hasattr(config, "force_non_lazy_backward_lowering"):
+        config.force_non_lazy_backward_lowering = True
+    choose = CachingAutotuner.autotune_to_one_config
+
+    def choose_alone(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with exclusive():
+            return choose(self, *args, **kwargs)
+
+    CachingAutotuner.autotune_to_one_config = choose_alone
+
+
+def work(name: str, library: str, nanogpt: str, device: str, pipe: Connection) -> None:
+    """A process: compile a model, then time as many seconds of steps as the pipe asks for."""
+    global DEVICE
+    DEVICE = torch.device(device)
+    try:
+        start = time.perf_counter()
+        prepare_compiling()
+        torch.manual_seed(0)
+        row = ROWS[name](nanogpt)
+        compile_, step = row.trials[library]()
+        _compile(compile_)
+        pipe.send(time.perf_counter() - start)
+        warm_up = 6  # matmuls are tuned and CUDA graphs captured
+        while seconds := pipe.recv():
+            for _ in range(warm_up):
+                step()
+            one = _seconds(step)
+            count = max(2, round(seconds / one))
+
+            def run_steps(count: int = count) -> None:  # not synchronized, as in a training run
+                for _ in range(count):
+                    step()
+
+            duration = _seconds(run_steps) / count
+            peak = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else 0.0
+            _empty_cache()
+            pipe.send((duration, peak))
+            warm_up = 2
+    except Exception:
+        pipe.send(traceback.format_exc())
+
+
+def _compile(compile_: Callable[[], None]) -> None:
+    """Run forward and backward once; where other processes have the memory, alone."""
+    try:
+        compile_()
+    except torch.OutOfMemoryError:
+        _empty_cache()
+        with exclusive():
+            for attempt in range(20):
+                try:
+                    compile_()
+                    break
+                except torch.OutOfMemoryError:
+                    _empty_cache()
+                    if attempt == 19:
+                        raise
+                    time.sleep(3)
+    _empty_cache()
+
+
+def _empty_cache() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+class Worker:
+    """A process of `work`, seen from the one that times."""
+
+    def __init__(self, name: str, library: str, nanogpt: str, device: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.name, self.library = name, library
+        self.pipe, other = context.Pipe()
+        args = (name, library, nanogpt, device, other)
+        self.process = context.Process(target=work, args=args)
+        self.process.start()
+        other.close()
+        self.compiled = False
+        self.turns: list[float] = []
+        self.peak = 0.0
+
+    def wait(self, until: float) -> None:
+        """Wait for the end of compiling, at most until a time."""
+        answer: Any = "did not compile in time"
+        if self.pipe.poll(max(0.0, until - time.perf_counter())):
+            answer = self._receive()
+        if isinstance(answer, float):
+            self.compiled = True
+            print(f"compiled {self.name} of {self.library} in {answer:.0f} s", flush=True)
+        else:
+            self._fail(answer)
+
+    def turn(self, seconds: float) -> None:
+        self.pipe.send(seconds)
+        answer = self._receive()
+        if isinstance(answer, tuple):
+            self.turns.append(answer[0])
+            self.peak = answer[1]
+        else:
+            self._fail(answer)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+    def _receive(self) -> Any:
+        try:
+            return self.pipe.recv()
+        except EOFError:
+            return "the process ended"
+
+    def _fail(self, answer: str) -> None:
+        print(f"{self.name} of {self.library}: {answer}", flush=True)
+        self.compiled = False
+        self.end()
+
+
+def time_row(
+    row: Row, workers: list[Worker], repeats: int, seconds: float, matmul_flops: float
+) -> None:
+    """Time the libraries of a row in alternation, and print their medians."""
+    for _ in range(repeats):
+        for worker in workers:
+            if worker.compiled:
+                worker.turn(seconds)
+    for worker in workers:
+        if worker.turns:
+            median = statistics.median(worker.turns)
+            slowest, fastest = row.units / max(worker.turns), row.units / min(worker.turns)
+            print(
+                f"{row.name:44} {worker.library:20} {row.units / median:11,.0f} {row.unit}/s"
+                f"  ({slowest:,.0f} to {fastest:,.0f})"
+                f"  {row.flops / median / matmul_flops:6.1%} of matmul FLOP/s"
+                f"  {worker.peak:5.1f} GB  {1e3 * median:8.1f} ms",
+                flush=True,
+            )
+        worker.end()
 
 
 def main() -> None:
+    global DEVICE
+    start = time.perf_counter()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nanogpt", default="")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--no-peer", action="store_true", help="time regard only")
+    parser.add_argument("--no-peer", nargs="*", default=[], help="rows of regard alone")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2, help="of steps that are timed at once")
+    parser.add_argument("--compile-limit", type=float, default=600, help="seconds")
+    parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    torch.set_float32_matmul_precision("high")
-    matmul_flops, bandwidth = device_limits()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print(f"measured: {matmul_flops / 1e12:.0f} TFLOP/s bf16, copies {bandwidth / 1e12:.2f} TB/s")
+    DEVICE = torch.device(options.device)
+    cores = len(os.sched_getaffinity(0))
+    matmul_flops = 1e12
+    if options.device == "cuda":
+        matmul_flops, bandwidth = device_limits()
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {cores} cores")
+        print(f"measured: {matmul_flops / 1e12:.0f} TFLOP/s bf16, {bandwidth / 1e12:.2f} TB/s")
+        torch.cuda.empty_cache()
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    rows, workers = {}, {}
     for name in options.rows:
-        row = ROWS[name](options.nanogpt)
-        trials = {"regard": row.ours} | ({} if options.no_peer else {row.peer_name: row.peer})
-        best: dict[str, tuple[float, float]] = {}
-        start = time.perf_counter()
-        for _ in range(options.repeats):
-            for library, trial in trials.items():
-                previous = best.get(library, (float("inf"), 0.0))
-                best[library] = min(previous, measure(trial, options.steps))
-        print(f"{row.name}  (measured in {time.perf_counter() - start:.0f} s)")
-        for library, (seconds, peak) in best.items():
-            speed, share = row.units / seconds, row.flops / seconds / matmul_flops
-            print(
-                f"  {library:22} {speed:12,.0f} {row.unit}/s  {share:6.1%} of matmul FLOP/s"
-                f"  {peak:6.1f} GB  {1e3 * seconds:7.1f} ms",
-                flush=True,
-            )
+        rows[name] = row = ROWS[name](options.nanogpt)
+        libraries = [*row.trials][:1] if name in options.no_peer else [*row.trials]
+        row.trials.clear()  # with their tensors
+        workers[name] = [
+            Worker(name, library, options.nanogpt, options.device) for library in libraries
+        ]
+    for worker in (each for group in workers.values() for each in group):
+        worker.wait(start + options.compile_limit)
+    print(f"timing begins after {time.perf_counter() - start:.0f} s", flush=True)
+    for name, group in workers.items():
+        time_row(rows[name], group, options.repeats, options.seconds, matmul_flops)
+    print(f"{time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":
