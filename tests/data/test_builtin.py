@@ -123,8 +123,8 @@ def test_ordinals_are_english(day, ordinal):
     assert _ordinal(date(2000, 1, day)) == ordinal
 
 
-def test_nested_lines_are_well_nested_and_of_all_colours():
-    opened = open_data({"kind": "nested", "examples": 500, "longest": 20})
+def test_dyck_lines_are_balanced_and_of_all_types():
+    opened = open_data({"kind": "dyck", "examples": 500, "longest": 20})
     [(content, ends)] = opened.chunks()
     lines = content.splitlines()
     assert ends
@@ -181,7 +181,7 @@ def test_the_seed_decides_everything(name):
             {"kind": "copy", "shortest": 9, "longest": 3},
             "longest=3 must be a whole number, at least 9",
         ),
-        ({"kind": "parentheses", "colours": 6}, "colours=6"),
+        ({"kind": "brackets", "types": 6}, "types=6"),
         ({"kind": "dates", "last_year": 1066}, "last_year=1066"),
     ],
 )

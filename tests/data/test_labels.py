@@ -165,11 +165,11 @@ def test_validation_texts_in_the_training_data_are_counted():
     assert many_texts().lowercase().note_overlap(many_texts()).description.count("overlap") == 1
 
 
-@pytest.mark.parametrize("colours", [1, 5])
-def test_half_of_the_parentheses_are_nested_and_counting_does_not_tell_which(colours):
-    table = {"kind": "parentheses", "examples": 2000, "longest": 20, "colours": colours}
+@pytest.mark.parametrize("types", [1, 5])
+def test_half_of_the_brackets_are_balanced_and_counting_does_not_tell_which(types):
+    table = {"kind": "brackets", "examples": 2000, "longest": 20, "types": types}
     opened = open_data(table)
-    assert opened.class_names == ("broken", "nested")
+    assert opened.class_names == ("unbalanced", "balanced")
     counts = {name: Counter() for name in opened.class_names}
     for (symbols,), (number,) in opened.rows:
         counts[opened.class_names[number]].update(symbols)
@@ -186,11 +186,11 @@ def test_half_of_the_parentheses_are_nested_and_counting_does_not_tell_which(col
     lengths = Counter(len(symbols) for (symbols,), _ in opened.rows)
     assert set(lengths) == set(range(2, 21, 2))
     total = {name: sum(each.values()) for name, each in counts.items()}
-    assert total["broken"] == pytest.approx(total["nested"], rel=0.05)
+    assert total["unbalanced"] == pytest.approx(total["balanced"], rel=0.05)
 
 
-def test_some_of_the_broken_parentheses_are_wrong_in_two_places_only():
-    opened = open_data({"kind": "parentheses", "examples": 2000, "longest": 20})
-    broken = [symbols for (symbols,), (number,) in opened.rows if not number]
-    hopeless = sum(symbols[0] > "4" or symbols[-1] < "5" for symbols in broken)
-    assert 0.3 < hopeless / len(broken) < 0.6
+def test_some_of_the_unbalanced_brackets_are_wrong_in_two_places_only():
+    opened = open_data({"kind": "brackets", "examples": 2000, "longest": 20})
+    unbalanced = [symbols for (symbols,), (number,) in opened.rows if not number]
+    hopeless = sum(symbols[0] > "4" or symbols[-1] < "5" for symbols in unbalanced)
+    assert 0.3 < hopeless / len(unbalanced) < 0.6

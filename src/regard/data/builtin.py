@@ -113,24 +113,25 @@ _DATE_FORMATS: list[Callable[[date], str]] = [  # English names: strftime's depe
 ]
 
 
-def parentheses(
-    *, examples: int = 20_000, longest: int = 40, colours: int = 5, seed: int = 1
+def brackets(
+    *, examples: int = 20_000, longest: int = 40, types: int = 5, seed: int = 1
 ) -> LabelledText:
-    """Coloured parentheses, half of them nested, half broken: opening i is closed by 9 - i.
+    """Balanced and unbalanced brackets of several types (Dyck-k), half of each.
 
-    A broken sequence has the same symbols as a nested one, so counting symbols does not help: half
-    of them are shuffled, in the other half two symbols are swapped. With one colour, 0 opens and
-    9 closes.
+    The bracket i, from 0 to 4, is closed by 9 - i; with one type, 0 opens and 9 closes. An
+    unbalanced sequence has the symbols of a balanced one, so that counting symbols does not help:
+    half of the unbalanced ones are shuffled, in the other half two symbols are swapped.
     """
     _check_range("examples", examples, 2)
     random = Random(seed)
-    lines = list(_all_nested(random, examples, longest, colours))
+    lines = list(_balanced_lines(random, examples, longest, types))
     rows = [
-        ([line], ["nested"]) if number % 2 else ([_break_nesting(random, line)], ["broken"])
-        for number, line in enumerate(lines)
+        ([line], ["balanced"]) if index % 2 else ([_unbalance(random, line)], ["unbalanced"])
+        for index, line in enumerate(lines)
     ]
-    description = f"{2 * colours} symbols, up to {longest} long"
-    return labelled.from_rows("labels", "parentheses", description, rows)
+    description = f"{2 * types} symbols, up to {longest} long"
+    data = labelled.from_rows("labels", "brackets", description, rows)
+    return data.with_class_names(("unbalanced", "balanced"))  # class 1 is the positive one
 
 
 def heights(*, examples: int = 20_000, people: int = 4, seed: int = 1) -> LabelledText:
@@ -156,22 +157,22 @@ def heights(*, examples: int = 20_000, people: int = 4, seed: int = 1) -> Labell
 _PEOPLE = str.split("Ada Bob Eve Ida Kim Lee Max Noa Sam Tom")
 
 
-def nested(*, examples: int = 20_000, longest: int = 40, colours: int = 5, seed: int = 1) -> Text:
-    """Well-nested coloured parentheses as a text, one sequence per line; see `parentheses`."""
+def dyck(*, examples: int = 20_000, longest: int = 40, types: int = 5, seed: int = 1) -> Text:
+    """The Dyck-k language as a text: balanced brackets, one sequence per line; see `brackets`."""
     _check_range("examples", examples, 1)
-    lines = _all_nested(Random(seed), examples, longest, colours)
-    description = f"text, {examples:,} lines of coloured parentheses"
-    return text.from_strings("nested", description, ["\n".join(lines) + "\n"])
+    lines = _balanced_lines(Random(seed), examples, longest, types)
+    description = f"text, {examples:,} lines of balanced brackets"
+    return text.from_strings("dyck", description, ["\n".join(lines) + "\n"])
 
 
-def _all_nested(random: Random, examples: int, longest: int, colours: int) -> Iterator[str]:
+def _balanced_lines(random: Random, examples: int, longest: int, types: int) -> Iterator[str]:
     _check_range("longest", longest, 2)
-    _check_range("colours", colours, 1, 5)
-    return (_nested(random, 2 * random.randint(1, longest // 2), colours) for _ in range(examples))
+    _check_range("types", types, 1, 5)
+    return (_balanced(random, 2 * random.randint(1, longest // 2), types) for _ in range(examples))
 
 
-def _break_nesting(random: Random, line: str) -> str:
-    """The same symbols in an order that is not nested."""
+def _unbalance(random: Random, line: str) -> str:
+    """The same symbols in an order that is not balanced."""
     shuffled = random.random() < 0.5
     while True:
         symbols = list(line)
@@ -180,14 +181,14 @@ def _break_nesting(random: Random, line: str) -> str:
         else:
             i, j = random.sample(range(len(symbols)), 2)
             symbols[i], symbols[j] = symbols[j], symbols[i]
-        if not is_nested(symbols):
+        if not is_balanced(symbols):
             return "".join(symbols)
 
 
-def is_nested(symbols: Sequence[str]) -> bool:
+def is_balanced(symbols: Sequence[str]) -> bool:
     """Whether each symbol i above 4 closes the last open 9 - i, and all are closed.
 
-    >>> is_nested("0189"), is_nested("0198")
+    >>> is_balanced("0189"), is_balanced("0198")
     (True, False)
     """
     open_symbols: list[int] = []
@@ -199,11 +200,11 @@ def is_nested(symbols: Sequence[str]) -> bool:
     return not open_symbols
 
 
-def _nested(random: Random, length: int, colours: int) -> str:
+def _balanced(random: Random, length: int, types: int) -> str:
     symbols, open_symbols = "", list[int]()
     for remaining in range(length, 0, -1):
         if len(open_symbols) < remaining and (not open_symbols or random.random() < 0.5):
-            open_symbols.append(random.randrange(colours))
+            open_symbols.append(random.randrange(types))
             symbols += str(open_symbols[-1])
         else:
             symbols += str(9 - open_symbols.pop())
@@ -338,8 +339,8 @@ BUILTINS: dict[str, Callable[..., Text | Pairs | LabelledText | Series | Caption
     "copy": copy,
     "numbers": numbers,
     "dates": dates,
-    "parentheses": parentheses,
-    "nested": nested,
+    "brackets": brackets,
+    "dyck": dyck,
     "heights": heights,
     "sines": sines,
     "shapes": shapes,

@@ -24,6 +24,7 @@ TRAINING_OPTIONS = (
 RENAMED = {
     "model.characters": "model.char_dim",
     "model.shape": "model.architecture",
+    "data.path.colours": "data.path.types",
     "train.evaluate_tokens": "train.evaluate_targets",
     "task.inputs": "task.covariates",
     "task.independent": "task.channel_independent",
@@ -31,6 +32,7 @@ RENAMED = {
     "task.scheduled_sampling.over": "task.scheduled_sampling.ramp_fraction",
 }
 RENAMED_VALUES: dict[str, dict[str | bool, str | bool]] = {
+    "data.path": {"parentheses": "brackets", "nested": "dyck"},
     "task": {"label": "text_classification", "classify": "image_classification"},
     "model.head": {"classify": "classification"},
     "train.schedule": {"stable_decay": "warmup_stable_decay"},
