@@ -1,4 +1,4 @@
-"""The Triton kernels at the end of a chain against the plain stages: on a GPU, or interpreted."""
+"""The Triton kernels at the end of a chain against the plain samplers: on a GPU, or interpreted."""
 
 import os
 
@@ -49,7 +49,7 @@ def compare(chain, logits, turns=1 if INTERPRETED else 2):
         SamplerContext.from_prompts(prompts, turns, seed=4, device=DEVICE) for _ in range(2)
     )
     for _ in range(turns):
-        expected = PlainChain(chain.stages).sample(logits, one)
+        expected = PlainChain(chain.samplers).sample(logits, one)
         actual = chain.sample(logits, other)
         assert actual.tolist() == expected.tolist(), str(chain)
         one.append(expected)

@@ -56,29 +56,29 @@ def texts(room, vocab=6):
     return logits, context
 
 
-def both(stage, logits, context, monkeypatch):
+def both(sampler, logits, context, monkeypatch):
     """The logits after the plain sampler, and after the kernel."""
     before, results = logits.clone(), []
     for uses_kernel in (False, True):
         monkeypatch.setattr(penalties, "usable", lambda _, answer=uses_kernel: answer)
-        results.append(stage.process(logits, context))
+        results.append(sampler.process(logits, context))
         assert torch.equal(logits, before)
     return results
 
 
-def same(stage, room, monkeypatch):
-    expected, actual = both(stage, *texts(room), monkeypatch)
+def same(sampler, room, monkeypatch):
+    expected, actual = both(sampler, *texts(room), monkeypatch)
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("reach", REACH, ids=str)
 @pytest.mark.parametrize(
-    "stage", [Repetition, Frequency, Presence], ids=["repetition", "frequency", "presence"]
+    "sampler", [Repetition, Frequency, Presence], ids=["repetition", "frequency", "presence"]
 )
-def test_the_kernel_penalises_earlier_tokens(stage, reach, monkeypatch):
+def test_the_kernel_penalises_earlier_tokens(sampler, reach, monkeypatch):
     for room in (1, 6, 50, 2500):
         for penalty in (1.3, 0.7):
-            same(stage(penalty, **reach), room, monkeypatch)
+            same(sampler(penalty, **reach), room, monkeypatch)
 
 
 @pytest.mark.parametrize("settings", DRY_SETTINGS[::3] if INTERPRETED else DRY_SETTINGS, ids=str)
@@ -108,8 +108,13 @@ def test_a_large_vocabulary_in_strides(monkeypatch):
     _, context = texts(50)
     context.history = (context.history * 7919).repeat_interleave(2, 1)[:, ::2]
     logits = torch.randn(2 * 7, 40000, device=DEVICE)[::2]
-    for stage in (Repetition(1.5), Frequency(0.3), Presence(-0.3), DRY(0.8, breakers=(3 * 7919,))):
-        expected, actual = both(stage, logits, context, monkeypatch)
+    for sampler in (
+        Repetition(1.5),
+        Frequency(0.3),
+        Presence(-0.3),
+        DRY(0.8, breakers=(3 * 7919,)),
+    ):
+        expected, actual = both(sampler, logits, context, monkeypatch)
         assert not torch.equal(expected, logits)
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
@@ -118,11 +123,11 @@ def test_settings_without_a_kernel_run_in_torch(monkeypatch):
     for name in ("repetition", "frequency", "dry"):
         monkeypatch.setattr(kernels, name, None)
     logits, context = texts(50)
-    for stage in (Repetition(1.5), Frequency(0.3), Presence(0.3), DRY(0.8)):
-        each = PerRow.merge([stage, None] * 3 + [stage], DEVICE)
+    for sampler in (Repetition(1.5), Frequency(0.3), Presence(0.3), DRY(0.8)):
+        each = PerRow.merge([sampler, None] * 3 + [sampler], DEVICE)
         expected, actual = both(each, logits, context, monkeypatch)
         assert torch.equal(actual, expected)
-        expected, actual = both(stage, logits.double(), context, monkeypatch)
+        expected, actual = both(sampler, logits.double(), context, monkeypatch)
         assert torch.equal(actual, expected)
     monkeypatch.setattr(penalties, "MAX_KERNEL_WINDOW", 49)
     expected, actual = both(Frequency(0.3), logits, context, monkeypatch)
@@ -132,18 +137,18 @@ def test_settings_without_a_kernel_run_in_torch(monkeypatch):
 @pytest.mark.skipif(DEVICE == "cpu", reason="a graph is recorded on a GPU")
 def test_the_kernels_are_captured_in_a_cuda_graph(monkeypatch):
     logits, context = texts(50)
-    stages = [Repetition(1.5), Frequency(0.3), Presence(0.2), DRY(0.8, breakers=(3,))]
-    for stage in stages:
-        stage.process(logits, context)
+    samplers = [Repetition(1.5), Frequency(0.3), Presence(0.2), DRY(0.8, breakers=(3,))]
+    for sampler in samplers:
+        sampler.process(logits, context)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = [stage.process(logits, context) for stage in stages]
+        found = [sampler.process(logits, context) for sampler in samplers]
     other, changed = texts(50)
     logits.copy_(other + 1)
     context.history.copy_(changed.history.flip(1))
     context.lengths.copy_(changed.lengths.flip(0))
     graph.replay()
-    for stage, actual in zip(stages, found, strict=True):
-        expected, _ = both(stage, logits, context, monkeypatch)
+    for sampler, actual in zip(samplers, found, strict=True):
+        expected, _ = both(sampler, logits, context, monkeypatch)
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)

@@ -11,10 +11,10 @@ def test_a_trace_shows_the_effect_of_every_sampler(regard, text_run):
     blocks = "\n".join(rest).strip().split("\n\n")
     assert len(blocks) == 3
     for number, block in enumerate(blocks, 1):
-        head, model, *stages = block.splitlines()
+        head, model, *samplers = block.splitlines()
         assert re.fullmatch(rf"{number}  '.*'   model [\d.]+ %   sampled [\d.]+ %", head)
         assert re.fullmatch(r" +model +[\d.]+ bits", model)
-        assert [line.split()[0] for line in stages] == [
+        assert [line.split()[0] for line in samplers] == [
             "repetition=1.3",
             "top_k=6",
             "temperature=0.5",
@@ -31,8 +31,8 @@ def test_a_trace_for_programs_has_the_same_numbers(regard, text_run):
     assert regard(*words).out == f"the cat{plain['text']}\n"
     assert "".join(token["piece"] for token in traced["tokens"]) == plain["text"]
     for token in traced["tokens"]:
-        assert [step["remaining"] for step in token["stages"]][1:] == [6, 6]
-        assert {"id", "piece", "before", "after"} == set(token["stages"][1]["top_removed"][0])
+        assert [step["remaining"] for step in token["samplers"]][1:] == [6, 6]
+        assert {"id", "piece", "before", "after"} == set(token["samplers"][1]["top_removed"][0])
         assert 0 < token["model_prob"] < token["final_prob"] <= 1
 
 

@@ -50,8 +50,8 @@ EIGHT = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0]])
 )
 def test_draws_follow_the_stated_distribution(words):
     chain, logits, count = parse_chain(words), EIGHT, 20_000
-    for stage in chain.stages:
-        logits = stage(logits)
+    for sampler in chain.samplers:
+        logits = sampler(logits)
     ids = chain(EIGHT.expand(count, -1), context_of(count))  # a row each, with its own numbers
     p = logits.softmax(-1)[0]
     assert chi_square(ids, p) < LARGEST[int((p > 0).sum())]
@@ -275,8 +275,8 @@ def test_a_chain_is_its_stages_one_after_another():
         chain, texts = parse_chain(words_of(case, generator)), [[1, 2, 1, 2, 1], [3, 4, 5]]
         logits = 2 * torch.randn(2, 25, generator=generator)
         expected, apart = logits, SamplerContext.from_prompts(texts, 1, seed=case)
-        for stage in chain.stages:
-            expected = stage(expected, apart)
+        for sampler in chain.samplers:
+            expected = sampler(expected, apart)
         close(chain.process(logits, SamplerContext.from_prompts(texts, 1, seed=case)), expected)
 
 
@@ -291,8 +291,8 @@ def test_any_two_samplers_are_one_after_the_other(first):
             chain, texts = parse_chain(words), [[1, 2, 1, 2, 1], [3, 4, 5]]
             logits = (4 * torch.randn(2, 25, generator=generator)).round() / 2  # some tie
             expected, apart = logits, SamplerContext.from_prompts(texts, 1, seed=1)
-            for stage in chain.stages:
-                expected = stage(expected, apart)
+            for sampler in chain.samplers:
+                expected = sampler(expected, apart)
             close(chain.process(logits, SamplerContext.from_prompts(texts, 1, seed=1)), expected)
             joined = Chain.per_row([chain, parse_chain(["top_k=7"])])
             found = joined.process(logits, SamplerContext.from_prompts(texts, 1, seed=1))
@@ -339,7 +339,7 @@ def test_a_row_learns_from_its_own_stage_only(link):
         Chain.per_row(chains),
         [SamplerContext.from_prompts([[1 + row]], 20, seed=3 + row) for row in range(3)],
     )
-    assert len(joined.stages) == 3
+    assert len(joined.samplers) == 3
     for _ in range(20):
         ids = joined(logits, together)
         for row in range(3):
@@ -367,7 +367,7 @@ def test_nothing_in_a_chain_asks_what_the_numbers_are(monkeypatch):
 
 def test_equal_chains_together_are_one_of_them():
     chain = parse_chain(["temperature=0.7", "top_k=5", "top_p=1"])
-    assert Chain.per_row([chain] * 3).stages == chain.stages[:2]
+    assert Chain.per_row([chain] * 3).samplers == chain.samplers[:2]
 
 
 def test_rows_that_stay_keep_their_settings_their_chance_and_their_memory():
@@ -401,7 +401,7 @@ def test_a_chain_of_all_samplers_sorts_once(order):
     ]
     chain = parse_chain([LINKS[name](0.9) for name in names], order)
     one_temperature = order == "llama.cpp"
-    assert len(chain.stages) == len(names) - one_temperature
+    assert len(chain.samplers) == len(names) - one_temperature
     logits, context = torch.randn(2, 200), context_of(2)
     with Sorts() as sorts:
         chain(logits, context)
@@ -425,7 +425,7 @@ def test_the_context_keeps_prompt_and_answer_of_ragged_rows():
 
 def test_words_become_stages_in_their_order():
     chain = parse_chain(["top_k=40", "temperature=1", "top_p=0.9", "temperature={value=0.5}"])
-    assert chain.stages == (TopK(40), Temperature(1.0), TopP(0.9), Temperature(0.5))
+    assert chain.samplers == (TopK(40), Temperature(1.0), TopP(0.9), Temperature(0.5))
 
 
 @pytest.mark.parametrize(

@@ -69,11 +69,11 @@ def test_what_a_system_adds_where_nothing_is_said():
     ("order", "window"), [("llama.cpp", 64), ("textgen", 1024), ("regard", None)]
 )
 def test_penalties_look_back_as_far_as_the_system_does(order, window):
-    stages = parse_chain(["repetition=1.2", "presence={penalty=0.1, window=9}"], order).stages
-    assert [stages[0].window, stages[1].window] == [window, 9]
+    samplers = parse_chain(["repetition=1.2", "presence={penalty=0.1, window=9}"], order).samplers
+    assert [samplers[0].window, samplers[1].window] == [window, 9]
     words = ["repetition={penalty=1.2, window=0}", "dry={multiplier=1.0, window=1024}"]
-    stages = parse_chain(words, order).stages
-    assert [stages[0].window, stages[1].window] == [0, 1024]  # what is said is kept
+    samplers = parse_chain(words, order).samplers
+    assert [samplers[0].window, samplers[1].window] == [0, 1024]  # what is said is kept
 
 
 @pytest.mark.parametrize("order", ["llama.cpp", "textgen"])
@@ -92,19 +92,19 @@ def test_a_setting_that_does_nothing_needs_no_place():
 def test_llama_keeps_exactly_k_and_hf_what_ties():
     logits = torch.tensor([[0.0, 1.0, 0.0, 0.0]])
     for order, left in [("llama.cpp", [0, 1]), ("hf", [0, 1, 2, 3])]:
-        (stage,) = [s for s in parse_chain(["top_k=2"], order).stages if isinstance(s, TopK)]
-        assert stage(logits)[0].isfinite().nonzero().flatten().tolist() == left
+        (sampler,) = [s for s in parse_chain(["top_k=2"], order).samplers if isinstance(s, TopK)]
+        assert sampler(logits)[0].isfinite().nonzero().flatten().tolist() == left
 
 
 @pytest.mark.parametrize("ranked", [False, True])
 def test_exactly_k_are_kept_by_rank_or_by_id(ranked):
     logits = torch.randn(50, 30, generator=torch.Generator().manual_seed(0)).round()
-    stages = (
+    samplers = (
         (TopK(7, exact=True),)
         if not ranked
-        else (*parse_chain(["top_p=0.999"]).stages, TopK(7, exact=True))
+        else (*parse_chain(["top_p=0.999"]).samplers, TopK(7, exact=True))
     )
-    left = Chain(stages).process(logits, SamplerContext.from_prompts([[0]] * 50, 1)).isfinite()
+    left = Chain(samplers).process(logits, SamplerContext.from_prompts([[0]] * 50, 1)).isfinite()
     assert left.sum(-1).tolist() == [7] * 50
     for row in range(50):
         assert set(left[row].nonzero().flatten().tolist()) == set(
@@ -127,10 +127,10 @@ def test_llama_has_one_temperature():
 def test_sigma_differs_between_llama_and_textgen():
     logits = torch.tensor([[3.0, 2.0, 1.0, -torch.inf, -torch.inf]])
     for order, left in [("llama.cpp", [0]), ("textgen", [0, 1])]:
-        stages = parse_chain(["top_n_sigma=1.0"], order).stages
-        (stage,) = [stage for stage in stages if isinstance(stage, TopNSigma)]
-        assert stage(logits)[0].isfinite().nonzero().flatten().tolist() == left
-        assert "top_n_sigma=1.0" in str(Chain((stage,)))
+        samplers = parse_chain(["top_n_sigma=1.0"], order).samplers
+        (sampler,) = [sampler for sampler in samplers if isinstance(sampler, TopNSigma)]
+        assert sampler(logits)[0].isfinite().nonzero().flatten().tolist() == left
+        assert "top_n_sigma=1.0" in str(Chain((sampler,)))
 
 
 @pytest.mark.parametrize(
@@ -185,6 +185,6 @@ def test_the_order_hf_is_that_of_transformers():
 def test_greedy_comes_after_the_penalties_in_every_order():
     for order in SAMPLER_ORDERS.keys() - {"hf"}:
         chain = parse_chain(["greedy", "repetition=1.5"], order)
-        stages = [type(stage) for stage in chain.stages]
+        samplers = [type(sampler) for sampler in chain.samplers]
         assert chain.greedy
-        assert stages.index(Temperature) > stages.index(SAMPLERS["repetition"])
+        assert samplers.index(Temperature) > samplers.index(SAMPLERS["repetition"])

@@ -626,5 +626,5 @@ def test_the_first_setting_is_the_one_a_plain_word_sets(name):
     value = getattr(EXAMPLES[name], first.name)
     (sampler,) = parse_chain(
         [f"{name}={list(value) if isinstance(value, tuple) else value}"]
-    ).stages
+    ).samplers
     assert getattr(sampler, first.name) == value

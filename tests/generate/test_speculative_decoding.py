@@ -245,7 +245,7 @@ def test_what_cannot_be_speculated_is_refused(settings, message):
 
 
 def test_a_trace_tells_of_the_text_and_not_of_guesses():
-    chain, model = TracedChain(parse_chain(["top_k=4"]).stages), made(CONFIGS["learned"])
+    chain, model = TracedChain(parse_chain(["top_k=4"]).samplers), made(CONFIGS["learned"])
     (text,) = speculate(model, [[1]], chain, draft=made(CONFIGS["lstm"], 7), tokens=9, seed=1)
     assert [token.id for (token,) in chain.tokens] == text
 

@@ -234,7 +234,7 @@ def test_translation_prediction_and_explanation(client, run, pair_run, monkeypat
     assert shown["rows"] == list("the cat")
     assert sum(shown["weights"][0][-1]) == pytest.approx(1, abs=1e-4)
     assert len(answer["next"]) == 3
-    assert answer["trace"][0]["stages"][0]["stage"] == "top_k=4"
+    assert answer["trace"][0]["samplers"][0]["sampler"] == "top_k=4"
     _, answer = client("/v1/embeddings", {"input": ["the cat", "a dog"]})
     vectors = [row["embedding"] for row in answer["data"]]
     assert [sum(x * x for x in vector) for vector in vectors] == pytest.approx([1, 1])

@@ -154,7 +154,7 @@ def generate(
         if picture is not None:
             raise ConfigError("--out writes drawings; redirect text to a file with >")
         chain = opened.chain(sampler or None, order)
-        traced = api.TracedChain(chain.stages)
+        traced = api.TracedChain(chain.samplers)
         amateur_run = None if amateur is None else api.load(amateur)
         draft_model = None if draft is None else _open_draft(draft)
     warn_unknown([part for each in prompts for part in opened.unknown_parts(each)])

@@ -51,8 +51,8 @@ def _token_lines(number: int, token: Any, tokenizer: "Tokenizer", out: TextIO) -
     name = bold(_quoted(token.id, tokenizer), out)
     model, sampled = _percent(token.model_prob), _percent(token.final_prob)
     yield f"{number}  {name}   model {model} %   sampled {sampled} %"
-    rows: list[tuple[str, ...]] = [("model", "", "", f"{token.bits:.2f} bits", "")]
-    rows += [_row(effect, tokenizer) for effect in token.stages]
+    rows: list[tuple[str, ...]] = [("model", "", "", f"{token.entropy:.2f} bits", "")]
+    rows += [_row(effect, tokenizer) for effect in token.samplers]
     width = terminal_width() - len(margin) if out.isatty() else None
     for line in align_columns(rows, right=[1, 2, 3]):
         yield margin + dim(line[:width], out)
@@ -61,7 +61,7 @@ def _token_lines(number: int, token: Any, tokenizer: "Tokenizer", out: TextIO) -
 def _row(effect: Any, tokenizer: "Tokenizer") -> tuple[str, ...]:
     count = f"{effect.remaining:,} left"
     mass = f"{_percent(effect.mass)} %" if effect.removed else ""
-    return effect.stage, count, mass, f"{effect.bits:.2f} bits", _effect(effect, tokenizer)
+    return effect.sampler, count, mass, f"{effect.entropy:.2f} bits", _effect(effect, tokenizer)
 
 
 def _effect(effect: Any, tokenizer: "Tokenizer") -> str:

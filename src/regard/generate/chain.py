@@ -50,13 +50,13 @@ def draw(logits: Float[Tensor, "rows vocab"], generators: RowGenerators) -> Int[
 
 
 @dataclass(frozen=True, slots=True)
-class StageTrace:
-    """The logits that a stage received and returned, and the token ids where they are sorted.
+class SamplerTrace:
+    """The logits that a sampler received and returned, and the token ids where they are sorted.
 
     Sorted logits may lack tokens that were removed before.
     """
 
-    stage: LogitsProcessor
+    sampler: LogitsProcessor
     before: Float[Tensor, "rows remaining"]
     after: Float[Tensor, "rows remaining"]
     order: Int[Tensor, "rows remaining"] | None  # None: token-id order
@@ -73,19 +73,19 @@ class Chain:
 
     >>> from regard.generate import Temperature, TopK
     >>> Chain((TopK(40), Temperature(0.8)))
-    Chain(stages=(TopK(k=40, exact=False), Temperature(value=0.8)))
+    Chain(samplers=(TopK(k=40, exact=False), Temperature(value=0.8)))
     >>> print(Chain((TopK(40), Temperature(0.8))))
     top_k=40 → temperature=0.8 → draw
     """
 
-    stages: tuple[Sampler, ...] = ()
+    samplers: tuple[Sampler, ...] = ()
     active: tuple[LogitsProcessor, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
-        active = tuple(s for s in map(as_logits_processor, self.stages) if not s.neutral)
-        object.__setattr__(self, "active", active)  # the stages that are not neutral
-        stateful = [position for position, stage in enumerate(active) if stage.stateful]
-        per_row = any(isinstance(stage, PerRow) for stage in active)  # each row's was checked
+        active = tuple(s for s in map(as_logits_processor, self.samplers) if not s.neutral)
+        object.__setattr__(self, "active", active)  # the samplers that are not neutral
+        stateful = [position for position, sampler in enumerate(active) if sampler.stateful]
+        per_row = any(isinstance(sampler, PerRow) for sampler in active)  # each row's was checked
         if stateful and stateful != [len(active) - 1] and not per_row:
             raise ConfigError(
                 f"{format_sampler(active[stateful[0]])} is stateful: it is updated with the "
@@ -97,39 +97,39 @@ class Chain:
     def per_row(cls, chains: Sequence["Chain"], device: torch.device | str = "cpu") -> "Chain":
         """One chain for a batch whose rows have different chains.
 
-        Stages of the same kind are merged into one with a setting per row; it does not act on
-        rows whose chain lacks it. The order of each row's stages is kept.
+        Samplers of the same kind are merged into one with a setting per row; it does not act on
+        rows whose chain lacks it. The order of each row's samplers is kept.
         """
         rows = [list(chain.active) for chain in chains]
         keys: list[Any] = reduce(
-            _merge_sequences, [[merge_key(stage) for stage in row] for row in rows], []
+            _merge_sequences, [[merge_key(sampler) for sampler in row] for row in rows], []
         )
-        stages = []
+        samplers = []
         for key in keys:
             column = [row.pop(0) if row and merge_key(row[0]) == key else None for row in rows]
             if any(column):
-                stages.append(_merge_stages(column, device))
-        return cls(tuple(stages))
+                samplers.append(_merge_samplers(column, device))
+        return cls(tuple(samplers))
 
     @property
     def greedy(self) -> bool:
-        """Whether a stage keeps a single token, so that nothing is drawn at random."""
-        return any(isinstance(stage, Temperature) and stage.greedy for stage in self.stages)
+        """Whether a sampler keeps a single token, so that nothing is drawn at random."""
+        return any(isinstance(sampler, Temperature) and sampler.greedy for sampler in self.samplers)
 
     @property
     def _argmax_only(self) -> bool:
-        """Whether its only stage is greedy, so that the argmax alone gives the result."""
-        return self.greedy and len(self.stages) == 1 and type(self) is Chain
+        """Whether its only sampler is greedy, so that the argmax alone gives the result."""
+        return self.greedy and len(self.samplers) == 1 and type(self) is Chain
 
     @property
     def fused_tail(self) -> FusedTail | None:
-        """The last stages and the draw as fused kernels; None if no kernels support them."""
-        return FusedTail.from_stages(self.active) if type(self) is Chain else None
+        """The last samplers and the draw as fused kernels; None if no kernels support them."""
+        return FusedTail.from_samplers(self.active) if type(self) is Chain else None
 
     @property
     def capturable(self) -> bool:
         """Whether a CUDA graph may capture `sample`, after one call in the same context."""
-        return all(as_logits_processor(stage).capturable for stage in self.stages)
+        return all(as_logits_processor(sampler).capturable for sampler in self.samplers)
 
     def __call__(
         self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
@@ -157,7 +157,7 @@ class Chain:
         is drawn is decided here and nowhere else:
 
         1. `draw_ids`, if given: it receives the processed logits and must record failures.
-        2. The fused kernels, for the last stages and the draw, where `fused_tail` exists.
+        2. The fused kernels, for the last samplers and the draw, where `fused_tail` exists.
         3. With `draw_kernel`, the draw as one kernel, where a GPU can run it.
         4. The argmax of a greedy chain, or `draw`.
         """
@@ -171,10 +171,10 @@ class Chain:
             if draw_kernel and not self.greedy and usable(context.lengths):
                 draw_ids = None if self.fused_tail is not None else _draw_kernel(context)
         processed, order, stateful = at_least_float32(logits), None, []
-        skip_stages = self._argmax_only and draw_ids is None
-        for trace in () if skip_stages else self.run_stages(logits, context):
+        skip_samplers = self._argmax_only and draw_ids is None
+        for trace in () if skip_samplers else self.run_samplers(logits, context):
             processed, order = trace.after, trace.order
-            if trace.stage.stateful:
+            if trace.sampler.stateful:
                 stateful.append(trace)
         if order is not None:
             processed = unsort_logits(processed, order, logits.shape[1])
@@ -185,50 +185,50 @@ class Chain:
             ids = draw_ids(processed)
         for trace in stateful:
             before_ids, after_ids = trace.by_id(trace.before), trace.by_id(trace.after)
-            trace.stage.update_state(before_ids, after_ids, ids, context)
+            trace.sampler.update_state(before_ids, after_ids, ids, context)
         return ids
 
     def process(
         self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
     ) -> Float[Tensor, "rows vocab"]:
-        """The logits that are drawn from: after all stages, removed tokens at -inf."""
+        """The logits that are drawn from: after all samplers, removed tokens at -inf."""
         processed, order = at_least_float32(logits), None
-        for trace in self.run_stages(logits, context):
+        for trace in self.run_samplers(logits, context):
             processed, order = trace.after, trace.order
         return processed if order is None else unsort_logits(processed, order, logits.shape[1])
 
-    def run_stages(
+    def run_samplers(
         self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
-    ) -> Iterator[StageTrace]:
-        """Apply the active stages; sort when the first one needs sorted logits.
+    ) -> Iterator[SamplerTrace]:
+        """Apply the active samplers; sort when the first one needs sorted logits.
 
-        The logits then stay sorted, since stages keep the order; where a stage left gaps,
-        removed tokens are moved to the end. Only a stage that needs token ids restores their
+        The logits then stay sorted, since samplers keep the order; where a sampler left gaps,
+        removed tokens are moved to the end. Only a sampler that needs token ids restores their
         order. On a CPU, tokens that were removed before the sort are left out of it.
         """
         logits, order, gaps = at_least_float32(logits), None, False
-        stages = self.active
+        samplers = self.active
         skip_removed = logits.device.type in SKIP_REMOVED
-        skip_removed = skip_removed and not any(stage.needs_full_vocab for stage in stages)
+        skip_removed = skip_removed and not any(sampler.needs_full_vocab for sampler in samplers)
         vocab = logits.shape[1]
-        for stage in stages:
-            if stage.needs_ids and order is not None:
+        for sampler in samplers:
+            if sampler.needs_ids and order is not None:
                 logits, order, gaps = unsort_logits(logits, order, vocab), None, False
-            elif stage.needs_sorted and order is None:
+            elif sampler.needs_sorted and order is None:
                 logits, order = sort_logits(logits, skip_removed)
-            elif stage.has_sorted_formula and order is not None and gaps:
+            elif sampler.has_sorted_formula and order is not None and gaps:
                 (logits, order), gaps = move_removed_last(logits, order), False
-            process = stage.process if order is None else stage.process_sorted
+            process = sampler.process if order is None else sampler.process_sorted
             before, logits = logits, process(logits, context)
-            yield StageTrace(stage, before, logits, order, vocab)
-            gaps = gaps or stage.may_leave_gaps
+            yield SamplerTrace(sampler, before, logits, order, vocab)
+            gaps = gaps or sampler.may_leave_gaps
 
     def check_rows(self, rows: int) -> None:
         """Raise if `per_row` made the chain for another number of rows."""
-        for stage in self.stages:
-            if isinstance(stage, PerRow) and stage.rows != rows:
+        for sampler in self.samplers:
+            if isinstance(sampler, PerRow) and sampler.rows != rows:
                 raise ConfigError(
-                    f"{stage.rows} chains for {rows} prompts; give one chain, or one per prompt"
+                    f"{sampler.rows} chains for {rows} prompts; give one chain, or one per prompt"
                 )
 
     def raise_if_failed(
@@ -250,7 +250,7 @@ class Chain:
             raise RegardError(f"row {row} has no token left to draw: {cause}")
 
     def failure_cause(self, logits: Tensor, context: SamplerContext, row: int, length: int) -> str:
-        """Find out why no token was left in a row, by running its stages again."""
+        """Find out why no token was left in a row, by running its samplers again."""
         best = float(logits.amax())
         if not math.isfinite(best):
             return f"the model's largest logit is {best}"
@@ -260,19 +260,19 @@ class Chain:
         used, tokens_since = replay.state["used"], (replay.lengths - length - 1).clamp_min(0)
         replay.generators.used = used - tokens_since * (replay.generators.used - used)
         replay.lengths = torch.full_like(replay.lengths, length)
-        for trace in Chain.run_stages(chain, logits, replay):
+        for trace in Chain.run_samplers(chain, logits, replay):
             if not trace.after.amax().isfinite():
-                return f"{format_sampler(trace.stage)} removed all remaining tokens"
+                return f"{format_sampler(trace.sampler)} removed all remaining tokens"
         return "the samplers removed all tokens"
 
     def select(self, rows: Int[Tensor, " selected"]) -> "Chain":
         """The chain for a subset of the rows."""
-        stages = (s.select(rows) if isinstance(s, PerRow) else s for s in self.stages)
-        return replace(self, stages=tuple(stages))
+        samplers = (s.select(rows) if isinstance(s, PerRow) else s for s in self.samplers)
+        return replace(self, samplers=tuple(samplers))
 
     def specs(self) -> list[str]:
         """The texts that `parse_chain` makes this chain from."""
-        return [format_sampler(stage) for stage in self.stages]
+        return [format_sampler(sampler) for sampler in self.samplers]
 
     def __str__(self) -> str:
         return " → ".join([*self.specs(), "argmax" if self.greedy else "draw"])
@@ -327,12 +327,12 @@ def _merge_sequences(first: list[Any], second: list[Any]) -> list[Any]:
     return merged
 
 
-def _merge_stages(
+def _merge_samplers(
     column: Sequence[LogitsProcessor | None], device: torch.device | str
 ) -> LogitsProcessor:
-    """The stages of all rows as one; the stage itself where all rows have the same."""
+    """The samplers of all rows as one; the sampler itself where all rows have the same."""
     first = column[0]
-    if first is not None and all(stage == first for stage in column):
+    if first is not None and all(sampler == first for sampler in column):
         return first
     return PerRow.merge(column, device)
 
@@ -350,9 +350,9 @@ def parse_chain(
     the ids of a token that a sampler names by its text, as in `ban=["the"]`.
 
     >>> parse_chain(["temperature=0.7", "top_k=40"])
-    Chain(stages=(Temperature(value=0.7), TopK(k=40, exact=False)))
+    Chain(samplers=(Temperature(value=0.7), TopK(k=40, exact=False)))
     >>> parse_chain(["greedy"])
-    Chain(stages=(Temperature(value=0.0),))
+    Chain(samplers=(Temperature(value=0.0),))
     >>> print(parse_chain(["temperature=0.7", "top_k=20"], "llama.cpp"))
     top_k={k=20, exact=true} → top_p=0.95 → min_p=0.05 → temperature=0.7 → draw
     """

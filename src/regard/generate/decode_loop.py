@@ -224,7 +224,7 @@ class Engine:
 
 def _has_per_row_settings(chain: Chain) -> bool:
     """Whether its settings are tensors, which `==` compares elementwise."""
-    return any(isinstance(stage, PerRow) for stage in chain.stages)
+    return any(isinstance(sampler, PerRow) for sampler in chain.samplers)
 
 
 def _capture(function: Callable[[], None], device: torch.device) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""The last stages of a chain and its draw as two fused kernels, on a GPU."""
+"""The last samplers of a chain and its draw as two fused kernels, on a GPU."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,57 +17,57 @@ from regard.generate.samplers.truncation import XTC, MinP, TopK, TopNSigma, TopP
 MAX_TOP_K = 512  # half of what the kernels sort, since more tokens may tie with the k-th
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-# the kernel's name of a stage and its two settings; min_keep is passed separately
+# the kernel's name of a sampler and its two settings; min_keep is passed separately
 KernelOp = tuple[str, float, float]
 KERNEL_OPS: Mapping[type, Callable[[Any], KernelOp]] = {
-    TopK: lambda stage: ("exact_top_k" if stage.exact else "top_k", stage.k, 0),
-    Typical: lambda stage: ("typical", stage.mass, 0),
-    TopP: lambda stage: ("top_p", stage.p, 0),
-    MinP: lambda stage: ("min_p", stage.m, 0),
-    TopNSigma: lambda stage: ("top_n_sigma", stage.n, 0),
-    XTC: lambda stage: ("xtc", stage.probability, stage.threshold),
-    Temperature: lambda stage: ("temperature", 1 / stage.value, 0),
+    TopK: lambda sampler: ("exact_top_k" if sampler.exact else "top_k", sampler.k, 0),
+    Typical: lambda sampler: ("typical", sampler.mass, 0),
+    TopP: lambda sampler: ("top_p", sampler.p, 0),
+    MinP: lambda sampler: ("min_p", sampler.m, 0),
+    TopNSigma: lambda sampler: ("top_n_sigma", sampler.n, 0),
+    XTC: lambda sampler: ("xtc", sampler.probability, sampler.threshold),
+    Temperature: lambda sampler: ("temperature", 1 / sampler.value, 0),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class FusedTail:
-    """Stages as the kernels take them: top-k first, or second after a `top_n_sigma_of_row`."""
+    """Samplers as the kernels take them: top-k first, or second after a `top_n_sigma_of_row`."""
 
-    start: int  # how many stages come before; they need token ids and run unfused
+    start: int  # how many samplers come before; they need token ids and run unfused
     ops: tuple[str, ...]
-    gaps: tuple[bool, ...]  # whether an earlier stage may have removed a token and kept a rarer
+    gaps: tuple[bool, ...]  # whether an earlier sampler may have removed a token and kept a rarer
     settings: tuple[tuple[float, float, float], ...]  # two settings and min_keep
 
     @classmethod
-    def from_stages(cls, stages: Sequence[LogitsProcessor]) -> "FusedTail | None":
-        """The fused tail of these stages, none of them neutral; None if no kernel can run it.
+    def from_samplers(cls, samplers: Sequence[LogitsProcessor]) -> "FusedTail | None":
+        """The fused tail of these samplers, none of them neutral; None if no kernel can run it.
 
         The kernels sort only what a top-k keeps. Before the top-k there may be temperatures,
         which keep the order and can run after it, and one top-n-sigma, which can run after it
         too if it uses the statistics of the whole row.
         """
-        start = max((i + 1 for i, stage in enumerate(stages) if stage.needs_ids), default=0)
-        rest = stages[start:]
-        top_k = next((stage for stage in rest if isinstance(stage, TopK)), None)
-        if any(stage.stateful for stage in stages) or not all(map(_has_kernel, rest)):
+        start = max((i + 1 for i, sampler in enumerate(samplers) if sampler.needs_ids), default=0)
+        rest = samplers[start:]
+        top_k = next((sampler for sampler in rest if isinstance(sampler, TopK)), None)
+        if any(sampler.stateful for sampler in samplers) or not all(map(_has_kernel, rest)):
             return None
         if top_k is None or top_k.k > MAX_TOP_K:
             return None
         first = rest.index(top_k)
-        sigmas = [stage for stage in rest[:first] if isinstance(stage, TopNSigma)]
-        temperatures = [stage for stage in rest[:first] if isinstance(stage, Temperature)]
+        sigmas = [sampler for sampler in rest[:first] if isinstance(sampler, TopNSigma)]
+        temperatures = [sampler for sampler in rest[:first] if isinstance(sampler, Temperature)]
         if len(sigmas) > 1 or len(sigmas) + len(temperatures) < first:
             return None
         fused = [*sigmas, top_k, *temperatures, *rest[first + 1 :]]
-        kernel_ops = [KERNEL_OPS[type(stage)](stage) for stage in fused]
+        kernel_ops = [KERNEL_OPS[type(sampler)](sampler) for sampler in fused]
         ops = ["top_n_sigma_of_row"] * len(sigmas) + [
             name for name, *_ in kernel_ops[len(sigmas) :]
         ]
-        gaps = [any(stage.may_leave_gaps for stage in fused[:i]) for i in range(len(fused))]
+        gaps = [any(sampler.may_leave_gaps for sampler in fused[:i]) for i in range(len(fused))]
         settings = [
-            (first_setting, second_setting, min(getattr(stage, "min_keep", 1), 2 * MAX_TOP_K))
-            for stage, (_, first_setting, second_setting) in zip(fused, kernel_ops, strict=True)
+            (first_setting, second_setting, min(getattr(sampler, "min_keep", 1), 2 * MAX_TOP_K))
+            for sampler, (_, first_setting, second_setting) in zip(fused, kernel_ops, strict=True)
         ]
         return cls(start, tuple(ops), tuple(gaps), tuple(settings))
 
@@ -77,7 +77,7 @@ class FusedTail:
         context: SamplerContext,
         failed: Int[Tensor, " rows"],
     ) -> Int[Tensor, " rows"]:
-        """The next id of each row, from logits that the stages before have processed."""
+        """The next id of each row, from logits that the samplers before have processed."""
         from regard.accel.kernels.fused_sampling import sample
 
         settings = context.constant(
@@ -104,9 +104,9 @@ def supports_fused_tail(logits: Float[Tensor, "rows vocab"]) -> bool:
     return usable(logits) and logits.dtype in DTYPES
 
 
-def _has_kernel(stage: LogitsProcessor) -> bool:
-    """Whether a kernel implements the stage with these settings."""
-    greedy = isinstance(stage, Temperature) and stage.greedy
+def _has_kernel(sampler: LogitsProcessor) -> bool:
+    """Whether a kernel implements the sampler with these settings."""
+    greedy = isinstance(sampler, Temperature) and sampler.greedy
     # with threshold 0, XTC's kernel would count removed tokens as top choices
-    zero_threshold = isinstance(stage, XTC) and stage.threshold == 0
-    return type(stage) in KERNEL_OPS and not greedy and not zero_threshold
+    zero_threshold = isinstance(sampler, XTC) and sampler.threshold == 0
+    return type(sampler) in KERNEL_OPS and not greedy and not zero_threshold

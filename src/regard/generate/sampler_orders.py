@@ -48,39 +48,39 @@ class SampleStdTopNSigma(TopNSigma):
         return logits.masked_fill(logits == -torch.inf, 0.0).std(-1, keepdim=True)
 
 
-def _as_llama_cpp(stages: list[Sampler]) -> list[Sampler]:
+def _as_llama_cpp(samplers: list[Sampler]) -> list[Sampler]:
     """Top-k keeps exactly k; mirostat replaces all but the temperature; one temperature only."""
-    stages = [replace(s, exact=True) if isinstance(s, TopK) else s for s in stages]
-    names = [sampler_name(stage) for stage in stages]
+    samplers = [replace(s, exact=True) if isinstance(s, TopK) else s for s in samplers]
+    names = [sampler_name(sampler) for sampler in samplers]
     if set(names) & set(MIROSTAT):
         used = {"bias", "ban", "temperature", "dynamic_temperature", *MIROSTAT}
-        stages = [s for s, name in zip(stages, names, strict=True) if name in used]
+        samplers = [s for s, name in zip(samplers, names, strict=True) if name in used]
     if "dynamic_temperature" in names:
-        stages = [stage for stage in stages if not isinstance(stage, Temperature)]
-    return stages
+        samplers = [sampler for sampler in samplers if not isinstance(sampler, Temperature)]
+    return samplers
 
 
-def _as_textgen(stages: list[Sampler]) -> list[Sampler]:
+def _as_textgen(samplers: list[Sampler]) -> list[Sampler]:
     """Top-n-sigma with the sample standard deviation; with mirostat, XTC is dropped.
 
     textgen's mirostat has already drawn the token when XTC is called.
     """
-    stages = [
+    samplers = [
         SampleStdTopNSigma(s.n, min_keep=s.min_keep) if isinstance(s, TopNSigma) else s
-        for s in stages
+        for s in samplers
     ]
-    if any(isinstance(stage, Mirostat1 | Mirostat2) for stage in stages):
-        stages = [stage for stage in stages if not isinstance(stage, XTC)]
-    return stages
+    if any(isinstance(sampler, Mirostat1 | Mirostat2) for sampler in samplers):
+        samplers = [sampler for sampler in samplers if not isinstance(sampler, XTC)]
+    return samplers
 
 
-def _as_hf(stages: list[Sampler]) -> list[Sampler]:
-    for stage in stages:
-        if isinstance(stage, Temperature) and stage.greedy:
+def _as_hf(samplers: list[Sampler]) -> list[Sampler]:
+    for sampler in samplers:
+        if isinstance(sampler, Temperature) and sampler.greedy:
             raise ConfigError(
                 "the order hf does not accept temperature=0; use greedy without an order"
             )
-    return stages
+    return samplers
 
 
 _CONSTRAINTS = ("ban", "allow", "min_length", "force")

@@ -52,15 +52,15 @@ def format_sampler(sampler: Sampler, row: int = 0) -> str:
     >>> format_sampler(TopP(0.5)), format_sampler(TopP(0.5, min_keep=2))
     ('top_p=0.5', 'top_p={p=0.5, min_keep=2}')
     """
-    stage: Any = sampler.stage if isinstance(sampler, PerRow) else sampler
-    name = sampler_name(stage)
-    if name is None or not is_dataclass(stage):
-        return str(stage)
-    first, *rest = fields(stage)
-    values = {first.name: getattr(stage, first.name)} | {
-        f.name: getattr(stage, f.name)
+    wrapped: Any = sampler.sampler if isinstance(sampler, PerRow) else sampler
+    name = sampler_name(wrapped)
+    if name is None or not is_dataclass(wrapped):
+        return str(wrapped)
+    first, *rest = fields(wrapped)
+    values = {first.name: getattr(wrapped, first.name)} | {
+        f.name: getattr(wrapped, f.name)
         for f in rest
-        if isinstance(getattr(stage, f.name), Tensor) or getattr(stage, f.name) != f.default
+        if isinstance(getattr(wrapped, f.name), Tensor) or getattr(wrapped, f.name) != f.default
     }
     texts = {setting: _toml(value, row) for setting, value in values.items()}
     if len(texts) == 1:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.generate.chain import Chain, StageTrace, at_least_float32
+from regard.generate.chain import Chain, SamplerTrace, at_least_float32
 from regard.generate.sampler_context import SamplerContext
 from regard.generate.sampler_spec import format_sampler
 from regard.generate.samplers.logits_processor import entropy
@@ -18,7 +18,7 @@ ROUNDING = 1e-6  # smaller changes of a probability are not reported
 
 @dataclass(frozen=True, slots=True)
 class ProbabilityChange:
-    """A token whose probability a stage changed; to 0 if the stage removed it."""
+    """A token whose probability a sampler changed; to 0 if the sampler removed it."""
 
     id: int
     before: float
@@ -26,13 +26,13 @@ class ProbabilityChange:
 
 
 @dataclass(frozen=True, slots=True)
-class StageEffect:
-    """What one stage did to one row."""
+class SamplerEffect:
+    """What one sampler did to one row."""
 
-    stage: str  # as `parse_sampler` takes it
+    sampler: str  # as `parse_sampler` takes it
     remaining: int  # tokens that can still be drawn
     mass: float  # the probability mass it kept; 1 if it removed nothing
-    bits: float  # entropy after the stage
+    entropy: float  # after the sampler, in bits
     removed: int  # tokens it removed
     top_removed: list[ProbabilityChange]  # the likeliest of them
     top_changed: list[ProbabilityChange]  # of the kept tokens, those that changed most
@@ -44,35 +44,35 @@ class TokenTrace:
 
     id: int
     model_prob: float  # its probability according to the model
-    final_prob: float  # its probability after all stages
-    bits: float  # entropy of the model's distribution
-    stages: list[StageEffect]
+    final_prob: float  # its probability after all samplers
+    entropy: float  # of the model, in bits
+    samplers: list[SamplerEffect]
 
 
 @dataclass(frozen=True, slots=True)
 class TracedChain(Chain):
-    """A chain that records, for every token it samples, what its stages did.
+    """A chain that records, for every token it samples, what its samplers did.
 
-    chain = TracedChain(chain.stages)
+    chain = TracedChain(chain.samplers)
     generate(model, prompts, chain, tokens=20)
     chain.tokens[number][row]
     """
 
-    shown: int = 5  # how many removed or changed tokens of a stage are recorded
+    shown: int = 5  # how many removed or changed tokens of a sampler are recorded
     tokens: list[list[TokenTrace]] = field(default_factory=list, repr=False)
-    traces: list[StageTrace] = field(default_factory=list, repr=False)  # of the current token
+    traces: list[SamplerTrace] = field(default_factory=list, repr=False)  # of the current token
 
     @property
     def capturable(self) -> bool:
         """False: recording needs host synchronisation."""
         return False
 
-    def run_stages(
+    def run_samplers(
         self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
-    ) -> Iterator[StageTrace]:
-        """Apply the stages and keep the logits before and after each."""
+    ) -> Iterator[SamplerTrace]:
+        """Apply the samplers and keep the logits before and after each."""
         self.traces.clear()
-        for trace in Chain.run_stages(self, logits, context):
+        for trace in Chain.run_samplers(self, logits, context):
             self.traces.append(trace)
             yield trace
 
@@ -92,24 +92,28 @@ class TracedChain(Chain):
     def _token(self, logits: Tensor, row: int, id: int) -> TokenTrace:
         model_logits = at_least_float32(logits)[row]
         model_probs = before = model_logits.softmax(-1)
-        stages = []
+        samplers = []
         for trace in self.traces:
             processed = trace.by_id(trace.after)[row]
             after = processed.softmax(-1)
-            stages.append(self._effect(format_sampler(trace.stage, row), before, processed, after))
+            samplers.append(
+                self._effect(format_sampler(trace.sampler, row), before, processed, after)
+            )
             before = after
         return TokenTrace(
-            id, model_probs[id].item(), before[id].item(), _bits(model_logits), stages
+            id, model_probs[id].item(), before[id].item(), _entropy_in_bits(model_logits), samplers
         )
 
-    def _effect(self, stage: str, before: Tensor, processed: Tensor, after: Tensor) -> StageEffect:
+    def _effect(
+        self, sampler: str, before: Tensor, processed: Tensor, after: Tensor
+    ) -> SamplerEffect:
         removed = (processed == -torch.inf) & (before > 0)
         change = (after - before).abs().masked_fill(removed, 0.0)
-        return StageEffect(
-            stage=stage,
+        return SamplerEffect(
+            sampler=sampler,
             remaining=int((processed > -torch.inf).sum()),
             mass=before.masked_fill(removed, 0.0).sum().item(),
-            bits=_bits(processed),
+            entropy=_entropy_in_bits(processed),
             removed=int(removed.sum()),
             top_removed=self._largest(before.where(removed, 0.0), before, after),
             top_changed=self._largest(change, before, after),
@@ -125,5 +129,5 @@ class TracedChain(Chain):
         ]
 
 
-def _bits(logits: Tensor) -> float:
+def _entropy_in_bits(logits: Tensor) -> float:
     return entropy(logits).item() / math.log(2)

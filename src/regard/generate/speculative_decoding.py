@@ -238,7 +238,7 @@ class _DraftModel:
         draft_context, state = context.select(all_rows), state.select(all_rows)
         generators = draft_context.generators
         draft_context.generators = replace(generators, keys=generators.keys ^ _DRAFT_KEY)
-        chain = Chain(chain.stages)  # a `TracedChain` traces the text, not its drafts
+        chain = Chain(chain.samplers)  # a `TracedChain` traces the text, not its drafts
         ids: list[Tensor] = []
         model_logits: list[Tensor] = []
         draft_logits: list[Tensor] = []

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.generate.chain import Chain, StageTrace, record_draw_counts, record_failures
+from regard.generate.chain import Chain, SamplerTrace, record_draw_counts, record_failures
 from regard.generate.sampler_context import RowGenerators, SamplerContext
 
 
 @dataclass(slots=True)
 class ChainProcessor:
-    """Applies the stages of a chain inside `model.generate`, which draws the token.
+    """Applies the samplers of a chain inside `model.generate`, which draws the token.
 
         model.generate(ids, do_sample=True, top_k=0, logits_processor=[ChainProcessor(chain)])
 
@@ -26,7 +26,7 @@ class ChainProcessor:
     seed: int | None = None  # for samplers that use random numbers
     stop: Sequence[int] = ()  # ids that end a text
     context: SamplerContext | None = field(default=None, init=False)
-    traces: list[StageTrace] = field(default_factory=list, init=False)  # of the last call
+    traces: list[SamplerTrace] = field(default_factory=list, init=False)  # of the last call
 
     def __post_init__(self) -> None:
         if not isinstance(self.chain, Chain):
@@ -44,12 +44,12 @@ class ChainProcessor:
             context = SamplerContext(input_ids, lengths, lengths.clone(), generators, stop)
         else:
             for trace in self.traces:
-                if trace.stage.stateful:
+                if trace.sampler.stateful:
                     before, after = trace.by_id(trace.before), trace.by_id(trace.after)
-                    trace.stage.update_state(before, after, input_ids[:, -1], context)
+                    trace.sampler.update_state(before, after, input_ids[:, -1], context)
             context.history, context.lengths = input_ids, context.lengths + 1
         record_draw_counts(context)
-        self.context, self.traces = context, list(self.chain.run_stages(scores, context))
+        self.context, self.traces = context, list(self.chain.run_samplers(scores, context))
         processed = scores
         if self.traces:
             last = self.traces[-1]

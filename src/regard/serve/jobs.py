@@ -209,7 +209,7 @@ def explain(
     if "generate" in run.methods:
         answer["next"] = _next_tokens(model, text, top)
         if tokens:
-            chain = TracedChain(model.chain(body.specs(), body.order).stages)
+            chain = TracedChain(model.chain(body.specs(), body.order).samplers)
             for _ in run.stream(text, tokens=tokens, sampler=chain, seed=body.seed):
                 pass
             answer["trace"] = [_with_pieces(model, asdict(token)) for (token,) in chain.tokens]

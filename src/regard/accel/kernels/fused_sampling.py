@@ -1,4 +1,4 @@
-"""Triton kernels that end a sampler chain: rank the largest logits, apply stages, sample."""
+"""Triton kernels that end a sampler chain: rank the largest logits, apply samplers, sample."""
 
 import torch
 import triton
@@ -279,9 +279,9 @@ def _stages_kernel(
     MAX_RANKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Apply the stages to the ranked tokens, and sample in the order of ids.
+    """Apply the samplers to the ranked tokens, and sample in the order of ids.
 
-    `settings` has three values per stage: its options, then its `min_keep`.
+    `settings` has three values per sampler: its options, then its `min_keep`.
     """
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -337,7 +337,7 @@ def _stages_kernel(
             alive &= keep
             weight = tl.where(alive, weight, 0.0)
 
-    tl.debug_barrier()  # a stage may have read `sums`
+    tl.debug_barrier()  # a sampler may have read `sums`
     tl.store(sums + id_rank, weight)
     tl.debug_barrier()
     share = tl.load(sums + index).to(tl.float64)
@@ -385,7 +385,7 @@ def _typical(
     surprise = below + tl.log(total)
     expected = tl.sum(tl.where(alive, weight * below, 0.0)) / total + tl.log(total)
     mirror = 2 * expected - surprise
-    tl.debug_barrier()  # another stage may have read `sums`
+    tl.debug_barrier()  # another sampler may have read `sums`
     tl.store(sums + index, surprise)
     tl.store(sums + MAX_RANKED + index, tl.cumsum(weight, 0))
     tl.debug_barrier()
@@ -443,7 +443,7 @@ def sample(
     lengths: Int[Tensor, " rows"],
     failed: Int[Tensor, " rows"],
 ) -> Int[Tensor, " rows"]:
-    """Sample one token per row by the stages of `generate.fused_chain.FusedTail`.
+    """Sample one token per row by the samplers of `generate.fused_chain.FusedTail`.
 
     At most `MAX_RANKED` tokens are ranked: of those that tie with the k-th, the ones with the
     lowest ids. A row without a finite logit is recorded in `failed`, as by `sampling.draw`.

@@ -76,10 +76,10 @@ def samplers(
     panels: list[Panel] = []
     numbers: dict[str, float] = {"bits of the model": _bits(logits)}
     after = logits
-    for number, stage in enumerate(chain.run_stages(logits[None].float(), context), 1):
-        before, after = (stage.by_id(side)[0].double() for side in (stage.before, stage.after))
+    for number, trace in enumerate(chain.run_samplers(logits[None].float(), context), 1):
+        before, after = (trace.by_id(side)[0].double() for side in (trace.before, trace.after))
         left = int((after > -torch.inf).sum())
-        name = format_sampler(stage.stage)
+        name = format_sampler(trace.sampler)
         panels.append(
             Bars(
                 title=f"{number}. {name}: {left:,} of {len(logits):,} left",

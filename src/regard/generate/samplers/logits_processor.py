@@ -1,7 +1,7 @@
 """The base class of the library's samplers: a logits processor that a `Chain` can run fast.
 
 A sampler need not be a `LogitsProcessor`: any callable that fits the `Sampler` protocol can be a
-stage of a chain. A `LogitsProcessor` also says what it needs, so that a chain sorts the logits at
+sampler of a chain. A `LogitsProcessor` also says what it needs, so that a chain sorts the logits at
 most once, runs without host synchronisation, and applies different settings to different rows of
 a batch.
 """
@@ -21,7 +21,7 @@ from regard.generate.sampler_context import SamplerContext
 
 @runtime_checkable
 class Sampler(Protocol):
-    """One stage of a chain: maps logits to logits and sets those of removed tokens to -inf.
+    """One sampler of a chain: maps logits to logits and sets those of removed tokens to -inf.
 
     At a neutral setting it returns its argument unchanged. `context` may be None for samplers
     that use the logits only.
@@ -192,75 +192,79 @@ def as_logits_processor(sampler: Sampler) -> LogitsProcessor:
 
 @dataclass(frozen=True, slots=True)
 class PerRow(LogitsProcessor):
-    """One stage of a batch whose rows have different settings, or do not have the stage."""
+    """One sampler of a batch whose rows have different settings, or do not have the sampler."""
 
-    stage: LogitsProcessor  # its numeric settings are tensors (rows, 1)
-    active: Bool[Tensor, "rows 1"] | None  # the rows that have the stage; None: all
+    sampler: LogitsProcessor  # its numeric settings are tensors (rows, 1)
+    active: Bool[Tensor, "rows 1"] | None  # the rows that have the sampler; None: all
 
     @classmethod
     def merge(
-        cls, stages: Sequence[LogitsProcessor | None], device: torch.device | str
+        cls, samplers: Sequence[LogitsProcessor | None], device: torch.device | str
     ) -> "PerRow":
-        """The stages of all rows as one; None for a row that does not have it."""
-        example = next(stage for stage in stages if stage is not None)
+        """The samplers of all rows as one; None for a row that does not have it."""
+        example = next(sampler for sampler in samplers if sampler is not None)
         neutral, settings = example.neutral_settings(), {}
         for f in _per_row_fields(example):
             default = neutral.get(f.name, getattr(example, f.name))
-            values = [default if stage is None else getattr(stage, f.name) for stage in stages]
+            values = [
+                default if sampler is None else getattr(sampler, f.name) for sampler in samplers
+            ]
             dtype = torch.float32 if f.type is float else torch.long
             settings[f.name] = torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
-        active = torch.tensor([stage is not None for stage in stages], device=device).unsqueeze(1)
-        return cls(_copy_with(example, settings), None if None not in stages else active)
+        active = torch.tensor(
+            [sampler is not None for sampler in samplers], device=device
+        ).unsqueeze(1)
+        return cls(_copy_with(example, settings), None if None not in samplers else active)
 
     @property
     def rows(self) -> int:
         """How many rows it has settings for."""
         if self.active is not None:
             return len(self.active)
-        return len(getattr(self.stage, _per_row_fields(self.stage)[0].name))
+        return len(getattr(self.sampler, _per_row_fields(self.sampler)[0].name))
 
     @property
     def needs_ids(self) -> bool:  # type: ignore[override]
-        """As the wrapped stage."""
-        return self.stage.needs_ids
+        """As the wrapped sampler."""
+        return self.sampler.needs_ids
 
     @property
     def capturable(self) -> bool:  # type: ignore[override]
-        """As the wrapped stage."""
-        return self.stage.capturable
+        """As the wrapped sampler."""
+        return self.sampler.capturable
 
     @property
     def needs_full_vocab(self) -> bool:  # type: ignore[override]
-        """As the wrapped stage."""
-        return self.stage.needs_full_vocab
+        """As the wrapped sampler."""
+        return self.sampler.needs_full_vocab
 
     @property
     def stateful(self) -> bool:  # type: ignore[override]
-        """As the wrapped stage."""
-        return self.stage.stateful
+        """As the wrapped sampler."""
+        return self.sampler.stateful
 
     @property
     def has_sorted_formula(self) -> bool:
-        """As the wrapped stage."""
-        return self.stage.has_sorted_formula
+        """As the wrapped sampler."""
+        return self.sampler.has_sorted_formula
 
     @property
     def needs_sorted(self) -> bool:  # type: ignore[override]
-        """Whether the wrapped stage has a formula for sorted logits; only that accepts tensors."""
+        """True if the wrapped sampler has a formula for sorted logits; only that takes tensors."""
         return self.has_sorted_formula
 
     @property
     def may_leave_gaps(self) -> bool:  # type: ignore[override]
-        """As the wrapped stage."""
-        return self.stage.may_leave_gaps
+        """As the wrapped sampler."""
+        return self.sampler.may_leave_gaps
 
     def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """The formula in the active rows."""
-        return self._in_active_rows(self.stage.process(logits, context), logits)
+        return self._in_active_rows(self.sampler.process(logits, context), logits)
 
     def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
         """The formula on sorted logits in the active rows."""
-        return self._in_active_rows(self.stage.process_sorted(logits, context), logits)
+        return self._in_active_rows(self.sampler.process_sorted(logits, context), logits)
 
     def _in_active_rows(self, processed: Tensor, logits: Tensor) -> Tensor:
         return processed if self.active is None else torch.where(self.active, processed, logits)
@@ -268,14 +272,16 @@ class PerRow(LogitsProcessor):
     def update_state(
         self, before: Tensor, after: Tensor, ids: Tensor, context: SamplerContext
     ) -> None:
-        """Update the state of the wrapped stage."""
-        self.stage.update_state(before, after, ids, context)
+        """Update the state of the wrapped sampler."""
+        self.sampler.update_state(before, after, ids, context)
 
     def select(self, rows: Int[Tensor, " selected"]) -> "PerRow":
-        """The same stage for a subset of the rows."""
-        settings = {f.name: getattr(self.stage, f.name)[rows] for f in _per_row_fields(self.stage)}
+        """The same sampler for a subset of the rows."""
+        settings = {
+            f.name: getattr(self.sampler, f.name)[rows] for f in _per_row_fields(self.sampler)
+        }
         active = None if self.active is None else self.active[rows]
-        return PerRow(_copy_with(self.stage, settings), active)
+        return PerRow(_copy_with(self.sampler, settings), active)
 
 
 @cache
@@ -284,25 +290,25 @@ def _neutral_settings(kind: type[Any]) -> dict[str, Any]:
     return {f.name: f.metadata["neutral"] for f in known if "neutral" in f.metadata}
 
 
-def merge_key(stage: LogitsProcessor) -> Hashable:
-    """The key that stages must share to be merged: type and all settings but the per-row ones."""
-    per_row = [f.name for f in _per_row_fields(stage)]
-    shared = (f.name for f in _settings(stage) if f.name not in per_row)
-    return type(stage), *(getattr(stage, name) for name in shared)
+def merge_key(sampler: LogitsProcessor) -> Hashable:
+    """The key that samplers must share to be merged: type and all settings but the per-row ones."""
+    per_row = [f.name for f in _per_row_fields(sampler)]
+    shared = (f.name for f in _settings(sampler) if f.name not in per_row)
+    return type(sampler), *(getattr(sampler, name) for name in shared)
 
 
-def _settings(stage: LogitsProcessor) -> "tuple[Field[Any], ...]":
-    return fields(stage) if is_dataclass(stage) else ()
+def _settings(sampler: LogitsProcessor) -> "tuple[Field[Any], ...]":
+    return fields(sampler) if is_dataclass(sampler) else ()
 
 
-def _per_row_fields(stage: LogitsProcessor) -> "list[Field[Any]]":
-    numeric = (f for f in _settings(stage) if f.type in (int, float))
+def _per_row_fields(sampler: LogitsProcessor) -> "list[Field[Any]]":
+    numeric = (f for f in _settings(sampler) if f.type in (int, float))
     return [f for f in numeric if f.metadata.get("per_row", True)]
 
 
-def _copy_with(stage: LogitsProcessor, settings: Mapping[str, Tensor]) -> LogitsProcessor:
+def _copy_with(sampler: LogitsProcessor, settings: Mapping[str, Tensor]) -> LogitsProcessor:
     """A copy with tensors for its numeric settings, which were checked as numbers."""
-    copy = object.__new__(type(stage))
-    for f in _settings(stage):
-        object.__setattr__(copy, f.name, settings.get(f.name, getattr(stage, f.name)))
+    copy = object.__new__(type(sampler))
+    for f in _settings(sampler):
+        object.__setattr__(copy, f.name, settings.get(f.name, getattr(sampler, f.name)))
     return copy

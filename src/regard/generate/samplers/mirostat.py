@@ -57,9 +57,9 @@ class Mirostat(LogitsProcessor):
         mu_offset -= self.rate * (bits - self.target) * (self.target > 0)
 
 
-def offset(stage: LogitsProcessor, logits: Tensor, context: SamplerContext) -> Tensor:
+def offset(sampler: LogitsProcessor, logits: Tensor, context: SamplerContext) -> Tensor:
     """The change of each row's value since the start: (rows, 1), updated in place."""
-    return context.row_state(type(stage).__name__, lambda: torch.zeros_like(logits[:, :1]))
+    return context.row_state(type(sampler).__name__, lambda: torch.zeros_like(logits[:, :1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class AdaptiveP(LogitsProcessor):
         a = clip(2 target - e, 0, 1),   x = |P(v) - a| / 0.3,   l_v <- 5 - 10 x^2 / (1 + x)
         e <- decay e + (1 - decay) P(sampled)
 
-    e starts at the target; P is the distribution after the earlier stages. target = 0 changes
+    e starts at the target; P is the distribution after the earlier samplers. target = 0 changes
     nothing.
     """
 
