@@ -219,6 +219,12 @@ def test_a_tokenizer_without_an_eos_token_is_refused():
         write_vocabulary(writer, gguf, tokenizers, tokenizers.size, "gpt2")
 
 
+def test_bpe_without_merges_is_refused():
+    plain = train_tokenizer({"kind": "bpe", "size": 300}, ["a cat"])
+    with pytest.raises(ConfigError, match="it has no merges"):
+        write_vocabulary(gguf.GGUFWriter(None, "gpt2"), gguf, plain, plain.size, "gpt2")
+
+
 def test_bert_has_its_token_types(tmp_path):
     tokenizers = train_tokenizer({"kind": "wordpiece", "lower": True}, TEXT)
     config = model_config("bert", vocab_size=tokenizers.size, segments=3)

@@ -93,6 +93,8 @@ def _bpe(
     if any(step["type"] == "ByteLevel" for step in splits):
         if any(step["type"] != "NFC" for step in normal):
             _refuse(tokenizer, f"llama.cpp has no normalizer {normal[0]['type']} before BPE")
+        if not merges:  # a GGUF file has no empty list
+            _refuse(tokenizer, "it has no merges, which llama.cpp needs for BPE")
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(_split_name(tokenizer, splits))
         writer.add_token_list(tokens)
