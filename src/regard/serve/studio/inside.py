@@ -43,8 +43,8 @@ def distribution(model: ServedModel, body: DistributionBody) -> dict[str, Any]:
         [ids], 1, seed=body.seed or 0, stop=model.tokenizer.stop_ids
     )
     stages = [(NO_SAMPLER, logits)]
-    for trace in chain.run_stages(logits[None], context):
-        stages.append((format_sampler(trace.stage), trace.by_id(trace.after)[0]))
+    for trace in chain.run_samplers(logits[None], context):
+        stages.append((format_sampler(trace.sampler), trace.by_id(trace.after)[0]))
     shown = logits.topk(min(body.top, len(logits))).indices
     return {
         "model": model.name,
