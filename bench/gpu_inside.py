@@ -4,7 +4,7 @@
 
 Trains two small runs (a decoder with the compiled, captured training step, and an LSTM), then reads
 and replaces activations in compiled models and while a CUDA graph would decode. The last lines are
-the cost of taps and of one head of 8,192 tokens. Exit code 1 if a line begins with FAIL.
+the cost of hook points and of one head of 8,192 tokens. Exit code 1 if a line begins with FAIL.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import traceback
 import warnings
 from pathlib import Path
 
-import taps
+import hook_points
 import torch
 
 import regard
@@ -104,15 +104,15 @@ def check_compiled(device):
     model = decoder(position="rotary").to(device)
     compiled = torch.compile(model)
     ids = torch.arange(32, device=device).view(2, 16)
-    edit = {"decoder.blocks.1.attention.heads_tap": ablate(heads=[0, 2])}
+    edit = {"decoder.blocks.1.attention.heads_hook": ablate(heads=[0, 2])}
 
     @check("trace of a compiled model")
     @torch.no_grad()
     def _():
         before = compiled(ids)
-        with trace(model, "*.out_tap", edit=edit) as plain:
+        with trace(model, "*.out_hook", edit=edit) as plain:
             expected = model(ids)
-        with trace(compiled, "*.out_tap", edit=edit) as seen:
+        with trace(compiled, "*.out_hook", edit=edit) as seen:
             edited = compiled(ids)
         assert list(seen) == list(plain), list(seen)
         difference = largest(edited, expected, 1e-5)
@@ -142,14 +142,16 @@ def check_maps(device):
             run = {}
 
             def forward():
-                with trace(model, ["*.v_tap", "*.heads_tap"]) as run["taps"]:
+                with trace(model, ["*.v_hook", "*.heads_hook"]) as run["activations"]:
                     model(ids)
 
             maps = attention_maps(model, forward)
             differences = []
             for path, weights in maps.items():
-                v = repeat_kv_heads(run["taps"][f"{path}.v_tap"], weights.shape[1])
-                differences.append(largest(weights @ v, run["taps"][f"{path}.heads_tap"], 1e-5))
+                v = repeat_kv_heads(run["activations"][f"{path}.v_hook"], weights.shape[1])
+                differences.append(
+                    largest(weights @ v, run["activations"][f"{path}.heads_hook"], 1e-5)
+                )
             row = attention_maps(model, forward, heads=[3], rows=[40])
             path = next(iter(maps))
             largest(row[path][:, 0, 0], maps[path][:, 3, 40], 1e-6)
@@ -228,11 +230,11 @@ def check_recurrent(device):
 
         def states(layer, device):
             x = torch.linspace(-1, 1, 2 * 9 * 6, device=device).view(2, 9, 6)
-            gate = f"0.{layer[0].gates[0]}_tap" if layer[0].gates else "0.state_tap"
+            gate = f"0.{layer[0].gates[0]}_hook" if layer[0].gates else "0.state_hook"
             edit = {gate: ablate(units=[1], positions=[3])}
-            with torch.no_grad(), trace(layer, "*", edit=edit) as taps:
+            with torch.no_grad(), trace(layer, "*", edit=edit) as activations:
                 y, _ = layer(x)
-            return torch.stack([*taps.values(), y])
+            return torch.stack([*activations.values(), y])
 
         torch.manual_seed(0)
         layer = Recurrent(cell, 6, 6, 2).eval()
@@ -244,7 +246,7 @@ def check_recurrent(device):
         def aligned(model, device):
             lengths = torch.tensor([5, 3], device=device)
             source = Source(torch.arange(10, device=device).view(2, 5), lengths)
-            edit = {"attention.*.weights_tap": ablate(units=[0])}
+            edit = {"attention.*.weights_hook": ablate(units=[0])}
             with torch.no_grad(), trace(model, "attention.*", edit=edit):
                 return model(torch.ones(2, 6, dtype=torch.long, device=device), source=source)
 
@@ -278,20 +280,20 @@ def check_runs(device, folder):
             return f"loss {runs[name].metrics['loss']:.2f}"
 
     for name, run in runs.items():
-        tap = "decoder.blocks.0.out_tap" if name == "decoder" else "layers.0.state_tap"
+        hook_point = "decoder.blocks.0.out_hook" if name == "decoder" else "layers.0.state_hook"
 
         @check(f"generate of {name} inside trace")
-        def _(run=run, tap=tap):
+        def _(run=run, hook_point=hook_point):
             def generate():
                 return run.generate("the ", tokens=30, sampler=["temperature=0"])
 
             generate()
             plain = generate()
-            with trace(run.model, tap) as seen:
+            with trace(run.model, hook_point) as seen:
                 watched = generate()
             assert watched == plain, f"{watched!r} is not {plain!r}"
             torch.manual_seed(0)
-            edit = {tap: steer(5 * torch.randn(64))}
+            edit = {hook_point: steer(5 * torch.randn(64))}
             with trace(run.model, (), edit=edit):
                 steered = generate()
             assert steered != plain, "steering changed nothing: a captured graph ran"
@@ -302,7 +304,7 @@ def check_runs(device, folder):
             same = sum(a == b for a, b in zip(steered, expected, strict=False))
             return (
                 f"watched equals captured; steered equals the CPU in {same} of {len(expected)} "
-                f"characters; last activation {tuple(seen[tap].shape)}"
+                f"characters; last activation {tuple(seen[hook_point].shape)}"
             )
 
     figures = [
@@ -366,7 +368,7 @@ def check_long(device):
                     heads=[3],
                     rows=rows,
                 )
-                taps.synchronize(device)
+                hook_points.synchronize(device)
 
             maps()
             if device.type == "cuda":
@@ -391,7 +393,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         check_runs(device, Path(folder))
     check_compiled(device)
-    check("unwatched taps")(lambda: "; ".join(taps.compare_taps(device)))
+    check("hook points without hooks")(lambda: "; ".join(hook_points.compare_hook_points(device)))
     raise SystemExit(f"{len(FAILED)} failed: {', '.join(FAILED)}" if FAILED else 0)
 
 

@@ -72,7 +72,7 @@ def accuracy(model, ids, heads=()):
     """How often the second half is copied, without some heads: (layer, head) each."""
     layers = {layer: [head for at, head in heads if at == layer] for layer, _ in heads}
     edit = {
-        f"decoder.blocks.{layer}.attention.heads_tap": ablate(heads=numbers, mean=True)
+        f"decoder.blocks.{layer}.attention.heads_hook": ablate(heads=numbers, mean=True)
         for layer, numbers in layers.items()
     }
     length = ids.shape[1] // 2
@@ -88,7 +88,10 @@ def restored(model, ids):
     question, asked = ids[:, : length + length // 2], length // 2  # asks for ids[asked]
     corrupted = question.clone()
     corrupted[:, asked] = (question[:, asked] + 1 + torch.arange(len(ids)) % (VOCAB - 1)) % VOCAB
-    taps = ["decoder.blocks.0.carry", *(f"decoder.blocks.{n}.out_tap" for n in range(LAYERS))]
+    hook_points = [
+        "decoder.blocks.0.carry_hook",
+        *(f"decoder.blocks.{n}.out_hook" for n in range(LAYERS)),
+    ]
     answer = question[:, asked]
 
     def probability(edit=None):
@@ -96,15 +99,15 @@ def restored(model, ids):
             logits = model.head(model(corrupted)[:, -1])
         return float(logits.softmax(-1).gather(1, answer.unsqueeze(1)).mean())
 
-    with trace(model, taps) as clean:
+    with trace(model, hook_points) as clean:
         right = model.head(model(question)[:, -1]).softmax(-1)
     before = float(right.gather(1, answer.unsqueeze(1)).mean())
     rows = [
         [
-            probability({tap: patch(clean[tap], positions=[place])})
+            probability({hook_point: patch(clean[hook_point], positions=[place])})
             for place in range(question.shape[1])
         ]
-        for tap in taps
+        for hook_point in hook_points
     ]
     return before, probability(), torch.tensor(rows), asked
 

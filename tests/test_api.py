@@ -632,9 +632,11 @@ def test_all_attention_of_texts_and_pairs_has_the_labels_of_its_tokens(place):
 def test_a_run_generates_with_its_edited_model_inside_a_trace(place):
     run = regard.load(place / "runs" / "cats.txt", device="cpu")
     before = run.generate("the ", tokens=12, sampler="greedy")
-    with trace(run.model, "*.0.out_tap", edit={"*.heads_tap": lambda x: 50 * x.flip(-1)}) as taps:
+    with trace(
+        run.model, "*.0.out_hook", edit={"*.heads_hook": lambda x: 50 * x.flip(-1)}
+    ) as activations:
         edited = run.generate("the ", tokens=12, sampler="greedy")
-    assert "decoder.blocks.0.out_tap" in taps
+    assert "decoder.blocks.0.out_hook" in activations
     assert edited != before
     assert run.generate("the ", tokens=12, sampler="greedy") == before
 

@@ -119,7 +119,7 @@ class TrainConfig(Settings):
     # evaluate baselines first: n-grams of a text; of a series the last value, the last season,
     # AR(p) and one linear layer
     baseline: bool = True
-    # activations whose statistics are logged, as globs of the names of taps
+    # activations whose statistics are logged, as globs of the names of hook points
     log: list[str] = field(default_factory=list)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # autocast; auto: bfloat16 on CUDA
     compile: Literal["auto", "on", "off"] = "auto"  # torch.compile; auto: on CUDA only

@@ -91,14 +91,14 @@ def test_metrics_cost_and_differing_settings_are_side_by_side(regard, runs):
 def test_logged_taps_have_rows_and_curves(regard, runs, tmp_path):
     with open(runs[0] / "metrics.jsonl", "a") as file:
         for step, mean in ((5, 0.5), (10, 0.25)):
-            row = {"step": step, "taps": {"layers.0.gate": {"mean": mean, "zeros": None}}}
+            row = {"step": step, "activations": {"layers.0.gate": {"mean": mean, "zeros": None}}}
             file.write(json.dumps(row) + "\n")
     completed = regard("compare", *runs, "--out", "curves.svg")
     assert lines(completed)["layers.0.gate.mean"] == ["0.2500", "-"]
     assert "layers.0.gate.mean" in (tmp_path / "curves.svg").read_text()
     one, other = json.loads(regard("compare", *runs, "--json").out)["runs"]
-    assert one["taps"] == {"layers.0.gate.mean": 0.25}
-    assert "taps" not in other
+    assert one["activations"] == {"layers.0.gate.mean": 0.25}
+    assert "activations" not in other
 
 
 def test_as_json_it_is_one_object(regard, runs):

@@ -106,8 +106,8 @@ def test_plain_lines_come_with_evaluations_and_every_ten_seconds(begun, capsys, 
 
 
 def test_logged_taps_are_shown_at_every_evaluation(begun, capsys, monkeypatch):
-    taps = {"layers.0.gate": {"mean": 0.25, "norm": 12.5, "zeros": None}}
-    event = Evaluated(20, {"loss": 1.75}, True, "x", taps)
+    activations = {"layers.0.gate": {"mean": 0.25, "norm": 12.5, "zeros": None}}
+    event = Evaluated(20, {"loss": 1.75}, True, "x", activations)
     picture = LiveDisplay()
     picture.started = begun
     picture.show(event)

@@ -27,18 +27,18 @@ def test_info_counts_gpt2(regard):
     assert output["flops_per_token"] == 2 * (matrices + 50257 * 768) + 4 * 12 * 1024 * 768
     assert output["decode_flops_per_token"] == output["flops_per_token"]
     assert output["training_flops_per_token"] == 3 * output["flops_per_token"]
-    assert "taps" not in output
+    assert "hook points" not in output
     assert "124,439,808" in regard("info", "gpt2").out
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_info_shows_every_kind_of_model_in_eighty_columns(regard, name):
-    completed = regard("info", name, "--taps")
+    completed = regard("info", name, "--hook-points")
     assert completed.code == 0
     assert completed.err == ""
     assert max(map(len, completed.out.splitlines())) <= 80
     assert ("\n  factored " in completed.out) == ("\n  embed_dim " in completed.out)
-    output = json.loads(regard("info", name, "--json", "--taps").out)
+    output = json.loads(regard("info", name, "--json", "--hook-points").out)
     assert sum(output["parts"].values()) == output["parameters"]
 
 

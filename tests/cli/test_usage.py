@@ -102,7 +102,7 @@ def test_ctrl_c_outside_training_exits_130_and_says_nothing(regard, text_run, mo
 @pytest.mark.parametrize("unbuffered", [pytest.param("", marks=pytest.mark.long), "1"])
 def test_a_closed_pipe_is_silent(monkeypatch, unbuffered):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
-    process = shell("info", "gpt2", "--taps", stdout=subprocess.PIPE)
+    process = shell("info", "gpt2", "--hook-points", stdout=subprocess.PIPE)
     process.stdout.close()
     with process:
         assert process.stderr.read() == ""

@@ -144,12 +144,12 @@ def test_recomputed_weights_are_those_of_the_output_for_every_scheme_mask_and_gr
         if kv_heads and (architecture == "encoder" or mask is not MASKS["causal"]):
             continue
         model = small(**scheme, kv_heads=kv_heads, architecture=architecture)
-        with trace(model, ["*.v_tap", "*.heads_tap"]) as taps, torch.no_grad():
+        with trace(model, ["*.v_hook", "*.heads_hook"]) as activations, torch.no_grad():
             every = attention_maps(model, lambda m=model, k=mask: m(IDS, mask=k()))
         for name, weights in every.items():
-            v = repeat_kv_heads(taps[f"{name}.v_tap"], 4)
+            v = repeat_kv_heads(activations[f"{name}.v_hook"], 4)
             y = weights.double() @ v  # weights are float32
-            torch.testing.assert_close(y, taps[f"{name}.heads_tap"], rtol=0, atol=1e-6)
+            torch.testing.assert_close(y, activations[f"{name}.heads_hook"], rtol=0, atol=1e-6)
         some_maps = attention_maps(
             model, lambda m=model, k=mask: m(IDS, mask=k()), heads=[3, 1], rows=[4, 0, 2]
         )

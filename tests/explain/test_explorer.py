@@ -245,7 +245,7 @@ SHOWN = {  # expressions, each the end of a cell, and what its HTML holds
     "lstm.states('the cat')": "regard-attention",
     "ImageAttentionMap(['a'], list('wxyz'), torch.ones(1, 1, 4) / 4, None, 'cross', "
     "ShownImage(pixels, (2, 2)))": "regard-attention",
-    "with trace(run.model, '*.out_tap') as taps:\n    run.model(ids)\ntaps": "out_tap",
+    "with trace(run.model, '*.out_hook') as seen:\n    run.model(ids)\nseen": "out_hook",
     "run.find_heads()": "induction",
     "run.logit_lens('the cat')": "layer 0",
     "run.attribution('the cat')": "<span",

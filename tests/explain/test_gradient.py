@@ -110,7 +110,7 @@ def test_the_flow_into_a_block_is_that_out_of_the_one_below():
     model, ids = language("transformer"), reading()
     flow = gradient_flow(model, last_loss(model, ids))
     assert list(flow) == ["decoder.blocks.0", "decoder.blocks.1"]
-    with trace(model, "decoder.blocks.0.out_tap") as activations:
+    with trace(model, "decoder.blocks.0.out_hook") as activations:
         loss = last_loss(model, ids)()
     (gradient,) = torch.autograd.grad(loss, list(activations.values()))
     assert torch.allclose(flow["decoder.blocks.1"], gradient.norm(dim=-1), rtol=0, atol=1e-12)

@@ -219,7 +219,7 @@ def test_the_effect_of_a_head_is_the_loss_without_it():
         return F.cross_entropy(model.head(model(IDS[:, :-1]))[0], IDS[0, 1:])
 
     effects = head_effects(model, loss, pattern="*.1.attention")
-    with trace(model, (), edit={"decoder.blocks.1.attention.heads_tap": ablate(heads=[2])}):
+    with trace(model, (), edit={"decoder.blocks.1.attention.heads_hook": ablate(heads=[2])}):
         without = loss()
     expected = pytest.approx(float(without - loss()), abs=1e-6)
     assert effects["decoder.blocks.1.attention"][2] == expected

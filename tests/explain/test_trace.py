@@ -8,18 +8,18 @@ from regard.explain.trace import Trace
 from regard.models.ngram import NGram, NGramConfig
 from regard.models.seq2seq import EncoderDecoder, Memory, Seq2SeqConfig, _run_fused
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn.hook_point import HookPoint
 from regard.nn.recurrent import Recurrent
 from regard.nn.state import Source
-from regard.nn.tap import Tap
 
 
 class Small(nn.Module):
     def __init__(self):
         super().__init__()
-        self.linear, self.before_tap, self.after_tap = nn.Linear(3, 4), Tap(), Tap()
+        self.linear, self.before_hook, self.after_hook = nn.Linear(3, 4), HookPoint(), HookPoint()
 
     def forward(self, x):
-        return self.after_tap(self.linear(self.before_tap(x)))
+        return self.after_hook(self.linear(self.before_hook(x)))
 
 
 @pytest.fixture
@@ -35,23 +35,23 @@ def test_the_output_of_a_tap_is_recorded_under_its_path(model):
     x = torch.randn(2, 3)
     with trace(model) as activations:
         y = model["one"](x)
-    assert set(activations) == {"one.before_tap", "one.after_tap"}
-    assert activations["one.before_tap"] is x
-    assert activations["one.after_tap"] is y
+    assert set(activations) == {"one.before_hook", "one.after_hook"}
+    assert activations["one.before_hook"] is x
+    assert activations["one.after_hook"] is y
 
 
-def test_a_pattern_chooses_the_taps(model):
+def test_a_pattern_chooses_the_hook_points(model):
     with trace(model, "two.*") as activations:
         model["one"](torch.randn(2, 3))
         model["two"](torch.randn(2, 3))
-    assert set(activations) == {"two.before_tap", "two.after_tap"}
+    assert set(activations) == {"two.before_hook", "two.after_hook"}
 
 
 def test_a_tap_called_twice_keeps_the_last_output(model):
-    with trace(model, "one.before_tap") as activations:
+    with trace(model, "one.before_hook") as activations:
         model["one"](torch.zeros(1, 3))
         model["one"](torch.ones(1, 3))
-    assert activations["one.before_tap"].tolist() == [[1.0] * 3]
+    assert activations["one.before_hook"].tolist() == [[1.0] * 3]
 
 
 def test_hooks_are_removed_after_the_block(model):
@@ -70,7 +70,9 @@ def test_hooks_are_removed_after_an_error(model):
 
 def test_a_pattern_that_matches_nothing_says_what_there_is(model):
     with (
-        pytest.raises(RegardError, match=r"no tap matches 'three\.\*'; available: one\.before_tap"),
+        pytest.raises(
+            RegardError, match=r"no hook point matches 'three\.\*'; available: one\.before_hook"
+        ),
         trace(model, "three.*"),
     ):
         pass
@@ -82,13 +84,13 @@ def test_a_model_without_taps_is_named_as_such():
 
 
 def test_a_trace_has_a_short_display_and_a_table():
-    activations = Trace({"layers.0.<tap>": torch.tensor([[1.0, 3.0]])})
-    assert repr(activations) == "Trace(layers.0.<tap> (1, 2))"
-    assert "<td>layers.0.&lt;tap&gt;</td><td>(1, 2)</td><td>2</td><td>1</td>" in (
+    activations = Trace({"layers.0.<hook>": torch.tensor([[1.0, 3.0]])})
+    assert repr(activations) == "Trace(layers.0.<hook> (1, 2))"
+    assert "<td>layers.0.&lt;hook&gt;</td><td>(1, 2)</td><td>2</td><td>1</td>" in (
         activations._repr_html_()
     )
     table = activations.to_pandas()
-    assert list(table.columns) == ["tap", "shape", "mean", "std"]
+    assert list(table.columns) == ["hook point", "shape", "mean", "std"]
     assert table.loc[0, "mean"] == 2.0
 
 
@@ -104,11 +106,11 @@ def decoder(**choices):
 def test_an_ablated_head_is_one_whose_output_weights_are_zero():
     model = decoder()
     before = model(IDS)
-    path = "decoder.blocks.1.attention.heads_tap"
-    with trace(model, path, edit={path: ablate(heads=[1, 2])}) as taps:
+    path = "decoder.blocks.1.attention.heads_hook"
+    with trace(model, path, edit={path: ablate(heads=[1, 2])}) as activations:
         edited = model(IDS)
-    assert (taps[path][:, [1, 2]] == 0).all()  # the recorded activation is the edited one
-    assert (taps[path][:, [0, 3]] != 0).all()
+    assert (activations[path][:, [1, 2]] == 0).all()  # the recorded activation is the edited one
+    assert (activations[path][:, [0, 3]] != 0).all()
     model.decoder.blocks[1].attention.out.weight[:, 4:12] = 0
     torch.testing.assert_close(edited, model(IDS))
     assert (edited - before).abs().max() > 1e-3
@@ -116,20 +118,20 @@ def test_an_ablated_head_is_one_whose_output_weights_are_zero():
 
 @torch.no_grad()
 def test_neurons_positions_and_means_are_replaced():
-    model, path = decoder(), "decoder.blocks.0.ffn.hidden_tap"
+    model, path = decoder(), "decoder.blocks.0.ffn.hidden_hook"
     with trace(model, path) as plain:
         model(IDS)
     edit = {path: ablate(units=[0, 5], positions=[2], mean=True)}
-    with trace(model, path, edit=edit) as taps:
+    with trace(model, path, edit=edit) as activations:
         model(IDS)
     expected = plain[path].clone()
     expected[:, 2, [0, 5]] = plain[path][..., [0, 5]].mean((0, 1))
-    torch.testing.assert_close(taps[path], expected)
+    torch.testing.assert_close(activations[path], expected)
 
 
 @torch.no_grad()
 def test_patching_every_position_gives_the_other_run_and_steering_adds():
-    model, path = decoder(), "decoder.blocks.0.out_tap"
+    model, path = decoder(), "decoder.blocks.0.out_hook"
     other = torch.tensor([[5, 6, 7, 8]])
     with trace(model, path) as clean:
         expected = model(other)
@@ -150,23 +152,31 @@ def test_patching_every_position_gives_the_other_run_and_steering_adds():
 def test_any_module_can_be_read_and_replaced_by_its_path():
     layer = nn.ModuleDict({"lstm": nn.LSTM(3, 4, batch_first=True), "out": nn.Linear(4, 2)})
     x = torch.randn(1, 2, 3)
-    with trace(layer, ["lstm", "out"], edit={"lstm": ablate(units=[0])}) as taps:
+    with trace(layer, ["lstm", "out"], edit={"lstm": ablate(units=[0])}) as activations:
         layer["out"](layer["lstm"](x)[0])
-    assert (taps["lstm"][..., 0] == 0).all()
-    assert taps["out"].shape == (1, 2, 2)
+    assert (activations["lstm"][..., 0] == 0).all()
+    assert activations["out"].shape == (1, 2, 2)
 
 
 def test_mistakes_of_an_edit_are_named():
     model = decoder()
-    tap = "decoder.blocks.0.attention.heads_tap"
+    hook_point = "decoder.blocks.0.attention.heads_hook"
     cases = [
-        (tap, ablate(heads=[4]), r"head 4: there are 4 heads, 0 to 3"),
-        (tap, ablate(positions=[9]), r"position 9: there are 4 positions, 0 to 3"),
-        (tap, lambda x: x[:, :1], r"the edit of decoder.* returned \(1, 1, 4, 4\)"),
-        (tap, patch(torch.zeros(1, 4, 3, 4)), r"record them from an input of the same length"),
-        (tap, steer(torch.zeros(3)), r"a vector of 3 values cannot be added"),
-        ("decoder.blocks.0.ffn.hidden_tap", ablate(heads=[0]), r"\(1, 4, 48\) has no heads"),
-        ("decoder.blocks.7.*", ablate(), r"no tap matches 'decoder.blocks.7.\*'; available: dec"),
+        (hook_point, ablate(heads=[4]), r"head 4: there are 4 heads, 0 to 3"),
+        (hook_point, ablate(positions=[9]), r"position 9: there are 4 positions, 0 to 3"),
+        (hook_point, lambda x: x[:, :1], r"the edit of decoder.* returned \(1, 1, 4, 4\)"),
+        (
+            hook_point,
+            patch(torch.zeros(1, 4, 3, 4)),
+            r"record them from an input of the same length",
+        ),
+        (hook_point, steer(torch.zeros(3)), r"a vector of 3 values cannot be added"),
+        ("decoder.blocks.0.ffn.hidden_hook", ablate(heads=[0]), r"\(1, 4, 48\) has no heads"),
+        (
+            "decoder.blocks.7.*",
+            ablate(),
+            r"no hook point matches 'decoder.blocks.7.\*'; available: dec",
+        ),
     ]
     for path, edit, message in cases:
         with pytest.raises(RegardError, match=message), trace(model, (), edit={path: edit}):
@@ -182,29 +192,31 @@ CELLS = ("elman", "gated", "gru", {"kind": "gru", "reset": "after"}, "lstm")
 def test_later_steps_see_the_replaced_state_and_gates_of_a_recurrent_layer(cell):
     layer, x = Recurrent(cell, 3, 4, 1).double(), torch.randn(2, 6, 3).double()
     plain, _ = layer(x)
-    state = "0.cell_tap" if cell == "lstm" else "0.state_tap"  # c = 0 makes h 0
-    with trace(layer, state, edit={state: ablate(positions=[2])}) as taps:
+    state = "0.cell_hook" if cell == "lstm" else "0.state_hook"  # c = 0 makes h 0
+    with trace(layer, state, edit={state: ablate(positions=[2])}) as activations:
         edited, _ = layer(x)
-    assert (taps[state][:, 2] == 0).all()
+    assert (activations[state][:, 2] == 0).all()
     torch.testing.assert_close(edited[:, :2], plain[:, :2])
     torch.testing.assert_close(edited[:, 3:], layer(x[:, 3:])[0])  # as if it began there
     for gate in layer[0].gates:
-        tap = f"0.{gate}_tap"
-        mean = {tap: ablate(units=[1], positions=[3], mean=True)}
-        with trace(layer, tap) as clean:
+        hook_point = f"0.{gate}_hook"
+        mean = {hook_point: ablate(units=[1], positions=[3], mean=True)}
+        with trace(layer, hook_point) as clean:
             layer(x)
-        with trace(layer, tap, edit=mean) as taps:
+        with trace(layer, hook_point, edit=mean) as activations:
             edited, _ = layer(x)
-        assert taps[tap].shape == clean[tap].shape == (2, 6, 4)
-        so_far = clean[tap][:, :4, 1].mean().expand(2)
-        torch.testing.assert_close(taps[tap][:, 3, 1], so_far)  # unedited before step 3
+        assert activations[hook_point].shape == clean[hook_point].shape == (2, 6, 4)
+        so_far = clean[hook_point][:, :4, 1].mean().expand(2)
+        torch.testing.assert_close(
+            activations[hook_point][:, 3, 1], so_far
+        )  # unedited before step 3
         assert ((edited - plain)[:, 3:].abs().amax((0, 2)) > 0).all()
         assert ((edited - plain)[:, :3].abs() < 1e-12).all()
-        with trace(layer, tap, edit={tap: patch(clean[tap])}) as taps:
+        with trace(layer, hook_point, edit={hook_point: patch(clean[hook_point])}) as activations:
             torch.testing.assert_close(layer(x)[0], plain)
     with (
-        pytest.raises(RegardError, match=r"0\.state_tap at step 0 depends on later steps"),
-        trace(layer, (), edit={"0.state_tap": lambda x: x.flip(1)}),
+        pytest.raises(RegardError, match=r"0\.state_hook at step 0 depends on later steps"),
+        trace(layer, (), edit={"0.state_hook": lambda x: x.flip(1)}),
     ):
         layer(x)
 
@@ -221,11 +233,11 @@ def test_an_alignment_is_replaced_in_a_forward_pass_and_in_decoding(choices):
     ids = torch.tensor([[1, 6, 7, 8], [1, 8, 7, 6]])
     plain = model(ids, source=source)
     first = torch.zeros(2, 1, 4, 3).double().index_fill(3, torch.tensor([0]), 1.0)
-    with trace(model, "*", edit={"attention.*.weights_tap": patch(first)}) as taps:
+    with trace(model, "*", edit={"attention.*.weights_hook": patch(first)}) as activations:
         edited = model(ids, source=source)
         stepped, _ = model.hidden(ids, model.start(2, 4, source))
-    assert torch.equal(taps["attention.0.weights_tap"], first)
-    assert taps["decoder.0.update_gate_tap"].shape == (2, 4, 8)
+    assert torch.equal(activations["attention.0.weights_hook"], first)
+    assert activations["decoder.0.update_gate_hook"].shape == (2, 4, 8)
     assert (edited - plain).abs().max() > 1e-3
     torch.testing.assert_close(stepped, edited)
     initial, memory = model._encode(source)
@@ -236,10 +248,10 @@ def test_an_alignment_is_replaced_in_a_forward_pass_and_in_decoding(choices):
 
 def test_a_tap_that_did_not_run_is_named_and_a_counted_model_has_none():
     lstm = Recurrent("lstm", 3, 4, 1)
-    with trace(lstm) as taps:
+    with trace(lstm) as activations:
         pass
-    with pytest.raises(RegardError, match=r"'0\.state_tap' was not recorded; nothing was"):
-        taps["0.state_tap"]
+    with pytest.raises(RegardError, match=r"'0\.state_hook' was not recorded; nothing was"):
+        activations["0.state_hook"]
     ngram = NGram(NGramConfig(vocab_size=9, order=2))
     with pytest.raises(RegardError, match="NGram has none"), trace(ngram):
         pass
@@ -252,9 +264,9 @@ def test_a_compiled_model_runs_eagerly_inside_and_says_so():
     before = compiled(IDS)
     with (
         pytest.warns(UserWarning, match="switches torch.compile off"),
-        trace(compiled, "*.out_tap", edit={"*.heads_tap": ablate()}) as taps,
+        trace(compiled, "*.out_hook", edit={"*.heads_hook": ablate()}) as activations,
     ):
         edited = compiled(IDS)
-    assert list(taps) == ["decoder.blocks.0.out_tap", "decoder.blocks.1.out_tap"]
+    assert list(activations) == ["decoder.blocks.0.out_hook", "decoder.blocks.1.out_hook"]
     assert (edited - before).abs().max() > 1e-3
     assert torch.equal(compiled(IDS), before)

@@ -142,16 +142,16 @@ def test_attention_has_the_right_gradient_with_every_score(score):
     )
 
 
-def test_weights_made_from_the_tapped_queries_and_keys_give_the_fused_result():
+def test_weights_made_from_the_recorded_queries_and_keys_give_the_fused_result():
     attention = Attention(16, 4, kv_heads=2)
     seen = {}
-    for name in ("q_tap", "k_tap"):
-        tap = getattr(attention, name)
-        tap.register_forward_hook(lambda _, __, out, name=name: seen.update({name: out}))
+    for name in ("q_hook", "k_hook"):
+        hook_point = getattr(attention, name)
+        hook_point.register_forward_hook(lambda _, __, out, name=name: seen.update({name: out}))
     x = torch.randn(2, 5, 16)
     inputs = AttentionInputs.of(Mask.causal(), AT, position=Rotary(4))
     y = attention(x, inputs=inputs)
-    weights = attention.weights(seen["q_tap"], seen["k_tap"], inputs)
+    weights = attention.weights(seen["q_hook"], seen["k_hook"], inputs)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 5), rtol=0, atol=1e-12)
     assert (weights.triu(1) == 0).all()
     value = attention.value(x).unflatten(-1, (2, 4)).transpose(1, 2).repeat_interleave(2, 1)

@@ -50,16 +50,16 @@ def test_positions_of_each_layer_are_added_before_every_attention(position):
 def test_projected_positions_are_added_to_queries_keys_and_values(position):
     stack = encoder(position={"kind": position, "each_layer": True, "projected": True}).eval()
     attention, seen = stack.blocks[1].attention, {}
-    for name in ("query", "key", "value", "q_tap", "k_tap", "v_tap"):
+    for name in ("query", "key", "value", "q_hook", "k_hook", "v_hook"):
         getattr(attention, name).register_forward_hook(
             lambda _, __, out, name=name: seen.update({name: out})
         )
     stack(torch.randn(2, 6, 16), positions=AT, mask=Mask.none())
     placed = stack.position.embed(AT).unsqueeze(1)  # (1, 1, time, head_dim): one for all heads
     assert placed.shape[-1] == attention.head_dim
-    for name, tap in (("query", "q_tap"), ("key", "k_tap"), ("value", "v_tap")):
+    for name, hook_point in (("query", "q_hook"), ("key", "k_hook"), ("value", "v_hook")):
         expected = split_heads(seen[name], attention.heads) + placed
-        torch.testing.assert_close(seen[tap], expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(seen[hook_point], expected, rtol=0, atol=1e-6)
 
 
 def test_padding_does_not_enter_the_statistics_of_batch_norm():
@@ -142,7 +142,7 @@ def test_queries_and_keys_are_normed_each_by_itself():
     attention = stack.blocks[0].attention
     torch.nn.init.normal_(attention.q_norm.weight)
     seen = []
-    attention.q_tap.register_forward_hook(lambda _, __, out: seen.append(out))
+    attention.q_hook.register_forward_hook(lambda _, __, out: seen.append(out))
     x = torch.randn(2, 6, 16).double()
     for mode in (True, False):
         attention.train(mode)

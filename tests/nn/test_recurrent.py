@@ -274,26 +274,26 @@ def test_gates_are_heard_and_listening_changes_nothing(form):
         y, _ = layers(x)
     exactly(y, expected)
     names = {"state", *layers[0].gates}
-    assert set(seen) == {f"{n}.{name}_tap" for n in range(2) for name in names}
+    assert set(seen) == {f"{n}.{name}_hook" for n in range(2) for name in names}
     assert all(each.shape == (2, 5, 4) for each in seen.values())
-    assert torch.equal(seen["1.state_tap"], y)
+    assert torch.equal(seen["1.state_hook"], y)
 
 
 def test_the_gates_that_are_heard_are_those_of_the_equation():
     layer, x = cell("lstm"), random_input()
     with trace(layer) as seen:
         y, (_, c) = layer(x)
-    i, f, g = (seen[f"{name}_tap"] for name in ("input_gate", "forget_gate", "candidate"))
-    cells = seen["cell_tap"]
+    i, f, g = (seen[f"{name}_hook"] for name in ("input_gate", "forget_gate", "candidate"))
+    cells = seen["cell_hook"]
     exactly(cells[:, 1:], f[:, 1:] * cells[:, :-1] + i[:, 1:] * g[:, 1:])
-    exactly(y, seen["output_gate_tap"] * cells.tanh())
+    exactly(y, seen["output_gate_hook"] * cells.tanh())
     exactly(c, cells[:, -1])
     layer = cell("gru")
     with trace(layer) as seen:
         y, _ = layer(x)
-    z = seen["update_gate_tap"]
-    exactly(y[:, 1:], z[:, 1:] * y[:, :-1] + (1 - z[:, 1:]) * seen["candidate_tap"][:, 1:])
-    exactly(seen["reset_gate_tap"][:, :1], layer.input(x)[:, :1, :4].sigmoid())  # h was zero
+    z = seen["update_gate_hook"]
+    exactly(y[:, 1:], z[:, 1:] * y[:, :-1] + (1 - z[:, 1:]) * seen["candidate_hook"][:, 1:])
+    exactly(seen["reset_gate_hook"][:, :1], layer.input(x)[:, :1, :4].sigmoid())  # h was zero
 
 
 def test_the_forget_gate_begins_open():
@@ -310,8 +310,8 @@ def test_a_cell_that_never_forgets_keeps_a_sum():
     layer, x = cell("lstm 1997"), random_input()
     with trace(layer) as seen:
         layer(x)
-    written = seen["input_gate_tap"] * seen["candidate_tap"]
-    exactly(seen["cell_tap"], written.cumsum(1))
+    written = seen["input_gate_hook"] * seen["candidate_hook"]
+    exactly(seen["cell_hook"], written.cumsum(1))
 
 
 def test_dropout_is_between_layers_and_at_the_top_and_in_training_only():

@@ -263,7 +263,7 @@ def test_a_run_that_nobody_watches_is_plain_lines_and_its_json_is_one_object(
 
 @pytest.mark.long
 def test_a_reader_that_leaves_after_one_line_is_no_error(tmp_path):
-    with shell("info", "gpt2", "--taps", stdout=subprocess.PIPE) as process:
+    with shell("info", "gpt2", "--hook-points", stdout=subprocess.PIPE) as process:
         first = subprocess.run(["head", "-1"], stdin=process.stdout, capture_output=True, text=True)
         process.stdout.close()
         assert first.stdout.count("\n") == 1

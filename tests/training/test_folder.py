@@ -67,9 +67,10 @@ ROWS = {
     "an evaluation that is a list": ('{"step": 1, "validation": [1]}\n', None),
     "an evaluation in words": ('{"step": 1, "validation": {"loss": "low"}}\n', None),
     "an evaluation in an evaluation": ('{"step": 1, "validation": {"validation": {}}}\n', None),
-    "taps": ('{"step": 1, "taps": {"a.q": {"mean": 0.5, "norm": null}}}\n', 1),
-    "taps without tables": ('{"step": 1, "taps": {"a.q": 0.5}}\n', None),
-    "taps in words": ('{"step": 1, "taps": {"a.q": {"mean": "low"}}}\n', None),
+    "activations": ('{"step": 1, "activations": {"a.q": {"mean": 0.5, "norm": null}}}\n', 1),
+    "activations of an earlier version": ('{"step": 1, "taps": {"a.q": {"mean": 0.5}}}\n', 1),
+    "activations without tables": ('{"step": 1, "activations": {"a.q": 0.5}}\n', None),
+    "activations in words": ('{"step": 1, "activations": {"a.q": {"mean": "low"}}}\n', None),
     "a long line": (ROW.replace(" ", " " * 1_000_000), None),
     "bytes": ("\udcff\n", None),
 }

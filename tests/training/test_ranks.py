@@ -189,10 +189,12 @@ def test_taps_are_logged_alike_on_one_rank_with_ddp_and_with_fsdp(data, tmp_path
         job(text, folders[2], 2, "full", log=log),
     )
     assert [result["codes"] for result in results] == [[0], [0, 0], [0, 0]]
-    one, *others = ([r["taps"] for r in RunFolder(f).rows() if "taps" in r] for f in folders)
-    assert [len(taps) for taps in one] == [3, 3, 3]
-    for taps in others:
-        for expected, row in zip(one, taps, strict=True):
+    one, *others = (
+        [r["activations"] for r in RunFolder(f).rows() if "activations" in r] for f in folders
+    )
+    assert [len(activations) for activations in one] == [3, 3, 3]
+    for activations in others:
+        for expected, row in zip(one, activations, strict=True):
             assert expected.keys() == row.keys()
             for name, statistics in expected.items():
                 assert row[name] == pytest.approx(statistics, rel=1e-4, abs=1e-6)

@@ -32,9 +32,9 @@ from regard.nn.block import (
     Stack,
 )
 from regard.nn.head import Head
+from regard.nn.hook_point import HookPoint, StateHookPoint
 from regard.nn.position import T5, ALiBi, Learned, Position, Rotary, Sinusoidal
 from regard.nn.score import Dot, ScaledDot
-from regard.nn.tap import Carry, Tap
 
 NORMS: dict[type, str] = {LayerNorm: "layer", RMSNorm: "rms", RMSNormPlusOne: "rms_plus_one"}
 POSITIONS: dict[type, str] = {
@@ -51,11 +51,11 @@ KNOWN_ATTRIBUTES: dict[type, str] = {
     Embedding: "token segment project scale",
     Stack: "position distances embed_norm project blocks windows norm dropout",
     Block: "attention attention_norm attention_after cross ffn ffn_norm ffn_after norm_order "
-    "dropout carry out_tap",
+    "dropout carry_hook out_hook",
     Attention: "heads kv_heads head_dim dropout query key value out q_norm k_norm score "
-    "q_tap k_tap v_tap heads_tap",
-    FeedForward: "up down activation dropout hidden_tap",
-    GatedFeedForward: "up down activation dropout gate hidden_tap",
+    "q_hook k_hook v_hook heads_hook",
+    FeedForward: "up down activation dropout hidden_hook",
+    GatedFeedForward: "up down activation dropout gate hidden_hook",
     Head: "scale cap project _tied weight bias",
     LayerNorm: "eps weight bias",
     RMSNorm: "eps weight",
@@ -68,8 +68,8 @@ KNOWN_ATTRIBUTES: dict[type, str] = {
     Rotary: "width base interleaved scaling",
     ALiBi: "slope",
     T5: "causal buckets max_distance table",
-    Tap: "",
-    Carry: "",
+    HookPoint: "",
+    StateHookPoint: "",
     nn.ModuleList: "",
     nn.Linear: "in_features out_features weight bias",
     nn.Embedding: "num_embeddings embedding_dim padding_idx max_norm norm_type "

@@ -79,10 +79,10 @@ class Comparison:
         return len({kind_of(history.config.task)[0] for history in self.histories}) > 1
 
     @property
-    def taps(self) -> dict[str, tuple[float | None, ...]]:
+    def activations(self) -> dict[str, tuple[float | None, ...]]:
         """The last value of every statistic of `train.log`, one value per run."""
         last = [
-            {name: points[-1][1] for name, points in history.taps.items()}
+            {name: points[-1][1] for name, points in history.activations.items()}
             for history in self.histories
         ]
         return _columns(last)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from regard.pipelines.base import Progress
 
 SAMPLE_LINES = 6
-TAP_LINES = 8
+ACTIVATION_LINES = 8
 BARS = "▁▂▃▄▅▆▇█"
 LINE_SECONDS = 10.0  # between two lines of progress
 NOTEBOOK_SECONDS = 0.5  # between two updates of a notebook
@@ -111,7 +111,7 @@ class LineDisplay(NoDisplay):
                 best = "  best so far" if event.best else ""
                 part = f" ({event.part})" if event.part else ""
                 self._print(f"step {event.step:,}{step}  validation{part}: {metrics}{best}")
-                for line in tap_lines(event):
+                for line in activation_lines(event):
                     self._print(f"  {line}")
             case RunFinished():
                 pass
@@ -278,7 +278,7 @@ class LiveDisplay(_StateDisplay):
             parts.append(self._waiting(self.work))
         if self.evaluations:
             latest = self.evaluations[-1]
-            parts += [Text(line, "dim") for line in tap_lines(latest)[:TAP_LINES]]
+            parts += [Text(line, "dim") for line in activation_lines(latest)[:ACTIVATION_LINES]]
             parts += [Text(), *self._sample(latest)]
         return Group(*parts)
 
@@ -385,7 +385,7 @@ class NotebookDisplay(_StateDisplay):
         if self.evaluations:
             latest = self.evaluations[-1]
             lines = [
-                *tap_lines(latest)[:TAP_LINES],
+                *activation_lines(latest)[:ACTIVATION_LINES],
                 f"sample at step {latest.step:,}",
                 *strip_control(latest.sample).strip("\n").split("\n")[:SAMPLE_LINES],
             ]
@@ -402,11 +402,11 @@ def threads_line(event: ThreadsChanged) -> str:
     return f"threads    {event.threads} from step {event.step:,} on, {why}"
 
 
-def tap_lines(event: Evaluated) -> list[str]:
-    """A line for every tap of `train.log`: its mean, norm and fraction of zeros."""
-    width = max(map(len, event.taps), default=0)
+def activation_lines(event: Evaluated) -> list[str]:
+    """A line for every hook point of `train.log`: its mean, norm and fraction of zeros."""
+    width = max(map(len, event.activations), default=0)
     lines = []
-    for name, statistics in event.taps.items():
+    for name, statistics in event.activations.items():
         cells = [
             f"{key} {'-' if value is None else format_number(value)}"
             for key, value in statistics.items()

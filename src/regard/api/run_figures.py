@@ -30,14 +30,14 @@ DERIVED = ("perplexity",)  # follows from the loss
 def history_curves(names: Sequence[str], histories: Sequence[History]) -> "Figure":
     """A panel per metric over the steps, a curve per run.
 
-    The metrics are the training loss, those of the validation data and the logged taps.
+    The metrics are the training loss, those of the validation data and the logged hook points.
     """
     metrics = dict.fromkeys(
         name for history in histories for name in history.validation if name not in DERIVED
     )
     if any(history.losses for history in histories):
         metrics = {"loss": None, **metrics}
-    metrics |= dict.fromkeys(name for history in histories for name in history.taps)
+    metrics |= dict.fromkeys(name for history in histories for name in history.activations)
     if not metrics:
         raise ConfigError("nothing to draw: none of these runs has logged a step yet")
     panels = []
@@ -45,7 +45,7 @@ def history_curves(names: Sequence[str], histories: Sequence[History]) -> "Figur
         curves = [
             _curve(run, history, metric)
             for run, history in enumerate(histories)
-            if metric == "loss" or metric in history.validation or metric in history.taps
+            if metric == "loss" or metric in history.validation or metric in history.activations
         ]
         title = metric.replace("_", " ")
         unit = _loss_name(histories) if metric == "loss" else UNITS.get(metric, title)
@@ -62,7 +62,7 @@ def _loss_name(histories: Sequence[History]) -> str:
 
 def _curve(run: int, history: History, metric: str) -> Curve:
     """The values of a metric over the steps; of a model fitted without gradients its only value."""
-    points = history.validation.get(metric) or history.taps.get(metric, [])
+    points = history.validation.get(metric) or history.activations.get(metric, [])
     if history.is_fitted_without_gradients:
         return Curve(run, [], [], level=points[-1][1] if points else None)
     losses = downsample(history.losses, MAX_POINTS) if metric == "loss" else []

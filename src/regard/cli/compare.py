@@ -129,7 +129,9 @@ def _groups(comparison: "Comparison") -> Groups:
         "n-gram baseline": _baselines(histories),
         "cost": _costs(histories),
         "choices": wrap_values(comparison.settings),
-        "taps": [(key, *map(_number_or_dash, values)) for key, values in comparison.taps.items()],
+        "activations": [
+            (key, *map(_number_or_dash, values)) for key, values in comparison.activations.items()
+        ],
     }
 
 
@@ -211,13 +213,13 @@ def _table(name: str, history: "History") -> dict[str, Any]:
         "targets": history.targets,
         "seconds": history.seconds,
         "flops": history.flops,
-        **({"taps": _last_values(history)} if history.taps else {}),
+        **({"activations": _last_values(history)} if history.activations else {}),
         "baseline": None if history.baseline is None else asdict(history.baseline),
     }
 
 
 def _last_values(history: "History") -> dict[str, float]:
-    return {name: points[-1][1] for name, points in history.taps.items()}
+    return {name: points[-1][1] for name, points in history.activations.items()}
 
 
 def _encode(figure: "Figure", suffix: str, names: Sequence[str], groups: Groups) -> bytes:

@@ -39,8 +39,9 @@ def info(
         ),
     ] = None,
     words: Overrides = [],  # noqa: B006 -- typer copies it
-    taps: Annotated[
-        bool, Option("--taps", help="List the taps, at which activations can be recorded.")
+    hook_points: Annotated[
+        bool,
+        Option("--hook-points", help="List the hook points, at which activations can be recorded."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -50,7 +51,7 @@ def info(
     regard info
     regard info gpt2
     regard info gpt2 model.position=alibi model.layers=24 --json
-    regard info runs/my --taps
+    regard info runs/my --hook-points
     """
     if what is None:
         _print_presets(as_json)
@@ -58,7 +59,7 @@ def info(
     with spinner("counting parameters and FLOPs"):
         model = api.info(what, *words)
     if as_json:
-        _print_json(model, taps)
+        _print_json(model, hook_points)
         return
     _print_heading(model)
     print_section("diagram", model.diagram(ascii=not supports_box_characters(sys.stdout)))
@@ -78,8 +79,8 @@ def info(
     if model.metrics:
         rows = [(name, format_number(value)) for name, value in model.metrics.items()]
         print_section(f"validation ({model.evaluated})", align_columns(rows, right=[1]))
-    if taps:
-        print_section("taps", cost.taps or ["none"])
+    if hook_points:
+        print_section("hook points", cost.hook_points or ["none"])
 
 
 def _print_presets(as_json: bool) -> None:
@@ -112,7 +113,7 @@ def _print_heading(model: "ModelInfo") -> None:
             print(dim(line, out))
 
 
-def _print_json(model: "ModelInfo", taps: bool) -> None:
+def _print_json(model: "ModelInfo", hook_points: bool) -> None:
     table = {
         "name": model.name,
         "kind": model.kind,
@@ -120,8 +121,8 @@ def _print_json(model: "ModelInfo", taps: bool) -> None:
         **asdict(model.cost),
         "parameters": model.parameters,
     }
-    if not taps:
-        del table["taps"]
+    if not hook_points:
+        del table["hook_points"]
     if model.published is not None:
         difference = model.published_difference
         table["published"] = {**asdict(model.published), "difference": difference}

@@ -53,10 +53,10 @@ def attention_maps(
     >>> maps["decoder.blocks.0.attention"].shape  # (batch, heads, time, seen)
     torch.Size([1, 2, 3, 3])
 
-    They are recomputed from the tapped q and k, so the model itself runs unchanged, with its fused
-    kernel; a recurrent decoder computes them in its forward pass (`nn.recurrent_attention`). A row
-    sums to 1, or to 0 where every key is masked. `heads` and `rows` (queries) choose some of them:
-    one row costs one row. Where layers share one attention module, `call` is the index of the
+    They are recomputed from the recorded q and k, so the model itself runs unchanged, with its
+    fused kernel; a recurrent decoder computes them in its forward pass (`nn.recurrent_attention`).
+    A row sums to 1, or to 0 where every key is masked. `heads` and `rows` (queries) choose some of
+    them: one row costs one row. Where layers share one attention module, `call` is the index of the
     layer; None keeps all calls, named `path#0`, `path#1` … where there are several.
     """
     modules: dict[str, nn.Module] = {}
@@ -106,7 +106,7 @@ class _Recording:
 def _record(module: nn.Module, calls: list[_Recording], call: int | None) -> list[RemovableHandle]:
     """Register the hooks that record an attention module; with `call` -1 only the last call."""
     if isinstance(module, RecurrentAttention | SoftWindow):
-        return [record(module.weights_tap, lambda out: calls.append(_Recording(weights=out)))]
+        return [record(module.weights_hook, lambda out: calls.append(_Recording(weights=out)))]
     module = cast(Attention, module)
 
     def record_inputs(_: nn.Module, __: object, arguments: dict[str, Any]) -> None:
@@ -122,8 +122,8 @@ def _record(module: nn.Module, calls: list[_Recording], call: int | None) -> lis
 
     return [
         module.register_forward_pre_hook(record_inputs, with_kwargs=True),
-        module.q_tap.register_forward_hook(record_q),
-        module.k_tap.register_forward_hook(record_k),
+        module.q_hook.register_forward_hook(record_q),
+        module.k_hook.register_forward_hook(record_k),
     ]
 
 
@@ -362,17 +362,17 @@ def recurrent_states(
     `run` calls the model on `ids`. Cells run as explicit loops: the fused kernel has no gates.
     """
     cells = matching_modules(model, Cell, pattern, "recurrent layer")
-    taps = {
-        name: [f"{name}.{gate}_tap" for gate in (*cell.gates, "state")]
+    hook_points = {
+        name: [f"{name}.{gate}_hook" for gate in (*cell.gates, "state")]
         for name, cell in cells.items()
     }
-    with trace(model, [tap for names in taps.values() for tap in names]) as activations:
+    with trace(model, [path for names in hook_points.values() for path in names]) as activations:
         run()
     pieces, maps = list(map(tokenizer.piece, ids)), AttentionMaps()
-    for name, names in taps.items():
-        values = torch.stack([activations[tap][0].float() for tap in names])
+    for name, names in hook_points.items():
+        values = torch.stack([activations[path][0].float() for path in names])
         backward = name.endswith(".back")  # a backward cell reads the last token first
-        gates = [tap.removeprefix(f"{name}.").removesuffix("_tap") for tap in names]
+        gates = [path.removeprefix(f"{name}.").removesuffix("_hook") for path in names]
         units = [str(unit) for unit in range(values.shape[-1])]
         values = values.flip(1) if backward else values
         maps[name] = AttentionMap(pieces, units, values.cpu(), gates, "states")

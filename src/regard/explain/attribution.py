@@ -72,8 +72,8 @@ def gradient_times_attention(
         with torch.enable_grad():
             result.append(score())
 
-    edit = {f"{name}.heads_tap": keep(name) for name in attentions}
-    with trace(model, [f"{name}.v_tap" for name in attentions], edit=edit) as values:
+    edit = {f"{name}.heads_hook": keep(name) for name in attentions}
+    with trace(model, [f"{name}.v_hook" for name in attentions], edit=edit) as values:
         weights = attention_maps(model, run, pattern=list(attentions))
     names = list(weights)
     gradients = torch.autograd.grad(
@@ -81,7 +81,7 @@ def gradient_times_attention(
     )
     attributed = {}
     for name, gradient in zip(names, gradients, strict=True):
-        v = repeat_kv_heads(values[f"{name}.v_tap"].detach(), attentions[name].heads)
+        v = repeat_kv_heads(values[f"{name}.v_hook"].detach(), attentions[name].heads)
         attributed[name] = weights[name] * (gradient @ v.transpose(-1, -2)).float()
     return attributed
 

@@ -35,7 +35,7 @@ def head_effects(
     for name, attention in attentions.items():
         losses = []
         for head in range(attention.heads):
-            with trace(model, (), edit={f"{name}.heads_tap": ablate(heads=[head], mean=mean)}):
+            with trace(model, (), edit={f"{name}.heads_hook": ablate(heads=[head], mean=mean)}):
                 losses.append(float(loss()))
         effects[name] = torch.tensor(losses) - before
     return effects

@@ -18,8 +18,8 @@ from regard.explain.render.figure import encode, save
 from regard.explain.render.token_text import visible
 from regard.explain.trace import matching_modules, run_eagerly
 from regard.html import html_table
+from regard.nn.hook_point import StateHookPoint
 from regard.nn.state import Source
-from regard.nn.tap import Carry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,12 +49,14 @@ def gradient_flow(
     recorded: list[tuple[str, Tensor]] = []
     with ExitStack() as stack, torch.enable_grad():
         stack.enter_context(run_eagerly())
-        carries = matching_modules(model, Carry, pattern, "layer that reads earlier positions")
+        carries = matching_modules(
+            model, StateHookPoint, pattern, "layer that reads earlier positions"
+        )
         for name, carry in carries.items():
 
             def record(_: nn.Module, __: object, out: Tensor, name: str = name) -> Tensor:
                 out = out if out.requires_grad else out.detach().requires_grad_()
-                recorded.append((name.removesuffix(".carry"), out))
+                recorded.append((name.removesuffix(".carry_hook"), out))
                 return out
 
             stack.callback(carry.register_forward_hook(record).remove)

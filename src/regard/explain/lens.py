@@ -40,11 +40,11 @@ def layer_states(
     blocks = _blocks(stack)
     with ExitStack() as hooks:
         hooks.enter_context(run_eagerly())
-        for tap in (blocks[0].carry, *(block.out_tap for block in blocks)):
-            hooks.callback(tap.register_forward_hook(record).remove)
+        for hook_point in (blocks[0].carry_hook, *(block.out_hook for block in blocks)):
+            hooks.callback(hook_point.register_forward_hook(record).remove)
         model(ids)
     first, layers = states[0], [s for n, s in enumerate(states) if n]
-    if len(blocks) < len(stack.layers):  # shared: `carry` runs again before each call
+    if len(blocks) < len(stack.layers):  # shared: `carry_hook` runs again before each call
         size = len(blocks) + 1
         layers = [s for n, s in enumerate(states) if n % size]
     return [first, *layers]
@@ -219,15 +219,15 @@ def direct_logit_attribution(
         raise ConfigError("components of layers that share their weights cannot be told apart")
     paths = [f"{side}.blocks.{number}" for number in range(len(blocks))]
     kinds = ["attention", *(["cross"] if blocks[0].cross is not None else [])]
-    taps = [f"{path}.{kind}.heads_tap" for path in paths for kind in kinds]
+    hook_points = [f"{path}.{kind}.heads_hook" for path in paths for kind in kinds]
     ffns = [] if blocks[0].ffn is None else [f"{path}.ffn" for path in paths]
-    with trace(model, [f"{paths[0]}.carry", *taps, *ffns]) as values:
+    with trace(model, [f"{paths[0]}.carry_hook", *hook_points, *ffns]) as values:
         model(ids)
-    parts = {"embedding": values[f"{paths[0]}.carry"][0, position]}
+    parts = {"embedding": values[f"{paths[0]}.carry_hook"][0, position]}
     for path, block in zip(paths, blocks, strict=True):
         for kind in kinds:
             attention = cast(Attention, getattr(block, kind))
-            y = values[f"{path}.{kind}.heads_tap"][0, :, position]  # (heads, value_dim)
+            y = values[f"{path}.{kind}.heads_hook"][0, :, position]  # (heads, value_dim)
             out = attention.out.weight.unflatten(1, (attention.heads, -1))
             written = torch.einsum("dhv,hv->hd", out, y)
             parts |= {f"{path}.{kind}.{h}": part for h, part in enumerate(written)}

@@ -1,4 +1,4 @@
-"""Read and replace activations: forward hooks on a model's taps."""
+"""Read and replace activations: forward hooks on a model's hook points."""
 
 import sys
 import warnings
@@ -15,18 +15,18 @@ from torch.utils.hooks import RemovableHandle
 from regard.errors import ConfigError, RegardError, ShapeError
 from regard.explain.data_frame import data_frame
 from regard.html import html_table
-from regard.nn.tap import StepTap, Tap
+from regard.nn.hook_point import HookPoint, StepHookPoint
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-COLUMNS = ("tap", "shape", "mean", "std")
+COLUMNS = ("hook point", "shape", "mean", "std")
 Edit = Callable[[Tensor], Tensor]
 M = TypeVar("M", bound=nn.Module)
 
 
 class Trace(dict[str, Tensor]):
-    """The recorded activations by the path of their tap."""
+    """The recorded activations by the path of their hook point."""
 
     def __missing__(self, name: str) -> Tensor:
         recorded = _list_names(self) if self else "nothing was recorded"
@@ -43,7 +43,7 @@ class Trace(dict[str, Tensor]):
         return html_table(rows, header=COLUMNS)
 
     def to_pandas(self) -> "DataFrame":
-        """A row for each tap: its shape, mean and standard deviation."""
+        """A row for each hook point: its shape, mean and standard deviation."""
         return data_frame(list(self._rows()), columns=COLUMNS)
 
     def _rows(self) -> Iterator[tuple[str, tuple[int, ...], float, float]]:
@@ -59,28 +59,28 @@ def trace(
     *,
     edit: Mapping[str, Edit] | None = None,
 ) -> Iterator[Trace]:
-    """Record the output of every tap whose path matches `pattern`, and replace others by `edit`.
+    """Record the output of every hook point whose path matches `pattern`; replace others by `edit`.
 
     >>> import torch
     >>> ids = torch.tensor([[1, 2, 3]])
-    >>> with trace(run.model, "decoder.*.q_tap") as activations:
+    >>> with trace(run.model, "decoder.*.q_hook") as activations:
     ...     x = run.model(ids)
     >>> activations  # (batch, heads, time, head_dim)
-    Trace(decoder.blocks.0.attention.q_tap (1, 2, 3, 8))
+    Trace(decoder.blocks.0.attention.q_hook (1, 2, 3, 8))
 
     `edit` maps paths or patterns to functions of the activation, whose result is used instead:
     `ablate`, `patch`, `steer`, or your own. Recorded activations are the edited ones.
 
-    >>> with trace(run.model, (), edit={"*.heads_tap": ablate(heads=[0])}):
+    >>> with trace(run.model, (), edit={"*.heads_hook": ablate(heads=[0])}):
     ...     without_head_0 = run.model(ids)
 
-    A path that is not a tap's may be any module, such as `decoder.blocks.0.ffn`: its output is
-    read and replaced, of a tuple the first part. A tap that is called several times keeps its last
-    output. A recurrent layer computes gates, states and alignments step by step: an edit is called
-    at each step with the sequence so far, NaN at the steps to come, and must not depend on those;
-    later steps see the replaced value. Inside the `with`, compiled functions run eagerly, with a
-    warning if `model` itself is compiled, and `Run.generate` decodes with the model's own modules,
-    without packed weights and CUDA graphs.
+    A path that is not a hook point's may be any module, such as `decoder.blocks.0.ffn`: its output
+    is read and replaced, of a tuple the first part. A hook point that is called several times keeps
+    its last output. A recurrent layer computes gates, states and alignments step by step: an edit
+    is called at each step with the sequence so far, NaN at the steps to come, and must not depend
+    on those; later steps see the replaced value. Inside the `with`, compiled functions run eagerly,
+    with a warning if `model` itself is compiled, and `Run.generate` decodes with the model's own
+    modules, without packed weights and CUDA graphs.
     """
     activations = Trace()
     if _is_compiled(model):
@@ -113,7 +113,7 @@ def record(module: nn.Module, keep: Callable[[Tensor], None]) -> RemovableHandle
     def whole(_: nn.Module, __: object, out: Any) -> None:
         keep(_first(out))
 
-    return module.register_forward_hook(hook if isinstance(module, StepTap) else whole)
+    return module.register_forward_hook(hook if isinstance(module, StepHookPoint) else whole)
 
 
 def ablate(
@@ -125,9 +125,9 @@ def ablate(
 ) -> Edit:
     """An edit for `trace` that sets part of an activation to 0, or to its mean.
 
-    `heads` for a tap with heads (`heads_tap`, `q_tap` …), `units` of the last axis (the neurons of
-    `ffn.hidden_tap`), `positions` of the sequence; None: all. The mean is over batch and positions,
-    of a recurrent layer over the steps so far.
+    `heads` for a hook point with heads (`heads_hook`, `q_hook` …), `units` of the last axis (the
+    neurons of `ffn.hidden_hook`), `positions` of the sequence; None: all. The mean is over batch
+    and positions, of a recurrent layer over the steps so far.
     """
 
     def edit(x: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ def matching_modules(
     if not matches:
         exists = _list_names(modules) if modules else f"{_class_name(model)} has none"
         paths = [name for name in named if name]
-        if kind is Tap and paths and not modules:
+        if kind is HookPoint and paths and not modules:
             exists += f"; modules can be traced by their path, {_list_names(paths)}"
         raise RegardError(f"no {what} matches {pattern!r}; {exists}")
     return matches
@@ -207,11 +207,11 @@ def check_numbers(numbers: Iterable[int], count: int, what: str) -> None:
 
 
 def _hook_points(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
-    """The taps that match, or else a module with exactly this path."""
+    """The hook points that match, or else a module with exactly this path."""
     module = submodules(model).get(pattern)
     if pattern and module is not None:
         return {pattern: module}
-    return dict(matching_modules(model, Tap, pattern, "tap"))
+    return dict(matching_modules(model, HookPoint, pattern, "hook point"))
 
 
 def _steps(inputs: tuple[Any, ...]) -> tuple[int, int]:
@@ -223,14 +223,16 @@ def _steps(inputs: tuple[Any, ...]) -> tuple[int, int]:
 def _editor(name: str, module: nn.Module, function: Edit) -> Callable[..., Any]:
     parts: list[Tensor] = []  # of a sequence that is computed step by step, as they were
 
-    def replace_steps(tap: nn.Module, inputs: tuple[Any, ...], x: Tensor) -> Tensor:
+    def replace_steps(hook_point: nn.Module, inputs: tuple[Any, ...], x: Tensor) -> Tensor:
         first, steps = _steps(inputs)
         last = first + x.shape[-2]
         if first == 0:
             parts.clear()
         parts.append(x)
         later = x.new_full((*x.shape[:-2], steps - last, x.shape[-1]), torch.nan)
-        after: Tensor = replace(tap, inputs, torch.cat([*parts, later], -2))[..., first:last, :]
+        after: Tensor = replace(hook_point, inputs, torch.cat([*parts, later], -2))[
+            ..., first:last, :
+        ]
         if bool(after.isnan().any()) and not bool(x.isnan().any()):
             raise ConfigError(
                 f"the edit of {name} at step {first} depends on later steps, which a recurrent "
@@ -238,7 +240,7 @@ def _editor(name: str, module: nn.Module, function: Edit) -> Callable[..., Any]:
             )
         return after
 
-    def replace(tap: nn.Module, _: object, out: Any) -> Any:
+    def replace(hook_point: nn.Module, _: object, out: Any) -> Any:
         before = _first(out)
         after = function(before)
         if not isinstance(after, Tensor) or after.shape != before.shape:
@@ -249,7 +251,7 @@ def _editor(name: str, module: nn.Module, function: Edit) -> Callable[..., Any]:
             )
         return (after, *out[1:]) if isinstance(out, tuple) else after
 
-    return replace_steps if isinstance(module, StepTap) else replace
+    return replace_steps if isinstance(module, StepHookPoint) else replace
 
 
 def _first(out: Any) -> Tensor:

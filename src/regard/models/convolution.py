@@ -162,7 +162,7 @@ class ConvolutionLM(LanguageModel):
         x = self.embed(ids)
         skips, seen = torch.zeros_like(x), []
         for layer, left in zip(self._convolutions(), left_contexts, strict=True):
-            x = layer.carry(x)
+            x = layer.carry_hook(x)
             seen.append(torch.cat([left, x], 1))
             y = self.dropout(layer(seen[-1]))
             x, skips = x + y, skips + y

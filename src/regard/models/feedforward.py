@@ -11,9 +11,9 @@ from regard.config import Settings
 from regard.errors import ConfigError
 from regard.models.base import LanguageModel, State
 from regard.nn.head import Head
+from regard.nn.hook_point import StateHookPoint
 from regard.nn.recurrent import RecurrentState
 from regard.nn.state import Source
-from regard.nn.tap import Carry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -51,7 +51,7 @@ class Feedforward(LanguageModel):
         self.config = config
         width = (config.order - 1) * config.dim
         self.embed = nn.Embedding(config.vocab_size, config.dim)  # C
-        self.carry = Carry()
+        self.carry_hook = StateHookPoint()
         self.hidden_layer = nn.Linear(width, config.hidden_dim)  # H, d
         features = config.hidden_dim + config.direct * width
         self.head = Head(features, config.vocab_size, bias=True)  # U, W, b
@@ -102,7 +102,7 @@ class Feedforward(LanguageModel):
 
     def _windows(self, ids: Tensor, before: Tensor) -> Tensor:
         """The last order - 1 embeddings before these ids and after each of them."""
-        seen = torch.cat([before, self.carry(self.embed(ids))], 1)
+        seen = torch.cat([before, self.carry_hook(self.embed(ids))], 1)
         return seen.unfold(1, before.shape[1], 1).transpose(2, 3)
 
     def _features(self, windows: Tensor) -> Tensor:

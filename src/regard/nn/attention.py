@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from regard.config import Choice, make
 from regard.errors import ShapeError
+from regard.nn.hook_point import HookPoint
 from regard.nn.position import Position, Rotation
 from regard.nn.score import SCORES
 from regard.nn.state import KVCache
-from regard.nn.tap import Tap
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,8 +214,8 @@ class Attention(nn.Module):
     With `kv_heads < heads`, neighbouring query heads share one key and value head: grouped-query
     attention (GQA); with one for all it is multi-query attention. `qk_norm` normalises each query
     and each key (Qwen 3). Positions P of every layer are added to the input, Q = (x + P) W, or if
-    `projected` to the projections, Q = x W + P, K and V likewise. The taps see q, k, v and the
-    output of each head; `explain` recomputes the weights from q and k, so the fused kernel also
+    `projected` to the projections, Q = x W + P, K and V likewise. The hook points see q, k, v and
+    the output of each head; `explain` recomputes the weights from q and k, so the fused kernel also
     runs while attention is observed.
     """
 
@@ -250,7 +250,12 @@ class Attention(nn.Module):
         self.q_norm = None if qk_norm is None else qk_norm(head_dim)
         self.k_norm = None if qk_norm is None else qk_norm(head_dim)
         self.score = make(score, SCORES, "score", dim=dim, heads=heads, head_dim=head_dim)
-        self.q_tap, self.k_tap, self.v_tap, self.heads_tap = Tap(), Tap(), Tap(), Tap()
+        self.q_hook, self.k_hook, self.v_hook, self.heads_hook = (
+            HookPoint(),
+            HookPoint(),
+            HookPoint(),
+            HookPoint(),
+        )
 
     def forward(
         self,
@@ -282,9 +287,9 @@ class Attention(nn.Module):
             cached = state.write(k, v, inputs.query_positions, inputs.key_positions.shape[1])
             if not inputs.causal:  # if causal, the cache was empty: k and v are all of it
                 k, v = cached
-        q, k, v = self.q_tap(q), self.k_tap(k), self.v_tap(v)
+        q, k, v = self.q_hook(q), self.k_hook(k), self.v_hook(v)
         y = self._fused(q, k, v, inputs) if self.score.fused else self._explicit(q, k, v, inputs)
-        return self.out(merge_heads(self.heads_tap(y)))
+        return self.out(merge_heads(self.heads_hook(y)))
 
     def keys_values(self, memory: Float[Tensor, "batch seen dim"]) -> tuple[Tensor, Tensor]:
         """The keys and values of `memory`: (batch, kv_heads, seen, head_dim)."""

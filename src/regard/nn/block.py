@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.nn.attention import Attention, AttentionInputs, Mask
+from regard.nn.hook_point import HookPoint, StateHookPoint
 from regard.nn.position import Position
 from regard.nn.score import DistanceTable
 from regard.nn.state import KVCache, TransformerState
-from regard.nn.tap import Carry, Tap
 
 
 class Embedding(nn.Module):
@@ -248,11 +248,11 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(dim, ffn_dim, bias=bias)
         self.down = nn.Linear(ffn_dim, dim, bias=bias)
         self.activation, self.dropout = activation, dropout
-        self.hidden_tap = Tap()
+        self.hidden_hook = HookPoint()
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
         """Project up, apply the activation, project down."""
-        hidden = self.hidden_tap(self.activation(self.up(x)))
+        hidden = self.hidden_hook(self.activation(self.up(x)))
         return self.down(F.dropout(hidden, self.dropout, self.training))
 
     if TYPE_CHECKING:
@@ -275,7 +275,7 @@ class GatedFeedForward(FeedForward):
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
         """Project up, multiply by the activated gate, project down."""
-        hidden = self.hidden_tap(self.up(x) * self.activation(self.gate(x)))
+        hidden = self.hidden_hook(self.up(x) * self.activation(self.gate(x)))
         return self.down(F.dropout(hidden, self.dropout, self.training))
 
 
@@ -402,7 +402,7 @@ class Block(nn.Module):
         self.ffn, self.ffn_after = ffn, None if ffn is None else after()
         self.ffn_norm = None if ffn is None or norm_order.kind == "parallel" else norm()
         self.norm_order, self.dropout = norm_order, dropout
-        self.carry, self.out_tap = Carry(), Tap()
+        self.carry_hook, self.out_hook = StateHookPoint(), HookPoint()
 
     def forward(
         self,
@@ -415,7 +415,7 @@ class Block(nn.Module):
         memory_kv: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """The residual stream after this layer."""
-        x, drop = self.carry(x), self._drop
+        x, drop = self.carry_hook(x), self._drop
         norms = (self.attention_norm, self.attention_after, self.ffn_norm, self.ffn_after)
         attention_norm, attention_after, ffn_norm, ffn_after = (
             without_padding(norm, inputs.real) for norm in norms
@@ -426,7 +426,7 @@ class Block(nn.Module):
             attended = self.attention(normed, inputs=inputs, state=state)
             assert self.ffn is not None
             ffn = self.ffn(normed if ffn_norm is None else ffn_norm(x))
-            return self.out_tap(x + drop(attended) + drop(ffn))
+            return self.out_hook(x + drop(attended) + drop(ffn))
         x = residual(
             x,
             lambda x: drop(self.attention(x, inputs=inputs, state=state)),
@@ -448,7 +448,7 @@ class Block(nn.Module):
             branch = self.ffn
             assert ffn_norm is not None
             x = residual(x, lambda x: drop(branch(x)), ffn_norm, self.norm_order, ffn_after)
-        return self.out_tap(x)
+        return self.out_hook(x)
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x

@@ -12,10 +12,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.config import Choice, make
 from regard.errors import ShapeError
-from regard.nn.tap import Carry, StepTap
+from regard.nn.hook_point import StateHookPoint, StepHookPoint
 
 CellState = tuple[Tensor, ...]  # the state of a cell, (batch, dim) each: h, or h and c
-Watch = Callable[[str, Tensor], Tensor]  # the value of a gate, which a tap may replace
+Watch = Callable[[str, Tensor], Tensor]  # the value of a gate, which a hook point may replace
 OPEN_GATE = 100.0  # a bias whose sigmoid is exactly 1
 
 
@@ -81,12 +81,12 @@ class Cell(nn.Module):
 
     The first vector of a state is the hidden state h, the output of the layer. W and U (`input`,
     `hidden`) hold the matrices of all gates, one below the other. torch's fused kernel runs where
-    it computes the same equation; otherwise, or when a tap has hooks, a loop over time. The taps
-    are inside the loop: later steps see a replaced gate or state.
+    it computes the same equation; otherwise, or when a hook point has hooks, a loop over time. The
+    hook points are inside the loop: later steps see a replaced gate or state.
     """
 
     state_vectors = 1  # 1: h; 2: h and c
-    gates: tuple[str, ...] = ()  # values inside `equation`; each has a tap, as the state has
+    gates: tuple[str, ...] = ()  # values inside `equation`; each has a hook point, as the state has
     kernel: Callable[..., Any] | None = None
 
     def __init__(self, dim_in: int, dim_out: int, parts: int, *, hidden_bias: bool = False) -> None:
@@ -97,9 +97,9 @@ class Cell(nn.Module):
         nn.init.zeros_(self.input.bias)
         if hidden_bias:
             nn.init.zeros_(self.hidden.bias)
-        self.carry = Carry()
+        self.carry_hook = StateHookPoint()
         for name in ("state", *self.gates):
-            self.add_module(f"{name}_tap", StepTap())
+            self.add_module(f"{name}_hook", StepHookPoint())
 
     def equation(self, from_input: Tensor, state: CellState, watch: Watch) -> CellState:
         """The next state from `from_input` = W x + b; gates and state pass through `watch`."""
@@ -131,21 +131,25 @@ class Cell(nn.Module):
         for step, from_input in enumerate(self.input(x).unbind(1)):
             watch = self.watch(step, x.shape[1]) if watched else _unwatched
             state = self.equation(from_input, state, watch)
-            if self.carry.has_hooks:
-                state = self.carry(torch.cat(state, -1)).split(self.dim, -1)
+            if self.carry_hook.has_hooks:
+                state = self.carry_hook(torch.cat(state, -1)).split(self.dim, -1)
             states.append(state)
         return tuple(torch.stack(vectors, 1) for vectors in zip(*states, strict=True))
 
     def watch(self, step: int, steps: int) -> Watch:
-        """A function that passes the values of a step through their taps, if one has hooks."""
+        """A function that passes the values of a step through their hook points."""
         if not self._has_hooks():
             return _unwatched
 
-        def through_tap(name: str, value: Tensor) -> Tensor:
-            tap = cast(StepTap, getattr(self, f"{name}_tap"))
-            return tap(value.unsqueeze(1), step, steps).squeeze(1) if tap.has_hooks else value
+        def through_hook_point(name: str, value: Tensor) -> Tensor:
+            hook_point = cast(StepHookPoint, getattr(self, f"{name}_hook"))
+            return (
+                hook_point(value.unsqueeze(1), step, steps).squeeze(1)
+                if hook_point.has_hooks
+                else value
+            )
 
-        return through_tap
+        return through_hook_point
 
     def weights(self) -> list[Tensor]:
         """W, U and the two biases with which torch's kernel computes the equation."""

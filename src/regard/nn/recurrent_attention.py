@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from regard.config import Choice, make
 from regard.errors import ShapeError
 from regard.nn.attention import masked_softmax, merge_heads, split_heads
+from regard.nn.hook_point import StepHookPoint
 from regard.nn.score import SCORES
-from regard.nn.tap import StepTap
 
 Hard = Literal["straight_through", "reinforce"]
 
@@ -62,7 +62,7 @@ class RecurrentAttention(nn.Module):
         self.score = make(
             score, SCORES, "score", head_dim=dim // self.heads, heads=self.heads, context=context
         )
-        self.weights_tap = StepTap()
+        self.weights_hook = StepHookPoint()
 
     def keys_values(self, memory: Float[Tensor, "batch source dim"]) -> tuple[Tensor, Tensor]:
         """The keys, prepared for the score, and the values: (batch, heads, source, head_dim)."""
@@ -88,8 +88,8 @@ class RecurrentAttention(nn.Module):
         positions = torch.arange(max(s.shape[1], k.shape[2]), device=s.device).unsqueeze(0)
         scores = self.score(q, k, positions[:, : s.shape[1]], positions[:, : k.shape[2]])
         weights, log_prob = self._harden(masked_softmax(scores, allowed))
-        if self.weights_tap.has_hooks:
-            weights = self.weights_tap(weights, first, steps)
+        if self.weights_hook.has_hooks:
+            weights = self.weights_hook(weights, first, steps)
         context = merge_heads(weights @ v)
         context = context if self.out is None else self.out(context)
         return AttentionOutput(context, weights, log_prob)

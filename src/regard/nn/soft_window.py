@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.nn.hook_point import StepHookPoint
 from regard.nn.options import require_positive
-from regard.nn.tap import StepTap
 
 LOG_LIMIT = 8.0  # of the logarithms of heights, widths and steps, so that no product overflows
 FIRST_STEP = -3.0  # log of the first steps: about twenty points for a character
@@ -33,7 +33,7 @@ class SoftWindow(nn.Module):
         self.out = nn.Linear(dim, 3 * curves)  # W, v
         nn.init.zeros_(self.out.bias)
         nn.init.constant_(self.out.bias[2 * curves :], FIRST_STEP)
-        self.weights_tap = StepTap()
+        self.weights_hook = StepHookPoint()
 
     def forward(
         self,
@@ -54,8 +54,8 @@ class SoftWindow(nn.Module):
         away = (kappa.unsqueeze(-1) - u).square()  # (batch, curves, source)
         phi = (a.unsqueeze(-1) * torch.exp(-b.unsqueeze(-1) * away)).sum(1)
         phi = phi.masked_fill(u >= lengths.unsqueeze(1), 0.0)  # (batch, source)
-        if self.weights_tap.has_hooks:
-            phi = self.weights_tap(phi[:, None, None], first, steps)[:, 0, 0]
+        if self.weights_hook.has_hooks:
+            phi = self.weights_hook(phi[:, None, None], first, steps)[:, 0, 0]
         w = (phi.unsqueeze(1) @ text.to(precise)).squeeze(1)
         return w.to(h.dtype), kappa
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from regard.config import RunConfig
 
-TapStatistics = Mapping[str, Mapping[str, float | None]]  # tap → mean, norm, zeros
+ActivationStatistics = Mapping[str, Mapping[str, float | None]]  # hook point → mean, norm, zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Evaluated:
     metrics: dict[str, float]
     best: bool
     sample: str
-    taps: TapStatistics = field(default_factory=dict)  # of `train.log`
+    activations: ActivationStatistics = field(default_factory=dict)  # of `train.log`
     part: str = ""  # of the validation data, as "first 200,000 of 325,100 tokens"; "": all of it
 
 

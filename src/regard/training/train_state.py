@@ -19,9 +19,16 @@ from regard.models.build import load_weights, on_meta, weights
 from regard.models.presets import ModelConfig
 from regard.pipelines.base import Progress, TrainingData
 from regard.tasks.metrics import better
+from regard.training.activation_log import activation_statistics
 from regard.training.budget import StepBudget
 from regard.training.evaluation_plan import EvaluationPlan
-from regard.training.events import Evaluated, Event, RunFinished, TapStatistics, ThreadsChanged
+from regard.training.events import (
+    ActivationStatistics,
+    Evaluated,
+    Event,
+    RunFinished,
+    ThreadsChanged,
+)
 from regard.training.log import check_finite
 from regard.training.optim import (
     EMA,
@@ -38,12 +45,13 @@ from regard.training.signals import Interrupted, Interrupts
 from regard.training.storage import checkpoint
 from regard.training.storage.evaluation import Evaluation, evaluation_of
 from regard.training.storage.run_folder import RunFolder
-from regard.training.taps import tap_statistics
 from regard.training.threads import Threads
 from regard.training.tuning import tuning
 
 logger = logging.getLogger(__name__)
-Results = tuple[dict[str, float], str, TapStatistics]  # metrics, a sample, statistics of taps
+Results = tuple[
+    dict[str, float], str, ActivationStatistics
+]  # metrics, a sample, statistics of activations
 
 
 @dataclass(slots=True)
@@ -271,7 +279,7 @@ class TrainState:
             self.evaluation_pending = results is None
             if results is None:
                 return
-            metrics, sample, taps = results
+            metrics, sample, activations = results
             targets, total = self.data.targets(self.plan.limit), self.data.validation_targets
             is_best = self.best.update(step, metrics, cast(str, self.config.train.best), targets)
             if is_best:
@@ -284,14 +292,16 @@ class TrainState:
 
         def write_logs() -> None:
             row = {"validation": metrics, "validation_targets": targets, "validation_total": total}
-            folder.append({"step": step, **row} | ({"taps": taps} if taps else {}))
+            folder.append(
+                {"step": step, **row} | ({"activations": activations} if activations else {})
+            )
             fault("log")
             folder.append_sample(step, sample)
 
         ranks.on_rank0(write_logs)
         self.budget.mark_evaluated(step)
         part = self.data.task.describe_part(targets, total)
-        yield Evaluated(step, metrics, is_best, sample, taps, part)
+        yield Evaluated(step, metrics, is_best, sample, activations, part)
 
     def seconds_for_all(self) -> float | None:
         """The estimated seconds of an evaluation of all data; None before the first evaluation."""
@@ -373,6 +383,10 @@ class TrainState:
                 self.seconds_per_target = seconds / data.targets(limit)
                 sample = pipelines.sample(data, model, settings.seed)
                 batches = data.validation_batches(limit)
-                return metrics, sample, tap_statistics(model, data.task, batches, settings.log)
+                return (
+                    metrics,
+                    sample,
+                    activation_statistics(model, data.task, batches, settings.log),
+                )
         except Interrupted:
             return None

@@ -86,16 +86,16 @@ def score_variance(
 def _measured_variance(model: FigureModel, text: str) -> FigureData:
     """The variance of q . k in every attention layer of a model that reads a text."""
     require_attention(model)
-    with torch.no_grad(), trace(model.module, "*_tap") as taps:
+    with torch.no_grad(), trace(model.module, "*_hook") as activations:
         model.attention(text)
     rows: list[list[str | int | float]] = []
-    for name, q in taps.items():
-        if not name.endswith(".q_tap"):
+    for name, q in activations.items():
+        if not name.endswith(".q_hook"):
             continue
-        k = taps[name.removesuffix("q_tap") + "k_tap"]
+        k = activations[name.removesuffix("q_hook") + "k_hook"]
         scores: Tensor = q.double() @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).mT
         variance = scores.var(correction=0).item()
-        rows.append([name.removesuffix(".q_tap"), q.shape[-1], variance, variance / q.shape[-1]])
+        rows.append([name.removesuffix(".q_hook"), q.shape[-1], variance, variance / q.shape[-1]])
     if not rows:
         raise ConfigError(
             f"{model.name} is a recurrent network, which attends with its states; score-variance "

@@ -11,7 +11,7 @@ from regard.models.cost.parts import BFLOAT16, FLOAT32, stacks
 from regard.models.cost.state_memory import state_size
 from regard.models.presets import ModelConfig
 from regard.nn.head import Head
-from regard.nn.tap import Tap
+from regard.nn.hook_point import HookPoint
 
 MOMENTS = 2  # AdamW's moments per parameter
 BACKWARD = 2  # FLOPs of backward relative to forward: dL/dx and dL/dW
@@ -77,7 +77,7 @@ class Cost:
     flops_per_token: int
     training_flops_per_token: int
     decode_flops_per_token: int
-    taps: list[str]
+    hook_points: list[str]
 
 
 def cost(config: ModelConfig) -> Cost:
@@ -123,7 +123,9 @@ def cost(config: ModelConfig) -> Cost:
         flops_per_token=forward,
         training_flops_per_token=(1 + BACKWARD) * forward,
         decode_flops_per_token=decode_flops(model, time),
-        taps=[name for name, module in model.named_modules() if isinstance(module, Tap)],
+        hook_points=[
+            name for name, module in model.named_modules() if isinstance(module, HookPoint)
+        ],
     )
 
 

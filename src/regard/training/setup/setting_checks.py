@@ -13,6 +13,7 @@ from regard.models.build import count_parameters, on_meta
 from regard.models.presets import ModelConfig
 from regard.pipelines import smallest_model
 from regard.pipelines.base import DEFAULT_TOKENS, rows_per_step
+from regard.training.activation_log import find_hook_points
 from regard.training.optim import optimizers, schedule
 from regard.training.parallel import launch
 from regard.training.setup.device import (
@@ -23,7 +24,6 @@ from regard.training.setup.device import (
     prepare_device,
 )
 from regard.training.storage.start import load_initial_weights
-from regard.training.taps import find_taps
 from regard.training.tracking.trackers import check_trackers
 from regard.training.tuning import check_tuning, has_adapter, tuning
 
@@ -48,17 +48,17 @@ def check_model(config: RunConfig, model: ModelConfig, device: torch.device, pat
     trained = sum(p.numel() for p in empty.parameters() if p.requires_grad)
     check_memory(count_parameters(model), config.train, device, trained)
     check_disk(path, config, trained if has_adapter(config) else count_parameters(model))
-    check_taps(config, model)
+    check_hook_points(config, model)
     if config.train.activation_checkpointing:
         checkpoint_activations(on_meta(model))
     if config.train.start is not None:
         load_initial_weights(config, on_meta(model))
 
 
-def check_taps(config: RunConfig, model: ModelConfig) -> None:
-    """Raise if a pattern of `train.log` matches no tap."""
+def check_hook_points(config: RunConfig, model: ModelConfig) -> None:
+    """Raise if a pattern of `train.log` matches no hook point."""
     if config.train.log:
-        find_taps(on_meta(model), config.train.log)
+        find_hook_points(on_meta(model), config.train.log)
 
 
 def check_disk(path: Path, config: RunConfig, parameters: int) -> None:

@@ -32,7 +32,7 @@ from regard.training.parallel import launch
 from regard.training.parallel.ranks import Ranks
 from regard.training.parallel.strategy import Objective, SingleProcess
 from regard.training.setup.device import autocast, checkpoint_activations
-from regard.training.setup.setting_checks import check_before_data, check_taps
+from regard.training.setup.setting_checks import check_before_data, check_hook_points
 
 SIZES = [(64, 2), (128, 4), (192, 6), (256, 8), (384, 8), (512, 8), (768, 12)]  # dim, layers
 HEAD_DIM = 32
@@ -81,7 +81,7 @@ def fit_to_minutes(
         left = TRAINING_SHARE * (deadline - time.perf_counter())
         return replace(candidate, train=replace(config.train, steps=max(1, int(left / seconds))))
 
-    check_taps(config, data.model)
+    check_hook_points(config, data.model)
     if on_measure is not None:
         on_measure()
     chosen: RunConfig | None = None

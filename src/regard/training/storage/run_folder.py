@@ -384,8 +384,10 @@ def _warn_without_settings(path: Path) -> None:
 
 
 def _parse_row(line: bytes) -> dict[str, Any]:
-    """A line of metrics.jsonl: a step, numbers by name, and the tables `validation` and `taps`."""
+    """A line of metrics.jsonl: a step, numbers, and the tables `validation` and `activations`."""
     row = parse_json(line.decode())
+    if isinstance(row, dict) and "taps" in row:  # what earlier versions called them
+        row["activations"] = row.pop("taps")
     if isinstance(row, dict) and "step" in row and all(_is_valid(*item) for item in row.items()):
         return row
     raise ValueError(f"{quote(line.decode())} is not a row of metrics")
@@ -394,9 +396,10 @@ def _parse_row(line: bytes) -> dict[str, Any]:
 def _is_valid(name: str, value: Any) -> bool:
     if name == "validation":
         return isinstance(value, dict) and all(_is_valid("", number) for number in value.values())
-    if name == "taps":
+    if name == "activations":
         return isinstance(value, dict) and all(
-            isinstance(table, dict) and all(_is_valid("tap", number) for number in table.values())
+            isinstance(table, dict)
+            and all(_is_valid("statistic", number) for number in table.values())
             for table in value.values()
         )
     is_integer = isinstance(value, int) and abs(value) < 1 << 63

@@ -36,7 +36,7 @@ class History:
     flops: float | None  # None where it depends on padding or masking
     losses: Points  # of every step
     validation: dict[str, Points]  # of every metric
-    taps: dict[str, Points]  # of every statistic of `train.log`, as TAP.STATISTIC
+    activations: dict[str, Points]  # of every statistic of `train.log`, as NAME.STATISTIC
     baseline: BaselineEvaluated | None
 
     @property
@@ -58,13 +58,13 @@ def read_history(path: Path | str) -> History:
     model_cost = cost(resolve(config.model))
     targets = sum(row.get("targets", 0) for row in rows)
     validation: dict[str, Points] = {}
-    taps: dict[str, Points] = {}
+    activations: dict[str, Points] = {}
     for row in rows:
         for name, value in row.get("validation", {}).items():
             _add_point(validation, name, row["step"], value)
-        for tap, statistics in row.get("taps", {}).items():
+        for hook_point, statistics in row.get("activations", {}).items():
             for name, value in statistics.items():
-                _add_point(taps, f"{tap}.{name}", row["step"], value)
+                _add_point(activations, f"{hook_point}.{name}", row["step"], value)
     tokens = _tokens_per_target(config)
     flops = None if tokens is None else targets * tokens * model_cost.training_flops_per_token
     return History(
@@ -78,7 +78,7 @@ def read_history(path: Path | str) -> History:
         flops=flops or None,
         losses=[(row["step"], row["loss"]) for row in rows if _is_number(row.get("loss"))],
         validation=validation,
-        taps=taps,
+        activations=activations,
         baseline=read_baseline(folder),
     )
 

@@ -42,13 +42,15 @@ def scalars(row: Row) -> dict[str, float]:
 
     >>> scalars({"step": 3, "loss": 1.5, "lr": 0.1})
     {'train/loss': 1.5, 'train/lr': 0.1}
-    >>> scalars({"step": 3, "validation": {"loss": 2.0}, "taps": {"layers.0.state": {"mean": 0.5}}})
-    {'validation/loss': 2.0, 'taps/layers.0.state/mean': 0.5}
+    >>> scalars({"step": 3, "validation": {"loss": 2.0}, "activations": {"h": {"mean": 0.5}}})
+    {'validation/loss': 2.0, 'activations/h/mean': 0.5}
     """
     if "validation" in row:
         named = {f"validation/{name}": value for name, value in row["validation"].items()}
-        for tap, statistics in row.get("taps", {}).items():
-            named |= {f"taps/{tap}/{name}": value for name, value in statistics.items()}
+        for hook_point, statistics in row.get("activations", {}).items():
+            named |= {
+                f"activations/{hook_point}/{name}": value for name, value in statistics.items()
+            }
     else:
         hidden = ("step", "skipped")
         named = {f"train/{name}": value for name, value in row.items() if name not in hidden}

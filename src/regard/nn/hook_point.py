@@ -1,9 +1,9 @@
-"""Hook points: named identity modules where an observer reads activations."""
+"""Hook points: named identity modules at which activations are read and replaced."""
 
 from torch import Tensor, nn
 
 
-class HookPoint(nn.Identity):
+class _Identity(nn.Identity):
     """The identity; forward hooks registered on it see the tensor that passes."""
 
     @property
@@ -12,14 +12,14 @@ class HookPoint(nn.Identity):
         return bool(self._forward_hooks)
 
 
-class Tap(HookPoint):
+class HookPoint(_Identity):
     """An activation inside a layer, which `explain.trace` records and replaces."""
 
 
-class StepTap(Tap):
+class StepHookPoint(HookPoint):
     """An activation that a recurrent model computes step by step, with time as its axis -2.
 
-    It is called with a part of the sequence, the number of its first step and the number of all
+    It is called with a part of the sequence, the index of its first step and the total number of
     steps. `explain.trace` records and replaces the parts as one tensor.
     """
 
@@ -28,9 +28,9 @@ class StepTap(Tap):
         return x
 
 
-class Carry(HookPoint):
-    """Everything that later positions can depend on; `explain.gradient_flow` records it.
+class StateHookPoint(_Identity):
+    """The tensor through which later positions depend on earlier ones.
 
-    Attention and convolutions pass all positions at once, (batch, time, dim); a recurrent cell
-    passes its state after each position, (batch, dim).
+    `explain.gradient_flow` records it: the residual stream that attention or a convolution reads,
+    (batch, time, dim), or the state of a recurrent cell after each position, (batch, dim).
     """

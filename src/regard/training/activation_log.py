@@ -1,4 +1,4 @@
-"""`train.log`: statistics of the activations at taps, computed at every evaluation."""
+"""`train.log`: statistics of the activations at hook points, computed at every evaluation."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,28 +11,30 @@ from torch import Tensor, nn
 from regard.data.batch import Batch
 from regard.errors import ConfigError
 from regard.explain.trace import trace
-from regard.nn.tap import Tap
+from regard.nn.hook_point import HookPoint
 from regard.tasks import Task
-from regard.training.events import TapStatistics
+from regard.training.events import ActivationStatistics
 
 SHOWN = 40  # names in an error message
-_SUFFIX = "_tap"
+_SUFFIX = "_hook"
 
 
-def find_taps(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """The paths of the taps that match any of the patterns, in the order of the model.
+def find_hook_points(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """The paths of the hook points that match any of the patterns, in the order of the model.
 
-    A pattern is a glob over the path with or without its suffix `_tap`: `layers.*.forget_gate`
-    matches `layers.0.forget_gate_tap`. One that matches nothing is an error.
+    A pattern is a glob over the path with or without its suffix `_hook`: `layers.*.forget_gate`
+    matches `layers.0.forget_gate_hook`. One that matches nothing is an error.
     """
-    taps = [name for name, part in model.named_modules() if isinstance(part, Tap)]
+    names = [name for name, part in model.named_modules() if isinstance(part, HookPoint)]
     for pattern in patterns:
-        if not any(_matches(name, pattern) for name in taps):
-            names = [name.removesuffix(_SUFFIX) for name in taps]
+        if not any(_matches(name, pattern) for name in names):
+            paths = [name.removesuffix(_SUFFIX) for name in names]
             more = [f"… ({len(names)} in all)"] if len(names) > SHOWN else []
-            known = ", ".join([*names[:SHOWN], *more]) or "none"
-            raise ConfigError(f"train.log={pattern!r} matches no tap of this model; taps: {known}")
-    return [name for name in taps if any(_matches(name, pattern) for pattern in patterns)]
+            known = ", ".join([*paths[:SHOWN], *more]) or "none"
+            raise ConfigError(
+                f"train.log={pattern!r} matches no hook point of this model; hook points: {known}"
+            )
+    return [name for name in names if any(_matches(name, pattern) for pattern in patterns)]
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -40,20 +42,20 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 @torch.no_grad()
-def tap_statistics(
+def activation_statistics(
     model: nn.Module, task: Task, batches: Iterator[Batch], patterns: Sequence[str]
-) -> TapStatistics:
-    """Run the first of `batches` through the model; statistics of the activations at the taps.
+) -> ActivationStatistics:
+    """Run the first of `batches` through the model; statistics of the activations there.
 
     Measured in evaluation mode, with the EMA weights if `train.ema` is set, over all values of
-    the activation, padding included. If a tap is called several times, its last activation is
-    used; a tap that is not called is left out.
+    the activation, padding included. If a hook point is called several times, its last activation
+    is used; a hook point that is not called is left out.
 
     mean    the mean of all values
     norm    the L2 norm of the vectors along the last axis, averaged over them
     zeros   the fraction of values that are exactly 0
     """
-    names = find_taps(model, patterns)
+    names = find_hook_points(model, patterns)
     if not names:
         return {}
     model.eval()

@@ -1,10 +1,10 @@
-"""What taps and attention maps cost: unwatched taps, one head of 8,192 tokens, one row.
+"""The cost of hook points without hooks, and of attention maps: one head of 8,192 tokens, one row.
 
-    python bench/taps.py
+    python bench/hook_points.py
 
-The first figure compares a forward and a training step of a small decoder with its taps and with
-every tap removed, alternating, on one thread; the others time `attention_maps` and print the peak
-of memory.
+The first figure compares a forward and a training step of a small decoder with its hook
+points and without any, alternating, on one thread; the others time `attention_maps` and print the
+peak of memory.
 """
 
 import resource
@@ -15,18 +15,18 @@ import torch
 
 from regard.explain import attention_maps
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.nn.tap import HookPoint
+from regard.nn.hook_point import HookPoint, StateHookPoint
 
 
 def _identity(x):
     return x
 
 
-def without_taps(model):
-    """The same model, with plain functions in place of its taps."""
+def without_hook_points(model):
+    """The same model, with plain functions in place of its hook points."""
     for module in model.modules():
         for name, child in list(module.named_children()):
-            if isinstance(child, HookPoint):
+            if isinstance(child, HookPoint | StateHookPoint):
                 delattr(module, name)
                 setattr(module, name, _identity)
     return model
@@ -56,11 +56,14 @@ def seconds(step, repeats, device):
     return statistics.median(times)
 
 
-def compare_taps(device):
-    """The times with and without taps, and their ratio, of a forward and a training step."""
+def compare_hook_points(device):
+    """The times with and without hook points, and their ratio, of a forward and a training step."""
     torch.set_num_threads(1)
     ids = torch.randint(65, (12, 64), device=device)
-    models = {"with taps": build().to(device), "without taps": without_taps(build()).to(device)}
+    models = {
+        "with hook points": build().to(device),
+        "without hook points": without_hook_points(build()).to(device),
+    }
 
     def train(model):
         model.zero_grad()
@@ -76,7 +79,7 @@ def compare_taps(device):
             for name in sorted(models, reverse=bool(number % 2)):  # each is first as often
                 model = models[name]
                 times[name].append(seconds(lambda m=model, s=step: s(m), 7, device))
-        pairs = zip(times["with taps"], times["without taps"], strict=True)
+        pairs = zip(times["with hook points"], times["without hook points"], strict=True)
         ratios = sorted(one / other for one, other in pairs)
         text = ", ".join(f"{n} {1e3 * statistics.median(t):.2f} ms" for n, t in times.items())
         yield (
@@ -124,5 +127,5 @@ def long_text():
 
 if __name__ == "__main__":
     long_text()
-    for line in compare_taps(torch.device("cpu")):
+    for line in compare_hook_points(torch.device("cpu")):
         print(line)
