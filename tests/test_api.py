@@ -392,14 +392,14 @@ def test_what_is_no_setting_is_refused(place, over):
         configure(str(place / "cats.txt"), over)
 
 
-def test_another_tokenizer_or_damaged_facts_are_noticed_when_a_run_is_opened(place, tmp_path):
+def test_another_tokenizer_or_corrupted_facts_are_noticed_when_a_run_is_opened(place, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(place / "runs" / "cats.txt", run)
     (run / "environment.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"the tokenizer in .* has changed"):
         regard.load(run)
     (run / "environment.json").write_text("[]")
-    with pytest.raises(CheckpointError, match=r"environment\.json is damaged"):
+    with pytest.raises(CheckpointError, match=r"environment\.json is corrupted"):
         regard.load(run)
 
 

@@ -57,7 +57,7 @@ class DataError(RegardError, ValueError):
 
 
 class CheckpointError(RegardError, OSError):
-    """A run folder or checkpoint is missing, damaged or cannot be written."""
+    """A run folder or checkpoint is missing, corrupted or cannot be written."""
 
     exit_code = 4
 

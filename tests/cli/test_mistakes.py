@@ -63,19 +63,19 @@ def test_nothing_to_train_on(refused):
     assert "set both data.source and data.target" in refused(2, "train", "data.source=a.txt")
 
 
-def test_a_damaged_checkpoint(refused, text_run, tmp_path):
+def test_a_corrupted_checkpoint(refused, text_run, tmp_path):
     shutil.copytree(text_run, tmp_path / "copy")
-    damaged = tmp_path / "copy/checkpoints/step-4/model.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:100])
+    corrupted = tmp_path / "copy/checkpoints/step-4/model.safetensors"
+    corrupted.write_bytes(corrupted.read_bytes()[:100])
     stderr = refused(4, "resume", "copy", "train.steps=6")
-    assert "damaged checkpoint" in stderr
+    assert "corrupted checkpoint" in stderr
     assert "--step 3" in stderr
 
 
-def test_damaged_weights(refused, text_run, tmp_path):
+def test_corrupted_weights(refused, text_run, tmp_path):
     shutil.copytree(text_run, tmp_path / "copy")
     (tmp_path / "copy/model.safetensors").write_bytes(b"no weights")
-    assert "damaged" in refused(4, "generate", "copy", "x")
+    assert "corrupted" in refused(4, "generate", "copy", "x")
 
 
 def test_data_that_changed_since_the_run_began(refused, regard, materials, tmp_path):

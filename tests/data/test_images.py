@@ -97,7 +97,7 @@ def _drop_labels(path):
     [
         (_truncate, r"has 473 bytes of data, and its header says 20 × 6 × 4"),
         (_append_byte, "has 481 bytes"),
-        (_truncate_gzip, "is damaged"),
+        (_truncate_gzip, "is corrupted"),
         (
             _change_magic,
             "begins with 00 00 0d 03; an IDX file of bytes with 3 axes begins with 00 00 08",
@@ -107,7 +107,7 @@ def _drop_labels(path):
         (_drop_labels, "19 images, but 20 labels"),
     ],
 )
-def test_damaged_idx_files_are_refused_by_name(mnist, damage, said):
+def test_corrupted_idx_files_are_refused_by_name(mnist, damage, said):
     path = mnist[0] / "train-images-idx3-ubyte"
     damage(path)
     with pytest.raises(DataError, match=said) as error:
@@ -215,14 +215,14 @@ def test_arrays_that_cannot_be_used_are_refused(tmp_path, arrays, said):
 def test_a_file_that_is_no_archive_is_refused(tmp_path, content):
     path = tmp_path / "bad.npz"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"bad.npz is damaged or not an .npz archive"):
+    with pytest.raises(DataError, match=r"bad.npz is corrupted or not an .npz archive"):
         open_data(str(path))
 
 
 def test_a_single_array_is_no_archive(tmp_path):
     with (tmp_path / "bad.npz").open("wb") as file:
         np.save(file, pixels(4, 3, 3))
-    with pytest.raises(DataError, match=r"bad.npz is damaged or not an .npz archive"):
+    with pytest.raises(DataError, match=r"bad.npz is corrupted or not an .npz archive"):
         open_data(str(tmp_path / "bad.npz"))
 
 
@@ -326,7 +326,7 @@ def test_an_image_that_is_cut_short_is_named(zoo):
     Image.fromarray(pixels(64, 64)).save(path)
     path.write_bytes(path.read_bytes()[:1000])
     found = open_data(str(zoo))
-    with pytest.raises(DataError, match=r"1.png is a damaged image"):
+    with pytest.raises(DataError, match=r"1.png is a corrupted image"):
         found.read(np.array([1]), 8)
 
 
@@ -371,12 +371,12 @@ def test_an_archive_that_promises_too_much_or_is_locked_is_refused(tmp_path):
         archive.writestr("x.npy", whole)
         archive.writestr("y.npy", whole)
     content = bytearray((tmp_path / "huge.npz").read_bytes())
-    with pytest.raises(DataError, match=r"huge\.npz is damaged or not"):
+    with pytest.raises(DataError, match=r"huge\.npz is corrupted or not"):
         open_data(str(tmp_path / "huge.npz"))
     content[6] |= 1  # "encrypted", in the local header and in the directory
     content[content.index(b"PK\x01\x02") + 8] |= 1
     (tmp_path / "locked.npz").write_bytes(content)
-    with pytest.raises(DataError, match=r"locked\.npz is damaged or not"):
+    with pytest.raises(DataError, match=r"locked\.npz is corrupted or not"):
         open_data(str(tmp_path / "locked.npz"))
 
 

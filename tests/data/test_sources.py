@@ -221,7 +221,7 @@ def test_a_large_file_is_read_once_and_again_only_when_it_changes(tmp_path, monk
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # as cp -p and rsync do
     assert open_data(str(path)).fingerprint() != first
     assert reads
-    (home / "scans.json").write_text("{ damaged")
+    (home / "scans.json").write_text("{ corrupted")
     assert open_data(str(path)).size == 1_500_000
 
 
@@ -265,7 +265,7 @@ def test_other_bad_files_say_what_they_are(tmp_path):
     assert "is empty" in failure(write_file(tmp_path / "bom.txt", b"\xef\xbb\xbf"))
     assert "only white space (3 bytes)" in failure(write_file(tmp_path / "s.txt", " \n\t"))
     zipped = gzip.compress(os.urandom(1000))
-    assert "damaged gzip" in failure(write_file(tmp_path / "cut.gz", zipped[:-100]))
+    assert "corrupted gzip" in failure(write_file(tmp_path / "cut.gz", zipped[:-100]))
     os.mkfifo(tmp_path / "pipe")
     assert "pipe or a device" in failure(str(tmp_path / "pipe"))
     assert "pipe or a device" in failure("/dev/null")

@@ -93,7 +93,7 @@ def test_another_text_or_tokenizer_has_another_store(tokenizer):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "no index", "bad index", "missing"])
-def test_a_damaged_store_is_made_again(tokenizer, home, damage):
+def test_a_corrupted_store_is_made_again(tokenizer, home, damage):
     text_store(text_of("hello"), tokenizer)
     [folder] = (home / "tokens").iterdir()
     if damage == "truncated":
@@ -120,7 +120,7 @@ def test_any_changed_byte_of_a_store_is_seen_said_and_repaired(tokenizer, home, 
         again = text_store(text_of("hello"), tokenizer)
         assert (again.tokens.tolist(), again.bytes) == (list(b"hello"), 5)
         assert path.read_bytes() == content
-        assert re.match(f"damaged cache: {path} .*; it is computed again", caplog.messages[0])
+        assert re.match(f"corrupted cache: {path} .*; it is computed again", caplog.messages[0])
 
 
 def test_a_changed_block_of_a_large_store_is_seen(tokenizer, home, monkeypatch):
@@ -135,7 +135,7 @@ def test_a_changed_block_of_a_large_store_is_seen(tokenizer, home, monkeypatch):
 
 
 @pytest.mark.parametrize("side", ["source", "source-offsets", "target", "target-offsets"])
-def test_damaged_pairs_are_made_again(tokenizer, home, side):
+def test_corrupted_pairs_are_made_again(tokenizer, home, side):
     rows = pairs.from_rows("p", "made", [("ab", "c"), ("d", "efg")])
     path = home / "tokens" / pair_store(rows, tokenizer, tokenizer).fingerprint / f"{side}.bin"
     content = path.read_bytes()

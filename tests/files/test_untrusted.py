@@ -117,10 +117,10 @@ def test_a_good_map_is_read(tmp_path):
         (with_charsmap(charsmap_pointing_to(1)), "into the middle of a character"),
         (with_charsmap(charsmap_pointing_to(9)), "points outside its texts"),
         (table(normalizer={"type": "Precompiled", "precompiled_charsmap": None}), "not a string"),
-        (table(normalizer={"type": "Precompiled", "precompiled_charsmap": "é"}), "damaged: "),
+        (table(normalizer={"type": "Precompiled", "precompiled_charsmap": "é"}), "corrupted: "),
     ],
 )
-def test_a_damaged_map_is_refused_and_the_library_never_sees_it(tmp_path, capfd, content, why):
+def test_a_corrupted_map_is_refused_and_the_library_never_sees_it(tmp_path, capfd, content, why):
     with pytest.raises(CheckpointError, match=why):
         load(tmp_path, content)
     assert "panicked" not in capfd.readouterr().err
@@ -146,11 +146,11 @@ def test_a_panic_of_the_library_becomes_an_error_of_ours_and_an_interrupt_does_n
         Library.from_str(json.dumps(with_charsmap(b"")))
 
     with (
-        pytest.raises(CheckpointError, match="damaged: Precompiled"),
-        as_checkpoint_error("damaged"),
+        pytest.raises(CheckpointError, match="corrupted: Precompiled"),
+        as_checkpoint_error("corrupted"),
     ):
         panic()
-    with pytest.raises(KeyboardInterrupt), as_checkpoint_error("damaged"):
+    with pytest.raises(KeyboardInterrupt), as_checkpoint_error("corrupted"):
         raise KeyboardInterrupt
 
 

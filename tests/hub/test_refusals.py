@@ -1,4 +1,4 @@
-"""Folders that are damaged, misleading or out to harm: refused by name, and quickly."""
+"""Folders that are corrupted, misleading or out to harm: refused by name, and quickly."""
 
 import json
 import math

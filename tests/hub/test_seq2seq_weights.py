@@ -198,7 +198,7 @@ def test_arrays_that_are_not_plain_are_refused(save, change, message, tmp_path):
         open_checkpoint(tmp_path / "g2p")
 
 
-def test_no_damaged_archive_gets_further_than_its_header(tmp_path):
+def test_no_corrupted_archive_gets_further_than_its_header(tmp_path):
     write_g2p(tmp_path / "g2p")
     path = tmp_path / "g2p" / "checkpoint20.npz"
     whole = path.read_bytes()

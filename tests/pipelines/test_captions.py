@@ -149,7 +149,7 @@ def test_several_captions_of_an_image_are_all_references(tmp_path):
         (",red on the left,9", "line 6: the caption 'red on the left' has no image"),
         ("0.png,,9", "line 6: the image 0.png has no caption"),
         ("broken.png,red,9", "line 6: .*broken.png is not a PNG or JPEG image"),
-        ("cut.png,red,9", "line 6: .*cut.png is a damaged image"),
+        ("cut.png,red,9", "line 6: .*cut.png is a corrupted image"),
     ],
 )
 def test_what_is_wrong_is_refused_with_file_and_line(tmp_path, line, message):

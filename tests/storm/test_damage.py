@@ -1,4 +1,4 @@
-"""Damaged files: each is refused by name, and an earlier step is offered, never taken silently."""
+"""Corrupted files: each is refused by name, and an earlier step is offered, never taken silently."""
 
 import json
 import shutil
@@ -92,8 +92,8 @@ def test_any_damage_to_a_checkpoint_is_refused_and_the_step_before_offered(
     for file in files:
         content = file.read_bytes()
         refused = 0
-        for what, damaged in damages(content, every):
-            spoil(file, damaged)
+        for what, corrupted in damages(content, every):
+            spoil(file, corrupted)
             before = everything(copied)
             said = said_by(capsys, "resume", copied, MORE)
             assert f"{file} " in said, what
@@ -116,8 +116,8 @@ def test_any_damage_to_the_model_that_was_kept_is_refused(every, copied, whole, 
     file = copied / "model.safetensors"
     content = file.read_bytes()
     harmless = refused = 0
-    for what, damaged in damages(content, every):
-        spoil(file, damaged)
+    for what, corrupted in damages(content, every):
+        spoil(file, corrupted)
         if "header flipped" in what and reads_the_same(whole, copied):
             harmless += 1  # in the name of the hash itself
             continue

@@ -92,7 +92,7 @@ def samples():
     yield "t.parquet", buffer.getvalue()
 
 
-def damaged(content, chance):
+def corrupted(content, chance):
     """A copy with one to five random changes."""
     content = bytearray(content)
     for _ in range(chance.choice([1, 1, 2, 5])):
@@ -130,7 +130,7 @@ def use(path):
 
 @pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.long)])
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow, of odd but readable images
-def test_damaged_data_is_read_or_refused(count, tmp_path, monkeypatch):
+def test_corrupted_data_is_read_or_refused(count, tmp_path, monkeypatch):
     monkeypatch.setenv("REGARD_HOME", str(tmp_path / "home"))
     files = dict(samples())
     chance = random.Random(1)
@@ -144,11 +144,11 @@ def test_damaged_data_is_read_or_refused(count, tmp_path, monkeypatch):
             if other.partition("/")[0] == top:
                 (folder / other).parent.mkdir(parents=True, exist_ok=True)
                 (folder / other).write_bytes(files[other])
-        (folder / name).write_bytes(damaged(files[name], chance))
+        (folder / name).write_bytes(corrupted(files[name], chance))
         try:
             use(folder / top)
             outcomes["read"] += 1
         except RegardError:
             outcomes["refused"] += 1
-    print(f"damaged files of data: {dict(outcomes)}")
+    print(f"corrupted files of data: {dict(outcomes)}")
     assert len(outcomes) == 2

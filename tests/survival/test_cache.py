@@ -1,4 +1,4 @@
-"""A damaged cache: it is noticed, said and computed again, and training goes on as if whole."""
+"""A corrupted cache: it is noticed, said and computed again, and training goes on as if whole."""
 
 import pytest
 
@@ -15,10 +15,10 @@ def home(tmp_path, monkeypatch):
 
 
 def every_50th(content):
-    damaged = bytearray(content)
-    for at in range(0, len(damaged), 50):
-        damaged[at] ^= 1
-    return bytes(damaged)
+    corrupted = bytearray(content)
+    for at in range(0, len(corrupted), 50):
+        corrupted[at] ^= 1
+    return bytes(corrupted)
 
 
 def flipped_high_bits(content):
@@ -48,14 +48,16 @@ def damage(home, how):
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_training_on_a_damaged_cache_is_training_on_a_whole_one(data, tmp_path, home, how, caplog):
+def test_training_on_a_corrupted_cache_is_training_on_a_whole_one(
+    data, tmp_path, home, how, caplog
+):
     settings = config(data / "cats.txt", steps=1)
     whole = trained(tmp_path / "a", settings)
     before = {file: file.read_bytes() for file in home.glob("*/*/*")}
     files = damage(home, how)
     assert trained(tmp_path / "b", settings) == whole
     assert {file: file.read_bytes() for file in home.glob("*/*/*")} == before
-    said = [text for text in caplog.messages if text.startswith("damaged cache: ")]
+    said = [text for text in caplog.messages if text.startswith("corrupted cache: ")]
     assert len(said) == len(files)
 
 
@@ -68,4 +70,4 @@ def test_a_resumed_run_reads_the_same_data_after_damage(data, tmp_path, home, ho
     damage(home, how)
     list(resume(run, step=2))
     assert last.read_bytes() == before
-    assert "damaged cache: " in caplog.text
+    assert "corrupted cache: " in caplog.text

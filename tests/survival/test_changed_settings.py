@@ -252,7 +252,7 @@ def test_a_flipped_bit_of_imported_weights_is_noticed(tmp_path):
     regard.load(tmp_path / "run")
 
 
-def test_damaged_weights_are_not_blamed_on_the_settings(run, capsys):
+def test_corrupted_weights_are_not_blamed_on_the_settings(run, capsys):
     file = run / "model.safetensors"
     file.write_bytes(file.read_bytes().replace(b'norm_eps\\": 1e-05', b'norm_eps\\": 1e-06'))
     code, said = command(capsys, "evaluate", run)

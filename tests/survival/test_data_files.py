@@ -34,7 +34,7 @@ def test_the_header_of_an_array_is_not_trusted(header, tmp_path):
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
         archive.writestr("x.npy", content)
         archive.writestr("y.npy", content)
-    with pytest.raises(DataError, match=r"x\.npz is damaged or not an \.npz archive"):
+    with pytest.raises(DataError, match=r"x\.npz is corrupted or not an \.npz archive"):
         open_data(str(tmp_path / "x.npz"))
     with pytest.raises(CheckpointError, match=r"x\.npz is not a complete archive"):
         open_archive(tmp_path / "x.npz")
@@ -50,7 +50,7 @@ def test_damage_after_the_schema_of_a_parquet_file_is_named(tmp_path):
     for at in range(20, 200, 20):
         path = tmp_path / "t.parquet"
         path.write_bytes(content[:at] + b"\xff" * 8 + content[at + 8 :])
-        with pytest.raises(DataError, match=r"t\.parquet is damaged: "):
+        with pytest.raises(DataError, match=r"t\.parquet is corrupted: "):
             open_data(str(path))
 
 

@@ -37,7 +37,7 @@ BAD = {
     "a lone surrogate": (b"one\n\xed\xa0\x80\n", "my.txt is not UTF-8: byte 4 (line 2) is 0xed"),
     "NUL": (b"one\ntw\0o\n", "my.txt is binary, not text: byte 6 (line 2) is NUL"),
     "UTF-16": ("one".encode("utf-16"), "my.txt is UTF-16"),
-    "half a gzip": (gzip.compress(os.urandom(999))[:500], "my.txt is a damaged gzip file"),
+    "half a gzip": (gzip.compress(os.urandom(999))[:500], "my.txt is a corrupted gzip file"),
     "one letter": (b"x", "1 bytes are too few for a validation fraction"),
 }
 
@@ -95,7 +95,14 @@ def test_of_a_folder_what_is_left_out_is_counted(train, tmp_path):
     said = train("mine", "model.context=8", "data.tokenizer=char")
     assert said.code == 0, said.err
     assert "text, 6 files" in said.err
-    for told in ("2 binary", "1 damaged gzip", "6 empty", "1 hidden", "1 missing", "1 not a file"):
+    for told in (
+        "2 binary",
+        "1 corrupted gzip",
+        "6 empty",
+        "1 hidden",
+        "1 missing",
+        "1 not a file",
+    ):
         assert told in said.err
     assert "3 not UTF-8 (11.txt, …)" in said.err
 

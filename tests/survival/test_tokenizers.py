@@ -128,7 +128,9 @@ def test_a_text_that_takes_too_long_is_refused_before_all_of_it_is_read(load, mo
     tokenizer = load(pre_tokenizer=split(r"q[\s\S]*(?=[st][!?]\z)"))
     monkeypatch.setattr(SpeedCheck, "START", 0.05)  # so that this test is short
     assert tokenizer.encode("the q cat")
-    with pytest.raises(DataError, match=r"takes .* s for \d+ characters; it is damaged or hostile"):
+    with pytest.raises(
+        DataError, match=r"takes .* s for \d+ characters; it is corrupted or hostile"
+    ):
         tokenizer.encode("q " * 100_000 + "s!x")
 
 

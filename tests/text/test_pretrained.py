@@ -118,10 +118,10 @@ def test_special_tokens_are_saved_with_a_tokenizer_and_belong_to_its_fingerprint
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", b"\xff", "[" * 100_000])
-def test_a_damaged_file_of_roles_is_named(tmp_path, content):
+def test_a_corrupted_file_of_roles_is_named(tmp_path, content):
     write(tmp_path, tokenizer_json=plain_tokenizer(), tokenizer_config_json=content)
     with pytest.raises(
-        CheckpointError, match=r"tokenizer_config\.json (cannot be read|is damaged)"
+        CheckpointError, match=r"tokenizer_config\.json (cannot be read|is corrupted)"
     ):
         Tokenizer.load(tmp_path / "tokenizer.json")
 
@@ -376,7 +376,7 @@ def test_llama2c_gives_the_pieces_of_its_model(tmp_path):
 # Damage
 
 
-def damaged_models():
+def corrupted_models():
     good = files.sentencepiece(files.UNIGRAM, charsmap=files.charsmap("X", "x"))
     lost = bytearray(files.charsmap("X", "x"))
     lost[4:8] = (0x3FFFFF << 10).to_bytes(4, "little")
@@ -408,9 +408,9 @@ def damaged_models():
     }
 
 
-@pytest.mark.parametrize("what", damaged_models())
-def test_a_damaged_sentencepiece_model_is_named(tmp_path, what):
-    write(tmp_path, tokenizer_model=damaged_models()[what])
+@pytest.mark.parametrize("what", corrupted_models())
+def test_a_corrupted_sentencepiece_model_is_named(tmp_path, what):
+    write(tmp_path, tokenizer_model=corrupted_models()[what])
     with pytest.raises(CheckpointError, match=r"tokenizer\.model is not a SentencePiece model"):
         load_pretrained(tmp_path, {})
 
@@ -429,7 +429,7 @@ def test_noise_in_a_sentencepiece_model_is_read_or_refused(tmp_path_factory, noi
 
 
 @pytest.mark.parametrize("length", [0, 3, 6, 40, 100])
-def test_a_damaged_llama2c_tokenizer_is_named(tmp_path, length):
+def test_a_corrupted_llama2c_tokenizer_is_named(tmp_path, length):
     write(tmp_path, tokenizer_bin=files.llama2c(files.BPE)[:length])
     with pytest.raises(CheckpointError, match=r"tokenizer\.bin is not a llama2\.c tokenizer"):
         load_pretrained(tmp_path, {})
@@ -471,11 +471,11 @@ MERGES = "#version: 0.2\nĠ t\nh e\nĠt he\nĠ c\na t\n"
             },
             "cannot be used",
         ),
-        ({"sentencepiece.bpe_model": b""}, "is not a SentencePiece model, or damaged"),
+        ({"sentencepiece.bpe_model": b""}, "is not a SentencePiece model, or corrupted"),
         ({"vocab_txt": "[UNK]\na\n", "added_tokens_json": {"z": 9}}, "'z' must have id 9"),
     ],
 )
-def test_damaged_or_unknown_vocabularies_are_named(tmp_path, contents, message):
+def test_corrupted_or_unknown_vocabularies_are_named(tmp_path, contents, message):
     write(tmp_path, **contents)
     with pytest.raises(CheckpointError, match=message):
         load_pretrained(tmp_path, {})

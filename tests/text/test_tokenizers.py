@@ -366,7 +366,7 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
         load_tokenizer(path)
 
 
-def test_a_damaged_file_is_named(kind, tmp_path):
+def test_a_corrupted_file_is_named(kind, tmp_path):
     path = tmp_path / "tokenizer.json"
     trained(kind).save(path)
     path.write_bytes(path.read_bytes()[:-20])

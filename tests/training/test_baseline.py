@@ -77,7 +77,7 @@ def test_pairs_are_not_counted(data, tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"order": 6}', '{"order": 1, "tokens": 1, "metrics": {}}']
 )
-def test_what_was_damaged_is_as_good_as_not_there(tmp_path, text):
+def test_what_was_corrupted_is_as_good_as_not_there(tmp_path, text):
     folder = RunFolder(tmp_path)
     folder.baseline.write_text(text)
     assert read_baseline(folder) is None

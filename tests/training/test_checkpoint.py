@@ -411,7 +411,7 @@ def test_a_pickle_is_refused_and_never_run(tmp_path, how):
         path.write_bytes(pickle.dumps(Trap(mark)))
     else:
         torch.save({"a": Trap(mark)}, path)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or not"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is corrupted or not"):
         read_tensors(path)
     assert not mark.exists()
 

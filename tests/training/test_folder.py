@@ -77,11 +77,11 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_rows_are_tables_of_numbers_or_the_file_is_said_to_be_damaged(folder, name):
+def test_rows_are_tables_of_numbers_or_the_file_is_said_to_be_corrupted(folder, name):
     content, count = ROWS[name]
     folder.metrics.write_bytes(content.encode("utf-8", "surrogateescape"))
     if count is None:
-        with pytest.raises(CheckpointError, match=r"metrics\.jsonl is damaged: ") as raised:
+        with pytest.raises(CheckpointError, match=r"metrics\.jsonl is corrupted: ") as raised:
             folder.rows()
         assert len(str(raised.value)) < 500
     else:
@@ -205,10 +205,10 @@ def test_logs_are_cut_back_and_never_grow(folder):
 
 def test_damage_is_named(folder):
     folder.metrics.write_text('{"step": 1}\n{"st\n')
-    with pytest.raises(CheckpointError, match=r"metrics\.jsonl is damaged"):
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl is corrupted"):
         folder.rows()
     folder.config.write_text('{"name"')
-    with pytest.raises(CheckpointError, match=r"config\.json is damaged"):
+    with pytest.raises(CheckpointError, match=r"config\.json is corrupted"):
         folder.load_config()
     with pytest.raises(CheckpointError, match="no run at nowhere"):
         RunFolder("nowhere").load_config()

@@ -62,7 +62,7 @@ def from_arrow(path: Path) -> Table:
                 yield number, flatten(_named(row, class_names))
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
-            raise DataError(f"{path} is damaged: {reason}") from None
+            raise DataError(f"{path} is corrupted: {reason}") from None
 
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -237,7 +237,7 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
         with open_bytes(path) as stream:
             content = stream.read()
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is damaged: {error}") from None
+        raise DataError(f"{path} is corrupted: {error}") from None
     header = 4 + 4 * axes
     if content[:4] != bytes([0, 0, 8, axes]) or len(content) < header:
         raise DataError(
@@ -363,7 +363,7 @@ def file_pixels(path: Path, size: Size, channels: int) -> Pixels:
             image = image.point(lambda value: value / 256, "F").convert("L")
         image = image.convert("L" if channels == 1 else "RGB")
     except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path} is a damaged image: {error}") from None
+        raise DataError(f"{path} is a corrupted image: {error}") from None
     height, width = _height_and_width(size)
     if image.size != (width, height):
         image = image.resize((width, height), resample=2)  # bilinear

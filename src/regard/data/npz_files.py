@@ -37,7 +37,7 @@ def read_arrays(
             raise DataError(
                 f"{path} has object arrays, which need pickle; save {what_to_save}"
             ) from None
-        raise DataError(f"{path} is damaged or not an .npz archive: {error}") from None
+        raise DataError(f"{path} is corrupted or not an .npz archive: {error}") from None
 
 
 def _check_size(path: Path, archive: Any, names: list[str]) -> None:

@@ -99,7 +99,7 @@ def scan(path: Path) -> Scan:
         with open_bytes(path) as stream:
             scanned = _scan_stream(path, stream)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise NotTextError(f"{path} is a damaged gzip file: {error}", "damaged gzip") from None
+        raise NotTextError(f"{path} is a corrupted gzip file: {error}", "corrupted gzip") from None
     except OSError as error:
         raise NotTextError(f"{path} cannot be read: {error.strerror}", "unreadable") from None
     if large and time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _MIN_AGE:

@@ -85,7 +85,7 @@ def cached_folder(
     if index is not None:
         return folder, index
     if problem is not None:
-        logger.warning("damaged cache: %s; it is computed again", problem)
+        logger.warning("corrupted cache: %s; it is computed again", problem)
     temporary = temporary_path(folder)
     try:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -155,7 +155,7 @@ def _hash(index: Mapping[str, Any]) -> str:
 def _checksums(path: Path) -> dict[str, Any]:
     """The size of a file and the CRC-32 of each of its blocks, on several cores.
 
-    CRC-32 detects damage, not intent; it is about twice as fast as SHA-256.
+    CRC-32 detects corruption, not tampering; it is about twice as fast as SHA-256.
     """
     with open_regular_file(path) as file, ThreadPoolExecutor(_THREADS) as pool:
         size = os.fstat(file.fileno()).st_size

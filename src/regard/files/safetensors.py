@@ -136,10 +136,10 @@ def read_header(path: Path) -> dict[str, Entry]:
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].size)):
         if entry.start != end:
             problem = "overlaps another" if entry.start < end else "leaves a gap before it"
-            raise _damaged(path, f"tensor {quote(name)} {problem}")
+            raise _corrupted(path, f"tensor {quote(name)} {problem}")
         end += entry.size
     if end != size:
-        raise _damaged(path, f"it has {size:,} bytes and should have {end:,}")
+        raise _corrupted(path, f"it has {size:,} bytes and should have {end:,}")
     return entries
 
 
@@ -157,7 +157,7 @@ def _parse_header(path: Path) -> tuple[dict[str, Any], int, int]:
             size = os.fstat(file.fileno()).st_size
             (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
             if length > min(size - 8, MAX_HEADER_BYTES):
-                raise _damaged(path, f"a header of {length:,} bytes in a file of {size:,}")
+                raise _corrupted(path, f"a header of {length:,} bytes in a file of {size:,}")
             table = parse_json(file.read(length).decode(), _unique_keys)
     except FileNotFoundError:
         raise CheckpointError(f"no weights at {path}") from None
@@ -166,9 +166,9 @@ def _parse_header(path: Path) -> tuple[dict[str, Any], int, int]:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        raise _damaged(path, f"the header is not JSON: {error}") from None
+        raise _corrupted(path, f"the header is not JSON: {error}") from None
     if not isinstance(table, dict):
-        raise _damaged(path, "the header is not a JSON object")
+        raise _corrupted(path, "the header is not a JSON object")
     return table, 8 + length, size
 
 
@@ -292,7 +292,7 @@ def _parse_entry(path: Path, name: str, info: Any, data_start: int) -> Entry:
         begin, end = info["data_offsets"]
     except (KeyError, TypeError, ValueError):
         problem = f"tensor {quote(name)} lacks dtype, shape or data_offsets"
-        raise _damaged(path, problem) from None
+        raise _corrupted(path, problem) from None
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CheckpointError(
             f"{path}: tensor {quote(name)} has dtype {quote(dtype)}; known: {', '.join(DTYPES)}"
@@ -301,10 +301,10 @@ def _parse_entry(path: Path, name: str, info: Any, data_start: int) -> Entry:
     valid = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in (*shape, begin))
     # A size of 0 counts as 1: torch computes strides from the other sizes, which may overflow.
     if not valid or len(shape) > MAX_DIMS or math.prod(n or 1 for n in shape) >= 1 << 59:
-        raise _damaged(path, f"tensor {quote(name)} has shape {quote(shape)}, {offsets}")
+        raise _corrupted(path, f"tensor {quote(name)} has shape {quote(shape)}, {offsets}")
     size = math.prod(shape) * DTYPES[dtype].itemsize
     if type(end) is not int or end - begin != size:
-        raise _damaged(path, f"tensor {quote(name)} needs {size:,} bytes, {offsets}")
+        raise _corrupted(path, f"tensor {quote(name)} needs {size:,} bytes, {offsets}")
     return Entry(path, DTYPES[dtype], torch.Size(shape), data_start + begin)
 
 
@@ -315,5 +315,5 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _damaged(path: Path, problem: str) -> CheckpointError:
-    return CheckpointError(f"{path} is damaged or not a safetensors file: {problem}")
+def _corrupted(path: Path, problem: str) -> CheckpointError:
+    return CheckpointError(f"{path} is corrupted or not a safetensors file: {problem}")

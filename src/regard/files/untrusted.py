@@ -24,7 +24,7 @@ from regard.errors import CheckpointError
 MAX_FILE_BYTES = 100_000_000  # of a file read into memory; Gemma's tokenizer.json has 33 million
 MAX_JSON_VALUES = 4_000_000  # Gemma's tokenizer.json has 2 million
 MAX_REPLACEMENT = 64  # characters that a normalizer makes of one; 18 in NFKC
-# What numpy and zipfile raise for damaged .npz archives. TokenError, SyntaxError, RecursionError:
+# What numpy and zipfile raise for corrupted .npz archives. TokenError, SyntaxError, RecursionError:
 # numpy parses the header of an array as Python.
 ARCHIVE_ERRORS = (
     *(OSError, ValueError, EOFError, TypeError, LookupError, ArithmeticError, AttributeError),
@@ -92,9 +92,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged or not JSON: {error}") from None
+        raise CheckpointError(f"{path} is corrupted or not JSON: {error}") from None
     if not isinstance(table, dict):
-        raise CheckpointError(f"{path} is damaged: it is not a JSON object")
+        raise CheckpointError(f"{path} is corrupted: it is not a JSON object")
     return table
 
 

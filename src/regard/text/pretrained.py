@@ -261,7 +261,7 @@ def _read_marian(paths: list[Path], settings: Table, family: TokenizerFamily) ->
     ids = read_vocab(vocab)
     if sorted(ids.values()) != list(range(len(ids))):
         raise CheckpointError(
-            f"{vocab} is damaged: its ids must be 0 to {len(ids) - 1} without gaps"
+            f"{vocab} is corrupted: its ids must be 0 to {len(ids) - 1} without gaps"
         )
     tokenizers_ = []
     for side in sides:

@@ -82,7 +82,9 @@ def read_model(path: Path) -> SentencePieceModel:
                         _set(model, SPECS[number][field_number], field_value)
         _check(model)
     except (ValueError, struct.error) as error:
-        raise CheckpointError(f"{path} is not a SentencePiece model, or damaged: {error}") from None
+        raise CheckpointError(
+            f"{path} is not a SentencePiece model, or corrupted: {error}"
+        ) from None
     return model
 
 
@@ -113,7 +115,9 @@ def read_llama2c(path: Path) -> SentencePieceModel:
         )
         _check(model)
     except (ValueError, struct.error) as error:
-        raise CheckpointError(f"{path} is not a llama2.c tokenizer, or damaged: {error}") from None
+        raise CheckpointError(
+            f"{path} is not a llama2.c tokenizer, or corrupted: {error}"
+        ) from None
     return model
 
 

@@ -34,7 +34,7 @@ JOINER = "￭"  # in word vocabularies: no space on this side (OpenNMT's joiner)
 CONFIG_FILES = ("special_tokens_map.json", "generation_config.json", "config.json")
 CHARACTER = r"[\s\S]"  # the regular expression that splits text into characters
 OTHER_SIDE = "\uffff"  # prefix of the other language's pieces, where two languages share ids
-FAILURE = "the tokenizer fails on this input; it is damaged or hostile, use another one"
+FAILURE = "the tokenizer fails on this input; it is corrupted or hostile, use another one"
 # Encoded and decoded when a tokenizer is loaded. The first character is in no vocabulary.
 TRIAL_TEXT = (
     '\U0010fffd a B 1.\nThe quick brown fox, aged 12, said: "It\'s 3,141.59 (or so)!"\r\n\t'
@@ -339,7 +339,7 @@ class Tokenizer:
             raise CheckpointError(f"{path} is not a tokenizer.json: it is not UTF-8") from None
         config_files = CONFIG_FILES if path.name == "tokenizer.json" else ()
         tables = read_tables(path.parent, config_path(path).name, *config_files)
-        with as_checkpoint_error(f"{path} is not a tokenizer.json, or damaged"):
+        with as_checkpoint_error(f"{path} is not a tokenizer.json, or corrupted"):
             parse_tokenizer_json(text)
             backend = tokenizers.Tokenizer.from_str(text)
             return cls(backend, SpecialTokens.read(backend, tables)).try_out(path)

@@ -439,6 +439,6 @@ class SpeedCheck:
             if seconds > self.START + self.PER_ITEM * length:
                 raise DataError(
                     f"the tokenizer takes {seconds:.1f} s for {length} {self.what}; "
-                    "it is damaged or hostile, use another one"
+                    "it is corrupted or hostile, use another one"
                 )
             self.tried = length

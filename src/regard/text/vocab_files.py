@@ -81,9 +81,9 @@ def read_vocab(path: Path) -> dict[str, int]:
     table = read_json(path)
     ids = list(table.values())
     if not ids or not all(type(id) is int and 0 <= id < 2**31 for id in ids):
-        raise CheckpointError(f"{path} is damaged: every token must have an id")
+        raise CheckpointError(f"{path} is corrupted: every token must have an id")
     if len(set(ids)) < len(ids):
-        raise CheckpointError(f"{path} is damaged: two tokens have the same id")
+        raise CheckpointError(f"{path} is corrupted: two tokens have the same id")
     check_token_lengths(table)
     return table
 

@@ -149,7 +149,7 @@ def save(
         write_file("MANIFEST.json", partial(_write_json, table=manifest))
         fault("manifest")
         folder.folder(temporary).sync()
-        if folder.kind(final) is not None:  # only a damaged one can have the same step
+        if folder.kind(final) is not None:  # only a corrupted one can have the same step
             if problem := _foreign(folder, final):
                 raise CheckpointError(f"cannot write {path}: {problem}\nmove it elsewhere")
             folder.remove(final)
@@ -182,7 +182,7 @@ def save(
 
 
 def latest(folder: Path, step: int | None = None) -> Checkpoint | None:
-    """The newest checkpoint, or that of `step`; if damaged, an error that names a valid one."""
+    """The newest checkpoint, or that of `step`; if corrupted, an error that names a valid one."""
     steps = _steps(_names(folder))
     if step is not None and step not in steps:
         available = ", ".join(map(str, sorted(steps))) or "none"
@@ -198,7 +198,7 @@ def latest(folder: Path, step: int | None = None) -> Checkpoint | None:
             if valid is not None
             else "there is no earlier one; train the run again with regard train"
         )
-        raise CheckpointError(f"damaged checkpoint: {problem}\n{advice}")
+        raise CheckpointError(f"corrupted checkpoint: {problem}\n{advice}")
     return None
 
 
@@ -438,7 +438,7 @@ def _file_errors(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from None
+        raise CheckpointError(f"{path} is corrupted or not a safetensors file: {error}") from None
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -186,7 +186,7 @@ class RunFolder:
             changed = changes(read_metadata(self.model), config)
             if changed:
                 read_tensors(self.model)  # raises if it is this file that has changed
-        except CheckpointError:  # no weights yet, or damaged: `load_weights` reports it
+        except CheckpointError:  # no weights yet, or corrupted: `load_weights` reports it
             return config
         if changed is None:
             _warn_without_settings(self.model)
@@ -259,7 +259,7 @@ class RunFolder:
             try:
                 return build(Evaluation, read_json(self.evaluation))
             except ConfigError as error:
-                raise CheckpointError(f"{self.evaluation} is damaged: {error}") from None
+                raise CheckpointError(f"{self.evaluation} is corrupted: {error}") from None
         config = self.load_config()
         task = TASKS.get(kind_of(config.task)[0], Task)  # an imported run may have another
         name = config.train.best or task.best_metric
@@ -287,7 +287,7 @@ class RunFolder:
         return self.load_evaluation().metrics
 
     def load_weights(self) -> dict[str, Tensor]:
-        """The weights of the best model; an error says how to restore damaged ones."""
+        """The weights of the best model; an error says how to restore corrupted ones."""
         try:
             return read_tensors(self.model)
         except CheckpointError as error:
@@ -330,7 +330,7 @@ class RunFolder:
                     if line.endswith(b"\n") or len(line) == MAX_ROW:
                         rows.append(_parse_row(line))
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self.metrics} is damaged: {error}") from None
+            raise CheckpointError(f"{self.metrics} is corrupted: {error}") from None
         return rows
 
     def log_sizes(self) -> dict[str, int]:
