@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from regard.errors import ConfigError
-from regard.explain import AttentionMap, AttentionMaps
-from regard.explain.attention_map import ShownImage
+from regard.explain import AttentionMap, AttentionMaps, StateMap
 from regard.explain.render import explorer as module
+from regard.explain.token_map import ShownImage
 
 HOSTILE = "<img src=x onerror=document.title=1>"
 TOKENS = [" the", " cat", " sat", HOSTILE, "</div></script><script>document.title=2</script>"]
@@ -56,11 +56,11 @@ def test_the_page_has_the_weights_of_every_head_and_their_mean():
 
 def test_signed_values_keep_their_sign():
     values = torch.randn(2, 3, 4)
-    each = AttentionMap(list("abc"), list("wxyz"), values, ["forget_gate", "state"], "states")
+    each = StateMap(list("abc"), list("wxyz"), values, ["forget_gate", "state"])
     page = each._repr_html_()
     assert meta(page)["maps"][0]["headings"] == ["forget_gate", "state"]
     np.testing.assert_allclose(stored(page, 0, 1), values[1], atol=float(values.abs().max()) / 3e4)
-    assert repr(each) == "AttentionMap(forget_gate, state: 3 tokens × 4 units)"
+    assert repr(each) == "StateMap(forget_gate, state: 3 tokens × 4 units)"
 
 
 def test_maps_beyond_the_limit_are_pooled_and_say_so(monkeypatch):
@@ -179,7 +179,7 @@ def test_images_alignments_and_states_are_shown_in_dark_too(open_page):
             "image": AttentionMap(patches, patches, causal(2, 5), None, "self", shown),
             "caption": AttentionMap(["a", "cat"], patches[1:], words, None, "cross", below),
             "cross": AttentionMap(["un", "chat"], ["a", "cat"], causal(2, 2), None, "cross"),
-            "lstm": AttentionMap(["a", "b"], ["0", "1"], torch.randn(1, 2, 2), ["state"], "states"),
+            "lstm": StateMap(["a", "b"], ["0", "1"], torch.randn(1, 2, 2), ["state"]),
         }
     )
     page = open_page(maps, color_scheme="dark")
@@ -207,7 +207,7 @@ def test_a_map_fits_a_narrow_page(open_page):
     maps = AttentionMaps(
         {
             "a": AttentionMap(tokens, tokens, causal(4, 30)),
-            "lstm": AttentionMap(tokens, tokens, torch.randn(2, 30, 30), names, "states"),
+            "lstm": StateMap(tokens, tokens, torch.randn(2, 30, 30), names),
         }
     )
     page = open_page(maps)
@@ -228,7 +228,7 @@ import torch
 import regard
 from regard.explain import ablate, trace
 from regard.explain.image_attention import ImageAttentionMap
-from regard.explain.attention_map import ShownImage
+from regard.explain.token_map import ShownImage
 
 open("cats.txt", "w").write("the cat sat on the mat\\n" * 30)
 def train(preset, **sizes):

@@ -46,7 +46,7 @@ def test_gates_and_states_of_a_recurrent_layer_have_its_tokens():
     maps = recurrent_states(model, tokenizer, ids, lambda: model(batch))
     first, second = maps.values()
     assert first.names == ["input_gate", "forget_gate", "candidate", "output_gate", "cell", "state"]
-    assert (first.rows, first.weights.shape) == (list("the cat"), (6, 7, 6))
-    cell, state = second.weights[4], second.weights[5]
-    torch.testing.assert_close(state, second.weights[3] * cell.tanh())
-    assert ((second.weights[1] > 0) & (second.weights[1] < 1)).all()
+    assert (first.rows, first.values.shape) == (list("the cat"), (6, 7, 6))
+    cell, state = second.values[4], second.values[5]
+    torch.testing.assert_close(state, second.values[3] * cell.tanh())
+    assert ((second.values[1] > 0) & (second.values[1] < 1)).all()

@@ -68,8 +68,8 @@ if TYPE_CHECKING:
         train,
         train_events,
     )
-    from regard.explain.attention_map import AttentionMap
     from regard.explain.gradient import GradientFlow, draw_gradients
+    from regard.explain.token_map import AttentionMap
     from regard.generate import SAMPLERS, PromptLookup
     from regard.generate.sampler_trace import TracedChain
     from regard.models.build import preset
@@ -126,7 +126,7 @@ _NAMES = {
         ),
         *("summarize", "train", "train_events"),
     ),
-    "regard.explain.attention_map": ("AttentionMap",),
+    "regard.explain.token_map": ("AttentionMap",),
     "regard.explain.gradient": ("GradientFlow", "draw_gradients"),
     "regard.generate": ("SAMPLERS", "PromptLookup"),
     "regard.generate.sampler_trace": ("TracedChain",),

@@ -25,12 +25,12 @@ from regard.explain.attention import (
     self_attention,
     text_stack,
 )
-from regard.explain.attention_map import AttentionMap, AttentionMaps
 from regard.explain.attribution import Attribution, attribute
 from regard.explain.effects import head_effects, next_token_loss
 from regard.explain.gradient import GradientFlow, last_token_gradients, require_gradients
 from regard.explain.heads import HeadScores, find_heads
 from regard.explain.lens import Lens, logit_lens
+from regard.explain.token_map import AttentionMap, AttentionMaps, StateMaps
 from regard.nn.state import Source
 from regard.pipelines.captions import explain_caption
 from regard.pipelines.images import image_task, input_pixels
@@ -114,7 +114,7 @@ def all_attention(
     )
 
 
-def states(run: "Run", text: Any, pattern: str) -> AttentionMaps:
+def states(run: "Run", text: Any, pattern: str) -> StateMaps:
     """The gates and the hidden state of each recurrent layer; for pairs, of the encoder."""
     model = run.model
     if isinstance(run.tokenizers, PairTokenizers):

@@ -44,12 +44,12 @@ from regard.api.run_figures import forecast_figure
 from regard.config import Choice, RunConfig, kind_of
 from regard.data.text_files import read_lines, scan
 from regard.errors import ConfigError
-from regard.explain.attention_map import AttentionMaps
 from regard.explain.attribution import Attribution
 from regard.explain.gradient import GradientFlow
 from regard.explain.heads import HeadScores
 from regard.explain.lens import Lens
 from regard.explain.neighbours import WordVectors, compare_occurrences, format_terms, parse_terms
+from regard.explain.token_map import AttentionMaps, StateMaps
 from regard.generate import DEFAULT_SAMPLERS, BeamSearch, Chain, Engine, PromptLookup, Search
 from regard.html import html_table
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
@@ -744,7 +744,7 @@ class Run:
             words=words,
         )
 
-    def states(self, text: str | tuple[str, ...], *, pattern: str = "*") -> AttentionMaps:
+    def states(self, text: str | tuple[str, ...], *, pattern: str = "*") -> StateMaps:
         """The gates and the hidden state of each recurrent layer at each token of a text.
 
         For pairs, of the encoder.

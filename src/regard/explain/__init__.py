@@ -1,7 +1,6 @@
 """Interpretability: activations, attention maps, gradient norms, and pictures of them."""
 
 from regard.explain.attention import attention_maps
-from regard.explain.attention_map import AttentionMap, AttentionMaps
 from regard.explain.attribution import (
     Attribution,
     gradient_times_attention,
@@ -32,6 +31,7 @@ from regard.explain.lens import (
 from regard.explain.projection import pca, position_similarity, tsne
 from regard.explain.render.maps import draw_maps, html_maps
 from regard.explain.render.terminal import heads_overview, heatmap
+from regard.explain.token_map import AttentionMap, AttentionMaps, StateMap, StateMaps, TokenMap
 from regard.explain.trace import ablate, patch, steer, trace
 
 __all__ = [
@@ -42,6 +42,9 @@ __all__ = [
     "HeadScores",
     "Lens",
     "Probe",
+    "StateMap",
+    "StateMaps",
+    "TokenMap",
     "TunedLens",
     "ablate",
     "attention_maps",

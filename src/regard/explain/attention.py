@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from regard.errors import ConfigError, RegardError
-from regard.explain.attention_map import AttentionMap, AttentionMaps, Kind, ShownImage
+from regard.explain.token_map import (
+    AttentionMap,
+    AttentionMaps,
+    Kind,
+    ShownImage,
+    StateMap,
+    StateMaps,
+)
 from regard.explain.trace import check_numbers, matching_modules, record, run_eagerly, trace
 from regard.explain.words import Groups, merge_words, word_groups, words_of
 from regard.nn.attention import Attention, AttentionInputs
@@ -355,10 +362,10 @@ def recurrent_states(
     run: Callable[[], object],
     *,
     pattern: str = "*",
-) -> AttentionMaps:
+) -> StateMaps:
     """The gates and the state of every recurrent layer at each token: tokens × units.
 
-    One `AttentionMap` for each cell, with a map for each gate and one for the hidden state;
+    One `StateMap` for each cell, with a matrix for each gate and one for the hidden state;
     `run` calls the model on `ids`. Cells run as explicit loops: the fused kernel has no gates.
     """
     cells = matching_modules(model, Cell, pattern, "recurrent layer")
@@ -368,14 +375,14 @@ def recurrent_states(
     }
     with trace(model, [path for names in hook_points.values() for path in names]) as activations:
         run()
-    pieces, maps = list(map(tokenizer.piece, ids)), AttentionMaps()
+    pieces, maps = list(map(tokenizer.piece, ids)), StateMaps()
     for name, names in hook_points.items():
         values = torch.stack([activations[path][0].float() for path in names])
         backward = name.endswith(".back")  # a backward cell reads the last token first
         gates = [path.removeprefix(f"{name}.").removesuffix("_hook") for path in names]
         units = [str(unit) for unit in range(values.shape[-1])]
         values = values.flip(1) if backward else values
-        maps[name] = AttentionMap(pieces, units, values.cpu(), gates, "states")
+        maps[name] = StateMap(pieces, units, values.cpu(), gates)
     return maps
 
 

@@ -1,18 +1,17 @@
 """Attention over the cells of an image, drawn on the image for each word of its caption."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
 
-from regard.explain.attention_map import AttentionMap, AttentionMaps
-from regard.explain.render.figure import check_suffix, encode, new_figure, save, style
+from regard.explain.render.figure import new_figure, style
+from regard.explain.token_map import AttentionMap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLUMNS = 6  # pictures side by side
-INCHES = 1.4  # side of a picture
+COLUMNS = 6  # images side by side
+INCHES = 1.4  # side of an image
 
 
 class ImageAttentionMap(AttentionMap):
@@ -20,10 +19,10 @@ class ImageAttentionMap(AttentionMap):
 
     __slots__ = ()
 
-    def figure(self, head: int | None = None, *, title: str = "attention") -> "Figure":
+    def figure(self, head: int | None = None, *, title: str = "") -> "Figure":
         """The image for each token, brighter where it attends to; the mean of the heads or one."""
         assert self.image is not None
-        weights = self.mean() if head is None else self._heads(head)[0][0]
+        weights = self.mean() if head is None else self.one_head(head).values[0]
         pixels = self.image.pixels.movedim(0, -1).float().cpu() / 255  # (height, width, channels)
         pixels = pixels.expand(-1, -1, 3)
         cells = weights.unflatten(1, self.image.grid).unsqueeze(1).cpu()
@@ -33,7 +32,7 @@ class ImageAttentionMap(AttentionMap):
         lines = -(-len(self.rows) // columns)
         with style():
             figure = new_figure(INCHES * columns, (INCHES + 0.25) * lines)
-            figure.set_label(f"{title} of each token over the image")
+            figure.set_label(f"{title or self.title} of each token over the image")
             for number, (token, weight) in enumerate(zip(self.rows, bright, strict=True)):
                 axes = figure.add_subplot(lines, columns, number + 1)
                 shown = pixels * (0.25 + 0.75 * weight.unsqueeze(2))
@@ -41,12 +40,3 @@ class ImageAttentionMap(AttentionMap):
                 axes.set_title(token.strip() or repr(token))
                 axes.set_axis_off()
         return figure
-
-    def save(self, path: Path | str, head: int | None = None, *, title: str = "attention") -> None:
-        """Write the pictures as .svg, .png, .pdf or .html, by the suffix of `path`."""
-        suffix = Path(path).suffix
-        check_suffix(suffix)
-        if suffix == ".html":
-            AttentionMaps({title: self}).save(path, head)
-        else:
-            save(encode(self.figure(head, title=title), suffix), path)

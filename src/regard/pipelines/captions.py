@@ -19,8 +19,8 @@ from regard.data.loader import RowLoader
 from regard.data.tables import Table
 from regard.errors import ConfigError, DataError
 from regard.explain.attention import attention_maps, cross_attention_path
-from regard.explain.attention_map import AttentionMaps, ShownImage
 from regard.explain.image_attention import ImageAttentionMap
+from regard.explain.token_map import AttentionMaps, ShownImage
 from regard.generate import BeamSearch, Search
 from regard.models.base import Language
 from regard.models.build import describe, resolve

@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.explain.attention_map import AttentionMap
 from regard.explain.gradient import GradientFlow
+from regard.explain.token_map import AttentionMap, StateMap
 from regard.nn.state import Source
 from regard.text import Tokenizer
 
@@ -26,7 +26,7 @@ class FigureModel:
     methods: Sequence[str]  # what the run's task can do, as in `api.Run.methods`
     normalize: Callable[[str], str]
     attention: Callable[..., Mapping[str, AttentionMap]]
-    states: Callable[[str], Mapping[str, AttentionMap]]  # gates of recurrent cells
+    states: Callable[[str], Mapping[str, StateMap]]  # gates of recurrent cells
     gradients: Callable[[str], GradientFlow]
     source: Callable[[str], tuple[Source, list[int]]] | None = None  # of pairs: source, prompt
 

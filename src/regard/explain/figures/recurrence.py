@@ -26,7 +26,7 @@ def gates(model: FigureModel, text: str, *, layer: int = 0, units: int = 16) -> 
             f"layer={layer}: {model.name} has {len(states)} cells, 0 to {len(states) - 1}"
         )
     path, cell = list(states.items())[layer]
-    variation = cell.weights.std(1, correction=0).sum(0)  # over the text, of all gates
+    variation = cell.values.std(1, correction=0).sum(0)  # over the text, of all gates
     chosen = variation.topk(min(units, len(variation))).indices.sort().values
     panels: list[Panel] = [
         Heatmap(
@@ -37,7 +37,7 @@ def gates(model: FigureModel, text: str, *, layer: int = 0, units: int = 16) -> 
             y_label="unit",
             high=1.0 if name.endswith("gate") else None,
         )
-        for name, values in zip(cell.headings, cell.weights, strict=True)
+        for name, values in zip(cell.headings, cell.values, strict=True)
     ]
     return FigureData(
         title=f"Gates of {model.name}, {path}",

@@ -23,7 +23,7 @@ from regard.explain.render.maps import html_maps
 from regard.explain.render.token_text import strongest, visible
 
 if TYPE_CHECKING:
-    from regard.explain.attention_map import AttentionMap
+    from regard.explain.token_map import TokenMap
 
 SCRIPT, STYLE = (Path(__file__).with_name(f"explorer.{suffix}") for suffix in ("js", "css"))
 THUMB = 32  # cells of a map in the overview
@@ -34,7 +34,7 @@ PAGE_STYLE = (
 )
 
 
-def explorer(maps: Mapping[str, "AttentionMap"]) -> str:
+def explorer(maps: Mapping[str, "TokenMap"]) -> str:
     """The maps of several modules as one HTML element with its script.
 
     Where scripts do not run, small maps are shown as tables.
@@ -60,15 +60,15 @@ def explorer(maps: Mapping[str, "AttentionMap"]) -> str:
     )
 
 
-def _cells(each: "AttentionMap") -> int:
-    return math.prod(each.weights.shape)
+def _cells(each: "TokenMap") -> int:
+    return math.prod(each.values.shape)
 
 
 def _table(
-    name: str, each: "AttentionMap", factor: float, labels: list[list[str]]
+    name: str, each: "TokenMap", factor: float, labels: list[list[str]]
 ) -> tuple[dict[str, Any], list[str]]:
     """What the script needs to know of the maps of one module, and their weights as text."""
-    weights, headings = each.weights.float().cpu(), list(each.headings)
+    weights, headings = each.values.float().cpu(), list(each.headings)
     if len(weights) > 1 and each.kind != "states":
         weights, headings = torch.cat([weights, weights.mean(0, keepdim=True)]), [*headings, "mean"]
     full = list(weights.shape[1:])
@@ -131,13 +131,13 @@ def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode("ascii")
 
 
-def _fallback(maps: Mapping[str, "AttentionMap"]) -> str:
+def _fallback(maps: Mapping[str, "TokenMap"]) -> str:
     """Tables, or for larger maps a sentence."""
     if sum(_cells(each) for each in maps.values()) > FALLBACK_CELLS:
         sizes = ", ".join(f"{name}: {each!r}" for name, each in maps.items())
-        return f"<p>{escape(sizes)}. The picture needs JavaScript.</p>"
+        return f"<p>{escape(sizes)}. The figure needs JavaScript.</p>"
     parts = []
     for name, each in maps.items():
-        tables = html_maps(each.weights, each.rows, each.columns, headings=each.headings)
+        tables = html_maps(each.values, each.rows, each.columns, headings=each.headings)
         parts.append(f"<p>{escape(name)}</p>{tables}")
     return "".join(parts)

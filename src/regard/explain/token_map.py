@@ -1,0 +1,205 @@
+"""Attention weights, and gates and states of recurrent cells, with their tokens."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from regard.errors import ConfigError, ShapeError
+from regard.explain.data_frame import data_frame
+from regard.explain.render.explorer import PAGE_STYLE, explorer
+from regard.explain.render.figure import check_suffix, encode, page, save
+from regard.explain.render.maps import draw_maps, head_names
+from regard.explain.render.terminal import heads_overview, heatmap
+from regard.explain.render.token_text import strongest
+from regard.explain.trace import check_numbers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+Kind = Literal["self", "cross"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TokenMap:
+    """Matrices of one module, such as one for each head, with the labels of rows and columns.
+
+    `names` are those of the matrices, by default head 0, head 1 …
+    """
+
+    rows: list[str]
+    columns: list[str]
+    values: Float[Tensor, "maps rows columns"]
+    names: list[str] | None = None
+    title: ClassVar[str] = "values"
+
+    def __post_init__(self) -> None:
+        size = (len(self.rows), len(self.columns))
+        if self.values.shape[1:] != size:
+            raise ShapeError(
+                f"{size[0]} row and {size[1]} column labels do not match values of shape "
+                f"{tuple(self.values.shape)}"
+            )
+
+    @property
+    def kind(self) -> str:
+        """How a page shows it: "self" or "cross" for attention, or "states"."""
+        return "states"
+
+    @property
+    def image(self) -> "ShownImage | None":
+        """The image that the columns are regions of."""
+        return None
+
+    @property
+    def headings(self) -> list[str]:
+        """The name of each matrix."""
+        return head_names(len(self.values)) if self.names is None else self.names
+
+    def _repr_html_(self) -> str:
+        return explorer({self.title: self})
+
+    def mean(self) -> Float[Tensor, "rows columns"]:
+        """The mean of the matrices."""
+        return self.values.mean(0)
+
+    def text(self, head: int | None = None, *, width: int = 100, colour: bool = False) -> str:
+        """A heat map for a terminal: one head, or all; of all heads of an alignment, the mean."""
+        high = strongest(0.0, len(self.columns))
+        if head is None and self.rows == self.columns:
+            return heads_overview(self.values, width=width, colour=colour, high=high)
+        values = self.mean() if head is None else self.one_head(head).values[0]
+        return heatmap(values, self.rows, self.columns, width=width, colour=colour, high=high)
+
+    def figure(self, head: int | None = None, *, title: str = "") -> "Figure":
+        """All heads side by side, or one of them, as a matplotlib figure."""
+        shown = self if head is None else self.one_head(head)
+        return draw_maps(
+            shown.values,
+            self.rows,
+            self.columns,
+            headings=shown.headings,
+            title=title or self.title,
+        )
+
+    def save(self, path: Path | str, head: int | None = None, *, title: str = "") -> None:
+        """Write all heads or one of them as .svg, .png, .pdf or .html, by the suffix of `path`.
+
+        `title` is shown in the figure: the layer, for instance.
+        """
+        suffix = Path(path).suffix
+        check_suffix(suffix)
+        if suffix == ".html":
+            shown = self if head is None else self.one_head(head)
+            _save_page(self.title, {title or self.title: shown}, path)
+        else:
+            save(encode(self.figure(head, title=title), suffix), path)
+
+    def to_pandas(self, head: int | None = None) -> "DataFrame":
+        """The values of one head, or their mean, as a table of rows × columns."""
+        values = self.mean() if head is None else self.one_head(head).values[0]
+        return data_frame(values.tolist(), index=self.rows, columns=self.columns)
+
+    def one_head(self, head: int) -> "TokenMap":
+        """The same with one matrix only."""
+        check_numbers([head], len(self.values), "head")
+        chosen = slice(head, head + 1)
+        return replace(self, values=self.values[chosen], names=self.headings[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class ShownImage:
+    """The image under a map between patches."""
+
+    pixels: UInt8[Tensor, "channels height width"]
+    grid: tuple[int, int]  # patches per column and per row
+    skipped: int = 0  # tokens before the patches: the class token
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AttentionMap(TokenMap):
+    """The attention weights of one sequence, one matrix for each head: rows attend to columns.
+
+    `kind` is "self", or "cross" for an alignment.
+    """
+
+    kind: Kind = "self"
+    image: ShownImage | None = None
+    title: ClassVar[str] = "attention"
+
+    @property
+    def weights(self) -> Float[Tensor, "heads rows columns"]:
+        """The attention weights."""
+        return self.values
+
+    def __repr__(self) -> str:
+        maps, rows, columns = self.values.shape
+        heads = "1 head" if maps == 1 else f"{maps} heads"
+        return f"{type(self).__name__}({heads}, {rows} × {columns} tokens)"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StateMap(TokenMap):
+    """The gates and the state of a recurrent cell, one matrix for each: tokens × units."""
+
+    title: ClassVar[str] = "states"
+
+    def __repr__(self) -> str:
+        _, rows, columns = self.values.shape
+        return f"StateMap({', '.join(self.headings)}: {rows} tokens × {columns} units)"
+
+
+Map = TypeVar("Map", bound=TokenMap)
+
+
+class TokenMaps(dict[str, Map]):
+    """The maps of several modules by path; a notebook shows them as one page."""
+
+    title = "maps"
+
+    def _repr_html_(self) -> str:
+        return explorer(self)
+
+    def save(self, path: Path | str, head: int | None = None) -> None:
+        """Write an interactive .html page with all layers and heads; needs no network."""
+        if Path(path).suffix != ".html":
+            raise ConfigError(
+                f"{path}: all layers are written as .html; save one of {', '.join(self)} as a "
+                "figure: maps[name].save(path)"
+            )
+        shown = self if head is None else {name: each.one_head(head) for name, each in self.items()}
+        _save_page(self.title, shown, path)
+
+
+class AttentionMaps(TokenMaps[AttentionMap]):
+    """The attention maps of several modules."""
+
+    title = "attention"
+
+    @property
+    def self_attention(self) -> list[AttentionMap]:
+        """The maps of self-attention of the decoder, or else of the encoder, by layer."""
+        maps = [each for each in self.items() if each[1].kind == "self"]
+        inner = [each for each in maps if not each[0].startswith("encoder")] or maps
+        if not inner:
+            raise ConfigError(f"no self-attention here; there is {', '.join(self)}")
+        return [each for _, each in sorted(inner, key=lambda item: _numbers(item[0]))]
+
+
+class StateMaps(TokenMaps[StateMap]):
+    """The gates and states of several recurrent cells."""
+
+    title = "states"
+
+
+def _save_page(title: str, maps: Mapping[str, TokenMap], path: Path | str) -> None:
+    save(page(title, explorer(maps), PAGE_STYLE).encode(), path)
+
+
+def _numbers(path: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", path)]
