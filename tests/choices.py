@@ -19,7 +19,7 @@ VOCAB = 23
 SIZES = {"vocab_size": VOCAB, "dim": 16, "layers": 2, "heads": 4, "context": 8}
 COMPANIONS = {"factored", "global_layers"}  # fields that are tried beside another only
 # vectors in place of ids; a mask of prompts (test_prefix.py); bytes of words (test_characters.py)
-COMPANIONS |= {"inputs", "prefix", "char_dim"}
+COMPANIONS |= {"input_dim", "prefix", "char_dim"}
 OTHERWISE = {  # what to try beside the default, where a type does not tell
     "kv_heads": [2, 1],
     "head_dim": [8],

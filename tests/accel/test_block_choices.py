@@ -98,7 +98,7 @@ CHOICES = {
     "embed_scaled": [True],
     "segments": [],  # of an encoder
     "prefix": [True],
-    "inputs": [],  # vectors in place of ids, which have no decode step
+    "input_dim": [],  # vectors in place of ids, which have no decode step
     "char_dim": [],  # of an encoder for tagging
     "tied": [True, False],
     "head": [

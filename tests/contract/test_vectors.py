@@ -24,7 +24,7 @@ CAUSAL = [name for name in MODELS if name != "encoder"]
 
 def make(name, head="mixture"):
     torch.manual_seed(0)
-    facts = {"inputs": 5, "context": 12, "vocab_size": 1, "head": HEADS[head], "dropout": 0.0}
+    facts = {"input_dim": 5, "context": 12, "vocab_size": 1, "head": HEADS[head], "dropout": 0.0}
     model = build_model(resolve({**MODELS[name]}, **facts)).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)

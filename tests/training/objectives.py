@@ -34,7 +34,7 @@ TINY = {"dim": 16, "layers": 6, "heads": 2}
 READER = {**TINY, "vocab_size": 23, "context": 12}
 SENTENCES = {"head": {"kind": "masked", "next_sentence": True}, "segments": 2}
 IMAGES = {"image_size": 8, "patch": 2, "channels": 3, "cls": True}
-STROKES = {**READER, "vocab_size": 1, "inputs": 5, "head": {"kind": "mixture", "components": 2}}
+STROKES = {**READER, "vocab_size": 1, "input_dim": 5, "head": {"kind": "mixture", "components": 2}}
 CLASSES = {"head": {"kind": "classification", "classes": 3}}
 
 

@@ -145,7 +145,7 @@ class SeriesBatch(Batch):
 class WindowBatch(Batch):
     """Windows of a series, and the rows after them."""
 
-    series: Float[Tensor, "batch time inputs"]
+    series: Float[Tensor, "batch time input_dim"]
     targets: Float[Tensor, "batch horizon outputs"]
 
 
@@ -153,7 +153,7 @@ class WindowBatch(Batch):
 class StrokeBatch(Batch):
     """Right-padded drawings: the inputs of a model, and the next points (dx, dy, lift)."""
 
-    inputs: Float[Tensor, "batch time inputs"]
+    inputs: Float[Tensor, "batch time input_dim"]
     targets: Float[Tensor, "batch time 3"]
     lengths: Int[Tensor, " batch"]
     text: Source | None = None  # the characters that each drawing shows

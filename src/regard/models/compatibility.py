@@ -53,18 +53,21 @@ READOUTS = {
 }
 
 
-def check_inputs(config: Any) -> None:
+def check_input_dim(config: Any) -> None:
     """Raise `ConfigError` unless a model of vectors has a head that predicts numbers."""
-    if config.inputs < 0:
-        raise ConfigError(f"inputs={config.inputs} must be at least 0 (ids)")
+    if config.input_dim < 0:
+        raise ConfigError(f"input_dim={config.input_dim} must be at least 0 (ids)")
     kind, _ = kind_of(config.head)
-    if config.inputs and kind not in VECTOR_HEADS:
+    if config.input_dim and kind not in VECTOR_HEADS:
         raise ConfigError(
-            f"head={kind!r} predicts tokens or classes, but inputs={config.inputs} is a model of "
-            f"vectors; its head is {' or '.join(map(repr, VECTOR_HEADS))}"
+            f"head={kind!r} predicts tokens or classes, but input_dim={config.input_dim} is a model "
+            f"of vectors; its head is {' or '.join(map(repr, VECTOR_HEADS))}"
         )
-    if config.inputs and getattr(config, "char_dim", 0):
-        raise ConfigError("characters are those of words, and inputs > 0 reads vectors")
+    if config.input_dim and getattr(config, "char_dim", 0):
+        raise ConfigError(
+            f"char_dim={config.char_dim} needs words, but input_dim={config.input_dim} makes the "
+            "model read vectors; set one of them to 0"
+        )
 
 
 def require_readout_head(head: Choice) -> None:
@@ -169,9 +172,11 @@ STACK: tuple[Rule, ...] = (
 
 TRANSFORMER: tuple[Rule, ...] = (
     (
-        lambda c: c.inputs and (c.segments or c.embed_dim or c.architecture == "encoder-decoder"),
-        "inputs={c.inputs} replaces the embedding of an encoder or a decoder by a projection of "
-        "vectors;\nleave out segments and embed_dim, and set architecture='encoder' or 'decoder'",
+        lambda c: (
+            c.input_dim and (c.segments or c.embed_dim or c.architecture == "encoder-decoder")
+        ),
+        "input_dim={c.input_dim} replaces the embedding of an encoder or a decoder by a projection "
+        "of vectors;\nleave out segments and embed_dim, and set architecture='encoder' or 'decoder'",
     ),
     (
         lambda c: c.char_dim and (c.architecture != "encoder" or c.embed_dim),

@@ -12,7 +12,7 @@ from regard.config import Choice, Settings, make
 from regard.errors import ConfigError
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import (
-    check_inputs,
+    check_input_dim,
     require_generating_head,
     require_readout_head,
 )
@@ -34,14 +34,14 @@ class ConvolutionConfig(Settings):
     width: int = 2  # kernel size
     dropout: float = 0.0  # dropout of the output of every layer
     context: int = 256  # ids per training block; generation has no limit
-    inputs: int = 0  # width of real-valued inputs, of series and strokes; 0: ids
+    input_dim: int = 0  # width of the vectors of series and strokes that are read; 0: ids
     head: Choice = "linear"  # the output layer (models.compatibility.READOUTS)
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "layers", "context"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        check_inputs(self)
+        check_input_dim(self)
         if self.width < 2:
             raise ConfigError(
                 f"width={self.width} must be at least 2: a kernel of 1 sees no earlier id"
@@ -64,7 +64,7 @@ class ConvolutionConfig(Settings):
 class ConvolutionLM(LanguageModel):
     r"""A convolutional language model with residual and skip connections.
 
-        x = E[ids] (with `inputs`, E v + e of vectors v);
+        x = E[ids] (with `input_dim`, E v + e of vectors v);
         y_l = convolution_l(x),  x <- x + y_l,      l = 1 ... L, dilation 2^(l - 1)
         h = relu(M relu(y_1 + ... + y_L) + m),    logits = W h
 
@@ -76,8 +76,8 @@ class ConvolutionLM(LanguageModel):
         super().__init__()
         self.config = config
         self.embed: nn.Embedding | nn.Linear
-        if config.inputs:
-            self.embed = nn.Linear(config.inputs, config.dim)
+        if config.input_dim:
+            self.embed = nn.Linear(config.input_dim, config.dim)
         else:
             self.embed = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(

@@ -11,7 +11,7 @@ from regard.config import Choice, Settings, kind_of, make
 from regard.errors import ConfigError, unknown
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import (
-    check_inputs,
+    check_input_dim,
     option,
     require_generating_head,
     require_readout_head,
@@ -37,19 +37,19 @@ class RecurrentConfig(Settings):
     input_skip: bool = False  # the head also reads the input of the same step
     tied: bool = True  # output matrix = embedding matrix, where they have the same width
     context: int = 256  # ids per training block; generation has no limit
-    inputs: int = 0  # width of real-valued inputs, of series and strokes; 0: ids
+    input_dim: int = 0  # width of the vectors of series and strokes that are read; 0: ids
     head: Choice = "linear"  # the output layer (models.compatibility.READOUTS)
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "layers", "context"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        check_inputs(self)
+        check_input_dim(self)
         if self.char_dim < 0:
             raise ConfigError(f"char_dim={self.char_dim} must be at least 0 (none)")
-        if self.one_hot and (self.inputs or self.char_dim):
+        if self.one_hot and (self.input_dim or self.char_dim):
             raise ConfigError(
-                "one_hot=true is for ids alone; leave out one_hot, or inputs and char_dim"
+                "one_hot=true is for ids alone; leave out one_hot, or input_dim and char_dim"
             )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
@@ -81,7 +81,7 @@ class RecurrentConfig(Settings):
     @property
     def shares_embedding(self) -> bool:
         """Whether the output matrix is the embedding matrix: with `tied`, if the widths agree."""
-        ids = not self.inputs and not self.one_hot
+        ids = not self.input_dim and not self.one_hot
         return self.tied and ids and self.head_width == self.dim
 
 
@@ -93,7 +93,7 @@ class RecurrentLM(LanguageModel):
     With `one_hot`, x_t has a 1 at id_t and 0 elsewhere. With `input_skip`, the output also reads
     the input, logits_t = W_h h_t + W_x x_t, one matrix W over [h_t; x_t] (Graves 2013).
 
-    With `inputs`, the model reads vectors v_t instead of ids: x_t = E v_t + e.
+    With `input_dim`, the model reads vectors v_t instead of ids: x_t = E v_t + e.
 
     With `char_dim`, x_t = [E[id_t]; c_t], c_t the vector of the characters of the word
     (`nn.characters`).
@@ -103,8 +103,8 @@ class RecurrentLM(LanguageModel):
         super().__init__()
         self.config = config
         self.embed: nn.Embedding | nn.Linear | OneHot
-        if config.inputs:
-            self.embed = nn.Linear(config.inputs, config.dim)
+        if config.input_dim:
+            self.embed = nn.Linear(config.input_dim, config.dim)
         elif config.one_hot:
             self.embed = OneHot(config.vocab_size)
         else:

@@ -23,7 +23,7 @@ class SoftWindowConfig(Settings):
 
     architecture: ClassVar[str] = "decoder"
     vocab_size: int  # number of characters
-    inputs: int = 5  # width of a point: dx, dy, and the pen as one of three classes
+    input_dim: int = 5  # width of a point: dx, dy, and the pen as one of three classes
     cell: Choice = "lstm"  # the recurrent cell (nn.recurrent.CELLS)
     dim: int = 128  # width of every layer
     layers: int = 2  # the first moves the window, the others read what is in it
@@ -33,7 +33,7 @@ class SoftWindowConfig(Settings):
     context: int = 256  # points of a training drawing
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "inputs", "dim", "curves", "context"):
+        for name in ("vocab_size", "input_dim", "dim", "curves", "context"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
         if self.layers < 2:
@@ -75,7 +75,7 @@ class SoftWindowLM(LanguageModel):
         super().__init__()
         self.config = config
         dim, width = config.dim, config.vocab_size
-        self.embed = nn.Linear(config.inputs, dim)
+        self.embed = nn.Linear(config.input_dim, dim)
         self.first = make(config.cell, CELLS, "cell", dim_in=dim + width, dim_out=dim)
         self.window = SoftWindow(dim, curves=config.curves)
         self.layers = Recurrent(
@@ -86,7 +86,7 @@ class SoftWindowLM(LanguageModel):
         )
 
     def forward(
-        self, ids: Float[Tensor, "batch time inputs"], *, source: Source
+        self, ids: Float[Tensor, "batch time input_dim"], *, source: Source
     ) -> Float[Tensor, "batch time dim"]:
         """The hidden states for points; `source` holds the characters of each text."""
         x, read, _ = self._read(ids, self.start(len(ids), ids.shape[1], source))
@@ -110,7 +110,7 @@ class SoftWindowLM(LanguageModel):
         )
 
     def step(
-        self, ids: Float[Tensor, "rows time inputs"], state: WindowState
+        self, ids: Float[Tensor, "rows time input_dim"], state: WindowState
     ) -> tuple[Float[Tensor, "rows 1 parameters"], WindowState]:
         """The output of the head after these points, and the state."""
         x, read, after = self._read(ids, state)

@@ -72,7 +72,7 @@ class StackConfig(Settings):
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            least = 0 if name in ("segments", "inputs", "char_dim") else 1
+            least = 0 if name in ("segments", "input_dim", "char_dim") else 1
             if type(value) is int and value < least:
                 raise ConfigError(f"{name}={value} must be at least {least}")
         for name, hint in get_type_hints(type(self)).items():
@@ -143,7 +143,7 @@ class TransformerConfig(StackConfig):
         None  # tokens of the source; None: both sides share one vocabulary
     )
     context: int = 1024  # most tokens of a sequence
-    inputs: int = 0  # width of real-valued inputs, of series and strokes; 0: ids
+    input_dim: int = 0  # width of the vectors of series and strokes that are read; 0: ids
     # which stacks there are
     architecture: Literal["encoder", "decoder", "encoder-decoder"] = "decoder"
     encoder_heads: int | None = None  # attention heads of the encoder; None: as many as `heads`
@@ -164,7 +164,7 @@ class TransformerConfig(StackConfig):
         kind, _ = kind_of(self.head)
         if kind not in HEADS:
             raise ConfigError(unknown("head", kind, HEADS))
-        rules.check_inputs(self)
+        rules.check_input_dim(self)
         check_rules(self, rules.TRANSFORMER)
 
     def heads_and_width(self, side: str) -> tuple[int, int]:
@@ -203,9 +203,9 @@ class Transformer(LanguageModel):
             segments=config.segments,
             table_dim=config.embed_dim,
         )
-        self.embed: Any  # an Embedding, or a VectorEmbedding of real-valued inputs
-        if config.inputs:
-            self.embed = VectorEmbedding(config.inputs, config.dim)
+        self.embed: Any  # an Embedding, or a VectorEmbedding of vectors
+        if config.input_dim:
+            self.embed = VectorEmbedding(config.input_dim, config.dim)
         else:
             self.embed = embedding(config.vocab_size)
         self.characters = None
@@ -224,7 +224,7 @@ class Transformer(LanguageModel):
             dim=config.dim,
             vocab_size=config.vocab_size,
             embed_dim=config.embed_dim,
-            tied=self.embed.token if config.tied and not config.inputs else None,
+            tied=self.embed.token if config.tied and not config.input_dim else None,
             norm=vector_norms(config),
             positions=config.context,
         )

@@ -77,14 +77,14 @@ class Embedding(nn.Module):
 
 
 class VectorEmbedding(nn.Module):
-    r"""x_t = E v_t + e, for real-valued inputs v_t instead of ids."""
+    r"""x_t = E v_t + e, for vectors v_t in place of ids."""
 
-    def __init__(self, inputs: int, dim: int) -> None:
+    def __init__(self, input_dim: int, dim: int) -> None:
         super().__init__()
-        self.value = nn.Linear(inputs, dim)
+        self.value = nn.Linear(input_dim, dim)
 
     def forward(
-        self, values: Float[Tensor, "batch time inputs"], segments: None = None
+        self, values: Float[Tensor, "batch time input_dim"], segments: None = None
     ) -> Float[Tensor, "batch time dim"]:
         """The projected vectors; there are no segments."""
         x: Tensor = self.value(values)

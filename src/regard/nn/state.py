@@ -8,8 +8,8 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 
-# What a model reads: ids, or the vectors of a model with `inputs` > 0.
-Inputs = Int[Tensor, "batch time"] | Float[Tensor, "batch time inputs"]
+# What a model reads: ids, or the vectors of a model with `input_dim` > 0.
+Inputs = Int[Tensor, "batch time"] | Float[Tensor, "batch time input_dim"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ RECURSIVE_STARTS = 8  # windows per horizon on which recursive forecasts are eva
 class Windows:
     """The scaled rows of a split of a series, and the windows in them."""
 
-    values: Float[Tensor, "time inputs"]
+    values: Float[Tensor, "time input_dim"]
     context: int
     horizon: int
     starts: NDArray[np.int64]  # of the rows that are read
@@ -75,7 +75,7 @@ class Windows:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def read(self, chosen: NDArray[np.int64]) -> Float[Tensor, "batch time inputs"]:
+    def read(self, chosen: NDArray[np.int64]) -> Float[Tensor, "batch time input_dim"]:
         """Windows by their numbers."""
         offsets = np.arange(self.context + self.horizon)
         return self.values[torch.from_numpy(self.starts[chosen][:, None] + offsets)]
@@ -430,7 +430,7 @@ def _model(config: RunConfig, task: Forecast) -> ModelConfig:
 
 def _sizes(model: ModelConfig) -> dict[str, Any]:
     """The fields of a model that follow from the task, for the settings."""
-    names = ("vocab_size", "inputs", "head", "context", "horizon")
+    names = ("vocab_size", "input_dim", "head", "context", "horizon")
     return {name: getattr(model, name) for name in names if name in model.__dataclass_fields__}
 
 

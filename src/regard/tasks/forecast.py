@@ -16,7 +16,7 @@ from regard.models.presets import ModelConfig
 from regard.tasks.base import Task
 
 EPS = 1e-5  # added to the variance of a window
-Window = Float[Tensor, "batch time inputs"]
+Window = Float[Tensor, "batch time input_dim"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Forecast(Task):
     loss_name: ClassVar[str] = "squared error of scaled columns"
     unit: ClassVar[str] = "of columns scaled to standard deviation 1"
     architectures: ClassVar[tuple[str, ...]] = ("linear", "decoder", "encoder")
-    # models without gradients; networks for text, which read vectors if `inputs` is set
+    # models without gradients; networks for text, which read vectors if `input_dim` is set
     input_kinds: ClassVar[tuple[str, ...]] = ("series", "text")
     methods: ClassVar[tuple[str, ...]] = ("predict", "forecast")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "mse", "mae")
@@ -151,7 +151,7 @@ class Forecast(Task):
         steps = self.horizon if self.is_direct else 1
         return {
             "vocab_size": 1,
-            "inputs": self.patch * read,
+            "input_dim": self.patch * read,
             "head": {"kind": "forecast", "steps": steps, "outputs": outputs},
         }
 
@@ -159,7 +159,7 @@ class Forecast(Task):
         """A model of vectors or of series; those with `fit` have no settings of networks."""
         super().check_model(model)
         without_gradients = getattr(model, "input_kind", None) == "series"
-        if not without_gradients and not hasattr(model, "inputs"):
+        if not without_gradients and not hasattr(model, "input_dim"):
             raise ConfigError(
                 "needs a model that reads numbers: model.family is recurrent, convolution, "
                 "transformer, linear or autoregression"
@@ -180,7 +180,7 @@ class Forecast(Task):
 
     def collate(
         self,
-        examples: tuple[Float[Tensor, "batch time inputs"], int],
+        examples: tuple[Float[Tensor, "batch time input_dim"], int],
         generator: torch.Generator,
     ) -> WindowBatch:
         """Scaled windows, cut into the rows that are read and those to forecast."""

@@ -61,7 +61,7 @@ class Handwriting(Task):
         """The fields of a model's configuration that follow from the task."""
         return {
             "vocab_size": len(self.alphabet) + 1,  # and the end of a text
-            "inputs": 2 + PEN_STATES + len(self.names),
+            "input_dim": 2 + PEN_STATES + len(self.names),
             "head": {"kind": "mixture", "components": self.components},
             "context": self.points,
         }
@@ -69,7 +69,7 @@ class Handwriting(Task):
     def check_model(self, model: ModelConfig) -> None:
         """A causal model of vectors."""
         super().check_model(model)
-        if not hasattr(model, "inputs"):
+        if not hasattr(model, "input_dim"):
             raise ConfigError(
                 "needs a model that reads numbers: model.family is recurrent, convolution or "
                 "transformer"

@@ -285,13 +285,13 @@ def _column(config: Any, side: str, width: int) -> Lines:
 
 
 def _read(config: Any) -> str:
-    return f"vectors of {config.inputs:,}" if config.inputs else "ids"
+    return f"vectors of {config.input_dim:,}" if config.input_dim else "ids"
 
 
 def _lookup(config: Any) -> Part:
     """The embedding of ids, or the projection of vectors."""
-    if config.inputs:
-        return f"projection {config.inputs:,} → {config.dim:,}"
+    if config.input_dim:
+        return f"projection {config.input_dim:,} → {config.dim:,}"
     return f"embedding {config.vocab_size:,} × {config.dim:,}"
 
 
@@ -300,7 +300,7 @@ def _embedding(config: Any, is_source: bool) -> list[Part]:
     table = config.embed_dim or config.dim
     if is_source and getattr(config, "input_kind", "text") == "images":
         return [*_cells(config), *_added_position(config)]
-    parts = [_lookup(config)] if config.inputs else [f"embedding {vocab:,} × {table:,}"]
+    parts = [_lookup(config)] if config.input_dim else [f"embedding {vocab:,} × {table:,}"]
     if config.embed_scaled:
         parts[0] += f", times sqrt({config.dim if config.factored == 'tokens' else table:,})"
     if config.segments:

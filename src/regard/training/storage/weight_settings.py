@@ -23,6 +23,7 @@ TRAINING_OPTIONS = (
 # Settings, and values of settings, in run folders of earlier versions, and their current names.
 RENAMED = {
     "model.characters": "model.char_dim",
+    "model.inputs": "model.input_dim",
     "model.shape": "model.architecture",
     "data.path.colours": "data.path.types",
     "train.evaluate_tokens": "train.evaluate_targets",
