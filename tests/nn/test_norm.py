@@ -37,18 +37,18 @@ def test_batch_norm_computes_the_formula_without_padding(bias):
     norm, lengths = BatchNorm(4, eps=1e-3, bias=bias), torch.tensor([5, 2, 3])
     for parameter in norm.parameters():
         nn.init.normal_(parameter)
-    real = torch.arange(5) < lengths.unsqueeze(1)
+    valid = torch.arange(5) < lengths.unsqueeze(1)
     x = 3 * torch.randn(3, 5, 4) + 1
-    y = norm(x, real=real)
-    rows = x[real]  # (positions, dim)
+    y = norm(x, valid=valid)
+    rows = x[valid]  # (positions, dim)
     m, v = rows.mean(0), rows.var(0, correction=0)
     b = norm.bias if bias else 0.0
     expected = (rows - m) / (v + 1e-3).sqrt() * norm.weight + b
-    torch.testing.assert_close(y[real], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(y[valid], expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(norm.mean, 0.1 * m, rtol=0, atol=1e-12)
     torch.testing.assert_close(norm.variance, 0.9 + 0.1 * v, rtol=0, atol=1e-12)
-    x[~real] = 1e6
-    torch.testing.assert_close(norm(x, real=real)[real], expected, rtol=0, atol=1e-12)
+    x[~valid] = 1e6
+    torch.testing.assert_close(norm(x, valid=valid)[valid], expected, rtol=0, atol=1e-12)
 
 
 def test_batch_norm_reads_positions_in_training_and_averages_in_evaluation():

@@ -53,12 +53,12 @@ class Bag(nn.Module):
     def forward(
         self, ids: Int[Tensor, "batch time"], *, lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch 1 vocab"]:
-        """The counts, one vector per text; the first `lengths` ids of each row are real."""
-        real = torch.ones_like(ids, dtype=self.head.out.weight.dtype)
+        """The counts, one vector per text; the first `lengths` ids of each row are valid."""
+        valid = torch.ones_like(ids, dtype=self.head.out.weight.dtype)
         if lengths is not None:
-            real *= torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
-        counts = real.new_zeros(len(ids), self.config.vocab_size)
-        return counts.scatter_add(1, ids, real).unsqueeze(1)
+            valid *= torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
+        counts = valid.new_zeros(len(ids), self.config.vocab_size)
+        return counts.scatter_add(1, ids, valid).unsqueeze(1)
 
     if TYPE_CHECKING:
         __call__ = forward

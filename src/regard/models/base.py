@@ -76,8 +76,8 @@ class Language(Protocol):
     ) -> tuple[Float[Tensor, "rows scored vocab"], State]:
         """Read one or more ids per row: prefill, or one decode step. Return the next logits.
 
-        Rows may be right-padded: `counts` gives the number of real ids of each row. The logits
-        are those after each row's last real id (scored = 1), or after every id (`all_logits`).
+        Rows may be right-padded: `counts` gives the number of valid ids of each row. The logits
+        are those after each row's last valid id (scored = 1), or after every id (`all_logits`).
         """
 
 

@@ -109,15 +109,15 @@ class CBOW(nn.Module):
     def forward(
         self, ids: Int[Tensor, "batch time"], *, lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch time dim"]:
-        """The mean vector of the neighbours of each id; the first `lengths` ids are real."""
+        """The mean vector of the neighbours of each id; the first `lengths` ids are valid."""
         positions = torch.arange(ids.shape[1], device=ids.device)
         distance = (positions.unsqueeze(1) - positions).abs()
         x: Tensor = self.embed(ids)
         in_window = ((distance > 0) & (distance <= self.config.window)).to(x.dtype)
         count = in_window.sum(1, keepdim=True)
         if lengths is not None:
-            real = (positions < lengths.unsqueeze(1)).unsqueeze(-1).to(x.dtype)
-            x, count = x * real, in_window @ real
+            valid = (positions < lengths.unsqueeze(1)).unsqueeze(-1).to(x.dtype)
+            x, count = x * valid, in_window @ valid
         return in_window @ x / count.clamp_min(1)
 
     def count_words(self, batches: Iterable[Blocks]) -> None:

@@ -60,8 +60,8 @@ def check_input_dim(config: Any) -> None:
     kind, _ = kind_of(config.head)
     if config.input_dim and kind not in VECTOR_HEADS:
         raise ConfigError(
-            f"head={kind!r} predicts tokens or classes, but input_dim={config.input_dim} is a model "
-            f"of vectors; its head is {' or '.join(map(repr, VECTOR_HEADS))}"
+            f"head={kind!r} predicts tokens or classes, but input_dim={config.input_dim} makes it "
+            f"read vectors; its head is {' or '.join(map(repr, VECTOR_HEADS))}"
         )
     if config.input_dim and getattr(config, "char_dim", 0):
         raise ConfigError(
@@ -175,13 +175,13 @@ TRANSFORMER: tuple[Rule, ...] = (
         lambda c: (
             c.input_dim and (c.segments or c.embed_dim or c.architecture == "encoder-decoder")
         ),
-        "input_dim={c.input_dim} replaces the embedding of an encoder or a decoder by a projection "
-        "of vectors;\nleave out segments and embed_dim, and set architecture='encoder' or 'decoder'",
+        "input_dim={c.input_dim} replaces the embedding of an encoder or a decoder by a "
+        "projection of vectors;\n"
+        "leave out segments and embed_dim, and set architecture='encoder' or 'decoder'",
     ),
     (
         lambda c: c.char_dim and (c.architecture != "encoder" or c.embed_dim),
-        "char_dim={c.char_dim} are added to the embeddings of an encoder, not of "
-        "architecture={c.architecture!r} or with embed_dim; leave them out",
+        "char_dim={c.char_dim} needs architecture='encoder' without embed_dim; leave out char_dim",
     ),
     (
         lambda c: c.prefix and c.architecture != "decoder",

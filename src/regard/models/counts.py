@@ -112,17 +112,17 @@ def flatten_rows(batch: Blocks, vocab_size: int) -> Rows:
     """The rows [ids, last target] of a batch, each up to its last scored target, concatenated."""
     ids, targets = batch.ids.cpu().numpy(), batch.targets.cpu().numpy()
     scored = np.pad(targets != IGNORED, ((0, 0), (1, 0)))
-    real = np.logical_or.accumulate(scored[:, ::-1], 1)[:, ::-1]
+    valid = np.logical_or.accumulate(scored[:, ::-1], 1)[:, ::-1]
     tokens = np.pad(ids, ((0, 0), (0, 1))).astype(np.int64)
     tokens[:, 1:][scored[:, 1:]] = targets[scored[:, 1:]]  # the last token is only a target
-    if not np.array_equal(tokens[:, :-1][real[:, 1:]], ids[real[:, 1:]]):
+    if not np.array_equal(tokens[:, :-1][valid[:, 1:]], ids[valid[:, 1:]]):
         raise DataError("n-grams are counted in contiguous text: targets[t] must be ids[t + 1]")
     positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
-    tokens = tokens[real]
+    tokens = tokens[valid]
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
         invalid = tokens[(tokens < 0) | (tokens >= vocab_size)][0]
         raise DataError(f"id {invalid} must be at least 0 and below vocab_size={vocab_size}")
-    return tokens, positions[real], scored[real]
+    return tokens, positions[valid], scored[valid]
 
 
 def _count_chunk(rows: Rows, order: int, vocab_size: int) -> Counts:

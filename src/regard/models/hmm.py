@@ -90,18 +90,18 @@ class HMM(LanguageModel):
         """
         first, move, write = (torch.zeros_like(logs.exp()) for logs in self._logs())
         for ids, lengths in texts:
-            real = torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(-1)
-            emission = self._emission(ids).where(real.unsqueeze(-1), 0.0)  # 1 for padding
+            valid = torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(-1)
+            emission = self._emission(ids).where(valid.unsqueeze(-1), 0.0)  # 1 for padding
             forward = self._beliefs(emission, self._initial_belief(ids))[:, :-1] + emission
-            backward = self._backward(emission, real)
-            posterior = (forward + backward).softmax(-1) * real.unsqueeze(-1)
+            backward = self._backward(emission, valid)
+            posterior = (forward + backward).softmax(-1) * valid.unsqueeze(-1)
             first += posterior[:, 0].sum(0)
             write.index_add_(1, ids.flatten(), posterior.flatten(0, 1).T)
             after = emission + backward  # (batch, time, states)
             for t in range(1, ids.shape[1]):
                 pair = forward[:, t - 1].unsqueeze(-1) + self.log_move + after[:, t].unsqueeze(-2)
                 pair = pair.flatten(1).softmax(-1).view_as(pair)  # (batch, states, states)
-                move += pair[real[:, t]].sum(0)
+                move += pair[valid[:, t]].sum(0)
         self.log_first, self.log_move, self.log_write = (
             # a state that was never visited keeps its parameters
             _normalise(new.log().where(new.sum(-1, keepdim=True) > 0, old))
@@ -167,12 +167,12 @@ class HMM(LanguageModel):
             beliefs.append(belief)
         return torch.stack(beliefs, 1)
 
-    def _backward(self, emissions: Tensor, real: Tensor) -> Float64[Tensor, "batch time states"]:
+    def _backward(self, emissions: Tensor, valid: Tensor) -> Float64[Tensor, "batch time states"]:
         """log P of the ids after each position, given its state: the backward algorithm."""
         backward = [torch.zeros_like(emissions[:, 0])]
         for t in range(emissions.shape[1] - 1, 0, -1):
             before = _log_matmul(backward[-1] + emissions[:, t], self.log_move.T)
-            backward.append(before.where(real[:, t].unsqueeze(-1), 0.0))
+            backward.append(before.where(valid[:, t].unsqueeze(-1), 0.0))
         return torch.stack(backward[::-1], 1)
 
     def _predict(self, beliefs: Tensor) -> Tensor:

@@ -142,7 +142,7 @@ class RecurrentLM(LanguageModel):
     ) -> Float[Tensor, "batch time dim"]:
         """The hidden states of the top layer, which `head` maps to logits.
 
-        Rows may be right-padded: `lengths` gives the number of real ids, which only a
+        Rows may be right-padded: `lengths` gives the number of valid ids, which only a
         bidirectional model needs. `characters` are the bytes of the word of each id.
         """
         x = self._embed(ids)

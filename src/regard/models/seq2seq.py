@@ -257,7 +257,7 @@ class EncoderDecoder(LanguageModel):
         ids, lengths = source.ids, source.lengths
         positions = torch.arange(ids.shape[1], device=ids.device)
         rows = torch.arange(len(ids), device=ids.device).unsqueeze(1)
-        # reverses the real part of each row; the padding stays at the end
+        # reverses the valid part of each row; the padding stays at the end
         backwards = (lengths.unsqueeze(1) - 1 - positions).remainder(ids.shape[1])
         if self.config.reversed_source:
             ids = ids[rows, backwards]

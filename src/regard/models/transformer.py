@@ -247,7 +247,7 @@ class Transformer(LanguageModel):
     ) -> Float[Tensor, "batch time dim"]:
         """The hidden states of `ids`. A decoder is causal, except within a prefix of `mask`.
 
-        Rows may be right-padded: `lengths` gives the number of real ids of each, which an encoder
+        Rows may be right-padded: `lengths` gives the number of valid ids of each, which an encoder
         masks. A decoder needs no such mask: no position attends to later ones. `characters` are
         the bytes of the word of each id.
         """

@@ -60,7 +60,7 @@ class Mask:
 
     @classmethod
     def lengths(cls, lengths: Int[Tensor, " batch"]) -> "Mask":
-        """Only the first `lengths` keys of each row are real."""
+        """Only the first `lengths` keys of each row are valid."""
         return cls(key_lengths=lengths)
 
     @classmethod
@@ -108,7 +108,7 @@ class Mask:
     def _no_other_rule(self) -> bool:
         return self.width is None and self.key_lengths is None and self.document_ids is None
 
-    def real(self, positions: Int[Tensor, "#batch time"]) -> Bool[Tensor, "batch time"] | None:
+    def valid(self, positions: Int[Tensor, "#batch time"]) -> Bool[Tensor, "batch time"] | None:
         """True at the positions that are not padding; None where there is none."""
         return None if self.key_lengths is None else positions < self.key_lengths.unsqueeze(1)
 
@@ -195,9 +195,9 @@ class AttentionInputs:
         )
 
     @property
-    def real(self) -> Bool[Tensor, "batch time"] | None:
+    def valid(self) -> Bool[Tensor, "batch time"] | None:
         """True at the queries that are not padding; None where there is none."""
-        return self.mask.real(self.query_positions)
+        return self.mask.valid(self.query_positions)
 
     def dense(self) -> Bool[Tensor, "#batch 1 #time seen"] | None:
         """The mask as a boolean tensor, also if it is only the `causal` flag."""

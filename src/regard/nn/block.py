@@ -152,22 +152,22 @@ class BatchNorm(nn.Module):
         self.register_buffer("variance", torch.ones(dim))
 
     def forward(
-        self, x: Float[Tensor, "*rows dim"], real: Bool[Tensor, "*#rows"] | None = None
+        self, x: Float[Tensor, "*rows dim"], valid: Bool[Tensor, "*#rows"] | None = None
     ) -> Float[Tensor, "*rows dim"]:
-        """The normalised vectors; `real` is False on padding. Computed in float32."""
+        """The normalised vectors; `valid` is False on padding. Computed in float32."""
         wide = x if x.dtype == torch.float64 else x.float()
         m, v = self.mean, self.variance
         if self.training:
-            m, v = self._statistics(wide, real)
+            m, v = self._statistics(wide, valid)
         y = (wide - m) * (v + self.eps).rsqrt() * self.weight
         return (y if self.bias is None else y + self.bias).to(x.dtype)
 
-    def _statistics(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and variance over all real positions, which also update the moving averages."""
+    def _statistics(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean and variance over all valid positions, which also update the moving averages."""
         axes = tuple(range(x.dim() - 1))
         share = torch.ones_like(x[..., :1])
-        if real is not None:
-            share = share * real.unsqueeze(-1)
+        if valid is not None:
+            share = share * valid.unsqueeze(-1)
         share = share / share.sum()
         m = (share * x).sum(axes)
         v = (share * (x - m).square()).sum(axes)
@@ -225,9 +225,11 @@ NORMS: dict[str, Callable[..., nn.Module]] = {
 Norm = Callable[[Tensor], Tensor]
 
 
-def without_padding(norm: nn.Module | None, real: Bool[Tensor, "batch time"] | None) -> Norm | None:
-    """A norm as a function of x: a BatchNorm also reads which positions are `real`."""
-    return partial(norm, real=real) if isinstance(norm, BatchNorm) else norm
+def bind_padding_mask(
+    norm: nn.Module | None, valid: Bool[Tensor, "batch time"] | None
+) -> Norm | None:
+    """A norm as a function of x: a BatchNorm also reads which positions are `valid`."""
+    return partial(norm, valid=valid) if isinstance(norm, BatchNorm) else norm
 
 
 Activation = Callable[[Tensor], Tensor]
@@ -418,7 +420,7 @@ class Block(nn.Module):
         x, drop = self.carry_hook(x), self._drop
         norms = (self.attention_norm, self.attention_after, self.ffn_norm, self.ffn_after)
         attention_norm, attention_after, ffn_norm, ffn_after = (
-            without_padding(norm, inputs.real) for norm in norms
+            bind_padding_mask(norm, inputs.valid) for norm in norms
         )
         assert attention_norm is not None
         if self.norm_order.parallel:
@@ -507,8 +509,8 @@ class Stack(nn.Module):
         embedded = None if self.position.each_layer else self.position.embed(positions)
         if embedded is not None:
             x = x + embedded.to(x.dtype)
-        real = mask.real(positions)
-        embed_norm, norm = (without_padding(n, real) for n in (self.embed_norm, self.norm))
+        valid = mask.valid(positions)
+        embed_norm, norm = (bind_padding_mask(n, valid) for n in (self.embed_norm, self.norm))
         if embed_norm is not None:
             x = embed_norm(x)
         x = F.dropout(x, self.dropout, self.training)

@@ -28,12 +28,15 @@ def path_score(
     u: Scores, tags: Int[Tensor, "batch words"], lengths: Int[Tensor, " batch"], a: Transitions
 ) -> Float[Tensor, " batch"]:
     """The score of one sequence of tags for each text."""
-    real = torch.arange(u.shape[1], device=u.device) < lengths.unsqueeze(1)
+    valid = torch.arange(u.shape[1], device=u.device) < lengths.unsqueeze(1)
     last = tags.gather(1, lengths.unsqueeze(1) - 1).squeeze(1)
     words = u.gather(2, tags.unsqueeze(2)).squeeze(2)
     between = a.between[tags[:, :-1], tags[:, 1:]]
     return (
-        a.first[tags[:, 0]] + (words * real).sum(1) + (between * real[:, 1:]).sum(1) + a.last[last]
+        a.first[tags[:, 0]]
+        + (words * valid).sum(1)
+        + (between * valid[:, 1:]).sum(1)
+        + a.last[last]
     )
 
 

@@ -232,10 +232,10 @@ class ClassHead(nn.Module):
                 return last
             half = x.shape[-1] // 2
             return torch.cat([last[:, :half], x[:, 0, half:]], -1)
-        real = (positions < lengths.unsqueeze(1)).unsqueeze(-1)
+        valid = (positions < lengths.unsqueeze(1)).unsqueeze(-1)
         if self.pool == "max":
-            return x.masked_fill(~real, -torch.inf).amax(1)
-        return (x * real).sum(1) / lengths.unsqueeze(1)
+            return x.masked_fill(~valid, -torch.inf).amax(1)
+        return (x * valid).sum(1) / lengths.unsqueeze(1)
 
 
 class TagHead(nn.Module):

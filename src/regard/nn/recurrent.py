@@ -49,7 +49,7 @@ class RecurrentState:
     def advance(
         self, layers: list[CellState], counts: Int[Tensor, " rows"] | None
     ) -> "RecurrentState":
-        """The state after a step with these snapshots; `counts` ids per row are real."""
+        """The state after a step with these snapshots; `counts` ids per row are valid."""
         if counts is None:
             counts = torch.full_like(self.index, layers[0][0].shape[1] - 1)
         return RecurrentState(layers, self.lengths + counts, counts)
@@ -118,7 +118,7 @@ class Cell(nn.Module):
         """h after each x, and the final state.
 
         Rows may be right-padded: h is zero beyond a row's length, and the final state of a row
-        is the one after its last real x.
+        is the one after its last valid x.
         """
         state = self.start(len(x)) if state is None else state
         run = self._loop_padded if self.kernel is None or self._has_hooks() else self._fused
@@ -166,8 +166,8 @@ class Cell(nn.Module):
         if lengths is None:
             return states[0], tuple(vector[:, -1] for vector in states)
         rows, time = (torch.arange(size, device=x.device) for size in x.shape[:2])
-        real = (time < lengths.unsqueeze(1)).unsqueeze(-1)
-        return states[0].where(real, 0.0), tuple(vector[rows, lengths - 1] for vector in states)
+        valid = (time < lengths.unsqueeze(1)).unsqueeze(-1)
+        return states[0].where(valid, 0.0), tuple(vector[rows, lengths - 1] for vector in states)
 
     def _fused(
         self, x: Tensor, lengths: Tensor | None, state: CellState
@@ -397,7 +397,7 @@ class Bidirectional(nn.Module):
         """Both h at each x, and both final states; that of `back` is the one at the first x."""
         time = torch.arange(x.shape[1], device=x.device)
         ends = time.new_full((len(x),), x.shape[1]) if lengths is None else lengths
-        # reverses the real part of each row; the padding stays at the end
+        # reverses the valid part of each row; the padding stays at the end
         reversed_time = (ends.unsqueeze(1) - 1 - time).remainder(x.shape[1])
         rows = torch.arange(len(x), device=x.device).unsqueeze(1)
         y, last = self.ahead(x, lengths)
@@ -442,7 +442,7 @@ class Recurrent(nn.ModuleList):
         """The outputs of the top layer, and the final state of every layer.
 
         Rows may be right-padded: outputs are zero beyond a row's length, and the final state of
-        a row is the one after its last real x.
+        a row is the one after its last valid x.
         """
         if lengths is not None and not bool(((lengths > 0) & (lengths <= x.shape[1])).all()):
             raise ShapeError(

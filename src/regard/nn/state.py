@@ -125,7 +125,7 @@ class TransformerState:
         return replace(self, max_length=0)
 
     def advance(self, counts: Int[Tensor, " rows"] | None, time: int) -> "TransformerState":
-        """The state after `time` more ids, of which `counts` per row are real (None: all)."""
+        """The state after `time` more ids, of which `counts` per row are valid (None: all)."""
         if self.static:
             self.lengths.add_(time if counts is None else counts)
             return self

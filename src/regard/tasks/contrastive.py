@@ -54,8 +54,8 @@ class Contrastive(Task):
         x = model(texts.ids, lengths=texts.lengths).float()
         if self.pool == "first":
             return F.normalize(x[:, 0], dim=-1)
-        real = torch.arange(x.shape[1], device=x.device) < texts.lengths.unsqueeze(1)
-        return F.normalize((x * real.unsqueeze(-1)).sum(1), dim=-1)
+        valid = torch.arange(x.shape[1], device=x.device) < texts.lengths.unsqueeze(1)
+        return F.normalize((x * valid.unsqueeze(-1)).sum(1), dim=-1)
 
     def loss(self, model: nn.Module, batch: SentenceBatch) -> Float[Tensor, ""]:
         """The summed loss over the pairs of the batch."""

@@ -240,10 +240,10 @@ class Masked(Task):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The document of each token, from 1, with 0 for padding, and its position in it."""
         index = np.arange(ids.shape[1])
-        real = index < lengths[:, None]
-        begins = (ids == self.vocab.cls_id) & real
+        valid = index < lengths[:, None]
+        begins = (ids == self.vocab.cls_id) & valid
         start = np.maximum.accumulate(np.where(begins, index, 0), axis=1)
-        return np.where(real, begins.cumsum(1), 0), index - start
+        return np.where(valid, begins.cumsum(1), 0), index - start
 
     def _sentence_pairs(
         self,
@@ -275,11 +275,11 @@ class Masked(Task):
     def _choose(
         self,
         ids: Int[np.ndarray, "batch time"],
-        real: Bool[np.ndarray, "batch time"],
+        valid: Bool[np.ndarray, "batch time"],
         random: Float[np.ndarray, "batch time"],
     ) -> NDArray[np.int64]:
         """The positions to predict, -1 where a row has fewer; shapes do not depend on the text."""
-        ordinary = self.vocab.ordinary[ids] & real
+        ordinary = self.vocab.ordinary[ids] & valid
         begins = self.vocab.begins_word(ids) if self.whole_words else np.ones_like(ordinary)
         max_masked = max(1, round(self.mask_fraction * ids.shape[1]))
         positions = np.full((len(ids), max_masked), -1)
