@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.accel import pack
-from regard.generate import Chain, SamplerContext, parse_chain
+from regard.generate import Chain, SamplingState, parse_chain
 from regard.models.build import build_model, preset
 
 VOCAB, PROMPT, CAPACITY = 50257, 128, 256
@@ -72,11 +72,11 @@ def decode_step(model: Any, rows: int, device: torch.device) -> Callable[[], Non
 def sample_step(chain: Chain, logits: Tensor) -> Callable[[], None]:
     """A function that samples with a history of 128 ids."""
     prompts = torch.randint(VOCAB, (len(logits), PROMPT)).tolist()
-    context = SamplerContext.from_prompts(prompts, CAPACITY, seed=1, device=logits.device)
-    chain.sample(logits, context)  # creates the tensors of its settings
+    sampling = SamplingState.from_prompts(prompts, CAPACITY, seed=1, device=logits.device)
+    chain.sample(logits, sampling)  # creates the tensors of its settings
 
     def run() -> None:
-        chain.sample(logits, context)
+        chain.sample(logits, sampling)
 
     return run
 

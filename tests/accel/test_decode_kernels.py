@@ -8,8 +8,8 @@ import torch
 
 from regard.generate import generate, parse_chain
 from regard.generate.chain import draw
-from regard.generate.sampler_context import RowGenerators
 from regard.generate.samplers.truncation import TopK
+from regard.generate.sampling_state import RowGenerators
 from regard.models.transformer import Transformer, TransformerConfig
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA")

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from regard.generate import SamplerContext, parse_chain
+from regard.generate import SamplingState, parse_chain
 from regard.generate.chain import NOT_FAILED, Chain, failure_lengths
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
@@ -46,7 +46,7 @@ def compare(chain, logits, turns=1 if INTERPRETED else 2):
     assert chain.fused_tail is not None
     prompts = [[row, 3, 5, row, 3] for row in range(len(logits))]
     one, other = (
-        SamplerContext.from_prompts(prompts, turns, seed=4, device=DEVICE) for _ in range(2)
+        SamplingState.from_prompts(prompts, turns, seed=4, device=DEVICE) for _ in range(2)
     )
     for _ in range(turns):
         expected = PlainChain(chain.samplers).sample(logits, one)
@@ -55,9 +55,9 @@ def compare(chain, logits, turns=1 if INTERPRETED else 2):
         one.append(expected)
         other.append(actual)
     assert one.generators.used.tolist() == other.generators.used.tolist()
-    assert one.state.keys() == other.state.keys()
-    for key in one.state:
-        assert one.state[key].tolist() == other.state[key].tolist()
+    assert one.row_states.keys() == other.row_states.keys()
+    for key in one.row_states:
+        assert one.row_states[key].tolist() == other.row_states[key].tolist()
 
 
 def many_kinds(vocab, rows=5):
@@ -157,17 +157,17 @@ def test_rows_may_be_strided():
 def test_a_row_with_nothing_to_draw_from_is_noted():
     logits = many_kinds(3001)
     logits[0], logits[2], logits[3, 7], logits[4, 8] = -torch.inf, torch.nan, torch.nan, torch.inf
-    context = SamplerContext.from_prompts(
+    sampling = SamplingState.from_prompts(
         [[1], [1, 2], [1], [1, 2, 3], [1]], 4, seed=1, device=DEVICE
     )
     chain = parse_chain(TEN, "llama.cpp")
     for _ in range(2):
-        ids = chain.sample(logits, context)
+        ids = chain.sample(logits, sampling)
         assert ids.max() < 3001
         assert ids.min() >= 0
-        context.append(ids)
-    assert failure_lengths(context).tolist() == [1, NOT_FAILED, 1, 3, 1]
-    assert context.generators.used.tolist() == [4] * 5
+        sampling.append(ids)
+    assert failure_lengths(sampling).tolist() == [1, NOT_FAILED, 1, 3, 1]
+    assert sampling.generators.used.tolist() == [4] * 5
 
 
 @pytest.mark.parametrize(

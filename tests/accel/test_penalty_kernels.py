@@ -5,10 +5,10 @@ import os
 import pytest
 import torch
 
-from regard.generate.sampler_context import SamplerContext
 from regard.generate.samplers import penalties
 from regard.generate.samplers.logits_processor import PerRow
 from regard.generate.samplers.penalties import DRY, Frequency, Presence, Repetition
+from regard.generate.sampling_state import SamplingState
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
@@ -47,21 +47,21 @@ def texts(room, vocab=6):
     history[2, room // 3] = 3
     history[3] = torch.arange(room) % 37 % 4
     lengths = torch.tensor([room, room, room - 5, room // 2, 3, 1, 0]).clamp(0, room)
-    context = SamplerContext.from_prompts([[0]] * 7, room - 1, seed=0, device=DEVICE)
-    context.history, context.lengths = history.to(DEVICE), lengths.to(DEVICE)
-    context.prompt_lengths = (lengths // 3).to(DEVICE)
+    sampling = SamplingState.from_prompts([[0]] * 7, room - 1, seed=0, device=DEVICE)
+    sampling.history, sampling.lengths = history.to(DEVICE), lengths.to(DEVICE)
+    sampling.prompt_lengths = (lengths // 3).to(DEVICE)
     logits = 3 * torch.randn(7, vocab, device=DEVICE)
     logits[0, 1] = logits[1, 2] = logits[3] = -torch.inf
     logits[2, 0] = 0.0
-    return logits, context
+    return logits, sampling
 
 
-def both(sampler, logits, context, monkeypatch):
+def both(sampler, logits, sampling, monkeypatch):
     """The logits after the plain sampler, and after the kernel."""
     before, results = logits.clone(), []
     for uses_kernel in (False, True):
         monkeypatch.setattr(penalties, "usable", lambda _, answer=uses_kernel: answer)
-        results.append(sampler.process(logits, context))
+        results.append(sampler.process(logits, sampling))
         assert torch.equal(logits, before)
     return results
 
@@ -96,17 +96,17 @@ def test_the_block_sizes_of_the_kernel_do_not_matter(lags, steps, monkeypatch):
 
 
 def test_the_largest_penalty_is_finite(monkeypatch):
-    logits, context = texts(600)
+    logits, sampling = texts(600)
     logits = logits.nan_to_num(neginf=-1.0)
-    expected, actual = both(DRY(2.0), logits, context, monkeypatch)
+    expected, actual = both(DRY(2.0), logits, sampling, monkeypatch)
     assert actual.isfinite().all()
     assert actual.min() == -penalties.MAX_PENALTY
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_large_vocabulary_in_strides(monkeypatch):
-    _, context = texts(50)
-    context.history = (context.history * 7919).repeat_interleave(2, 1)[:, ::2]
+    _, sampling = texts(50)
+    sampling.history = (sampling.history * 7919).repeat_interleave(2, 1)[:, ::2]
     logits = torch.randn(2 * 7, 40000, device=DEVICE)[::2]
     for sampler in (
         Repetition(1.5),
@@ -114,7 +114,7 @@ def test_a_large_vocabulary_in_strides(monkeypatch):
         Presence(-0.3),
         DRY(0.8, breakers=(3 * 7919,)),
     ):
-        expected, actual = both(sampler, logits, context, monkeypatch)
+        expected, actual = both(sampler, logits, sampling, monkeypatch)
         assert not torch.equal(expected, logits)
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
@@ -122,33 +122,33 @@ def test_a_large_vocabulary_in_strides(monkeypatch):
 def test_settings_without_a_kernel_run_in_torch(monkeypatch):
     for name in ("repetition", "frequency", "dry"):
         monkeypatch.setattr(kernels, name, None)
-    logits, context = texts(50)
+    logits, sampling = texts(50)
     for sampler in (Repetition(1.5), Frequency(0.3), Presence(0.3), DRY(0.8)):
         each = PerRow.merge([sampler, None] * 3 + [sampler], DEVICE)
-        expected, actual = both(each, logits, context, monkeypatch)
+        expected, actual = both(each, logits, sampling, monkeypatch)
         assert torch.equal(actual, expected)
-        expected, actual = both(sampler, logits.double(), context, monkeypatch)
+        expected, actual = both(sampler, logits.double(), sampling, monkeypatch)
         assert torch.equal(actual, expected)
     monkeypatch.setattr(penalties, "MAX_KERNEL_WINDOW", 49)
-    expected, actual = both(Frequency(0.3), logits, context, monkeypatch)
+    expected, actual = both(Frequency(0.3), logits, sampling, monkeypatch)
     assert torch.equal(actual, expected)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a graph is recorded on a GPU")
 def test_the_kernels_are_captured_in_a_cuda_graph(monkeypatch):
-    logits, context = texts(50)
+    logits, sampling = texts(50)
     samplers = [Repetition(1.5), Frequency(0.3), Presence(0.2), DRY(0.8, breakers=(3,))]
     for sampler in samplers:
-        sampler.process(logits, context)
+        sampler.process(logits, sampling)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = [sampler.process(logits, context) for sampler in samplers]
+        found = [sampler.process(logits, sampling) for sampler in samplers]
     other, changed = texts(50)
     logits.copy_(other + 1)
-    context.history.copy_(changed.history.flip(1))
-    context.lengths.copy_(changed.lengths.flip(0))
+    sampling.history.copy_(changed.history.flip(1))
+    sampling.lengths.copy_(changed.lengths.flip(0))
     graph.replay()
     for sampler, actual in zip(samplers, found, strict=True):
-        expected, _ = both(sampler, logits, context, monkeypatch)
+        expected, _ = both(sampler, logits, sampling, monkeypatch)
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)

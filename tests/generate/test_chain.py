@@ -11,20 +11,20 @@ from regard.generate import (
     SAMPLER_ORDERS,
     SAMPLERS,
     Chain,
-    SamplerContext,
+    SamplingState,
     Temperature,
     TopK,
     TopP,
     draw,
     parse_chain,
 )
-from regard.generate.sampler_context import RowGenerators
 from regard.generate.sampler_spec import format_sampler
 from regard.generate.samplers.constraints import Ban
+from regard.generate.sampling_state import RowGenerators
 
 
-def context_of(rows, seed=0):
-    return SamplerContext.from_prompts([[0]] * rows, 1, seed=seed)
+def state_of(rows, seed=0):
+    return SamplingState.from_prompts([[0]] * rows, 1, seed=seed)
 
 
 def draws(logits, count, *, seed=0):
@@ -52,7 +52,7 @@ def test_draws_follow_the_stated_distribution(words):
     chain, logits, count = parse_chain(words), EIGHT, 20_000
     for sampler in chain.samplers:
         logits = sampler(logits)
-    ids = chain(EIGHT.expand(count, -1), context_of(count))  # a row each, with its own numbers
+    ids = chain(EIGHT.expand(count, -1), state_of(count))  # a row each, with its own numbers
     p = logits.softmax(-1)[0]
     assert chi_square(ids, p) < LARGEST[int((p > 0).sum())]
     generators = RowGenerators.from_seed(1, 1)  # and one row again and again
@@ -62,7 +62,7 @@ def test_draws_follow_the_stated_distribution(words):
 
 def test_draws_behind_a_coin_follow_the_mixture():
     chain, count = parse_chain(["xtc={probability=0.3, threshold=0.1}"]), 20_000
-    ids = chain(EIGHT.expand(count, -1), context_of(count))
+    ids = chain(EIGHT.expand(count, -1), state_of(count))
     without = EIGHT.clone()
     without[0, :2] = -torch.inf  # P = .405 .245 .149 | .090
     p = 0.7 * EIGHT.softmax(-1)[0] + 0.3 * without.softmax(-1)[0]
@@ -94,7 +94,7 @@ def test_the_least_and_the_largest_number_find_a_token_that_is_left(number, toke
 
 def test_a_row_draws_the_same_whoever_is_beside_it():
     logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
-    together = context_of(5)
+    together = state_of(5)
     alone = [RowGenerators.from_seed(0, 5).select(torch.tensor([row])) for row in range(5)]
     for _ in range(20):
         ids = Chain()(logits, together)
@@ -147,19 +147,19 @@ def test_random_numbers_are_those_of_splitmix():
 
 def test_greedy_is_the_argmax_and_needs_no_chance():
     logits = torch.tensor([[1.0, 3.0, 3.0], [5.0, 0.0, -torch.inf]])
-    context = context_of(2)
-    assert parse_chain(["greedy"])(logits, context).tolist() == [1, 0]
-    assert context.generators.used.tolist() == [0, 0]
+    sampling = state_of(2)
+    assert parse_chain(["greedy"])(logits, sampling).tolist() == [1, 0]
+    assert sampling.generators.used.tolist() == [0, 0]
 
 
 def test_half_precision_logits_are_sampled_in_float32():
     seen = []
 
-    def spy(logits, context=None):
+    def spy(logits, sampling=None):
         seen.append(logits.dtype)
         return logits
 
-    Chain((spy,))(torch.randn(1, 4).bfloat16(), context_of(1))
+    Chain((spy,))(torch.randn(1, 4).bfloat16(), state_of(1))
     assert seen == [torch.float32]
 
 
@@ -169,12 +169,12 @@ def test_logits_that_are_no_numbers_are_an_error_that_names_the_row(chain, bad):
     logits = torch.zeros(3, 4)
     logits[1, 2] = bad
     with pytest.raises(RegardError, match="row 1 has no token left to draw: the model's largest"):
-        chain(logits, context_of(3))
+        chain(logits, state_of(3))
 
 
 def test_a_row_without_any_token_left_is_an_error():
     with pytest.raises(RegardError, match="the model's largest logit is -inf"):
-        Chain()(torch.full((1, 4), -torch.inf), context_of(1))
+        Chain()(torch.full((1, 4), -torch.inf), state_of(1))
 
 
 @pytest.mark.parametrize("words", [["ban=[0, 1, 2, 3]"], ["top_k=2", "ban=[0, 1, 2]", "top_p=0.5"]])
@@ -183,44 +183,44 @@ def test_samplers_that_leave_nothing_are_named(words):
     with pytest.raises(
         RegardError, match=r"row 0 has no token left to draw: ban.* removed all"
     ) as e:
-        parse_chain(words)(torch.tensor([[3.0, 2.0, 1.0, 0.0]]), context_of(1))
+        parse_chain(words)(torch.tensor([[3.0, 2.0, 1.0, 0.0]]), state_of(1))
     assert ban in str(e.value)
 
 
 def test_what_failed_on_a_device_is_told_when_asked():
-    context, chain = context_of(2), Chain((Ban((0, 1)),))
+    sampling, chain = state_of(2), Chain((Ban((0, 1)),))
     logits = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, -torch.inf]])
-    ids = chain.sample(logits, context)
+    ids = chain.sample(logits, sampling)
     assert ids[0] == 2
     assert 0 <= ids[1] < 3  # some id, so that nothing downstream falls over
     with pytest.raises(RegardError, match=r"row 1 has no token left to draw: ban.* removed all"):
-        chain.raise_if_failed(context, lambda row, length: logits[row : row + 1])
-    chain.raise_if_failed(context, lambda row, length: logits[row : row + 1])  # told once
+        chain.raise_if_failed(sampling, lambda row, length: logits[row : row + 1])
+    chain.raise_if_failed(sampling, lambda row, length: logits[row : row + 1])  # told once
 
 
 def test_whoever_left_nothing_is_named_by_the_coins_that_were_tossed():
     chain = parse_chain(["xtc={probability=0.5, threshold=0.1}", "ban=[2, 3]", "ban=[0, 1]"])
     logits = torch.tensor([[3.0, 3.0, 3.0, 2.0]])  # the top choices, or without them token 3
     for seed in range(12):
-        context = context_of(1, seed)
+        sampling = state_of(1, seed)
         tossed = RowGenerators.from_seed(seed, 1).uniform() < 0.5
         expected = r"ban=\[2, 3\]" if tossed else r"ban=\[0, 1\]"
         with pytest.raises(RegardError, match=f"{expected} removed all remaining tokens$"):
-            chain(logits, context)
+            chain(logits, sampling)
 
 
 def test_what_a_row_draws_behind_its_stop_is_nobodys_concern():
     logits = torch.tensor([[0.0, 1.0, 2.0, -torch.inf]])
     chain = parse_chain(["no_repeat_ngram=1", "greedy"])
     for stop, fails in [((1,), False), ((), True)]:
-        context = SamplerContext.from_prompts([[3]], 9, stop=stop)
+        sampling = SamplingState.from_prompts([[3]], 9, stop=stop)
         for _ in range(3):  # 2, 1, 0: then everything was said
-            context.append(chain(logits, context))
+            sampling.append(chain(logits, sampling))
         if fails:
             with pytest.raises(RegardError, match="no_repeat_ngram=1 removed all remaining tokens"):
-                chain(logits, context)
+                chain(logits, sampling)
         else:
-            chain(logits, context)
+            chain(logits, sampling)
 
 
 def words_of(case, generator):
@@ -274,10 +274,10 @@ def test_a_chain_is_its_stages_one_after_another():
     for case in range(150):
         chain, texts = parse_chain(words_of(case, generator)), [[1, 2, 1, 2, 1], [3, 4, 5]]
         logits = 2 * torch.randn(2, 25, generator=generator)
-        expected, apart = logits, SamplerContext.from_prompts(texts, 1, seed=case)
+        expected, apart = logits, SamplingState.from_prompts(texts, 1, seed=case)
         for sampler in chain.samplers:
             expected = sampler(expected, apart)
-        close(chain.process(logits, SamplerContext.from_prompts(texts, 1, seed=case)), expected)
+        close(chain.process(logits, SamplingState.from_prompts(texts, 1, seed=case)), expected)
 
 
 @pytest.mark.parametrize("first", LINKS)
@@ -290,12 +290,12 @@ def test_any_two_samplers_are_one_after_the_other(first):
             words = [*ordered, LINKS[first](0.3), LINKS[second](0.1)]
             chain, texts = parse_chain(words), [[1, 2, 1, 2, 1], [3, 4, 5]]
             logits = (4 * torch.randn(2, 25, generator=generator)).round() / 2  # some tie
-            expected, apart = logits, SamplerContext.from_prompts(texts, 1, seed=1)
+            expected, apart = logits, SamplingState.from_prompts(texts, 1, seed=1)
             for sampler in chain.samplers:
                 expected = sampler(expected, apart)
-            close(chain.process(logits, SamplerContext.from_prompts(texts, 1, seed=1)), expected)
+            close(chain.process(logits, SamplingState.from_prompts(texts, 1, seed=1)), expected)
             joined = Chain.per_row([chain, parse_chain(["top_k=7"])])
-            found = joined.process(logits, SamplerContext.from_prompts(texts, 1, seed=1))
+            found = joined.process(logits, SamplingState.from_prompts(texts, 1, seed=1))
             close(found[:1], expected[:1])
 
 
@@ -314,17 +314,17 @@ def test_rows_with_chains_of_their_own_are_what_they_are_alone():
     for case in range(20):
         chains = [parse_chain(words_of(case + row, generator)) for row in range(4)]
         texts = [[1], [2, 3, 2], [4] * 5, [5, 6, 5, 6, 5, 6, 5]]
-        together = SamplerContext.from_prompts(texts, 6, seed=seeds)
-        alone = [SamplerContext.from_prompts([texts[row]], 6, seed=seeds[row]) for row in range(4)]
+        together = SamplingState.from_prompts(texts, 6, seed=seeds)
+        alone = [SamplingState.from_prompts([texts[row]], 6, seed=seeds[row]) for row in range(4)]
         joined = Chain.per_row(chains)
         for _ in range(6):
             logits = 2 * torch.randn(4, 25, generator=generator)
             ids = joined(logits, together)
             together.append(ids)
-            for row, (chain, context) in enumerate(zip(chains, alone, strict=True)):
-                single = chain(logits[row : row + 1], context)
+            for row, (chain, sampling) in enumerate(zip(chains, alone, strict=True)):
+                single = chain(logits[row : row + 1], sampling)
                 assert single == ids[row], (case, row, str(chain))
-                context.append(single)
+                sampling.append(single)
 
 
 @pytest.mark.parametrize("link", ["mirostat_1=1.5", "mirostat_2=1.5", "adaptive_p=0.4"])
@@ -334,10 +334,10 @@ def test_a_row_learns_from_its_own_stage_only(link):
         for words in (["temperature=0.9", link], ["top_k=5", "temperature=0.8"], ["top_k=9", link])
     ]
     logits = 2 * torch.randn(3, 25, generator=torch.Generator().manual_seed(2))
-    together = SamplerContext.from_prompts([[1], [2], [3]], 20, seed=[3, 4, 5])
+    together = SamplingState.from_prompts([[1], [2], [3]], 20, seed=[3, 4, 5])
     joined, alone = (
         Chain.per_row(chains),
-        [SamplerContext.from_prompts([[1 + row]], 20, seed=3 + row) for row in range(3)],
+        [SamplingState.from_prompts([[1 + row]], 20, seed=3 + row) for row in range(3)],
     )
     assert len(joined.samplers) == 3
     for _ in range(20):
@@ -357,10 +357,10 @@ def test_nothing_in_a_chain_asks_what_the_numbers_are(monkeypatch):
     logits = 2 * torch.randn(2, 40, generator=torch.Generator().manual_seed(0))
     chain = Chain.per_row(chains)
     assert chain.capturable
-    one, other = (SamplerContext.from_prompts([[1, 2, 1, 2], [3]], 9, seed=2) for _ in range(2))
+    one, other = (SamplingState.from_prompts([[1, 2, 1, 2], [3]], 9, seed=2) for _ in range(2))
     pick = torch.compile(chain.sample, backend="eager", fullgraph=True)
-    for context in (one, other):
-        context.append(chain(logits, context))  # the first call makes tensors of settings
+    for sampling in (one, other):
+        sampling.append(chain(logits, sampling))  # the first call makes tensors of settings
     for _ in range(3):
         assert torch.equal(chain.sample(logits, one), pick(logits, other))
 
@@ -373,13 +373,13 @@ def test_equal_chains_together_are_one_of_them():
 def test_rows_that_stay_keep_their_settings_their_chance_and_their_memory():
     own = [["top_k=1"], ["top_p=0.9", "xtc=0.5"], ["mirostat_2={target=1, rate=0.5}"]]
     joined = Chain.per_row([parse_chain(words) for words in own])
-    contexts = [SamplerContext.from_prompts([[1], [2], [3]], 30, seed=4) for _ in range(2)]
+    states = [SamplingState.from_prompts([[1], [2], [3]], 30, seed=4) for _ in range(2)]
     logits = 2 * torch.randn(3, 30, generator=torch.Generator().manual_seed(0))
-    for context in contexts:
+    for sampling in states:
         for _ in range(5):
-            context.append(joined(logits, context))
+            sampling.append(joined(logits, sampling))
     stay = torch.tensor([2, 1])
-    all_rows, some, fewer = contexts[0], contexts[1].select(stay), joined.select(stay)
+    all_rows, some, fewer = states[0], states[1].select(stay), joined.select(stay)
     for _ in range(20):
         assert torch.equal(joined(logits, all_rows)[stay], fewer(logits[stay], some))
 
@@ -402,25 +402,25 @@ def test_a_chain_of_all_samplers_sorts_once(order):
     chain = parse_chain([LINKS[name](0.9) for name in names], order)
     one_temperature = order == "llama.cpp"
     assert len(chain.samplers) == len(names) - one_temperature
-    logits, context = torch.randn(2, 200), context_of(2)
+    logits, sampling = torch.randn(2, 200), state_of(2)
     with Sorts() as sorts:
-        chain(logits, context)
+        chain(logits, sampling)
     assert sorts.count == 1
     with Sorts() as sorts:
-        parse_chain(["top_k=5", "min_p=0.1", "temperature=0.5"])(logits, context)
+        parse_chain(["top_k=5", "min_p=0.1", "temperature=0.5"])(logits, sampling)
     assert sorts.count == 0
 
 
 def test_the_context_keeps_prompt_and_answer_of_ragged_rows():
-    context = SamplerContext.from_prompts([[5], [6, 7, 8]], 2, seed=1)
-    context.append(torch.tensor([1, 2]))
-    context.append(torch.tensor([3, 4]))
+    sampling = SamplingState.from_prompts([[5], [6, 7, 8]], 2, seed=1)
+    sampling.append(torch.tensor([1, 2]))
+    sampling.append(torch.tensor([3, 4]))
     texts = [
         row[:length].tolist()
-        for row, length in zip(context.history, context.lengths.tolist(), strict=True)
+        for row, length in zip(sampling.history, sampling.lengths.tolist(), strict=True)
     ]
     assert texts == [[5, 1, 3], [6, 7, 8, 2, 4]]
-    assert context.prompt_lengths.tolist() == [1, 3]
+    assert sampling.prompt_lengths.tolist() == [1, 3]
 
 
 def test_words_become_stages_in_their_order():
@@ -486,9 +486,9 @@ def test_one_place_decides_which_draw_runs(monkeypatch, specs, draw_kernel, supp
     monkeypatch.setattr(chains, "draw", stub("draw"))
     monkeypatch.setattr(chains.FusedTail, "sample", lambda self, *args: stub("fused")(*args))
     chain, logits = parse_chain(specs), torch.randn(2, 20)
-    ids = chain.sample(logits, context_of(2), draw_kernel=draw_kernel)
+    ids = chain.sample(logits, state_of(2), draw_kernel=draw_kernel)
     assert used == ([] if expected == "argmax" else [expected])
     assert expected != "argmax" or torch.equal(ids, logits.argmax(-1))
     used.clear()
-    chain.sample(logits, context_of(2), stub("draw_ids"), draw_kernel=draw_kernel)
+    chain.sample(logits, state_of(2), stub("draw_ids"), draw_kernel=draw_kernel)
     assert used == ["draw_ids"]

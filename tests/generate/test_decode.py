@@ -57,7 +57,7 @@ def test_the_first_row_draws_the_same_alone_and_in_a_batch(table_model):
 def test_every_row_draws_from_its_own_generator(table_model, monkeypatch):
     model = table_model()
     together = generate(model, PROMPTS, Chain(), tokens=30, seed=3)
-    monkeypatch.setattr("regard.generate.sampler_context.row_key", lambda seed, _: row_key(seed, 2))
+    monkeypatch.setattr("regard.generate.sampling_state.row_key", lambda seed, _: row_key(seed, 2))
     assert together[2] == generate(model, PROMPTS[2:], Chain(), tokens=30, seed=3)[0]
 
 

@@ -3,7 +3,7 @@ import torch
 
 import sampler_reference as reference
 from regard.errors import ConfigError
-from regard.generate import SAMPLER_ORDERS, Chain, SamplerContext, parse_chain
+from regard.generate import SAMPLER_ORDERS, Chain, SamplingState, parse_chain
 from regard.generate.sampler_orders import arrange
 from regard.generate.samplers import SAMPLERS
 from regard.generate.samplers.mirostat import Mirostat2
@@ -18,7 +18,7 @@ def names(chain):
 
 
 class Fresh:
-    def __call__(self, logits, context=None):
+    def __call__(self, logits, sampling=None):
         return logits
 
 
@@ -47,7 +47,7 @@ def test_the_order_changes_what_is_drawn():
     words = ["temperature=2.0", "top_p=0.7", "top_k=0", "min_p=0"]
     left = {
         order: parse_chain(words, order)
-        .process(logits, SamplerContext.from_prompts([[0]], 1))
+        .process(logits, SamplingState.from_prompts([[0]], 1))
         .isfinite()
         .sum()
         for order in SAMPLER_ORDERS
@@ -104,7 +104,7 @@ def test_exactly_k_are_kept_by_rank_or_by_id(ranked):
         if not ranked
         else (*parse_chain(["top_p=0.999"]).samplers, TopK(7, exact=True))
     )
-    left = Chain(samplers).process(logits, SamplerContext.from_prompts([[0]] * 50, 1)).isfinite()
+    left = Chain(samplers).process(logits, SamplingState.from_prompts([[0]] * 50, 1)).isfinite()
     assert left.sum(-1).tolist() == [7] * 50
     for row in range(50):
         assert set(left[row].nonzero().flatten().tolist()) == set(
@@ -177,8 +177,8 @@ def test_the_order_hf_is_that_of_transformers():
         texts = torch.randint(60, (3, 20), generator=generator)
         logits = 3 * torch.randn(3, 60, generator=generator)
         processors = model._get_logits_processor(settings, input_ids_seq_length=20, device="cpu")
-        context = SamplerContext.from_prompts(texts.tolist(), 1)
-        processed = parse_chain(ours, "hf").process(logits, context)
+        sampling = SamplingState.from_prompts(texts.tolist(), 1)
+        processed = parse_chain(ours, "hf").process(logits, sampling)
         torch.testing.assert_close(processed, processors(texts, logits), rtol=1e-6, atol=1e-6)
 
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from regard.generate import Chain, SamplerContext, TracedChain, generate, parse_chain
+from regard.generate import Chain, SamplingState, TracedChain, generate, parse_chain
 
 LOGITS = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0]])
 WORDS = ["repetition=1.5", "top_k=4", "typical=0.6", "temperature=0.5"]
@@ -11,7 +11,7 @@ WORDS = ["repetition=1.5", "top_k=4", "typical=0.6", "temperature=0.5"]
 
 def traced(words=WORDS, logits=LOGITS, seed=0):
     chain = TracedChain(parse_chain(words).samplers)
-    chain(logits, SamplerContext.from_prompts([[0, 1]] * len(logits), 1, seed=seed))
+    chain(logits, SamplingState.from_prompts([[0, 1]] * len(logits), 1, seed=seed))
     return chain.tokens[0]
 
 
@@ -26,7 +26,7 @@ def test_every_number_of_a_trace_by_hand():
     assert token.entropy == pytest.approx(bits(before), abs=1e-5)
     assert token.model_prob == pytest.approx(before[token.id].item())
     for step, sampler in zip(token.samplers, parse_chain(WORDS).samplers, strict=True):
-        logits = sampler(logits, SamplerContext.from_prompts([[0, 1]], 1))
+        logits = sampler(logits, SamplingState.from_prompts([[0, 1]], 1))
         after = logits.softmax(-1)[0]
         gone = [v for v in range(8) if before[v] > 0 and after[v] == 0]
         assert step.remaining == int(logits.isfinite().sum())
@@ -70,7 +70,7 @@ def test_rows_of_their_own_are_traced_with_their_own_settings():
 
 def traced_together(chains):
     chain = TracedChain(Chain.per_row(chains).samplers)
-    chain(LOGITS.expand(2, -1), SamplerContext.from_prompts([[0], [1]], 1, seed=0))
+    chain(LOGITS.expand(2, -1), SamplingState.from_prompts([[0], [1]], 1, seed=0))
     return chain.tokens[0]
 
 

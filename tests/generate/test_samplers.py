@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import sampler_reference as reference
 from regard.errors import ConfigError
-from regard.generate import SAMPLERS, Chain, SamplerContext, parse_chain
-from regard.generate.sampler_context import RowGenerators
+from regard.generate import SAMPLERS, Chain, SamplingState, parse_chain
 from regard.generate.samplers.constraints import Allow, Ban, Bias, Force, MinLength
 from regard.generate.samplers.mirostat import AdaptiveP, Mirostat1, Mirostat2
 from regard.generate.samplers.penalties import DRY, Frequency, NoRepeatNGram, Presence, Repetition
@@ -31,6 +30,7 @@ from regard.generate.samplers.truncation import (
     TopP,
     Typical,
 )
+from regard.generate.sampling_state import RowGenerators
 
 CASES = 300
 LOGITS = st.lists(st.floats(-9, 9), min_size=1, max_size=12)
@@ -75,21 +75,21 @@ def rows(*logits):
     return torch.tensor(logits, dtype=torch.double)
 
 
-def context_of(*texts, seed=0, answer=0):
-    """The context of these texts, of which the last `answer` ids were generated."""
-    context = SamplerContext.from_prompts(texts, 1, seed=seed)
-    context.prompt_lengths -= answer
-    return context
+def state_of(*texts, seed=0, answer=0):
+    """The sampling state of these texts, of which the last `answer` ids were generated."""
+    sampling = SamplingState.from_prompts(texts, 1, seed=seed)
+    sampling.prompt_lengths -= answer
+    return sampling
 
 
-def kept(sampler, logits, context=None):
+def kept(sampler, logits, sampling=None):
     return sampler(
-        logits, context_of(*[TEXT] * len(logits)) if context is None else context
+        logits, state_of(*[TEXT] * len(logits)) if sampling is None else sampling
     ).isfinite()
 
 
-def ids_kept(sampler, logits=LOGITS_OF_8, context=None):
-    return kept(sampler, logits, context)[0].nonzero().flatten().tolist()
+def ids_kept(sampler, logits=LOGITS_OF_8, sampling=None):
+    return kept(sampler, logits, sampling)[0].nonzero().flatten().tolist()
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -149,7 +149,7 @@ def test_a_truncation_keeps_what_its_definition_says(name):
     logits, numbers = hard_cases(len(name))
     for row in range(CASES):
         sampler, definition, *settings = TRUNCATIONS[name](*numbers[row].tolist())
-        found = ids_kept(sampler, logits[row : row + 1], context_of([0]))
+        found = ids_kept(sampler, logits[row : row + 1], state_of([0]))
         assert set(found) == definition(logits[row].tolist(), *settings), (row, settings)
 
 
@@ -175,7 +175,7 @@ def test_a_reshaping_follows_its_formula(name):
     logits, numbers = hard_cases(len(name))
     for row in range(CASES):
         sampler, expected = RESHAPINGS[name](logits[row].tolist(), *numbers[row].tolist())
-        found = sampler(logits[row : row + 1], context_of([0]))
+        found = sampler(logits[row : row + 1], state_of([0]))
         torch.testing.assert_close(found, rows(expected), rtol=1e-9, atol=1e-9)
 
 
@@ -216,8 +216,8 @@ def test_a_penalty_follows_its_formula(name):
         length, kinds = 1 + row % 30, 2 + row % 4  # few kinds of token, so that much is repeated
         text = torch.randint(kinds, (length,), generator=generator).tolist()
         sampler, definition = PENALTY_CASES[name](numbers[row, 0].item(), row % 7)
-        context = context_of(text, text[:1] * (length + 2))  # beside a longer one
-        found = sampler(logits[[row, row]], context)
+        sampling = state_of(text, text[:1] * (length + 2))  # beside a longer one
+        found = sampler(logits[[row, row]], sampling)
         expected = rows(definition(logits[row].tolist(), text))
         torch.testing.assert_close(found[:1], expected, rtol=1e-9, atol=1e-9)
         changed += not torch.equal(expected, logits[row : row + 1])
@@ -259,13 +259,13 @@ def test_penalties_agree_with_transformers():
     generator = torch.Generator().manual_seed(0)
     for case in range(CASES):
         texts = torch.randint(5, (2, 1 + case % 25), generator=generator)
-        logits, context = torch.randn(2, 8, generator=generator), context_of(*texts.tolist())
+        logits, sampling = torch.randn(2, 8, generator=generator), state_of(*texts.tolist())
         x, n = 0.5 + case / CASES, 1 + case % 4
         for ours, theirs in [
             (Repetition(x), peer.RepetitionPenaltyLogitsProcessor(x)),
             (NoRepeatNGram(n), peer.NoRepeatNGramLogitsProcessor(n)),
         ]:
-            assert torch.equal(ours(logits, context), theirs(texts, logits)), (case, ours)
+            assert torch.equal(ours(logits, sampling), theirs(texts, logits)), (case, ours)
 
 
 # P = .405 .245 .149 .090 .055 .033 .020 .003
@@ -315,12 +315,12 @@ DRY_RESULT = [2.0, 1.5, 0.2, 0.5, 0.0, -0.5, -1.0, -3.0]
 def test_eight_logits_by_hand(sampler, logits):
     # the expected numbers have six digits
     torch.testing.assert_close(
-        sampler(LOGITS_OF_8, context_of(TEXT))[0], torch.tensor(logits), rtol=0, atol=1e-6
+        sampler(LOGITS_OF_8, state_of(TEXT))[0], torch.tensor(logits), rtol=0, atol=1e-6
     )
 
 
 def test_presence_and_frequency_by_hand():
-    changed = Presence(0.25)(Frequency(0.5)(LOGITS_OF_8, context_of(TEXT)), context_of(TEXT))
+    changed = Presence(0.25)(Frequency(0.5)(LOGITS_OF_8, state_of(TEXT)), state_of(TEXT))
     assert changed[0].tolist() == [0.25, -0.25, -0.25, 0.5, 0.0, -1.25, -1.0, -3.0]
 
 
@@ -350,10 +350,10 @@ def test_something_is_left_to_draw(name, logits):
 def test_a_row_is_treated_as_if_it_were_alone(name):
     logits = torch.randn(5, 20, generator=torch.Generator().manual_seed(0))
     texts = [[1, 2, 3, 1, 2], [4], [5] * 9, [0, 1, 0, 1, 0], [7, 8]]
-    context = context_of(*texts)
-    together = EXAMPLES[name](logits, context)
+    sampling = state_of(*texts)
+    together = EXAMPLES[name](logits, sampling)
     for row in range(5):
-        alone = context_of(texts[row])
+        alone = state_of(texts[row])
         alone.generators = RowGenerators.from_seed(0, 5).select(torch.tensor([row]))
         assert torch.equal(together[row], EXAMPLES[name](logits[row : row + 1], alone)[0])
 
@@ -362,11 +362,11 @@ def test_a_row_is_treated_as_if_it_were_alone(name):
 def test_a_removed_token_stays_removed_and_has_no_mass(name):
     logits = rows([2.0, -torch.inf, 1.5, 1.0, -torch.inf, -1.0])
     left = [0, 2, 3, 5]
-    result = EXAMPLES[name](logits, context_of([0]))
+    result = EXAMPLES[name](logits, state_of([0]))
     assert result[0, [1, 4]].tolist() == [-torch.inf] * 2
     if name != "mirostat_1":  # it asks for the size of the vocabulary
         torch.testing.assert_close(
-            result[:, left], EXAMPLES[name](logits[:, left], context_of([0])), rtol=0, atol=1e-12
+            result[:, left], EXAMPLES[name](logits[:, left], state_of([0])), rtol=0, atol=1e-12
         )
 
 
@@ -381,7 +381,7 @@ def test_what_was_removed_is_not_brought_back(name):
 def test_renaming_the_tokens_renames_the_result(name):
     order = torch.randperm(8, generator=torch.Generator().manual_seed(1))
     one, other = (
-        EXAMPLES[name](logits, context_of([0])) for logits in (LOGITS_OF_8, LOGITS_OF_8[:, order])
+        EXAMPLES[name](logits, state_of([0])) for logits in (LOGITS_OF_8, LOGITS_OF_8[:, order])
     )
     torch.testing.assert_close(one[:, order], other, rtol=0, atol=2e-6)  # sums in another order
 
@@ -470,10 +470,10 @@ def test_a_tail_without_a_bend_is_not_cut():
 
 
 def test_xtc_tosses_one_coin_per_token_whatever_qualifies():
-    context = context_of([0], [0], seed=3)
+    sampling = state_of([0], [0], seed=3)
     logits = torch.tensor([[9.0, 0.0, 0.0], [1.0, 1.0, 1.0]])  # one top choice; three
-    acted = sum(kept(XTC(0.3, 0.2), logits, context)[1].sum().item() == 1 for _ in range(1000))
-    assert context.generators.used.tolist() == [1000, 1000]
+    acted = sum(kept(XTC(0.3, 0.2), logits, sampling)[1].sum().item() == 1 for _ in range(1000))
+    assert sampling.generators.used.tolist() == [1000, 1000]
     assert abs(acted - 300) < 3.3 * math.sqrt(1000 * 0.3 * 0.7)  # 99.9 % of the time
 
 
@@ -483,13 +483,13 @@ def test_xtc_leaves_alone_what_would_cost_a_protected_token():
 
 
 def test_penalties_may_count_the_answer_only():
-    context = context_of(TEXT, answer=2)  # 0 1
+    sampling = state_of(TEXT, answer=2)  # 0 1
     for sampler, expected in [
         (Presence(1.0, scope="answer"), [1.0, 0.5, 1.0]),
         (Frequency(1.0, scope="answer"), [1.0, 0.5, 1.0]),
         (Repetition(2.0, scope="answer"), [1.0, 0.75, 1.0]),
     ]:
-        assert sampler(LOGITS_OF_8, context)[0, :3].tolist() == expected
+        assert sampler(LOGITS_OF_8, sampling)[0, :3].tolist() == expected
 
 
 def test_bias_ban_and_allow_do_what_they_say():
@@ -501,52 +501,52 @@ def test_bias_ban_and_allow_do_what_they_say():
 def test_an_answer_begins_with_what_is_forced():
     force = Force((6, 4))
     for said, left in [(0, [6]), (1, [4]), (2, list(range(8)))]:
-        assert ids_kept(force, LOGITS_OF_8, context_of(TEXT, answer=said)) == left
+        assert ids_kept(force, LOGITS_OF_8, state_of(TEXT, answer=said)) == left
     removed = LOGITS_OF_8.masked_fill(LOGITS_OF_8[0, 6] == LOGITS_OF_8, -torch.inf)
-    assert ids_kept(force, removed, context_of(TEXT)) == [6]
+    assert ids_kept(force, removed, state_of(TEXT)) == [6]
 
 
 def test_an_answer_does_not_stop_before_its_least_length():
     least = MinLength(2, stop=(3, 5))
     for said, left in [(1, [0, 1, 2, 4, 6, 7]), (2, list(range(8)))]:
-        assert ids_kept(least, LOGITS_OF_8, context_of(TEXT, answer=said)) == left
-    context = context_of(TEXT)
-    context.stop = (0,)
-    assert ids_kept(MinLength(1), LOGITS_OF_8, context) == [1, 2, 3, 4, 5, 6, 7]
+        assert ids_kept(least, LOGITS_OF_8, state_of(TEXT, answer=said)) == left
+    sampling = state_of(TEXT)
+    sampling.stop = (0,)
+    assert ids_kept(MinLength(1), LOGITS_OF_8, sampling) == [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize(("surprise", "told"), [("truncated", 0), ("full", 1)])
 @pytest.mark.parametrize("kind", [Mirostat1, Mirostat2])
 def test_mirostat_follows_the_surprise_of_what_was_drawn(kind, surprise, told):
-    sampler, context, mu = kind(1.2, 0.3, surprise=surprise), context_of([0], seed=5), 2.4
+    sampler, sampling, mu = kind(1.2, 0.3, surprise=surprise), state_of([0], seed=5), 2.4
     keeps = {Mirostat1: reference.mirostat_1, Mirostat2: reference.mirostat_2}[kind]
     logits = LOGITS_OF_8.double()
     for _ in range(50):
-        left = ids_kept(sampler, logits, context)
+        left = ids_kept(sampler, logits, sampling)
         assert set(left) == keeps(logits[0].tolist(), mu)
-        (drawn,) = Chain((sampler,))(logits, context).tolist()
+        (drawn,) = Chain((sampler,))(logits, sampling).tolist()
         seen = [x if v in left or told else -math.inf for v, x in enumerate(logits[0].tolist())]
         mu -= 0.3 * (-math.log2(reference.softmax(seen)[drawn]) - 1.2)
-        assert sampler.bound(logits, context).item() == pytest.approx(mu, abs=1e-9)
+        assert sampler.bound(logits, sampling).item() == pytest.approx(mu, abs=1e-9)
 
 
 def test_mirostat_reaches_its_target():
     logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(0)) * 2
-    context, chain = context_of([0], seed=1), Chain((Mirostat2(3.0, 0.1, surprise="full"),))
+    sampling, chain = state_of([0], seed=1), Chain((Mirostat2(3.0, 0.1, surprise="full"),))
     bits = -logits.log_softmax(-1)[0] / math.log(2)
-    drawn = torch.cat([chain(logits, context) for _ in range(1000)])
+    drawn = torch.cat([chain(logits, sampling) for _ in range(1000)])
     assert bits[drawn].mean() == pytest.approx(3.0, abs=0.1)  # the mean of 1000 draws
 
 
 def test_adaptive_p_keeps_a_running_mean_of_what_it_draws():
-    sampler, context = AdaptiveP(0.3, 0.8), context_of([0], seed=5)
+    sampler, sampling = AdaptiveP(0.3, 0.8), state_of([0], seed=5)
     total, weight, probs = 0.3 / 0.2, 1 / 0.2, reference.softmax(LOGITS_OF_8[0].tolist())
     for _ in range(50):
         expected = rows(reference.adaptive_p(LOGITS_OF_8[0].tolist(), 0.3, total / weight))
         torch.testing.assert_close(
-            sampler(LOGITS_OF_8.double(), context), expected, rtol=0, atol=1e-9
+            sampler(LOGITS_OF_8.double(), sampling), expected, rtol=0, atol=1e-9
         )
-        (drawn,) = Chain((sampler,))(LOGITS_OF_8.double(), context).tolist()
+        (drawn,) = Chain((sampler,))(LOGITS_OF_8.double(), sampling).tolist()
         total, weight = 0.8 * total + probs[drawn], 0.8 * weight + 1
 
 
@@ -603,7 +603,7 @@ def test_a_setting_out_of_range_is_named(word, message):
 def test_a_token_beside_the_point_must_exist_too(word, token):
     chain, name = parse_chain([f"{word}=[{token}]}}"]), word.partition("=")[0]
     with pytest.raises(ConfigError, match=f"{name}: .*: token {token} is not in"):
-        chain(torch.zeros(1, 8), SamplerContext.from_prompts([[1, 2]], 1))
+        chain(torch.zeros(1, 8), SamplingState.from_prompts([[1, 2]], 1))
 
 
 @pytest.mark.parametrize("name", sorted(CONSTRAINTS))
@@ -611,7 +611,7 @@ def test_a_token_that_does_not_exist_is_named(name):
     settings = {"tokens": (8,)} if name != "min_length" else {"tokens": 1, "stop": (8,)}
     settings |= {"value": 1.0} if name == "bias" else {}
     with pytest.raises(ConfigError, match=f"{name}: token 8 is not in the vocabulary of 8"):
-        SAMPLERS[name](**settings)(LOGITS_OF_8, context_of(TEXT))
+        SAMPLERS[name](**settings)(LOGITS_OF_8, state_of(TEXT))
 
 
 @pytest.mark.parametrize("name", sorted({"xtc", "adaptive_p", "force", "min_length", *PENALTIES}))

@@ -12,7 +12,7 @@ from regard.errors import ConfigError, RegardError
 from regard.generate import (
     Chain,
     PromptLookup,
-    SamplerContext,
+    SamplingState,
     TracedChain,
     generate,
     parse_chain,
@@ -153,7 +153,7 @@ def exact(model, prompt, chain, tokens):
     texts, shares, context = (
         torch.tensor([prompt]),
         torch.ones(1),
-        SamplerContext.from_prompts([prompt], tokens),
+        SamplingState.from_prompts([prompt], tokens),
     )
     for _ in range(tokens):
         logits, _ = model.step(texts, model.start(*texts.shape))

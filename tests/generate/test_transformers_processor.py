@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from regard.errors import RegardError
-from regard.generate import ChainProcessor, SamplerContext, parse_chain
+from regard.generate import ChainProcessor, SamplingState, parse_chain
 
 
 def test_a_processor_gives_what_the_chain_gives():
@@ -12,7 +12,7 @@ def test_a_processor_gives_what_the_chain_gives():
     ids = torch.randint(20, (3, 6), generator=generator)
     for _ in range(5):
         scores = torch.randn(3, 20, generator=generator)
-        expected = chain.process(scores, SamplerContext.from_prompts(ids.tolist(), 1))
+        expected = chain.process(scores, SamplingState.from_prompts(ids.tolist(), 1))
         torch.testing.assert_close(processor(ids, scores), expected)
         ids = torch.cat([ids, torch.randint(20, (3, 1), generator=generator)], 1)
 
@@ -22,14 +22,14 @@ def test_a_processor_gives_what_the_chain_gives():
 )
 def test_samplers_with_a_memory_learn_one_call_later(words):
     chain, generator = parse_chain(words), torch.Generator().manual_seed(0)
-    processor, context = ChainProcessor(chain), SamplerContext.from_prompts([[1, 2]], 30, seed=0)
+    processor, sampling = ChainProcessor(chain), SamplingState.from_prompts([[1, 2]], 30, seed=0)
     ids = torch.tensor([[1, 2]])
     for _ in range(30):
         scores = torch.randn(1, 40, generator=generator)
-        expected = chain.process(scores, context)
+        expected = chain.process(scores, sampling)
         torch.testing.assert_close(processor(ids, scores), expected)
-        drawn = chain(scores, context)
-        context.append(drawn)
+        drawn = chain(scores, sampling)
+        sampling.append(drawn)
         ids = torch.cat([ids, drawn.unsqueeze(1)], 1)
 
 
@@ -91,8 +91,8 @@ def test_transformers_writes_what_we_write():
 
 @torch.no_grad()
 def by_hand(model, prompt, chain, tokens):
-    context = SamplerContext.from_prompts([prompt], tokens)
+    sampling = SamplingState.from_prompts([prompt], tokens)
     for _ in range(tokens):
-        ids = context.history[:, : int(context.lengths)]
-        context.append(chain(model(ids).logits[:, -1], context))
-    return context.history[0, len(prompt) :].tolist()
+        ids = sampling.history[:, : int(sampling.lengths)]
+        sampling.append(chain(model(ids).logits[:, -1], sampling))
+    return sampling.history[0, len(prompt) :].tolist()

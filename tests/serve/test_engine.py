@@ -9,7 +9,7 @@ from contract.test_models import CASES, LANGUAGES, VOCAB, make
 from regard.accel import pack
 from regard.errors import ConfigError, RegardError
 from regard.generate import generate, parse_chain
-from regard.generate.sampler_context import SamplerContext
+from regard.generate.sampling_state import SamplingState
 from regard.models.build import build_model
 from regard.models.presets import PRESETS
 from regard.nn.state import Source
@@ -100,7 +100,7 @@ def pauses(generator):
 @pytest.fixture
 def checked_indices(monkeypatch):
     """On a CPU torch refuses an index that is too large, but not all negative ones."""
-    append, run = SamplerContext.append, GraphRows._run
+    append, run = SamplingState.append, GraphRows._run
 
     def checked_append(self, ids):
         assert bool((self.lengths < self.history.shape[1]).all())
@@ -114,14 +114,14 @@ def checked_indices(monkeypatch):
         assert bool(((last >= 0) & (last < VOCAB)).all())
         return run(self, bucket)
 
-    monkeypatch.setattr(SamplerContext, "append", checked_append)
+    monkeypatch.setattr(SamplingState, "append", checked_append)
     monkeypatch.setattr(GraphRows, "_run", checked_run)
 
 
 def check_lengths(engine):
     """The KV cache and the history of a row have the ids of its text, and a step ahead."""
     ahead = [text for each in engine.ahead for text in each.texts]
-    lengths = engine.context.lengths.tolist() if engine.texts else []
+    lengths = engine.sampling.lengths.tolist() if engine.texts else []
     for text, length, in_cache in zip(engine.texts, lengths, engine.rows.lengths, strict=True):
         assert in_cache == len(text.window) - 1 + (text in ahead)
         assert length == len(text.request.prompt) + text.count + (text in ahead)

@@ -15,13 +15,13 @@ from regard.generate.chain import DEFAULT_SAMPLERS, Chain, draw, parse_chain
 from regard.generate.contrastive_decoding import ContrastiveDecoding
 from regard.generate.decode import generate, stream, stream_text
 from regard.generate.decode_loop import Engine
-from regard.generate.sampler_context import SamplerContext
 from regard.generate.sampler_orders import SAMPLER_ORDERS
 from regard.generate.sampler_trace import TracedChain
 from regard.generate.samplers import SAMPLERS
 from regard.generate.samplers.logits_processor import LogitsProcessor, Sampler
 from regard.generate.samplers.temperature import Temperature
 from regard.generate.samplers.truncation import TopK, TopP
+from regard.generate.sampling_state import SamplingState
 from regard.generate.search import SEARCHES, BeamSearch, ContrastiveSearch, parse_search
 from regard.generate.search.protocol import Hypothesis, Search
 from regard.generate.speculative_decoding import PromptLookup, speculate, stream_speculative
@@ -42,7 +42,7 @@ __all__ = [
     "LogitsProcessor",
     "PromptLookup",
     "Sampler",
-    "SamplerContext",
+    "SamplingState",
     "Search",
     "Temperature",
     "TopK",

@@ -14,7 +14,6 @@ from torch import Tensor
 from regard.accel.kernels import usable
 from regard.errors import ConfigError, RegardError
 from regard.generate.fused_chain import FusedTail, supports_fused_tail
-from regard.generate.sampler_context import RowGenerators, SamplerContext
 from regard.generate.sampler_orders import arrange
 from regard.generate.sampler_spec import format_sampler, parse_sampler
 from regard.generate.samplers.logits_processor import (
@@ -28,6 +27,7 @@ from regard.generate.samplers.logits_processor import (
     unsort_logits,
 )
 from regard.generate.samplers.temperature import Temperature
+from regard.generate.sampling_state import RowGenerators, SamplingState
 
 DEFAULT_SAMPLERS = ("temperature=0.8", "top_p=0.95")  # where the user names no sampler
 SKIP_REMOVED = ("cpu",)  # devices on which tokens removed before a sort are left out of it
@@ -128,25 +128,25 @@ class Chain:
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph may capture `sample`, after one call in the same context."""
+        """Whether a CUDA graph may capture `sample`, after one call with the same state."""
         return all(as_logits_processor(sampler).capturable for sampler in self.samplers)
 
     def __call__(
-        self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
+        self, logits: Float[Tensor, "rows vocab"], sampling: SamplingState
     ) -> Int[Tensor, " rows"]:
         """Sample the next id of each row; raise if a row has no token left."""
         if self._argmax_only:
             float_logits = at_least_float32(logits)
             if all(map(math.isfinite, float_logits.amax(-1).tolist())):
                 return float_logits.argmax(-1)
-        ids = self.sample(logits, context)
-        self.raise_if_failed(context, lambda row, length: logits[row : row + 1])
+        ids = self.sample(logits, sampling)
+        self.raise_if_failed(sampling, lambda row, length: logits[row : row + 1])
         return ids
 
     def sample(
         self,
         logits: Float[Tensor, "rows vocab"],
-        context: SamplerContext,
+        sampling: SamplingState,
         draw_ids: Callable[[Tensor], Tensor] | None = None,
         *,
         draw_kernel: bool = False,
@@ -161,44 +161,44 @@ class Chain:
         3. With `draw_kernel`, the draw as one kernel, where a GPU can run it.
         4. The argmax of a greedy chain, or `draw`.
         """
-        record_draw_counts(context)
+        record_draw_counts(sampling)
         if draw_ids is None:
             fused = self.fused_tail if supports_fused_tail(logits) else None
             if fused is not None:
                 before = Chain(self.active[: fused.start])
-                processed = before.process(logits, context) if fused.start else logits
-                return fused.sample(processed, context, failure_lengths(context))
-            if draw_kernel and not self.greedy and usable(context.lengths):
-                draw_ids = None if self.fused_tail is not None else _draw_kernel(context)
+                processed = before.process(logits, sampling) if fused.start else logits
+                return fused.sample(processed, sampling, failure_lengths(sampling))
+            if draw_kernel and not self.greedy and usable(sampling.lengths):
+                draw_ids = None if self.fused_tail is not None else _draw_kernel(sampling)
         processed, order, stateful = at_least_float32(logits), None, []
         skip_samplers = self._argmax_only and draw_ids is None
-        for trace in () if skip_samplers else self.run_samplers(logits, context):
+        for trace in () if skip_samplers else self.run_samplers(logits, sampling):
             processed, order = trace.after, trace.order
             if trace.sampler.stateful:
                 stateful.append(trace)
         if order is not None:
             processed = unsort_logits(processed, order, logits.shape[1])
         if draw_ids is None:
-            record_failures(processed, context)
-            ids = processed.argmax(-1) if self.greedy else draw(processed, context.generators)
+            record_failures(processed, sampling)
+            ids = processed.argmax(-1) if self.greedy else draw(processed, sampling.generators)
         else:
             ids = draw_ids(processed)
         for trace in stateful:
             before_ids, after_ids = trace.by_id(trace.before), trace.by_id(trace.after)
-            trace.sampler.update_state(before_ids, after_ids, ids, context)
+            trace.sampler.update_state(before_ids, after_ids, ids, sampling)
         return ids
 
     def process(
-        self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
+        self, logits: Float[Tensor, "rows vocab"], sampling: SamplingState
     ) -> Float[Tensor, "rows vocab"]:
         """The logits that are drawn from: after all samplers, removed tokens at -inf."""
         processed, order = at_least_float32(logits), None
-        for trace in self.run_samplers(logits, context):
+        for trace in self.run_samplers(logits, sampling):
             processed, order = trace.after, trace.order
         return processed if order is None else unsort_logits(processed, order, logits.shape[1])
 
     def run_samplers(
-        self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
+        self, logits: Float[Tensor, "rows vocab"], sampling: SamplingState
     ) -> Iterator[SamplerTrace]:
         """Apply the active samplers; sort when the first one needs sorted logits.
 
@@ -219,7 +219,7 @@ class Chain:
             elif sampler.has_sorted_formula and order is not None and gaps:
                 (logits, order), gaps = move_removed_last(logits, order), False
             process = sampler.process if order is None else sampler.process_sorted
-            before, logits = logits, process(logits, context)
+            before, logits = logits, process(logits, sampling)
             yield SamplerTrace(sampler, before, logits, order, vocab)
             gaps = gaps or sampler.may_leave_gaps
 
@@ -232,32 +232,32 @@ class Chain:
                 )
 
     def raise_if_failed(
-        self, context: SamplerContext, logits: Callable[[int, int], Float[Tensor, "rows vocab"]]
+        self, sampling: SamplingState, logits: Callable[[int, int], Float[Tensor, "rows vocab"]]
     ) -> None:
         """Raise if a row had no token left to draw from, and name the cause.
 
         `logits(row, length)` must give the model's logits when the row had `length` ids. Rows
         that had already ended with a stop id are ignored.
         """
-        failed = context.state.get("failed")
+        failed = sampling.row_states.get("failed")
         if failed is None:
             return
         for row, length in enumerate(failed.tolist()):
-            if length == NOT_FAILED or _ended(context, row, length):
+            if length == NOT_FAILED or _ended(sampling, row, length):
                 continue
             failed.fill_(NOT_FAILED)
-            cause = self.failure_cause(logits(row, length), context, row, length)
+            cause = self.failure_cause(logits(row, length), sampling, row, length)
             raise RegardError(f"row {row} has no token left to draw: {cause}")
 
-    def failure_cause(self, logits: Tensor, context: SamplerContext, row: int, length: int) -> str:
+    def failure_cause(self, logits: Tensor, sampling: SamplingState, row: int, length: int) -> str:
         """Find out why no token was left in a row, by running its samplers again."""
         best = float(logits.amax())
         if not math.isfinite(best):
             return f"the model's largest logit is {best}"
         rows = torch.tensor([row], device=logits.device)
-        chain, replay = self.select(rows), context.select(rows)
+        chain, replay = self.select(rows), sampling.select(rows)
         # rewind the random numbers to those of the failed token; every token uses as many
-        used, tokens_since = replay.state["used"], (replay.lengths - length - 1).clamp_min(0)
+        used, tokens_since = replay.row_states["used"], (replay.lengths - length - 1).clamp_min(0)
         replay.generators.used = used - tokens_since * (replay.generators.used - used)
         replay.lengths = torch.full_like(replay.lengths, length)
         for trace in Chain.run_samplers(chain, logits, replay):
@@ -278,39 +278,39 @@ class Chain:
         return " → ".join([*self.specs(), "argmax" if self.greedy else "draw"])
 
 
-def _draw_kernel(context: SamplerContext) -> Callable[[Tensor], Tensor]:
+def _draw_kernel(sampling: SamplingState) -> Callable[[Tensor], Tensor]:
     """`draw` and `record_failures` as one kernel."""
     from regard.accel.kernels import sampling as kernel
 
-    keys, used = context.generators.keys, context.generators.used
-    failed = failure_lengths(context)
-    return lambda logits: kernel.draw(logits, keys, used, context.lengths, failed)
+    keys, used = sampling.generators.keys, sampling.generators.used
+    failed = failure_lengths(sampling)
+    return lambda logits: kernel.draw(logits, keys, used, sampling.lengths, failed)
 
 
-def record_draw_counts(context: SamplerContext) -> None:
+def record_draw_counts(sampling: SamplingState) -> None:
     """Record how many random numbers each row had used before a token, to replay it."""
-    used = context.generators.used
-    context.row_state("used", lambda: torch.zeros_like(used)).copy_(used)
+    used = sampling.generators.used
+    sampling.row_state("used", lambda: torch.zeros_like(used)).copy_(used)
 
 
-def failure_lengths(context: SamplerContext) -> Int[Tensor, " rows"]:
+def failure_lengths(sampling: SamplingState) -> Int[Tensor, " rows"]:
     """How many ids each row had when it first had no token left, or `NOT_FAILED`."""
-    return context.row_state("failed", lambda: torch.full_like(context.lengths, NOT_FAILED))
+    return sampling.row_state("failed", lambda: torch.full_like(sampling.lengths, NOT_FAILED))
 
 
-def record_failures(logits: Float[Tensor, "rows vocab"], context: SamplerContext) -> None:
+def record_failures(logits: Float[Tensor, "rows vocab"], sampling: SamplingState) -> None:
     """Record the rows that have no token left, with the number of ids they have."""
-    failed = failure_lengths(context)
+    failed = failure_lengths(sampling)
     best = logits.amax(-1)
     # best - best is NaN where best is not finite
-    lengths = torch.where(best - best == 0, NOT_FAILED, context.lengths)
+    lengths = torch.where(best - best == 0, NOT_FAILED, sampling.lengths)
     torch.minimum(failed, lengths, out=failed)
 
 
-def _ended(context: SamplerContext, row: int, length: int) -> bool:
+def _ended(sampling: SamplingState, row: int, length: int) -> bool:
     """Whether a stop id is among the first `length` ids of a row, after its prompt."""
-    answer = context.history[row, int(context.prompt_lengths[row]) : length].tolist()
-    return not set(context.stop).isdisjoint(answer)
+    answer = sampling.history[row, int(sampling.prompt_lengths[row]) : length].tolist()
+    return not set(sampling.stop).isdisjoint(answer)
 
 
 def at_least_float32(logits: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.errors import ConfigError, ShapeError
 from regard.generate.chain import Chain
 from regard.generate.decode_loop import CudaGraphLoop, DecodeLoop, EagerLoop, Engine
-from regard.generate.sampler_context import SamplerContext, pad_rows
+from regard.generate.sampling_state import SamplingState, pad_rows
 from regard.generate.stop_text import truncate_at_stop
 from regard.models.base import Language, State, as_prefix
 from regard.nn.state import Source
@@ -155,10 +155,10 @@ def _decode(
     capacity = min(limit, max(map(len, prompts)) + tokens - 1)
     rows = [_Row(number, list(prompt[-limit:])) for number, prompt in enumerate(prompts)]
     chain.check_rows(len(prompts))
-    context = SamplerContext.from_prompts(
+    sampling = SamplingState.from_prompts(
         prompts, tokens, seed=seed, stop=sorted(stop), device=model.device
     )
-    first = loop = _start_loop(model, chain, rows, capacity, source, context)
+    first = loop = _start_loop(model, chain, rows, capacity, source, sampling)
     used = max(len(row.window) for row in rows)  # of the capacity; short rows are padded
     decoded, count, shrink = loop.last.unsqueeze(1), 0, False
     try:
@@ -205,7 +205,7 @@ def _decode(
                     del row.window[: -max(1, limit // 2)]
             used = max(len(row.window) for row in rows)
             capacity = min(limit, used + tokens - count - 1)
-            loop = _start_loop(model, chain, rows, capacity, source, loop.context)
+            loop = _start_loop(model, chain, rows, capacity, source, loop.sampling)
             decoded = loop.last.unsqueeze(1)
     finally:
         if isinstance(model, Engine) and isinstance(first, CudaGraphLoop):
@@ -218,16 +218,16 @@ def _start_loop(
     rows: Sequence["_Row"],
     capacity: int,
     source: Source | None,
-    context: SamplerContext,
+    sampling: SamplingState,
 ) -> DecodeLoop:
     """Prefill the rows and sample the next id of each; the loop decodes the others."""
     windows = [row.window for row in rows]
     if isinstance(model, Engine) and source is None and model.can_capture(chain):
-        return model.start_loop(chain, context, *pad_prompts(windows, model.device), capacity)
+        return model.start_loop(chain, sampling, *pad_prompts(windows, model.device), capacity)
     logits, state = prefill(model, windows, capacity, source)
-    ids = chain(logits, context)
-    context.append(ids)
-    return EagerLoop(model, chain, context, state, ids)
+    ids = chain(logits, sampling)
+    sampling.append(ids)
+    return EagerLoop(model, chain, sampling, state, ids)
 
 
 @dataclass(slots=True)

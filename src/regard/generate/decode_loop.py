@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.generate.chain import Chain
-from regard.generate.sampler_context import SamplerContext
 from regard.generate.samplers.logits_processor import PerRow
+from regard.generate.sampling_state import SamplingState
 from regard.models.base import Capturable, Language, State
 from regard.nn.state import Source
 
@@ -21,7 +21,7 @@ class DecodeLoop(Protocol):
     """Runs decode steps for a batch of rows: feeds back the last ids and samples the next."""
 
     tokens_per_sync: int  # tokens per call of `decode`, for best speed
-    context: SamplerContext
+    sampling: SamplingState
     state: State
     last: Int[Tensor, " rows"]  # the ids sampled last, which the model has not read yet
 
@@ -41,9 +41,9 @@ class EagerLoop:
     tokens_per_sync = 1
 
     def __init__(
-        self, model: Language, chain: Chain, context: SamplerContext, state: State, last: Tensor
+        self, model: Language, chain: Chain, sampling: SamplingState, state: State, last: Tensor
     ) -> None:
-        self.model, self.chain, self.context = model, chain, context
+        self.model, self.chain, self.sampling = model, chain, sampling
         self.state, self.last = state, last
 
     def decode(self, steps: int) -> Int[Tensor, "rows steps"]:
@@ -51,8 +51,8 @@ class EagerLoop:
         decoded = []
         for _ in range(steps):
             logits, self.state = self.model.step(self.last.unsqueeze(1), self.state)
-            self.last = self.chain(logits[:, -1], self.context)
-            self.context.append(self.last)
+            self.last = self.chain(logits[:, -1], self.sampling)
+            self.sampling.append(self.last)
             decoded.append(self.last)
         return self.last.unsqueeze(1) if steps == 1 else torch.stack(decoded, 1)
 
@@ -61,8 +61,8 @@ class EagerLoop:
 
     def select(self, rows: Int[Tensor, " selected"], chain: Chain) -> "EagerLoop":
         """A loop for a subset of the rows, with their chain."""
-        context, state = self.context.select(rows), self.state.select(rows)
-        return EagerLoop(self.model, chain, context, state, self.last[rows])
+        sampling, state = self.sampling.select(rows), self.state.select(rows)
+        return EagerLoop(self.model, chain, sampling, state, self.last[rows])
 
 
 class CudaGraphLoop:
@@ -75,9 +75,9 @@ class CudaGraphLoop:
     tokens_per_sync = TOKENS_PER_SYNC
 
     def __init__(
-        self, model: Language, chain: Chain, context: SamplerContext, state: State, last: Tensor
+        self, model: Language, chain: Chain, sampling: SamplingState, state: State, last: Tensor
     ) -> None:
-        self.model, self.chain, self.context = model, chain, context
+        self.model, self.chain, self.sampling = model, chain, sampling
         self.state, self.last = cast(Capturable, state).with_static_shapes(), last.clone()
         self.replay_step: Callable[[], None] | None = None
         self.replay_prefill: Callable[[], None] | None = None
@@ -92,11 +92,11 @@ class CudaGraphLoop:
                 self._decode_step()
                 self.replay_step = _capture(self._decode_step, self.last.device)
         recent = torch.arange(-steps, 0, device=self.last.device)
-        return self.context.history.gather(1, self.context.lengths.unsqueeze(1) + recent)
+        return self.sampling.history.gather(1, self.sampling.lengths.unsqueeze(1) + recent)
 
     def raise_if_failed(self) -> None:
         """Raise if a row had no token left to draw from."""
-        self.chain.raise_if_failed(self.context, self._logits_after)
+        self.chain.raise_if_failed(self.sampling, self._logits_after)
 
     def prefill(
         self, ids: Int[Tensor, "rows time"], counts: Int[Tensor, " rows"]
@@ -112,35 +112,35 @@ class CudaGraphLoop:
 
     def select(self, rows: Int[Tensor, " selected"], chain: Chain) -> "CudaGraphLoop":
         """A loop for a subset of the rows, with their chain; its step is captured anew."""
-        context, state = self.context.select(rows), self.state.select(rows)
-        return CudaGraphLoop(self.model, chain, context, state, self.last[rows])
+        sampling, state = self.sampling.select(rows), self.state.select(rows)
+        return CudaGraphLoop(self.model, chain, sampling, state, self.last[rows])
 
-    def load(self, context: SamplerContext, last: Tensor) -> None:
-        """Copy the context of the prefilled text into the captured tensors."""
+    def load(self, sampling: SamplingState, last: Tensor) -> None:
+        """Copy the sampling state of the prefilled batch into the captured tensors."""
         self.last.copy_(last)
-        for target, source in zip(_tensors(self.context), _tensors(context), strict=True):
+        for target, source in zip(_tensors(self.sampling), _tensors(sampling), strict=True):
             target.copy_(source)
 
-    def can_reuse(self, chain: Chain, context: SamplerContext, capacity: int) -> bool:
+    def can_reuse(self, chain: Chain, sampling: SamplingState, capacity: int) -> bool:
         """Whether another text has the same chain, number of rows and capacity."""
-        captured = self.context
+        captured = self.sampling
         return (
             (chain is self.chain or (not _has_per_row_settings(chain) and chain == self.chain))
             and capacity == cast(Capturable, self.state).capacity
-            and context.history.shape == captured.history.shape
-            and context.stop == captured.stop
+            and sampling.history.shape == captured.history.shape
+            and sampling.stop == captured.stop
         )
 
     def _logits_after(self, row: int, length: int) -> Float[Tensor, "rows vocab"]:
         """The model's logits after the first `length` ids of a row, computed again."""
-        ids = self.context.history[row : row + 1, :length][:, -(self.model.context or length) :]
+        ids = self.sampling.history[row : row + 1, :length][:, -(self.model.context or length) :]
         logits, _ = self.model.step(ids, self.model.start(1, ids.shape[1]))
         return logits[:, -1]
 
     def _decode_step(self) -> None:
         logits, self.state = self.model.step(self.last.unsqueeze(1), self.state)
-        self.last.copy_(self.chain.sample(logits[:, -1], self.context, draw_kernel=True))
-        self.context.append(self.last)
+        self.last.copy_(self.chain.sample(logits[:, -1], self.sampling, draw_kernel=True))
+        self.sampling.append(self.last)
 
     def _prefill(self) -> None:
         state = cast(Capturable, self.state).reset()
@@ -197,7 +197,7 @@ class Engine:
     def start_loop(
         self,
         chain: Chain,
-        context: SamplerContext,
+        sampling: SamplingState,
         ids: Int[Tensor, "rows time"],
         counts: Int[Tensor, " rows"],
         capacity: int,
@@ -208,17 +208,17 @@ class Engine:
         texts share it.
         """
         loop, self.loop = self.loop, None
-        if loop is not None and loop.can_reuse(chain, context, capacity):
+        if loop is not None and loop.can_reuse(chain, sampling, capacity):
             logits = loop.prefill(ids, counts)
         else:
             loop, state = None, self.model.start(len(ids), capacity)
             scored, state = self.model.step(ids, state, counts=counts)
             logits = scored[:, -1]
-        last = chain.sample(logits, context, draw_kernel=True)
-        context.append(last)
+        last = chain.sample(logits, sampling, draw_kernel=True)
+        sampling.append(last)
         if loop is None:
-            return CudaGraphLoop(self.model, chain, context, state, last)
-        loop.load(context, last)
+            return CudaGraphLoop(self.model, chain, sampling, state, last)
+        loop.load(sampling, last)
         return loop
 
 
@@ -238,14 +238,14 @@ def _capture(function: Callable[[], None], device: torch.device) -> Callable[[],
     return graph.replay
 
 
-def _tensors(context: SamplerContext) -> list[Tensor]:
+def _tensors(sampling: SamplingState) -> list[Tensor]:
     """All tensors that decoding changes, in a fixed order."""
-    generators = context.generators
+    generators = sampling.generators
     fixed = [
-        context.history,
-        context.lengths,
-        context.prompt_lengths,
+        sampling.history,
+        sampling.lengths,
+        sampling.prompt_lengths,
         generators.keys,
         generators.used,
     ]
-    return [*fixed, *(context.state[key] for key in sorted(context.state, key=str))]
+    return [*fixed, *(sampling.row_states[key] for key in sorted(sampling.row_states, key=str))]

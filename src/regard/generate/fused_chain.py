@@ -9,10 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.accel.kernels import usable
-from regard.generate.sampler_context import SamplerContext
 from regard.generate.samplers.logits_processor import LogitsProcessor
 from regard.generate.samplers.temperature import Temperature
 from regard.generate.samplers.truncation import XTC, MinP, TopK, TopNSigma, TopP, Typical
+from regard.generate.sampling_state import SamplingState
 
 MAX_TOP_K = 512  # half of what the kernels sort, since more tokens may tie with the k-th
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -74,17 +74,17 @@ class FusedTail:
     def sample(
         self,
         logits: Float[Tensor, "rows vocab"],
-        context: SamplerContext,
+        sampling: SamplingState,
         failed: Int[Tensor, " rows"],
     ) -> Int[Tensor, " rows"]:
         """The next id of each row, from logits that the samplers before have processed."""
         from regard.accel.kernels.fused_sampling import sample
 
-        settings = context.constant(
+        settings = sampling.constant(
             ("tail", self.settings),
             lambda: torch.tensor(self.settings, dtype=torch.double, device=logits.device),
         )
-        generators = context.generators
+        generators = sampling.generators
         has_min_keep = tuple(min_keep > 1 for *_, min_keep in self.settings)
         return sample(
             logits if logits.stride(1) == 1 else logits.contiguous(),
@@ -94,7 +94,7 @@ class FusedTail:
             settings,
             generators.keys,
             generators.used,
-            context.lengths,
+            sampling.lengths,
             failed,
         )
 

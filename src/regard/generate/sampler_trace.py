@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.generate.chain import Chain, SamplerTrace, at_least_float32
-from regard.generate.sampler_context import SamplerContext
 from regard.generate.sampler_spec import format_sampler
 from regard.generate.samplers.logits_processor import entropy
+from regard.generate.sampling_state import SamplingState
 
 ROUNDING = 1e-6  # smaller changes of a probability are not reported
 
@@ -68,24 +68,24 @@ class TracedChain(Chain):
         return False
 
     def run_samplers(
-        self, logits: Float[Tensor, "rows vocab"], context: SamplerContext
+        self, logits: Float[Tensor, "rows vocab"], sampling: SamplingState
     ) -> Iterator[SamplerTrace]:
         """Apply the samplers and keep the logits before and after each."""
         self.traces.clear()
-        for trace in Chain.run_samplers(self, logits, context):
+        for trace in Chain.run_samplers(self, logits, sampling):
             self.traces.append(trace)
             yield trace
 
     def sample(
         self,
         logits: Float[Tensor, "rows vocab"],
-        context: SamplerContext,
+        sampling: SamplingState,
         draw_ids: Callable[[Tensor], Tensor] | None = None,
         *,
         draw_kernel: bool = False,
     ) -> Int[Tensor, " rows"]:
         """Sample the next id of each row, and record how."""
-        ids = Chain.sample(self, logits, context, draw_ids, draw_kernel=draw_kernel)
+        ids = Chain.sample(self, logits, sampling, draw_ids, draw_kernel=draw_kernel)
         self.tokens.append([self._token(logits, row, id) for row, id in enumerate(ids.tolist())])
         return ids
 

@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from regard.errors import ConfigError
 from regard.generate.chain import Chain, draw, record_failures
 from regard.generate.decode import check_prompts
-from regard.generate.sampler_context import SamplerContext, pad_rows
+from regard.generate.sampling_state import SamplingState, pad_rows
 from regard.models.base import Language, State
 from regard.nn.state import Source
 
@@ -96,16 +96,16 @@ def _passes(
     chain.check_rows(len(prompts))
     target = _TargetModel(model, prompts, max(map(len, prompts)) + tokens + draft_tokens, source)
     device = target.state.lengths.device
-    context = SamplerContext.from_prompts(
+    sampling = SamplingState.from_prompts(
         prompts, tokens + draft_tokens, seed=seed, stop=sorted(stop), device=device
     )
     drafter: Drafter = draft if isinstance(draft, PromptLookup) else _DraftModel(draft, source)
     draft_vocab = None if isinstance(draft, PromptLookup) else draft.vocab_size
     remaining = dict.fromkeys(range(len(prompts)), tokens)  # ids that each prompt may still get
-    proposal = Proposal.empty(context)  # the first pass has none
+    proposal = Proposal.empty(sampling)  # the first pass has none
     while True:
         logits = target.score(proposal)
-        accepted = _verify(logits, proposal, chain, context)
+        accepted = _verify(logits, proposal, chain, sampling)
         new_ids: list[list[int]] = [[] for _ in prompts]
         for prompt, ids in zip(list(remaining), accepted, strict=True):
             ended = ids[-1] in stop
@@ -121,7 +121,11 @@ def _passes(
                 item for row, item in enumerate(remaining.items()) if row in continuing
             )
             rows = torch.tensor(continuing, device=device)
-            context, chain, drafter = context.select(rows), chain.select(rows), drafter.select(rows)
+            sampling, chain, drafter = (
+                sampling.select(rows),
+                chain.select(rows),
+                drafter.select(rows),
+            )
         if draft_vocab not in (None, logits.shape[-1]):
             raise ConfigError(
                 f"the draft has vocab_size={draft_vocab} and the model "
@@ -129,7 +133,7 @@ def _passes(
                 "both must have the same vocabulary"
             )
         count = min(draft_tokens, target.room)
-        proposal = drafter.propose(context, chain, count) if count else Proposal.empty(context)
+        proposal = drafter.propose(sampling, chain, count) if count else Proposal.empty(sampling)
         proposal = proposal.at_most([more - 1 for more in remaining.values()])
 
 
@@ -142,9 +146,9 @@ class Proposal:
     logits: Float[Tensor, "rows drafted vocab"] | None = None  # of Q; None: Q(id) = 1
 
     @classmethod
-    def empty(cls, context: SamplerContext) -> "Proposal":
+    def empty(cls, sampling: SamplingState) -> "Proposal":
         """No draft token for any row."""
-        return cls(context.history[:, :0], torch.zeros_like(context.lengths))
+        return cls(sampling.history[:, :0], torch.zeros_like(sampling.lengths))
 
     def at_most(self, limits: list[int]) -> "Proposal":
         """The first tokens of each row, up to its limit."""
@@ -171,8 +175,8 @@ class Proposal:
 class Drafter(Protocol):
     """Proposes the draft tokens of speculative decoding."""
 
-    def propose(self, context: SamplerContext, chain: Chain, count: int) -> Proposal:
-        """Up to `count` draft tokens for each row of the context."""
+    def propose(self, sampling: SamplingState, chain: Chain, count: int) -> Proposal:
+        """Up to `count` draft tokens for each row."""
 
     def select(self, rows: Int[Tensor, " selected"]) -> "Drafter":
         """The drafter for a subset of the rows."""
@@ -192,11 +196,11 @@ class PromptLookup:
         if self.max_ngram < 1:
             raise ConfigError(f"max_ngram={self.max_ngram} must be at least 1")
 
-    def propose(self, context: SamplerContext, chain: Chain, count: int) -> Proposal:
+    def propose(self, sampling: SamplingState, chain: Chain, count: int) -> Proposal:
         """The ids that followed the latest occurrence of the text's last n-gram."""
-        texts = zip(context.history.tolist(), context.lengths.tolist(), strict=True)
+        texts = zip(sampling.history.tolist(), sampling.lengths.tolist(), strict=True)
         continuations = [self._continuation(text[:length])[:count] for text, length in texts]
-        width, device = max(map(len, continuations)), context.lengths.device
+        width, device = max(map(len, continuations)), sampling.lengths.device
         return Proposal(
             pad_rows(continuations, width).to(device),
             torch.tensor([len(ids) for ids in continuations], device=device),
@@ -227,46 +231,46 @@ class _DraftModel:
         self.state: State | None = None
         self.starts: Tensor | None = None  # where in each row's text the state starts
 
-    def propose(self, context: SamplerContext, chain: Chain, count: int) -> Proposal:
+    def propose(self, sampling: SamplingState, chain: Chain, count: int) -> Proposal:
         """Sample one token after the other from the smaller model."""
-        room = self.model.context or context.history.shape[1]
+        room = self.model.context or sampling.history.shape[1]
         count = min(count, room - max(1, room // 2))
         if count < 1:
-            return Proposal.empty(context)
-        logits, state = self._read_accepted(context, room, count)
+            return Proposal.empty(sampling)
+        logits, state = self._read_accepted(sampling, room, count)
         all_rows = torch.arange(len(logits), device=logits.device)
-        draft_context, state = context.select(all_rows), state.select(all_rows)
-        generators = draft_context.generators
-        draft_context.generators = replace(generators, keys=generators.keys ^ _DRAFT_KEY)
+        draft_sampling, state = sampling.select(all_rows), state.select(all_rows)
+        generators = draft_sampling.generators
+        draft_sampling.generators = replace(generators, keys=generators.keys ^ _DRAFT_KEY)
         chain = Chain(chain.samplers)  # a `TracedChain` traces the text, not its drafts
         ids: list[Tensor] = []
         model_logits: list[Tensor] = []
         draft_logits: list[Tensor] = []
 
         def draw_ids(processed: Tensor) -> Tensor:
-            record_failures(processed, draft_context)
+            record_failures(processed, draft_sampling)
             draft_logits.append(processed)
-            return draw(processed, draft_context.generators)
+            return draw(processed, draft_sampling.generators)
 
         for number in range(count):
             if number:
                 scored, state = self.model.step(ids[-1].unsqueeze(1), state)
                 logits = scored[:, -1]
             model_logits.append(logits)
-            ids.append(chain.sample(logits, draft_context, draw_ids))
-            draft_context.append(ids[-1])
-        accepted = context.lengths.tolist()
+            ids.append(chain.sample(logits, draft_sampling, draw_ids))
+            draft_sampling.append(ids[-1])
+        accepted = sampling.lengths.tolist()
         chain.raise_if_failed(
-            draft_context, lambda row, length: model_logits[length - accepted[row]][row : row + 1]
+            draft_sampling, lambda row, length: model_logits[length - accepted[row]][row : row + 1]
         )
-        counts = torch.full_like(context.lengths, count)
+        counts = torch.full_like(sampling.lengths, count)
         return Proposal(torch.stack(ids, 1), counts, torch.stack(draft_logits, 1))
 
     def _read_accepted(
-        self, context: SamplerContext, room: int, count: int
+        self, sampling: SamplingState, room: int, count: int
     ) -> tuple[Tensor, State]:
         """Read the tokens accepted since the last call; the logits that follow them."""
-        ends, state = context.lengths, self.state
+        ends, state = sampling.lengths, self.state
         starts = torch.zeros_like(ends) if self.starts is None else self.starts
         if state is not None:
             new = ends - starts - state.lengths
@@ -278,7 +282,7 @@ class _DraftModel:
         first = starts + state.lengths
         counts = ends - first
         positions = first.unsqueeze(1) + torch.arange(int(counts.max()), device=ends.device)
-        ids = context.history.gather(1, positions.clamp_max(context.history.shape[1] - 1))
+        ids = sampling.history.gather(1, positions.clamp_max(sampling.history.shape[1] - 1))
         scored, self.state = self.model.step(ids, state, counts=counts)
         self.starts = starts
         return scored[:, -1], self.state
@@ -359,26 +363,26 @@ def _verify(
     logits: Float[Tensor, "rows scored vocab"],
     proposal: Proposal,
     chain: Chain,
-    context: SamplerContext,
+    sampling: SamplingState,
 ) -> list[list[int]]:
     """The ids each row accepts: draft tokens up to the first rejected, and one id drawn anew."""
     accepted: list[list[int]] = [[] for _ in logits]
     rows = torch.arange(len(logits), device=logits.device)  # those without a rejection so far
     for number in range(logits.shape[1]):
-        row_chain, row_context = chain.select(rows), context.select(rows)
+        row_chain, row_sampling = chain.select(rows), sampling.select(rows)
         row_logits = logits[rows, number]
         draft_ids, q = proposal.at(rows, number, logits.shape[-1])
         ids = row_chain.sample(
-            row_logits, row_context, _accept_or_redraw(draft_ids, q, row_context)
+            row_logits, row_sampling, _accept_or_redraw(draft_ids, q, row_sampling)
         )
-        row_chain.raise_if_failed(row_context, partial(_logits_of_row, row_logits))
-        row_context.append(ids)
-        context.update_rows(rows, row_context)
+        row_chain.raise_if_failed(row_sampling, partial(_logits_of_row, row_logits))
+        row_sampling.append(ids)
+        sampling.update_rows(rows, row_sampling)
         continuing = []
         columns = (rows.tolist(), ids.tolist(), draft_ids.tolist())
         for row, token, draft_id in zip(*columns, strict=True):
             accepted[row].append(token)
-            continuing.append(token == draft_id and token not in context.stop)
+            continuing.append(token == draft_id and token not in sampling.stop)
         if not any(continuing):
             break
         rows = rows[torch.tensor(continuing, device=rows.device)]
@@ -391,19 +395,19 @@ def _logits_of_row(logits: Tensor, row: int, length: int) -> Tensor:
 
 
 def _accept_or_redraw(
-    draft_ids: Int[Tensor, " rows"], q: Float[Tensor, "rows vocab"], context: SamplerContext
+    draft_ids: Int[Tensor, " rows"], q: Float[Tensor, "rows vocab"], sampling: SamplingState
 ) -> Callable[[Tensor], Tensor]:
     """A `draw_ids` of `Chain.sample`: accept the draft token, or draw from max(0, P - Q)."""
 
     def draw_ids(processed: Tensor) -> Tensor:
-        record_failures(processed, context)
-        u, index = context.generators.uniform(), draft_ids.clamp_min(0).unsqueeze(1)
+        record_failures(processed, sampling)
+        u, index = sampling.generators.uniform(), draft_ids.clamp_min(0).unsqueeze(1)
         p = processed.to(u.dtype).softmax(-1)
         below = u * q.gather(1, index).squeeze(1) < p.gather(1, index).squeeze(1)
         accept = (draft_ids >= 0) & below
         residual = (p - q).clamp_min(0)
         # P and Q may differ by rounding only
         residual = residual.where(residual.sum(-1, keepdim=True) > 0, p)
-        return draft_ids.where(accept, draw(residual.log(), context.generators))
+        return draft_ids.where(accept, draw(residual.log(), sampling.generators))
 
     return draw_ids

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.generate.chain import Chain, SamplerTrace, record_draw_counts, record_failures
-from regard.generate.sampler_context import RowGenerators, SamplerContext
+from regard.generate.sampling_state import RowGenerators, SamplingState
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class ChainProcessor:
     chain: Chain
     seed: int | None = None  # for samplers that use random numbers
     stop: Sequence[int] = ()  # ids that end a text
-    context: SamplerContext | None = field(default=None, init=False)
+    sampling: SamplingState | None = field(default=None, init=False)
     traces: list[SamplerTrace] = field(default_factory=list, init=False)  # of the last call
 
     def __post_init__(self) -> None:
@@ -35,25 +35,25 @@ class ChainProcessor:
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Process the scores (logits)."""
         rows, length = input_ids.shape
-        context = self.context
-        same_text = context is not None and torch.equal(context.history, input_ids[:, :-1])
-        if context is None or not same_text:
+        sampling = self.sampling
+        same_text = sampling is not None and torch.equal(sampling.history, input_ids[:, :-1])
+        if sampling is None or not same_text:
             lengths = torch.full((rows,), length, device=input_ids.device)
             generators = RowGenerators.from_seed(self.seed, rows, input_ids.device)
             stop = tuple(self.stop)
-            context = SamplerContext(input_ids, lengths, lengths.clone(), generators, stop)
+            sampling = SamplingState(input_ids, lengths, lengths.clone(), generators, stop)
         else:
             for trace in self.traces:
                 if trace.sampler.stateful:
                     before, after = trace.by_id(trace.before), trace.by_id(trace.after)
-                    trace.sampler.update_state(before, after, input_ids[:, -1], context)
-            context.history, context.lengths = input_ids, context.lengths + 1
-        record_draw_counts(context)
-        self.context, self.traces = context, list(self.chain.run_samplers(scores, context))
+                    trace.sampler.update_state(before, after, input_ids[:, -1], sampling)
+            sampling.history, sampling.lengths = input_ids, sampling.lengths + 1
+        record_draw_counts(sampling)
+        self.sampling, self.traces = sampling, list(self.chain.run_samplers(scores, sampling))
         processed = scores
         if self.traces:
             last = self.traces[-1]
             processed = last.by_id(last.after).to(scores.dtype)
-        record_failures(processed, context)
-        self.chain.raise_if_failed(context, lambda row, length: scores[row : row + 1])
+        record_failures(processed, sampling)
+        self.chain.raise_if_failed(sampling, lambda row, length: scores[row : row + 1])
         return processed

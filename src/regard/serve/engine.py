@@ -14,14 +14,14 @@ from regard.accel.packed_decoder import PackedDecoder
 from regard.errors import ConfigError, RegardError
 from regard.generate.chain import NOT_FAILED, Chain, failure_lengths
 from regard.generate.decode import check_prompts
-from regard.generate.sampler_context import RowGenerators, SamplerContext
+from regard.generate.sampling_state import RowGenerators, SamplingState
 from regard.models.base import Language, State
 from regard.serve.prefix_cache import PrefixCache
 from regard.serve.prompt_graphs import make_prompt_graphs
 from regard.serve.prompts import PromptReader
 from regard.serve.request import Event, FinishReason, Request, TokenScore
 from regard.serve.rows import GraphRows, KVRows, make_rows, to_device
-from regard.serve.sampling import Sampled, join_contexts, sample_rows
+from regard.serve.sampling import Sampled, join_sampling_states, sample_rows
 from regard.serve.texts import Counters, Prefill, Text
 
 MiB = 2**20
@@ -103,7 +103,7 @@ class BatchEngine:
         self.waiting: deque[Prefill] = deque()
         self.texts: list[Text] = []  # of the rows
         self.chain = Chain()
-        self.context: SamplerContext | None = None
+        self.sampling: SamplingState | None = None
         self.last: Tensor = torch.empty(0, dtype=torch.long)
         self.events: list[Event] = []
         self.counters = Counters()
@@ -195,11 +195,11 @@ class BatchEngine:
 
     def _requeue(self, rows: Sequence[int], queue: deque[Prefill]) -> None:
         """Take texts out of their rows; they will be read again from their ids."""
-        assert self.context is not None
+        assert self.sampling is not None
         for row in rows:
             text = self.texts[row]
-            context = self.context.select(to_device([row], self.last.device))
-            queue.append(Prefill([text], list(text.window), context))
+            sampling = self.sampling.select(to_device([row], self.last.device))
+            queue.append(Prefill([text], list(text.window), sampling))
         self._keep([row for row in range(len(self.texts)) if row not in set(rows)])
 
     def _join(self, group: list[Prefill], logits: Tensor, state: State | None) -> None:
@@ -213,15 +213,15 @@ class BatchEngine:
         else:
             self.rows.join(state, rows, lengths, need)
         try:
-            context = reduce(join_contexts, self._contexts(group))
+            sampling = reduce(join_sampling_states, self._sampling_states(group))
             if rows != list(range(len(group))):
                 logits = logits[to_device(rows, logits.device)]
             chain = self._merge(texts)
             runs_ahead = self._may_run_ahead(texts, lengths)
             if runs_ahead:
-                ahead = self._start_ahead(texts, chain, logits, context)
+                ahead = self._start_ahead(texts, chain, logits, sampling)
             else:
-                sampled = sample_rows(texts, chain, logits, context)
+                sampled = sample_rows(texts, chain, logits, sampling)
         except Exception:
             self.rows.keep(range(len(self.texts)))
             raise
@@ -229,10 +229,10 @@ class BatchEngine:
             text.since = 0
         self.texts = self.texts + texts
         last = ahead.ids if runs_ahead else sampled.ids
-        if self.context is None:
-            self.context, self.last = context, last
+        if self.sampling is None:
+            self.sampling, self.last = sampling, last
         else:
-            self.context = join_contexts(self.context, context)
+            self.sampling = join_sampling_states(self.sampling, sampling)
             self.last = torch.cat([self.last, last])
         self.chain = self._merge(self.texts)
         if runs_ahead:
@@ -249,19 +249,21 @@ class BatchEngine:
         for text in job.texts:
             self._finish(text, "error", error)
 
-    def _contexts(self, group: list[Prefill]) -> list[SamplerContext]:
-        """The contexts of the texts, in their order; those of new texts are made together."""
-        contexts = []
-        for is_new, jobs in groupby(group, key=lambda job: job.context is None):
+    def _sampling_states(self, group: list[Prefill]) -> list[SamplingState]:
+        """The states of the texts, in their order; those of new texts are made together."""
+        states = []
+        for is_new, jobs in groupby(group, key=lambda job: job.sampling is None):
             if is_new:
-                contexts.append(self._new_context([text for job in jobs for text in job.texts]))
+                states.append(
+                    self._new_sampling_state([text for job in jobs for text in job.texts])
+                )
             else:  # copies, since sampling may fail
-                own = [cast(SamplerContext, job.context) for job in jobs]
-                contexts += [each.select(torch.arange(len(each.lengths))) for each in own]
-        return contexts
+                own = [cast(SamplingState, job.sampling) for job in jobs]
+                states += [each.select(torch.arange(len(each.lengths))) for each in own]
+        return states
 
-    def _new_context(self, texts: list[Text]) -> SamplerContext:
-        context = SamplerContext.from_prompts(
+    def _new_sampling_state(self, texts: list[Text]) -> SamplingState:
+        sampling = SamplingState.from_prompts(
             [text.request.prompt for text in texts],
             max(text.request.tokens for text in texts) + 1,  # for a step ahead of the end
             seed=[text.request.seed + text.index for text in texts],
@@ -269,17 +271,19 @@ class BatchEngine:
         )
         device = self.language.device
         generators = RowGenerators(
-            to_device(context.generators.keys, device), to_device(context.generators.used, device)
+            to_device(sampling.generators.keys, device), to_device(sampling.generators.used, device)
         )
-        context = SamplerContext(
-            to_device(context.history, device),
-            to_device(context.lengths, device),
-            to_device(context.prompt_lengths, device),
+        sampling = SamplingState(
+            to_device(sampling.history, device),
+            to_device(sampling.lengths, device),
+            to_device(sampling.prompt_lengths, device),
             generators,
-            context.stop,
+            sampling.stop,
         )
-        failure_lengths(context)  # its initial value is not 0, which `join_contexts` would fill in
-        return context
+        failure_lengths(
+            sampling
+        )  # its initial value is not 0, which `join_sampling_states` would fill in
+        return sampling
 
     # decoding
 
@@ -289,26 +293,26 @@ class BatchEngine:
         On a GPU, the next step is started before the tokens of the last one are read, so that
         the device does not wait for the host.
         """
-        assert self.context is not None
+        assert self.sampling is not None
         runs_ahead = self._can_run_ahead()
         if self.ahead and not runs_ahead:
             self._read_ahead()
             return
-        context, has_read = self.context, False
-        lengths, used = context.lengths.clone(), context.generators.used.clone()
-        state = {key: tensor.clone() for key, tensor in context.state.items()}
+        sampling, has_read = self.sampling, False
+        lengths, used = sampling.lengths.clone(), sampling.generators.used.clone()
+        state = {key: tensor.clone() for key, tensor in sampling.row_states.items()}
         try:
             logits = self.rows.step(self.last)
             has_read = True
             if runs_ahead:
-                started = self._start_ahead(self.texts, self.chain, logits, self.context)
+                started = self._start_ahead(self.texts, self.chain, logits, self.sampling)
                 self.last = started.ids
                 self._read_ahead()
                 self.ahead = [started]
                 return
-            sampled = sample_rows(self.texts, self.chain, logits, self.context)
+            sampled = sample_rows(self.texts, self.chain, logits, self.sampling)
         except torch.OutOfMemoryError as error:
-            context.lengths, context.generators.used, context.state = lengths, used, state
+            sampling.lengths, sampling.generators.used, sampling.row_states = lengths, used, state
             self._read_ahead()
             if len(self.texts) < 2:
                 self._drop_all(error)
@@ -353,12 +357,12 @@ class BatchEngine:
         )
 
     def _start_ahead(
-        self, texts: list[Text], chain: Chain, logits: Tensor, context: SamplerContext
+        self, texts: list[Text], chain: Chain, logits: Tensor, sampling: SamplingState
     ) -> "_Ahead":
         """Sample on the device, and start to copy the tokens to the host."""
-        ids = chain.sample(logits, context, draw_kernel=True)
-        context.append(ids)
-        both = torch.stack([ids, context.state["failed"]])
+        ids = chain.sample(logits, sampling, draw_kernel=True)
+        sampling.append(ids)
+        both = torch.stack([ids, sampling.row_states["failed"]])
         if not both.is_cuda:
             return _Ahead(list(texts), ids, both, None)
         host = torch.empty_like(both, device="cpu", pin_memory=True)
@@ -471,11 +475,11 @@ class BatchEngine:
         self.rows.keep(order)
         self.texts = [self.texts[row] for row in order]
         if not order:
-            self.context = None
+            self.sampling = None
             return
-        assert self.context is not None
+        assert self.sampling is not None
         index = to_device(order, self.last.device)
-        self.context, self.last = self.context.select(index), self.last[index]
+        self.sampling, self.last = self.sampling.select(index), self.last[index]
         self.chain = self._merge(self.texts)
 
     def _merge(self, texts: list[Text]) -> Chain:

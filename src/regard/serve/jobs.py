@@ -80,7 +80,7 @@ def embed(model: ServedModel, inputs: Sequence[str | list[int]]) -> tuple[list[l
         limit = model.context
         if limit is not None and len(ids) > limit:
             raise ConfigError(
-                f"input: a text has {len(ids)} tokens, and the model's context is {limit}"
+                f"input: a text has {len(ids)} tokens, and the model's sampling is {limit}"
             )
         if max(ids) >= model.tokenizer.size:
             raise ConfigError(f"input: token {max(ids)} is not in the vocabulary")

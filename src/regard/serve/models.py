@@ -17,7 +17,7 @@ from regard.api.generation import SMALL_MODEL, chain_for
 from regard.api.run import Run, load
 from regard.errors import CheckpointError, ConfigError
 from regard.generate.chain import Chain
-from regard.generate.sampler_context import SamplerContext
+from regard.generate.sampling_state import SamplingState
 from regard.models.base import Language
 from regard.serve.constraint import JsonSchemas
 from regard.serve.engine import BatchEngine, EngineConfig
@@ -85,8 +85,8 @@ class ServedModel:
     def _checked(self, chain: Chain) -> Chain:
         """Use a chain once, since some settings are compared with the vocabulary only then."""
         with torch.inference_mode():
-            context = SamplerContext.from_prompts([[0]], 1, seed=0, stop=self.tokenizer.stop_ids)
-            chain.sample(torch.zeros(1, cast(Language, self.run.model).vocab_size), context)
+            sampling = SamplingState.from_prompts([[0]], 1, seed=0, stop=self.tokenizer.stop_ids)
+            chain.sample(torch.zeros(1, cast(Language, self.run.model).vocab_size), sampling)
         return chain
 
 

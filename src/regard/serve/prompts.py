@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.generate.decode import pad_prompts
-from regard.generate.sampler_context import pad_rows
+from regard.generate.sampling_state import pad_rows
 from regard.models.base import Language, State
 from regard.nn.state import Source, TransformerState
 from regard.serve.prefix_cache import PrefixCache, read_row

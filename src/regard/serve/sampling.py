@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from regard.errors import RegardError
 from regard.generate.chain import NOT_FAILED, Chain, at_least_float32
-from regard.generate.sampler_context import RowGenerators, SamplerContext
+from regard.generate.sampling_state import RowGenerators, SamplingState
 from regard.serve.request import TokenScore
 from regard.serve.texts import Text
 
@@ -26,7 +26,7 @@ class Sampled:
 
 
 def sample_rows(
-    texts: Sequence[Text], chain: Chain, logits: Tensor, context: SamplerContext
+    texts: Sequence[Text], chain: Chain, logits: Tensor, sampling: SamplingState
 ) -> Sampled:
     """Sample the next id of each text; one that has no token left fails alone."""
     allowed = logits
@@ -35,16 +35,16 @@ def sample_rows(
         for row, text in enumerate(texts):
             if text.request.constraints:
                 allowed[row] = text.request.constraints[text.index].mask(allowed[row])
-    ids = chain.sample(allowed, context, draw_kernel=True)
+    ids = chain.sample(allowed, sampling, draw_kernel=True)
     tokens: list[int | None] = ids.tolist()
     errors = {}
-    for row, length in enumerate(context.state["failed"].tolist()):
+    for row, length in enumerate(sampling.row_states["failed"].tolist()):
         if length != NOT_FAILED:
-            cause = chain.failure_cause(allowed[row : row + 1], context, row, length)
-            context.state["failed"][row] = NOT_FAILED
+            cause = chain.failure_cause(allowed[row : row + 1], sampling, row, length)
+            sampling.row_states["failed"][row] = NOT_FAILED
             errors[row] = RegardError(f"no token is left to draw: {cause}")
             tokens[row] = None
-    context.append(ids)
+    sampling.append(ids)
     scores: list[TokenScore | None] = [None] * len(texts)
     scored = [row for row, text in enumerate(texts) if text.request.logprobs is not None]
     if scored:
@@ -55,8 +55,8 @@ def sample_rows(
     return Sampled(ids, tokens, scores, errors)
 
 
-def join_contexts(first: SamplerContext, second: SamplerContext) -> SamplerContext:
-    """Two contexts as one, with the rows of the first before those of the second.
+def join_sampling_states(first: SamplingState, second: SamplingState) -> SamplingState:
+    """Two states as one, with the rows of the first before those of the second.
 
     Where only one has the state of a sampler, the other's rows do not use that sampler.
     """
@@ -65,16 +65,16 @@ def join_contexts(first: SamplerContext, second: SamplerContext) -> SamplerConte
         [pad(part.history, (0, width - part.history.shape[1])) for part in (first, second)]
     )
     state = {}
-    for key in first.state.keys() | second.state.keys():
-        like = first.state.get(key, second.state.get(key))
+    for key in first.row_states.keys() | second.row_states.keys():
+        like = first.row_states.get(key, second.row_states.get(key))
         assert like is not None
         state[key] = torch.cat(
             [
-                part.state.get(key, like.new_zeros(len(part.lengths), *like.shape[1:]))
+                part.row_states.get(key, like.new_zeros(len(part.lengths), *like.shape[1:]))
                 for part in (first, second)
             ]
         )
-    return SamplerContext(
+    return SamplingState(
         history,
         torch.cat([first.lengths, second.lengths]),
         torch.cat([first.prompt_lengths, second.prompt_lengths]),

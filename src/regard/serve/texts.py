@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from regard.generate.sampler_context import SamplerContext
+from regard.generate.sampling_state import SamplingState
 from regard.models.base import State
 from regard.serve.request import Request
 
@@ -24,7 +24,7 @@ class Prefill:
 
     texts: list[Text]
     ids: list[int]
-    context: SamplerContext | None = None  # of a text that continues
+    sampling: SamplingState | None = None  # of a text that continues
     state: State | None = None
     read: int = 0
 

@@ -24,7 +24,7 @@ def _load_blocks(logits, start, vocab, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 def _draw_kernel(
     logits, keys, used, lengths, failed, ids, vocab, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """As `generate.chain.draw`, with numbers from `generate.sampler_context.RowGenerators`."""
+    """As `generate.chain.draw`, with numbers from `generate.sampling_state.RowGenerators`."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * vocab
     count = tl.load(used + row)

@@ -14,8 +14,8 @@ from regard.explain.figures.figure_model import FigureModel
 from regard.explain.figures.panels import Bars, FigureData, Node, Panel, Tree
 from regard.generate import parse_chain
 from regard.generate.chain import Chain
-from regard.generate.sampler_context import SamplerContext
 from regard.generate.sampler_spec import format_sampler
+from regard.generate.sampling_state import SamplingState
 from regard.generate.search.beam_search import BeamSearch, Extensions
 from regard.models.base import Language
 
@@ -70,13 +70,13 @@ def samplers(
     """What each sampler of a chain does to the next-token distribution, in the order given."""
     labels, logits, history, where = _distribution(model, text, "samplers")
     chain: Chain = parse_chain(samplers, order)
-    context = SamplerContext.from_prompts([history], 1, seed=1)
+    sampling = SamplingState.from_prompts([history], 1, seed=1)
     best = logits.topk(min(top, len(logits))).indices.tolist()
     names = [labels(id) for id in best]
     panels: list[Panel] = []
     numbers: dict[str, float] = {"bits of the model": _bits(logits)}
     after = logits
-    for number, trace in enumerate(chain.run_samplers(logits[None].float(), context), 1):
+    for number, trace in enumerate(chain.run_samplers(logits[None].float(), sampling), 1):
         before, after = (trace.by_id(side)[0].double() for side in (trace.before, trace.after))
         left = int((after > -torch.inf).sum())
         name = format_sampler(trace.sampler)

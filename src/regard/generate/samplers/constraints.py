@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.generate.sampler_context import SamplerContext
-from regard.generate.samplers.logits_processor import LogitsProcessor, require_context, setting
+from regard.generate.samplers.logits_processor import LogitsProcessor, require_state, setting
+from regard.generate.sampling_state import SamplingState
 
 
 def token_mask(
-    name: str, tokens: tuple[int, ...], logits: Tensor, context: SamplerContext | None
+    name: str, tokens: tuple[int, ...], logits: Tensor, sampling: SamplingState | None
 ) -> Tensor:
-    """A mask over the vocabulary that is True at these token ids; made once per context."""
+    """A mask over the vocabulary that is True at these token ids; made once per `SamplingState`."""
     vocab, device = logits.shape[-1], logits.device
 
     def make() -> Tensor:
@@ -25,7 +25,7 @@ def token_mask(
         mask[list(tokens)] = True
         return mask.to(device)
 
-    return make() if context is None else context.constant((name, tokens, vocab), make)
+    return make() if sampling is None else sampling.constant((name, tokens, vocab), make)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Bias(LogitsProcessor):
         """Whether it changes nothing."""
         return not self.tokens or self.value == 0
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Add the bias."""
-        chosen = token_mask("bias", self.tokens, logits, context)
+        chosen = token_mask("bias", self.tokens, logits, sampling)
         return torch.where(chosen, logits + self.value, logits)
 
 
@@ -60,9 +60,9 @@ class Ban(LogitsProcessor):
 
     needs_ids = True
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove the banned tokens."""
-        return logits.masked_fill(token_mask("ban", self.tokens, logits, context), -torch.inf)
+        return logits.masked_fill(token_mask("ban", self.tokens, logits, sampling), -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ class Allow(LogitsProcessor):
 
     needs_ids = True
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove all other tokens."""
-        allowed = token_mask("allow", self.tokens, logits, context)
+        allowed = token_mask("allow", self.tokens, logits, sampling)
         return logits.masked_fill(~allowed, -torch.inf)
 
 
@@ -87,14 +87,14 @@ class Force(LogitsProcessor):
 
     needs_ids = True
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove all tokens but the next forced one."""
-        context = require_context(context, "force")
-        token_mask("force", self.tokens, logits, context)  # checks that they are in the vocabulary
-        forced_ids = context.constant(
+        sampling = require_state(sampling, "force")
+        token_mask("force", self.tokens, logits, sampling)  # checks that they are in the vocabulary
+        forced_ids = sampling.constant(
             self.tokens, lambda: torch.tensor(self.tokens, device=logits.device)
         )
-        generated = context.lengths - context.prompt_lengths
+        generated = sampling.lengths - sampling.prompt_lengths
         token = forced_ids[generated.clamp_max(len(self.tokens) - 1)].unsqueeze(1)
         forced = torch.full_like(logits, -torch.inf).scatter_(1, token, 0.0)
         return torch.where((generated < len(self.tokens)).unsqueeze(1), forced, logits)
@@ -105,7 +105,7 @@ class MinLength(LogitsProcessor):
     """Do not stop before the answer has this many tokens. 0 changes nothing."""
 
     tokens: int = setting(0, neutral=0)
-    # the ids that end a text; empty: those of the context
+    # the ids that end a text; empty: those of the `SamplingState`
     stop: tuple[int, ...] = setting((), per_row=False, kw_only=True)
 
     needs_ids = True
@@ -114,14 +114,14 @@ class MinLength(LogitsProcessor):
         if self.tokens < 0:
             raise ConfigError(f"min_length={self.tokens} must be 0 or more tokens")
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove the stop ids while the answer is too short."""
-        context = require_context(context, "min_length")
-        stop_ids = self.stop or context.stop
+        sampling = require_state(sampling, "min_length")
+        stop_ids = self.stop or sampling.stop
         if not stop_ids:
             raise ConfigError(
-                "min_length needs the stop ids, and the context has none; give it stop=[ids]"
+                "min_length needs the stop ids, and the SamplingState has none; give it stop=[ids]"
             )
-        stops = token_mask("min_length", stop_ids, logits, context)
-        short = (context.lengths - context.prompt_lengths).unsqueeze(1) < self.tokens
+        stops = token_mask("min_length", stop_ids, logits, sampling)
+        short = (sampling.lengths - sampling.prompt_lengths).unsqueeze(1) < self.tokens
         return logits.masked_fill(stops & short, -torch.inf)

@@ -16,19 +16,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.generate.sampler_context import SamplerContext
+from regard.generate.sampling_state import SamplingState
 
 
 @runtime_checkable
 class Sampler(Protocol):
     """One sampler of a chain: maps logits to logits and sets those of removed tokens to -inf.
 
-    At a neutral setting it returns its argument unchanged. `context` may be None for samplers
+    At a neutral setting it returns its argument unchanged. `sampling` may be None for samplers
     that use the logits only.
     """
 
     def __call__(
-        self, logits: Float[Tensor, "rows vocab"], context: SamplerContext | None = None
+        self, logits: Float[Tensor, "rows vocab"], sampling: SamplingState | None = None
     ) -> Float[Tensor, "rows vocab"]:
         """Reshape or truncate the distribution."""
 
@@ -78,25 +78,25 @@ class LogitsProcessor:
         return bool(settings) and all(getattr(self, name) == value for name, value in settings)
 
     def __call__(
-        self, logits: Float[Tensor, "rows vocab"], context: SamplerContext | None = None
+        self, logits: Float[Tensor, "rows vocab"], sampling: SamplingState | None = None
     ) -> Float[Tensor, "rows vocab"]:
         """Reshape or truncate the distribution; return `logits` itself if neutral."""
-        return logits if self.neutral else self.process(logits, context)
+        return logits if self.neutral else self.process(logits, sampling)
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """The formula, for tokens in any order."""
         raise NotImplementedError
 
-    def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process_sorted(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """The formula on logits in descending order, with removed tokens last."""
-        return self.process(logits, context)
+        return self.process(logits, sampling)
 
     def update_state(
         self,
         before: Float[Tensor, "rows vocab"],
         after: Float[Tensor, "rows vocab"],
         ids: Int[Tensor, " rows"],
-        context: SamplerContext,
+        sampling: SamplingState,
     ) -> None:
         """Update the state from the sampled ids; only stateful samplers override it."""
 
@@ -108,10 +108,10 @@ class SortedLogitsProcessor(LogitsProcessor):
 
     needs_sorted: ClassVar[bool] = True
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Sort, apply the formula, and restore token-id order."""
         ordered, order = sort_logits(logits)
-        return unsort_logits(self.process_sorted(ordered, context), order, logits.shape[-1])
+        return unsort_logits(self.process_sorted(ordered, sampling), order, logits.shape[-1])
 
 
 def sort_logits(logits: Tensor, skip_removed: bool = False) -> tuple[Tensor, Tensor]:
@@ -162,13 +162,13 @@ def is_per_row(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor)
 
 
-def require_context(context: SamplerContext | None, name: str) -> SamplerContext:
-    """The context, for a sampler that cannot work without one."""
-    if context is None:
+def require_state(sampling: SamplingState | None, name: str) -> SamplingState:
+    """The sampling state, for a sampler that cannot work without one."""
+    if sampling is None:
         raise ConfigError(
-            f"{name} uses the generated tokens or random numbers; call it with a SamplerContext"
+            f"{name} uses the generated tokens or random numbers; call it with a SamplingState"
         )
-    return context
+    return sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +180,9 @@ class ExternalSampler(LogitsProcessor):
     needs_ids = True
     capturable = False
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Call the wrapped sampler."""
-        return self.sampler(logits, context)
+        return self.sampler(logits, sampling)
 
 
 def as_logits_processor(sampler: Sampler) -> LogitsProcessor:
@@ -258,22 +258,22 @@ class PerRow(LogitsProcessor):
         """As the wrapped sampler."""
         return self.sampler.may_leave_gaps
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """The formula in the active rows."""
-        return self._in_active_rows(self.sampler.process(logits, context), logits)
+        return self._in_active_rows(self.sampler.process(logits, sampling), logits)
 
-    def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process_sorted(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """The formula on sorted logits in the active rows."""
-        return self._in_active_rows(self.sampler.process_sorted(logits, context), logits)
+        return self._in_active_rows(self.sampler.process_sorted(logits, sampling), logits)
 
     def _in_active_rows(self, processed: Tensor, logits: Tensor) -> Tensor:
         return processed if self.active is None else torch.where(self.active, processed, logits)
 
     def update_state(
-        self, before: Tensor, after: Tensor, ids: Tensor, context: SamplerContext
+        self, before: Tensor, after: Tensor, ids: Tensor, sampling: SamplingState
     ) -> None:
         """Update the state of the wrapped sampler."""
-        self.sampler.update_state(before, after, ids, context)
+        self.sampler.update_state(before, after, ids, sampling)
 
     def select(self, rows: Int[Tensor, " selected"]) -> "PerRow":
         """The same sampler for a subset of the rows."""

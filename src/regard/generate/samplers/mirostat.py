@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.generate.sampler_context import SamplerContext
 from regard.generate.samplers.logits_processor import (
     LogitsProcessor,
     SortedLogitsProcessor,
     keep_where,
-    require_context,
+    require_state,
     setting,
 )
+from regard.generate.sampling_state import SamplingState
 
 Surprise = Literal["truncated", "full"]
 LN2 = math.log(2)
@@ -42,24 +42,24 @@ class Mirostat(LogitsProcessor):
         if not 0 < self.rate < math.inf:
             raise ConfigError(f"mirostat: rate={self.rate} must be above 0")
 
-    def bound(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def bound(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """mu of each row, in bits."""
         initial = torch.zeros_like(logits[:, :1])
-        return 2 * self.target + (initial if context is None else offset(self, logits, context))
+        return 2 * self.target + (initial if sampling is None else offset(self, logits, sampling))
 
     def update_state(
-        self, before: Tensor, after: Tensor, ids: Tensor, context: SamplerContext
+        self, before: Tensor, after: Tensor, ids: Tensor, sampling: SamplingState
     ) -> None:
         """mu <- mu - rate (surprisal of the sampled token - target)."""
         logits = after if self.surprise == "truncated" else before
         bits = -logits.log_softmax(-1).gather(-1, ids.unsqueeze(1)) / LN2
-        mu_offset = offset(self, after, context)
+        mu_offset = offset(self, after, sampling)
         mu_offset -= self.rate * (bits - self.target) * (self.target > 0)
 
 
-def offset(sampler: LogitsProcessor, logits: Tensor, context: SamplerContext) -> Tensor:
+def offset(sampler: LogitsProcessor, logits: Tensor, sampling: SamplingState) -> Tensor:
     """The change of each row's value since the start: (rows, 1), updated in place."""
-    return context.row_state(type(sampler).__name__, lambda: torch.zeros_like(logits[:, :1]))
+    return sampling.row_state(type(sampler).__name__, lambda: torch.zeros_like(logits[:, :1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class Mirostat2(Mirostat):
     rate: float = 0.1
     surprise: Surprise = setting("truncated", per_row=False, kw_only=True)
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove tokens with a surprisal above mu."""
         bits = -logits.log_softmax(-1) / LN2
         smallest = bits.amin(-1, keepdim=True)
-        return keep_where(logits, bits <= torch.maximum(self.bound(logits, context), smallest))
+        return keep_where(logits, bits <= torch.maximum(self.bound(logits, sampling), smallest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Mirostat1(Mirostat, SortedLogitsProcessor):
 
     needs_full_vocab = True
 
-    def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process_sorted(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove tokens ranked below k."""
         vocab = logits.shape[-1]
         top = logits[:, :100]
@@ -119,7 +119,7 @@ class Mirostat1(Mirostat, SortedLogitsProcessor):
         log_vocab = math.log(max(vocab, 2))
         x = (s - 1) * log_vocab
         ratio = torch.where(x == 0, 1.0, x / -torch.expm1(-x)) / log_vocab
-        k = (ratio * 2 ** self.bound(logits, context)) ** (1 / s)
+        k = (ratio * 2 ** self.bound(logits, sampling)) ** (1 / s)
         ranks = torch.arange(vocab, device=logits.device)
         return keep_where(logits, (ranks < k.floor().clamp_min(1)) | ~(s > 0))
 
@@ -147,17 +147,17 @@ class AdaptiveP(LogitsProcessor):
         if not 0 <= self.decay <= 0.99:
             raise ConfigError(f"adaptive_p: decay={self.decay} must lie in [0, 0.99]")
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Raise the logits of tokens with a probability near the target."""
-        mean = self.target + offset(self, logits, require_context(context, "adaptive_p"))
+        mean = self.target + offset(self, logits, require_state(sampling, "adaptive_p"))
         aim = (2 * self.target - mean).clamp(0, 1)
         x = (logits.softmax(-1) - aim).abs() / 0.3
         return (5 - 10 * x**2 / (1 + x)).masked_fill(logits == -torch.inf, -torch.inf)
 
     def update_state(
-        self, before: Tensor, after: Tensor, ids: Tensor, context: SamplerContext
+        self, before: Tensor, after: Tensor, ids: Tensor, sampling: SamplingState
     ) -> None:
         """e <- decay e + (1 - decay) P(sampled)."""
         p = before.softmax(-1).gather(-1, ids.unsqueeze(1))
-        mean_offset = offset(self, before, context)
+        mean_offset = offset(self, before, sampling)
         mean_offset += (1 - self.decay) * (p - self.target - mean_offset) * (self.target > 0)

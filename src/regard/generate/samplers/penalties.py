@@ -11,14 +11,14 @@ from torch.nn.functional import pad
 
 from regard.accel.kernels import usable
 from regard.errors import ConfigError
-from regard.generate.sampler_context import SamplerContext
 from regard.generate.samplers.constraints import token_mask
 from regard.generate.samplers.logits_processor import (
     LogitsProcessor,
     is_per_row,
-    require_context,
+    require_state,
     setting,
 )
+from regard.generate.sampling_state import SamplingState
 
 Scope = Literal["text", "answer"]  # count prompt and answer, or the answer only
 Window = int | None  # ids to look back; 0: all; None: the default of the `SamplerOrder`, or all
@@ -26,27 +26,27 @@ MAX_PENALTY = torch.finfo(torch.float32).max / 4
 MAX_KERNEL_WINDOW = 8192  # ids that the frequency kernel can count
 
 
-def window_size(context: SamplerContext, window: Window) -> int:
-    """The most ids that a window can hold in this context."""
-    capacity = context.history.shape[1]
+def window_size(sampling: SamplingState, window: Window) -> int:
+    """The most ids that a window can hold."""
+    capacity = sampling.history.shape[1]
     return min(window, capacity) if window else capacity
 
 
 def recent(
-    context: SamplerContext, window: Window, scope: Scope = "text"
+    sampling: SamplingState, window: Window, scope: Scope = "text"
 ) -> tuple[Int[Tensor, "rows time"], Bool[Tensor, "rows time"]]:
     """The last `window` ids of each row, newest last, and which of them are valid."""
-    back = torch.arange(-window_size(context, window), 0, device=context.history.device)
-    positions = context.lengths.unsqueeze(1) + back  # (rows, window)
-    valid = positions >= (context.prompt_lengths.unsqueeze(1) if scope == "answer" else 0)
-    return context.history.gather(1, positions.clamp_min(0)), valid
+    back = torch.arange(-window_size(sampling, window), 0, device=sampling.history.device)
+    positions = sampling.lengths.unsqueeze(1) + back  # (rows, window)
+    valid = positions >= (sampling.prompt_lengths.unsqueeze(1) if scope == "answer" else 0)
+    return sampling.history.gather(1, positions.clamp_min(0)), valid
 
 
 def token_counts(
-    context: SamplerContext, vocab: int, window: Window, scope: Scope, dtype: torch.dtype
+    sampling: SamplingState, vocab: int, window: Window, scope: Scope, dtype: torch.dtype
 ) -> Float[Tensor, "rows vocab"]:
     """How often each token occurs in the window."""
-    ids, valid = recent(context, window, scope)
+    ids, valid = recent(sampling, window, scope)
     zeros = torch.zeros(len(ids), vocab, dtype=dtype, device=ids.device)
     return zeros.scatter_add_(1, ids, valid.to(dtype))
 
@@ -83,18 +83,18 @@ class Repetition(LogitsProcessor):
             raise ConfigError(f"repetition={self.penalty} must be above 0; 1 switches it off")
         check_window("repetition", self.window)
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Penalise tokens of the text."""
-        context = require_context(context, "repetition")
+        sampling = require_state(sampling, "repetition")
         if kernel_supports(logits, self.penalty):
             from regard.accel.kernels.penalties import repetition
 
-            prompts = context.prompt_lengths if self.scope == "answer" else None
-            width = window_size(context, self.window)
+            prompts = sampling.prompt_lengths if self.scope == "answer" else None
+            width = window_size(sampling, self.window)
             return repetition(
-                logits, context.history, context.lengths, prompts, width, self.penalty
+                logits, sampling.history, sampling.lengths, prompts, width, self.penalty
             )
-        seen = token_counts(context, logits.shape[1], self.window, self.scope, logits.dtype) > 0
+        seen = token_counts(sampling, logits.shape[1], self.window, self.scope, logits.dtype) > 0
         penalised = torch.where(logits > 0, logits / self.penalty, logits * self.penalty)
         return torch.where(seen, penalised, logits)
 
@@ -121,19 +121,19 @@ class Frequency(LogitsProcessor):
             raise ConfigError(f"{name}={self.penalty} must be a finite number; 0 switches it off")
         check_window(name, self.window)
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Penalise tokens of the text."""
-        context = require_context(context, type(self).__name__.lower())
-        width = window_size(context, self.window)
+        sampling = require_state(sampling, type(self).__name__.lower())
+        width = window_size(sampling, self.window)
         if kernel_supports(logits, self.penalty) and width <= MAX_KERNEL_WINDOW:
             from regard.accel.kernels.penalties import frequency
 
-            history, lengths = context.history, context.lengths
-            prompts = context.prompt_lengths if self.scope == "answer" else None
+            history, lengths = sampling.history, sampling.lengths
+            prompts = sampling.prompt_lengths if self.scope == "answer" else None
             return frequency(
                 logits, history, lengths, prompts, width, self.penalty, presence=self.binary
             )
-        counts = token_counts(context, logits.shape[1], self.window, self.scope, logits.dtype)
+        counts = token_counts(sampling, logits.shape[1], self.window, self.scope, logits.dtype)
         return logits - self.penalty * (counts.clamp_max(1) if self.binary else counts)
 
 
@@ -166,10 +166,10 @@ class NoRepeatNGram(LogitsProcessor):
         if self.size < 0:
             raise ConfigError(f"no_repeat_ngram={self.size} must be 0 (off) or larger")
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove tokens that would repeat an n-gram."""
-        context = require_context(context, "no_repeat_ngram")
-        history, lengths, prefix = context.history, context.lengths.unsqueeze(1), self.size - 1
+        sampling = require_state(sampling, "no_repeat_ngram")
+        history, lengths, prefix = sampling.history, sampling.lengths.unsqueeze(1), self.size - 1
         starts = history.shape[1] - prefix  # how many positions an n-gram may start at
         if starts < 1:
             return logits
@@ -216,19 +216,23 @@ class DRY(LogitsProcessor):
         if self.window is not None and self.window < 1:
             raise ConfigError(f"dry: window={self.window} must be at least 1 id")
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Penalise tokens that would continue a repetition."""
-        context, window = require_context(context, "dry"), self.window or 1024
+        sampling, window = require_state(sampling, "dry"), self.window or 1024
         breakers = None
         if self.breakers:
-            breakers = token_mask("dry: breakers", self.breakers, logits, context)
+            breakers = token_mask("dry: breakers", self.breakers, logits, sampling)
         if kernel_supports(logits, self.multiplier, self.base, self.allowed):
             from regard.accel.kernels.penalties import dry
 
-            history, lengths, width = context.history, context.lengths, window_size(context, window)
+            history, lengths, width = (
+                sampling.history,
+                sampling.lengths,
+                window_size(sampling, window),
+            )
             settings = self.multiplier, self.base, self.allowed, MAX_PENALTY
             return dry(logits, history, lengths, breakers, width, *settings)
-        ids, valid = recent(context, window)
+        ids, valid = recent(sampling, window)
         newest_first = ids.masked_fill(~valid, -1).flip(-1)  # (rows, window)
         span = ids.shape[1]
         earlier = pad(newest_first, (0, span), value=-1).unfold(1, span, 1)[:, 1:span]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.generate.sampler_context import SamplerContext
 from regard.generate.samplers.logits_processor import LogitsProcessor, entropy, is_per_row, setting
+from regard.generate.sampling_state import SamplingState
 
 MIN_TEMPERATURE = 1e-6  # below it, l / T overflows float32; treated as greedy
 
@@ -33,7 +33,7 @@ class Temperature(LogitsProcessor):
         """Whether it keeps a single token."""
         return self.value < MIN_TEMPERATURE
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Divide by T."""
         if is_per_row(self.value):
             return divide(logits, self.value)
@@ -75,7 +75,7 @@ class DynamicTemperature(LogitsProcessor):
         if not 0 < self.exponent < math.inf:
             raise ConfigError(f"dynamic_temperature: exponent={self.exponent} must be above 0")
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Divide by T."""
         count = (logits > -torch.inf).sum(-1, keepdim=True)
         relative = entropy(logits) / count.clamp_min(2).to(logits.dtype).log()
@@ -104,7 +104,7 @@ class Quadratic(LogitsProcessor):
                 "become the likeliest"
             )
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Apply the polynomial to the distance from the largest logit."""
         best = logits.amax(-1, keepdim=True)
         d = logits - best

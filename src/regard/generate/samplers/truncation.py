@@ -12,7 +12,6 @@ from torch import Tensor
 
 from regard.accel.kernels import usable
 from regard.errors import ConfigError
-from regard.generate.sampler_context import SamplerContext
 from regard.generate.samplers.constraints import token_mask
 from regard.generate.samplers.logits_processor import (
     LogitsProcessor,
@@ -20,9 +19,10 @@ from regard.generate.samplers.logits_processor import (
     entropy,
     is_per_row,
     keep_where,
-    require_context,
+    require_state,
     setting,
 )
+from regard.generate.sampling_state import SamplingState
 
 MAX_KERNEL_VOCAB = 1 << 16  # logits of a row that the top-k kernel can hold
 
@@ -57,7 +57,7 @@ class TopK(LogitsProcessor):
         if self.k < 0:
             raise ConfigError(f"top_k={self.k} must be 1 or more tokens, or 0 for all")
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove tokens with logits below the k-th largest."""
         if self.k >= logits.shape[-1]:
             return logits
@@ -73,7 +73,7 @@ class TopK(LogitsProcessor):
             keep = keep & ((logits > last) | ((logits == last).cumsum(-1) <= ties_kept))
         return keep_where(logits, keep)
 
-    def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process_sorted(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove tokens with logits below the k-th largest."""
         rank = torch.arange(logits.shape[-1], device=logits.device)
         if self.exact:
@@ -97,7 +97,7 @@ class TopP(SortedLogitsProcessor):
     def __post_init__(self) -> None:
         check_fraction("top_p", self.p, self.min_keep)
 
-    def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process_sorted(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove the tail."""
         mass = logits.softmax(-1)
         keep = mass.cumsum(-1) - mass < self.p
@@ -120,7 +120,7 @@ class MinP(LogitsProcessor):
     def __post_init__(self) -> None:
         check_fraction("min_p", self.m, self.min_keep)
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove tokens below the threshold."""
         p = logits.softmax(-1)
         return keep_where(logits, p >= self.m * p.amax(-1, keepdim=True), self.min_keep)
@@ -141,7 +141,7 @@ class TopA(LogitsProcessor):
     def __post_init__(self) -> None:
         check_fraction("top_a", self.a, self.min_keep)
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove tokens below the threshold."""
         p = logits.softmax(-1)
         return keep_where(logits, p >= self.a * p.amax(-1, keepdim=True) ** 2, self.min_keep)
@@ -165,7 +165,7 @@ class TopNSigma(LogitsProcessor):
             raise ConfigError(f"top_n_sigma={self.n} must be 0 (off) or larger")
         check_min_keep("top_n_sigma", self.min_keep)
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove tokens far below the largest logit."""
         low = logits.amax(-1, keepdim=True) - self.n * self.deviation(logits)
         return keep_where(logits, logits >= low, self.min_keep)
@@ -194,7 +194,7 @@ class TopH(SortedLogitsProcessor):
     def __post_init__(self) -> None:
         check_fraction("top_h", self.h, 1)
 
-    def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process_sorted(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove the tail."""
         terms = torch.special.entr(logits[..., :100].softmax(-1))
         keep = torch.zeros_like(logits, dtype=torch.bool)
@@ -220,7 +220,7 @@ class TailFree(SortedLogitsProcessor):
     def __post_init__(self) -> None:
         check_fraction("tail_free", self.z, self.min_keep)
 
-    def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process_sorted(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove the tail."""
         if logits.shape[-1] < 3:
             return logits
@@ -251,7 +251,7 @@ class Epsilon(LogitsProcessor):
     def __post_init__(self) -> None:
         check_fraction("epsilon", self.epsilon, self.min_keep)
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove tokens below the threshold."""
         p = logits.softmax(-1)
         threshold = p.amax(-1, keepdim=True).clamp_max(self.epsilon)
@@ -273,7 +273,7 @@ class Eta(LogitsProcessor):
     def __post_init__(self) -> None:
         check_fraction("eta", self.epsilon, self.min_keep)
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove tokens below the threshold."""
         p = logits.softmax(-1)
         threshold = (self.epsilon**0.5 * (-entropy(logits)).exp()).clamp_max(self.epsilon)
@@ -299,7 +299,7 @@ class Typical(SortedLogitsProcessor):
     def __post_init__(self) -> None:
         check_fraction("typical", self.mass, self.min_keep)
 
-    def process_sorted(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process_sorted(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove tokens that are too likely or too unlikely.
 
         Surprisal s increases with the rank, so the tokens nearer to H than v are the ranks
@@ -349,9 +349,9 @@ class XTC(LogitsProcessor):
         """Whether it needs token ids, to find the protected ones."""
         return bool(self.protect)
 
-    def process(self, logits: Tensor, context: SamplerContext | None) -> Tensor:
+    def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove the top choices with the given probability."""
-        generators = require_context(context, "xtc").generators
+        generators = require_state(sampling, "xtc").generators
         active_rows = None
         if is_per_row(self.probability):
             active_rows = ((self.probability > 0) & (self.threshold <= 0.5)).squeeze(1)
@@ -361,6 +361,6 @@ class XTC(LogitsProcessor):
         least_likely = p.masked_fill(~top, torch.inf).argmin(-1, keepdim=True)
         removed = top.scatter(-1, least_likely, False)
         if self.protect:
-            protected = token_mask("xtc: protect", self.protect, logits, context)
+            protected = token_mask("xtc: protect", self.protect, logits, sampling)
             act = act & ~(removed & protected).any(-1, keepdim=True)
         return logits.masked_fill(removed & act, -torch.inf)

@@ -19,9 +19,9 @@ from regard.explain.figures import FIGURES
 from regard.explain.figures.panels import Table
 from regard.explain.render.explorer import PAGE_STYLE, explorer
 from regard.explain.render.figure import page, to_svg
-from regard.generate.sampler_context import SamplerContext
 from regard.generate.sampler_spec import format_sampler
 from regard.generate.samplers.logits_processor import entropy
+from regard.generate.sampling_state import SamplingState
 from regard.models.base import Language
 from regard.serve.jobs import MAX_EXPLAINED, tokenize
 from regard.serve.models import ServedModel
@@ -39,11 +39,11 @@ def distribution(model: ServedModel, body: DistributionBody) -> dict[str, Any]:
     """The next-token distribution of the model, and what is left of it after each sampler."""
     logits, ids = _next_logits(model, body.text)
     chain = model.chain(body.specs(), body.order)
-    context = SamplerContext.from_prompts(
+    sampling = SamplingState.from_prompts(
         [ids], 1, seed=body.seed or 0, stop=model.tokenizer.stop_ids
     )
     stages = [(NO_SAMPLER, logits)]
-    for trace in chain.run_samplers(logits[None], context):
+    for trace in chain.run_samplers(logits[None], sampling):
         stages.append((format_sampler(trace.sampler), trace.by_id(trace.after)[0]))
     shown = logits.topk(min(body.top, len(logits))).indices
     return {

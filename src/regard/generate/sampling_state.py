@@ -1,4 +1,4 @@
-"""The inputs of a sampler besides the logits: token history, random numbers, sampler state."""
+"""`SamplingState`, the input of a sampler besides the logits: token history, random numbers."""
 
 import secrets
 from array import array
@@ -83,7 +83,7 @@ def _shift_right(x: Tensor, by: int) -> Tensor:
 
 
 @dataclass(slots=True)
-class SamplerContext:
+class SamplingState:
     """The tokens of each row so far, its random number generator, and the samplers' state."""
 
     history: Int[Tensor, "rows capacity"]  # prompt and generated ids; only `lengths` ids are valid
@@ -91,7 +91,7 @@ class SamplerContext:
     prompt_lengths: Int[Tensor, " rows"]  # ids of each row's prompt
     generators: RowGenerators
     stop: tuple[int, ...] = ()  # the ids that end a text
-    state: dict[Hashable, Tensor] = field(default_factory=dict)  # of samplers, by row
+    row_states: dict[Hashable, Tensor] = field(default_factory=dict)  # of samplers, by row
     constants: dict[Hashable, Tensor] = field(default_factory=dict)  # settings as tensors
 
     @classmethod
@@ -103,8 +103,8 @@ class SamplerContext:
         seed: int | Sequence[int] | None = None,
         stop: Sequence[int] = (),
         device: torch.device | str = "cpu",
-    ) -> "SamplerContext":
-        """The context of these prompts, with room for `tokens` more ids in each row."""
+    ) -> "SamplingState":
+        """The state of these prompts, with space for `tokens` more ids in each row."""
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         capacity = max(map(len, prompts)) + tokens
         return cls(
@@ -120,30 +120,30 @@ class SamplerContext:
         self.history.scatter_(1, self.lengths.unsqueeze(1), ids.unsqueeze(1))
         self.lengths += 1
 
-    def select(self, rows: Int[Tensor, " selected"]) -> "SamplerContext":
-        """The context of a subset of the rows."""
-        return SamplerContext(
+    def select(self, rows: Int[Tensor, " selected"]) -> "SamplingState":
+        """The state of a subset of the rows."""
+        return SamplingState(
             self.history[rows],
             self.lengths[rows],
             self.prompt_lengths[rows],
             self.generators.select(rows),
             self.stop,
-            {key: tensor[rows] for key, tensor in self.state.items()},
+            {key: tensor[rows] for key, tensor in self.row_states.items()},
             self.constants,
         )
 
-    def update_rows(self, rows: Int[Tensor, " selected"], selected: "SamplerContext") -> None:
-        """Copy back the rows of a context that `select` made and that has changed since."""
+    def update_rows(self, rows: Int[Tensor, " selected"], selected: "SamplingState") -> None:
+        """Copy back the rows of a state that `select` made and that has changed since."""
         self.history[rows], self.lengths[rows] = selected.history, selected.lengths
         self.generators.used[rows] = selected.generators.used
-        for key, tensor in selected.state.items():
-            self.state.setdefault(key, tensor.clone())[rows] = tensor
+        for key, tensor in selected.row_states.items():
+            self.row_states.setdefault(key, tensor.clone())[rows] = tensor
 
     def row_state(self, key: Hashable, initial: Callable[[], Tensor]) -> Tensor:
         """A sampler's state: a tensor with one entry per batch row, to be updated in place."""
-        if key not in self.state:
-            self.state[key] = initial()
-        return self.state[key]
+        if key not in self.row_states:
+            self.row_states[key] = initial()
+        return self.row_states[key]
 
     def constant(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """A tensor that is made once and kept on the device."""
