@@ -14,25 +14,20 @@ of the repeats is printed, with the slowest and the fastest.
 """
 
 import argparse
-import fcntl
 import importlib.util
-import multiprocessing
 import os
 import statistics
 import sys
-import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from side_by_side import Worker, run_with_memory, wait_for_all
 
 from regard.data.batch import ImageBatch, MaskedBatch, PairBatch, TextBatch
 from regard.models.build import build_model, preset
@@ -46,7 +41,7 @@ from regard.training.parallel.strategy import Objective, SingleProcess
 from regard.training.setup.device import checkpoint_activations
 
 DEVICE = torch.device("cuda")
-LOCK = Path(tempfile.gettempdir(), "gpu_train.lock")
+Turn = tuple[float, float]  # seconds of a step, and the peak memory in GB
 # builds a model and returns a forward and backward pass, which compiles it, and its training step
 Trial = Callable[[], tuple[Callable[[], None], Callable[[], None]]]
 
@@ -396,163 +391,54 @@ ROWS: dict[str, Callable[[str], Row]] = {
 }
 
 
-@contextmanager
-def exclusive() -> Iterator[None]:
-    """Only one process of this script at a time is in this context."""
-    with LOCK.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def prepare_compiling() -> None:
-    """Make compiling next to other processes harmless.
-
-    The backward pass is compiled before the forward pass runs, so that no activations are held
-    meanwhile; and one process at a time tries out the configurations of a kernel.
-    """
-    from torch._functorch import config
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-    torch.set_float32_matmul_precision("high")
-    if hasattr(config, "force_non_lazy_backward_lowering"):
-        config.force_non_lazy_backward_lowering = True
-    choose = CachingAutotuner.autotune_to_one_config
-
-    def choose_alone(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with exclusive():
-            return choose(self, *args, **kwargs)
-
-    CachingAutotuner.autotune_to_one_config = choose_alone
-
-
-def work(name: str, library: str, nanogpt: str, device: str, pipe: Connection) -> None:
-    """A process: compile a model, then time as many seconds of steps as the pipe asks for."""
+def prepare(name: str, library: str, nanogpt: str, device: str) -> Callable[[float], Turn]:
+    """Build and compile a model; returns what times its steps for some seconds."""
     global DEVICE
     DEVICE = torch.device(device)
-    try:
-        start = time.perf_counter()
-        prepare_compiling()
-        torch.manual_seed(0)
-        row = ROWS[name](nanogpt)
-        compile_, step = row.trials[library]()
-        _compile(compile_)
-        pipe.send(time.perf_counter() - start)
-        warm_up = 6  # matmuls are tuned and CUDA graphs captured
-        while seconds := pipe.recv():
-            for _ in range(warm_up):
+    torch.manual_seed(0)
+    compile_, step = ROWS[name](nanogpt).trials[library]()
+    run_with_memory(compile_)
+    warm_up = 6  # matmuls are tuned and CUDA graphs captured
+
+    def time_steps(seconds: float) -> Turn:
+        nonlocal warm_up
+        for _ in range(warm_up):
+            step()
+        warm_up = 2
+        count = max(2, round(seconds / _seconds(step)))
+
+        def run_steps() -> None:  # without synchronization between steps, as in a training run
+            for _ in range(count):
                 step()
-            one = _seconds(step)
-            count = max(2, round(seconds / one))
 
-            def run_steps(count: int = count) -> None:  # not synchronized, as in a training run
-                for _ in range(count):
-                    step()
+        duration = _seconds(run_steps) / count
+        return duration, torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else 0.0
 
-            duration = _seconds(run_steps) / count
-            peak = torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else 0.0
-            _empty_cache()
-            pipe.send((duration, peak))
-            warm_up = 2
-    except Exception:
-        pipe.send(traceback.format_exc())
-
-
-def _compile(compile_: Callable[[], None]) -> None:
-    """Run forward and backward once; where other processes have the memory, alone."""
-    try:
-        compile_()
-    except torch.OutOfMemoryError:
-        _empty_cache()
-        with exclusive():
-            for attempt in range(20):
-                try:
-                    compile_()
-                    break
-                except torch.OutOfMemoryError:
-                    _empty_cache()
-                    if attempt == 19:
-                        raise
-                    time.sleep(3)
-    _empty_cache()
-
-
-def _empty_cache() -> None:
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-
-
-class Worker:
-    """A process of `work`, seen from the one that times."""
-
-    def __init__(self, name: str, library: str, nanogpt: str, device: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.name, self.library = name, library
-        self.pipe, other = context.Pipe()
-        args = (name, library, nanogpt, device, other)
-        self.process = context.Process(target=work, args=args)
-        self.process.start()
-        other.close()
-        self.compiled = False
-        self.turns: list[float] = []
-        self.peak = 0.0
-
-    def wait(self, until: float) -> None:
-        """Wait for the end of compiling, at most until a time."""
-        answer: Any = "did not compile in time"
-        if self.pipe.poll(max(0.0, until - time.perf_counter())):
-            answer = self._receive()
-        if isinstance(answer, float):
-            self.compiled = True
-            print(f"compiled {self.name} of {self.library} in {answer:.0f} s", flush=True)
-        else:
-            self._fail(answer)
-
-    def turn(self, seconds: float) -> None:
-        self.pipe.send(seconds)
-        answer = self._receive()
-        if isinstance(answer, tuple):
-            self.turns.append(answer[0])
-            self.peak = answer[1]
-        else:
-            self._fail(answer)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.join()
-
-    def _receive(self) -> Any:
-        try:
-            return self.pipe.recv()
-        except EOFError:
-            return "the process ended"
-
-    def _fail(self, answer: str) -> None:
-        print(f"{self.name} of {self.library}: {answer}", flush=True)
-        self.compiled = False
-        self.end()
+    return time_steps
 
 
 def time_row(
-    row: Row, workers: list[Worker], repeats: int, seconds: float, matmul_flops: float
+    row: Row, workers: dict[str, Worker], repeats: int, seconds: float, matmul_flops: float
 ) -> None:
     """Time the libraries of a row in alternation, and print their medians."""
+    turns: dict[str, list[Turn]] = {library: [] for library in workers}
     for _ in range(repeats):
-        for worker in workers:
-            if worker.compiled:
-                worker.turn(seconds)
-    for worker in workers:
-        if worker.turns:
-            median = statistics.median(worker.turns)
-            slowest, fastest = row.units / max(worker.turns), row.units / min(worker.turns)
-            print(
-                f"{row.name:44} {worker.library:20} {row.units / median:11,.0f} {row.unit}/s"
-                f"  ({slowest:,.0f} to {fastest:,.0f})"
-                f"  {row.flops / median / matmul_flops:6.1%} of matmul FLOP/s"
-                f"  {worker.peak:5.1f} GB  {1e3 * median:8.1f} ms",
-                flush=True,
-            )
+        for library, worker in workers.items():
+            if turn := worker.call(seconds):
+                turns[library].append(turn)
+    for library, worker in workers.items():
         worker.end()
+        if not turns[library]:
+            continue
+        durations, peaks = zip(*turns[library], strict=True)
+        median = statistics.median(durations)
+        print(
+            f"{row.name:44} {library:20} {row.units / median:11,.0f} {row.unit}/s"
+            f"  ({row.units / max(durations):,.0f} to {row.units / min(durations):,.0f})"
+            f"  {row.flops / median / matmul_flops:6.1%} of matmul FLOP/s"
+            f"  {max(peaks):5.1f} GB  {1e3 * median:8.1f} ms",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -577,18 +463,22 @@ def main() -> None:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {cores} cores")
         print(f"measured: {matmul_flops / 1e12:.0f} TFLOP/s bf16, {bandwidth / 1e12:.2f} TB/s")
         torch.cuda.empty_cache()
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    rows, workers = {}, {}
+    rows: dict[str, Row] = {}
+    workers: dict[str, dict[str, Worker]] = {}
     for name in options.rows:
         rows[name] = row = ROWS[name](options.nanogpt)
         libraries = [*row.trials][:1] if name in options.no_peer else [*row.trials]
         row.trials.clear()  # with their tensors
-        workers[name] = [
-            Worker(name, library, options.nanogpt, options.device) for library in libraries
-        ]
-    for worker in (each for group in workers.values() for each in group):
-        worker.wait(start + options.compile_limit)
+        workers[name] = {
+            library: Worker(
+                f"{name} of {library}", prepare, name, library, options.nanogpt, options.device
+            )
+            for library in libraries
+        }
+    wait_for_all(
+        [worker for group in workers.values() for worker in group.values()],
+        start + options.compile_limit,
+    )
     print(f"timing begins after {time.perf_counter() - start:.0f} s", flush=True)
     for name, group in workers.items():
         time_row(rows[name], group, options.repeats, options.seconds, matmul_flops)

@@ -1,0 +1,146 @@
+"""Processes that prepare their work side by side and then do it one at a time.
+
+Compiling for a GPU takes minutes of one CPU core and seconds of the GPU. Here every job compiles in
+a process of its own; when all are ready, one after the other has the GPU to itself.
+"""
+
+import fcntl
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+LOCK = Path(tempfile.gettempdir(), "side_by_side.lock")
+Prepare = Callable[..., Callable[..., Any]]  # prepares a job and returns what does it
+
+
+@contextmanager
+def exclusive() -> Iterator[None]:
+    """Only one process at a time is in this context."""
+    with LOCK.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class Worker:
+    """A process that calls `prepare(*args)`, and what it returns as often as it is asked to."""
+
+    def __init__(self, name: str, prepare: Prepare, *args: Any) -> None:
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
+        os.environ["OMP_NUM_THREADS"] = "1"
+        context = multiprocessing.get_context("spawn")
+        self.name, self.ready = name, False
+        self.pipe, other = context.Pipe()
+        self.process = context.Process(target=_work, args=(prepare, args, other))
+        self.process.start()
+        other.close()
+
+    def wait(self, until: float) -> None:
+        """Wait until the worker has prepared its job, at most until a time."""
+        in_time = self.pipe.poll(max(0.0, until - time.perf_counter()))
+        answer = self._receive() if in_time else "was not ready in time"
+        self.ready = isinstance(answer, float)
+        if isinstance(answer, float):
+            print(f"{self.name}: ready after {answer:.0f} s", flush=True)
+        else:
+            self._fail(answer)
+
+    def call(self, *args: Any) -> Any:
+        """The result of the job; None if it fails, or has failed before."""
+        if not self.ready:
+            return None
+        self.pipe.send(args)
+        answer = self._receive()
+        if isinstance(answer, str):
+            return self._fail(answer)
+        return answer[0]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+    def _receive(self) -> Any:
+        try:
+            return self.pipe.recv()
+        except EOFError:
+            return "the process ended"
+
+    def _fail(self, answer: str) -> None:
+        print(f"{self.name}: {answer}", flush=True)
+        self.ready = False
+        self.end()
+
+
+def wait_for_all(workers: Sequence[Worker], until: float) -> None:
+    """Wait until all are ready; those that are not at a time are ended."""
+    for worker in workers:
+        worker.wait(until)
+
+
+def _work(prepare: Prepare, args: tuple[Any, ...], pipe: Connection) -> None:
+    try:
+        start = time.perf_counter()
+        _compile_next_to_others()
+        job = prepare(*args)
+        free_memory()
+        pipe.send(time.perf_counter() - start)
+        while True:
+            result = job(*pipe.recv())
+            free_memory()
+            pipe.send((result,))
+    except EOFError:
+        pass
+    except Exception:
+        pipe.send(traceback.format_exc())
+
+
+def _compile_next_to_others() -> None:
+    """Make compiling next to other processes harmless.
+
+    The backward pass is compiled before the forward pass runs, so that no activations are held
+    meanwhile; and one process at a time tries out the configurations of a kernel.
+    """
+    from torch._functorch import config
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    torch.set_float32_matmul_precision("high")
+    if hasattr(config, "force_non_lazy_backward_lowering"):
+        config.force_non_lazy_backward_lowering = True
+    choose = CachingAutotuner.autotune_to_one_config
+
+    def choose_alone(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with exclusive():
+            return choose(self, *args, **kwargs)
+
+    CachingAutotuner.autotune_to_one_config = choose_alone
+
+
+def run_with_memory(run: Callable[[], None]) -> None:
+    """Run; where other processes have the memory, again, and without others that wait for it."""
+    try:
+        return run()
+    except torch.OutOfMemoryError:
+        free_memory()
+    with exclusive():
+        for _ in range(20):
+            try:
+                return run()
+            except torch.OutOfMemoryError:
+                free_memory()
+                time.sleep(3)
+        return run()
+
+
+def free_memory() -> None:
+    """Give the memory that torch keeps for later back to the GPU."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
