@@ -1,4 +1,4 @@
-"""Corrupted files: each is refused by name, and an earlier step is offered, never taken silently."""
+"""Corrupted files: each is refused by name, and an earlier step is offered, not taken silently."""
 
 import json
 import shutil
