@@ -116,8 +116,8 @@ class TrainConfig(Settings):
     tune: Choice = "all"  # which parameters train (training.tuning.TUNINGS)
     # layer-wise learning-rate decay: factor of the learning rate per layer from the output on
     layer_decay: float = 1.0
-    # evaluate baselines first: n-grams of a text; of a series the last value, the last season,
-    # AR(p) and one linear layer
+    # evaluate baselines first: n-grams of a text; of a series naive, seasonal naive, AR(p) and one
+    # linear layer
     baseline: bool = True
     # activations whose statistics are logged, as globs of the names of hook points
     log: list[str] = field(default_factory=list)

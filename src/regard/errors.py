@@ -81,6 +81,7 @@ RENAMED = {  # settings of earlier versions, and what they are called now
     "average": "ema",
     "recompute": "activation_checkpointing",
     "watch": "trackers",
+    "season": "seasonal_period",
     "evaluate_tokens": "evaluate_targets",
     "held_out": "validation_fraction",
     "order": "norm_order",

@@ -88,7 +88,7 @@ def test_a_column_that_is_not_there_gets_a_suggestion(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "note", "season", "after"),
+    ("rows", "note", "period", "after"),
     [
         ("1,1,1981,20.7\n2,1,1981,17.9\n3,1,1981,18.8\n", "one row every day", 7, "1981-01-04"),
         ("day,month,year,t\n30,1,1981,1\n31,1,1981,2\n", "one row every day", 7, "1981-02-01"),
@@ -131,14 +131,14 @@ def test_a_column_that_is_not_there_gets_a_suggestion(tmp_path):
         ),
     ],
 )
-def test_dates_are_read_and_continued(tmp_path, rows, note, season, after):
+def test_dates_are_read_and_continued(tmp_path, rows, note, period, after):
     opened = open_data(write_file(tmp_path / "a.csv", rows))
     assert len(opened.column_names) == 1
     assert note in opened.description
     if after is None:
         assert opened.dates is None
         return
-    assert opened.dates.season == season
+    assert opened.dates.seasonal_period == period
     assert opened.dates.after(1) == [after]
 
 

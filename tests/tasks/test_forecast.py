@@ -18,7 +18,7 @@ from regard.models.build import build_model, resolve
 from regard.models.linear import Linear, LinearConfig
 from regard.pipelines.prepare import prepare_training
 from regard.pipelines.series import forecast_end
-from regard.pipelines.series_baselines import evaluate_baselines, find_season
+from regard.pipelines.series_baselines import evaluate_baselines, find_seasonal_period
 from regard.tasks.forecast import Forecast
 
 NETWORKS = {
@@ -182,26 +182,26 @@ def test_settings_that_do_not_fit_are_refused():
 def test_baselines_are_what_they_are_called():
     time = np.arange(60)
     series = from_columns("s", "", {"c0": np.sin(time * np.pi / 3), "c1": 2.0 * time})
-    assert find_season(series, 0) == 6
-    task = replace(task_of(season=6), mean=[0.0, 0.0], std=[1.0, 2.0])
+    assert find_seasonal_period(series, 0) == 6
+    task = replace(task_of(seasonal_period=6), mean=[0.0, 0.0], std=[1.0, 2.0])
     train, validation = series.split_rows([40, 20])
     found = evaluate_baselines(task, validation, train.values)
-    assert list(found) == ["last value", "last 6 values", "AR(2)", "linear layer, 10 values"]
+    assert list(found) == ["naive", "seasonal naive (6 rows)", "AR(2)", "linear layer, 10 values"]
     wave, rise = series.values[40:, 0], np.array([1.0, 2.0, 3.0])
     far = [[wave[t + h] - series.values[39 + t, 0] for h in range(3)] for t in range(18)]
     expected = (np.square(far).mean() + np.square(rise).mean()) / 2
-    assert found["last value"]["mse"] == pytest.approx(expected)
-    assert found["last 6 values"]["mae"] == pytest.approx(6 / 2)  # a rise of 6 in 6 steps
+    assert found["naive"]["mse"] == pytest.approx(expected)
+    assert found["seasonal naive (6 rows)"]["mae"] == pytest.approx(6 / 2)  # a rise of 6 in 6 steps
     assert found["linear layer, 10 values"]["mse"] < 0.01
     some = evaluate_baselines(task, validation, train.values, every=4)  # as a recursive network
     expected = (np.square(far[::4]).mean() + np.square(rise).mean()) / 2
-    assert some["last value"]["mse"] == pytest.approx(expected)
+    assert some["naive"]["mse"] == pytest.approx(expected)
     other = replace(validation, before=None)
     far = [[wave[t + 8 + h] - wave[t + 7] for h in range(3)] for t in range(4, 10, 4)]
     expected = (np.square(far).mean() + np.square(rise).mean()) / 2
-    some = evaluate_baselines(replace(task, season=9), other, None, every=4)
-    assert some["last value"]["mse"] == pytest.approx(expected)  # row 12: the first, 8, has no 9
-    assert list(evaluate_baselines(task, other, None)) == ["last value", "last 6 values"]
+    some = evaluate_baselines(replace(task, seasonal_period=9), other, None, every=4)
+    assert some["naive"]["mse"] == pytest.approx(expected)  # row 12: the first, 8, has no 9
+    assert list(evaluate_baselines(task, other, None)) == ["naive", "seasonal naive (6 rows)"]
 
 
 def test_a_mean_and_deviation_that_are_given_are_used():
@@ -235,10 +235,10 @@ def test_a_table_of_numbers_is_trained_on_evaluated_and_forecast(tmp_path, monke
     trained = json.loads(said.out)
     assert "columns    up, mean" in said.err
     assert trained["mse_4"] < 1e-12
-    assert trained["baselines"]["last value"]["mse"] > 1e-6
+    assert trained["baselines"]["naive"]["mse"] > 1e-6
     judged = json.loads(invoke(capsys, "evaluate", "run", "--json").out)
     assert judged["mse"] == pytest.approx(trained["mse"])
-    assert judged["last value: mse"] == trained["baselines"]["last value"]["mse"]
+    assert judged["naive: mse"] == trained["baselines"]["naive"]["mse"]
     assert judged["mae [up]"] < 1e-6
     said = invoke(capsys, "predict", "run", "--steps", 3, "--json")
     assert json.loads(said.out)["its own"] == pytest.approx([202, 204, 206])

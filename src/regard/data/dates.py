@@ -77,7 +77,7 @@ class Dates:
         return np.diff(self.values.astype("datetime64[M]")).astype(np.int64)
 
     @property
-    def season(self) -> int | None:
+    def seasonal_period(self) -> int | None:
         """Rows of a day, a week or a year, whichever is the first longer than the step."""
         step, months = self.step, self.months
         if months:

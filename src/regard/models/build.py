@@ -63,11 +63,11 @@ def preset(name: str, **fields: Any) -> ModelConfig:
     return resolve({"preset": name, **fields})
 
 
-def resolve(table: Mapping[str, Any], **facts: Any) -> ModelConfig:
+def resolve(table: Mapping[str, Any], **derived: Any) -> ModelConfig:
     """The configuration that a table describes: a `preset` or a `family`, and overriding fields.
 
-    `facts` come from the data, such as `vocab_size`; those for which the family has no field are
-    ignored.
+    `derived` settings come from the data, such as `vocab_size`; those for which the family has no
+    field are ignored.
     """
     fields = dict(table)
     name, family = fields.pop("preset", None), fields.pop("family", None)
@@ -82,8 +82,8 @@ def resolve(table: Mapping[str, Any], **facts: Any) -> ModelConfig:
         raise ConfigError(unknown("model family", str(family), FAMILIES))
     cls = FAMILIES[family][0]
     known = {field.name for field in dataclasses.fields(cls)}
-    used_facts = {name: fact for name, fact in facts.items() if name in known}
-    resolved: ModelConfig = build(cls, merge(merge(base, fields), used_facts), "model")
+    used = {name: value for name, value in derived.items() if name in known}
+    resolved: ModelConfig = build(cls, merge(merge(base, fields), used), "model")
     for key in known:
         limit = MAX_LAYERS if key in ("layers", "encoder_layers") else MAX_MODEL_SIZE
         size = getattr(resolved, key)

@@ -134,8 +134,8 @@ class CaptionsPipeline(Pipeline):
         if task.crop >= model.image_size:
             raise ConfigError(f"task.crop={task.crop} must be less than {model.image_size} pixels")
         mean, std = (task.mean, task.std) if task.mean else train.statistics(model.image_size)
-        facts = {"task": {"mean": mean, "std": std}}
-        choice = merge({"task": config.task}, facts)["task"]
+        derived = {"task": {"mean": mean, "std": std}}
+        choice = merge({"task": config.task}, derived)["task"]
         config = replace(config, task=choice, model=describe(model))
         data = self.evaluation_data(config, validation, tokenizers)
         task = cast(Caption, data.task)

@@ -128,8 +128,8 @@ class ImagesPipeline(Pipeline):
         if task.crop >= min(size):
             raise ConfigError(f"task.crop={task.crop} must be less than image_size={min(size)}")
         mean, std = (task.mean, task.std) if task.mean else train.statistics(size)
-        facts = {"task": {"names": names, "mean": mean, "std": std}}
-        choice = merge({"task": config.task}, facts)["task"]
+        derived = {"task": {"names": names, "mean": mean, "std": std}}
+        choice = merge({"task": config.task}, derived)["task"]
         config = replace(config, task=choice, model=describe(model))
         data = self.evaluation_data(config, validation, None)
         task = image_task(choice)

@@ -32,14 +32,14 @@ from regard.pipelines.base import (
     validation_metrics,
 )
 from regard.pipelines.batching import rows_per_micro_batch
-from regard.pipelines.series_baselines import evaluate_baselines, find_season
+from regard.pipelines.series_baselines import evaluate_baselines, find_seasonal_period
 from regard.tasks import TASKS, Forecast
 
 SAMPLE_STEPS = 6
 DEFAULT_ROWS = 32  # windows of a step, where train.batch is not set
-EVALUATED_ROWS = 256  # windows of a batch of validation data
-CONTEXTS = {"linear": 336}  # rows that are read by default; of other models …
-CONTEXT = 96
+EVALUATION_ROWS = 256  # windows of a batch of validation data
+DEFAULT_CONTEXTS = {"linear": 336}  # rows that a model of this family reads by default
+DEFAULT_CONTEXT = 96  # rows that a model of another family reads by default
 RECURSIVE_STARTS = 8  # windows per horizon on which recursive forecasts are evaluated
 
 
@@ -76,7 +76,7 @@ class Windows:
         return len(self.starts)
 
     def read(self, chosen: NDArray[np.int64]) -> Float[Tensor, "batch time input_dim"]:
-        """Windows by their numbers."""
+        """Windows by their indices."""
         offsets = np.arange(self.context + self.horizon)
         return self.values[torch.from_numpy(self.starts[chosen][:, None] + offsets)]
 
@@ -88,9 +88,9 @@ class Windows:
         if limit is not None and limit < count * values:
             kept = max(1, limit // values)
             chosen = np.arange(kept) * count // kept
-        for start in range(0, len(chosen), EVALUATED_ROWS):
-            part = self.read(chosen[start : start + EVALUATED_ROWS])
-            yield task.collate((part, self.context), torch.Generator())
+        for start in range(0, len(chosen), EVALUATION_ROWS):
+            windows = self.read(chosen[start : start + EVALUATION_ROWS])
+            yield task.collate((windows, self.context), torch.Generator())
 
 
 class SeriesPipeline(Pipeline):
@@ -115,18 +115,18 @@ class SeriesPipeline(Pipeline):
         return {"steps": 1000, "batch": DEFAULT_ROWS, "schedule": {"kind": "cosine", "warmup": 50}}
 
     def fit_settings(self, config: RunConfig, data: Series) -> RunConfig:
-        """With the columns, the rows that are read and the season."""
-        return _fitted(config, data)[0]
+        """The settings with the columns, the rows that are read and the seasonal period."""
+        return _complete_settings(config, data)[0]
 
     def check_splits(self, config: RunConfig, train: Series, validation: Series) -> None:
         """Raise `DataError` if a split is shorter than a window."""
-        task = series_task(_fitted(config, train)[0].task)
+        task = series_task(_complete_settings(config, train)[0].task)
         for split in (validation, train):
             Windows.of(split, task)
 
     def preview(self, config: RunConfig, data: Series) -> dict[str, str]:
         """The columns that are forecast, where none was chosen."""
-        task = series_task(_fitted(config, data)[0].task)
+        task = series_task(_complete_settings(config, data)[0].task)
         note = _forecast_note(config, task)
         return {"forecast": note} if note else {}
 
@@ -142,7 +142,7 @@ class SeriesPipeline(Pipeline):
         settings = config.train
         rows = rows_per_micro_batch(settings, DEFAULT_ROWS, "windows of a series")
         given = config
-        config, constant = _fitted(config, train)
+        config, constant = _complete_settings(config, train)
         task = series_task(config.task)
         note = _forecast_note(given, task)
         model = _model(config, task)
@@ -270,14 +270,14 @@ class ForecastEnd:
     column: str
     before: list[float]  # values before the forecast
     truth: list[float]
-    forecast: list[float]  # from the values before only
-    one_step: list[float]  # each from all true values before it
+    forecast: list[float]  # multi-step: from the values before only
+    one_step: list[float]  # one step ahead: each from all true values before it
 
 
 def forecast_end(
     model: nn.Module, task: Forecast, series: Series, column: str | None = None
 ) -> ForecastEnd:
-    """Forecasts of the last `horizon` values of a series: all of them, and one step ahead each."""
+    """One multi-step forecast of the last `horizon` values of a series, and one-step-ahead ones."""
     rows = series.values
     if series.before is not None:
         rows = np.concatenate([series.before, rows])
@@ -294,7 +294,7 @@ def forecast_end(
 def forecast_future(
     model: nn.Module, task: Forecast, series: Series, steps: int, column: str | None = None
 ) -> ForecastEnd:
-    """The values after the end of a series, and the last true ones, one step ahead each."""
+    """A multi-step forecast after a series, and one-step-ahead forecasts of its last values."""
     future = forecast(model, task, series, steps)
     known = min(steps, len(series) - (task.context or cast(int, model.context)))
     end = _ending(model, task, series, column, known, future)
@@ -309,7 +309,7 @@ def _ending(
     count: int,
     far: NDArray[np.float64],
 ) -> ForecastEnd:
-    """The last `count` values, forecast one step ahead, with a forecast of several steps."""
+    """The last `count` values with one-step-ahead forecasts, and the multi-step forecast `far`."""
     output, context = task.column_index(column), task.context or cast(int, model.context)
     name = task.columns[output]
     values = series.column(name).tolist()
@@ -361,8 +361,8 @@ def _device(model: nn.Module) -> torch.device:
     return weights[0].device
 
 
-def _facts(config: RunConfig, train: Series) -> tuple[dict[str, Any], list[str]]:
-    """What the task needs to know of the training data, and the constant columns."""
+def _derive_settings(config: RunConfig, train: Series) -> tuple[dict[str, Any], list[str]]:
+    """The settings of the task that are derived from the training data, and constant columns."""
     task = series_task(config.task)
     names = [*train.column_names] if task.column is None else task.columns
     named = task.column is not None
@@ -400,16 +400,16 @@ def _facts(config: RunConfig, train: Series) -> tuple[dict[str, Any], list[str]]
         context = order
     if context is None:
         room = max(1, len(train) // 4)
-        context = max(task.patch, min(CONTEXTS.get(family, CONTEXT), room))
-    season = task.season or find_season(train, train.index(names[0]))
-    facts: dict[str, Any] = {"column": column, "context": context, **scales}
-    return facts | ({} if season is None else {"season": season}), constant
+        context = max(task.patch, min(DEFAULT_CONTEXTS.get(family, DEFAULT_CONTEXT), room))
+    period = task.seasonal_period or find_seasonal_period(train, train.index(names[0]))
+    derived: dict[str, Any] = {"column": column, "context": context, **scales}
+    return derived | ({} if period is None else {"seasonal_period": period}), constant
 
 
-def _fitted(config: RunConfig, train: Series) -> tuple[RunConfig, list[str]]:
-    """The settings with what follows from the training data, and the constant columns."""
-    facts, constant = _facts(config, train)
-    config = replace(config, task=merge({"task": config.task}, {"task": facts})["task"])
+def _complete_settings(config: RunConfig, train: Series) -> tuple[RunConfig, list[str]]:
+    """The settings, completed with the derived ones, and the constant columns."""
+    derived, constant = _derive_settings(config, train)
+    config = replace(config, task=merge({"task": config.task}, {"task": derived})["task"])
     sizes = _sizes(_model(config, series_task(config.task)))
     return replace(config, model={**config.model, **sizes}), constant
 
@@ -421,11 +421,11 @@ def _model(config: RunConfig, task: Forecast) -> ModelConfig:
         return resolve(config.model)
     if family == "linear":
         return resolve(config.model, context=task.context, horizon=task.horizon)
-    facts = task.model_settings()
+    derived = task.model_settings()
     head = config.model.get("head")
     if isinstance(head, dict) and head.get("kind") == "forecast":
-        facts["head"] = {**head, **facts["head"]}  # with its pool
-    return resolve(config.model, context=task.positions, **facts)
+        derived["head"] = {**head, **derived["head"]}  # with its pool
+    return resolve(config.model, context=task.positions, **derived)
 
 
 def _sizes(model: ModelConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Baselines of forecasting: the last value, the last season, AR(p) and one linear layer."""
+"""Baselines of forecasting: naive, seasonal naive, AR(p) and one linear layer."""
 
 from collections.abc import Callable
 
@@ -13,34 +13,34 @@ from regard.models.autoregression import Autoregression, AutoregressionConfig
 from regard.models.linear import Linear, LinearConfig
 from regard.tasks import Forecast
 
-LONGEST_ORDER = 24  # of AR(p)
-LONGEST_CONTEXT = 336  # of the linear layer
-LEAST_CORRELATION = 0.2  # of a season that is found in the values
+MAX_ORDER = 24  # of AR(p)
+MAX_CONTEXT = 336  # of the linear layer
+MIN_AUTOCORRELATION = 0.2  # at a seasonal period that is found in the values
 Forecaster = Callable[[Tensor, int], Tensor]  # (rows, time), steps → (rows, steps)
 
 
 def evaluate_baselines(
     task: Forecast, series: Series, training: NDArray[np.float64] | None, *, every: int = 1
 ) -> dict[str, dict[str, float]]:
-    """`mse` and `mae` of each baseline on windows of a split of a series, as `Forecast` does.
+    """`mse` and `mae` of each baseline on windows of a split, as `Forecast` computes them.
 
     Windows begin every `every` rows, as in the evaluation of a network.
     AR(p) and the linear layer are fitted to the training rows; without them they are left out.
     """
     columns = series.indices(task.columns)
-    mean, std = (part[: len(columns)] for part in task.scale)
+    mean, std = (values[: len(columns)] for values in task.scale)
 
-    def scaled(rows: NDArray[np.float64]) -> Tensor:
+    def scale(rows: NDArray[np.float64]) -> Tensor:
         return torch.from_numpy((rows[:, columns] - mean) / std).mT  # (columns, time)
 
-    forecasters = _forecasters(task, None if training is None else scaled(training))
+    forecasters = _forecasters(task, None if training is None else scale(training))
     context = max(read for read, _ in forecasters.values())
     before = 0 if series.before is None else len(series.before)
     read = min(context, before)
     rows = series.values
     if series.before is not None:
         rows = np.concatenate([series.before[before - read :], rows])
-    values = scaled(rows)
+    values = scale(rows)
     context = read if series.before is not None else max(task.context or 1, context)
     first = max(0, (task.context or 1) - before)  # the first row that the network forecasts
     offset = (first - (context - read)) % every
@@ -63,18 +63,18 @@ def evaluate_baselines(
 
 def _forecasters(task: Forecast, training: Tensor | None) -> dict[str, tuple[int, Forecaster]]:
     """The baselines by name, with the number of values that each reads."""
-    season = task.season
-    forecasters: dict[str, tuple[int, Forecaster]] = {"last value": (1, _last_value)}
-    if season is not None:
-        forecasters[f"last {season} values"] = (season, _last_season)
+    period = task.seasonal_period
+    forecasters: dict[str, tuple[int, Forecaster]] = {"naive": (1, _naive)}
+    if period is not None:
+        forecasters[f"seasonal naive ({period} rows)"] = (period, _seasonal_naive)
     if training is None:
         return forecasters
     batch, rows = [SeriesBatch(training)], training.shape[1]
-    order = max(1, min(LONGEST_ORDER, rows // 20))
+    order = max(1, min(MAX_ORDER, rows // 20))
     ar = Autoregression(AutoregressionConfig(order=order))
     ar.fit(batch)
     forecasters[f"AR({order})"] = (order, ar.forecast)
-    context = max(1, min(LONGEST_CONTEXT, rows // 4))
+    context = max(1, min(MAX_CONTEXT, rows // 4))
     if context + task.horizon <= rows:
         linear = Linear(LinearConfig(context=context, horizon=task.horizon))
         linear.fit(batch)
@@ -82,22 +82,23 @@ def _forecasters(task: Forecast, training: Tensor | None) -> dict[str, tuple[int
     return forecasters
 
 
-def _last_value(rows: Tensor, steps: int) -> Tensor:
+def _naive(rows: Tensor, steps: int) -> Tensor:
+    """The last value, repeated."""
     return rows[:, -1:].expand(-1, steps)
 
 
-def _last_season(rows: Tensor, steps: int) -> Tensor:
-    """The values of the last season, repeated (seasonal naive)."""
+def _seasonal_naive(rows: Tensor, steps: int) -> Tensor:
+    """The values of the last seasonal period, repeated."""
     return rows.repeat(1, -(-steps // rows.shape[1]))[:, :steps]
 
 
-def find_season(series: Series, column: int) -> int | None:
-    """The rows of a season: by the dates, or else the lag of the highest autocorrelation.
+def find_seasonal_period(series: Series, column: int) -> int | None:
+    """The seasonal period in rows: by the dates, or else the lag of the highest autocorrelation.
 
     Only lags after the first minimum are considered, up to a third of the series.
     """
     if series.dates is not None:
-        return series.dates.season
+        return series.dates.seasonal_period
     values = series.values[:, column] - series.values[:, column].mean()
     longest = len(values) // 3
     if longest < 3 or not values.any():
@@ -109,4 +110,4 @@ def find_season(series: Series, column: int) -> int | None:
     if not len(falling):
         return None
     lag = int(falling[0] + correlation[falling[0] :].argmax())
-    return lag if lag > 1 and correlation[lag] > LEAST_CORRELATION else None
+    return lag if lag > 1 and correlation[lag] > MIN_AUTOCORRELATION else None

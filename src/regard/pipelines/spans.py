@@ -134,8 +134,8 @@ class SpansPipeline(Pipeline):
         """Batches of windows of similar length, in random order."""
         task = span_task(config.task)
         if task.no_answer is None:
-            facts = {"no_answer": train.has_unanswered}
-            choice = merge({"task": config.task}, {"task": facts})["task"]
+            derived = {"no_answer": train.has_unanswered}
+            choice = merge({"task": config.task}, {"task": derived})["task"]
             config = replace(config, task=choice)
         model = add_span_head(config, vocab_size=tokenizers.size)
         config = replace(config, model=describe(model))

@@ -87,7 +87,7 @@ class StrokesPipeline(Pipeline):
             raise DataError(f"{train.name}: no point of the training drawings moves the pen")
         names = task.names or (list(train.class_names) if task.conditional else [])
         points = task.points or int(train.lengths.max())
-        facts = {"std": std, "points": points, "names": names}
+        derived = {"std": std, "points": points, "names": names}
         reads_texts = config.model.get("family") == SOFT_WINDOW
         if reads_texts and train.texts is None:
             raise DataError(
@@ -95,8 +95,8 @@ class StrokesPipeline(Pipeline):
                 "an array 'text', or choose model.preset=lstm"
             )
         if reads_texts and not task.alphabet:
-            facts["alphabet"] = "".join(sorted({*"".join(train.texts or ())}))
-        config = replace(config, task=merge({"task": config.task}, {"task": facts})["task"])
+            derived["alphabet"] = "".join(sorted({*"".join(train.texts or ())}))
+        config = replace(config, task=merge({"task": config.task}, {"task": derived})["task"])
         task = stroke_task(config.task)
         model = resolve(config.model, **task.model_settings())
         config = replace(config, model=describe(model))

@@ -65,15 +65,16 @@ class Forecast(Task):
     channel_independent: bool = False
     patch: int = 1  # consecutive rows that are one position of a network
     stride: int | None = None  # rows between two patches; None: `patch`
-    # rows of the seasonal naive baseline; None: by the dates, or the autocorrelation
-    season: int | None = None
+    # rows after which the series repeats, for the seasonal naive baseline; None: by the dates, or
+    # the autocorrelation
+    seasonal_period: int | None = None
     # mean of each column; None: that of the training data
     mean: float | list[float] | None = None
     # standard deviation of each column; None: that of the training data
     std: float | list[float] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("horizon", "context", "patch", "stride", "season"):
+        for name in ("horizon", "context", "patch", "stride", "seasonal_period"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"task.{name}={value} must be at least 1")

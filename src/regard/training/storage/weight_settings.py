@@ -27,6 +27,7 @@ RENAMED = {
     "model.shape": "model.architecture",
     "data.path.colours": "data.path.types",
     "train.evaluate_tokens": "train.evaluate_targets",
+    "task.season": "task.seasonal_period",
     "task.inputs": "task.covariates",
     "task.independent": "task.channel_independent",
     "task.scheduled_sampling.most": "task.scheduled_sampling.max_probability",
