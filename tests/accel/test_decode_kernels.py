@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.generate import generate, parse_chain
-from regard.generate.chain import draw
+from regard.generate.chain import sample_token
 from regard.generate.samplers.truncation import TopK
 from regard.generate.sampling_state import RowGenerators
 from regard.models.transformer import Transformer, TransformerConfig
@@ -228,14 +228,14 @@ def test_the_kernel_draws_what_torch_draws():
         lengths, failed = torch.tensor([5, 6, 7, 8]), torch.full((4,), 99)
         lengths, failed = lengths.to(DEVICE), failed.to(DEVICE)
         for _ in range(4 if INTERPRETED else 15):
-            expected = draw(logits, one)
-            actual = sampling.draw(logits, other.keys, other.used, lengths, failed)
+            expected = sample_token(logits, one)
+            actual = sampling.sample_token(logits, other.keys, other.used, lengths, failed)
             assert torch.equal(actual, expected)
         assert failed.tolist() == [99] * 4
         logits[1], logits[2, 1] = -torch.inf, torch.nan
-        sampling.draw(logits, other.keys, other.used, lengths, failed)
+        sampling.sample_token(logits, other.keys, other.used, lengths, failed)
         lengths += 1
-        sampling.draw(logits, other.keys, other.used, lengths, failed)
+        sampling.sample_token(logits, other.keys, other.used, lengths, failed)
         assert failed.tolist() == [99, 6, 7, 99]
         assert torch.equal(one.used + 2, other.used)
 

@@ -164,7 +164,7 @@ def test_without_a_wait_it_would_be_overwritten(compiled, monkeypatch):
 def test_samplers_and_the_loss(compiled):
     logits, one = torch.zeros(2, 50257), torch.zeros(2, dtype=torch.long)
     history, breakers = torch.zeros(2, 256, dtype=torch.long), torch.zeros(50257, dtype=torch.bool)
-    sampling.draw(logits, one, one, one, one)
+    sampling.sample_token(logits, one, one, one, one)
     sampling.top_k(logits, 50)
     penalties.repetition(logits, history, one, one, 256, 1.2)
     penalties.frequency(logits, history, one, None, 256, 0.5, presence=False)

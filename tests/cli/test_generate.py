@@ -7,7 +7,7 @@ WORDS = ["-s", "repetition=1.3", "-s", "top_k=6", "-s", "temperature=0.5"]
 def test_a_trace_shows_the_effect_of_every_sampler(regard, text_run):
     completed = regard("generate", text_run, "the cat", "-n", 3, "--seed", 3, *WORDS, "--trace")
     first, *rest = completed.out.splitlines()
-    assert first == "repetition=1.3 → top_k=6 → temperature=0.5 → draw"
+    assert first == "repetition=1.3 → top_k=6 → temperature=0.5 → sample"
     blocks = "\n".join(rest).strip().split("\n\n")
     assert len(blocks) == 3
     for number, block in enumerate(blocks, 1):
@@ -55,7 +55,7 @@ def test_settings_that_leave_nothing_are_named(regard, text_run):
     completed = regard("generate", text_run, "the", "-s", "ban=[0, 1]", "-s", "allow=[0, 1]")
     assert completed.code == 1
     assert (
-        "row 0 has no token left to draw: allow=[0, 1] removed all remaining tokens"
+        "row 0 has no token left to sample: allow=[0, 1] removed all remaining tokens"
         in completed.err
     )
     completed = regard("generate", text_run, "the", "-s", "ban=[100000]")

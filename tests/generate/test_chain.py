@@ -15,8 +15,8 @@ from regard.generate import (
     Temperature,
     TopK,
     TopP,
-    draw,
     parse_chain,
+    sample_token,
 )
 from regard.generate.sampler_spec import format_sampler
 from regard.generate.samplers.constraints import Ban
@@ -30,7 +30,7 @@ def state_of(rows, seed=0):
 def draws(logits, count, *, seed=0):
     """Ids drawn one after another from one row's generator."""
     generators = RowGenerators.from_seed(seed, 1)
-    return torch.cat([draw(logits, generators) for _ in range(count)])
+    return torch.cat([sample_token(logits, generators) for _ in range(count)])
 
 
 def chi_square(ids, p):
@@ -56,7 +56,7 @@ def test_draws_follow_the_stated_distribution(words):
     p = logits.softmax(-1)[0]
     assert chi_square(ids, p) < LARGEST[int((p > 0).sum())]
     generators = RowGenerators.from_seed(1, 1)  # and one row again and again
-    ids = torch.cat([draw(logits, generators) for _ in range(2000)])
+    ids = torch.cat([sample_token(logits, generators) for _ in range(2000)])
     assert chi_square(ids, p) < LARGEST[int((p > 0).sum())]
 
 
@@ -89,7 +89,7 @@ class Fixed:
 def test_the_least_and_the_largest_number_find_a_token_that_is_left(number, token):
     logits = torch.randn(1, 1000, generator=torch.Generator().manual_seed(0))
     logits[0, [0, -1]] = -torch.inf
-    assert draw(logits, Fixed(number)).tolist() == [token]
+    assert sample_token(logits, Fixed(number)).tolist() == [token]
 
 
 def test_a_row_draws_the_same_whoever_is_beside_it():
@@ -99,7 +99,7 @@ def test_a_row_draws_the_same_whoever_is_beside_it():
     for _ in range(20):
         ids = Chain()(logits, together)
         for row in range(5):
-            assert draw(logits[row : row + 1], alone[row]) == ids[row]
+            assert sample_token(logits[row : row + 1], alone[row]) == ids[row]
 
 
 def test_a_seed_of_its_own_makes_a_row_what_it_is_alone():
@@ -168,7 +168,7 @@ def test_half_precision_logits_are_sampled_in_float32():
 def test_logits_that_are_no_numbers_are_an_error_that_names_the_row(chain, bad):
     logits = torch.zeros(3, 4)
     logits[1, 2] = bad
-    with pytest.raises(RegardError, match="row 1 has no token left to draw: the model's largest"):
+    with pytest.raises(RegardError, match="row 1 has no token left to sample: the model's largest"):
         chain(logits, state_of(3))
 
 
@@ -181,7 +181,7 @@ def test_a_row_without_any_token_left_is_an_error():
 def test_samplers_that_leave_nothing_are_named(words):
     ban = next(word for word in words if word.startswith("ban"))
     with pytest.raises(
-        RegardError, match=r"row 0 has no token left to draw: ban.* removed all"
+        RegardError, match=r"row 0 has no token left to sample: ban.* removed all"
     ) as e:
         parse_chain(words)(torch.tensor([[3.0, 2.0, 1.0, 0.0]]), state_of(1))
     assert ban in str(e.value)
@@ -193,7 +193,7 @@ def test_what_failed_on_a_device_is_told_when_asked():
     ids = chain.sample(logits, sampling)
     assert ids[0] == 2
     assert 0 <= ids[1] < 3  # some id, so that nothing downstream falls over
-    with pytest.raises(RegardError, match=r"row 1 has no token left to draw: ban.* removed all"):
+    with pytest.raises(RegardError, match=r"row 1 has no token left to sample: ban.* removed all"):
         chain.raise_if_failed(sampling, lambda row, length: logits[row : row + 1])
     chain.raise_if_failed(sampling, lambda row, length: logits[row : row + 1])  # told once
 
@@ -463,18 +463,20 @@ def test_the_default_samplers_are_those_of_the_help_and_the_document():
 
 
 @pytest.mark.parametrize(
-    ("specs", "draw_kernel", "supported", "expected"),
+    ("specs", "use_kernel", "supported", "expected"),
     [
         (["top_p=0.9"], True, True, "kernel"),
-        (["top_p=0.9"], False, True, "draw"),
+        (["top_p=0.9"], False, True, "sample_token"),
         (["top_k=5"], True, True, "fused"),
         (["top_k=5"], False, True, "fused"),
-        (["top_k=5"], True, False, "draw"),  # fused kernels exist, but not for this dtype
+        (["top_k=5"], True, False, "sample_token"),  # fused kernels exist, but not for this dtype
         (["greedy"], True, True, "argmax"),
         ([], True, False, "kernel"),
     ],
 )
-def test_one_place_decides_which_draw_runs(monkeypatch, specs, draw_kernel, supported, expected):
+def test_one_place_decides_how_a_token_is_sampled(
+    monkeypatch, specs, use_kernel, supported, expected
+):
     used = []
 
     def stub(name):
@@ -482,13 +484,13 @@ def test_one_place_decides_which_draw_runs(monkeypatch, specs, draw_kernel, supp
 
     monkeypatch.setattr(chains, "usable", lambda tensor: True)
     monkeypatch.setattr(chains, "supports_fused_tail", lambda logits: supported)
-    monkeypatch.setattr(chains, "_draw_kernel", lambda context: stub("kernel"))
-    monkeypatch.setattr(chains, "draw", stub("draw"))
+    monkeypatch.setattr(chains, "_sample_kernel", lambda context: stub("kernel"))
+    monkeypatch.setattr(chains, "sample_token", stub("sample_token"))
     monkeypatch.setattr(chains.FusedTail, "sample", lambda self, *args: stub("fused")(*args))
     chain, logits = parse_chain(specs), torch.randn(2, 20)
-    ids = chain.sample(logits, state_of(2), draw_kernel=draw_kernel)
+    ids = chain.sample(logits, state_of(2), use_kernel=use_kernel)
     assert used == ([] if expected == "argmax" else [expected])
     assert expected != "argmax" or torch.equal(ids, logits.argmax(-1))
     used.clear()
-    chain.sample(logits, state_of(2), stub("draw_ids"), draw_kernel=draw_kernel)
-    assert used == ["draw_ids"]
+    chain.sample(logits, state_of(2), stub("sample_ids"), use_kernel=use_kernel)
+    assert used == ["sample_ids"]

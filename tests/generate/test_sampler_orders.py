@@ -57,12 +57,12 @@ def test_the_order_changes_what_is_drawn():
 
 
 def test_what_a_system_adds_where_nothing_is_said():
-    assert str(parse_chain([], "regard")) == "draw"
-    assert str(parse_chain([], "hf")) == "top_k=50 → draw"
-    assert str(parse_chain([], "textgen")) == "draw"
-    expected = "top_k={k=40, exact=true} → top_p=0.95 → min_p=0.05 → temperature=0.8 → draw"
+    assert str(parse_chain([], "regard")) == "sample"
+    assert str(parse_chain([], "hf")) == "top_k=50 → sample"
+    assert str(parse_chain([], "textgen")) == "sample"
+    expected = "top_k={k=40, exact=true} → top_p=0.95 → min_p=0.05 → temperature=0.8 → sample"
     assert str(parse_chain([], "llama.cpp")) == expected
-    assert str(parse_chain(["top_k=0"], "hf")) == "draw"
+    assert str(parse_chain(["top_k=0"], "hf")) == "sample"
 
 
 @pytest.mark.parametrize(

@@ -161,11 +161,11 @@ def exact(model, prompt, chain, tokens):
         rows = torch.arange(len(texts)).repeat_interleave(VOCAB)
         context, steps = context.select(rows), torch.empty(len(rows))
 
-        def draw_ids(logits, forced=forced, steps=steps):
+        def sample_ids(logits, forced=forced, steps=steps):
             steps.copy_(logits.softmax(-1).gather(1, forced[:, None]).squeeze(1))
             return forced
 
-        chain.sample(logits[rows, 0], context, draw_ids)
+        chain.sample(logits[rows, 0], context, sample_ids)
         context.append(forced)
         texts, shares = torch.cat([texts[rows], forced[:, None]], 1), shares[rows] * steps
     ids = texts[:, len(prompt) :].tolist()

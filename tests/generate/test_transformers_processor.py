@@ -46,7 +46,7 @@ def test_another_text_begins_anew():
 
 def test_settings_that_leave_nothing_are_named():
     processor = ChainProcessor(parse_chain(["xtc=0.5", "ban=[0, 1, 2, 3]"]))
-    with pytest.raises(RegardError, match=r"row 0 has no token left to draw: ban.* removed"):
+    with pytest.raises(RegardError, match=r"row 0 has no token left to sample: ban.* removed"):
         processor(torch.tensor([[3, 2]]), torch.zeros(1, 4))
 
 

@@ -218,7 +218,7 @@ def test_a_request_that_fails_does_not_harm_the_others():
     errors = [str(event.error) for event in events if event.error]
     assert [[tokens]] == expected
     assert len(errors) == 1
-    assert "no token is left to draw: ban" in errors[0]
+    assert "no token is left to sample: ban" in errors[0]
 
 
 class Refusing:

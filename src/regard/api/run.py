@@ -319,7 +319,7 @@ class Run:
         `order` names the library whose order and defaults apply: hf, llama.cpp, textgen.
 
         >>> print(run.chain(["temperature=0.7", "top_p=0.9"]))
-        temperature=0.7 → top_p=0.9 → draw
+        temperature=0.7 → top_p=0.9 → sample
         """
         self._require("generate", "generate")
         return chain_for(self.tokenizer, words, order)

@@ -2,7 +2,7 @@
 
 decode                  generate, stream: autoregressive decoding
 decode_loop             eager and CUDA-graph decode loops
-chain                   a chain of samplers that ends in a draw
+chain                   a chain of samplers, and the sampling of a token
 samplers/               temperature, top-k, nucleus (top-p), penalties, mirostat, constraints
 sampler_orders          the order of samplers, as in other systems
 search/                 beam search, contrastive search
@@ -11,7 +11,7 @@ contrastive_decoding    an expert model against an amateur
 transformers_processor  a chain as a logits processor of Hugging Face transformers
 """
 
-from regard.generate.chain import DEFAULT_SAMPLERS, Chain, draw, parse_chain
+from regard.generate.chain import DEFAULT_SAMPLERS, Chain, parse_chain, sample_token
 from regard.generate.contrastive_decoding import ContrastiveDecoding
 from regard.generate.decode import generate, stream, stream_text
 from regard.generate.decode_loop import Engine
@@ -48,10 +48,10 @@ __all__ = [
     "TopK",
     "TopP",
     "TracedChain",
-    "draw",
     "generate",
     "parse_chain",
     "parse_search",
+    "sample_token",
     "speculate",
     "stream",
     "stream_speculative",

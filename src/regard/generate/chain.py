@@ -1,4 +1,4 @@
-"""A chain of samplers (logits processors) that ends in a draw of the next token."""
+"""A chain of samplers (logits processors), and the sampling of the next token."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,8 +34,10 @@ SKIP_REMOVED = ("cpu",)  # devices on which tokens removed before a sort are lef
 NOT_FAILED = 2**62  # failure length of a row that has not failed
 
 
-def draw(logits: Float[Tensor, "rows vocab"], generators: RowGenerators) -> Int[Tensor, " rows"]:
-    r"""Draw one token per row from softmax(logits), with one random number per row.
+def sample_token(
+    logits: Float[Tensor, "rows vocab"], generators: RowGenerators
+) -> Int[Tensor, " rows"]:
+    r"""Sample one token per row from softmax(logits) (multinomial), by inversion of the CDF.
 
         the first v  with  P(0) + ... + P(v)  >  u,      u uniform in [0, 1)
 
@@ -69,13 +71,13 @@ class SamplerTrace:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Samplers that are applied in order, then a draw. Without samplers: the model's softmax.
+    """Samplers in the order in which they are applied; then a token is sampled from the softmax.
 
     >>> from regard.generate import Temperature, TopK
     >>> Chain((TopK(40), Temperature(0.8)))
     Chain(samplers=(TopK(k=40, exact=False), Temperature(value=0.8)))
     >>> print(Chain((TopK(40), Temperature(0.8))))
-    top_k=40 → temperature=0.8 → draw
+    top_k=40 → temperature=0.8 → sample
     """
 
     samplers: tuple[Sampler, ...] = ()
@@ -113,7 +115,7 @@ class Chain:
 
     @property
     def greedy(self) -> bool:
-        """Whether a sampler keeps a single token, so that nothing is drawn at random."""
+        """Whether a sampler keeps a single token, so that nothing is sampled at random."""
         return any(isinstance(sampler, Temperature) and sampler.greedy for sampler in self.samplers)
 
     @property
@@ -123,7 +125,7 @@ class Chain:
 
     @property
     def fused_tail(self) -> FusedTail | None:
-        """The last samplers and the draw as fused kernels; None if no kernels support them."""
+        """The last samplers and the multinomial sampling as fused kernels; None if unsupported."""
         return FusedTail.from_samplers(self.active) if type(self) is Chain else None
 
     @property
@@ -147,42 +149,46 @@ class Chain:
         self,
         logits: Float[Tensor, "rows vocab"],
         sampling: SamplingState,
-        draw_ids: Callable[[Tensor], Tensor] | None = None,
+        sample_ids: Callable[[Tensor], Tensor] | None = None,
         *,
-        draw_kernel: bool = False,
+        use_kernel: bool = False,
     ) -> Int[Tensor, " rows"]:
         """Sample the next id of each row, without host synchronisation.
 
         Rows without any token left are recorded, and `raise_if_failed` reports them. How the id
-        is drawn is decided here and nowhere else:
+        is sampled is decided here and nowhere else:
 
-        1. `draw_ids`, if given: it receives the processed logits and must record failures.
-        2. The fused kernels, for the last samplers and the draw, where `fused_tail` exists.
-        3. With `draw_kernel`, the draw as one kernel, where a GPU can run it.
-        4. The argmax of a greedy chain, or `draw`.
+        1. `sample_ids`, if given: it receives the processed logits and must record failures.
+        2. The fused kernels, for the last samplers and `sample_token`, where `fused_tail` exists.
+        3. With `use_kernel`, `sample_token` as one kernel, where a GPU can run it.
+        4. The argmax of a greedy chain, or `sample_token`.
         """
-        record_draw_counts(sampling)
-        if draw_ids is None:
+        record_rng_counts(sampling)
+        if sample_ids is None:
             fused = self.fused_tail if supports_fused_tail(logits) else None
             if fused is not None:
                 before = Chain(self.active[: fused.start])
                 processed = before.process(logits, sampling) if fused.start else logits
                 return fused.sample(processed, sampling, failure_lengths(sampling))
-            if draw_kernel and not self.greedy and usable(sampling.lengths):
-                draw_ids = None if self.fused_tail is not None else _draw_kernel(sampling)
+            if use_kernel and not self.greedy and usable(sampling.lengths):
+                sample_ids = None if self.fused_tail is not None else _sample_kernel(sampling)
         processed, order, stateful = at_least_float32(logits), None, []
-        skip_samplers = self._argmax_only and draw_ids is None
+        skip_samplers = self._argmax_only and sample_ids is None
         for trace in () if skip_samplers else self.run_samplers(logits, sampling):
             processed, order = trace.after, trace.order
             if trace.sampler.stateful:
                 stateful.append(trace)
         if order is not None:
             processed = unsort_logits(processed, order, logits.shape[1])
-        if draw_ids is None:
+        if sample_ids is None:
             record_failures(processed, sampling)
-            ids = processed.argmax(-1) if self.greedy else draw(processed, sampling.generators)
+            ids = (
+                processed.argmax(-1)
+                if self.greedy
+                else sample_token(processed, sampling.generators)
+            )
         else:
-            ids = draw_ids(processed)
+            ids = sample_ids(processed)
         for trace in stateful:
             before_ids, after_ids = trace.by_id(trace.before), trace.by_id(trace.after)
             trace.sampler.update_state(before_ids, after_ids, ids, sampling)
@@ -191,7 +197,7 @@ class Chain:
     def process(
         self, logits: Float[Tensor, "rows vocab"], sampling: SamplingState
     ) -> Float[Tensor, "rows vocab"]:
-        """The logits that are drawn from: after all samplers, removed tokens at -inf."""
+        """The logits that are sampled from: after all samplers, removed tokens at -inf."""
         processed, order = at_least_float32(logits), None
         for trace in self.run_samplers(logits, sampling):
             processed, order = trace.after, trace.order
@@ -234,7 +240,7 @@ class Chain:
     def raise_if_failed(
         self, sampling: SamplingState, logits: Callable[[int, int], Float[Tensor, "rows vocab"]]
     ) -> None:
-        """Raise if a row had no token left to draw from, and name the cause.
+        """Raise if a row had no token left to sample from, and name the cause.
 
         `logits(row, length)` must give the model's logits when the row had `length` ids. Rows
         that had already ended with a stop id are ignored.
@@ -247,7 +253,7 @@ class Chain:
                 continue
             failed.fill_(NOT_FAILED)
             cause = self.failure_cause(logits(row, length), sampling, row, length)
-            raise RegardError(f"row {row} has no token left to draw: {cause}")
+            raise RegardError(f"row {row} has no token left to sample: {cause}")
 
     def failure_cause(self, logits: Tensor, sampling: SamplingState, row: int, length: int) -> str:
         """Find out why no token was left in a row, by running its samplers again."""
@@ -275,19 +281,19 @@ class Chain:
         return [format_sampler(sampler) for sampler in self.samplers]
 
     def __str__(self) -> str:
-        return " → ".join([*self.specs(), "argmax" if self.greedy else "draw"])
+        return " → ".join([*self.specs(), "argmax" if self.greedy else "sample"])
 
 
-def _draw_kernel(sampling: SamplingState) -> Callable[[Tensor], Tensor]:
-    """`draw` and `record_failures` as one kernel."""
+def _sample_kernel(sampling: SamplingState) -> Callable[[Tensor], Tensor]:
+    """`sample_token` and `record_failures` as one kernel."""
     from regard.accel.kernels import sampling as kernel
 
     keys, used = sampling.generators.keys, sampling.generators.used
     failed = failure_lengths(sampling)
-    return lambda logits: kernel.draw(logits, keys, used, sampling.lengths, failed)
+    return lambda logits: kernel.sample_token(logits, keys, used, sampling.lengths, failed)
 
 
-def record_draw_counts(sampling: SamplingState) -> None:
+def record_rng_counts(sampling: SamplingState) -> None:
     """Record how many random numbers each row had used before a token, to replay it."""
     used = sampling.generators.used
     sampling.row_state("used", lambda: torch.zeros_like(used)).copy_(used)
@@ -354,7 +360,7 @@ def parse_chain(
     >>> parse_chain(["greedy"])
     Chain(samplers=(Temperature(value=0.0),))
     >>> print(parse_chain(["temperature=0.7", "top_k=20"], "llama.cpp"))
-    top_k={k=20, exact=true} → top_p=0.95 → min_p=0.05 → temperature=0.7 → draw
+    top_k={k=20, exact=true} → top_p=0.95 → min_p=0.05 → temperature=0.7 → sample
     """
     if specs is None:
         specs = DEFAULT_SAMPLERS if order is None else ()

@@ -29,7 +29,7 @@ class DecodeLoop(Protocol):
         """The next `steps` ids of each row."""
 
     def raise_if_failed(self) -> None:
-        """Raise if a row had no token left to draw from."""
+        """Raise if a row had no token left to sample from."""
 
     def select(self, rows: Int[Tensor, " selected"], chain: Chain) -> "DecodeLoop":
         """A loop for a subset of the rows, with their chain."""
@@ -95,7 +95,7 @@ class CudaGraphLoop:
         return self.sampling.history.gather(1, self.sampling.lengths.unsqueeze(1) + recent)
 
     def raise_if_failed(self) -> None:
-        """Raise if a row had no token left to draw from."""
+        """Raise if a row had no token left to sample from."""
         self.chain.raise_if_failed(self.sampling, self._logits_after)
 
     def prefill(
@@ -139,7 +139,7 @@ class CudaGraphLoop:
 
     def _decode_step(self) -> None:
         logits, self.state = self.model.step(self.last.unsqueeze(1), self.state)
-        self.last.copy_(self.chain.sample(logits[:, -1], self.sampling, draw_kernel=True))
+        self.last.copy_(self.chain.sample(logits[:, -1], self.sampling, use_kernel=True))
         self.sampling.append(self.last)
 
     def _prefill(self) -> None:
@@ -214,7 +214,7 @@ class Engine:
             loop, state = None, self.model.start(len(ids), capacity)
             scored, state = self.model.step(ids, state, counts=counts)
             logits = scored[:, -1]
-        last = chain.sample(logits, sampling, draw_kernel=True)
+        last = chain.sample(logits, sampling, use_kernel=True)
         sampling.append(last)
         if loop is None:
             return CudaGraphLoop(self.model, chain, sampling, state, last)

@@ -1,4 +1,4 @@
-"""The last samplers of a chain and its draw as two fused kernels, on a GPU."""
+"""The last samplers of a chain and `sample_token` as two fused kernels, on a GPU."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

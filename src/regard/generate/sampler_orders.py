@@ -63,7 +63,7 @@ def _as_llama_cpp(samplers: list[Sampler]) -> list[Sampler]:
 def _as_textgen(samplers: list[Sampler]) -> list[Sampler]:
     """Top-n-sigma with the sample standard deviation; with mirostat, XTC is dropped.
 
-    textgen's mirostat has already drawn the token when XTC is called.
+    textgen's mirostat has already sampled the token when XTC is called.
     """
     samplers = [
         SampleStdTopNSigma(s.n, min_keep=s.min_keep) if isinstance(s, TopNSigma) else s

@@ -30,7 +30,7 @@ class SamplerEffect:
     """What one sampler did to one row."""
 
     sampler: str  # as `parse_sampler` takes it
-    remaining: int  # tokens that can still be drawn
+    remaining: int  # tokens that can still be sampled
     mass: float  # the probability mass it kept; 1 if it removed nothing
     entropy: float  # after the sampler, in bits
     removed: int  # tokens it removed
@@ -80,12 +80,12 @@ class TracedChain(Chain):
         self,
         logits: Float[Tensor, "rows vocab"],
         sampling: SamplingState,
-        draw_ids: Callable[[Tensor], Tensor] | None = None,
+        sample_ids: Callable[[Tensor], Tensor] | None = None,
         *,
-        draw_kernel: bool = False,
+        use_kernel: bool = False,
     ) -> Int[Tensor, " rows"]:
         """Sample the next id of each row, and record how."""
-        ids = Chain.sample(self, logits, sampling, draw_ids, draw_kernel=draw_kernel)
+        ids = Chain.sample(self, logits, sampling, sample_ids, use_kernel=use_kernel)
         self.tokens.append([self._token(logits, row, id) for row, id in enumerate(ids.tolist())])
         return ids
 

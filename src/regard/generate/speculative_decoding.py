@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from regard.errors import ConfigError
-from regard.generate.chain import Chain, draw, record_failures
+from regard.generate.chain import Chain, record_failures, sample_token
 from regard.generate.decode import check_prompts
 from regard.generate.sampling_state import SamplingState, pad_rows
 from regard.models.base import Language, State
@@ -37,9 +37,9 @@ def speculate(
     `draft`, a smaller model or prompt lookup, proposes up to `draft_tokens` tokens x, sampled
     from Q. One pass of the model gives P at each of them. The first token is verified by
 
-        accept x with probability min(1, P(x) / Q(x)),  else draw from max(0, P - Q), renormalised
+        accept x with probability min(1, P(x) / Q(x)),  else sample from max(0, P - Q), renormalised
 
-    then the next, up to the first that is rejected; if all are accepted, one more is drawn from
+    then the next, up to the first that is rejected; if all are accepted, one more is sampled from
     P. The result is distributed as P for any Q; greedy decoding gives the same tokens. P and
     Q are the distributions of the two models after the chain.
     Leviathan et al. 2023, Chen et al. 2023.
@@ -159,7 +159,9 @@ class Proposal:
         self, rows: Int[Tensor, " selected"], number: int, vocab: int
     ) -> tuple[Int[Tensor, " selected"], Float[Tensor, "selected vocab"]]:
         """Draft token `number` of these rows and its Q; -1 and zeros for a row without one."""
-        dtype = torch.float32 if rows.device.type == "mps" else torch.float64  # as in `draw`
+        dtype = (
+            torch.float32 if rows.device.type == "mps" else torch.float64
+        )  # as in `sample_token`
         if number == self.ids.shape[1]:
             zeros = torch.zeros(len(rows), vocab, dtype=dtype, device=rows.device)
             return torch.full_like(rows, -1), zeros
@@ -247,17 +249,17 @@ class _DraftModel:
         model_logits: list[Tensor] = []
         draft_logits: list[Tensor] = []
 
-        def draw_ids(processed: Tensor) -> Tensor:
+        def sample_ids(processed: Tensor) -> Tensor:
             record_failures(processed, draft_sampling)
             draft_logits.append(processed)
-            return draw(processed, draft_sampling.generators)
+            return sample_token(processed, draft_sampling.generators)
 
         for number in range(count):
             if number:
                 scored, state = self.model.step(ids[-1].unsqueeze(1), state)
                 logits = scored[:, -1]
             model_logits.append(logits)
-            ids.append(chain.sample(logits, draft_sampling, draw_ids))
+            ids.append(chain.sample(logits, draft_sampling, sample_ids))
             draft_sampling.append(ids[-1])
         accepted = sampling.lengths.tolist()
         chain.raise_if_failed(
@@ -365,7 +367,7 @@ def _verify(
     chain: Chain,
     sampling: SamplingState,
 ) -> list[list[int]]:
-    """The ids each row accepts: draft tokens up to the first rejected, and one id drawn anew."""
+    """The ids each row accepts: draft tokens up to the first rejected, and one newly sampled id."""
     accepted: list[list[int]] = [[] for _ in logits]
     rows = torch.arange(len(logits), device=logits.device)  # those without a rejection so far
     for number in range(logits.shape[1]):
@@ -397,9 +399,9 @@ def _logits_of_row(logits: Tensor, row: int, length: int) -> Tensor:
 def _accept_or_redraw(
     draft_ids: Int[Tensor, " rows"], q: Float[Tensor, "rows vocab"], sampling: SamplingState
 ) -> Callable[[Tensor], Tensor]:
-    """A `draw_ids` of `Chain.sample`: accept the draft token, or draw from max(0, P - Q)."""
+    """A `sample_ids` of `Chain.sample`: accept the draft token, or sample from max(0, P - Q)."""
 
-    def draw_ids(processed: Tensor) -> Tensor:
+    def sample_ids(processed: Tensor) -> Tensor:
         record_failures(processed, sampling)
         u, index = sampling.generators.uniform(), draft_ids.clamp_min(0).unsqueeze(1)
         p = processed.to(u.dtype).softmax(-1)
@@ -408,6 +410,6 @@ def _accept_or_redraw(
         residual = (p - q).clamp_min(0)
         # P and Q may differ by rounding only
         residual = residual.where(residual.sum(-1, keepdim=True) > 0, p)
-        return draft_ids.where(accept, draw(residual.log(), sampling.generators))
+        return draft_ids.where(accept, sample_token(residual.log(), sampling.generators))
 
-    return draw_ids
+    return sample_ids

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.generate.chain import Chain, SamplerTrace, record_draw_counts, record_failures
+from regard.generate.chain import Chain, SamplerTrace, record_failures, record_rng_counts
 from regard.generate.sampling_state import RowGenerators, SamplingState
 
 
 @dataclass(slots=True)
 class ChainProcessor:
-    """Applies the samplers of a chain inside `model.generate`, which draws the token.
+    """Applies the samplers of a chain inside `model.generate`, which samples the token.
 
         model.generate(ids, do_sample=True, top_k=0, logits_processor=[ChainProcessor(chain)])
 
@@ -48,7 +48,7 @@ class ChainProcessor:
                     before, after = trace.by_id(trace.before), trace.by_id(trace.after)
                     trace.sampler.update_state(before, after, input_ids[:, -1], sampling)
             sampling.history, sampling.lengths = input_ids, sampling.lengths + 1
-        record_draw_counts(sampling)
+        record_rng_counts(sampling)
         self.sampling, self.traces = sampling, list(self.chain.run_samplers(scores, sampling))
         processed = scores
         if self.traces:

@@ -360,7 +360,7 @@ class BatchEngine:
         self, texts: list[Text], chain: Chain, logits: Tensor, sampling: SamplingState
     ) -> "_Ahead":
         """Sample on the device, and start to copy the tokens to the host."""
-        ids = chain.sample(logits, sampling, draw_kernel=True)
+        ids = chain.sample(logits, sampling, use_kernel=True)
         sampling.append(ids)
         both = torch.stack([ids, sampling.row_states["failed"]])
         if not both.is_cuda:
@@ -386,7 +386,7 @@ class BatchEngine:
                 if id(text) not in current:
                     continue  # it has left since
                 if length != NOT_FAILED:
-                    errors[len(texts)] = RegardError("no token is left to draw")
+                    errors[len(texts)] = RegardError("no token is left to sample")
                 texts.append(text)
                 tokens.append(token if length == NOT_FAILED else None)
             self._settle(texts, Sampled(ahead.ids, tokens, [None] * len(texts), errors))

@@ -35,14 +35,14 @@ def sample_rows(
         for row, text in enumerate(texts):
             if text.request.constraints:
                 allowed[row] = text.request.constraints[text.index].mask(allowed[row])
-    ids = chain.sample(allowed, sampling, draw_kernel=True)
+    ids = chain.sample(allowed, sampling, use_kernel=True)
     tokens: list[int | None] = ids.tolist()
     errors = {}
     for row, length in enumerate(sampling.row_states["failed"].tolist()):
         if length != NOT_FAILED:
             cause = chain.failure_cause(allowed[row : row + 1], sampling, row, length)
             sampling.row_states["failed"][row] = NOT_FAILED
-            errors[row] = RegardError(f"no token is left to draw: {cause}")
+            errors[row] = RegardError(f"no token is left to sample: {cause}")
             tokens[row] = None
     sampling.append(ids)
     scores: list[TokenScore | None] = [None] * len(texts)

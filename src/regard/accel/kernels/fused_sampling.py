@@ -446,7 +446,7 @@ def sample(
     """Sample one token per row by the samplers of `generate.fused_chain.FusedTail`.
 
     At most `MAX_RANKED` tokens are ranked: of those that tie with the k-th, the ones with the
-    lowest ids. A row without a finite logit is recorded in `failed`, as by `sampling.draw`.
+    lowest ids. A row without a finite logit is recorded in `failed`, as by `sampling.sample_token`.
     """
     rows, vocab = logits.shape
     count = torch.empty(rows, dtype=torch.int32, device=logits.device)

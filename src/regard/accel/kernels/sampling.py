@@ -21,10 +21,10 @@ def _load_blocks(logits, start, vocab, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 
 
 @triton.jit
-def _draw_kernel(
+def _sample_kernel(
     logits, keys, used, lengths, failed, ids, vocab, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """As `generate.chain.draw`, with numbers from `generate.sampling_state.RowGenerators`."""
+    """`generate.chain.sample_token`, with numbers from `generate.sampling_state.RowGenerators`."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * vocab
     count = tl.load(used + row)
@@ -79,7 +79,7 @@ def _top_k_kernel(logits, out, vocab, k, BLOCK_VOCAB: tl.constexpr):
     tl.store(out + row * vocab + n, result, mask=n < vocab)
 
 
-def draw(
+def sample_token(
     logits: Float[Tensor, "rows vocab"],
     keys: Int[Tensor, " rows"],
     used: Int[Tensor, " rows"],
@@ -92,7 +92,7 @@ def draw(
     """
     rows, vocab = logits.shape
     ids = torch.empty(rows, dtype=torch.long, device=logits.device)
-    _draw_kernel[(rows,)](
+    _sample_kernel[(rows,)](
         logits.contiguous(),
         keys,
         used,
