@@ -139,8 +139,8 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
     ),
     (
         ("stream_scale", given),
-        ("norm_order", lambda norm_order: norm_order != "deepnorm"),
-        r"stream_scale=1.5 belongs to norm_order='deepnorm', not '\w+'; leave it out",
+        ("norm_placement", lambda placement: placement != "deepnorm"),
+        r"stream_scale=1.5 belongs to norm_placement='deepnorm', not '\w+'; leave it out",
     ),
     (
         ("norm", lambda norm: norm == "batch"),
@@ -150,8 +150,8 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
     ),
     (
         ("ffn", lambda ffn: ffn is None),
-        ("norm_order", lambda norm_order: norm_order.startswith("parallel")),
-        r"norm_order='parallel\w*' adds a feed-forward network .* ffn=none .*; choose another",
+        ("norm_placement", lambda placement: placement.startswith("parallel")),
+        r"norm_placement='parallel\w*' adds a feed-forward network .* ffn=none .*; choose another",
     ),
     *(
         (
@@ -175,9 +175,9 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
     ),
     (
         ("init", lambda init: kind(init) == "zero_out"),
-        ("norm_order", lambda norm_order: norm_order in ("none", "deepnorm")),
-        r"init='zero_out' cannot be combined with norm_order='\w+': .*;\n"
-        r"set norm_order='pre', or init='normal'",
+        ("norm_placement", lambda placement: placement in ("no_residual", "deepnorm")),
+        r"init='zero_out' cannot be combined with norm_placement='\w+': .*;\n"
+        r"set norm_placement='pre', or init='normal'",
     ),
     (
         ("segments", lambda segments: segments > 0),
@@ -208,9 +208,9 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
         r"encoder_layers belong to an encoder-decoder, not to architecture='\w+'; .* layers are",
     ),
     (
-        ("norm_order", lambda norm_order: norm_order.startswith("parallel")),
+        ("norm_placement", lambda placement: placement.startswith("parallel")),
         ("architecture", lambda value: value == "encoder-decoder"),
-        r"norm_order='parallel\w*' has no cross-attention; "
+        r"norm_placement='parallel\w*' has no cross-attention; "
         r"architecture='encoder-decoder' needs pre",
     ),
     (

@@ -65,7 +65,7 @@ def test_the_comments_of_fields_are_read_behind_and_before_them():
     assert comments["steps"] == "optimizer steps"
     assert comments["log"].startswith("activations whose statistics are logged")
     inherited = field_comments(FAMILIES["vision"][0])
-    assert {"dim", "norm_order", "patch"} <= {name for name, text in inherited.items() if text}
+    assert {"dim", "norm_placement", "patch"} <= {name for name, text in inherited.items() if text}
 
 
 def choices(key):

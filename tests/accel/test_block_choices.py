@@ -76,7 +76,7 @@ CHOICES = {
     "norm": sorted(NORMS.keys() - {"batch"}),  # that one is for encoders
     "norm_eps": [1e-2],
     "qk_norm": [True],
-    "norm_order": literals("norm_order"),
+    "norm_placement": literals("norm_placement"),
     "stream_scale": [1.5],
     "ffn": [*sorted(FFNS), None],
     "init": [],  # of the weights, which are drawn anew here
@@ -112,7 +112,7 @@ TOGETHER = {  # fields that another one needs
     "global_every": {"window": 3},
     "global_layers": {"window": 3},
     "factored": {"embed_dim": 8},
-    "stream_scale": {"norm_order": "deepnorm"},
+    "stream_scale": {"norm_placement": "deepnorm"},
     "score": {"position": "none"},  # rotary positions exclude most other scores
 }
 CASES = [
@@ -124,7 +124,7 @@ PAIRS = [  # of which one field alone says nothing
     {"head_dim": 5, "position": {"kind": "rotary", "fraction": 0.8}},
     {"head_dim": 5, "position": {"kind": "rotary", "fraction": 0.8, "interleaved": True}},
     {"head_dim": 6, "position": {"kind": "rotary", "interleaved": True}},
-    {"norm_order": "parallel", "norm": "layer", "bias": True, "window": 3},
+    {"norm_placement": "parallel", "norm": "layer", "bias": True, "window": 3},
     {"qk_norm": True, "kv_heads": 2, "norm": "rms_plus_one"},
     {"position": "alibi", "kv_heads": 2, "window": 4},
 ]
@@ -138,7 +138,7 @@ TRITON_FIELDS = {
     "score",
     "window",
     "norm",
-    "norm_order",
+    "norm_placement",
     "stream_scale",
     "qk_norm",
     "embed_norm",
@@ -206,7 +206,9 @@ def has_kernels(change):
 
 def fields_of(change):
     """The fields that a change decides, and those that it may leave without effect."""
-    return change.keys() | ({"norm", "qk_norm", "embed_norm"} if "norm_order" in change else set())
+    return change.keys() | (
+        {"norm", "qk_norm", "embed_norm"} if "norm_placement" in change else set()
+    )
 
 
 def merge_independent(changes):
@@ -315,10 +317,10 @@ def add_hook(model):
     model.decoder.blocks[0].register_forward_hook(lambda *args: None)
 
 
-def change_norm_order(model):
+def change_norm_placement(model):
     block = model.decoder.blocks[0]
-    block.norm_order = copy.copy(block.norm_order)
-    object.__setattr__(block.norm_order, "kind", "new")  # a kind that its type does not have
+    block.norm_placement = copy.copy(block.norm_placement)
+    object.__setattr__(block.norm_placement, "kind", "new")  # a kind that its type does not have
 
 
 @pytest.mark.parametrize(
@@ -334,7 +336,7 @@ def change_norm_order(model):
         add_setting,
         replace_forward,
         add_hook,
-        change_norm_order,
+        change_norm_placement,
     ],
 )
 def test_what_no_description_knows_is_refused(change):

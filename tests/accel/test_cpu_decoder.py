@@ -15,7 +15,7 @@ CHOICES = [
         "qk_norm": True,
         "ffn": "swiglu",
     },
-    {"norm_order": "parallel", "window": 3},
+    {"norm_placement": "parallel", "window": 3},
 ]
 
 

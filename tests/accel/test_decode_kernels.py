@@ -55,11 +55,11 @@ CHANGES = [
     {"norm": "rms_plus_one", "ffn": "geglu_tanh", "kv_heads": 1},
     {"ffn": "relu2", "bias": True},
     {"norm": "layer", "bias": True, "position": "learned", "ffn": "gelu_tanh"},
-    {"norm": "layer", "position": "alibi", "norm_order": "parallel", "embed_norm": True},
-    {"qk_norm": True, "norm_order": "sandwich", "score": {"kind": "scaled_dot", "cap": 3.0}},
-    {"norm_order": "post", "norm": "layer", "bias": True, "head_dim": 20, "kv_heads": 4},
-    {"norm_order": "parallel_norms", "norm": "layer", "position": "sinusoidal"},
-    {"norm_order": "deepnorm", "qk_norm": True, "head": {"kind": "linear", "scaled": True}},
+    {"norm": "layer", "position": "alibi", "norm_placement": "parallel", "embed_norm": True},
+    {"qk_norm": True, "norm_placement": "sandwich", "score": {"kind": "scaled_dot", "cap": 3.0}},
+    {"norm_placement": "post", "norm": "layer", "bias": True, "head_dim": 20, "kv_heads": 4},
+    {"norm_placement": "parallel_norms", "norm": "layer", "position": "sinusoidal"},
+    {"norm_placement": "deepnorm", "qk_norm": True, "head": {"kind": "linear", "scaled": True}},
 ]
 INTERPRETER_CHANGES = [CHANGES[number] for number in (0, 1, 3, 7, 8, 9)]  # one of each kind
 LONG = [pytest.mark.long] if INTERPRETED else []

@@ -16,7 +16,7 @@ from regard.data.batch import TextBatch
 from regard.models.build import build_model, preset
 from regard.nn import attention
 from regard.nn.attention import Mask
-from regard.nn.block import FFNS, Block, FeedForward, LayerNorm, NormOrder, Stack, gelu_tanh
+from regard.nn.block import FFNS, Block, FeedForward, LayerNorm, NormPlacement, Stack, gelu_tanh
 from regard.nn.position import Position, Rotary
 from regard.tasks import Causal
 from regard.training.parallel.strategy import Objective
@@ -107,7 +107,7 @@ def stack_of(position, **options):
             attention.Attention(8, 2, **options),
             FFNS[kind](8, 16),
             lambda: LayerNorm(8),
-            NormOrder("pre"),
+            NormPlacement("pre"),
         )
         for kind in ("gelu_tanh", "gelu", "geglu_tanh")
     ]
@@ -208,7 +208,7 @@ def test_a_compiled_block_has_the_gradients_of_the_plain_one(bias, monkeypatch):
         attention.Attention(256, 4, bias=bias),
         FeedForward(256, 1024, gelu_tanh, bias=bias),
         lambda: LayerNorm(256),
-        NormOrder("pre"),
+        NormPlacement("pre"),
     )
     stack = Stack([block], Position(), windows=[None]).cuda()
     x = torch.randn(8, 128, 256, device="cuda", requires_grad=True)

@@ -21,7 +21,7 @@ def test_gpt2_and_llama_differ_in_these_choices_only(regard):
     assert rows["bias"] == ["yes", "no"]
     assert rows["head_dim"] == ["64", "128"]
     assert rows["total"] == ["124,439,808", "6,738,415,616"]
-    same = {"norm_order", "score", "architecture", "init", "family", "dropout", "window"}
+    same = {"norm_placement", "score", "architecture", "init", "family", "dropout", "window"}
     assert not same & set(rows)
     assert max(map(len, completed.out.splitlines())) <= 80
 

@@ -69,16 +69,16 @@ def test_a_diagram_has_the_modules_in_order():
 def test_a_diagram_shows_the_norm_placement():
     assert drawn("gpt2").count("LayerNorm") == 3
     assert drawn("gpt1").count("◇ LayerNorm") == 2
-    assert drawn("gpt2", norm_order="sandwich").count("LayerNorm") == 5
-    assert drawn("gpt2", norm_order="none").count("LayerNorm") == 3
-    assert not any("⊕" in line for line in drawn("gpt2", norm_order="none"))
+    assert drawn("gpt2", norm_placement="sandwich").count("LayerNorm") == 5
+    assert drawn("gpt2", norm_placement="no_residual").count("LayerNorm") == 3
+    assert not any("⊕" in line for line in drawn("gpt2", norm_placement="no_residual"))
     assert "LayerNorm             │ LayerNorm" in drawn("gpt-neox")
     assert "attention             │ feed-forward" in drawn("phi-2")
 
 
 @pytest.mark.parametrize("layers", [1, 6])
 def test_the_memory_leads_from_the_encoder_into_cross_attention(layers):
-    config = preset("transformer-base", encoder_layers=layers, norm_order="pre")
+    config = preset("transformer-base", encoder_layers=layers, norm_placement="pre")
     lines = diagram("transformer", config)
     (target,) = (line for line in lines if "──▶│ cross-attention" in line)
     (start,) = (line for line in lines if "memory ──" in line)

@@ -203,7 +203,7 @@ def test_lines_that_are_not_utf8(refused, pair_run, stdin):
         (["train.recompute=true"], "it is called 'activation_checkpointing' now"),
         (["train.watch=wandb"], "it is called 'trackers' now"),
         (["data.held_out=0.1"], "it is called 'validation_fraction' now"),
-        (["model.order=pre"], "it is called 'norm_order' now"),
+        (["model.order=pre"], "it is called 'norm_placement' now"),
         (["task=masked", "task.share=0.1"], "it is called 'mask_fraction' now"),
     ],
 )

@@ -162,7 +162,7 @@ def settle_averages(model, hidden):
 @pytest.mark.usefixtures("float64")  # one small step after another shows
 def test_a_combination_learns(row):
     subject = Subject(config_of(row))
-    if subject.config.norm_order == "none":
+    if subject.config.norm_placement == "no_residual":
         enlarge_weights(subject.model)  # without a residual, nothing arrives through small weights
     optimizer = torch.optim.AdamW(subject.model.parameters(), lr=1e-4, weight_decay=0.0)
     losses = []
@@ -191,7 +191,9 @@ def test_every_parameter_of_a_combination_receives_a_gradient(row):
         common += ["bias"] if (row["head"], row["norm"]) == ("span", "batch") else []  # a shift too
         # the additive score of a query cancels too, but for the curvature of its tanh
         curved = row["score"] == "additive" and (
-            "query" in name or "q_norm" in name or row["norm_order"] == "none"  # weak signals
+            "query" in name
+            or "q_norm" in name
+            or row["norm_placement"] == "no_residual"  # weak signals
         )
         least = 1e-9 if curved else 1e-6
         assert name.endswith(tuple(common)) or parameter.grad.abs().max() > least, name

@@ -49,8 +49,11 @@ VARIATIONS = [
     *({"score": name} for name in SCORES if name != "location"),  # it meets no keys
     *({"norm": name} for name in NORMS if name != "batch"),  # that one is for encoders
     *({"ffn": name} for name in (*FFNS, None)),
-    *({"norm_order": name} for name in ("pre", "post", "sandwich", "deepnorm")),
-    {"norm_order": "none", "init": {"kind": "normal", "std": 0.3}},  # small weights leave no signal
+    *({"norm_placement": name} for name in ("pre", "post", "sandwich", "deepnorm")),
+    {
+        "norm_placement": "no_residual",
+        "init": {"kind": "normal", "std": 0.3},
+    },  # small weights leave no signal
     {"kv_heads": 1},
     {"kv_heads": 2},
     {"head_dim": 6},
@@ -87,7 +90,7 @@ CAPTIONERS = [  # beside those of the presets
     {"score": "general", "placement": "luong", "input_feeding": True},
 ]
 # what cross-attention depends on; test_combinations.py has every choice with every architecture
-CROSS_FIELDS = {"position", "score", "norm_order", "kv_heads", "head_dim", "bias"}
+CROSS_FIELDS = {"position", "score", "norm_placement", "kv_heads", "head_dim", "bias"}
 PAIRS_ONLY = [{"source_vocab_size": VOCAB + 2}, {"encoder_layers": 1}]
 
 
@@ -512,7 +515,7 @@ def test_the_same_seed_makes_the_same_weights(case):
 
 # Without a residual, all that a decoder's position knows of itself is how it mixes the source:
 # two words of it do not tell six targets apart.
-FORGETFUL = [name for name in PAIRS if getattr(CASES[name], "norm_order", "") == "none"]
+FORGETFUL = [name for name in PAIRS if getattr(CASES[name], "norm_placement", "") == "no_residual"]
 
 
 @pytest.mark.parametrize(

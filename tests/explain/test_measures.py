@@ -166,7 +166,7 @@ def test_integrated_gradients_add_up_and_are_exact_for_a_linear_model():
 def test_the_last_layer_of_the_logit_lens_is_the_model_itself():
     for choices in (
         {},
-        {"norm_order": "post"},
+        {"norm_placement": "post"},
         {"shared_layers": True},
         {"architecture": "encoder"},
     ):
@@ -198,7 +198,7 @@ def test_the_parts_of_a_logit_add_up_to_it():
     for choices in (
         {},
         {"norm": "rms", "bias": False, "position": "rotary", "kv_heads": 2},
-        {"norm": "rms_plus_one", "norm_order": "parallel", "tied": False},
+        {"norm": "rms_plus_one", "norm_placement": "parallel", "tied": False},
     ):
         model = decoder(**choices)
         logits = model.head(model(IDS))[0]
@@ -208,7 +208,7 @@ def test_the_parts_of_a_logit_add_up_to_it():
         assert sum(parts.values()) == pytest.approx(float(logits[-1, 3] - logits[-1, 4]), abs=1e-9)
         assert "decoder.blocks.1.attention.3" in parts
     with pytest.raises(RegardError, match="this model has 'post'"):
-        direct_logit_attribution(decoder(norm_order="post"), IDS, 3)
+        direct_logit_attribution(decoder(norm_placement="post"), IDS, 3)
 
 
 @torch.no_grad()

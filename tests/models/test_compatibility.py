@@ -11,7 +11,10 @@ from regard.models.build import build_model
 from regard.models.transformer import TransformerConfig
 
 NONSENSE = [
-    ({"norm_order": "prelude"}, "unknown value of norm_order 'prelude'; did you mean 'pre'"),
+    (
+        {"norm_placement": "prelude"},
+        "unknown value of norm_placement 'prelude'; did you mean 'pre'",
+    ),
     (
         {"architecture": "encoder_decoder"},
         "unknown value of architecture .* did you mean 'encoder-decoder'",
@@ -26,7 +29,7 @@ NONSENSE = [
     ),
     ({"segments": -1}, "segments=-1 must be at least 0"),
     ({"norm_eps": 0.0}, "norm_eps=0.0 must be more than 0"),
-    ({"norm_order": "deepnorm", "stream_scale": -1.0}, "stream_scale=-1.0 must be more than 0"),
+    ({"norm_placement": "deepnorm", "stream_scale": -1.0}, "stream_scale=-1.0 must be more than 0"),
     ({"embed_dim": 5, "position": "sinusoidal"}, r"even width \(dim, or embed_dim\), not dim=5"),
     ({"head_dim": 5, "position": "rotary"}, "head_dim=5 times fraction=1.0 must be even"),
     ({"score": "location"}, "score='location' does not depend on the keys, .* no gradient"),

@@ -111,7 +111,7 @@ def test_the_survey_says_the_same_or_its_paper_differs(name):
     position = kind_of(config.position)[0]
     relative = position == "t5" or config.score == "transformer_xl"
     row = (
-        f"{config.norm_order} {config.norm}",
+        f"{config.norm_placement} {config.norm}",
         "relative" if relative else position,
         config.ffn.removesuffix("_tanh"),
         config.bias,

@@ -41,7 +41,7 @@ CASES = {
     "embed_norm": replace(TINY, embed_norm=True),
     "shared": replace(TINY, shared_layers=True),
     "window": replace(TINY, window=4),
-    "deepnorm": replace(TINY, norm_order="deepnorm"),
+    "deepnorm": replace(TINY, norm_placement="deepnorm"),
     **{
         name: replace(make(), dim=16, layers=2, heads=2, image_size=12, patch=3, channels=2, **MEAN)
         for name, make in PRESETS.items()

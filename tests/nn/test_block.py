@@ -5,14 +5,14 @@ from torch import nn
 from regard.errors import ConfigError
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.attention import AttentionInputs, Mask
-from regard.nn.block import LayerNorm, NormOrder, deepnorm, residual
+from regard.nn.block import LayerNorm, NormPlacement, deepnorm, residual
 
 ORDERS = {
     "pre": lambda x, f, n, m, a: x + f(n(x)),
     "post": lambda x, f, n, m, a: n(x + f(x)),
     "sandwich": lambda x, f, n, m, a: x + m(f(n(x))),
     "deepnorm": lambda x, f, n, m, a: n(a * x + f(x)),
-    "none": lambda x, f, n, m, a: f(n(x)),
+    "no_residual": lambda x, f, n, m, a: f(n(x)),
 }
 
 
@@ -22,14 +22,14 @@ def test_every_order_computes_its_formula(kind):
     for norm in (n, m):
         nn.init.normal_(norm.weight)
     x = torch.randn(2, 3, 6)
-    y = residual(x, f, n, NormOrder(kind, 1.7), m)
+    y = residual(x, f, n, NormPlacement(kind, 1.7), m)
     torch.testing.assert_close(y, ORDERS[kind](x, f, n, m, 1.7), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", ORDERS)
 def test_the_output_of_a_stack_is_normalised_exactly_once(kind):
     stack = Transformer(
-        TransformerConfig(vocab_size=5, dim=8, layers=1, heads=2, norm_order=kind)
+        TransformerConfig(vocab_size=5, dim=8, layers=1, heads=2, norm_placement=kind)
     ).decoder
     assert (stack.norm is not None) == (kind not in ("post", "deepnorm"))
 
@@ -55,11 +55,13 @@ def test_a_deepnorm_model_weighs_its_stream_by_its_own_depth():
         layers=3,
         encoder_layers=6,
         architecture="encoder-decoder",
-        norm_order="deepnorm",
+        norm_placement="deepnorm",
     )
     model = Transformer(config)
-    assert model.encoder.blocks[0].norm_order.scale == pytest.approx(0.81 * (6**4 * 3) ** (1 / 16))
-    assert model.decoder.blocks[0].norm_order.scale == pytest.approx(9**0.25)
+    assert model.encoder.blocks[0].norm_placement.scale == pytest.approx(
+        0.81 * (6**4 * 3) ** (1 / 16)
+    )
+    assert model.decoder.blocks[0].norm_placement.scale == pytest.approx(9**0.25)
 
 
 @pytest.mark.parametrize("kind", ["parallel", "parallel_norms"])
@@ -70,7 +72,7 @@ def test_parallel_branches_read_the_same_stream(kind):
             dim=8,
             layers=1,
             heads=2,
-            norm_order=kind,
+            norm_placement=kind,
             position="none",
             architecture="encoder",
         )
@@ -94,7 +96,7 @@ def test_parallel_branches_exclude_cross_attention():
                 dim=8,
                 layers=1,
                 heads=2,
-                norm_order="parallel",
+                norm_placement="parallel",
                 architecture="encoder-decoder",
             )
         )

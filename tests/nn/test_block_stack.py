@@ -63,7 +63,7 @@ def test_projected_positions_are_added_to_queries_keys_and_values(position):
 
 
 def test_padding_does_not_enter_the_statistics_of_batch_norm():
-    stack = encoder(norm="batch", embed_norm=True, norm_order="sandwich")
+    stack = encoder(norm="batch", embed_norm=True, norm_placement="sandwich")
     lengths = torch.tensor([6, 3])
     x = torch.randn(2, 6, 16)
     y = stack(x, positions=AT, mask=Mask.lengths(lengths))
@@ -74,7 +74,7 @@ def test_padding_does_not_enter_the_statistics_of_batch_norm():
 
 
 def test_a_block_is_attention_then_feed_forward():
-    stack = encoder(norm_order="post", position="none").double()
+    stack = encoder(norm_placement="post", position="none").double()
     block = stack.blocks[0]
     x = torch.randn(2, 6, 16).double()
     seen = []

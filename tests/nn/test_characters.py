@@ -41,5 +41,7 @@ def test_an_encoder_over_lower_case_tokens_reads_the_case_of_words():
     assert not torch.allclose(model(ids, characters=names), model(ids, characters=words))
     with pytest.raises(ConfigError, match="reads the characters of words"):
         model(ids)
-    with pytest.raises(ConfigError, match="added to the embeddings of an encoder"):
+    with pytest.raises(
+        ConfigError, match=r"char_dim=.* needs architecture=.encoder. without embed_dim"
+    ):
         regard.preset("tiny-decoder", char_dim=3)

@@ -34,7 +34,7 @@ def test_normal_init_takes_its_deviation_from_the_config():
 
 
 def test_zero_out_makes_every_block_begin_as_the_identity():
-    model = Transformer(TransformerConfig(**SIZES, init="zero_out", norm_order="pre")).eval()
+    model = Transformer(TransformerConfig(**SIZES, init="zero_out", norm_placement="pre")).eval()
     plain = Transformer(TransformerConfig(**SIZES)).eval()
     x, at = torch.randn(2, 5, 64), torch.arange(5).unsqueeze(0)
     for each, begins in ((model, True), (plain, False)):
@@ -54,7 +54,7 @@ def test_xavier_init_has_the_variance_of_the_mean_fan():
 
 
 def test_deepnorm_starts_values_outputs_and_feed_forwards_smaller():
-    model = Transformer(TransformerConfig(**SIZES, norm_order="deepnorm"))
+    model = Transformer(TransformerConfig(**SIZES, norm_placement="deepnorm"))
     gain = (8 * 4) ** -0.25
     block = model.decoder.blocks[2]
     square, wide = (2 / (64 + 64)) ** 0.5, (2 / (64 + 256)) ** 0.5

@@ -95,24 +95,28 @@ def randomise(module):
     return module
 
 
-ORDERS = pytest.mark.parametrize("norm_order", ["pre", "post"])
+ORDERS = pytest.mark.parametrize("norm_placement", ["pre", "post"])
 FFNS = pytest.mark.parametrize("ffn", ["relu", "gelu"])
 SIZES = {"vocab_size": 7, "dim": 16, "layers": 2, "heads": 4, "ffn_dim": 24, "position": "none"}
 
 
-def theirs_like(layer, stack, norm_order, ffn):
+def theirs_like(layer, stack, norm_placement, ffn):
     """Two of torch's layers, with the norm at the end that the order needs."""
-    one = layer(16, 4, 24, 0.0, activation=ffn, batch_first=True, norm_first=norm_order == "pre")
-    norm = nn.LayerNorm(16) if norm_order == "pre" else None
+    one = layer(
+        16, 4, 24, 0.0, activation=ffn, batch_first=True, norm_first=norm_placement == "pre"
+    )
+    norm = nn.LayerNorm(16) if norm_placement == "pre" else None
     nested = {"enable_nested_tensor": False} if stack is nn.TransformerEncoder else {}
     return randomise(stack(one, 2, norm=norm, **nested)).double()
 
 
 @ORDERS
 @FFNS
-def test_an_encoder_is_that_of_torch(norm_order, ffn):
-    theirs = theirs_like(nn.TransformerEncoderLayer, nn.TransformerEncoder, norm_order, ffn)
-    config = TransformerConfig(**SIZES, architecture="encoder", norm_order=norm_order, ffn=ffn)
+def test_an_encoder_is_that_of_torch(norm_placement, ffn):
+    theirs = theirs_like(nn.TransformerEncoderLayer, nn.TransformerEncoder, norm_placement, ffn)
+    config = TransformerConfig(
+        **SIZES, architecture="encoder", norm_placement=norm_placement, ffn=ffn
+    )
     ours = Transformer(config).encoder.double()
     copy_layers(theirs, ours)
     x = torch.randn(2, 6, 16).double()
@@ -124,10 +128,10 @@ def test_an_encoder_is_that_of_torch(norm_order, ffn):
 
 @ORDERS
 @FFNS
-def test_a_decoder_is_that_of_torch(norm_order, ffn):
-    theirs = theirs_like(nn.TransformerDecoderLayer, nn.TransformerDecoder, norm_order, ffn)
+def test_a_decoder_is_that_of_torch(norm_placement, ffn):
+    theirs = theirs_like(nn.TransformerDecoderLayer, nn.TransformerDecoder, norm_placement, ffn)
     config = TransformerConfig(
-        **SIZES, architecture="encoder-decoder", norm_order=norm_order, ffn=ffn
+        **SIZES, architecture="encoder-decoder", norm_placement=norm_placement, ffn=ffn
     )
     ours = Transformer(config).decoder.double()
     copy_layers(theirs, ours)

@@ -215,7 +215,7 @@ def test_a_run_with_the_earlier_names_of_settings_loads(run):
     for old, new in RENAMED.items():
         for key, name in ((old, new), (old.rpartition(".")[2], new.rpartition(".")[2])):
             texts = [text.replace(f'"{name}":', f'"{key}":') for text in texts]
-    for name in ("characters", "shape", "inputs"):
+    for name in ("characters", "shape", "inputs", "norm_order"):
         assert all(re.search(rf'[."]{name}":', text) for text in texts), name
     config.write_text(texts[0])
     save_file(load_file(path), path, {"settings": texts[1]})

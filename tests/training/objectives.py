@@ -122,7 +122,7 @@ def stroke_batch():
 
 OBJECTIVES = {
     "decoder": ("modern", {**READER, "kv_heads": 1}, Causal(), text_batch),
-    "side by side": ("gpt2", {**READER, "norm_order": "parallel"}, Causal(), text_batch),
+    "side by side": ("gpt2", {**READER, "norm_placement": "parallel"}, Causal(), text_batch),
     "windows": ("gpt2", {**READER, "position": "alibi", "window": 3}, Causal(), text_batch),
     "encoder": ("tiny-encoder", READER, Masked(label_smoothing=0.1), masked_batch),
     "one block": ("tiny-encoder", {**READER, "shared_layers": True}, Masked(), masked_batch),

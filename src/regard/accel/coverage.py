@@ -4,11 +4,11 @@ import torch
 
 from regard.accel.description import Description
 
-PACKED_NORM_ORDERS = ("pre", "parallel", "parallel_norms")
+PACKED_NORM_PLACEMENTS = ("pre", "parallel", "parallel_norms")
 TRITON_ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu")
 TRITON_HEAD_DIMS = range(16, 257, 2)
 TRITON_POSITIONS = ("none", "sinusoidal", "learned", "rotary", "alibi")
-TRITON_NORM_ORDERS = (*PACKED_NORM_ORDERS, "sandwich", "post", "deepnorm")
+TRITON_NORM_PLACEMENTS = (*PACKED_NORM_PLACEMENTS, "sandwich", "post", "deepnorm")
 RMS_NORMS = ("rms", "rms_plus_one")
 MAX_SHARED_HEADS = 32  # query heads per key head: the shared memory of a GPU must hold them
 
@@ -17,11 +17,11 @@ def packing_obstacle(description: Description) -> str | None:
     """Why `PackedDecoder` cannot run a model; None if it can."""
     if description.position_in_each_layer:
         return "positions are added in every layer"
-    if len({block.norm_order for block in description.blocks}) > 1:
-        return "the layers differ in norm_order"
+    if len({block.norm_placement for block in description.blocks}) > 1:
+        return "the layers differ in norm_placement"
     for block in description.blocks:
-        if block.norm_order not in PACKED_NORM_ORDERS:
-            return f"norm_order={block.norm_order!r}"
+        if block.norm_placement not in PACKED_NORM_PLACEMENTS:
+            return f"norm_placement={block.norm_placement!r}"
         if block.score_cap is not None:
             return "the attention score has a soft cap"
         if description.interleaved and block.head_dim % 2:
@@ -56,8 +56,8 @@ def triton_obstacle(description: Description) -> str | None:
     if len(shapes) > 1:
         return "the layers differ in shape"
     for block in description.blocks:
-        if block.norm_order not in TRITON_NORM_ORDERS:
-            return f"norm_order={block.norm_order!r}"
+        if block.norm_placement not in TRITON_NORM_PLACEMENTS:
+            return f"norm_placement={block.norm_placement!r}"
         if block.qk_norm not in (None, *RMS_NORMS):
             return f"queries and keys are normalised by {block.qk_norm!r}, not RMSNorm"
         if block.head_dim not in TRITON_HEAD_DIMS or block.value_dim != block.head_dim:
@@ -74,8 +74,8 @@ def gemm_obstacle(description: Description) -> str | None:
     if description.final_norm is None or description.head_scale != 1.0 or description.head_projects:
         return "the head does not follow a norm directly"
     for block in description.blocks:
-        if block.norm_order not in ("pre", "parallel"):
-            return f"norm_order={block.norm_order!r}"
+        if block.norm_placement not in ("pre", "parallel"):
+            return f"norm_placement={block.norm_placement!r}"
     return None
 
 
@@ -86,8 +86,8 @@ def prefill_obstacle(description: Description) -> str | None:
     if description.final_norm is None:
         return "there is no final norm"
     for block in description.blocks:
-        if block.norm_order != "pre" or block.norm not in RMS_NORMS:
-            return f"norm_order={block.norm_order!r} with norm={block.norm!r}"
+        if block.norm_placement != "pre" or block.norm not in RMS_NORMS:
+            return f"norm_placement={block.norm_placement!r} with norm={block.norm!r}"
         if block.score_cap is not None:
             return "the attention score has a soft cap"
     return None

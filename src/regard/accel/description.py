@@ -50,7 +50,7 @@ KNOWN_ATTRIBUTES: dict[type, str] = {
     Transformer: "config context embed characters source_embed encoder decoder head",
     Embedding: "token segment project scale",
     Stack: "position distances embed_norm project blocks windows norm dropout",
-    Block: "attention attention_norm attention_after cross ffn ffn_norm ffn_after norm_order "
+    Block: "attention attention_norm attention_after cross ffn ffn_norm ffn_after norm_placement "
     "dropout carry_hook out_hook",
     Attention: "heads kv_heads head_dim dropout query key value out q_norm k_norm score "
     "q_hook k_hook v_hook heads_hook",
@@ -83,7 +83,7 @@ MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # of every module, `training` 
 class BlockDescription:
     """One layer of a decoder."""
 
-    norm_order: str
+    norm_placement: str
     norm: str  # before attention and, if any, before the feed-forward network
     heads: int
     kv_heads: int
@@ -160,7 +160,7 @@ def _describe_block(block: Block, window: int | None) -> BlockDescription:
     if others:
         raise NotCovered("the norms of a block are of different classes")
     return BlockDescription(
-        norm_order=block.norm_order.kind,
+        norm_placement=block.norm_placement.kind,
         norm=NORMS[norm],
         heads=attention.heads,
         kv_heads=attention.kv_heads,

@@ -64,7 +64,7 @@ class PackedDecoder:
             )
             for block in self.stack.layers
         ]
-        self.parallel = self.stack.layers[0].norm_order.parallel
+        self.parallel = self.stack.layers[0].norm_placement.parallel
         self.windows = set(self.stack.windows)
         self.uses_cpu_decoder = self._fits_cpu_decoder()
         self.rotations = self._rotation_tables(

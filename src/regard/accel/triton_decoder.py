@@ -50,7 +50,7 @@ class TritonLayer:
         """x plus a branch that ends in `layer`, with its norms."""
         if self.branch_norms is None:
             return gemv.linear(y, layer, residual=x)
-        norm, weight_of_x = self.branch_norms[branch], self.packed.block.norm_order.scale
+        norm, weight_of_x = self.branch_norms[branch], self.packed.block.norm_placement.scale
         y = gemv.linear(y, layer)
         return add_branch(x, y, norm, post=self.post, weight_of_x=weight_of_x)
 
@@ -100,7 +100,7 @@ class TritonDecoder(PackedDecoder):
 
     def _layer(self, packed: PackedBlock, window: int | None) -> TritonLayer:
         block, attention, position = packed.block, packed.attention, self.stack.position
-        kind = block.norm_order.kind
+        kind = block.norm_placement.kind
         post = kind in ("post", "deepnorm")
         norm, ffn_norm = block.attention_norm, block.ffn_norm or block.attention_norm
         after = {
@@ -130,7 +130,7 @@ class TritonDecoder(PackedDecoder):
             Activation(
                 ACTIVATION_NAMES[packed.ffn.activation], isinstance(packed.ffn, GatedFeedForward)
             ),
-            block.norm_order.parallel,
+            block.norm_placement.parallel,
             post,
             after and tuple(BranchNorm.of(cast(nn.Module, n)) for n in after),  # type: ignore[arg-type]
         )

@@ -23,7 +23,7 @@ from regard.text import Tokenizer
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-LINEAR_ORDERS = ("pre", "parallel", "parallel_norms")
+LINEAR_PLACEMENTS = ("pre", "parallel", "parallel_norms")
 
 
 @torch.no_grad()
@@ -202,18 +202,19 @@ def direct_logit_attribution(
     """
     side, stack = text_stack(model)
     blocks, head, norm = _blocks(stack), model.head, stack.norm
-    order = blocks[0].norm_order.kind
+    placement = blocks[0].norm_placement.kind
     linear = type(head) is Head and head.cap is None
     if (
-        order not in LINEAR_ORDERS
+        placement not in LINEAR_PLACEMENTS
         or not linear
         or not isinstance(norm, LayerNorm | RMSNorm)
         or isinstance(norm, LayerNormStd)
     ):
         raise ConfigError(
-            f"logits are sums of components only with norm_order {', '.join(LINEAR_ORDERS)} and a "
-            f"linear head without cap after LayerNorm or RMSNorm; this model has {order!r}, "
-            f"{type(head).__name__} and {type(norm).__name__}"
+            "logits are sums of components only with norm_placement "
+            f"{', '.join(LINEAR_PLACEMENTS)} and a linear head without cap after LayerNorm or "
+            f"RMSNorm; this model has {placement!r}, {type(head).__name__} and "
+            f"{type(norm).__name__}"
         )
     if len(blocks) < len(stack.layers):
         raise ConfigError("components of layers that share their weights cannot be told apart")

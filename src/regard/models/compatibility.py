@@ -124,9 +124,9 @@ STACK: tuple[Rule, ...] = (
         "remove both, or set global_every to 2 or more",
     ),
     (
-        lambda c: c.stream_scale is not None and c.norm_order != "deepnorm",
-        "stream_scale={c.stream_scale} belongs to norm_order='deepnorm', not {c.norm_order!r}; "
-        "leave it out",
+        lambda c: c.stream_scale is not None and c.norm_placement != "deepnorm",
+        "stream_scale={c.stream_scale} belongs to norm_placement='deepnorm', not "
+        "{c.norm_placement!r}; leave it out",
     ),
     (
         lambda c: c.norm == "batch" and c.depths[1] > 0,
@@ -134,9 +134,9 @@ STACK: tuple[Rule, ...] = (
         "would see the tokens that it predicts;\nset norm='layer', or architecture='encoder'",
     ),
     (
-        lambda c: c.ffn is None and c.norm_order.startswith("parallel"),
-        "norm_order={c.norm_order!r} adds a feed-forward network to attention, and ffn=none has "
-        "none; choose another norm_order",
+        lambda c: c.ffn is None and c.norm_placement.startswith("parallel"),
+        "norm_placement={c.norm_placement!r} adds a feed-forward network to attention, and "
+        "ffn=none has none; choose another norm_placement",
     ),
     (
         lambda c: (
@@ -163,10 +163,12 @@ STACK: tuple[Rule, ...] = (
         "gradient;\nit is for recurrent decoders (model.family=seq2seq); choose another score",
     ),
     (
-        lambda c: kind_of(c.init)[0] == "zero_out" and c.norm_order in ("none", "deepnorm"),
-        "init='zero_out' cannot be combined with norm_order={c.norm_order!r}: without a residual "
-        "connection the output would be 0, and deepnorm has its own initialisation;\n"
-        "set norm_order='pre', or init='normal'",
+        lambda c: (
+            kind_of(c.init)[0] == "zero_out" and c.norm_placement in ("no_residual", "deepnorm")
+        ),
+        "init='zero_out' cannot be combined with norm_placement={c.norm_placement!r}: without a "
+        "residual connection the output would be 0, and deepnorm has its own initialisation;\n"
+        "set norm_placement='pre', or init='normal'",
     ),
 )
 
@@ -218,9 +220,9 @@ TRANSFORMER: tuple[Rule, ...] = (
         "architecture={c.architecture!r}; heads and ffn_dim are enough",
     ),
     (
-        lambda c: c.norm_order.startswith("parallel") and c.architecture == "encoder-decoder",
-        "norm_order={c.norm_order!r} has no cross-attention; "
-        "architecture='encoder-decoder' needs pre, post, sandwich, deepnorm or none",
+        lambda c: c.norm_placement.startswith("parallel") and c.architecture == "encoder-decoder",
+        "norm_placement={c.norm_placement!r} has no cross-attention; "
+        "architecture='encoder-decoder' needs pre, post, sandwich, deepnorm or no_residual",
     ),
     (
         lambda c: c.factored != "tables" and c.embed_dim is None,

@@ -21,8 +21,8 @@ from regard.nn.block import (
     NORMS,
     Block,
     Embedding,
-    NormOrder,
     NormPlacement,
+    NormPlacementKind,
     Stack,
     VectorEmbedding,
     deepnorm,
@@ -58,7 +58,7 @@ class StackConfig(Settings):
     norm_eps: float = 1e-5  # added to the variance
     qk_norm: bool = False  # normalise each query and each key
     # where the norms are in a block, and whether attention and FFN are computed in parallel
-    norm_order: NormPlacement = "pre"
+    norm_placement: NormPlacementKind = "pre"
     stream_scale: float | None = None  # DeepNorm's weight of the residual stream; None: by depth
     ffn: str | None = "gelu"  # the feed-forward network (nn.block.FFNS); None: attention only
     init: Choice = "normal"  # initialisation of the weights (nn.init.INITS)
@@ -229,7 +229,7 @@ class Transformer(LanguageModel):
             positions=config.context,
         )
         make(config.init, INITS, "init", model=self, layers=max(config.depths))
-        if config.norm_order == "deepnorm":
+        if config.norm_placement == "deepnorm":
             for side, part in (("encoder", self.encoder), ("decoder", self.decoder)):
                 if part is not None:
                     deepnorm_gain(part, _deepnorm(config, side)[1])
@@ -399,8 +399,9 @@ def build_stack(
     embed_dim: int | None = None,
 ) -> Stack:
     """Build the encoder or the decoder of a configuration."""
-    norm_order = NormOrder(
-        config.norm_order, _deepnorm(config, side)[0] if config.norm_order == "deepnorm" else 1.0
+    norm_placement = NormPlacement(
+        config.norm_placement,
+        _deepnorm(config, side)[0] if config.norm_placement == "deepnorm" else 1.0,
     )
     norm = norms(config)
     embed_dim = config.dim if embed_dim is None else embed_dim
@@ -446,7 +447,7 @@ def build_stack(
             attention(score=config.score),
             ffn(),
             partial(norm, config.dim),
-            norm_order,
+            norm_placement,
             cross=attention(score="scaled_dot" if relative else config.score) if cross else None,
             dropout=config.dropout,
         )
@@ -463,7 +464,7 @@ def build_stack(
         ],
         embed_norm=norm(embed_dim) if config.embed_norm else None,
         project=None if embed_dim == config.dim else nn.Linear(embed_dim, config.dim),
-        norm=norm(config.dim) if norm_order.final_norm else None,
+        norm=norm(config.dim) if norm_placement.final_norm else None,
         distances=score.table(config.dim, norm) if isinstance(score, Disentangled) else None,
         dropout=config.dropout,
     )

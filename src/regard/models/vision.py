@@ -107,7 +107,7 @@ class Vision(nn.Module):
         self.encoder = build_stack(config, "encoder", context=config.context)
         self.head: Any = make(config.head, HEADS, "head", dim=config.dim, norm=vector_norms(config))
         make(config.init, INITS, "init", model=self, layers=config.layers)
-        if config.norm_order == "deepnorm":
+        if config.norm_placement == "deepnorm":
             deepnorm_gain(self.encoder, deepnorm("encoder", config.layers, 0)[1])
 
     def forward(

@@ -1,13 +1,13 @@
 """A Transformer's layers: embedding, norms, feed-forward network, the block, the stack of blocks.
 
-Norm placement (pre-norm, post-norm; `norm_first` of torch.nn.Transformer) is `norm_order`. One
+Norm placement (pre-norm, post-norm; `norm_first` of torch.nn.Transformer) is `norm_placement`. One
 branch after the other, n and m norms:
 
     pre             x + f(n(x))         GPT-2, LLaMA, ViT
     post            n(x + f(x))         the 2017 Transformer, BERT
     sandwich        x + m(f(n(x)))      CogView, Gemma 2
     deepnorm        n(a x + f(x))       Wang et al. 2022; a = (2 layers)^(1/4) for a decoder
-    none            f(n(x))             no residual: deep stacks then do not train
+    no_residual     f(n(x))             deep stacks then do not train
 
 Both branches in parallel, f attention and g the feed-forward network:
 
@@ -311,19 +311,21 @@ FFNS: dict[str, Callable[..., FeedForward]] = {
 
 
 Stream = Float[Tensor, "batch time dim"]
-NormPlacement = Literal["pre", "post", "sandwich", "deepnorm", "none", "parallel", "parallel_norms"]
+NormPlacementKind = Literal[
+    "pre", "post", "sandwich", "deepnorm", "no_residual", "parallel", "parallel_norms"
+]
 
 
 @dataclass(frozen=True, slots=True)
-class NormOrder:
+class NormPlacement:
     """The norm placement of a block, and DeepNorm's weight of the residual stream."""
 
-    kind: NormPlacement
+    kind: NormPlacementKind
     scale: float = 1.0
 
     @property
     def final_norm(self) -> bool:
-        """Whether the output of the last block is not normalised: the stack then has a norm."""
+        """Whether the stack needs a final norm: the last block's output is not normalised."""
         return self.kind not in ("post", "deepnorm")
 
     @property
@@ -336,20 +338,20 @@ def residual(
     x: Stream,
     branch: Callable[[Tensor], Tensor],
     norm: Norm,
-    norm_order: NormOrder,
+    norm_placement: NormPlacement,
     after: Norm | None = None,
 ) -> Stream:
     """One branch with its residual connection and norms, as above; `after` is m."""
-    if norm_order.kind == "pre":
+    if norm_placement.kind == "pre":
         return x + branch(norm(x))
-    if norm_order.kind == "post":
+    if norm_placement.kind == "post":
         return norm(x + branch(x))
-    if norm_order.kind == "deepnorm":
-        return norm(norm_order.scale * x + branch(x))
-    if norm_order.kind == "sandwich":
+    if norm_placement.kind == "deepnorm":
+        return norm(norm_placement.scale * x + branch(x))
+    if norm_placement.kind == "sandwich":
         assert after is not None
         return x + after(branch(norm(x)))
-    assert norm_order.kind == "none"
+    assert norm_placement.kind == "no_residual"
     return branch(norm(x))
 
 
@@ -377,7 +379,7 @@ def deepnorm(
 class Block(nn.Module):
     """One layer: self-attention, cross-attention to `memory` if there is one, feed-forward.
 
-    `norm_order` places the norms; see above. Without `ffn` a layer is attention only (Elhage et
+    `norm_placement` places the norms; see above. Without `ffn` a layer is attention only (Elhage et
     al. 2021).
     """
 
@@ -386,24 +388,24 @@ class Block(nn.Module):
         attention: Attention,
         ffn: nn.Module | None,
         norm: Callable[[], nn.Module],
-        norm_order: NormOrder,
+        norm_placement: NormPlacement,
         cross: Attention | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if norm_order.parallel and cross is not None:
+        if norm_placement.parallel and cross is not None:
             raise ConfigError(
-                f"norm_order={norm_order.kind!r} does not support cross-attention; "
-                "an encoder-decoder needs pre, post, sandwich, deepnorm or none"
+                f"norm_placement={norm_placement.kind!r} does not support cross-attention; "
+                "an encoder-decoder needs pre, post, sandwich, deepnorm or no_residual"
             )
-        after = norm if norm_order.kind == "sandwich" else lambda: None
+        after = norm if norm_placement.kind == "sandwich" else lambda: None
         self.attention, self.attention_norm, self.attention_after = attention, norm(), after()
         if cross is not None:
             self.cross_norm, self.cross_after = norm(), after()
         self.cross = cross
         self.ffn, self.ffn_after = ffn, None if ffn is None else after()
-        self.ffn_norm = None if ffn is None or norm_order.kind == "parallel" else norm()
-        self.norm_order, self.dropout = norm_order, dropout
+        self.ffn_norm = None if ffn is None or norm_placement.kind == "parallel" else norm()
+        self.norm_placement, self.dropout = norm_placement, dropout
         self.carry_hook, self.out_hook = StateHookPoint(), HookPoint()
 
     def forward(
@@ -423,7 +425,7 @@ class Block(nn.Module):
             bind_padding_mask(norm, inputs.valid) for norm in norms
         )
         assert attention_norm is not None
-        if self.norm_order.parallel:
+        if self.norm_placement.parallel:
             normed = attention_norm(x)
             attended = self.attention(normed, inputs=inputs, state=state)
             assert self.ffn is not None
@@ -433,7 +435,7 @@ class Block(nn.Module):
             x,
             lambda x: drop(self.attention(x, inputs=inputs, state=state)),
             attention_norm,
-            self.norm_order,
+            self.norm_placement,
             attention_after,
         )
         if self.cross is not None:
@@ -443,13 +445,13 @@ class Block(nn.Module):
                 x,
                 lambda x: drop(cross(x, memory, inputs=memory_inputs, memory_kv=memory_kv)),
                 self.cross_norm,
-                self.norm_order,
+                self.norm_placement,
                 self.cross_after,
             )
         if self.ffn is not None:
             branch = self.ffn
             assert ffn_norm is not None
-            x = residual(x, lambda x: drop(branch(x)), ffn_norm, self.norm_order, ffn_after)
+            x = residual(x, lambda x: drop(branch(x)), ffn_norm, self.norm_placement, ffn_after)
         return self.out_hook(x)
 
     def _drop(self, x: Tensor) -> Tensor:
@@ -460,7 +462,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Add positions, apply the blocks, and the final norm where `norm_order` needs one.
+    """Add positions, apply the blocks, and the final norm where `norm_placement` needs one.
 
     `windows` holds the sliding window of each layer (None: all positions), and so the number of
     layers; with fewer blocks, they are reused in order (ALBERT has one). `project` maps embeddings

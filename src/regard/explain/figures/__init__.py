@@ -72,7 +72,7 @@ class Entry:
 SMALL = {"preset": "tiny-decoder", "dim": 32, "layers": 8, "heads": 2, "context": 32}
 DEEP_PAIR = {
     "with residuals": SMALL,
-    "without residuals": {**SMALL, "norm_order": "none"},
+    "without residuals": {**SMALL, "norm_placement": "no_residual"},
 }
 
 # Figures by the name that `regard show` takes, in the order of the lectures.

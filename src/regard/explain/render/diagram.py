@@ -325,7 +325,7 @@ def _norm(config: Any) -> Part:
 
 
 def _final_norm(config: Any) -> list[Part]:
-    return [] if config.norm_order in ("post", "deepnorm") else [_norm(config)]
+    return [] if config.norm_placement in ("post", "deepnorm") else [_norm(config)]
 
 
 def _attention(config: Any, side: str, *, cross: bool = False) -> Part:
@@ -422,7 +422,7 @@ def _layers(config: Any, side: str, width: int) -> Lines:
     count = encoder if side == "encoder" else decoder
     inner = width - 2
     inside: Lines = []
-    if config.norm_order in ("parallel", "parallel_norms"):
+    if config.norm_placement in ("parallel", "parallel_norms"):
         inside += _parallel(config, side, inner)
     else:
         branches = [_attention(config, side)]
@@ -435,13 +435,13 @@ def _layers(config: Any, side: str, width: int) -> Lines:
 
 
 def _branch(config: Any, part: Part, width: int) -> Lines:
-    norm, norm_order = _norm(config), config.norm_order
-    if norm_order == "none":
+    norm, norm_placement = _norm(config), config.norm_placement
+    if norm_placement == "no_residual":
         return in_stream([norm, part], width, STREAM - 1)
-    boxed = {"pre": [norm, part], "sandwich": [norm, part, norm]}.get(norm_order, [part])
+    boxed = {"pre": [norm, part], "sandwich": [norm, part, norm]}.get(norm_placement, [part])
     lines = residual_branch(stacked_boxes(boxed, width - STREAM - 4), width)
-    if norm_order in ("post", "deepnorm"):
-        scaled = "" if norm_order == "post" else " of the scaled stream plus the branch"
+    if norm_placement in ("post", "deepnorm"):
+        scaled = "" if norm_placement == "post" else " of the scaled stream plus the branch"
         lines.append(pad(f"{' ' * (STREAM - 1)}◇ {norm}{scaled}", width))
     return lines
 
@@ -450,7 +450,7 @@ def _parallel(config: Any, side: str, width: int) -> Lines:
     """Attention and feed-forward side by side."""
     box_width = width - STREAM - 4
     left, right = box_width // 2, box_width - box_width // 2 + 1
-    norm, norms = [_norm(config)], config.norm_order == "parallel_norms"
+    norm, norms = [_norm(config)], config.norm_placement == "parallel_norms"
     columns = [
         stacked_boxes([*(norm if norms else []), part], size)
         for part, size in ((_attention(config, side), left), (_ffn(config), right))

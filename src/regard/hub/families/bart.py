@@ -72,7 +72,7 @@ DEFAULTS = {
     "activation_dropout": 0.0,
     "tie_word_embeddings": True,
 }
-CONSTANTS = {"architecture": "encoder-decoder", "norm_order": "post"}
+CONSTANTS = {"architecture": "encoder-decoder", "norm_placement": "post"}
 SUPPORTED_VALUES = {"is_decoder": False, "normalize_before": False, "add_final_layer_norm": False}
 HEADS = {
     "classification": {
@@ -146,7 +146,7 @@ MBART = replace(
     BART,
     name="mbart",
     heads={name.replace("Bart", "MBart"): head for name, head in BART.heads.items()},
-    constants={**BART.constants, "norm_order": "pre"},
+    constants={**BART.constants, "norm_placement": "pre"},
     supported_values={
         **BART.supported_values,
         "normalize_before": True,

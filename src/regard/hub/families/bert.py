@@ -36,7 +36,7 @@ DEFAULTS = {
     "type_vocab_size": 2,
     "layer_norm_eps": 1e-12,
 }
-CONSTANTS = {"architecture": "encoder", "norm_order": "post", "embed_norm": True}
+CONSTANTS = {"architecture": "encoder", "norm_placement": "post", "embed_norm": True}
 SUPPORTED_VALUES = {
     "is_decoder": False,
     "add_cross_attention": False,

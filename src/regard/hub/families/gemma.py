@@ -141,7 +141,7 @@ GEMMA2 = Family(
     prefix="model.",
     heads={**heads("Gemma2"), "Gemma2ForCausalLM": _linear},
     fields=FIELDS,
-    constants={**CONSTANTS, "norm_order": "sandwich"},
+    constants={**CONSTANTS, "norm_placement": "sandwich"},
     supported_values=GEMMA.supported_values,
     defaults={
         **GEMMA.defaults,
@@ -172,7 +172,7 @@ GEMMA3 = Family(
         },
     },
     fields=FIELDS,
-    constants={**CONSTANTS, "norm_order": "sandwich", "qk_norm": True},
+    constants={**CONSTANTS, "norm_placement": "sandwich", "qk_norm": True},
     supported_values={"use_bidirectional_attention": (None, False)},
     defaults={
         **GEMMA2.defaults,

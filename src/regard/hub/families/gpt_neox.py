@@ -20,7 +20,7 @@ LAYER = {
     "mlp.dense_4h_to_h": "ffn.down",
 }
 QKV = {"attention.query_key_value": ("attention.query", "attention.key", "attention.value")}
-NORM_ORDERS = {True: "parallel_norms", False: "pre"}  # by use_parallel_residual
+NORM_PLACEMENTS = {True: "parallel_norms", False: "pre"}  # by use_parallel_residual
 
 
 def _rules(config: Any) -> list[Rule]:
@@ -38,7 +38,7 @@ def _rules(config: Any) -> list[Rule]:
 def _read(hf: Settings) -> Settings:
     return {
         "ffn": read_activation(hf["hidden_act"]),
-        "norm_order": NORM_ORDERS[hf["use_parallel_residual"]],
+        "norm_placement": NORM_PLACEMENTS[hf["use_parallel_residual"]],
         "bias": {True: True, False: "not_attention"}[hf["attention_bias"]],
         "position": read_rope(
             hf, fraction=0.25, base_key="rotary_emb_base", fraction_key="rotary_pct"
@@ -49,7 +49,7 @@ def _read(hf: Settings) -> Settings:
 def _write(config: Any) -> Settings:
     return {
         "hidden_act": write_activation(config.ffn),
-        "use_parallel_residual": config.norm_order == "parallel_norms",
+        "use_parallel_residual": config.norm_placement == "parallel_norms",
         "attention_bias": config.bias is True,
         **write_rope(config.position, base_key="rotary_emb_base", fraction_key="rotary_pct"),
     }

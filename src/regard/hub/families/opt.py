@@ -19,7 +19,7 @@ LAYER = {
     "fc1": "ffn.up",
     "fc2": "ffn.down",
 }
-NORM_ORDERS = {True: "pre", False: "post"}  # by do_layer_norm_before
+NORM_PLACEMENTS = {True: "pre", False: "post"}  # by do_layer_norm_before
 
 
 def _rules(config: Any) -> list[Rule]:
@@ -42,7 +42,7 @@ def _read(hf: Settings) -> Settings:
         "embed_dim": embed_dim,
         "factored": "tokens" if embed_dim != dim else "tables",
         "ffn": read_activation(hf["activation_function"]),
-        "norm_order": NORM_ORDERS[hf["do_layer_norm_before"]],
+        "norm_placement": NORM_PLACEMENTS[hf["do_layer_norm_before"]],
         "position": {"kind": "learned", "offset": 2},
     }
 
@@ -51,7 +51,7 @@ def _write(config: Any) -> Settings:
     return {
         "word_embed_proj_dim": config.embed_dim or config.dim,
         "activation_function": write_activation(config.ffn),
-        "do_layer_norm_before": config.norm_order == "pre",
+        "do_layer_norm_before": config.norm_placement == "pre",
     }
 
 

@@ -42,7 +42,7 @@ PHI = Family(
         "resid_pdrop": "dropout",
         "qk_layernorm": "qk_norm",
     },
-    constants={"norm_order": "parallel"},
+    constants={"norm_placement": "parallel"},
     defaults={
         "vocab_size": 51200,
         "max_position_embeddings": 2048,

@@ -58,7 +58,9 @@ def _block_bytes(block: Block, stack: Stack, window: int | None, time: int) -> i
     dim = block.attention.query.in_features
     values = sum(map(_norm_values, _norms(block)))
     values += _branch_inputs(block) * dim + _ffn_values(block.ffn)
-    values -= dim if block.norm_order.kind == "parallel_norms" else 0  # both norms save the same x
+    values -= (
+        dim if block.norm_placement.kind == "parallel_norms" else 0
+    )  # both norms save the same x
     values += _attention_values(block.attention, stack, window, time)
     if block.cross is not None:
         values += _attention_values(block.cross, None, time, time)

@@ -21,7 +21,7 @@ def bert(dim: int = 768, layers: int = 12, heads: int = 12) -> TransformerConfig
         context=512,
         architecture="encoder",
         norm_eps=1e-12,
-        norm_order="post",
+        norm_placement="post",
         embed_norm=True,
         segments=2,
         head="masked",

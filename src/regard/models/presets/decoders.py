@@ -22,7 +22,7 @@ def neox(
         heads=heads,
         context=2048,
         position={"kind": "rotary", "fraction": 0.25},
-        norm_order="parallel_norms",
+        norm_placement="parallel_norms",
         ffn=ffn,
         tied=False,
     )
@@ -44,7 +44,7 @@ def opt(dim: int, layers: int, heads: int) -> TransformerConfig:
 
 def opt_350m() -> TransformerConfig:
     """The only post-norm OPT, with embeddings of half its width (as released)."""
-    return replace(opt(1024, 24, 16), norm_order="post", embed_dim=512, factored="tokens")
+    return replace(opt(1024, 24, 16), norm_placement="post", embed_dim=512, factored="tokens")
 
 
 def bloom(dim: int, layers: int, heads: int) -> TransformerConfig:

@@ -13,7 +13,7 @@ def gpt1() -> TransformerConfig:
         layers=12,
         heads=12,
         context=512,
-        norm_order="post",
+        norm_placement="post",
         ffn="gelu_tanh",
         dropout=0.1,
         attention_dropout=0.1,

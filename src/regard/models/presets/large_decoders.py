@@ -64,7 +64,7 @@ def palm() -> TransformerConfig:
         ffn_dim=73_728,
         context=2048,
         position="rotary",
-        norm_order="parallel",
+        norm_placement="parallel",
         ffn="swiglu",
         bias=False,
         head={"kind": "linear", "scaled": True},
@@ -74,7 +74,7 @@ def palm() -> TransformerConfig:
 def gopher(dim: int = 16_384, heads: int = 128) -> TransformerConfig:
     """Rae et al. 2021, table 1 and section 3.1: RMSNorm, and Transformer-XL's positions.
 
-    Activation, biases and norm order are not stated; they are GPT-2's.
+    Activation, biases and norm placement are not stated; they are GPT-2's.
     """
     return TransformerConfig(
         vocab_size=32_000,
@@ -132,7 +132,7 @@ def glm_130b() -> TransformerConfig:
         ffn_dim=32_768,
         context=2048,
         position="rotary",
-        norm_order="deepnorm",
+        norm_placement="deepnorm",
         stream_scale=(2 * layers) ** 0.5,
         ffn="geglu",
         prefix=True,

@@ -152,7 +152,7 @@ def gemma2(
         score=score if width is None else {**score, "width": width},
         window=4096,
         global_every=2,
-        norm_order="sandwich",
+        norm_placement="sandwich",
         head={"kind": "linear", "cap": 30.0},
     )
 
@@ -168,7 +168,7 @@ def phi(dim: int, layers: int, fraction: float) -> TransformerConfig:
         heads=32,
         context=2048,
         position={"kind": "rotary", "fraction": fraction},
-        norm_order="parallel",
+        norm_placement="parallel",
         ffn="gelu_tanh",
         tied=False,
         head={"kind": "linear", "bias": True},

@@ -53,7 +53,7 @@ def bart(dim: int, layers: int, heads: int) -> TransformerConfig:
         context=1024,
         architecture="encoder-decoder",
         position={"kind": "learned", "offset": 2},
-        norm_order="post",
+        norm_placement="post",
         embed_norm=True,
         head={"kind": "linear", "bias": True},
         dropout=0.1,
@@ -64,7 +64,7 @@ def barthez(dim: int, layers: int, heads: int) -> TransformerConfig:
     """Kamal Eddine et al. 2021: BART on French with SentencePiece, pre-norm as mBART is, with a
     norm at the end of both stacks.
     """
-    return replace(bart(dim, layers, heads), vocab_size=50_002, norm_order="pre")
+    return replace(bart(dim, layers, heads), vocab_size=50_002, norm_placement="pre")
 
 
 def marian(vocab_size: int) -> TransformerConfig:
@@ -79,7 +79,7 @@ def marian(vocab_size: int) -> TransformerConfig:
         context=512,
         architecture="encoder-decoder",
         position={"kind": "sinusoidal", "halves": True},
-        norm_order="post",
+        norm_placement="post",
         ffn="silu",
         embed_scaled=True,
         head={"kind": "linear", "bias": True},

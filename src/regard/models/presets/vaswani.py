@@ -15,7 +15,7 @@ def transformer_base() -> TransformerConfig:
         context=1024,
         architecture="encoder-decoder",
         position="sinusoidal",
-        norm_order="post",
+        norm_placement="post",
         ffn="relu",
         init="xavier",
         embed_scaled=True,
@@ -31,7 +31,13 @@ def transformer_big() -> TransformerConfig:
 def tiny_encoder_decoder() -> TransformerConfig:
     """An encoder-decoder that a laptop's CPU trains in minutes: pre-norm, stable at any lr."""
     return replace(
-        transformer_base(), dim=128, layers=2, heads=4, context=128, norm_order="pre", dropout=0.0
+        transformer_base(),
+        dim=128,
+        layers=2,
+        heads=4,
+        context=128,
+        norm_placement="pre",
+        dropout=0.0,
     )
 
 

@@ -24,6 +24,7 @@ TRAINING_OPTIONS = (
 RENAMED = {
     "model.characters": "model.char_dim",
     "model.inputs": "model.input_dim",
+    "model.norm_order": "model.norm_placement",
     "model.shape": "model.architecture",
     "data.path.colours": "data.path.types",
     "train.evaluate_tokens": "train.evaluate_targets",
@@ -36,6 +37,7 @@ RENAMED = {
 RENAMED_VALUES: dict[str, dict[str | bool, str | bool]] = {
     "data.path": {"parentheses": "brackets", "nested": "dyck"},
     "task": {"label": "text_classification", "classify": "image_classification"},
+    "model.norm_placement": {"none": "no_residual"},
     "model.head": {"classify": "classification"},
     "train.schedule": {"stable_decay": "warmup_stable_decay"},
     "train.tune": {"last": "last_layers", "gradual": "gradual_unfreezing"},
