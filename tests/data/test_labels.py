@@ -110,7 +110,7 @@ def test_words_with_tags_are_read_line_by_line(tmp_path):
         ("a.tsv", "text\tlabel\nx\ty\tz\n", r"a\.tsv, line 2 has 3 columns, the first line 2"),
         ("a.jsonl", '{"text": "x", "label": 1}\n{\n', r"a\.jsonl, line 2 is not JSON"),
         ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "y"}', "line 2 has no label: 'y'"),
-        ("a.jsonl", '{"text": "x", "label": 1.5}', "line 1: a label is a string or"),
+        ("a.jsonl", '{"text": "x", "label": [1]}', "line 1: a label is a string or"),
         ("a.conll", "New\tO\nYork\n", r"a\.conll, line 2 has one column: 'York'"),
         ("a.conll", "New\tO\n\nYork\tO\n", "every word has the same class, 'O'"),
     ],

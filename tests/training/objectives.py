@@ -9,6 +9,7 @@ from regard.data.batch import (
     LabelBatch,
     MaskedBatch,
     PairBatch,
+    ScoreBatch,
     SpanBatch,
     StrokeBatch,
     TagBatch,
@@ -25,6 +26,7 @@ from regard.tasks import (
     Span,
     Tag,
     TextClassification,
+    TextRegression,
 )
 from regard.tasks.handwriting import Handwriting
 from regard.tasks.instruct import Instruct
@@ -35,6 +37,7 @@ READER = {**TINY, "vocab_size": 23, "context": 12}
 SENTENCES = {"head": {"kind": "masked", "next_sentence": True}, "segments": 2}
 IMAGES = {"image_size": 8, "patch": 2, "channels": 3, "cls": True}
 STROKES = {**READER, "vocab_size": 1, "input_dim": 5, "head": {"kind": "mixture", "components": 2}}
+NUMBER = {"head": {"kind": "classification", "classes": 1}}
 CLASSES = {"head": {"kind": "classification", "classes": 3}}
 
 
@@ -75,6 +78,12 @@ def image_batch():
 def label_batch():
     lengths = torch.tensor([12, 7, 1])
     return LabelBatch(torch.randint(23, (3, 12)), lengths, torch.tensor([0, 2, 1]))
+
+
+def score_batch():
+    lengths = torch.tensor([12, 7, 1])
+    targets = torch.tensor([0.5, -2.0, 3.0], dtype=torch.get_default_dtype())
+    return ScoreBatch(torch.randint(23, (3, 12)), lengths, targets)
 
 
 def tag_batch():
@@ -139,6 +148,7 @@ OBJECTIVES = {
         TextClassification(),
         label_batch,
     ),
+    "score": ("tiny-encoder", {**READER, **NUMBER}, TextRegression(mean=1.0), score_batch),
     "tag": ("tiny-encoder", {**READER, "head": {"kind": "tag", "classes": 3}}, Tag(), tag_batch),
     "span": ("tiny-encoder", {**READER, "segments": 2, "head": "span"}, Span(), span_batch),
     "caption": (

@@ -183,7 +183,7 @@ def predict_rows(run: "Run", inputs: Iterable[tuple[Row, Any]], *, top: int = 1)
 
 def _added(run: "Run", answer: Any, top: int) -> Row:
     """The columns that a prediction adds to its row."""
-    if isinstance(answer, str):  # a translation
+    if isinstance(answer, str | float):  # a translation, or a number
         return {"prediction": answer}
     if run.predicts_words or len(answer) != 1:
         places = [classes[0][0] if top == 1 else classes for classes in answer]

@@ -92,7 +92,7 @@ def predict(
     as_json: Json = False,
     adapter: AdapterOption = None,
 ) -> None:
-    """Predict classes, tags, answers, masked tokens, translations or the next values of a series.
+    """Predict classes, numbers, tags, answers, masked tokens, translations, or a series.
 
     \b
     regard predict runs/docs 'The <mask> statement raises an exception.'
@@ -177,6 +177,9 @@ def _print_predictions(run: "Run", predicted: Iterable[tuple[dict[str, Any], Any
     for _, what, answer in predicted:
         if isinstance(answer, str):  # a translation
             print(text_for(sys.stdout, " ".join(answer.splitlines())), flush=True)
+            continue
+        if isinstance(answer, float):
+            rows.append((_label(what), f"{answer:.4g}"))
             continue
         for label, classes in zip(_labels(_label(what), run.predicts_words), answer, strict=False):
             shown = (f"{_printable(name)} {probability:.1%}" for name, probability in classes)

@@ -113,6 +113,16 @@ class LabelBatch(Batch):
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreBatch(Batch):
+    """Right-padded texts and their numbers."""
+
+    ids: Int[Tensor, "batch time"]
+    lengths: Int[Tensor, " batch"]
+    targets: Float[Tensor, " batch"]
+    segments: Int[Tensor, "batch time"] | None = None  # of pairs of texts: 0 in A, 1 in B
+
+
+@dataclass(frozen=True, slots=True)
 class TagBatch(Batch):
     """Right-padded texts, and the class of each word at its last token; -1 is ignored."""
 

@@ -15,6 +15,7 @@ from regard.data.tables import (
     LABEL,
     MOSTLY_NUMBERS,
     PAIRS,
+    SCORE,
     TAGS,
     TEXT,
     TEXT_PAIRS,
@@ -27,6 +28,7 @@ from regard.errors import ConfigError, DataError
 
 ROLES = {  # the columns of each kind of data
     "labels": ("text", "text2", "label"),
+    "scores": ("text", "text2", "label"),
     "tags": ("text", "tags"),
     "pairs": ("source", "target"),
     "text": ("text",),
@@ -37,6 +39,7 @@ ROLES = {  # the columns of each kind of data
 COLUMN_HINTS = (  # for messages: how to name the columns
     "data.text=COLUMN data.label=COLUMN for texts with a class each",
     "data.text=COLUMN data.text2=COLUMN data.label=COLUMN for pairs of texts with a class each",
+    "data.text=COLUMN data.label=COLUMN task=text_regression for texts with a number each",
     "data.source=COLUMN data.target=COLUMN for pairs, or for image files and captions",
     "data.text=COLUMN data.tags=COLUMN for words with a tag each",
     "data.text=COLUMN task=causal for text",
@@ -169,7 +172,7 @@ def _hint_applies(hint: str, kind: str) -> bool:
 
 def _possible_kinds(named: Mapping[str, str]) -> list[str]:
     """The kinds to try, in this order: those with all the roles that the user has named."""
-    order = ("spans", "captions", "tags", "labels", "pairs", "series", "text")
+    order = ("spans", "captions", "tags", "scores", "labels", "pairs", "series", "text")
     kinds = [kind for kind in order if set(named) <= set(ROLES[kind])]
     if not kinds:
         settings = " and ".join(f"data.{role}" for role in named)
@@ -313,6 +316,37 @@ def _find_labels(
         if label_profile.distinct * 10 > label_profile.filled:
             return None
     return {role: named[role] for role in ROLES["labels"] if role in named}, guessed
+
+
+def _find_scores(
+    table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
+) -> Columns:
+    """One or two columns of texts, and one of numbers, which are not whole unless asked for."""
+    guessed = set()
+    numbers = [p for p in profiles if p.is_numeric and (asked or not p.is_whole)]
+    flawed = [p for p in profiles if p.name.lower() in SCORE and MOSTLY_NUMBERS <= p.numbers < 1]
+    if "label" not in named:
+        known = _by_name([*numbers, *flawed], (*SCORE, *LABEL))
+        others = [p.name for p in numbers if p.name.lower() not in METADATA]
+        if known is None and len(others) != 1:
+            return None
+        named["label"] = known or others[0]
+        guessed |= {"label"} if known is None else set()
+    elif not asked and named["label"] not in [p.name for p in numbers]:
+        return None
+    rest = [p for p in profiles if p.name not in named.values()]
+    if "text" not in named and "text2" not in named:
+        pair, text = _text_pair(rest), _by_name(rest, TEXT)
+        prose = [p.name for p in rest if p.is_prose and p.words >= 2]
+        prose = [name for name in prose if name.lower() not in METADATA]
+        if pair is None and text is None:
+            if not 1 <= len(prose) <= 2:
+                return None
+            guessed |= {"text", "text2"} if len(prose) == 2 else {"text"}
+        named |= dict(zip(("text", "text2"), pair or ([text] if text else prose), strict=False))
+    if "text" not in named:
+        return None
+    return {role: named[role] for role in ROLES["scores"] if role in named}, guessed
 
 
 def _refuse_other_text(
@@ -482,6 +516,7 @@ _FINDERS = {
     "captions": _find_captions,
     "spans": _find_spans,
     "labels": _find_labels,
+    "scores": _find_scores,
     "pairs": _find_pairs,
     "tags": _find_tags,
     "text": _find_text,

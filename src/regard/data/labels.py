@@ -15,8 +15,8 @@ from regard.data.text_files import preview, stem
 from regard.data.validation_split import hash_threshold, row_hash
 from regard.errors import DataError
 
-LabelKind = Literal["labels", "tags"]
-Row = tuple[tuple[str, ...], tuple[int, ...]]  # the parts of a text, and their classes
+LabelKind = Literal["labels", "tags", "scores"]
+Row = tuple[tuple[str, ...], tuple[Any, ...]]  # the parts of a text, and their classes
 NumberedRow = tuple[str, Sequence[str], Sequence[str]]  # location in a file, parts, labels
 
 
@@ -25,7 +25,7 @@ class LabelledText:
     """Texts in parts, each part with its class.
 
     Of kind "labels", a text has one part, or two (premise and hypothesis) that share one class; of
-    kind "tags", each word is a part.
+    kind "tags", each word is a part. `data.scores.ScoredText` has numbers in place of classes.
     """
 
     kind: LabelKind
@@ -52,8 +52,8 @@ class LabelledText:
 
     @property
     def is_paired(self) -> bool:
-        """Whether a class belongs to two texts."""
-        return self.kind == "labels" and len(self.rows[0][0]) == 2
+        """Whether a class or number belongs to two texts."""
+        return self.kind != "tags" and len(self.rows[0][0]) == 2
 
     def texts(self) -> list[str]:
         """The texts, their parts joined by spaces."""
@@ -166,7 +166,7 @@ def from_table(table: Table, roles: Roles) -> LabelledText:
             if kind == "tags":
                 yield place, _words(place, row[texts[0]]), _words(place, row[label])
             else:
-                parts = [_text(place, row[text]) for text in texts]
+                parts = [read_text(place, row[text]) for text in texts]
                 yield place, parts, [_label(place, row[label])]
 
     # The columns of a table with a header need no mention where they have the usual names.
@@ -176,7 +176,8 @@ def from_table(table: Table, roles: Roles) -> LabelledText:
     return replace(data, columns=roles.to_save)
 
 
-def _text(place: str, cell: Any) -> str:
+def read_text(place: str, cell: Any) -> str:
+    """The text of a cell; raises an error with its place for other values."""
     if cell is not None and not isinstance(cell, str):
         raise DataError(f"{place}: a text is a string, not {preview(str(cell))}")
     return cell or ""

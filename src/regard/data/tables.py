@@ -32,6 +32,9 @@ LABEL = (
     ),
     *("rating", "stars", "star_rating", "label_text", "label_name", "gold_label"),
 )
+SCORE = (  # names of numbers that belong to a text or to two
+    *("score", "similarity", "similarity_score", "relatedness", "relatedness_score"),
+)
 TEXT_PAIRS = (  # two texts that a class belongs to
     ("premise", "hypothesis"),
     ("sentence1", "sentence2"),
@@ -46,6 +49,7 @@ PAIRS = (("source", "target"), ("src", "tgt"), ("input", "output"), ("prompt", "
 KNOWN_NAMES = {
     *TEXT,
     *LABEL,
+    *SCORE,
     *WORDS,
     *TAGS,
     *(name for pair in (*PAIRS, *TEXT_PAIRS) for name in pair),

@@ -49,6 +49,7 @@ TASK_FOR_HEAD = {  # by architecture and head of a model; other heads have no ta
     ("encoder", "span"): "span",
 }
 ONE_CLASS = "single_label_classification"  # the problem_type of exactly one class per text
+REGRESSION = "regression"  # the problem_type of one number per text
 TIED_WEIGHTS = {"head.weight": "embed.token.weight"}  # weight tying: output matrix and embedding
 Reader = Callable[[Path], CheckpointWithoutConfig]
 FORMATS_WITHOUT_CONFIG: tuple[tuple[Callable[[Path], Path | None], Reader], ...] = (
@@ -80,13 +81,15 @@ class ExternalCheckpoint:
     @property
     def task(self) -> str:
         """The task that trains such a model, or "none"."""
-        if self.config_json.get("problem_type") not in (None, ONE_CLASS):
-            return "none"
+        problem = self.config_json.get("problem_type")
         if getattr(self.config, "input_kind", "text") == "images":
-            return "image_classification" if self.head == "classification" else "none"
-        return TASK_FOR_HEAD.get(
-            (getattr(self.config, "architecture", "decoder"), self.head), "none"
-        )
+            task = "image_classification" if self.head == "classification" else "none"
+        else:
+            architecture = getattr(self.config, "architecture", "decoder")
+            task = TASK_FOR_HEAD.get((architecture, self.head), "none")
+        if task == "text_classification" and self.outputs == 1 and problem in (None, REGRESSION):
+            return "text_regression"  # as transformers chooses
+        return task if problem in (None, ONE_CLASS) else "none"
 
     @property
     def head(self) -> str:
@@ -96,8 +99,13 @@ class ExternalCheckpoint:
     @property
     def class_names(self) -> list[str]:
         """The names of the classes of a classifier or a tagger."""
-        classes = kind_of(getattr(self.config, "head", "none"))[1].get("classes")
-        return read_class_names({"num_labels": classes, **self.config_json})
+        return read_class_names({"num_labels": self.outputs, **self.config_json})
+
+    @property
+    def outputs(self) -> int | None:
+        """How many classes or numbers the head gives."""
+        outputs: int | None = kind_of(getattr(self.config, "head", "none"))[1].get("classes")
+        return outputs
 
     def with_settings(self, settings: Mapping[str, Any]) -> "ExternalCheckpoint":
         """The checkpoint with other model settings, as in `{"position": {"base": 500000}}`.

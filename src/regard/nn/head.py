@@ -163,7 +163,7 @@ class PooledHead(nn.Module):
 
 
 class ClassHead(nn.Module):
-    r"""The class of a whole sequence: logits = W h(pool(x)) + b.
+    r"""The class of a whole sequence: logits = W h(pool(x)) + b; with one output, a number.
 
     `pool` takes the first vector (BERT, ViT), the last one that is not padding (GPT, recurrent
     networks), the mean or the maximum. For a bidirectional recurrent network "ends" takes the last
@@ -183,8 +183,8 @@ class ClassHead(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if classes < 2:
-            raise ConfigError(f"head 'classification': classes={classes} must be at least 2")
+        if classes < 1:
+            raise ConfigError(f"head 'classification': classes={classes} must be at least 1")
         if relu and hidden is not None:
             raise ConfigError(
                 "head 'classification': relu=true and hidden exclude each other; give one"

@@ -53,10 +53,10 @@ def open_data(
 
     Each file may be gzip, with any name. The `description` of the result says what was read
     and what was skipped. `kind` is the kind of data that the task learns from: with "tags", any
-    file is read as .conll; with "labels" or "series", as a table; with "text", a table that is
-    ambiguous is read as plain text. `columns` are the settings that name columns (`text`, `text2`,
-    `label`, `tags`, and `columns` of a .conll file); with a path, `source` and `target` name
-    columns too.
+    file is read as .conll; with "labels", "scores" or "series", as a table; with "text", a table
+    that is ambiguous is read as plain text. `columns` are the settings that name columns (`text`,
+    `text2`, `label`, `tags`, and `columns` of a .conll file); with a path, `source` and `target`
+    name columns too.
     """
     data = _open(path, source, target, kind, columns or {})
     return PIPELINES[data.kind].lowercase(data) if lower else data
@@ -212,7 +212,7 @@ def _reads_table(pipeline: Pipeline, place: Path, columns: Mapping[str, str]) ->
         return bool(columns) or is_table(place)
     if pipeline.name in ("spans", "captions"):
         return is_table(place) and not pipeline.recognizes(place)
-    return pipeline.name in ("labels", "series")
+    return pipeline.name in ("labels", "scores", "series")
 
 
 def _open_table(place: Path, columns: Mapping[str, str], kind: str | None) -> Data:

@@ -19,9 +19,10 @@ from regard.nn.characters import BYTES, word_bytes
 from regard.nn.loss import IGNORED
 from regard.pipelines.batching import batches_of_similar_length, concatenate
 from regard.pipelines.text_pairs import pair_template
-from regard.tasks import Tag, TextClassification
+from regard.tasks import Tag, TextClassification, TextRegression
 from regard.text import Tokenizer
 
+Texts = TextClassification | TextRegression  # tasks that read whole texts
 EVALUATION_ROWS = 128  # texts in a batch of predictions
 
 
@@ -41,7 +42,7 @@ def placeholder(tokenizer: Tokenizer) -> int:
     return tokenizer.eos_id if unk is None or eos is not None else unk
 
 
-def _tagged_token(task: TextClassification) -> str:
+def _tagged_token(task: Texts) -> str:
     return task.token if isinstance(task, Tag) else "last"
 
 
@@ -67,7 +68,7 @@ class Encoded(NamedTuple):
 def encode(
     data: LabelledText, tokenizer: Tokenizer, model: ModelConfig, token: str = "last"
 ) -> Iterator[Encoded]:
-    """The ids of each text and its classes.
+    """The ids of each text and its classes, or its number.
 
     A labelled text has one class. In a tagged text the first or the last `token` of a word has the
     class of the word, and the other tokens have -1.
@@ -99,7 +100,7 @@ def encode(
             others = [IGNORED] * (len(word) - 1)
             targets += [number, *others] if token == "first" else [*others, number]
         whole = np.array([*before, *ids[:room], *after])
-        if data.kind == "labels":
+        if data.kind != "tags":
             yield Encoded(whole, np.array(classes), len(ids) > room)
             continue
         tags = np.array([*[IGNORED] * len(before), *targets[:room], *[IGNORED] * len(after)])
@@ -140,7 +141,7 @@ class EncodedTexts:
 
     @classmethod
     def encode(
-        cls, task: TextClassification, data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
+        cls, task: Texts, data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
     ) -> "EncodedTexts":
         """The texts of a data set, for a model."""
         rows = list(encode(data, tokenizer, model, _tagged_token(task)))
@@ -153,7 +154,7 @@ class EncodedTexts:
         return cls(store, characters or None, truncated, begins)
 
     def batch(
-        self, task: TextClassification, rows: Sequence[int], width: int, generator: torch.Generator
+        self, task: Texts, rows: Sequence[int], width: int, generator: torch.Generator
     ) -> Batch:
         """A batch of some of the texts."""
         texts = [self.store.source(row) for row in rows]
@@ -172,15 +173,11 @@ class EncodedTexts:
             row[: len(self.characters[number])] = torch.from_numpy(self.characters[number])
         return replace(cast(TagBatch, batch), characters=characters)
 
-    def collate(
-        self, task: TextClassification, rows: PairIndices, generator: torch.Generator
-    ) -> Batch:
+    def collate(self, task: Texts, rows: PairIndices, generator: torch.Generator) -> Batch:
         """A batch of the texts that a loader chose."""
         return self.batch(task, rows.indices.tolist(), rows.width - 1, generator)
 
-    def by_length(
-        self, task: TextClassification, device: torch.device
-    ) -> Iterator[tuple[list[int], Any]]:
+    def by_length(self, task: Texts, device: torch.device) -> Iterator[tuple[list[int], Any]]:
         """All texts in batches of similar length: their rows, and the batch."""
         for rows, width in batches_of_similar_length(self.store, EVALUATION_ROWS):
             yield rows, self.batch(task, rows, width, torch.Generator()).to(device)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.config import Choice, RunConfig, make, merge
+from regard.config import Choice, RunConfig, kind_of, make, merge
 from regard.data.batch import Batch
 from regard.data.columns import Roles
 from regard.data.conll import SUFFIXES, read_conll
@@ -46,7 +46,7 @@ from regard.pipelines.by_length import ByLength, by_length
 from regard.pipelines.encoded_texts import EncodedTexts, special_ids
 from regard.pipelines.tokenizer_cache import joint_tokenizer
 from regard.seeds import batch_generator
-from regard.tasks import TASKS, TextClassification
+from regard.tasks import TASKS, TextClassification, TextRegression
 from regard.text import Tokenizer
 
 SAMPLE_TEXTS = 4
@@ -225,7 +225,7 @@ class LabelsPipeline(Pipeline):
 
     def inputs(self, config: RunConfig) -> tuple[str, ...]:
         """A text, or two if the classes of the training data belong to two."""
-        if not label_task(config.task).paired:
+        if not kind_of(config.task)[1].get("paired"):
             return ("text",)
         return str(config.data.text or "text"), str(config.data.text2 or "text2")
 
@@ -285,7 +285,11 @@ def label_task(choice: Choice) -> TextClassification:
 
 
 def add_head(
-    table: Mapping[str, Any], task: TextClassification, *, classes: int, vocab_size: int
+    table: Mapping[str, Any],
+    task: TextClassification | TextRegression,
+    *,
+    classes: int,
+    vocab_size: int,
 ) -> ModelConfig:
     """The model that a table describes, with the head of the task for this number of classes.
 
@@ -316,6 +320,17 @@ def _default_pool(model: ModelConfig) -> str:
     return "first" if isinstance(model, TransformerConfig) else "ends"
 
 
+def whole_inputs(texts: Sequence[str | tuple[str, ...]], *, paired: bool) -> list[tuple[str, ...]]:
+    """The parts of each input: one text, or the two of a pair; raises if these are mixed."""
+    whole = [(text,) if isinstance(text, str) else text for text in texts]
+    if len({len(row) for row in whole}) > 1 or any(len(row) > 2 for row in whole):
+        raise ConfigError("an input is a text, or a tuple of two texts; give only one of these")
+    if paired and len(whole[0]) == 1:
+        raise ConfigError(f"an input of this run is a tuple of two texts, not {texts[0]!r}")
+    require_texts([part for row in whole for part in row])
+    return whole
+
+
 @torch.no_grad()
 def predict_classes(
     model: nn.Module,
@@ -325,12 +340,7 @@ def predict_classes(
     top: int = 1,
 ) -> list[Classes]:
     """For each text, or pair of texts, the likeliest classes of it or of each of its words."""
-    whole = [(text,) if isinstance(text, str) else text for text in texts]
-    if len({len(row) for row in whole}) > 1 or any(len(row) > 2 for row in whole):
-        raise ConfigError("an input is a text, or a tuple of two texts; give only one of these")
-    if task.paired and len(whole[0]) == 1:
-        raise ConfigError(f"an input of this run is a tuple of two texts, not {texts[0]!r}")
-    require_texts([part for row in whole for part in row])
+    whole = whole_inputs(texts, paired=task.paired)
     parts = [tuple(row[0].split()) for row in whole] if task.predicts_words else whole
     rows = [(row, (0,) * (len(row) if task.predicts_words else 1)) for row in parts]
     kind = cast(LabelKind, task.data_kind)

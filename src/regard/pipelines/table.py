@@ -6,6 +6,7 @@ from regard.pipelines.dialogues import DialoguesPipeline
 from regard.pipelines.images import ImagesPipeline
 from regard.pipelines.labels import LabelsPipeline, TagsPipeline
 from regard.pipelines.pairs import PairsPipeline
+from regard.pipelines.scores import ScoresPipeline
 from regard.pipelines.sentences import SentencesPipeline
 from regard.pipelines.series import SeriesPipeline
 from regard.pipelines.spans import SpansPipeline
@@ -19,6 +20,7 @@ PIPELINES: dict[str, Pipeline] = {
     "pairs": PairsPipeline(),
     "series": SeriesPipeline(),
     "labels": LabelsPipeline(),
+    "scores": ScoresPipeline(),
     "images": ImagesPipeline(),
     "strokes": StrokesPipeline(),
     "tags": TagsPipeline(),

@@ -14,6 +14,7 @@ from regard.tasks.seq2seq import Seq2Seq
 from regard.tasks.span import Span
 from regard.tasks.tag import Tag
 from regard.tasks.text_classification import TextClassification
+from regard.tasks.text_regression import TextRegression
 
 # Tasks by the name that `task` takes.
 TASKS: dict[str, type[Task]] = {
@@ -25,6 +26,7 @@ TASKS: dict[str, type[Task]] = {
     "contrastive": Contrastive,
     "image_classification": ImageClassification,
     "text_classification": TextClassification,
+    "text_regression": TextRegression,
     "tag": Tag,
     "span": Span,
     "caption": Caption,
@@ -48,4 +50,5 @@ __all__ = [
     "Tag",
     "Task",
     "TextClassification",
+    "TextRegression",
 ]

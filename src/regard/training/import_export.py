@@ -25,6 +25,7 @@ from regard.hub.config_json import read_config_as, write_config
 from regard.hub.convert_weights import write_external
 from regard.hub.download import download
 from regard.hub.external_checkpoint import (
+    REGRESSION,
     WEIGHT_DTYPES,
     ExternalCheckpoint,
     is_external_checkpoint,
@@ -152,6 +153,9 @@ def export_run(
     if chosen.shift_positions is not None and pad_id is not None:
         shifted, transform = chosen.shift_positions(model, pad_id)
         chosen, hf = write_config(shifted, chosen.name)
+    fold = _fold_statistics(run, config)
+    if fold is not None:
+        transform = _then(transform, fold)
     exported = read_config_as(chosen, hf)
     tensors, dtype = _open_weights(model, folder.model)
     shapes = {name: weight.shape for name, weight in weights(on_meta(exported)).items()}
@@ -178,10 +182,37 @@ def export_run(
         if unchecked is None and verify:
 
             def load() -> torch.nn.Module:
-                return load_model(model, folder.load_weights(), str(folder.model))
+                state = folder.load_weights()
+                if fold is not None:
+                    state = {name: fold(name, tensor) for name, tensor in state.items()}
+                return load_model(model, state, str(folder.model))
 
             difference = compare(temporary, model, load)
     return ExportResult(out, chosen.name, hf["architectures"][0], difference, unchecked)
+
+
+def _then(first: TensorTransform | None, fold: TensorTransform) -> TensorTransform:
+    return lambda name, tensor: fold(name, tensor if first is None else first(name, tensor))
+
+
+def _fold_statistics(run: Path, config: RunConfig) -> TensorTransform | None:
+    """For a regression, what makes the head give numbers: W ← std W, b ← std b + mean."""
+    kind, options = kind_of(config.task)
+    if kind != "text_regression":
+        return None
+    mean, std = options.get("mean", 0.0), options.get("std", 1.0)
+    if mean and not kind_of(config.model["head"])[1].get("bias", True):
+        raise ConfigError(
+            f"{run} cannot be exported: its head has no bias for the mean of its training numbers, "
+            f"{mean:.4g}; train with model.head.bias=true"
+        )
+
+    def fold(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if name not in ("head.out.weight", "head.out.bias"):
+            return tensor
+        return tensor * std + (mean if name == "head.out.bias" else 0.0)
+
+    return fold
 
 
 def export_as(
@@ -374,6 +405,8 @@ def _write_json_files(
     methods = TASKS[kind].methods if kind in TASKS else ()
     if options.get("names"):
         hf = hf | write_class_names(options["names"])
+    if kind == "text_regression":
+        hf = hf | {"problem_type": REGRESSION}
     if "classify" in methods:
         sides = cast(VisionConfig, resolve(config.model)).image_sides
         processor = vit.write_processor(sides, options["mean"], options["std"])

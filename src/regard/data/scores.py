@@ -1,0 +1,66 @@
+"""Texts, or pairs of texts, with a number each."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from regard.data.columns import Roles
+from regard.data.labels import LabelledText, read_text
+from regard.data.tables import Table, is_number
+from regard.data.text_files import preview
+from regard.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredText(LabelledText):
+    """Texts with a number each, which is in the place of the class."""
+
+    def first_rows(self, count: int) -> list[str]:
+        """The first texts with their numbers, as a reader would check them."""
+        return [
+            f"{' | '.join(map(preview, parts))} → {number:g}"
+            for parts, (number,) in self.rows[:count]
+        ]
+
+    def numbers(self) -> list[float]:
+        """The number of each text."""
+        return [number for _, (number,) in self.rows]
+
+
+def from_table(table: Table, roles: Roles) -> ScoredText:
+    """The texts of a table and their numbers; rows without a text are skipped and counted."""
+    *texts, label = (table.column(name) for name in roles.columns.values())
+    rows: list[Any] = []
+    skipped, first = 0, ""
+    for line, cells in table.rows():
+        place = table.position(line)
+        parts = tuple(read_text(place, cells[text]) for text in texts)
+        if not all(part.strip() for part in parts):
+            skipped += 1
+            first = first or place.removeprefix(f"{table.path}, ")
+            continue
+        rows.append((parts, (_number(place, roles.columns["label"], cells[label]),)))
+    if not rows:
+        raise DataError(f"{table.path} has no text with a number")
+    _check(table.path, roles.columns["label"], [number for _, (number,) in rows])
+    what = "pairs of texts" if len(texts) == 2 else "texts"
+    skips = f"; skipped: {skipped:,} without a text (the first is {first})" if skipped else ""
+    description = f"scores, {len(rows):,} {what} with a number, {table.format}{roles.note}{skips}"
+    return ScoredText("scores", table.name, description, rows, (), roles.to_save)
+
+
+def _number(place: str, column: str, cell: Any) -> float:
+    if cell is None or not str(cell).strip():
+        raise DataError(f"{place} has no number in the column {column!r}")
+    if not is_number(cell) or not math.isfinite(float(cell)):
+        raise DataError(f"{place}: {column} is {preview(str(cell))}, not a finite number")
+    return float(cell)
+
+
+def _check(path: str, column: str, numbers: Sequence[float]) -> None:
+    if min(numbers) == max(numbers):
+        raise DataError(
+            f"{path}: every text has the same number in the column {column!r}, {numbers[0]:g}; "
+            "there is nothing to learn"
+        )
