@@ -117,7 +117,7 @@ def test_a_pattern_is_a_key_a_part_a_glob_or_the_name_of_a_choice():
 
 def test_rows_say_who_uses_a_setting():
     (row,) = regard.settings("data.label")
-    assert row["tasks"] == ["text_classification"]
+    assert row["tasks"] == ["text_classification", "text_regression"]
     by_models = {tuple(row["models"]): row["default"] for row in regard.settings("model.dim")}
     assert by_models[("transformer", "vision", "captioner")] == 512
     assert by_models[("cbow",)] == 100
