@@ -27,7 +27,7 @@ OTHERWISE = {  # what to try beside the default, where a type does not tell
     "window": [3],
     "global_every": [2],
     "norm_eps": [1e-3],
-    "stream_scale": [1.5],
+    "residual_scale": [1.5],
     "source_vocab_size": [VOCAB + 2],
     "encoder_layers": [1],
     "encoder_heads": [2],
@@ -138,9 +138,9 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
         "global_every=2 needs a window: without one every layer is global",
     ),
     (
-        ("stream_scale", given),
+        ("residual_scale", given),
         ("norm_placement", lambda placement: placement != "deepnorm"),
-        r"stream_scale=1.5 belongs to norm_placement='deepnorm', not '\w+'; leave it out",
+        r"residual_scale=1.5 belongs to norm_placement='deepnorm', not '\w+'; leave it out",
     ),
     (
         ("norm", lambda norm: norm == "batch"),

@@ -86,6 +86,7 @@ RENAMED = {  # settings of earlier versions, and what they are called now
     "held_out": "validation_fraction",
     "order": "norm_placement",
     "norm_order": "norm_placement",
+    "stream_scale": "residual_scale",
     "inputs": "input_dim",
     "both_ways": "bidirectional",
     "feeding": "input_feeding",

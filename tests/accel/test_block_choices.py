@@ -77,7 +77,7 @@ CHOICES = {
     "norm_eps": [1e-2],
     "qk_norm": [True],
     "norm_placement": literals("norm_placement"),
-    "stream_scale": [1.5],
+    "residual_scale": [1.5],
     "ffn": [*sorted(FFNS), None],
     "init": [],  # of the weights, which are drawn anew here
     "bias": [True, False, "qkv", "attention", "not_qkv", "not_attention"],
@@ -112,7 +112,7 @@ TOGETHER = {  # fields that another one needs
     "global_every": {"window": 3},
     "global_layers": {"window": 3},
     "factored": {"embed_dim": 8},
-    "stream_scale": {"norm_placement": "deepnorm"},
+    "residual_scale": {"norm_placement": "deepnorm"},
     "score": {"position": "none"},  # rotary positions exclude most other scores
 }
 CASES = [
@@ -139,7 +139,7 @@ TRITON_FIELDS = {
     "window",
     "norm",
     "norm_placement",
-    "stream_scale",
+    "residual_scale",
     "qk_norm",
     "embed_norm",
     "embed_dim",

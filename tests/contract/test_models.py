@@ -130,7 +130,7 @@ def shrink(config):
         position={"kind": kind, **options} if options else kind,
         window=None if config.window is None else 3,
         norm_eps=1e-5,
-        stream_scale=None if config.stream_scale is None else 2.0,
+        residual_scale=None if config.residual_scale is None else 2.0,
         embed_dim=None if config.embed_dim is None else 8,
         dropout=0.0,
         attention_dropout=0.0,

@@ -29,7 +29,10 @@ NONSENSE = [
     ),
     ({"segments": -1}, "segments=-1 must be at least 0"),
     ({"norm_eps": 0.0}, "norm_eps=0.0 must be more than 0"),
-    ({"norm_placement": "deepnorm", "stream_scale": -1.0}, "stream_scale=-1.0 must be more than 0"),
+    (
+        {"norm_placement": "deepnorm", "residual_scale": -1.0},
+        "residual_scale=-1.0 must be more than 0",
+    ),
     ({"embed_dim": 5, "position": "sinusoidal"}, r"even width \(dim, or embed_dim\), not dim=5"),
     ({"head_dim": 5, "position": "rotary"}, "head_dim=5 times fraction=1.0 must be even"),
     ({"score": "location"}, "score='location' does not depend on the keys, .* no gradient"),

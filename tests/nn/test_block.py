@@ -58,10 +58,10 @@ def test_a_deepnorm_model_weighs_its_stream_by_its_own_depth():
         norm_placement="deepnorm",
     )
     model = Transformer(config)
-    assert model.encoder.blocks[0].norm_placement.scale == pytest.approx(
+    assert model.encoder.blocks[0].norm_placement.residual_scale == pytest.approx(
         0.81 * (6**4 * 3) ** (1 / 16)
     )
-    assert model.decoder.blocks[0].norm_placement.scale == pytest.approx(9**0.25)
+    assert model.decoder.blocks[0].norm_placement.residual_scale == pytest.approx(9**0.25)
 
 
 @pytest.mark.parametrize("kind", ["parallel", "parallel_norms"])

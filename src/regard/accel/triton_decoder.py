@@ -50,9 +50,12 @@ class TritonLayer:
         """x plus a branch that ends in `layer`, with its norms."""
         if self.branch_norms is None:
             return gemv.linear(y, layer, residual=x)
-        norm, weight_of_x = self.branch_norms[branch], self.packed.block.norm_placement.scale
+        norm, residual_scale = (
+            self.branch_norms[branch],
+            self.packed.block.norm_placement.residual_scale,
+        )
         y = gemv.linear(y, layer)
-        return add_branch(x, y, norm, post=self.post, weight_of_x=weight_of_x)
+        return add_branch(x, y, norm, post=self.post, residual_scale=residual_scale)
 
 
 class TritonDecoder(PackedDecoder):

@@ -124,8 +124,8 @@ STACK: tuple[Rule, ...] = (
         "remove both, or set global_every to 2 or more",
     ),
     (
-        lambda c: c.stream_scale is not None and c.norm_placement != "deepnorm",
-        "stream_scale={c.stream_scale} belongs to norm_placement='deepnorm', not "
+        lambda c: c.residual_scale is not None and c.norm_placement != "deepnorm",
+        "residual_scale={c.residual_scale} belongs to norm_placement='deepnorm', not "
         "{c.norm_placement!r}; leave it out",
     ),
     (

@@ -59,7 +59,9 @@ class StackConfig(Settings):
     qk_norm: bool = False  # normalise each query and each key
     # where the norms are in a block, and whether attention and FFN are computed in parallel
     norm_placement: NormPlacementKind = "pre"
-    stream_scale: float | None = None  # DeepNorm's weight of the residual stream; None: by depth
+    residual_scale: float | None = (
+        None  # DeepNorm's alpha, the scale of the residual; None: by depth
+    )
     ffn: str | None = "gelu"  # the feed-forward network (nn.block.FFNS); None: attention only
     init: Choice = "normal"  # initialisation of the weights (nn.init.INITS)
     # which linear layers have a bias: all (true), none (false), or some of them
@@ -87,7 +89,7 @@ class StackConfig(Settings):
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must lie in [0, 1)")
-        require_positive("model", norm_eps=self.norm_eps, stream_scale=self.stream_scale)
+        require_positive("model", norm_eps=self.norm_eps, residual_scale=self.residual_scale)
         for name, table in (
             ("score", SCORES),
             ("position", POSITIONS),
@@ -373,7 +375,7 @@ def _causal(mask: Mask) -> Mask:
 
 def _deepnorm(config: StackConfig, side: str) -> tuple[float, float]:
     scale, gain = deepnorm(cast(Literal["encoder", "decoder"], side), *config.depths)
-    return scale if config.stream_scale is None else config.stream_scale, gain
+    return scale if config.residual_scale is None else config.residual_scale, gain
 
 
 def norms(config: StackConfig) -> Callable[[int], nn.Module]:

@@ -6,7 +6,7 @@ branch after the other, n and m norms:
     pre             x + f(n(x))         GPT-2, LLaMA, ViT
     post            n(x + f(x))         the 2017 Transformer, BERT
     sandwich        x + m(f(n(x)))      CogView, Gemma 2
-    deepnorm        n(a x + f(x))       Wang et al. 2022; a = (2 layers)^(1/4) for a decoder
+    deepnorm        n(alpha x + f(x))   Wang et al. 2022; alpha = (2 layers)^(1/4) for a decoder
     no_residual     f(n(x))             deep stacks then do not train
 
 Both branches in parallel, f attention and g the feed-forward network:
@@ -318,10 +318,10 @@ NormPlacementKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class NormPlacement:
-    """The norm placement of a block, and DeepNorm's weight of the residual stream."""
+    """The norm placement of a block, and the scale alpha of the residual in DeepNorm."""
 
     kind: NormPlacementKind
-    scale: float = 1.0
+    residual_scale: float = 1.0
 
     @property
     def final_norm(self) -> bool:
@@ -347,7 +347,7 @@ def residual(
     if norm_placement.kind == "post":
         return norm(x + branch(x))
     if norm_placement.kind == "deepnorm":
-        return norm(norm_placement.scale * x + branch(x))
+        return norm(norm_placement.residual_scale * x + branch(x))
     if norm_placement.kind == "sandwich":
         assert after is not None
         return x + after(branch(norm(x)))
@@ -358,12 +358,12 @@ def residual(
 def deepnorm(
     side: Literal["encoder", "decoder"], encoder_layers: int, decoder_layers: int
 ) -> tuple[float, float]:
-    r"""DeepNorm's weight of the stream and gain of the initialisation (Wang et al. 2022, table 1).
+    r"""DeepNorm's residual scale alpha and gain of the initialisation beta (Wang et al. 2022, table 1).
 
-        encoder only, N layers       a = (2N)^(1/4)                  b = (8N)^(-1/4)
-        decoder only, M layers       a = (2M)^(1/4)                  b = (8M)^(-1/4)
-        encoder of both              a = 0.81 (N^4 M)^(1/16)         b = 0.87 (N^4 M)^(-1/16)
-        decoder of both              a = (3M)^(1/4)                  b = (12M)^(-1/4)
+        encoder only, N layers       alpha = (2N)^(1/4)              beta = (8N)^(-1/4)
+        decoder only, M layers       alpha = (2M)^(1/4)              beta = (8M)^(-1/4)
+        encoder of both              alpha = 0.81 (N^4 M)^(1/16)     beta = 0.87 (N^4 M)^(-1/16)
+        decoder of both              alpha = (3M)^(1/4)              beta = (12M)^(-1/4)
 
     >>> deepnorm("decoder", 0, 8)[0]
     2.0

@@ -25,14 +25,14 @@ def _residual_kernel(
     out,
     width,
     eps,
-    weight_of_x,
+    residual_scale,
     POST: tl.constexpr,
     CENTRED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """x + n(branch); with POST, n(weight_of_x x + branch)."""
+    """x + n(branch); with POST, n(residual_scale x + branch)."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -41,7 +41,7 @@ def _residual_kernel(
     residual = load_vector(x + row * width, 0, width, BLOCK)
     y = load_vector(branch + row * width, 0, width, BLOCK)
     if POST:
-        y += weight_of_x * residual
+        y += residual_scale * residual
     if CENTRED:
         y = tl.where(inside, y - tl.sum(y) / width, 0.0)
     y *= tl.rsqrt(tl.sum(y * y) / width + eps) * g
@@ -75,9 +75,9 @@ def add_branch(
     norm: BranchNorm,
     *,
     post: bool,
-    weight_of_x: float = 1.0,
+    residual_scale: float = 1.0,
 ) -> Float[Tensor, "rows dim"]:
-    """x + n(branch), or n(weight_of_x * x + branch) with `post`, in float32."""
+    """x + n(branch), or n(residual_scale * x + branch) with `post`, in float32."""
     (rows, width), out = x.shape, torch.empty_like(x, dtype=torch.float32)
     _residual_kernel[(rows,)](
         x,
@@ -87,7 +87,7 @@ def add_branch(
         out,
         width,
         norm.eps,
-        weight_of_x,
+        residual_scale,
         POST=post,
         CENTRED=norm.centred,
         HAS_BIAS=norm.bias is not None,

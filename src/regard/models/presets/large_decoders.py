@@ -133,7 +133,7 @@ def glm_130b() -> TransformerConfig:
         context=2048,
         position="rotary",
         norm_placement="deepnorm",
-        stream_scale=(2 * layers) ** 0.5,
+        residual_scale=(2 * layers) ** 0.5,
         ffn="geglu",
         prefix=True,
     )

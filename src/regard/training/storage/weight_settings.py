@@ -25,6 +25,7 @@ RENAMED = {
     "model.characters": "model.char_dim",
     "model.inputs": "model.input_dim",
     "model.norm_order": "model.norm_placement",
+    "model.stream_scale": "model.residual_scale",
     "model.shape": "model.architecture",
     "data.path.colours": "data.path.types",
     "train.evaluate_tokens": "train.evaluate_targets",
