@@ -21,20 +21,20 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 REACH = [
     {"window": window, "scope": scope}
     for window in (None, 0, 1, 7, 300, 5000)
-    for scope in ("text", "answer")
+    for scope in ("text", "completion")
 ]
 DRY_SETTINGS = [
     {},
-    {"base": 1.0, "allowed": 1},
-    {"base": 1.1, "allowed": 4, "window": 40},
-    {"base": 3.0, "allowed": 1, "window": 1200},
-    {"allowed": 1, "window": 1},
-    {"allowed": 1, "window": 2},
-    {"allowed": 1, "window": 17},
-    {"allowed": 5000},
-    {"allowed": 1, "breakers": (3,)},
+    {"base": 1.0, "allowed_length": 1},
+    {"base": 1.1, "allowed_length": 4, "window": 40},
+    {"base": 3.0, "allowed_length": 1, "window": 1200},
+    {"allowed_length": 1, "window": 1},
+    {"allowed_length": 1, "window": 2},
+    {"allowed_length": 1, "window": 17},
+    {"allowed_length": 5000},
+    {"allowed_length": 1, "breakers": (3,)},
     {"base": 1.01, "breakers": (0, 2), "window": 1300},
-    {"allowed": 1, "breakers": (5,), "window": 900},  # no text has it
+    {"allowed_length": 1, "breakers": (5,), "window": 900},  # no text has it
 ]
 
 
@@ -92,7 +92,7 @@ def test_the_kernel_penalises_the_longest_repetition(settings, monkeypatch):
 def test_the_block_sizes_of_the_kernel_do_not_matter(lags, steps, monkeypatch):
     monkeypatch.setattr(kernels, "LAGS", lags)
     monkeypatch.setattr(kernels, "STEPS", steps)
-    same(DRY(0.8, allowed=1, breakers=(3,)), 40, monkeypatch)
+    same(DRY(0.8, allowed_length=1, breakers=(3,)), 40, monkeypatch)
 
 
 def test_the_largest_penalty_is_finite(monkeypatch):

@@ -252,7 +252,7 @@ LINKS = {
     "presence": lambda x: f"presence={x}",
     "frequency": lambda x: f"frequency={{penalty={x}, window=4}}",
     "no_repeat_ngram": lambda x: f"no_repeat_ngram={int(1 + 3 * x)}",
-    "dry": lambda x: f"dry={{multiplier={x}, allowed={int(1 + 2 * x)}}}",
+    "dry": lambda x: f"dry={{multiplier={x}, allowed_length={int(1 + 2 * x)}}}",
     "bias": lambda x: f"bias={{tokens=[3, 4], value={x}}}",
     "ban": lambda x: f"ban=[{int(20 * x)}]",
     "mirostat_1": lambda x: f"mirostat_1={4 * x}",
@@ -371,7 +371,7 @@ def test_equal_chains_together_are_one_of_them():
 
 
 def test_rows_that_stay_keep_their_settings_their_chance_and_their_memory():
-    own = [["top_k=1"], ["top_p=0.9", "xtc=0.5"], ["mirostat_2={target=1, rate=0.5}"]]
+    own = [["top_k=1"], ["top_p=0.9", "xtc=0.5"], ["mirostat_2={target=1, lr=0.5}"]]
     joined = Chain.per_row([parse_chain(words) for words in own])
     states = [SamplingState.from_prompts([[1], [2], [3]], 30, seed=4) for _ in range(2)]
     logits = 2 * torch.randn(3, 30, generator=torch.Generator().manual_seed(0))
@@ -447,7 +447,7 @@ def test_a_wrong_word_is_explained(word, message):
 
 def test_a_chain_is_printed_as_the_words_it_is_made_from():
     words = ["ban=[1, 2]", "dry={multiplier=0.8, breakers=[3]}", "top_p={p=0.5, min_keep=2}"]
-    chain = parse_chain([*words, 'mirostat_2={target=5.0, surprise="full"}'])
+    chain = parse_chain([*words, 'mirostat_2={target=5.0, surprisal="full"}'])
     assert parse_chain(chain.specs()) == chain
     assert str(chain).startswith("ban=[1, 2] → dry={multiplier=0.8, breakers=[3]} → top_p={p=0.5, ")
     assert str(parse_chain(["greedy"])) == "temperature=0.0 → argmax"

@@ -79,8 +79,8 @@ def test_penalties_look_back_as_far_as_the_system_does(order, window):
 @pytest.mark.parametrize("order", ["llama.cpp", "textgen"])
 def test_a_setting_that_does_nothing_changes_no_habit(order):
     words = ["temperature=0.7", "xtc=0.5", "top_k=9"]
-    for neutral in ("mirostat_2=0", "mirostat_1=0", "dynamic_temperature={low=1, high=1}"):
-        assert parse_chain([*words, neutral], order) == parse_chain(words, order)
+    for off in ("mirostat_2=0", "mirostat_1=0", "dynamic_temperature={low=1, high=1}"):
+        assert parse_chain([*words, off], order) == parse_chain(words, order)
 
 
 def test_a_setting_that_does_nothing_needs_no_place():

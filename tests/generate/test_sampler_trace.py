@@ -55,7 +55,7 @@ def test_tracing_changes_nothing(table_model):
     assert [[token.id for token in row] for row in zip(*seen.tokens, strict=True)] == answers
 
 
-def test_a_neutral_stage_is_not_in_a_trace():
+def test_a_sampler_that_is_off_is_not_in_a_trace():
     (token,) = traced(["top_k=0", "temperature=1.0", "top_p=0.5"])
     assert [step.sampler for step in token.samplers] == ["top_p=0.5"]
 

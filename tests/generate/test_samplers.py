@@ -75,10 +75,10 @@ def rows(*logits):
     return torch.tensor(logits, dtype=torch.double)
 
 
-def state_of(*texts, seed=0, answer=0):
-    """The sampling state of these texts, of which the last `answer` ids were generated."""
+def state_of(*texts, seed=0, generated=0):
+    """The sampling state of these texts, of which the last `generated` ids are no prompt."""
     sampling = SamplingState.from_prompts(texts, 1, seed=seed)
-    sampling.prompt_lengths -= answer
+    sampling.prompt_lengths -= generated
     return sampling
 
 
@@ -94,7 +94,7 @@ def ids_kept(sampler, logits=LOGITS_OF_8, sampling=None):
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_has_an_example_that_changes_something(name):
-    assert not EXAMPLES[name].neutral, (
+    assert not EXAMPLES[name].is_off, (
         f"the defaults of {name} change nothing: add an example of it to EXAMPLES in {__file__}"
     )
 
@@ -325,10 +325,10 @@ def test_presence_and_frequency_by_hand():
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_neutral_value_gives_the_very_same_logits_back(name):
-    neutral = SAMPLERS[name](**SAMPLERS[name].neutral_settings())
-    assert neutral.neutral
-    assert neutral(LOGITS_OF_8) is LOGITS_OF_8
+def test_a_sampler_that_is_off_returns_the_same_logits(name):
+    sampler = SAMPLERS[name](**SAMPLERS[name].off_settings())
+    assert sampler.is_off
+    assert sampler(LOGITS_OF_8) is LOGITS_OF_8
 
 
 @pytest.mark.parametrize("name", sorted(set(SAMPLERS) - DROPS_THE_BEST))
@@ -483,11 +483,11 @@ def test_xtc_leaves_alone_what_would_cost_a_protected_token():
 
 
 def test_penalties_may_count_the_answer_only():
-    sampling = state_of(TEXT, answer=2)  # 0 1
+    sampling = state_of(TEXT, generated=2)  # 0 1
     for sampler, expected in [
-        (Presence(1.0, scope="answer"), [1.0, 0.5, 1.0]),
-        (Frequency(1.0, scope="answer"), [1.0, 0.5, 1.0]),
-        (Repetition(2.0, scope="answer"), [1.0, 0.75, 1.0]),
+        (Presence(1.0, scope="completion"), [1.0, 0.5, 1.0]),
+        (Frequency(1.0, scope="completion"), [1.0, 0.5, 1.0]),
+        (Repetition(2.0, scope="completion"), [1.0, 0.75, 1.0]),
     ]:
         assert sampler(LOGITS_OF_8, sampling)[0, :3].tolist() == expected
 
@@ -501,7 +501,7 @@ def test_bias_ban_and_allow_do_what_they_say():
 def test_an_answer_begins_with_what_is_forced():
     force = Force((6, 4))
     for said, left in [(0, [6]), (1, [4]), (2, list(range(8)))]:
-        assert ids_kept(force, LOGITS_OF_8, state_of(TEXT, answer=said)) == left
+        assert ids_kept(force, LOGITS_OF_8, state_of(TEXT, generated=said)) == left
     removed = LOGITS_OF_8.masked_fill(LOGITS_OF_8[0, 6] == LOGITS_OF_8, -torch.inf)
     assert ids_kept(force, removed, state_of(TEXT)) == [6]
 
@@ -509,16 +509,16 @@ def test_an_answer_begins_with_what_is_forced():
 def test_an_answer_does_not_stop_before_its_least_length():
     least = MinLength(2, stop=(3, 5))
     for said, left in [(1, [0, 1, 2, 4, 6, 7]), (2, list(range(8)))]:
-        assert ids_kept(least, LOGITS_OF_8, state_of(TEXT, answer=said)) == left
+        assert ids_kept(least, LOGITS_OF_8, state_of(TEXT, generated=said)) == left
     sampling = state_of(TEXT)
     sampling.stop = (0,)
     assert ids_kept(MinLength(1), LOGITS_OF_8, sampling) == [1, 2, 3, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize(("surprise", "told"), [("truncated", 0), ("full", 1)])
+@pytest.mark.parametrize(("surprisal", "told"), [("truncated", 0), ("full", 1)])
 @pytest.mark.parametrize("kind", [Mirostat1, Mirostat2])
-def test_mirostat_follows_the_surprise_of_what_was_drawn(kind, surprise, told):
-    sampler, sampling, mu = kind(1.2, 0.3, surprise=surprise), state_of([0], seed=5), 2.4
+def test_mirostat_follows_the_surprisal_of_what_was_sampled(kind, surprisal, told):
+    sampler, sampling, mu = kind(1.2, 0.3, surprisal=surprisal), state_of([0], seed=5), 2.4
     keeps = {Mirostat1: reference.mirostat_1, Mirostat2: reference.mirostat_2}[kind]
     logits = LOGITS_OF_8.double()
     for _ in range(50):
@@ -532,7 +532,7 @@ def test_mirostat_follows_the_surprise_of_what_was_drawn(kind, surprise, told):
 
 def test_mirostat_reaches_its_target():
     logits = torch.randn(1, 500, generator=torch.Generator().manual_seed(0)) * 2
-    sampling, chain = state_of([0], seed=1), Chain((Mirostat2(3.0, 0.1, surprise="full"),))
+    sampling, chain = state_of([0], seed=1), Chain((Mirostat2(3.0, 0.1, surprisal="full"),))
     bits = -logits.log_softmax(-1)[0] / math.log(2)
     drawn = torch.cat([chain(logits, sampling) for _ in range(1000)])
     assert bits[drawn].mean() == pytest.approx(3.0, abs=0.1)  # the mean of 1000 draws
@@ -582,13 +582,13 @@ def test_adaptive_p_keeps_a_running_mean_of_what_it_draws():
         ("no_repeat_ngram=-2", "no_repeat_ngram=-2"),
         ("dry=-1", "dry=-1.0 must be 0"),
         ("dry={multiplier=1, base=0.5}", "base=0.5 must be at least 1"),
-        ("dry={multiplier=1, allowed=0}", "allowed=0 must be at least 1"),
+        ("dry={multiplier=1, allowed_length=0}", "allowed_length=0 must be at least 1"),
         ("dry={multiplier=1, window=0}", "window=0 must be at least 1"),
         ("bias={tokens=[1], value=inf}", "value=inf must be finite; ban removes"),
         ("min_length=-1", "min_length=-1"),
         ("mirostat_2=-1", "target=-1.0 must be 0"),
-        ("mirostat_1={target=3, rate=0}", "rate=0.0 must be above 0"),
-        ("mirostat_2={target=3, surprise='half'}", "unknown value 'half'"),
+        ("mirostat_1={target=3, lr=0}", "lr=0.0 must be above 0"),
+        ("mirostat_2={target=3, surprisal='half'}", "unknown value 'half'"),
         ("adaptive_p=2", "adaptive_p=2.0 must lie"),
         ("adaptive_p={target=0.5, decay=1}", "decay=1.0 must lie"),
     ],

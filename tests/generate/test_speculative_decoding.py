@@ -140,7 +140,7 @@ CHAINS = {
     "plain": [],
     "narrow": ["temperature=0.8", "top_k=4", "top_p=0.9"],
     "history": ["repetition=1.5", "temperature=1.3", "no_repeat_ngram=2"],
-    "steered": ["mirostat_2={target=1.5, rate=0.5}"],
+    "steered": ["mirostat_2={target=1.5, lr=0.5}"],
     "adaptive": ["adaptive_p=0.3"],
 }
 DRAWN = [*itertools.product(("plain", "narrow", "history"), ("prompt-lookup", "smaller", "ngram"))]

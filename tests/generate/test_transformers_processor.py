@@ -6,7 +6,7 @@ from regard.generate import ChainProcessor, SamplingState, parse_chain
 
 
 def test_a_processor_gives_what_the_chain_gives():
-    words = ["repetition=1.3", "dry={multiplier=0.8, allowed=1}", "min_p=0.1", "typical=0.9"]
+    words = ["repetition=1.3", "dry={multiplier=0.8, allowed_length=1}", "min_p=0.1", "typical=0.9"]
     chain, generator = parse_chain(words), torch.Generator().manual_seed(0)
     processor = ChainProcessor(chain)
     ids = torch.randint(20, (3, 6), generator=generator)
@@ -72,7 +72,7 @@ def test_transformers_writes_what_we_write():
     words = [
         "repetition=1.3",
         "frequency=0.4",
-        "dry={multiplier=2.0, allowed=1}",
+        "dry={multiplier=2.0, allowed_length=1}",
         "ban=[0]",
         "greedy",
     ]

@@ -84,10 +84,12 @@ class Chain:
     active: tuple[LogitsProcessor, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
-        active = tuple(s for s in map(as_logits_processor, self.samplers) if not s.neutral)
-        object.__setattr__(self, "active", active)  # the samplers that are not neutral
+        active = tuple(s for s in map(as_logits_processor, self.samplers) if not s.is_off)
+        object.__setattr__(self, "active", active)  # the samplers that are not off
         stateful = [position for position, sampler in enumerate(active) if sampler.stateful]
-        per_row = any(isinstance(sampler, PerRow) for sampler in active)  # each row's was checked
+        per_row = any(
+            isinstance(sampler, PerRow) for sampler in active
+        )  # each row's chain was checked
         if stateful and stateful != [len(active) - 1] and not per_row:
             raise ConfigError(
                 f"{format_sampler(active[stateful[0]])} is stateful: it is updated with the "
@@ -315,8 +317,8 @@ def record_failures(logits: Float[Tensor, "rows vocab"], sampling: SamplingState
 
 def _ended(sampling: SamplingState, row: int, length: int) -> bool:
     """Whether a stop id is among the first `length` ids of a row, after its prompt."""
-    answer = sampling.history[row, int(sampling.prompt_lengths[row]) : length].tolist()
-    return not set(sampling.stop).isdisjoint(answer)
+    completion = sampling.history[row, int(sampling.prompt_lengths[row]) : length].tolist()
+    return not set(sampling.stop).isdisjoint(completion)
 
 
 def at_least_float32(logits: Tensor) -> Tensor:

@@ -49,12 +49,12 @@ def generate(
     A row that fills the model's context drops the older half and continues from the rest; with a
     `source` it ends there instead, since a translation has an end.
     """
-    answers: list[list[int]] = [[] for _ in prompts]
+    completions: list[list[int]] = [[] for _ in prompts]
     for ids in _decode(model, prompts, chain, tokens, stop, seed, source):
-        for answer, token in zip(answers, ids, strict=True):
+        for completion, token in zip(completions, ids, strict=True):
             if token is not None:
-                answer.append(token)
-    return answers
+                completion.append(token)
+    return completions
 
 
 def stream(

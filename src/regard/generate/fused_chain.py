@@ -41,7 +41,7 @@ class FusedTail:
 
     @classmethod
     def from_samplers(cls, samplers: Sequence[LogitsProcessor]) -> "FusedTail | None":
-        """The fused tail of these samplers, none of them neutral; None if no kernel can run it.
+        """The fused tail of these samplers, none of them off; None if no kernel can run it.
 
         The kernels sort only what a top-k keeps. Before the top-k there may be temperatures,
         which keep the order and can run after it, and one top-n-sigma, which can run after it

@@ -124,7 +124,7 @@ def arrange(samplers: Iterable[Sampler], order: str) -> tuple[Sampler, ...]:
         raise ConfigError(unknown("order", order, SAMPLER_ORDERS))
     system = SAMPLER_ORDERS[order]
     known = system.order
-    chosen = [s for s in samplers if sampler_name(s) in known or not _is_neutral(s)]
+    chosen = [s for s in samplers if sampler_name(s) in known or not _is_off(s)]
     names = [sampler_name(sampler) for sampler in chosen]
     for sampler, name in zip(chosen, names, strict=True):
         if name not in known:
@@ -137,12 +137,12 @@ def arrange(samplers: Iterable[Sampler], order: str) -> tuple[Sampler, ...]:
     chosen += [sampler for sampler in system.defaults if sampler_name(sampler) not in names]
     # stateful samplers must be last, also where a sampler was added to the end of `SAMPLERS`
     chosen.sort(key=lambda s: (_is_stateful(s), known.index(str(sampler_name(s)))))
-    active = [sampler for sampler in chosen if not _is_neutral(sampler)]
+    active = [sampler for sampler in chosen if not _is_off(sampler)]
     return tuple(system.adapt([_with_window(sampler, system.window) for sampler in active]))
 
 
-def _is_neutral(sampler: Sampler) -> bool:
-    return as_logits_processor(sampler).neutral
+def _is_off(sampler: Sampler) -> bool:
+    return as_logits_processor(sampler).is_off
 
 
 def _is_stateful(sampler: Sampler) -> bool:

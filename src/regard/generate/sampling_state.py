@@ -35,7 +35,10 @@ class RowGenerators:
     def from_seed(
         cls, seed: int | Sequence[int] | None, rows: int, device: torch.device | str = "cpu"
     ) -> "RowGenerators":
-        """Generators for (seed, row). A row with its own seed has the numbers of a batch of one."""
+        """Generators for (seed, row).
+
+        A row with its own seed gets the same random numbers as if it were alone in the batch.
+        """
         if seed is None:
             seed = secrets.randbits(62)
         pairs = (

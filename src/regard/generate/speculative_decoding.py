@@ -44,12 +44,12 @@ def speculate(
     Q are the distributions of the two models after the chain.
     Leviathan et al. 2023, Chen et al. 2023.
     """
-    answers: list[list[int]] = [[] for _ in prompts]
+    completions: list[list[int]] = [[] for _ in prompts]
     passes = _passes(model, prompts, chain, draft, draft_tokens, tokens, stop, seed, source)
     for new_ids in passes:
-        for answer, ids in zip(answers, new_ids, strict=True):
-            answer += ids
-    return answers
+        for completion, ids in zip(completions, new_ids, strict=True):
+            completion += ids
+    return completions
 
 
 def stream_speculative(
@@ -189,7 +189,7 @@ class PromptLookup:
     """Prompt lookup decoding (Saxena 2023): propose what followed the same n-gram before.
 
     The last `max_ngram` ids are searched in the text before them; if they do not occur, a
-    shorter n-gram is. It needs no model, and helps where an answer quotes its prompt.
+    shorter n-gram is. It needs no model, and helps where a completion quotes its prompt.
     """
 
     max_ngram: int = 3

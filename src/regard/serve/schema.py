@@ -115,7 +115,7 @@ class Sampling(Body):
             ("presence", self.presence_penalty),
         ):
             if value:
-                specs.setdefault(name, f'{name}={{penalty={value}, scope="answer"}}')
+                specs.setdefault(name, f'{name}={{penalty={value}, scope="completion"}}')
         if self.repetition_penalty is not None:
             specs.setdefault("repetition", f"repetition={self.repetition_penalty}")
         if self.min_tokens:
@@ -259,8 +259,8 @@ def as_prompts(prompt: Any) -> list[str | list[int]]:
 def to_spec(name: str, value: Any) -> str:
     """A sampler's value from JSON as the text that `regard generate -s` takes.
 
-    >>> to_spec("dry", {"multiplier": 0.8, "allowed": 3})
-    'dry={multiplier = 0.8, allowed = 3}'
+    >>> to_spec("dry", {"multiplier": 0.8, "allowed_length": 3})
+    'dry={multiplier = 0.8, allowed_length = 3}'
     """
     return f"{name}={_toml(value)}"
 

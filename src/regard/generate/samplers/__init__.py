@@ -1,7 +1,7 @@
 """The table of samplers: logits processors by the names that `-s NAME=VALUE` uses.
 
 To add a sampler to the library, write its class in one of these modules and one line in
-`SAMPLERS`. Its fields are its settings; `setting(default, neutral=...)` says at which value it
+`SAMPLERS`. Its fields are its settings; `setting(default, off=...)` says at which value it
 changes nothing.
 """
 

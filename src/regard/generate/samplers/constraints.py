@@ -42,7 +42,7 @@ class Bias(LogitsProcessor):
             raise ConfigError(f"bias: value={self.value} must be finite; ban removes a token")
 
     @property
-    def neutral(self) -> bool:
+    def is_off(self) -> bool:
         """Whether it changes nothing."""
         return not self.tokens or self.value == 0
 
@@ -56,7 +56,7 @@ class Bias(LogitsProcessor):
 class Ban(LogitsProcessor):
     """Never generate these tokens. No tokens: changes nothing."""
 
-    tokens: tuple[int, ...] = setting((), neutral=(), per_row=False)
+    tokens: tuple[int, ...] = setting((), off=(), per_row=False)
 
     needs_ids = True
 
@@ -69,7 +69,7 @@ class Ban(LogitsProcessor):
 class Allow(LogitsProcessor):
     """Generate these tokens only. No tokens: all are allowed, nothing changes."""
 
-    tokens: tuple[int, ...] = setting((), neutral=(), per_row=False)
+    tokens: tuple[int, ...] = setting((), off=(), per_row=False)
 
     needs_ids = True
 
@@ -81,9 +81,9 @@ class Allow(LogitsProcessor):
 
 @dataclass(frozen=True, slots=True)
 class Force(LogitsProcessor):
-    """Begin the answer with these tokens, regardless of their probability."""
+    """Begin the completion with these tokens, regardless of their probability."""
 
-    tokens: tuple[int, ...] = setting((), neutral=(), per_row=False)
+    tokens: tuple[int, ...] = setting((), off=(), per_row=False)
 
     needs_ids = True
 
@@ -102,9 +102,9 @@ class Force(LogitsProcessor):
 
 @dataclass(frozen=True, slots=True)
 class MinLength(LogitsProcessor):
-    """Do not stop before the answer has this many tokens. 0 changes nothing."""
+    """Do not stop before the completion has this many tokens. 0 changes nothing."""
 
-    tokens: int = setting(0, neutral=0)
+    tokens: int = setting(0, off=0)
     # the ids that end a text; empty: those of the `SamplingState`
     stop: tuple[int, ...] = setting((), per_row=False, kw_only=True)
 
@@ -115,7 +115,7 @@ class MinLength(LogitsProcessor):
             raise ConfigError(f"min_length={self.tokens} must be 0 or more tokens")
 
     def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
-        """Remove the stop ids while the answer is too short."""
+        """Remove the stop ids while the completion is too short."""
         sampling = require_state(sampling, "min_length")
         stop_ids = self.stop or sampling.stop
         if not stop_ids:

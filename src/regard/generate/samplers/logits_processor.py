@@ -23,7 +23,7 @@ from regard.generate.sampling_state import SamplingState
 class Sampler(Protocol):
     """One sampler of a chain: maps logits to logits and sets those of removed tokens to -inf.
 
-    At a neutral setting it returns its argument unchanged. `sampling` may be None for samplers
+    A sampler that is off returns its argument unchanged. `sampling` may be None for samplers
     that use the logits only.
     """
 
@@ -34,14 +34,14 @@ class Sampler(Protocol):
 
 
 def setting(
-    default: Any, *, neutral: Any = MISSING, per_row: bool = True, kw_only: bool = False
+    default: Any, *, off: Any = MISSING, per_row: bool = True, kw_only: bool = False
 ) -> Any:
     """A dataclass field that is a setting of a sampler.
 
-    `neutral` is the value at which the sampler changes nothing; where several settings have one,
-    all must be at it. `per_row=False`: all rows of a batch must share the value.
+    `off` is the value that switches the sampler off; where several settings have one, all must
+    be at it. `per_row=False`: all rows of a batch must share the value.
     """
-    metadata = {"per_row": per_row} | ({} if neutral is MISSING else {"neutral": neutral})
+    metadata = {"per_row": per_row} | ({} if off is MISSING else {"off": off})
     return field(default=default, kw_only=kw_only, metadata=metadata)
 
 
@@ -67,21 +67,21 @@ class LogitsProcessor:
         return type(self).process_sorted is not LogitsProcessor.process_sorted
 
     @classmethod
-    def neutral_settings(cls) -> dict[str, Any]:
-        """The settings at which the sampler changes nothing, from its fields' metadata."""
-        return _neutral_settings(cls)  # type: ignore[arg-type]  # a class is hashable
+    def off_settings(cls) -> dict[str, Any]:
+        """The settings that switch the sampler off, from its fields' metadata."""
+        return _off_settings(cls)  # type: ignore[arg-type]  # a class is hashable
 
     @property
-    def neutral(self) -> bool:
-        """Whether its settings change nothing; a chain then skips it."""
-        settings = self.neutral_settings().items()
+    def is_off(self) -> bool:
+        """Whether its settings switch it off; a chain then skips it."""
+        settings = self.off_settings().items()
         return bool(settings) and all(getattr(self, name) == value for name, value in settings)
 
     def __call__(
         self, logits: Float[Tensor, "rows vocab"], sampling: SamplingState | None = None
     ) -> Float[Tensor, "rows vocab"]:
-        """Reshape or truncate the distribution; return `logits` itself if neutral."""
-        return logits if self.neutral else self.process(logits, sampling)
+        """Reshape or truncate the distribution; return `logits` itself if it is off."""
+        return logits if self.is_off else self.process(logits, sampling)
 
     def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """The formula, for tokens in any order."""
@@ -203,9 +203,9 @@ class PerRow(LogitsProcessor):
     ) -> "PerRow":
         """The samplers of all rows as one; None for a row that does not have it."""
         example = next(sampler for sampler in samplers if sampler is not None)
-        neutral, settings = example.neutral_settings(), {}
+        off, settings = example.off_settings(), {}
         for f in _per_row_fields(example):
-            default = neutral.get(f.name, getattr(example, f.name))
+            default = off.get(f.name, getattr(example, f.name))
             values = [
                 default if sampler is None else getattr(sampler, f.name) for sampler in samplers
             ]
@@ -285,9 +285,9 @@ class PerRow(LogitsProcessor):
 
 
 @cache
-def _neutral_settings(kind: type[Any]) -> dict[str, Any]:
+def _off_settings(kind: type[Any]) -> dict[str, Any]:
     known: tuple[Field[Any], ...] = fields(kind) if is_dataclass(kind) else ()
-    return {f.name: f.metadata["neutral"] for f in known if "neutral" in f.metadata}
+    return {f.name: f.metadata["off"] for f in known if "off" in f.metadata}
 
 
 def merge_key(sampler: LogitsProcessor) -> Hashable:

@@ -20,7 +20,7 @@ from regard.generate.samplers.logits_processor import (
 )
 from regard.generate.sampling_state import SamplingState
 
-Surprise = Literal["truncated", "full"]
+SurprisalKind = Literal["truncated", "full"]
 LN2 = math.log(2)
 
 
@@ -32,15 +32,15 @@ class Mirostat(LogitsProcessor):
     stateful: ClassVar[bool] = True
 
     target: float
-    rate: float
-    surprise: Surprise
+    lr: float
+    surprisal: SurprisalKind
 
     def __post_init__(self) -> None:
         """Check the settings."""
         if not 0 <= self.target < math.inf:
             raise ConfigError(f"mirostat: target={self.target} must be 0 (off) or more bits")
-        if not 0 < self.rate < math.inf:
-            raise ConfigError(f"mirostat: rate={self.rate} must be above 0")
+        if not 0 < self.lr < math.inf:
+            raise ConfigError(f"mirostat: lr={self.lr} must be above 0")
 
     def bound(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """mu of each row, in bits."""
@@ -50,11 +50,11 @@ class Mirostat(LogitsProcessor):
     def update_state(
         self, before: Tensor, after: Tensor, ids: Tensor, sampling: SamplingState
     ) -> None:
-        """mu <- mu - rate (surprisal of the sampled token - target)."""
-        logits = after if self.surprise == "truncated" else before
+        """mu <- mu - lr (surprisal of the sampled token - target)."""
+        logits = after if self.surprisal == "truncated" else before
         bits = -logits.log_softmax(-1).gather(-1, ids.unsqueeze(1)) / LN2
         mu_offset = offset(self, after, sampling)
-        mu_offset -= self.rate * (bits - self.target) * (self.target > 0)
+        mu_offset -= self.lr * (bits - self.target) * (self.target > 0)
 
 
 def offset(sampler: LogitsProcessor, logits: Tensor, sampling: SamplingState) -> Tensor:
@@ -66,16 +66,16 @@ def offset(sampler: LogitsProcessor, logits: Tensor, sampling: SamplingState) ->
 class Mirostat2(Mirostat):
     r"""Mirostat 2: keep the surprisal of the text near a target (Basu et al. 2021).
 
-        keep v  iff  -log2 P(v) <= mu,      mu <- mu - rate (surprisal - target)
+        keep v  iff  -log2 P(v) <= mu,      mu <- mu - lr (surprisal - target)
 
     mu starts at twice the target; the likeliest token is always kept. The surprisal of the
-    sampled token is measured after truncation, as in llama.cpp, or with `surprise="full"`
+    sampled token is measured after truncation, as in llama.cpp, or with `surprisal="full"`
     before it, as in the paper. target = 0 changes nothing.
     """
 
-    target: float = setting(5.0, neutral=0.0)
-    rate: float = 0.1
-    surprise: Surprise = setting("truncated", per_row=False, kw_only=True)
+    target: float = setting(5.0, off=0.0)
+    lr: float = 0.1
+    surprisal: SurprisalKind = setting("truncated", per_row=False, kw_only=True)
 
     def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove tokens with a surprisal above mu."""
@@ -92,16 +92,16 @@ class Mirostat1(Mirostat, SortedLogitsProcessor):
     and from that how many tokens k have an expected surprisal of mu:
 
         s = sum t_i b_i / sum t_i^2,      t_i = ln((i + 1) / i),   b_i = ln(P_i / P_{i+1})
-        k = ((s - 1) 2^mu / (1 - vocab^(1 - s)))^(1 / s),      mu <- mu - rate (surprisal - target)
+        k = ((s - 1) 2^mu / (1 - vocab^(1 - s)))^(1 / s),      mu <- mu - lr (surprisal - target)
 
     The k likeliest tokens are kept, at least one; all of them where s is not above 0. As in
     llama.cpp, k is rounded down and the surprisal is measured after truncation (before it with
-    `surprise="full"`). target = 0 changes nothing.
+    `surprisal="full"`). target = 0 changes nothing.
     """
 
-    target: float = setting(5.0, neutral=0.0)
-    rate: float = 0.1
-    surprise: Surprise = setting("truncated", per_row=False, kw_only=True)
+    target: float = setting(5.0, off=0.0)
+    lr: float = 0.1
+    surprisal: SurprisalKind = setting("truncated", per_row=False, kw_only=True)
 
     needs_full_vocab = True
 
@@ -135,7 +135,7 @@ class AdaptiveP(LogitsProcessor):
     nothing.
     """
 
-    target: float = setting(0.0, neutral=0.0)
+    target: float = setting(0.0, off=0.0)
     decay: float = 0.9
 
     needs_ids = True  # its result is not sorted

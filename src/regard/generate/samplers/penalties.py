@@ -20,7 +20,7 @@ from regard.generate.samplers.logits_processor import (
 )
 from regard.generate.sampling_state import SamplingState
 
-Scope = Literal["text", "answer"]  # count prompt and answer, or the answer only
+Scope = Literal["text", "completion"]  # count prompt and completion, or the completion only
 Window = int | None  # ids to look back; 0: all; None: the default of the `SamplerOrder`, or all
 MAX_PENALTY = torch.finfo(torch.float32).max / 4
 MAX_KERNEL_WINDOW = 8192  # ids that the frequency kernel can count
@@ -38,7 +38,7 @@ def recent(
     """The last `window` ids of each row, newest last, and which of them are valid."""
     back = torch.arange(-window_size(sampling, window), 0, device=sampling.history.device)
     positions = sampling.lengths.unsqueeze(1) + back  # (rows, window)
-    valid = positions >= (sampling.prompt_lengths.unsqueeze(1) if scope == "answer" else 0)
+    valid = positions >= (sampling.prompt_lengths.unsqueeze(1) if scope == "completion" else 0)
     return sampling.history.gather(1, positions.clamp_min(0)), valid
 
 
@@ -72,7 +72,7 @@ class Repetition(LogitsProcessor):
     penalty = 1 changes nothing.
     """
 
-    penalty: float = setting(1.0, neutral=1.0)
+    penalty: float = setting(1.0, off=1.0)
     window: Window = setting(None, per_row=False, kw_only=True)
     scope: Scope = setting("text", per_row=False, kw_only=True)
 
@@ -89,7 +89,7 @@ class Repetition(LogitsProcessor):
         if kernel_supports(logits, self.penalty):
             from regard.accel.kernels.penalties import repetition
 
-            prompts = sampling.prompt_lengths if self.scope == "answer" else None
+            prompts = sampling.prompt_lengths if self.scope == "completion" else None
             width = window_size(sampling, self.window)
             return repetition(
                 logits, sampling.history, sampling.lengths, prompts, width, self.penalty
@@ -108,7 +108,7 @@ class Frequency(LogitsProcessor):
     A negative penalty favours tokens of the text; 0 changes nothing.
     """
 
-    penalty: float = setting(0.0, neutral=0.0)
+    penalty: float = setting(0.0, off=0.0)
     window: Window = setting(None, per_row=False, kw_only=True)
     scope: Scope = setting("text", per_row=False, kw_only=True)
 
@@ -129,7 +129,7 @@ class Frequency(LogitsProcessor):
             from regard.accel.kernels.penalties import frequency
 
             history, lengths = sampling.history, sampling.lengths
-            prompts = sampling.prompt_lengths if self.scope == "answer" else None
+            prompts = sampling.prompt_lengths if self.scope == "completion" else None
             return frequency(
                 logits, history, lengths, prompts, width, self.penalty, presence=self.binary
             )
@@ -158,7 +158,7 @@ class NoRepeatNGram(LogitsProcessor):
     n = 0 changes nothing.
     """
 
-    size: int = setting(0, neutral=0, per_row=False)
+    size: int = setting(0, off=0, per_row=False)
 
     needs_ids = True
 
@@ -187,16 +187,17 @@ class NoRepeatNGram(LogitsProcessor):
 class DRY(LogitsProcessor):
     r"""DRY (don't repeat yourself): a penalty that grows with the length of the repeated passage.
 
-        m_v = number of ids before an earlier v that equal the newest ids, since the last breaker
-        l_v <- l_v - multiplier base^(m_v - allowed)      where m_v >= allowed
+        m_v = length of the longest suffix of the text, since the last sequence breaker, that also
+              precedes an earlier v
+        l_v <- l_v - multiplier base^(m_v - allowed_length)      where m_v >= allowed_length
 
     with the largest m_v over all earlier v. Breakers are never penalised. multiplier = 0
     changes nothing.
     """
 
-    multiplier: float = setting(0.0, neutral=0.0)
+    multiplier: float = setting(0.0, off=0.0)
     base: float = 1.75
-    allowed: int = 2  # ids that may be repeated without a penalty
+    allowed_length: int = 2  # ids that may be repeated without a penalty
     window: Window = setting(
         None, per_row=False, kw_only=True
     )  # ids to look back; None: 1,024; the cost is quadratic in it
@@ -211,8 +212,8 @@ class DRY(LogitsProcessor):
             raise ConfigError(f"dry={self.multiplier} must be 0 (off) or larger")
         if not 1 <= self.base < math.inf:
             raise ConfigError(f"dry: base={self.base} must be at least 1")
-        if self.allowed < 1:
-            raise ConfigError(f"dry: allowed={self.allowed} must be at least 1 id")
+        if self.allowed_length < 1:
+            raise ConfigError(f"dry: allowed_length={self.allowed_length} must be at least 1 id")
         if self.window is not None and self.window < 1:
             raise ConfigError(f"dry: window={self.window} must be at least 1 id")
 
@@ -222,7 +223,7 @@ class DRY(LogitsProcessor):
         breakers = None
         if self.breakers:
             breakers = token_mask("dry: breakers", self.breakers, logits, sampling)
-        if kernel_supports(logits, self.multiplier, self.base, self.allowed):
+        if kernel_supports(logits, self.multiplier, self.base, self.allowed_length):
             from regard.accel.kernels.penalties import dry
 
             history, lengths, width = (
@@ -230,7 +231,7 @@ class DRY(LogitsProcessor):
                 sampling.lengths,
                 window_size(sampling, window),
             )
-            settings = self.multiplier, self.base, self.allowed, MAX_PENALTY
+            settings = self.multiplier, self.base, self.allowed_length, MAX_PENALTY
             return dry(logits, history, lengths, breakers, width, *settings)
         ids, valid = recent(sampling, window)
         newest_first = ids.masked_fill(~valid, -1).flip(-1)  # (rows, window)
@@ -244,9 +245,9 @@ class DRY(LogitsProcessor):
         since_breaker = torch.where(breaks.any(-1), breaks.to(torch.uint8).argmax(-1), span)
         length = length.minimum(since_breaker.unsqueeze(1))
         following = newest_first[:, : span - 1]  # the token that came after the earlier passage
-        growth = self.base ** (length - self.allowed).to(logits.dtype)
+        growth = self.base ** (length - self.allowed_length).to(logits.dtype)
         penalty = (self.multiplier * growth).clamp_max(MAX_PENALTY)
-        penalised = (length >= self.allowed) & ~breaks[:, : span - 1]
+        penalised = (length >= self.allowed_length) & ~breaks[:, : span - 1]
         penalty = penalty.masked_fill(~penalised, 0.0)
         ids = following.clamp_min(0)
         return logits - torch.zeros_like(logits).scatter_reduce_(1, ids, penalty, "amax")

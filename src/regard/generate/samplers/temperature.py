@@ -22,7 +22,7 @@ class Temperature(LogitsProcessor):
     T = 1 changes nothing. T = 0 is greedy: it keeps the first of the largest logits only.
     """
 
-    value: float = setting(1.0, neutral=1.0)
+    value: float = setting(1.0, off=1.0)
 
     def __post_init__(self) -> None:
         if not 0 <= self.value < math.inf:
@@ -62,8 +62,8 @@ class DynamicTemperature(LogitsProcessor):
     low = high = 1 changes nothing; T = 0 is greedy; a single remaining token is not changed.
     """
 
-    low: float = setting(1.0, neutral=1.0)
-    high: float = setting(1.0, neutral=1.0)
+    low: float = setting(1.0, off=1.0)
+    high: float = setting(1.0, off=1.0)
     exponent: float = 1.0
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class Quadratic(LogitsProcessor):
     f is the factor and c the curve: 1 is purely quadratic, 3 purely cubic. f = 0 changes nothing.
     """
 
-    factor: float = setting(0.0, neutral=0.0)
+    factor: float = setting(0.0, off=0.0)
     curve: float = 1.0
 
     def __post_init__(self) -> None:

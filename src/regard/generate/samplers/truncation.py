@@ -50,7 +50,7 @@ class TopK(LogitsProcessor):
     in total. k = 0 changes nothing.
     """
 
-    k: int = setting(40, neutral=0)
+    k: int = setting(40, off=0)
     exact: bool = setting(False, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class TopP(SortedLogitsProcessor):
     Tokens of equal probability are ranked by id. p = 0 keeps one token, p = 1 changes nothing.
     """
 
-    p: float = setting(0.9, neutral=1.0)
+    p: float = setting(0.9, off=1.0)
     min_keep: int = setting(1, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class MinP(LogitsProcessor):
     m = 0 changes nothing, m = 1 keeps the likeliest token and its ties.
     """
 
-    m: float = setting(0.05, neutral=0.0)
+    m: float = setting(0.05, off=0.0)
     min_keep: int = setting(1, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class TopA(LogitsProcessor):
     a = 0 changes nothing.
     """
 
-    a: float = setting(0.2, neutral=0.0)
+    a: float = setting(0.2, off=0.0)
     min_keep: int = setting(1, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -157,7 +157,7 @@ class TopNSigma(LogitsProcessor):
     it first. n = 0 changes nothing.
     """
 
-    n: float = setting(1.0, neutral=0.0)
+    n: float = setting(1.0, off=0.0)
     min_keep: int = setting(1, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -189,7 +189,7 @@ class TopH(SortedLogitsProcessor):
     changes nothing.
     """
 
-    h: float = setting(0.4, neutral=0.0)
+    h: float = setting(0.4, off=0.0)
 
     def __post_init__(self) -> None:
         check_fraction("top_h", self.h, 1)
@@ -214,7 +214,7 @@ class TailFree(SortedLogitsProcessor):
     not changed either.
     """
 
-    z: float = setting(0.95, neutral=1.0)
+    z: float = setting(0.95, off=1.0)
     min_keep: int = setting(1, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -245,7 +245,7 @@ class Epsilon(LogitsProcessor):
     or the likeliest token alone if there is none. epsilon = 0 changes nothing.
     """
 
-    epsilon: float = setting(3e-4, neutral=0.0)
+    epsilon: float = setting(3e-4, off=0.0)
     min_keep: int = setting(1, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -267,7 +267,7 @@ class Eta(LogitsProcessor):
     or the likeliest token alone if there is none. epsilon = 0 changes nothing.
     """
 
-    epsilon: float = setting(3e-4, neutral=0.0)
+    epsilon: float = setting(3e-4, off=0.0)
     min_keep: int = setting(1, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -291,7 +291,7 @@ class Typical(SortedLogitsProcessor):
     token may be removed. mass = 1 changes nothing.
     """
 
-    mass: float = setting(0.95, neutral=1.0)
+    mass: float = setting(0.95, off=1.0)
     min_keep: int = setting(1, per_row=False, kw_only=True)
 
     may_leave_gaps = True
@@ -329,7 +329,7 @@ class XTC(LogitsProcessor):
     a threshold above 1/2.
     """
 
-    probability: float = setting(0.5, neutral=0.0)
+    probability: float = setting(0.5, off=0.0)
     threshold: float = 0.1
     protect: tuple[int, ...] = setting((), per_row=False, kw_only=True)
 
@@ -340,7 +340,7 @@ class XTC(LogitsProcessor):
         check_fraction("xtc: threshold", self.threshold, 1)
 
     @property
-    def neutral(self) -> bool:
+    def is_off(self) -> bool:
         """Whether it changes nothing: two tokens cannot both have a probability above 1/2."""
         return self.probability == 0 or self.threshold > 0.5
 
