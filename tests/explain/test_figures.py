@@ -17,7 +17,7 @@ from regard.explain.figures.cost import (
     WindowedAttention,
     _layers,
     exponent,
-    operations,
+    flops,
     stored_bytes,
 )
 from regard.explain.figures.landscape import direction
@@ -310,7 +310,7 @@ def test_operations_grow_with_the_square_of_the_length_or_with_the_length():
     layers = _layers(8, 1, 8, 3)
     exponents = {}
     for name, layer in layers.items():
-        points = [(n, operations(layer, torch.zeros(1, n, 8))) for n in (128, 256, 512)]
+        points = [(n, flops(layer, torch.zeros(1, n, 8))) for n in (128, 256, 512)]
         exponents[name.split(",")[0]] = exponent(points)
     assert 1.9 < exponents.pop("self-attention") < 2.0
     assert all(value == pytest.approx(1.0, abs=1e-9) for value in exponents.values())

@@ -148,7 +148,7 @@ GOOD = {"xyp": np.array([[1, 2, 0], [3, 4, 1], [5, 6, 0]]), "off": np.array([0, 
                 "test_off": np.array([0, 1]),
                 "text": np.array(["a", "b"]),
             },
-            "some parts have texts",
+            "some splits have texts",
         ),
     ],
 )

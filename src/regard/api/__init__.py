@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from regard.api.process import (
         device_of,
-        process_started,
+        process_start_time,
         rank,
         run_worker,
         stoppable,
@@ -105,7 +105,7 @@ _NAMES = {
         *("read_inputs", "write_rows"),
     ),
     "regard.api.process": (
-        *("device_of", "process_started", "rank", "run_worker", "stoppable", "world_size"),
+        *("device_of", "process_start_time", "rank", "run_worker", "stoppable", "world_size"),
     ),
     "regard.api.run": ("Run", "load"),
     "regard.api.overrides": ("override_words",),
@@ -206,7 +206,7 @@ __all__ = [
     "preset",
     "presets",
     "preview",
-    "process_started",
+    "process_start_time",
     "rank",
     "read_inputs",
     "require_new_folder",

@@ -219,10 +219,9 @@ def _with_comparable_evaluations(
 
 
 def _is_comparable(evaluations: Sequence[Evaluation]) -> bool:
-    """Whether the metrics are of the same validation data, the same part of it, and windows.
+    """Whether the metrics are of the same targets, in comparable windows.
 
-    Windows are the same if each part of a context is predicted from the same part before it:
-    a longer context is an advantage that a model may have.
+    Windows are comparable if stride / context is equal; the contexts may differ.
     """
     if len(evaluations) < 2:
         return True

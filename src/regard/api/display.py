@@ -416,7 +416,7 @@ def activation_lines(event: Evaluated) -> list[str]:
 
 
 def make_display(quiet: bool, *, transient: bool = False) -> NoDisplay:
-    """The display that fits the place where the output goes; ranks above 0 show nothing.
+    """The display for a terminal, a notebook or a pipe; ranks above 0 show nothing.
 
     A `transient` panel disappears from the terminal at the end.
     """
@@ -496,9 +496,9 @@ def baseline_line(event: BaselineEvaluated) -> str:
 def series_baseline_lines(event: SeriesBaselines) -> list[str]:
     """The results of the baselines of a series."""
     lines = []
-    for number, (name, metrics) in enumerate(event.metrics.items()):
+    for index, (name, metrics) in enumerate(event.metrics.items()):
         shown = "  ".join(f"{key} {format_number(value)}" for key, value in metrics.items())
-        lines.append(f"{'' if number else 'baselines':<{LABEL}}{shown}  {name}")
+        lines.append(f"{'' if index else 'baselines':<{LABEL}}{shown}  {name}")
     return lines
 
 

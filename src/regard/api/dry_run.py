@@ -19,7 +19,7 @@ class TrainingPreview:
     folder: str  # that would be written
     data: str
     validation: str
-    notes: dict[str, str]  # how the data is read, as the mask of a dialogue
+    notes: dict[str, str]  # how the data is read, such as the mask of a dialogue
     tokenizer: str | None  # that would be trained, or the run it comes from; None without text
     family: str
     parameters: int  # with the smallest vocabulary; 0 for models fitted without gradients

@@ -1,4 +1,4 @@
-"""What a run looks like inside: its attention, states, heads, attributions and gradients.
+"""Inspect a run: its attention, states, heads, attributions and gradients.
 
 The functions choose, by the kind of the run, the function of `regard.explain` that computes it.
 """
@@ -203,7 +203,7 @@ def explain_window(run: "Run", text: str) -> AttentionMaps:
     drawing = task.draw(run.model, 1, text=text, seed=0, bias=1.0)[0]
     batch = task.collate(([drawing], None, [text]), torch.Generator()).to(run.device)
     maps = attention_maps(run.model, lambda: run.model(batch.inputs, source=batch.text))
-    rows = [str(number) for number in range(1, len(drawing) + 1)]
+    rows = [str(point) for point in range(1, len(drawing) + 1)]
     return AttentionMaps(
         {
             path: AttentionMap(rows, [*text, "end"], weights[0].cpu(), ["window"], "cross")

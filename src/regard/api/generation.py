@@ -52,7 +52,7 @@ def generate_text(
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
         pieces = stream_text(run, prompt, sampler=sampler, seed=seed, draft=draft, **options)
         return "".join(pieces)
-    seeds = [None if seed is None else seed + number for number in range(len(prompt))]
+    seeds = [None if seed is None else seed + index for index in range(len(prompt))]
     if draft is not None:  # of one text at a time
         return [
             "".join(stream_text(run, text, sampler=sampler, seed=row_seed, draft=draft, **options))

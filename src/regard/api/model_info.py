@@ -62,7 +62,7 @@ class ModelInfo:
     parameters: int  # fitted without gradients: the values stored in the run, or 0
     published: Published | None = None  # the published size of a preset
     metrics: dict[str, float] = field(default_factory=dict)  # of a run, on validation data
-    evaluated: str = ""  # what they were computed on, as "all 3,000 tokens"
+    evaluated: str = ""  # what they were computed on, such as "all 3,000 tokens"
     notes: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:

@@ -40,7 +40,7 @@ def read_overrides(words: Sequence[str], keywords: Mapping[str, Any]) -> dict[st
     """One nested table from `key=value` words and keyword arguments; keywords win.
 
     A keyword is a table of settings, one of its fields where the name says which (`steps`,
-    `tokenizer`), or a model as a preset's name or a configuration. None is a keyword not given.
+    `tokenizer`), or a model as a preset's name or a configuration. None: it was not given.
 
     >>> read_overrides(["model.dim=8"], {"model": {"layers": 2}, "lr": 0.1, "task": None})
     {'model': {'dim': 8, 'layers': 2}, 'train': {'lr': 0.1}}
@@ -93,8 +93,8 @@ def override_words(config: RunConfig) -> list[list[str]]:
     family = config.model.get("family", "transformer")
     model_defaults = to_table(resolve({"family": family}, vocab_size=1))
     model = {key: value for key, value in config.model.items() if key not in DERIVED}
-    changed = _changed(model, {k: v for k, v in model_defaults.items() if k not in SIZES})
-    data = _changed(to_table(config.data), to_table(DataConfig()))
+    changed = _changes(model, {k: v for k, v in model_defaults.items() if k not in SIZES})
+    data = _changes(to_table(config.data), to_table(DataConfig()))
     paths = DATA_PATHS if config.data.path is None else ("path", "validation")
     data = {key: value for key, value in data.items() if key not in paths}
     task = TASKS.get(kind_of(config.task)[0])
@@ -108,7 +108,7 @@ def override_words(config: RunConfig) -> list[list[str]]:
         },
     ]
     if not is_fitted_without_gradients(family):
-        train = {"steps": config.train.steps} | _changed(
+        train = {"steps": config.train.steps} | _changes(
             to_table(config.train), to_table(TrainConfig())
         )
         groups.append({f"train.{key}": value for key, value in train.items()})
@@ -133,7 +133,7 @@ def _task_choice(task: Choice) -> Choice:
     return {"kind": kind, **chosen} if chosen else kind
 
 
-def _changed(table: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _changes(table: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in table.items()

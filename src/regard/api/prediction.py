@@ -178,10 +178,10 @@ def predict_rows(run: "Run", inputs: Iterable[tuple[Row, Any]], *, top: int = 1)
     class is a list of pairs of class and probability.
     """
     for row, _, answer in predict_inputs(run, inputs, top=top):
-        yield row | _added(run, answer, top)
+        yield row | _prediction_columns(run, answer, top)
 
 
-def _added(run: "Run", answer: Any, top: int) -> Row:
+def _prediction_columns(run: "Run", answer: Any, top: int) -> Row:
     """The columns that a prediction adds to its row."""
     if isinstance(answer, str | float):  # a translation, or a number
         return {"prediction": answer}

@@ -7,11 +7,11 @@ from pathlib import Path
 from regard.training.parallel.launch import rank, world_size
 from regard.training.signals import stoppable
 
-__all__ = ["device_of", "process_started", "rank", "run_worker", "stoppable", "world_size"]
+__all__ = ["device_of", "process_start_time", "rank", "run_worker", "stoppable", "world_size"]
 
 
-def process_started() -> float:
-    """When this process began, as a value of `time.perf_counter`; about so outside Linux."""
+def process_start_time() -> float:
+    """When this process began, as a value of `time.perf_counter`; approximate outside Linux."""
     try:
         row = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         began = int(row[19]) / os.sysconf("SC_CLK_TCK")  # seconds after the machine's start

@@ -431,7 +431,7 @@ class Run:
         steps: int | None = None,
         column: str | None = None,
     ) -> "Figure":
-        """The next values of a column after the last true ones, which are also forecast each.
+        """The next values of a column, and one-step-ahead forecasts of its last true values.
 
         >>> len(series.draw_forecast(steps=3).axes)
         2
@@ -704,8 +704,8 @@ class Run:
 
         `pattern` selects others by path, as in "encoder.blocks.*". See `attention` for all layers.
         Of a captioning run, `text` is an image file: the attention of each token of its caption
-        over the cells of the image. Where an input is two texts, as a question and its context,
-        `text` is a tuple of both.
+        over the regions of the image. Where an input is two texts, such as a question and a
+        context, `text` is a tuple of both.
 
         >>> run.explain("the cat")
         {'decoder.blocks.0.attention': AttentionMap(2 heads, 7 × 7 tokens)}
@@ -726,7 +726,7 @@ class Run:
         """All attention of the model while it reads a text or an image, with tokens as labels.
 
         For pairs the encoder, the decoder and the attention between them, for the model's own
-        translation or a given `target`. `layers`, `heads` and `rows` (numbers of queries) choose
+        translation or a given `target`. `layers`, `heads` and `rows` (indices of queries) choose
         some of it, so that a long text needs little memory; `pattern` chooses by path. With `words`
         tokens are merged into words.
 

@@ -114,7 +114,7 @@ def _prepare(
 
 def _store(run: "Run", evaluation: Evaluation) -> None:
     """Store an evaluation in the folder of the run, with the metrics that training logs."""
-    logged = run.folder.best_metrics().keys()  # without those of translations
+    logged = run.folder.best_metrics().keys()  # without BLEU, chrF and exact match of translations
     if not logged:  # an imported run: nothing says which metrics training logs
         return
     metrics = {name: value for name, value in evaluation.metrics.items() if name in logged}

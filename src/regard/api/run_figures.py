@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_POINTS = 120  # of a training curve
 UNITS = {"bits_per_byte": "bits per byte", "accuracy": "fraction"}
-GROWTH = "growth of the error"
+ERROR_BY_STEP = "error by forecast step"
 ERROR = "squared error of scaled columns"
 # parts of the names of metrics that are drawn on a linear axis that starts at 0
 SCORES = ("accuracy", "f1", "exact_match", "bleu", "chrf")
@@ -88,13 +88,13 @@ def forecast_curves(
     for curves in truths.values():
         title = f"forecast of the last {len(curves[1].validation) - 1:,} validation values"
         panels.append(Panel(title, "value", curves, x_label="steps ahead", linear=True, dots=False))
-    errors = [_growth(run, history.metrics) for run, history in enumerate(histories)]
-    panels.append(Panel(GROWTH, ERROR, errors, x_label="steps ahead"))
+    errors = [_error_by_step(run, history.metrics) for run, history in enumerate(histories)]
+    panels.append(Panel(ERROR_BY_STEP, ERROR, errors, x_label="steps ahead"))
     return draw_curves(names, panels, caption="error: mean over all windows")
 
 
 def forecast_figure(end: ForecastEnd, metrics: Mapping[str, float], method: str) -> "Figure":
-    """The end of a series with its forecasts of one run, and the growth of the error.
+    """The end of a series with its forecasts of one run, and the error by forecast step.
 
     `method` is direct or recursive.
     """
@@ -106,9 +106,9 @@ def forecast_figure(end: ForecastEnd, metrics: Mapping[str, float], method: str)
     curves.append(Curve(1, [], list(enumerate(end.one_step, start))))
     title = f"{end.column}: {'the last' if known else 'the next'} {steps:,} values"
     panels = [Panel(title, "value", curves, x_label="steps ahead", linear=True, dots=False)]
-    growth = _growth(0, metrics)
-    if growth.validation:
-        panels.append(Panel(GROWTH, ERROR, [growth], x_label="steps ahead"))
+    errors = _error_by_step(0, metrics)
+    if errors.validation:
+        panels.append(Panel(ERROR_BY_STEP, ERROR, [errors], x_label="steps ahead"))
     return draw_curves(names, panels, caption="error: mean over all windows")
 
 
@@ -120,7 +120,7 @@ def _far_values(run: int, end: ForecastEnd) -> Curve:
     return Curve(run, [], list(enumerate([end.before[-1], *end.forecast])))
 
 
-def _growth(run: int, metrics: Mapping[str, float]) -> Curve:
+def _error_by_step(run: int, metrics: Mapping[str, float]) -> Curve:
     """The error of each step ahead, as far as it was measured."""
     points = sorted(
         (int(name.removeprefix("mse_")), value)
@@ -137,7 +137,7 @@ def by_length_curves(names: Sequence[str], runs: Sequence[ByLength]) -> "Figure"
     for metric in metrics:
         curves = [
             Curve(
-                number,
+                index,
                 [],
                 [
                     (span.mean, span.metrics[metric])
@@ -145,7 +145,7 @@ def by_length_curves(names: Sequence[str], runs: Sequence[ByLength]) -> "Figure"
                     if metric in span.metrics
                 ],
             )
-            for number, run in enumerate(runs)
+            for index, run in enumerate(runs)
         ]
         title = metric.replace("_", " ")
         panels.append(Panel(title, title, curves, from_zero=True))

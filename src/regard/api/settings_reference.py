@@ -207,7 +207,7 @@ def _rows() -> tuple[dict[str, Any], ...]:
         kinds = _kinds_of(row["key"].removeprefix("data."))
         fitting = [name for name in tasks if TASKS[name].data_kind in kinds]
         rows.append({**row, "tasks": fitting, "models": families if kinds else []})
-    rows += _grouped(row for name in tasks for row in _task_rows(name))
+    rows += _group(row for name in tasks for row in _task_rows(name))
     rows += _model_rows(families)
     for row in _of(TrainConfig, "train.", tasks, gradient):
         name = row["key"].removeprefix("train.")
@@ -246,7 +246,7 @@ def _model_rows(families: list[str]) -> list[dict[str, Any]]:
             models=families,
         ),
     ]
-    rows += _grouped(
+    rows += _group(
         row
         for family in families
         for row in _of(FAMILIES[family][0], "model.", _tasks_of(family), [family])
@@ -314,7 +314,7 @@ def _row(
     }
 
 
-def _grouped(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _group(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of the same key and meaning as one, used by the tasks and models of all; by key."""
     groups: dict[str, dict[str, Any]] = {}
     for row in rows:

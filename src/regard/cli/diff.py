@@ -63,5 +63,5 @@ def wrap_values(rows: Mapping[str, Sequence[Any]]) -> list[tuple[str, ...]]:
             for value in values
         ]
         wrapped = zip_longest(*columns, fillvalue="")
-        lines += [("" if number else key, *cells) for number, cells in enumerate(wrapped)]
+        lines += [("" if index else key, *cells) for index, cells in enumerate(wrapped)]
     return lines

@@ -26,8 +26,8 @@ def explain(
         list[str],
         Argument(
             metavar="RUN…",
-            help="A run folder; with --gradients, one or more. Where an input of the run is two "
-            "texts, its first text follows.",
+            help="A run folder; with --gradients, one or more. For a run that reads two "
+            "texts: RUN, then the first text.",
             default_factory=list,  # a single word is parsed as the text; an error below says so
             show_default=False,
         ),

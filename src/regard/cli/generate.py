@@ -176,11 +176,11 @@ def generate(
                 opened.search(each, tokens=tokens, search=search, amateur=amateur_run)
                 for each in prompts
             ]
-        for number, (each, answers) in enumerate(zip(prompts, found, strict=True)):
+        for index, (each, answers) in enumerate(zip(prompts, found, strict=True)):
             if json:
                 print_json(_as_table(each, answers, chain.specs()))
             else:
-                print("\n" if number else "", end="")
+                print("\n" if index else "", end="")
                 _print_answers(each, answers)
         return
     hypotheses = []

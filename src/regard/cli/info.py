@@ -144,7 +144,7 @@ def supports_box_characters(stream: TextIO) -> bool:
 def _rows(key: str, value: Any) -> list[tuple[str, str]]:
     """A line for a setting, or several where its value is long."""
     lines = textwrap.wrap(format_value(value), LINE_WIDTH // 2)
-    return [("" if number else key, line) for number, line in enumerate(lines)]
+    return [("" if index else key, line) for index, line in enumerate(lines)]
 
 
 def _memory(cost: Any) -> list[tuple[str, str, str, str]]:
@@ -167,7 +167,7 @@ def _memory(cost: Any) -> list[tuple[str, str, str, str]]:
         rows.append(("KV cache, per token", size, size // 2, "2 × layers × kv width"))
     if cost.state_bytes:
         name = f"KV cache, {tokens}" if cost.state_bytes_per_token else "state of a row"
-        note = "with the source's" if "cross-attention" in cost.parts else ""
+        note = "including cross-attention to the source" if "cross-attention" in cost.parts else ""
         note = note if cost.state_bytes_per_token else "for any length"
         rows.append((name, cost.state_bytes, cost.state_bytes // 2, note))
     if cost.window_bytes < cost.state_bytes:

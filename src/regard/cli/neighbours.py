@@ -67,9 +67,9 @@ def neighbours(
         print_json(result if text is None else cosines)
     elif text is None:
         rows = [
-            (query if number == 0 else "", text_for(sys.stdout, word), f"{cosine:.3f}")
+            (query if index == 0 else "", text_for(sys.stdout, word), f"{cosine:.3f}")
             for query, near in result.items()
-            for number, (word, cosine) in enumerate(near)
+            for index, (word, cosine) in enumerate(near)
         ]
         print("\n".join(align_columns(rows, [2])))
     else:

@@ -93,8 +93,8 @@ def align_columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> l
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.rjust(size) if number in right else cell.ljust(size)
-            for number, (cell, size) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(size) if index in right else cell.ljust(size)
+            for index, (cell, size) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]

@@ -36,14 +36,14 @@ def overview(
         ),
     ] = False,
 ) -> None:
-    """Sequence models from Shannon's chain to the Transformer: train, inspect and use them.
+    """Sequence models from n-grams to the Transformer: train, inspect and use them.
 
     Help for a command: regard COMMAND --help
     """
     if context.invoked_subcommand is not None:
         return
     out = sys.stdout
-    print(f"{bold('regard', out)}  sequence models from Shannon's chain to the Transformer:")
+    print(f"{bold('regard', out)}  sequence models from n-grams to the Transformer:")
     print("        train them, inspect them, use them")
     print(f"\n{dim('this machine', out)}  {machine()}\n\n{dim('three things to try', out)}\n")
     for line in align_columns(EXAMPLES):

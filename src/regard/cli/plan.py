@@ -96,7 +96,10 @@ def _memory(plan: "Plan") -> list[list[str]]:
         ("gradients", [strategy.gradient_bytes for strategy in columns]),
         ("AdamW's two moments", [strategy.optimizer_bytes for strategy in columns]),
         ("bfloat16 weights", [strategy.compute_weight_bytes for strategy in columns]),
-        ("gathered to evaluate", [strategy.evaluation_weight_bytes for strategy in columns]),
+        (
+            "weights gathered for evaluation",
+            [strategy.evaluation_weight_bytes for strategy in columns],
+        ),
         ("a chunk of logits", [strategy.logits_bytes for strategy in columns]),
         ("activations of a row", [strategy.activation_bytes for strategy in columns]),
     ]

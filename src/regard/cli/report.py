@@ -59,7 +59,7 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
         note = f", {format_size(summary.stored_values)}"
     duration = format_duration(finished.seconds)
     print_status(f"\ndone in {duration}{note}; validation metrics of the saved model,")
-    print_status(f"{evaluated(finished)}{', ' * bool(summary.unit)}{summary.unit}:")
+    print_status(f"{describe_evaluation(finished)}{', ' * bool(summary.unit)}{summary.unit}:")
     rows = [(name, format_number(value)) for name, value in finished.metrics.items()]
     for line in align_columns(rows, [1]):
         print(f"  {line}", flush=True)
@@ -67,12 +67,12 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
         print(f"  {line}", flush=True)
     if baseline is not None and finished.seconds_for_all is None:
         print(f"  {compare_with_baseline(finished.metrics, baseline)}", flush=True)
-    for line in (*untrained(finished, summary), *summary.cautions):
+    for line in (*untrained_warning(finished, summary), *summary.cautions):
         print(f"  {line}", flush=True)
     print_suggestions(next_commands(finished, summary))
 
 
-def untrained(finished: "RunFinished", summary: "RunSummary") -> list[str]:
+def untrained_warning(finished: "RunFinished", summary: "RunSummary") -> list[str]:
     """A line for a run whose best weights are those before the first step."""
     if finished.best_step != 0 or finished.step == 0:
         return []
@@ -95,7 +95,7 @@ def baseline_lines(baselines: dict[str, dict[str, float]]) -> list[str]:
     return align_columns([("baseline", *names), *rows], range(1, 1 + len(names)))
 
 
-def evaluated(finished: "RunFinished") -> str:
+def describe_evaluation(finished: "RunFinished") -> str:
     """What the metrics were computed on, and how to compute them on all of it."""
     if finished.seconds_for_all is None:
         return f"on {finished.evaluated}"

@@ -36,7 +36,7 @@ def resume(
         continue_run = api.resume_events
     finished = show_progress(
         lambda progress: continue_run(
-            run, *words, step=step, progress=progress, started=api.process_started()
+            run, *words, step=step, progress=progress, started=api.process_start_time()
         )
     )
     print_result(finished, as_json=as_json)

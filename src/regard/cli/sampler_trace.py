@@ -48,7 +48,7 @@ def as_table(chain: "TracedChain", tokenizer: "Tokenizer") -> dict[str, Any]:
 
 def _token_lines(number: int, token: Any, tokenizer: "Tokenizer", out: TextIO) -> Iterator[str]:
     margin = " " * (len(str(number)) + 2)
-    name = bold(_quoted(token.id, tokenizer), out)
+    name = bold(_quote(token.id, tokenizer), out)
     model, sampled = _percent(token.model_prob), _percent(token.final_prob)
     yield f"{number}  {name}   model {model} %   sampled {sampled} %"
     rows: list[tuple[str, ...]] = [("model", "", "", f"{token.entropy:.2f} bits", "")]
@@ -67,13 +67,13 @@ def _row(effect: Any, tokenizer: "Tokenizer") -> tuple[str, ...]:
 def _effect(effect: Any, tokenizer: "Tokenizer") -> str:
     if effect.removed:
         removed = [
-            f"{_quoted(change.id, tokenizer)} {_percent(change.before)}"
+            f"{_quote(change.id, tokenizer)} {_percent(change.before)}"
             for change in effect.top_removed[:MAX_TOKENS]
         ]
         count = f"- {effect.removed:,}"
         return f"{count}: {', '.join(removed)}" if removed else count
     changes = [
-        f"{_quoted(change.id, tokenizer)} {_percent(change.before)} → {_percent(change.after)}"
+        f"{_quote(change.id, tokenizer)} {_percent(change.before)} → {_percent(change.after)}"
         for change in effect.top_changed[:MAX_TOKENS]
         if _percent(change.before) != _percent(change.after)
     ]
@@ -84,7 +84,7 @@ def _percent(probability: float) -> str:
     return f"{100 * probability:.1f}" if probability >= 0.001 else f"{100 * probability:.3f}"
 
 
-def _quoted(id: int, tokenizer: "Tokenizer") -> str:
+def _quote(id: int, tokenizer: "Tokenizer") -> str:
     return repr(strip_control(_piece(id, tokenizer)))
 
 

@@ -68,7 +68,7 @@ def serve(
 
     The first model is loaded at once, others when a request names them by the name of their
     folder; adapters in the folder `adapters` of a run are called RUN:ADAPTER. Ctrl-C or SIGTERM
-    ends the server after the requests that run.
+    stops the server after the running requests finish.
     """
     require_packages("serve")
     from regard.serve.engine import EngineConfig

@@ -37,9 +37,9 @@ def settings(
     if as_json:
         print_json({"settings": rows})
         return
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if pattern:
-            print("\n" * (number > 0), end="")
+            print("\n" * (index > 0), end="")
             _print_details(row)
         else:
             _print_line(row)

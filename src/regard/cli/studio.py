@@ -35,7 +35,7 @@ def studio(
     browser: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False,
     device: Annotated[str, Option(metavar="NAME", help="cpu, cuda, mps or auto.")] = "auto",
 ) -> None:
-    """Train, generate and look inside in the browser.
+    """Train, generate and inspect models in the browser.
 
     \b
     regard studio
@@ -68,7 +68,7 @@ def studio(
 
 
 def _exit_on_hangup() -> None:
-    """Let SIGHUP, when the terminal closes, do what SIGTERM does; nohup ignores it before."""
+    """Treat SIGHUP, sent when the terminal closes, as SIGTERM; nohup has set it to be ignored."""
     hangup = getattr(signal, "SIGHUP", None)  # Windows has none
     if hangup is not None and signal.getsignal(hangup) == signal.SIG_DFL:
         signal.signal(hangup, lambda *_: signal.raise_signal(signal.SIGTERM))

@@ -90,7 +90,7 @@ def train(
         config = api.configure(
             data,
             *words,
-            started=api.process_started(),
+            started=api.process_start_time(),
             on_measure=lambda: print_status(
                 "measuring the training speed of a few model sizes on this machine …"
             ),
@@ -102,7 +102,7 @@ def train(
         return
     finished = show_progress(
         lambda progress: api.train_events(
-            config, out=out, progress=progress, started=api.process_started()
+            config, out=out, progress=progress, started=api.process_start_time()
         )
     )
     print_result(finished, as_json=as_json)

@@ -20,7 +20,7 @@ from regard.explain.token_map import (
     StateMap,
     StateMaps,
 )
-from regard.explain.trace import check_numbers, matching_modules, record, run_eagerly, trace
+from regard.explain.trace import check_indices, matching_modules, record, run_eagerly, trace
 from regard.explain.words import Groups, merge_words, word_groups, words_of
 from regard.nn.attention import Attention, AttentionInputs
 from regard.nn.block import Stack
@@ -63,8 +63,8 @@ def attention_maps(
     They are recomputed from the recorded q and k, so the model itself runs unchanged, with its
     fused kernel; a recurrent decoder computes them in its forward pass (`nn.recurrent_attention`).
     A row sums to 1, or to 0 where every key is masked. `heads` and `rows` (queries) choose some of
-    them: one row costs one row. Where layers share one attention module, `call` is the index of the
-    layer; None keeps all calls, named `path#0`, `path#1` … where there are several.
+    them: computing one row costs only that row. Where layers share one attention module, `call` is
+    the index of the layer; None keeps all calls, named `path#0`, `path#1` … if there are several.
     """
     modules: dict[str, nn.Module] = {}
     for each in [pattern] if isinstance(pattern, str) else pattern:
@@ -80,7 +80,7 @@ def attention_maps(
     chosen: dict[str, tuple[nn.Module, _Recording]] = {}
     for name, calls in recordings.items():
         if call is None and len(calls) > 1:
-            chosen |= {f"{name}#{number}": (modules[name], c) for number, c in enumerate(calls)}
+            chosen |= {f"{name}#{index}": (modules[name], c) for index, c in enumerate(calls)}
         elif calls and (call is None or call < len(calls)):
             chosen[name] = (modules[name], calls[-1 if call is None else call])
     if not chosen:
@@ -142,8 +142,8 @@ def _weights(
 ) -> Tensor:
     """The weights of some heads and rows, a few rows at a time: (batch, heads, rows, seen)."""
     batch, head_count, time, seen = recording.size
-    check_numbers(heads or (), head_count, "head")
-    check_numbers(rows or (), time, "row")
+    check_indices(heads or (), head_count, "head")
+    check_indices(rows or (), time, "row")
     chosen = list(range(head_count)) if heads is None else list(heads)
     queries = list(range(time)) if rows is None else list(rows)
     if recording.weights is not None:
@@ -152,7 +152,7 @@ def _weights(
     assert q is not None and k is not None and inputs is not None  # noqa: PT018
     last, group = list[int](), attention.heads // attention.kv_heads
     if not isinstance(attention.score, Dot):
-        last, chosen = chosen, list(range(head_count))  # parameters of the score belong to heads
+        last, chosen = chosen, list(range(head_count))  # the score has parameters per head
     q, k = q[:, chosen], k[:, [head // group for head in chosen]]
     cells = batch * len(chosen) * seen * (1 if attention.score.fused else attention.head_dim)
     step = max(1, CHUNK_CELLS // max(cells, 1))
@@ -245,41 +245,41 @@ def self_attention(
     two texts.
     """
     side, stack = text_stack(model)
-    numbers = list(range(len(stack.layers))) if layers is None else list(layers)
-    check_numbers(numbers, len(stack.layers), "layer")
+    indices = list(range(len(stack.layers))) if layers is None else list(layers)
+    check_indices(indices, len(stack.layers), "layer")
     batch = torch.tensor([ids], device=next(model.parameters()).device)
     inputs = {} if segments is None else {"segments": segments}
     shared = len(stack.blocks) < len(stack.layers)
-    paths = [f"{side}.blocks.{number % len(stack.blocks)}.attention" for number in numbers]
+    paths = [f"{side}.blocks.{index % len(stack.blocks)}.attention" for index in indices]
     maps = attention_maps(
         model,
         lambda: model(batch, **inputs),
         pattern=pattern or list(dict.fromkeys(paths)),
-        call=numbers[0] // len(stack.blocks) if len(numbers) == 1 and shared else None,
+        call=indices[0] // len(stack.blocks) if len(indices) == 1 and shared else None,
         heads=heads,
         rows=rows,
     )
-    if shared and pattern is None and len(numbers) > 1:
+    if shared and pattern is None and len(indices) > 1:
         wanted = {
-            f"{path}#{number // len(stack.blocks)}"
-            for path, number in zip(paths, numbers, strict=True)
+            f"{path}#{index // len(stack.blocks)}"
+            for path, index in zip(paths, indices, strict=True)
         }
         maps = {name: weights for name, weights in maps.items() if name in wanted}
     sides = _Sides.of(tokenizer, ids, words)
-    return _labelled(maps, lambda _: (sides, sides, "self"), heads, rows)
+    return _label(maps, lambda _: (sides, sides, "self"), heads, rows)
 
 
 def cross_attention_path(model: nn.Module, layer: int | None = None) -> str:
     """The path of the module by which a decoder attends to the source, in one layer or hop."""
     hops = getattr(model, "attention", None)
     if isinstance(hops, nn.ModuleList) and len(hops):  # of a recurrent encoder-decoder
-        number = len(hops) - 1 if layer is None else layer
-        check_numbers([number], len(hops), "hop")
-        return f"attention.{number}"
+        index = len(hops) - 1 if layer is None else layer
+        check_indices([index], len(hops), "hop")
+        return f"attention.{index}"
     _, stack = text_stack(model)
-    number = len(stack.layers) - 1 if layer is None else layer
-    check_numbers([number], len(stack.layers), "layer")
-    return f"decoder.blocks.{number}.cross"
+    index = len(stack.layers) - 1 if layer is None else layer
+    check_indices([index], len(stack.layers), "layer")
+    return f"decoder.blocks.{index}.cross"
 
 
 def pair_attention(
@@ -293,7 +293,7 @@ def pair_attention(
     rows: Sequence[int] | None = None,
     words: bool = False,
 ) -> AttentionMaps:
-    """The attention of an encoder-decoder that predicts `target` from `source`: every kind of it.
+    """The attention of an encoder-decoder that predicts `target` from `source`: self and cross.
 
     `target` includes BOS and EOS. Rows of cross-attention are the predicted tokens;
     the decoder attends from and to the tokens that it has read.
@@ -317,7 +317,7 @@ def pair_attention(
             return predicted, encoded, "cross"
         return (encoded, encoded, "self") if name.startswith("encoder") else (read, read, "self")
 
-    return _labelled(maps, sides, heads, rows)
+    return _label(maps, sides, heads, rows)
 
 
 def image_attention(
@@ -335,12 +335,12 @@ def image_attention(
     column in the grid of patches.
     """
     config, stack = cast(Any, model).config, cast(Stack, model.encoder)
-    numbers = range(len(stack.layers)) if layers is None else layers
-    check_numbers(numbers, len(stack.layers), "layer")
+    indices = range(len(stack.layers)) if layers is None else layers
+    check_indices(indices, len(stack.layers), "layer")
     maps = attention_maps(
         model,
         lambda: model(image.unsqueeze(0)),
-        pattern=[f"encoder.blocks.{number}.attention" for number in numbers],
+        pattern=[f"encoder.blocks.{index}.attention" for index in indices],
         heads=heads,
         rows=rows,
     )
@@ -349,7 +349,7 @@ def image_attention(
     )
     patches = [f"{row},{column}" for row in range(height) for column in range(width)]
     side = _Sides(["<cls>"] * config.cls + patches, None)
-    labelled = _labelled(maps, lambda _: (side, side, "self"), heads, rows)
+    labelled = _label(maps, lambda _: (side, side, "self"), heads, rows)
     shown = ShownImage(pixels, (height, width), int(config.cls))
     return AttentionMaps({name: replace(each, image=shown) for name, each in labelled.items()})
 
@@ -402,7 +402,7 @@ class _Sides:
         return cls(words_of(tokenizer, ids, groups), groups)
 
 
-def _labelled(
+def _label(
     maps: dict[str, Tensor],
     sides: Callable[[str], tuple[_Sides, _Sides, Kind]],
     heads: Sequence[int] | None,
@@ -416,10 +416,10 @@ def _labelled(
         labels = row.labels
         if row.groups is not None and column.groups is not None:
             if rows is not None:
-                raise ConfigError("rows are numbers of tokens; leave out words=True or rows")
+                raise ConfigError("rows are indices of tokens; leave out words=True or rows")
             weights = merge_words(weights, row.groups, column.groups)
         elif rows is not None:
-            labels = [labels[number] for number in rows]
+            labels = [labels[index] for index in rows]
         names = None if heads is None else [f"head {head}" for head in heads]
         labelled[name] = AttentionMap(labels, column.labels, weights, names, kind)
     return labelled

@@ -94,7 +94,7 @@ def copying_scores(model: nn.Module) -> dict[str, Float[Tensor, " heads"]]:
     if table.shape[1] != unembed.shape[1]:
         raise ConfigError("copying scores need embeddings of the width of the residual stream")
     scores = {}
-    for number, block in enumerate(cast(list[Block], list(stack.blocks))):
+    for index, block in enumerate(cast(list[Block], list(stack.blocks))):
         attention = block.attention
         through = (table * _gain(block.attention_norm)).T @ unembed  # (dim, dim): E^T U
         heads, kv_heads = attention.heads, attention.kv_heads
@@ -102,7 +102,7 @@ def copying_scores(model: nn.Module) -> dict[str, Float[Tensor, " heads"]]:
         value = value.repeat_interleave(heads // kv_heads, 0)  # (heads, head_dim, dim)
         out = attention.out.weight.double().unflatten(1, (heads, -1)).transpose(0, 1)
         values = torch.linalg.eigvals(value @ through @ out)  # (heads, head_dim)
-        scores[f"{side}.blocks.{number}.attention"] = (
+        scores[f"{side}.blocks.{index}.attention"] = (
             values.real.sum(-1) / values.abs().sum(-1).clamp_min(1e-300)
         ).float()
     return scores

@@ -1,4 +1,4 @@
-"""Attention over the cells of an image, drawn on the image for each word of its caption."""
+"""Attention over the regions of an image, drawn on the image for each word of its caption."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ INCHES = 1.4  # side of an image
 
 
 class ImageAttentionMap(AttentionMap):
-    """The attention weights of each token of a caption over the cells of its image."""
+    """The attention weights of each token of a caption over the regions of its image."""
 
     __slots__ = ()
 
@@ -33,8 +33,8 @@ class ImageAttentionMap(AttentionMap):
         with style():
             figure = new_figure(INCHES * columns, (INCHES + 0.25) * lines)
             figure.set_label(f"{title or self.title} of each token over the image")
-            for number, (token, weight) in enumerate(zip(self.rows, bright, strict=True)):
-                axes = figure.add_subplot(lines, columns, number + 1)
+            for index, (token, weight) in enumerate(zip(self.rows, bright, strict=True)):
+                axes = figure.add_subplot(lines, columns, index + 1)
                 shown = pixels * (0.25 + 0.75 * weight.unsqueeze(2))
                 axes.imshow(shown.numpy(), interpolation="nearest")
                 axes.set_title(token.strip() or repr(token))

@@ -1,4 +1,4 @@
-"""Predictions from inside: logit lens, tuned lens, direct logit attribution."""
+"""Predictions from intermediate layers: logit lens, tuned lens, direct logit attribution."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -218,7 +218,7 @@ def direct_logit_attribution(
         )
     if len(blocks) < len(stack.layers):
         raise ConfigError("components of layers that share their weights cannot be told apart")
-    paths = [f"{side}.blocks.{number}" for number in range(len(blocks))]
+    paths = [f"{side}.blocks.{index}" for index in range(len(blocks))]
     kinds = ["attention", *(["cross"] if blocks[0].cross is not None else [])]
     hook_points = [f"{path}.{kind}.heads_hook" for path in paths for kind in kinds]
     ffns = [] if blocks[0].ffn is None else [f"{path}.ffn" for path in paths]

@@ -90,7 +90,7 @@ def position_similarity(
 
     `head_dim` is the width that rotary positions rotate.
     """
-    positions = position_numbers(position, length)
+    positions = position_indices(position, length)
     if (vectors := position.embed(positions)) is not None:
         vectors = vectors.float()
         vectors = nn.functional.normalize(vectors, dim=-1) if normalize else vectors
@@ -106,7 +106,7 @@ def position_similarity(
     raise ConfigError(f"position encoding {type(position).__name__!r} does nothing to compare")
 
 
-def position_numbers(position: Position, length: int) -> Int[Tensor, "1 length"]:
+def position_indices(position: Position, length: int) -> Int[Tensor, "1 length"]:
     """0, 1, ... on the device of a position encoding."""
     tensors = [*position.parameters(), *position.buffers()]
     return torch.arange(length, device=tensors[0].device if tensors else None).unsqueeze(0)

@@ -16,7 +16,7 @@ from regard.explain.render.figure import check_suffix, encode, page, save
 from regard.explain.render.maps import draw_maps, head_names
 from regard.explain.render.terminal import heads_overview, heatmap
 from regard.explain.render.token_text import strongest
-from regard.explain.trace import check_numbers
+from regard.explain.trace import check_indices
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,7 +107,7 @@ class TokenMap:
 
     def one_head(self, head: int) -> "TokenMap":
         """The same with one matrix only."""
-        check_numbers([head], len(self.values), "head")
+        check_indices([head], len(self.values), "head")
         chosen = slice(head, head + 1)
         return replace(self, values=self.values[chosen], names=self.headings[chosen])
 

@@ -133,7 +133,7 @@ def ablate(
     def edit(x: Tensor) -> Tensor:
         axes = [0, x.ndim - 2] if x.ndim > 2 else [0]
         value = x.nanmean(axes, keepdim=True) if mean else torch.zeros_like(x)
-        return x.where(~_selected(x, heads, units, positions), value)
+        return x.where(~_selection_mask(x, heads, units, positions), value)
 
     return edit
 
@@ -155,7 +155,7 @@ def patch(
                 f"values of shape {tuple(values.shape)} cannot replace an activation of shape "
                 f"{tuple(x.shape)}; record them from an input of the same length"
             )
-        return x.where(~_selected(x, heads, units, positions), values.to(x))
+        return x.where(~_selection_mask(x, heads, units, positions), values.to(x))
 
     return edit
 
@@ -169,7 +169,7 @@ def steer(vector: Tensor, *, scale: float = 1.0, positions: Sequence[int] | None
                 f"a vector of {vector.shape[-1]} values cannot be added to an activation of shape "
                 f"{tuple(x.shape)}"
             )
-        return x + scale * vector.to(x) * _selected(x, None, None, positions)
+        return x + scale * vector.to(x) * _selection_mask(x, None, None, positions)
 
     return edit
 
@@ -199,11 +199,11 @@ def _class_name(model: nn.Module) -> str:
     return type(getattr(model, "_orig_mod", model)).__name__
 
 
-def check_numbers(numbers: Iterable[int], count: int, what: str) -> None:
-    """Raise if one of the numbers is not from 0 to count - 1; negative ones are not counted."""
-    for number in numbers:
-        if not 0 <= number < count:
-            raise ConfigError(f"{what} {number}: there are {count} {what}s, 0 to {count - 1}")
+def check_indices(indices: Iterable[int], count: int, what: str) -> None:
+    """Raise if one of the indices is not from 0 to count - 1; negative indices are not allowed."""
+    for index in indices:
+        if not 0 <= index < count:
+            raise ConfigError(f"{what} {index}: there are {count} {what}s, 0 to {count - 1}")
 
 
 def _hook_points(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
@@ -215,7 +215,7 @@ def _hook_points(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
 
 
 def _steps(inputs: tuple[Any, ...]) -> tuple[int, int]:
-    """The number of the first step of a call, and of all steps."""
+    """The index of the first step of a call, and the number of steps."""
     x, first, steps = (*inputs, 0, None)[:3]
     return first, x.shape[-2] if steps is None else steps
 
@@ -264,7 +264,7 @@ def _first(out: Any) -> Tensor:
     return tensor
 
 
-def _selected(
+def _selection_mask(
     x: Tensor,
     heads: Sequence[int] | None,
     units: Sequence[int] | None,
@@ -272,19 +272,19 @@ def _selected(
 ) -> Tensor:
     """A boolean tensor that broadcasts to x: (batch, heads, time, dim) or (batch, time, dim)."""
     selected = torch.ones((1,) * x.ndim, dtype=torch.bool, device=x.device)
-    for numbers, axis, what in (
+    for indices, axis, what in (
         (heads, -3, "head"),
         (positions, -2, "position"),
         (units, -1, "unit"),
     ):
-        if numbers is None:
+        if indices is None:
             continue
         if x.ndim < 1 - axis:
             raise ShapeError(f"an activation of shape {tuple(x.shape)} has no {what}s")
         size = x.shape[axis]
-        check_numbers(numbers, size, what)
+        check_indices(indices, size, what)
         chosen = torch.zeros(size, dtype=torch.bool, device=x.device)
-        chosen[list(numbers)] = True
+        chosen[list(indices)] = True
         selected = selected & chosen.view(-1, *(1,) * (-axis - 1))
     return selected
 

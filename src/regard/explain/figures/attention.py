@@ -146,7 +146,7 @@ def permutation(
     with_places = attend(attention, x + places), attend(attention, x[order] + places)
     error = (permuted - y[order]).abs().max().item()
     effect = (with_places[1] - with_places[0][order]).abs().max().item()
-    names = [str(number) for number in range(dim)]
+    names = [str(dimension) for dimension in range(dim)]
     moved = [words[place] for place in order.tolist()]
 
     def heat(title: str, rows: list[str], values: Tensor) -> Heatmap:

@@ -1,4 +1,4 @@
-"""The measured cost of layers: time, memory and operations against the length of the input."""
+"""The measured cost of layers: time, memory and FLOPs against the length of the input."""
 
 import math
 import time
@@ -85,9 +85,9 @@ def cost(
     repeats: int = 3,
     seed: int = 1,
 ) -> FigureData:
-    r"""Time, memory and operations of one layer against length, measured on this machine.
+    r"""Time, memory and FLOPs of one layer against length, measured on this machine.
 
-                                 operations      per layer
+                                 complexity per layer
         self-attention           n^2 d
         recurrence               n d^2
         convolution              k n d^2
@@ -106,14 +106,14 @@ def cost(
         torch.manual_seed(seed)
         layers = _layers(dim, heads, window, width)
     measured: dict[str, dict[str, list[Point]]] = {"time (ms)": {}, "memory (MB)": {}}
-    measured["operations (millions)"] = {}
+    measured["FLOPs (millions)"] = {}
     for name, layer in layers.items():
         for length in lengths:
             x = torch.randn(1, length, dim, generator=torch.Generator().manual_seed(seed))
             values = (
                 1e3 * seconds(layer, x, repeats),
                 stored_bytes(layer, x) / 1e6,
-                operations(layer, x) / 1e6,
+                flops(layer, x) / 1e6,
             )
             for key, value in zip(measured, values, strict=True):
                 measured[key].setdefault(name, []).append((length, value))
@@ -180,7 +180,7 @@ def stored_bytes(layer: Callable[[Tensor], Tensor], x: Tensor) -> int:
 
 
 @torch.no_grad()
-def operations(layer: Callable[[Tensor], Tensor], x: Tensor) -> int:
+def flops(layer: Callable[[Tensor], Tensor], x: Tensor) -> int:
     """The FLOPs of all matmuls of a forward pass."""
     with FlopCounterMode(display=False) as counter:
         layer(x)

@@ -25,10 +25,11 @@ def loss_landscape(
 ) -> FigureData:
     r"""The loss over two random directions around the weights, with and without residuals.
 
-        L(a, b) = loss(w + a d + b e),     each row of d and e as long as that row of w
+        L(a, b) = loss(w + a d + b e),     each row of d and e with the norm of that row of w
 
-    Norms and biases stay as they are (Li et al. 2018). A preset is first trained on the text for
-    `steps` steps; without a run, two small decoders, with and without residual connections.
+    Filter normalization (Li et al. 2018); norm layers and biases stay as they are. A preset is
+    first trained on the text for `steps` steps; without a run, two small decoders, with and without
+    residual connections.
     """
     if grid < 3 or span <= 0 or steps < 0:
         raise ConfigError(
@@ -67,9 +68,9 @@ def loss_landscape(
     trained = f" Presets were trained on the text for {steps} steps." if untrained and steps else ""
     return FigureData(
         title="Loss landscape",
-        caption="The loss where the weights are moved along two random directions, each row of a "
-        "matrix as far as its own length times the number at the axis; in the middle are the "
-        f"weights themselves.{trained or notes(models)}",
+        caption="The loss where the weights are moved along two random directions, in units "
+        "of the norm of each row of a matrix; in the middle are the weights themselves."
+        f"{trained or notes(models)}",
         panels=panels,
         numbers=numbers,
     )
@@ -129,7 +130,7 @@ def surface(
 
 
 def direction(parameter: Tensor, generator: torch.Generator) -> Tensor:
-    """A random direction whose rows have the lengths of the parameter's; zero for a vector."""
+    """A random direction whose rows have the norms of the parameter's; zero for a vector."""
     if parameter.ndim < 2:
         return torch.zeros_like(parameter)
     random = torch.randn(parameter.shape, generator=generator).to(parameter)

@@ -30,15 +30,15 @@ def next_token(model: FigureModel, text: str, *, top: int = 4) -> FigureData:
     ranks = 1 + (log_p > scores[:, None]).sum(1)
     rows: list[list[str | int | float]] = []
     shades = []
-    for number, id in enumerate(ids[1:]):
-        p = scores[number].exp().item()
-        guesses = list(zip(best.indices[number].tolist(), best.values[number].exp(), strict=True))
+    for index, id in enumerate(ids[1:]):
+        p = scores[index].exp().item()
+        guesses = list(zip(best.indices[index].tolist(), best.values[index].exp(), strict=True))
         pieces = model.pieces([guess for guess, _ in guesses])
         cells = [
             f"{piece!r} {100 * q:.1f} %" for piece, (_, q) in zip(pieces, guesses, strict=True)
         ]
         own = f"{model.pieces([id])[0]!r}"
-        rows.append([own, f"{100 * p:.2f} %", scores[number].item(), int(ranks[number]), *cells])
+        rows.append([own, f"{100 * p:.2f} %", scores[index].item(), int(ranks[index]), *cells])
         shades.append([0.0, p, 0.0, 0.0, *(float(q) for _, q in guesses)])
     total = scores.sum().item()
     given = model.pieces(ids[:1])[0]
@@ -94,7 +94,8 @@ def shannon(
         title=f"Shannon's approximations of a text of {len(symbols):,} {unit}s",
         caption="Order 0 draws every symbol with the same probability, order 1 with its frequency, "
         "order n after the n - 1 symbols before it. H is the entropy of the next symbol in bits: "
-        "it falls with the order, at last because the text is too short to have other histories.",
+        "it falls with the order, in the end only because the text is short: each history occurs "
+        "once.",
         panels=[Table(header=["order", "H (bits)", f"a sample of {length} {unit}s"], rows=rows)],
     )
 

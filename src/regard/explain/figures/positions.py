@@ -7,7 +7,7 @@ from regard.config import make
 from regard.errors import ConfigError, unknown
 from regard.explain.figures.figure_model import FigureModel
 from regard.explain.figures.panels import FigureData, Heatmap, Lines, Panel
-from regard.explain.projection import position_numbers, position_similarity
+from regard.explain.projection import position_indices, position_similarity
 from regard.nn.position import POSITIONS, T5, ALiBi, Position, Rotary
 
 KINDS = tuple(kind for kind in POSITIONS if kind != "none")
@@ -48,9 +48,9 @@ def positions(
         panels += _panels(kind, encoding, length)
     return FigureData(
         title="Position encodings" + ("" if model is None else f" of {model.name}"),
-        caption="Left what is added or multiplied at every position; right the similarity of two "
-        "positions: the dot product of their vectors, of rotated unit vectors, or the bias of "
-        f"their attention score. Red is above 0, blue below.{note}",
+        caption="Left: the encoding that is added or multiplied at each position. Right: the "
+        "similarity of two positions: the dot product of their vectors, of rotated unit vectors, "
+        f"or the bias of their attention score. Red is above 0, blue below.{note}",
         panels=panels,
     )
 
@@ -80,7 +80,7 @@ def _panels(kind: str, encoding: Position, length: int) -> list[Panel]:
     if isinstance(table, nn.Embedding) and not isinstance(encoding, T5):
         length = min(length, len(table.weight) - getattr(encoding, "offset", 0))
     names = [str(position) for position in range(length)]
-    places = position_numbers(encoding, length)
+    places = position_indices(encoding, length)
     pair = Heatmap(
         title=f"{kind}: {'bias' if isinstance(encoding, ALiBi | T5) else 'dot product'}",
         rows=names,
@@ -115,7 +115,7 @@ def _panels(kind: str, encoding: Position, length: int) -> list[Panel]:
             vectors = encoding.embed(places)
         assert vectors is not None
         values, across, title = vectors[0], "dimension", f"{kind}: vectors"
-    dims = [str(number) for number in range(values.shape[1])]
+    dims = [str(dimension) for dimension in range(values.shape[1])]
     heat = Heatmap(
         title=title,
         rows=names,

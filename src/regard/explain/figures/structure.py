@@ -46,8 +46,8 @@ def receptive_field(
     drawn = max(count for count, field in enumerate(fields) if field <= LONGEST_NETWORK)
     more = "" if drawn == len(dilations) else f" Drawn: the first {drawn} layers."
     rows = [
-        [number, 1 if number == 0 else dilations[number - 1], field, plain]
-        for number, (field, plain) in enumerate(zip(fields, contiguous, strict=True))
+        [layer, 1 if layer == 0 else dilations[layer - 1], field, plain]
+        for layer, (field, plain) in enumerate(zip(fields, contiguous, strict=True))
     ]
     rows[0][1] = 0
     panels: list[Panel] = [_field_network(width, dilations[:drawn])] if drawn else []
@@ -101,9 +101,9 @@ def _field_network(width: int, dilations: Sequence[int]) -> Network:
 def path_lengths(
     *, positions: int = 8, layers: int = 3, width: int = 3, window: int = 4
 ) -> FigureData:
-    r"""How many steps before each state can be computed, and how far two positions are apart.
+    r"""Sequential operations and maximum path length of layers (Vaswani et al. 2017, table 1).
 
-                                 sequential steps    maximum path length
+                                 sequential ops      maximum path length
         recurrence               n                   n
         self-attention           1                   1
         convolution              1                   n / k, dilated log_k n
@@ -129,11 +129,11 @@ def path_lengths(
         for name, kind in kinds.items()
     }
     names = [f"{t + 1}" for t in range(positions)]
-    rungs = ["input", *(f"layer {n + 1}" for n in range(layers))]
+    layer_names = ["input", *(f"layer {n + 1}" for n in range(layers))]
     blank = [""] * positions
     recurrence = Network(
         title="recurrence: the earliest step of each state",
-        layers=rungs,
+        layers=layer_names,
         positions=names,
         marks=[blank, *([str(t + n) for t in range(1, positions + 1)] for n in range(layers))],
         edges=[
@@ -143,7 +143,7 @@ def path_lengths(
     )
     attention = Network(
         title="self-attention: the earliest step of each state",
-        layers=rungs,
+        layers=layer_names,
         positions=names,
         marks=[blank, *([str(n + 1)] * positions for n in range(layers))],
         edges=[
@@ -151,9 +151,9 @@ def path_lengths(
         ],
     )
     return FigureData(
-        title="Sequential steps and path lengths",
-        caption="The number in a unit is the earliest step at which it can be computed when all "
-        "that is possible at once is done at once. Below: the least number of layers, or of steps "
+        title="Sequential operations and path lengths",
+        caption="The number in a unit is the earliest step at which it can be computed with "
+        "unlimited parallelism. Below: the least number of layers, or of steps "
         "of a recurrence, over which the last position depends on the first.",
         panels=[
             recurrence,

@@ -11,7 +11,7 @@ from regard.explain.figures.panels import Bars, FigureData, Lines, Segments, Tab
 from regard.text import TOKENIZERS, Tokenizer, train_tokenizer
 
 BANANAS = "Yes, we have no bananas\nSay yes for bananas\nNo bananas, we say"
-CLASSES = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, None))  # of the frequency of a word
+FREQUENCY_RANGES = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, None))  # occurrences
 BOUNDARY_CHARACTERS = 120  # of a text whose boundaries are shown
 SMALL_VOCABULARY = ("bpe", "wordpiece", "unigram")  # tokenizers with a size
 
@@ -78,7 +78,7 @@ def bpe_merges(
         return len(reduce(merge, (pair for pair, _, _ in steps), list(word)))
 
     words = word_counts(tokenizer, text)
-    if word is None:  # of the longer words one that many merges join, and a frequent one of those
+    if word is None:  # of the longer words, the one that merges shorten most; ties by frequency
         longer = [each for each in words if len(set(each)) > 5]  # no run of spaces
         chosen = max(longer or words, key=lambda each: (len(each) - left(each), words[each]))
     else:
@@ -222,10 +222,10 @@ def rare_words(
     tokenizers = train_all([train], size)
     tokenizers |= _of_runs(models)
     groups = {
-        _class_name(low, high): [
+        _range_name(low, high): [
             word for word, n in words.items() if n >= low and (high is None or n <= high)
         ]
-        for low, high in CLASSES
+        for low, high in FREQUENCY_RANGES
     }
     groups = {name: members for name, members in groups.items() if members}
     counts = {
@@ -277,7 +277,7 @@ def rare_words(
     )
 
 
-def _class_name(low: int, high: int | None) -> str:
+def _range_name(low: int, high: int | None) -> str:
     if high is None:
         return f"{low} or more"
     return str(low) if low == high else f"{low} to {high}"

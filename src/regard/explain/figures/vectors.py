@@ -10,7 +10,7 @@ from regard.explain.projection import pca
 def word_vectors(model: FigureModel, text: str | None = None, *, words: int = 60) -> FigureData:
     r"""The embedding vectors of words, projected on their first two principal components (PCA).
 
-    y = (v - mean(v)) [u_1 u_2],     u_1, u_2 the directions of the largest variance
+    y = (v - mean(v)) [u_1 u_2],     u_1, u_2 the first two principal components
 
     The words of the text, or the first of the vocabulary, which are the most frequent.
     """
@@ -27,8 +27,8 @@ def word_vectors(model: FigureModel, text: str | None = None, *, words: int = 60
     points, shares = pca(vectors.table[list(chosen.values())].double().cpu())
     return FigureData(
         title=f"Word vectors of {model.name}",
-        caption=f"{len(chosen)} embedding vectors of length 1, projected on the two directions of "
-        f"their largest variance; words that occur alike are close.{model.note}",
+        caption=f"{len(chosen)} embedding vectors of length 1, projected on their first two "
+        f"principal components; words that occur in similar contexts are close.{model.note}",
         panels=[
             Scatter(
                 labels=list(chosen),

@@ -78,8 +78,8 @@ def draw_curves(
     with style():
         figure = new_figure(across * WIDTH, down * HEIGHT + legend_height)
         figure.set_label("curves of " + ", ".join(shown))
-        for number, panel in enumerate(panels):
-            axes = figure.add_subplot(down, across, number + 1)
+        for index, panel in enumerate(panels):
+            axes = figure.add_subplot(down, across, index + 1)
             _draw_panel(axes, panel, panel.x_label or x_label)
         handles = [figure.axes[0].plot([], [], **line)[0] for line in lines]
         figure.legend(

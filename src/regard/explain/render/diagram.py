@@ -26,6 +26,7 @@ from regard.explain.render.diagram_lines import (
     side_by_side,
     stacked_boxes,
 )
+from regard.explain.render.token_text import ordinal
 
 ASCII = str.maketrans("│─┌┐└┘├┤┬┴┼╭╮╰╯▶◀▼⊕◇×→", "|-+++++++++++++><v+ox>")
 NORMS = {"layer": "LayerNorm", "layer_std": "LayerNorm by std + eps", "batch": "BatchNorm"}
@@ -102,7 +103,7 @@ def _recurrent(config: Any) -> Lines:
 def _soft_window(config: Any) -> Lines:
     cell = CELLS.get(kind_of(config.cell)[0], kind_of(config.cell)[0])
     dim, width = config.dim, config.vocab_size
-    window = f"soft window over the text: {config.curves} curves, moving forward"
+    window = f"soft window over the text: {config.curves} Gaussian components, monotonic"
     rest = f"{cell} {2 * dim + width:,} → {dim:,}, recurrent in time"
     return [
         *input_line(_read(config)),
@@ -227,8 +228,8 @@ def _recurrent_captioner(config: Any) -> Lines:
         *_cells(config),
         *([f"{config.encoder_layers} × convolution 3 × 3"] if config.encoder_layers else []),
         f"target ids: embedding {config.vocab_size:,} × {config.dim:,}",
-        f"decoder: {config.layers} × {cell}, initial state from the mean of the cells",
-        f"attention to the cells: {details}",
+        f"decoder: {config.layers} × {cell}, initial state from the mean of the regions",
+        f"attention to the regions: {details}",
         _head(config),
     ]
     return [
@@ -241,7 +242,7 @@ def _recurrent_captioner(config: Any) -> Lines:
 def _cells(config: Any) -> list[Part]:
     """How an image becomes vectors."""
     how = "convolutions 3 × 3, stride 2" if config.features == "convolution" else "linear"
-    grid = f"{config.grid} × {config.grid} cells of {config.patch} × {config.patch} pixels"
+    grid = f"{config.grid} × {config.grid} regions of {config.patch} × {config.patch} pixels"
     return [f"{grid}: {how} → {config.dim:,}"]
 
 
@@ -353,14 +354,10 @@ def _window(config: Any) -> list[str]:
     if config.window is None:
         return []
     every = config.global_every
-    others = f" (global in every {_ordinal(every)} layer)" if every else ""
+    others = f" (global in every {ordinal(every)} layer)" if every else ""
     if config.global_layers is not None:
         others = f" (global in {len(config.global_layers)} of {config.layers} layers)"
     return [f"sliding window of {config.window:,}{others}"]
-
-
-def _ordinal(number: int) -> str:
-    return {2: "2nd", 3: "3rd"}.get(number, f"{number}th")
 
 
 def _format_options(options: Any) -> str:

@@ -14,8 +14,8 @@ def stacked_boxes(parts: Sequence[Part], width: int) -> Lines:
     """A box for each part, one under the other."""
     rule = "─" * (width - 2)
     lines = [f"┌{rule}┐"]
-    for number, part in enumerate(parts):
-        lines += [f"├{rule}┤"] if number else []
+    for index, part in enumerate(parts):
+        lines += [f"├{rule}┤"] if index else []
         name, colon, details = part.partition(": ")
         text = (
             [name, *textwrap.wrap(details, width - 4)] if colon else textwrap.wrap(part, width - 4)
@@ -76,12 +76,12 @@ def side_by_side(encoder: Lines, decoder: Lines) -> Lines:
     start = len(encoder) - 1
     height = max(len(encoder), len(decoder))
     lines = []
-    for number in range(height):
-        left = pad(encoder[number] if number < len(encoder) else "", NARROW)
-        right = decoder[number] if number < len(decoder) else ""
-        if number == target and right[STREAM] == "│":  # under frame and stream, into the box
+    for index in range(height):
+        left = pad(encoder[index] if index < len(encoder) else "", NARROW)
+        right = decoder[index] if index < len(decoder) else ""
+        if index == target and right[STREAM] == "│":  # under frame and stream, into the box
             right = f"│{'─' * (STREAM - 1)}│──▶{right[STREAM + 4 :]}"
-        lines.append(left + _connector(number, start, target) + right)
+        lines.append(left + _connector(index, start, target) + right)
     name = encoder[start].rstrip()
     rule = "─" * (NARROW - len(name) - 1)
     lines[start] = f"{name} {rule}{lines[start][NARROW:]}"

@@ -42,11 +42,11 @@ def explorer(maps: Mapping[str, "TokenMap"]) -> str:
     factor = math.sqrt(max(1.0, sum(_cells(each) for each in maps.values()) / MAX_CELLS))
     labels: list[list[str]] = []
     tables, parts = [], []
-    for number, (name, each) in enumerate(maps.items()):
+    for index, (name, each) in enumerate(maps.items()):
         table, weights = _table(name, each, factor, labels)
         tables.append(table)
         parts += [
-            f'<div hidden data-weights="{number}.{head}">{text}</div>'
+            f'<div hidden data-weights="{index}.{head}">{text}</div>'
             for head, text in enumerate(weights)
         ]
     meta = escape(json.dumps({"labels": labels, "maps": tables}), quote=False)
@@ -108,10 +108,10 @@ def _table(
             "grid": list(each.image.grid),
             "skipped": each.image.skipped,
         }
-    return table, [_deflated(one, largest, signed) for one in weights]
+    return table, [_deflate(one, largest, signed) for one in weights]
 
 
-def _deflated(weights: Tensor, largest: float, signed: bool) -> str:
+def _deflate(weights: Tensor, largest: float, signed: bool) -> str:
     """Integers of 16 bits, all high bytes before all low ones, which deflates better."""
     relative = weights.double().numpy() / (largest or 1.0)
     whole = relative * 32767 + 32768 if signed else relative * 65535

@@ -59,7 +59,7 @@ def draw_maps(
     row_width, column_width, heading_width = map(_width, (row_labels, column_labels, headings))
     above = HEADING + column_width
     cell = min(CELL, LARGEST / max(len(rows), len(columns), 1))
-    labelled = math.ceil(SMALLEST / cell)  # every so many rows and columns
+    labelled = math.ceil(SMALLEST / cell)  # every n-th row and column has a label
     grid_width, grid_height = cell * max(len(columns), 1), cell * max(len(rows), 1)
     step = max(grid_width, heading_width) + GAP
     square = math.sqrt(len(headings) * (above + grid_height) / step)  # as wide as high
@@ -85,8 +85,8 @@ def draw_maps(
                 (left / width, 1 - (top + high) / height, wide / width, high / height)
             )
 
-        for number, (heading, values) in enumerate(zip(headings, weights, strict=True)):
-            line, column = divmod(number, across)
+        for index, (heading, values) in enumerate(zip(headings, weights, strict=True)):
+            line, column = divmod(index, across)
             top = GAP + line * (above + grid_height + GAP)
             left = GAP + row_width + column * step
             axes = axes_at(left, top + above, grid_width, grid_height)
@@ -135,8 +135,8 @@ def html_maps(
     if len(rows) > HTML_CELLS or len(columns) > HTML_CELLS:
         size = (min(len(rows), HTML_CELLS), min(len(columns), HTML_CELLS))
         note = f"each cell is the largest of several: {len(rows)} × {len(columns)} tokens; {note}"
-        weights, rows = F.adaptive_max_pool2d(weights, size), _pooled(rows, size[0])
-        columns = _pooled(columns, size[1])
+        weights, rows = F.adaptive_max_pool2d(weights, size), _pool_labels(rows, size[0])
+        columns = _pool_labels(columns, size[1])
     tables = (
         _html_map(heading, values, _labels(rows), _labels(columns), top, low < 0)
         for heading, values in zip(headings, weights.tolist(), strict=True)
@@ -190,6 +190,6 @@ def _labels(tokens: Sequence[str]) -> list[str]:
     return [truncate(visible(token), LABEL_CELLS) for token in tokens]
 
 
-def _pooled(labels: Sequence[str], size: int) -> list[str]:
+def _pool_labels(labels: Sequence[str], size: int) -> list[str]:
     """The first label of each group of `adaptive_max_pool2d`."""
-    return [labels[number * len(labels) // size] for number in range(size)]
+    return [labels[index * len(labels) // size] for index in range(size)]

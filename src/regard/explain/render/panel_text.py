@@ -21,12 +21,12 @@ from regard.explain.figures.panels import (
 from regard.explain.render.panel_layout import cell_text, label
 from regard.explain.render.panels import visible_words
 from regard.explain.render.terminal import heatmap
-from regard.explain.render.token_text import cells, truncate
+from regard.explain.render.token_text import cells, ordinal, truncate
 
 BAR = 30  # cells of the longest bar
 LINES = 20  # rows of the table of a curve
 PLOT_ROWS = 24  # of a scatter plot
-HEAT_ROWS = 48  # rows of a heat map; of larger ones, every so many
+HEAT_ROWS = 48  # rows of a heat map; of a larger one, every n-th row
 
 
 def text(data: FigureData, *, width: int, colour: bool) -> str:
@@ -49,9 +49,9 @@ def _align(rows: Sequence[Sequence[str]], right: set[int], width: int | None = N
     lines = []
     for row in rows:
         line = ""
-        for number, (cell, size) in enumerate(zip(row, widths, strict=True)):
+        for index, (cell, size) in enumerate(zip(row, widths, strict=True)):
             space = " " * (size - cells(cell))
-            line += (space + cell if number in right else cell + space) + "  "
+            line += (space + cell if index in right else cell + space) + "  "
         lines.append(line.rstrip() if width is None else truncate(line.rstrip(), width))
     return lines
 
@@ -77,8 +77,10 @@ def _heat(panel: Heatmap, width: int, colour: bool) -> list[str]:
         colour=colour,
         high=panel.high,
     ).split("\n")
-    if stride > 1 or across > 1:
-        lines.append(f"every {stride}. row and every {across}. column")
+    skipped = [
+        f"every {ordinal(n)} {what}" for n, what in ((stride, "row"), (across, "column")) if n > 1
+    ]
+    lines += [" and ".join(skipped)] if skipped else []
     axes = [f"down: {panel.y_label}"] if panel.y_label else []
     axes += [f"across: {panel.x_label}"] if panel.x_label else []
     return [*lines, *(["; ".join(axes)] if axes else [])]

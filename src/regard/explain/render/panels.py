@@ -120,23 +120,23 @@ def _draw_table(axes: Any, panel: Table) -> None:
     axes.set_ylim(len(panel.rows) + 1, 0)
     axes.axhline(1, color="#999999", linewidth=0.8)
     colours = colormaps["Blues"]
-    for number, row in enumerate([panel.header, *panel.rows]):
+    for index, row in enumerate([panel.header, *panel.rows]):
         for column, cell in enumerate(row):
             right = _is_numeric(panel, column)
             place = edges[column + 1] - CHARACTER if right else edges[column] + CHARACTER
-            shade = 0.0 if panel.shades is None or not number else panel.shades[number - 1][column]
+            shade = 0.0 if panel.shades is None or not index else panel.shades[index - 1][column]
             if shade:
-                corner = (edges[column], number)
+                corner = (edges[column], index)
                 axes.add_patch(_rectangle(corner, widths[column], colours(0.85 * shade)))
             text = visible_words(cell_text(cell))
             axes.text(
                 place,
-                number + 0.5,
+                index + 0.5,
                 text,
                 ha="right" if right else "left",
                 va="center",
                 size=9,
-                weight="normal" if number else "bold",
+                weight="normal" if index else "bold",
                 color="white" if 0.85 * shade > DARK else "#222222",
             )
 
@@ -222,8 +222,8 @@ def _draw_lines(axes: Any, panel: Lines) -> None:
 
 def _draw_bars(axes: Any, panel: Bars) -> None:
     width = 0.8 / len(panel.series)
-    for number, (name, values) in enumerate(panel.series.items()):
-        places = [place + (number + 0.5) * width - 0.4 for place in range(len(values))]
+    for index, (name, values) in enumerate(panel.series.items()):
+        places = [place + (index + 0.5) * width - 0.4 for place in range(len(values))]
         axes.bar(places, values, width, label=name)
     axes.set_xticks(range(len(panel.labels)), [label(text) for text in panel.labels], size=8)
     if sum(len(label(text)) + 1 for text in panel.labels) * CHARACTER > bars_size(panel)[0] - 1:
@@ -308,8 +308,8 @@ def _draw_segments(axes: Any, panel: Segments) -> None:
     start, longest = segment_widths(panel)
     axes.set_xlim(0, start + longest)
     axes.set_ylim(1.35 * len(panel.labels), 0)
-    for number, (name, line) in enumerate(zip(panel.labels, panel.pieces, strict=True)):
-        top, left = 1.35 * number, start
+    for line_index, (name, line) in enumerate(zip(panel.labels, panel.pieces, strict=True)):
+        top, left = 1.35 * line_index, start
         axes.text(0, top + 0.5, name, va="center", size=9, weight="bold")
         for index, piece in enumerate(line):
             wide = piece_width(piece)

@@ -38,8 +38,8 @@ def to_svg(drawings: Sequence[Points], across: int = 8) -> str:
     across = max(1, min(across, len(drawings)))
     down = -(-len(drawings) // across)
     paths = []
-    for number, points in enumerate(drawings):
-        row, column = divmod(number, across)
+    for index, points in enumerate(drawings):
+        row, column = divmod(index, across)
         for stroke in _fit(lines(points), CELL - 2 * MARGIN):
             moved = stroke + np.array([column, row]) * CELL + MARGIN
             if len(moved) == 1:
@@ -59,11 +59,11 @@ def to_text(drawings: Sequence[Points], width: int = 16) -> str:
     """The drawings side by side in braille characters, each `width` wide and half as high."""
     columns, rows = 2 * width, 2 * width  # dots
     canvas = np.zeros((rows // 4, width * len(drawings)), dtype=np.int64)
-    for number, points in enumerate(drawings):
+    for index, points in enumerate(drawings):
         for stroke in _fit(lines(points), columns - 2):
             for x, y in _dots(stroke):
                 bit = BRAILLE[y % 4][x % 2]
-                canvas[y // 4, number * width + x // 2] |= bit
+                canvas[y // 4, index * width + x // 2] |= bit
     return "\n".join("".join(chr(0x2800 + int(cell)) for cell in row).rstrip() for row in canvas)
 
 
@@ -90,8 +90,8 @@ def figure(drawings: Sequence[Points], across: int = 8) -> "Figure":
         axes.set_xlim(0, across * CELL)
         axes.set_ylim(down * CELL, 0)
         axes.set_axis_off()
-        for number, points in enumerate(drawings):
-            row, column = divmod(number, across)
+        for index, points in enumerate(drawings):
+            row, column = divmod(index, across)
             for stroke in _fit(lines(points), CELL - 2 * MARGIN):
                 moved = stroke + np.array([column, row]) * CELL + MARGIN
                 axes.plot(moved[:, 0], moved[:, 1], color="black", lw=1, marker="")

@@ -91,10 +91,20 @@ def shade(value: float, largest: float, *, signed: bool = False) -> float:
     return fraction if signed else math.sqrt(fraction)
 
 
+def ordinal(number: int) -> str:
+    """A number as an ordinal.
+
+    >>> ordinal(2), ordinal(13), ordinal(21)
+    ('2nd', '13th', '21st')
+    """
+    teen = 10 < number % 100 < 14
+    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
 def strongest(largest: float, keys: int) -> float:
     """The attention weight of the strongest colour: the largest, but at least 4 / keys.
 
-    Equal weights on all keys so have a medium colour, not the strongest.
+    Uniform weights then get a medium colour, not the strongest.
 
     >>> strongest(0.9, 10), strongest(0.1, 10), strongest(0.5, 2)
     (0.9, 0.4, 1.0)
@@ -127,8 +137,8 @@ def palette_number(colour: Colour) -> int:
         232 + grey: [8 + 10 * grey] * 3,
     }
 
-    def distance(number: int) -> int:
-        pairs = zip(choices[number], colour, strict=True)
+    def distance(index: int) -> int:
+        pairs = zip(choices[index], colour, strict=True)
         return sum((one - other) ** 2 for one, other in pairs)
 
     return min(choices, key=distance)
