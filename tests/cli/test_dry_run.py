@@ -62,7 +62,7 @@ def test_a_dry_run_of_a_series_shows_the_settings_of_training(regard, tmp_path):
     assert "lower task.horizon or task.context" in refused.err
 
 
-def test_columns_that_were_guessed_are_shown_so_and_can_be_turned_around(regard, tmp_path):
+def test_columns_that_were_inferred_are_shown_so_and_can_be_turned_around(regard, tmp_path):
     rows = "".join(f"{n};jeden pes {n} nebo dva;one dog {n} or two\n" for n in range(30))
     (tmp_path / "encs.csv").write_text(f"n;cesky;english\n{rows}")
     words = ["train", tmp_path / "encs.csv", "data.tokenizer=char"]
@@ -70,7 +70,7 @@ def test_columns_that_were_guessed_are_shown_so_and_can_be_turned_around(regard,
     tiny = ["train.steps=1", "model.dim=8", "model.heads=2", "model.layers=1", "model.context=64"]
     trained = regard(*words, *tiny, "--out", "run").err
     for heading in (shown, trained):
-        assert "source=cesky (guessed), target=english (guessed)" in heading
+        assert "source=cesky (inferred), target=english (inferred)" in heading
         assert "data.source=cesky data.target=english" in heading
     turned = regard(*words, "data.source=english", "data.target=cesky", "--dry-run").out
     assert "source=english, target=cesky; left out: n" in turned
@@ -78,6 +78,6 @@ def test_columns_that_were_guessed_are_shown_so_and_can_be_turned_around(regard,
     rows = "".join(f"{n};{'ab'[n % 2]};one dog {n} or two\n" for n in range(30))
     (tmp_path / "labels.csv").write_text(f"n;tone;words\n{rows}")
     shown = regard("train", tmp_path / "labels.csv", "--dry-run").out
-    assert "text=words (guessed), label=tone (guessed)" in shown
+    assert "text=words (inferred), label=tone (inferred)" in shown
     one = regard("train", tmp_path / "labels.csv", "data.text=words", "--dry-run").out
-    assert "text=words, label=tone (guessed)" in one
+    assert "text=words, label=tone (inferred)" in one

@@ -1,4 +1,4 @@
-"""Tables of every shape: what is understood, what is guessed, and what is refused."""
+"""Tables of every shape: what is understood, what is inferred, and what is refused."""
 
 import bz2
 import gzip
@@ -78,21 +78,21 @@ VARIANTS = {  # file name, content, kind, part of the description
         "a.csv",
         delimited(",", ["id", "stars", "opinion"], NUMBERED),
         "labels",
-        "text=opinion (guessed), label=stars; left out: id",
+        "text=opinion (inferred), label=stars; left out: id",
     ),
     "pandas' index": (
         "a.csv",
         delimited(",", ["", "y", "opinion"], NUMBERED),
         "labels",
-        "text=opinion (guessed), label=y (guessed); left out: 1",
+        "text=opinion (inferred), label=y (inferred); left out: 1",
     ),
-    "no header": ("a.csv", delimited(",", None, LONG), "labels", "label=2 (guessed)"),
+    "no header": ("a.csv", delimited(",", None, LONG), "labels", "label=2 (inferred)"),
     "pairs without header": ("a.tsv", b"one dog\tein Hund\ntwo\tzwei\n", "pairs", "2 rows"),
     "pairs with header": (
         "a.tsv",
         delimited("\t", ["en", "de"], [(t, t.upper()) for t in TEXTS], plain),
         "pairs",
-        "source=en (guessed), target=de (guessed)",
+        "source=en (inferred), target=de (inferred)",
     ),
     "pairs by name": (
         "a.csv",
@@ -169,7 +169,7 @@ VARIANTS = {  # file name, content, kind, part of the description
         "a.csv",
         questions("yes", "no"),
         "labels",
-        "label=answer (guessed)",
+        "label=answer (inferred)",
     ),
 }
 
@@ -420,8 +420,8 @@ def test_rows_can_be_read_again(tmp_path):
     table = read_table(write(tmp_path, "a.csv", delimited(",", HEAD)))
     assert list(table.rows()) == list(table.rows())
     roles = find_roles(table, {}, None)
-    assert roles.guessed == frozenset()
-    assert find_roles(replace(table, columns=("a", "b")), {}, None).guessed == {"text", "label"}
+    assert roles.inferred == frozenset()
+    assert find_roles(replace(table, columns=("a", "b")), {}, None).inferred == {"text", "label"}
 
 
 @pytest.mark.parametrize(

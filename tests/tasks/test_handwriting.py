@@ -125,7 +125,7 @@ def test_drawings_are_batched_with_their_class_and_end():
     assert batch.targets[1, 3].tolist() == [0.5, 0.5, 1]  # cut, so it does not end
     assert batch.inputs[0, 0].tolist() == [0, 0, 0, 0, 0, 0, 1]
     assert batch.inputs[0, 1].tolist() == [1, 2, 1, 0, 0, 0, 1]
-    assert batch.scored.sum() == task.count(batch) == 6
+    assert batch.mask.sum() == task.count(batch) == 6
 
 
 GOOD = {"xyp": np.array([[1, 2, 0], [3, 4, 1], [5, 6, 0]]), "off": np.array([0, 2, 3])}

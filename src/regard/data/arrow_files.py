@@ -59,7 +59,7 @@ def from_arrow(path: Path) -> Table:
         rows = (row for batch in batches() for row in batch.to_pylist())
         try:
             for number, row in enumerate(rows, 1):
-                yield number, flatten(_named(row, class_names))
+                yield number, flatten(_name_classes(row, class_names))
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise DataError(f"{path} is corrupted: {reason}") from None
@@ -88,14 +88,14 @@ def from_hub(path: str, split: str) -> Any:
     class_names = _class_names(chosen.features.to_dict())
 
     def objects() -> Iterator[tuple[int, dict[str, Any]]]:
-        return ((n, flatten(_named(row, class_names))) for n, row in enumerate(chosen, 1))
+        return ((n, flatten(_name_classes(row, class_names))) for n, row in enumerate(chosen, 1))
 
     digest = hashlib.sha256(str(chosen._fingerprint).encode()).hexdigest()
     return from_objects(path, "Hugging Face data set", digest, objects, "row")
 
 
 def _class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The names of the classes of columns that hold their numbers, singly or in lists."""
+    """The class names of `ClassLabel` columns, single or in lists."""
     names = {}
     for column, feature in features.items():
         if isinstance(feature, dict):
@@ -105,8 +105,8 @@ def _class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
     return names
 
 
-def _named(row: dict[str, Any], class_names: Mapping[str, list[str]]) -> dict[str, Any]:
-    """A row with the names of its classes; -1 is Hugging Face's sign for no label."""
+def _name_classes(row: dict[str, Any], class_names: Mapping[str, list[str]]) -> dict[str, Any]:
+    """A row with the names of its classes; -1, Hugging Face's value for no label, becomes None."""
 
     def name(column: str, value: Any) -> Any:
         if isinstance(value, list):

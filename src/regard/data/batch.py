@@ -25,7 +25,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class TextBatch(Batch):
-    """Blocks of text and the next token of the last positions; targets of -1 are ignored.
+    """Blocks of token ids; targets are the next tokens of the last positions, -1 is ignored.
 
     In training all positions are scored, in an evaluation those that no earlier window has scored.
     """
@@ -140,7 +140,7 @@ class SpanBatch(Batch):
     lengths: Int[Tensor, " batch"]
     context: Int[Tensor, "batch 2"]  # the first position of the context, and the one after it
     targets: Int[Tensor, "batch 2"]  # the first and the last token of the answer
-    rows: Int[Tensor, " batch"]  # the numbers of the windows
+    rows: Int[Tensor, " batch"]  # the indices of the windows
     segments: Int[Tensor, "batch time"] | None = None  # 0 in the question, 1 in the context
 
 
@@ -169,8 +169,8 @@ class StrokeBatch(Batch):
     text: Source | None = None  # the characters that each drawing shows
 
     @property
-    def scored(self) -> Bool[Tensor, "batch time"]:
-        """Which points are not padding."""
+    def mask(self) -> Bool[Tensor, "batch time"]:
+        """Which points are scored: all but padding."""
         time = torch.arange(self.targets.shape[1], device=self.lengths.device)
         return time < self.lengths.unsqueeze(1)
 

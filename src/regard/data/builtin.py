@@ -59,7 +59,8 @@ def numbers(*, examples: int = 20_000, highest: int = 999_999, seed: int = 1) ->
     bounds = [0, *(bound for bound in (1000, 10_000, 100_000) if bound <= highest), highest + 1]
     ranges = [range(low, high) for low, high in pairwise(bounds)]
     random, chosen = Random(seed), list[int]()
-    for index, values in enumerate(sorted(ranges, key=len)):  # larger ranges fill up smaller ones
+    # the smallest range first: what it cannot supply is drawn from larger ones
+    for index, values in enumerate(sorted(ranges, key=len)):
         share = -(-(examples - len(chosen)) // (len(ranges) - index))
         chosen += random.sample(values, min(share, len(values)))
     random.shuffle(chosen)
@@ -70,7 +71,7 @@ def numbers(*, examples: int = 20_000, highest: int = 999_999, seed: int = 1) ->
 def dates(
     *, examples: int = 20_000, first_year: int = 1900, last_year: int = 2099, seed: int = 1
 ) -> Pairs:
-    """Dates in various formats and in ISO format, as 1987-03-09.
+    """Dates in various formats and in ISO format, such as 1987-03-09.
 
     Dates with slashes are American (month first), with dots European (day first).
     """
@@ -143,14 +144,14 @@ def heights(*, examples: int = 20_000, people: int = 4, seed: int = 1) -> Labell
     _check_range("people", people, 2, len(_PEOPLE))
     random = Random(seed)
     rows = []
-    for number in range(examples):
+    for index in range(examples):
         by_height = random.sample(_PEOPLE, people)  # the tallest first
         known = [f"{tall} is taller than {small}" for tall, small in pairwise(by_height)]
         random.shuffle(known)
         tall, small = sorted(random.sample(range(people), 2))
-        first, second = (tall, small) if number % 2 else (small, tall)
+        first, second = (tall, small) if index % 2 else (small, tall)
         claim = f"{by_height[first]} is taller than {by_height[second]}"
-        rows.append(([" . ".join(known), claim], ["true" if number % 2 else "false"]))
+        rows.append(([" . ".join(known), claim], ["true" if index % 2 else "false"]))
     return labelled.from_rows("labels", "heights", f"chains of {people} people", rows)
 
 

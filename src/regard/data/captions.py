@@ -42,7 +42,7 @@ class Captions:
     side: int  # the most frequent height or width, whichever is less
     read: Callable[[NDArray[np.int64], Size], Pixels] = field(repr=False)
     digest: str = field(repr=False)
-    # for each image, where what a word of its caption names is: word number → box
+    # for each image, the bounding box of what a caption word names: word index → box
     regions: Sequence[Mapping[int, Box]] | None = field(default=None, repr=False)
     train: "Captions | None" = field(default=None, repr=False)  # of validation data
     columns: Mapping[str, str] = field(default_factory=dict)  # of a table, by role

@@ -51,12 +51,12 @@ METADATA = {  # columns that describe an example; they are taken for labels only
 IMAGE_COLUMNS = ("file_name", "filename", "image", "image_path", "file", "img", "path")
 CAPTION_COLUMNS = ("caption", "captions", "text", "description", "title")
 PROFILE_ROWS = 50_000  # whose cells decide what a column is
-MAX_CLASSES = 1000  # of a label that is guessed …
-MAX_NUMBERS = 20  # … and if it is a number
+MAX_CLASSES = 1000  # of a label column that is inferred …
+MAX_NUMBERS = 20  # … and holds numbers
 
 
-class GuessedName(str):
-    """The name of a column that its content decided; in the settings of a run, an ordinary name."""
+class InferredName(str):
+    """A column name inferred from the cells; saved in the settings of a run as a plain string."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +65,24 @@ class Roles:
 
     kind: str
     columns: Mapping[str, str]  # role → name of the column
-    guessed: frozenset[str] = field(default_factory=frozenset)  # roles that the content decided
+    inferred: frozenset[str] = field(default_factory=frozenset)  # roles inferred from the cells
     unused: tuple[str, ...] = ()
 
     @property
     def to_save(self) -> Mapping[str, str]:
-        """The columns for the settings of a run, where the content decided."""
-        if not self.guessed and "text2" not in self.columns:
+        """The columns for the settings of a run, if some are inferred."""
+        if not self.inferred and "text2" not in self.columns:
             return {}
         return {
-            role: GuessedName(name) if role in self.guessed else name
+            role: InferredName(name) if role in self.inferred else name
             for role, name in self.columns.items()
         }
 
     @property
     def note(self) -> str:
-        """The roles for a description: "; text=review, label=stars (guessed); left out: id"."""
+        """The roles for a description: "; text=review, label=stars (inferred); left out: id"."""
         roles = ", ".join(
-            f"{role}={name}{' (guessed)' if role in self.guessed else ''}"
+            f"{role}={name}{' (inferred)' if role in self.inferred else ''}"
             for role, name in self.columns.items()
         )
         names = ", ".join(self.unused[:8]) + (", …" if len(self.unused) > 8 else "")
@@ -102,22 +102,22 @@ def find_roles(table: Table, asked: Mapping[str, str | int], kind: str | None) -
     profiles = _profiles(table)
     kinds = [kind] if kind is not None else _possible_kinds(named)
     if kind is None and not named and _is_flawed_series(profiles):
-        kinds = ["series"]  # which refuses the cells that are not numbers, with their lines
+        kinds = ["series"]  # reading it reports each cell that is not a number, with its line
     for candidate in kinds:
         result = _FINDERS[candidate](table, dict(named), profiles, kind is not None)
         if result is not None:
-            columns, guessed = result
-            guessed |= {role for role, name in asked.items() if isinstance(name, GuessedName)}
+            columns, inferred = result
+            inferred |= {role for role, name in asked.items() if isinstance(name, InferredName)}
             unused = () if candidate == "series" else table.columns
             unused = tuple(name for name in unused if name not in columns.values())
-            return Roles(candidate, columns, frozenset(guessed), unused)
+            return Roles(candidate, columns, frozenset(inferred), unused)
     return None
 
 
 def find_input(
     table: Table, kind: str, asked: str | None, usual: str | int | None = None
 ) -> tuple[str, str]:
-    """The column to predict from, and a note if the content decided.
+    """The column to predict from, and a note if it is inferred.
 
     The column `asked` for, the one that the run was trained on (`usual`), a common name, the only
     column, or the only one of prose; otherwise an error lists the columns.
@@ -138,7 +138,7 @@ def find_input(
             f"{table.path}: cannot tell which of its columns to predict from\n{table.listing()}\n"
             "name it: --column COLUMN"
         )
-    return prose[0], " (guessed)"
+    return prose[0], " (inferred)"
 
 
 def ambiguous_table(table: Table, kind: str | None = None) -> DataError:
@@ -249,7 +249,7 @@ def _profile(name: str, cells: Sequence[Any]) -> Profile:
     )
 
 
-Columns = tuple[dict[str, str], set[str]] | None  # role → column, and the roles that are guessed
+Columns = tuple[dict[str, str], set[str]] | None  # role → column, and the roles that are inferred
 
 
 def _is_flawed_series(profiles: Sequence[Profile]) -> bool:
@@ -265,7 +265,7 @@ def _by_name(profiles: Sequence[Profile], names: Sequence[str]) -> str | None:
 
 
 def _label_candidates(profiles: Sequence[Profile]) -> list[str]:
-    """Columns of few values; those of nested objects and with names of metadata are none."""
+    """Label candidates: few distinct values, not a nested key, not a name of metadata."""
     return [
         p.name
         for p in profiles
@@ -274,7 +274,7 @@ def _label_candidates(profiles: Sequence[Profile]) -> list[str]:
 
 
 def _longest(profiles: Sequence[Profile]) -> str | None:
-    """The column with the longest prose; one with spaces before one of single words."""
+    """The column with the longest prose; columns of several words are preferred."""
     prose = [profile for profile in profiles if profile.is_prose]
     best = max(prose, key=lambda profile: (profile.words >= 2, profile.length), default=None)
     return best.name if best else None
@@ -285,7 +285,7 @@ def _find_labels(
 ) -> Columns:
     if not table.header and len(profiles) == 2 and asked:
         return {"text": "1", "label": "2"} | named, set()
-    guessed = set()
+    inferred = set()
     if "label" not in named:
         label = _by_name([p for p in profiles if p.name not in named.values()], LABEL)
         if label is None:
@@ -295,7 +295,7 @@ def _find_labels(
             if len(candidates) != 1:
                 return None
             label = candidates[0]
-            guessed.add("label")
+            inferred.add("label")
         named["label"] = label
     rest = [p for p in profiles if p.name != named["label"]]
     if not {"text", "text2"} & set(named) and (pair := _text_pair(rest)):
@@ -306,16 +306,16 @@ def _find_labels(
             text = _longest([p for p in rest if p.name != named.get("text2")])
             if text is not None and "text2" not in named:
                 _refuse_other_text(table, text, named["label"], rest, asked)
-            guessed.add("text")
+            inferred.add("text")
         if text is None:
             return None
         named["text"] = text
-    if guessed == {"label", "text"} and not asked and not table.header:
+    if inferred == {"label", "text"} and not asked and not table.header:
         # Two columns of words without names are pairs, unless one is surely a label.
         label_profile = next(p for p in profiles if p.name == named["label"])
         if label_profile.distinct * 10 > label_profile.filled:
             return None
-    return {role: named[role] for role in ROLES["labels"] if role in named}, guessed
+    return {role: named[role] for role in ROLES["labels"] if role in named}, inferred
 
 
 def _find_scores(
@@ -425,8 +425,8 @@ def _find_pairs(
     both = [name for name in both if name not in named.values()]
     if len(both) + len(named) != 2:
         return None
-    guesses = iter(both)
-    roles = {role: named.get(role) or next(guesses) for role in ("source", "target")}
+    inferred_columns = iter(both)
+    roles = {role: named.get(role) or next(inferred_columns) for role in ("source", "target")}
     return roles, set(roles) - set(named) if table.header else set()
 
 

@@ -36,7 +36,7 @@ class Dates:
 
     @property
     def step(self) -> int | None:
-        """The most frequent distance of two rows, in seconds; None for months and single rows."""
+        """The most frequent difference of two rows, in seconds; None for months and single rows."""
         if len(self.values) < 2 or self.months:
             return None
         steps, counts = np.unique(self._differences, return_counts=True)
@@ -46,7 +46,7 @@ class Dates:
     def months(self) -> int | None:
         """The step in months if it is 1, 3 or 12.
 
-        Rows at a fixed distance, as four weeks, are not months unless their day is the same.
+        A fixed step such as four weeks is not a month unless the day of the month stays the same.
         """
         steps, counts = np.unique(self._month_differences, return_counts=True)
         step = int(steps[counts.argmax()]) if len(steps) else 0
@@ -140,18 +140,18 @@ def read_dates(table: Table, rows: Sequence[Row]) -> tuple[Dates | None, set[int
     if columns:
         column = columns[0]
 
-        def single(row: Sequence[Any]) -> datetime | None:
+        def parse_cell(row: Sequence[Any]) -> datetime | None:
             return _date(row[column])
 
-        return _checked(table, rows, (column,), single), {column}
+        return _read_checked(table, rows, (column,), parse_cell), {column}
     three = _three_columns(table, rows)
     if three is None:
         return None, set()
 
-    def joined(row: Sequence[Any]) -> datetime | None:
+    def parse_parts(row: Sequence[Any]) -> datetime | None:
         return _from_parts(*(row[index] for index in three))
 
-    return _checked(table, rows, three, joined), {*three}
+    return _read_checked(table, rows, three, parse_parts), {*three}
 
 
 def _three_columns(table: Table, rows: Sequence[Row]) -> tuple[int, int, int] | None:
@@ -171,7 +171,7 @@ def _three_columns(table: Table, rows: Sequence[Row]) -> tuple[int, int, int] | 
     return None
 
 
-def _checked(table: Table, rows: Sequence[Row], columns: tuple[int, ...], parse: Any) -> Dates:
+def _read_checked(table: Table, rows: Sequence[Row], columns: tuple[int, ...], parse: Any) -> Dates:
     names = tuple(table.columns[index] for index in columns)
     dates: list[datetime] = []
     for number, row in rows:

@@ -25,12 +25,12 @@ from regard.errors import DataError
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _HEADER_NAME = re.compile(r"(?=.*[^\W\d_]).{1,40}$")  # a letter and no more than 40 characters
-_PLAIN_NAME = re.compile(r"[^\W\d][\w .()%/:-]*$")  # no sentence
+_PLAIN_NAME = re.compile(r"[^\W\d][\w .()%/:-]*$")  # a name, not a sentence
 _MAX_CELL = 1 << 30  # csv's own limit is 131,072 characters
 
 
 def from_delimited(path: Path) -> Table:
-    """The table in a file of delimited text; the delimiter and the header are found."""
+    """The table in a file of delimited text; the delimiter and the header are inferred."""
     scanned = scan(path)
     delimiter = _delimiter(path)
     quoted = _is_quoted(path, scanned, delimiter)
@@ -117,8 +117,8 @@ def _commas_are_decimal(path: Path) -> bool:
 def _is_quoted(path: Path, scanned: Scan, delimiter: str) -> bool:
     """Whether double quotes enclose cells (Excel, RFC 4180) or are characters of the text.
 
-    They enclose cells if so read all rows have the same number of columns. If lines split at
-    every delimiter have it too, a quoted cell may not contain a line end.
+    They enclose cells if, read that way, all rows have the same number of columns. If lines split
+    at every delimiter have it too, a quoted cell may not contain a line end.
     """
     opening = re.compile(rf'(^|{re.escape(delimiter)})"')
     if not any(opening.search(line) for line in read_lines(path, scanned)):
@@ -164,7 +164,7 @@ def _plain_rows(path: Path, scanned: Scan, delimiter: str) -> Iterator[tuple[int
 def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Whether the first row names the columns.
 
-    It does if its cells are short, different and no numbers, and if the rows below look different:
+    It does if its cells are short, distinct and not numeric, and if the rows below look different:
     a column of numbers, of image files, or of a few values that its name is not among, or (all
     columns) several words below single ones.
     """

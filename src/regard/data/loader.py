@@ -95,19 +95,19 @@ class RowLoader:
         self.count, self.batch, self.seed = count, batch, seed
 
     def examples(self, step: int) -> NDArray[np.int64]:
-        """The example numbers of a step."""
-        numbers = np.arange(step * self.batch, (step + 1) * self.batch)
-        rows = np.empty_like(numbers)
-        epochs = numbers // self.count
+        """The indices of the examples of a step."""
+        positions = np.arange(step * self.batch, (step + 1) * self.batch)
+        rows = np.empty_like(positions)
+        epochs = positions // self.count
         for epoch in range(epochs[0], epochs[-1] + 1):
             in_epoch = epochs == epoch
             rows[in_epoch] = permute(
-                numbers[in_epoch] % self.count, self.count, shuffle_key(self.seed, epoch)
+                positions[in_epoch] % self.count, self.count, shuffle_key(self.seed, epoch)
             )
         return rows
 
     def example_ids(self, step: int) -> list[int]:
-        """The example numbers of a step, for the log."""
+        """The indices of the examples of a step, for the log."""
         return self.examples(step).tolist()
 
 
@@ -237,7 +237,7 @@ class PairLoader:
         return PairIndices(self._order[chosen], bucket.width)
 
     def example_ids(self, step: int) -> list[int]:
-        """The numbers of the pairs of a step, for the log."""
+        """The indices of the pairs of a step, for the log."""
         return self.examples(step).indices.tolist()
 
     def sequential(self, limit: int | None = None) -> Iterator[PairIndices]:

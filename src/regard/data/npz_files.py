@@ -24,7 +24,7 @@ def array_names(path: Path) -> list[str]:
 def read_arrays(
     path: Path, wanted: Callable[[str], bool], what_to_save: str
 ) -> dict[str, NDArray[Any]]:
-    """The wanted arrays of an archive by name; `what_to_save` instead of arrays of objects."""
+    """The wanted arrays of an archive by name; the error for object arrays names `what_to_save`."""
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             names = [name for name in archive.files if wanted(name)]
@@ -41,7 +41,7 @@ def read_arrays(
 
 
 def _check_size(path: Path, archive: Any, names: list[str]) -> None:
-    """Raise if arrays are larger than the memory: zeros are packed to a thousandth of their size.
+    """Raise if arrays are larger than the memory: zeros compress to a thousandth of their size.
 
     No more than the size in the archive is unpacked, so that it cannot be understated.
     """
@@ -55,7 +55,7 @@ def _check_size(path: Path, archive: Any, names: list[str]) -> None:
 
 
 def _memory() -> int:
-    """The memory of this machine in bytes; on Windows, which does not tell, 16 GB."""
+    """The memory of this machine in bytes; 16 GB on Windows, where it cannot be queried."""
     if not hasattr(os, "sysconf"):
         return 16_000_000_000
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

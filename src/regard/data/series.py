@@ -15,7 +15,7 @@ from regard.data.tables import Table, has_comma
 from regard.data.validation_split import check_fraction
 from regard.errors import ConfigError, DataError, unknown
 
-NUMERIC_SHARE = 0.5  # of the cells of a column of numbers are numbers; the others are errors
+NUMERIC_SHARE = 0.5  # minimum fraction of numeric cells in a numeric column; others are errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Series:
         return self.values[:, -1 if name is None else self.index(name)]
 
     def index(self, name: str) -> int:
-        """The number of a column."""
+        """The index of a column."""
         if name not in self.column_names:
             raise ConfigError(f"{self.name}: {unknown('column', name, self.column_names)}")
         return self.column_names.index(name)
 
     def indices(self, names: Sequence[str]) -> list[int]:
-        """The numbers of columns."""
+        """The indices of columns."""
         return [self.index(name) for name in names]
 
     def split(self, fraction: float, seed: int = 0) -> tuple["Series", "Series"]:

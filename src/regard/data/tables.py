@@ -54,7 +54,7 @@ KNOWN_NAMES = {
     *TAGS,
     *(name for pair in (*PAIRS, *TEXT_PAIRS) for name in pair),
 }
-MOSTLY_NUMBERS = 0.9  # of the cells of a column of numbers, at least; the others are errors
+MOSTLY_NUMBERS = 0.9  # minimum fraction of numeric cells in a numeric column; others are errors
 DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?(e[+-]?\d+)?\s*$", re.I)
 _THOUSANDS = re.compile(r"\s*[+-]?\d{1,3}(,\d{3})+(,\d{3}|\.\d+)\s*$")  # 1,234,567 and 1,234.5
 _GROUPED = re.compile(r"\s*[+-]?(0|[1-9]\d{0,2}(,\d{3})*)(\.\d+)?\s*$")  # 12 and 1,234 and 1,234.5
@@ -75,7 +75,7 @@ class Table:
     columns: tuple[str, ...]
     rows: Callable[[], Iterator[Row]] = field(repr=False)
     digest: str  # of the content
-    header: bool = True  # False: the columns have only numbers
+    header: bool = True  # False: the columns are named by their numbers
     counts: str = "line"  # the unit of row numbers: "line" or "row"
     decimal_commas: tuple[str, ...] = ()  # columns of such numbers; their cells have points
 
@@ -113,10 +113,10 @@ def is_number(cell: Any) -> bool:
 
 
 def has_decimal_commas(cells: Sequence[str], *, three_digits: bool) -> bool:
-    """Whether cells are numbers with decimal commas, as 3,14 and 1.234,5.
+    """Whether cells are numbers with decimal commas, such as 3,14 and 1.234,5.
 
-    If all of them could have commas between thousands, as 1,234, only with `three_digits`, and not
-    if some must have such commas, as 1,234,567 and 1,234.5.
+    If every cell could also be read with thousands separators (1,234), return True only with
+    `three_digits`, and False if a cell must be read so (1,234,567 and 1,234.5).
     """
     numbers = [cell for cell in cells if DECIMAL_COMMA.match(cell)]
     filled = sum(bool(cell.strip()) for cell in cells)

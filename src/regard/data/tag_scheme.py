@@ -14,7 +14,7 @@ _TO_IOB2 = {"B": "B", "I": "I", "L": "I", "E": "I", "U": "B", "S": "B"}
 class TagScheme:
     """The scheme of some texts' tags, the tags as IOB2, and where they break the scheme."""
 
-    name: str | None  # None: the tags mark no spans, as parts of speech do
+    name: str | None  # None: the tags mark no spans (parts of speech)
     tags: Sequence[Sequence[str]]
     invalid: Sequence[int]  # the text of each invalid transition
 
@@ -50,8 +50,8 @@ def to_iob2(texts: Sequence[Sequence[str]]) -> TagScheme:
     for name, ends in (("BILOU", "LU"), ("BIOES", "ES")):
         if prefixes <= {*"BI", *ends}:
             invalid = [
-                number
-                for number, tags in enumerate(texts)
+                index
+                for index, tags in enumerate(texts)
                 for before, tag in zip(["O", *tags], [*tags, "O"], strict=True)
                 if not _follows(before, tag, ends)
             ]
@@ -72,8 +72,8 @@ def _follows(before: str, tag: str, ends: str) -> bool:
 
 def _iob(texts: Sequence[Sequence[str]]) -> TagScheme:
     starts = [  # I-x that continues nothing: invalid in IOB2, the rule in IOB1
-        number
-        for number, tags in enumerate(texts)
+        index
+        for index, tags in enumerate(texts)
         for before, tag in _transitions(tags)
         if tag[0] == "I" and before[1:] != tag[1:]
     ]
@@ -99,9 +99,10 @@ def _transitions(tags: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def check_classes(path: str, texts: Sequence[Sequence[str]], hint: str) -> None:
-    """Refuse tags of one class, or of more classes than a tenth of the words (words, numbers).
+    """Raise if all tags are equal, or so many that the column probably holds words or numbers.
 
-    A short text may have ten, if they are at most three quarters of its words; any may have four.
+    Classes may be a tenth of the words, ten of a short text if they are at most three quarters of
+    its words, and always four.
     """
     words = sum(map(len, texts))
     classes = {tag: None for tags in texts for tag in tags}

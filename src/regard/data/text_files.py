@@ -199,7 +199,7 @@ def _cached_scans() -> dict[str, Any]:
 
 
 def _read_entry(entry: Any, current: list[int]) -> Scan | None:
-    """The scan of an entry of the cache; None if the file has changed, or the entry."""
+    """The scan of an entry of the cache; None if the file has changed or the entry is corrupted."""
     if not isinstance(entry, list) or entry[: len(current)] != current:
         return None
     *fields, checksum = entry

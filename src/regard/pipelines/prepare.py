@@ -65,8 +65,8 @@ def default_settings(
 ) -> dict[str, Any]:
     """Default settings for this data; they are printed and saved like other settings.
 
-    `where` locates the data: `path`, or `source` and `target`. Columns of a table that were guessed
-    from its content are saved too.
+    `where` locates the data: `path`, or `source` and `target`. Columns of a table that are inferred
+    from its cells are saved too.
     """
     where = {**getattr(data, "columns", {}), **where}
     return merge(PIPELINES[data.kind].defaults(data, task, gpu=gpu), {"data": where})

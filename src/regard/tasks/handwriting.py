@@ -130,7 +130,7 @@ class Handwriting(Task):
         """Summed negative log-likelihood of the points."""
         source = {} if batch.text is None else {"source": batch.text}
         x = model(batch.inputs, **source)
-        loss: Tensor = model.head.loss(x, batch.targets, batch.scored)  # type: ignore[operator, union-attr]
+        loss: Tensor = model.head.loss(x, batch.targets, batch.mask)  # type: ignore[operator, union-attr]
         return loss
 
     def count(self, batch: StrokeBatch) -> Int[Tensor, ""]:
