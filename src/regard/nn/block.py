@@ -358,7 +358,7 @@ def residual(
 def deepnorm(
     side: Literal["encoder", "decoder"], encoder_layers: int, decoder_layers: int
 ) -> tuple[float, float]:
-    r"""DeepNorm's residual scale alpha and gain of the initialisation beta (Wang et al. 2022, table 1).
+    r"""DeepNorm's residual scale alpha and initialisation gain beta (Wang et al. 2022, table 1).
 
         encoder only, N layers       alpha = (2N)^(1/4)              beta = (8N)^(-1/4)
         decoder only, M layers       alpha = (2M)^(1/4)              beta = (8M)^(-1/4)
