@@ -6,6 +6,7 @@ import shutil
 from contextlib import contextmanager
 
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -17,7 +18,7 @@ from regard.files.directory import Directory
 from regard.training.events import RunStarted
 from regard.training.import_export import import_run
 from regard.training.run import begin, resume
-from regard.training.storage.checkpoint import write_tensors
+from regard.training.storage.checkpoint import Checkpoint, write_tensors
 from regard.training.storage.run_folder import RunFolder
 from regard.training.storage.weight_settings import RENAMED, current_settings
 from training.runs import config
@@ -224,6 +225,19 @@ def test_a_run_with_the_earlier_names_of_settings_loads(run):
         "task": "text_classification",
         "task.kind": "image_classification",
     }
+
+
+def test_tensors_of_an_earlier_version_have_their_current_names(run):
+    names = {
+        "decoder.blocks.0.ffn_after.weight": "decoder.blocks.0.ffn_post_norm.weight",
+        "blocks.1.cross_after.bias/exp_avg": "blocks.1.cross_post_norm.bias/exp_avg",
+    }
+    tensors = {name: torch.ones(2) for name in names}
+    save_file(tensors, run / "model.safetensors")
+    assert set(RunFolder(run).load_weights()) == set(names.values())
+    step = next((run / "checkpoints").iterdir())
+    save_file(tensors, step / "model.safetensors")
+    assert set(Checkpoint(step, 1).tensors("model")) == set(names.values())
 
 
 def test_an_imported_run_carries_its_settings(tmp_path):

@@ -107,7 +107,7 @@ class TritonDecoder(PackedDecoder):
         post = kind in ("post", "deepnorm")
         norm, ffn_norm = block.attention_norm, block.ffn_norm or block.attention_norm
         after = {
-            "sandwich": (block.attention_after, block.ffn_after),
+            "sandwich": (block.attention_post_norm, block.ffn_post_norm),
             "post": (norm, ffn_norm),
             "deepnorm": (norm, ffn_norm),
         }.get(kind)

@@ -339,9 +339,9 @@ def residual(
     branch: Callable[[Tensor], Tensor],
     norm: Norm,
     norm_placement: NormPlacement,
-    after: Norm | None = None,
+    post_norm: Norm | None = None,
 ) -> Stream:
-    """One branch with its residual connection and norms, as above; `after` is m."""
+    """One branch with its residual connection and norms, as above; `post_norm` is m."""
     if norm_placement.kind == "pre":
         return x + branch(norm(x))
     if norm_placement.kind == "post":
@@ -349,8 +349,8 @@ def residual(
     if norm_placement.kind == "deepnorm":
         return norm(norm_placement.residual_scale * x + branch(x))
     if norm_placement.kind == "sandwich":
-        assert after is not None
-        return x + after(branch(norm(x)))
+        assert post_norm is not None
+        return x + post_norm(branch(norm(x)))
     assert norm_placement.kind == "no_residual"
     return branch(norm(x))
 
@@ -398,12 +398,13 @@ class Block(nn.Module):
                 f"norm_placement={norm_placement.kind!r} does not support cross-attention; "
                 "an encoder-decoder needs pre, post, sandwich, deepnorm or no_residual"
             )
-        after = norm if norm_placement.kind == "sandwich" else lambda: None
-        self.attention, self.attention_norm, self.attention_after = attention, norm(), after()
+        post_norm = norm if norm_placement.kind == "sandwich" else lambda: None
+        self.attention, self.attention_norm = attention, norm()
+        self.attention_post_norm = post_norm()
         if cross is not None:
-            self.cross_norm, self.cross_after = norm(), after()
+            self.cross_norm, self.cross_post_norm = norm(), post_norm()
         self.cross = cross
-        self.ffn, self.ffn_after = ffn, None if ffn is None else after()
+        self.ffn, self.ffn_post_norm = ffn, None if ffn is None else post_norm()
         self.ffn_norm = None if ffn is None or norm_placement.kind == "parallel" else norm()
         self.norm_placement, self.dropout = norm_placement, dropout
         self.carry_hook, self.out_hook = StateHookPoint(), HookPoint()
@@ -420,8 +421,8 @@ class Block(nn.Module):
     ) -> Float[Tensor, "batch time dim"]:
         """The residual stream after this layer."""
         x, drop = self.carry_hook(x), self._drop
-        norms = (self.attention_norm, self.attention_after, self.ffn_norm, self.ffn_after)
-        attention_norm, attention_after, ffn_norm, ffn_after = (
+        norms = (self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm)
+        attention_norm, attention_post_norm, ffn_norm, ffn_post_norm = (
             bind_padding_mask(norm, inputs.valid) for norm in norms
         )
         assert attention_norm is not None
@@ -436,7 +437,7 @@ class Block(nn.Module):
             lambda x: drop(self.attention(x, inputs=inputs, state=state)),
             attention_norm,
             self.norm_placement,
-            attention_after,
+            attention_post_norm,
         )
         if self.cross is not None:
             cross = self.cross
@@ -446,12 +447,12 @@ class Block(nn.Module):
                 lambda x: drop(cross(x, memory, inputs=memory_inputs, memory_kv=memory_kv)),
                 self.cross_norm,
                 self.norm_placement,
-                self.cross_after,
+                self.cross_post_norm,
             )
         if self.ffn is not None:
             branch = self.ffn
             assert ffn_norm is not None
-            x = residual(x, lambda x: drop(branch(x)), ffn_norm, self.norm_placement, ffn_after)
+            x = residual(x, lambda x: drop(branch(x)), ffn_norm, self.norm_placement, ffn_post_norm)
         return self.out_hook(x)
 
     def _drop(self, x: Tensor) -> Tensor:

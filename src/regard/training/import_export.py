@@ -61,6 +61,7 @@ from regard.training.storage.start import (
     run_template,
     run_weights,
 )
+from regard.training.storage.weight_settings import current_tensors
 from regard.training.tuning import LoRA, has_adapter, tuning
 
 EXISTS_HINT = "choose another folder"
@@ -379,7 +380,8 @@ def _write_template(folder: Path, template: str | None) -> None:
 
 def _open_weights(model: Any, path: Path) -> tuple[Tensors, torch.dtype]:
     """Open the weights of a run after checking that they fit its model and have one dtype."""
-    tensors = Tensors(read_header(path))
+    stored = read_header(path)
+    tensors = Tensors(current_tensors(stored))
     entries = tensors.entries.items()
     empty = {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in entries}
     load_model(model, empty, str(path))  # raises an error that names what does not fit
@@ -387,7 +389,7 @@ def _open_weights(model: Any, path: Path) -> tuple[Tensors, torch.dtype]:
     if len(dtypes) > 1 or not dtypes <= set(WEIGHT_DTYPES):
         actual, supported = (", ".join(sorted(map(str, d))) for d in (dtypes, WEIGHT_DTYPES))
         raise CheckpointError(f"{path} holds {actual}; a run has one dtype, one of {supported}")
-    check_tensors(path, tensors)
+    check_tensors(path, Tensors(stored))
     return tensors, dtypes.pop()
 
 

@@ -30,9 +30,9 @@ from regard.hub.rope_config import read_rope, write_rope
 CONSTANTS = {"norm": "rms_plus_one", "bias": False, "embed_scaled": True}
 SANDWICH = {
     **LAYER,
-    "post_attention_layernorm": "attention_after",
+    "post_attention_layernorm": "attention_post_norm",
     "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "ffn_after",
+    "post_feedforward_layernorm": "ffn_post_norm",
 }
 
 

@@ -43,6 +43,7 @@ from regard.files.safetensors import (
 )
 from regard.files.untrusted import open_regular_file, parse_json, read_json, read_text
 from regard.training.parallel.ranks import SINGLE, Ranks
+from regard.training.storage.weight_settings import current_tensors
 
 FORMAT = 1  # of MANIFEST.json
 NO_DIGEST = "0" * 64  # in place of a sha256 that is not known yet
@@ -65,7 +66,7 @@ class Checkpoint:
             files = read_json(index).get(name, [])
             if not files or not isinstance(files, list) or not all(map(is_shard_name, files)):
                 raise CheckpointError(f"{index} does not list the files of {name} in its folder")
-        return _read_rows([self.path / file for file in files], rank, ranks)
+        return current_tensors(_read_rows([self.path / file for file in files], rank, ranks))
 
     def state(self) -> dict[str, Any]:
         """The content of state.json: everything that is not a tensor."""
@@ -354,7 +355,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata() or {}
     _check_digest(metadata, path, sorted(tensors.items()))
-    return tensors
+    return current_tensors(tensors)
 
 
 def check_tensors(path: Path, tensors: Tensors) -> None:

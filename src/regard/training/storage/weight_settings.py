@@ -4,13 +4,15 @@ An edited config.json (`norm_eps`, class names) would load without an error and 
 """
 
 import json
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from regard.config import RunConfig, flatten, kind_of, to_table
 from regard.files.untrusted import parse_json, quote
 from regard.training.tuning import has_adapter
 
+T = TypeVar("T")
 KEY = "settings"  # in the metadata of model.safetensors
 # of the data: how texts are read, and which of them are for validation, as is `train.seed`
 DATA_SETTINGS = ("lower", "text", "label", "tags", "columns", "validation_fraction")
@@ -43,6 +45,23 @@ RENAMED_VALUES: dict[str, dict[str | bool, str | bool]] = {
     "train.schedule": {"stable_decay": "warmup_stable_decay"},
     "train.tune": {"last": "last_layers", "gradual": "gradual_unfreezing"},
 }
+
+# The same for tensors of model.safetensors and of checkpoints: patterns of names.
+RENAMED_TENSORS = {r"\b(attention|cross|ffn)_after\b": r"\1_post_norm"}
+
+
+def current_tensors(tensors: Mapping[str, T]) -> dict[str, T]:
+    """Tensors, or anything else that has their names, under the current names.
+
+    >>> current_tensors({"blocks.0.ffn_after.weight": 1})
+    {'blocks.0.ffn_post_norm.weight': 1}
+    """
+    renamed = {}
+    for name, tensor in tensors.items():
+        for pattern, new in RENAMED_TENSORS.items():
+            name = re.sub(pattern, new, name)
+        renamed[name] = tensor
+    return renamed
 
 
 def current_settings(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
