@@ -10,7 +10,7 @@ def test_a_plan_shows_memory_speed_and_assumptions(regard):
     assert (completed.code, completed.err) == (0, "")
     for title in ("memory per GPU", "training", "best", "generation", "assumptions"):
         assert f"\n{title}" in completed.out
-    assert "FSDP: 5 rows per GPU" in completed.out
+    assert "FSDP: 5 sequences per GPU" in completed.out
     assert "host memory: 215.6 GB per machine" in completed.out  # 8 ranks, 4 bytes a parameter
     assert "20 per parameter (Chinchilla)" in completed.out
     assert max(map(len, completed.out.splitlines())) <= 80
@@ -42,11 +42,11 @@ def test_every_assumption_can_be_changed(regard):
 def test_settings_and_rows_change_the_plan(regard):
     plain, changed = (
         json.loads(regard("plan", "gpt2", *words, "--json").out)
-        for words in ([], ["model.context=2048", "--rows", 4])
+        for words in ([], ["model.context=2048", "--sequences", 4])
     )
     assert (plain["context"], changed["context"]) == (1024, 2048)
-    assert changed["plans"][0]["rows"] == 4
-    assert plain["plans"][0]["rows"] > 100
+    assert changed["plans"][0]["sequences"] == 4
+    assert plain["plans"][0]["sequences"] > 100
 
 
 def test_a_run_can_be_planned(regard, text_run):
@@ -63,11 +63,11 @@ def test_a_run_can_be_planned(regard, text_run):
         (["gpt2", "--tokens", "inf"], "tokens=inf must be a number above 0"),
         (["gpt2", "--card", "h1000"], "did you mean 'h100'"),
         (["gpt2", "--tokens", -1], "tokens=-1"),
-        (["gpt2", "--rows", 10**6], "at most"),
+        (["gpt2", "--sequences", 10**6], "at most"),
         (["ngram"], "only the training of a Transformer can be estimated"),
         (["llama-65b", "--gpus", 4, "--memory", 240], "it fits on 11 GPUs"),
         (["llama-65b", "--gpus", 64], "and gathers 130.6 GB of weights for an evaluation"),
-        (["llama-65b"], "a row of 2,048 tokens"),
+        (["llama-65b"], "a sequence of 2,048 tokens"),
         (["llama-3.1-8b", "--gpus", 64], "smaller model.context"),
     ],
 )

@@ -73,15 +73,17 @@ def test_so_many_rows_fit_and_not_one_more(gpus):
     counted = cost(TINYLLAMA)
     available = cluster("a100", gpus)
     for plan in training_plans(counted, available):
-        assert plan.rows > 0
+        assert plan.sequences > 0
         assert plan.used_bytes <= available.usable_memory
-        logits = 2 * min((plan.rows + 1) * 2048 * 32000, 2**28)
+        logits = 2 * min((plan.sequences + 1) * 2048 * 32000, 2**28)
         assert (
-            plan.static_bytes + (plan.rows + 1) * plan.activation_bytes + logits
+            plan.static_bytes + (plan.sequences + 1) * plan.activation_bytes + logits
             > available.usable_memory
         )
-        larger = {plan.name: plan for plan in training_plans(counted, available, plan.rows + 1)}
-        assert larger[plan.name].rows == 0
+        larger = {
+            plan.name: plan for plan in training_plans(counted, available, plan.sequences + 1)
+        }
+        assert larger[plan.name].sequences == 0
 
 
 def test_ddp_holds_all_and_fsdp_its_share():
@@ -98,7 +100,7 @@ def test_with_fsdp_an_evaluation_must_fit_too():
     counted = cost(preset("llama-65b"))
     weights, own = 2 * counted.parameters, 16 * counted.parameters // 64
     tight = cluster("a100", 64, memory=(weights + own) / 0.95)
-    assert not any(plan.rows for plan in training_plans(counted, tight))
+    assert not any(plan.sequences for plan in training_plans(counted, tight))
     roomy = replace(tight, memory=tight.memory + 0.5e9)
     fsdp = fastest(training_plans(counted, roomy))
     assert fsdp.sharded

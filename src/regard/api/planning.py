@@ -29,8 +29,8 @@ class GenerationMemory:
     """Memory of bfloat16 inference on one GPU."""
 
     weight_bytes: int
-    state_bytes: int  # the KV cache of one row
-    rows: int  # that fit at a time
+    state_bytes: int  # the KV cache of one sequence
+    sequences: int  # that fit at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Plan:
 
     def seconds(self, strategy: TrainingPlan) -> float | None:
         """How long training takes; None where the model does not fit."""
-        return self.tokens / strategy.tokens_per_second if strategy.rows else None
+        return self.tokens / strategy.tokens_per_second if strategy.sequences else None
 
 
 def plan(
@@ -68,13 +68,13 @@ def plan(
     utilization: float | None = None,
     link: float | None = None,
     tokens: float | None = None,
-    rows: int | None = None,
+    sequences: int | None = None,
 ) -> Plan:
     """Plan the training of a preset, a run's model or a recipe on `gpus` GPUs.
 
     `memory` in GB and `peak` in TFLOP/s of each GPU and `link` in GB/s replace the card's
     data sheet; `utilization` is the fraction of the peak that is reached. By default there are 20
-    `tokens` per parameter (Hoffmann et al. 2022), and as many `rows` per GPU as fit.
+    `tokens` per parameter (Hoffmann et al. 2022), and as many `sequences` per GPU as fit.
 
     >>> regard.plan("llama-7b", gpus=8).best.sharded
     True
@@ -94,10 +94,10 @@ def plan(
         raise ConfigError(f"tokens={tokens:g} must be a number above 0")
     described = info(what, *words, model=model)
     model_cost = described.cost
-    strategies = training_plans(model_cost, cluster, rows)
+    strategies = training_plans(model_cost, cluster, sequences)
     best = fastest(strategies)
     if best is None:
-        raise ConfigError(_too_large(described.name, model_cost, cluster, rows))
+        raise ConfigError(_too_large(described.name, model_cost, cluster, sequences))
     return Plan(
         name=described.name,
         cost=model_cost,
@@ -117,10 +117,11 @@ def _generation_memory(cost: Cost, cluster: Cluster) -> GenerationMemory:
     return GenerationMemory(weights, state, int(free // state) if state else 0)
 
 
-def _too_large(what: str, cost: Cost, cluster: Cluster, rows: int | None) -> str:
+def _too_large(what: str, cost: Cost, cluster: Cluster, sequences: int | None) -> str:
     memory, smallest = with_prefix(cluster.memory, "B"), training_plans(cost, cluster)[-1]
-    if rows is not None and smallest.rows:
-        return f"rows={rows} do not fit on {cluster.gpus} × {memory}; at most {smallest.rows} do"
+    if sequences is not None and smallest.sequences:
+        most = smallest.sequences
+        return f"sequences={sequences} do not fit on {cluster.gpus} × {memory}; at most {most} do"
     message = f"{what} does not fit on {cluster.gpus} × {memory}: each GPU holds at least "
     advice = "a smaller model"
     if smallest.sharded and smallest.evaluation_bytes > cluster.usable_memory:
@@ -129,9 +130,9 @@ def _too_large(what: str, cost: Cost, cluster: Cluster, rows: int | None) -> str
         message += f"and gathers {gathered} of weights for an evaluation\n"
     else:
         advice = "a smaller model.context"
-        row = with_prefix(smallest.activation_bytes + smallest.logits_bytes, "B")
+        size = with_prefix(smallest.activation_bytes + smallest.logits_bytes, "B")
         message += f"{with_prefix(smallest.static_bytes, 'B')},\n"
-        message += f"and {row} more for a row of {cost.context or 1:,} tokens\n"
+        message += f"and {size} more for a sequence of {cost.context or 1:,} tokens\n"
     needed = gpus_needed(cost, cluster)
     if needed is None:
         return f"{message}no number of GPUs helps; use GPUs with more memory or {advice}"

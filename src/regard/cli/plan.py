@@ -45,8 +45,8 @@ def plan(
     tokens: Annotated[
         float | None, Option(metavar="T", help="Training tokens; by default 20 per parameter.")
     ] = None,
-    rows: Annotated[
-        int | None, Option(metavar="N", help="Rows per GPU and step; by default all that fit.")
+    sequences: Annotated[
+        int | None, Option(metavar="N", help="Sequences per GPU and step; by default all that fit.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -68,7 +68,7 @@ def plan(
             utilization=utilization,
             link=link,
             tokens=tokens,
-            rows=rows,
+            sequences=sequences,
         )
     if as_json:
         print_json(_table(result))
@@ -97,18 +97,18 @@ def _memory(plan: "Plan") -> list[list[str]]:
         ("AdamW's two moments", [strategy.optimizer_bytes for strategy in columns]),
         ("bfloat16 weights", [strategy.compute_weight_bytes for strategy in columns]),
         (
-            "weights gathered for evaluation",
+            "gathered for evaluation",
             [strategy.evaluation_weight_bytes for strategy in columns],
         ),
         ("a chunk of logits", [strategy.logits_bytes for strategy in columns]),
-        ("activations of a row", [strategy.activation_bytes for strategy in columns]),
+        ("activations/sequence", [strategy.activation_bytes for strategy in columns]),
     ]
     cells = [
         [name, *(with_prefix(size, "B") if size else "-" for size in sizes)]
         for name, sizes in rows
         if any(sizes)
     ]
-    fits = ["rows that fit", *(f"{s.rows:,}" if s.rows else "-" for s in columns)]
+    fits = ["sequences that fit", *(f"{s.sequences:,}" if s.sequences else "-" for s in columns)]
     return [["", *(strategy.name for strategy in columns)], *cells, fits]
 
 
@@ -134,10 +134,10 @@ def _speed(plan: "Plan") -> list[list[str]]:
 
 def _advice(plan: "Plan") -> list[str]:
     best, gpus = plan.best, plan.cluster.gpus
-    tokens = with_prefix(best.rows * (plan.cost.context or 1) * gpus, "")
-    rows = f"{best.rows:,} row{'s' if best.rows > 1 else ''}"
-    rows += " per GPU" if gpus > 1 else ""
-    words = f"train.batch={best.rows * gpus}"
+    tokens = with_prefix(best.sequences * (plan.cost.context or 1) * gpus, "")
+    sequences = f"{best.sequences:,} sequence{'s' if best.sequences > 1 else ''}"
+    sequences += " per GPU" if gpus > 1 else ""
+    words = f"train.batch={best.sequences * gpus}"
     words += " train.activation_checkpointing=true" if best.activation_checkpointing else ""
     launch = "regard train"
     if gpus > 1:
@@ -146,7 +146,7 @@ def _advice(plan: "Plan") -> list[str]:
     seconds = plan.tokens / best.tokens_per_second
     host = with_prefix(plan.host_bytes, "B")
     return [
-        f"{best.name}: {rows} and {tokens} tokens per step, {format_time(seconds)}",
+        f"{best.name}: {sequences} and {tokens} tokens per step, {format_time(seconds)}",
         f"{launch} … {words}",
         f"host memory: {host} per machine: each rank creates the whole model",
     ]
@@ -176,7 +176,7 @@ def _generation(plan: "Plan") -> list[tuple[str, str]]:
     return [
         ("weights", with_prefix(memory.weight_bytes, "B")),
         (f"KV cache, {plan.cost.context or 1:,} tokens", with_prefix(memory.state_bytes, "B")),
-        ("rows that fit", f"{memory.rows:,}" if memory.rows else "-"),
+        ("sequences that fit", f"{memory.sequences:,}" if memory.sequences else "-"),
     ]
 
 

@@ -79,16 +79,16 @@ class TrainingPlan:
     gradient_bytes: int
     optimizer_bytes: int
     evaluation_weight_bytes: int  # FSDP: all bfloat16 weights, gathered at once for an evaluation
-    activation_bytes: int  # of one row
+    activation_bytes: int  # of one sequence
     logits_bytes: int  # of one chunk of the loss
-    rows: int  # per GPU; 0 if one row or the evaluation does not fit
-    used_bytes: int  # peak memory with `rows` rows
+    sequences: int  # per GPU; 0 if one sequence or the evaluation does not fit
+    used_bytes: int  # peak memory with them
     tokens_per_second: float
     limit: str  # the bottleneck of a step: "compute" or "communication"
 
     @property
     def static_bytes(self) -> int:
-        """Bytes in a training step before the first row."""
+        """Bytes in a training step before the first sequence."""
         return self.persistent_bytes + self.compute_weight_bytes
 
     @property
@@ -102,18 +102,20 @@ class TrainingPlan:
         return self.persistent_bytes + self.evaluation_weight_bytes + self.logits_bytes
 
 
-def training_plans(cost: Cost, cluster: Cluster, rows: int | None = None) -> list[TrainingPlan]:
-    r"""Every strategy, the simplest first; with `rows` rows per GPU, or as many as fit.
+def training_plans(
+    cost: Cost, cluster: Cluster, sequences: int | None = None
+) -> list[TrainingPlan]:
+    r"""Every strategy, the simplest first; with so many `sequences` per GPU, or as many as fit.
 
-    N GPUs, P parameters, rows of T tokens that take F FLOPs each; bytes per GPU:
+    N GPUs, P parameters, n sequences of T tokens that take F FLOPs each; bytes per GPU:
 
-        DDP     16 P + 2 per weight of a matmul + rows · activations
-        FSDP    16 P / N + 8 (P outside the layers + 2 P of the largest layer) + rows · activations
+        DDP     16 P + 2 per weight of a matmul + n · activations
+        FSDP    16 P / N + 8 (P outside the layers + 2 P of the largest layer) + n · activations
                 16 P / N + 2 P  in an evaluation, which gathers all weights at once
 
     A step takes the longer of
 
-        compute          rows · T · F / (peak · utilization);  with activation checkpointing 4/3
+        compute          n · T · F / (peak · utilization);  with activation checkpointing 4/3
         communication    8 P (N-1)/N / (link · utilization)
 
     since the two overlap. DDP all-reduces the gradients in float32; FSDP all-gathers the weights
@@ -124,10 +126,10 @@ def training_plans(cost: Cost, cluster: Cluster, rows: int | None = None) -> lis
             "only the training of a Transformer can be estimated: FLOPs determine its time;\n"
             "they do not for recurrent models and for models fitted without gradients"
         )
-    if rows is not None and rows < 1:
-        raise ConfigError(f"rows={rows} must be more than 0")
+    if sequences is not None and sequences < 1:
+        raise ConfigError(f"sequences={sequences} must be more than 0")
     return [
-        _plan(cost, cluster, rows, sharded, activation_checkpointing)
+        _plan(cost, cluster, sequences, sharded, activation_checkpointing)
         for sharded in ([False, True] if cluster.gpus > 1 else [False])
         for activation_checkpointing in (False, True)
     ]
@@ -135,18 +137,18 @@ def training_plans(cost: Cost, cluster: Cluster, rows: int | None = None) -> lis
 
 def fastest(plans: list[TrainingPlan]) -> TrainingPlan | None:
     """The fastest plan that fits in memory, the simplest of equally fast ones."""
-    fitting = [plan for plan in plans if plan.rows]
+    fitting = [plan for plan in plans if plan.sequences]
     return max(fitting, key=lambda plan: plan.tokens_per_second, default=None)
 
 
 def gpus_needed(cost: Cost, cluster: Cluster) -> int | None:
     """The fewest GPUs of this kind on which training fits; None if no number suffices."""
     shards = cost.weight_bytes + cost.gradient_bytes + cost.optimizer_bytes
-    row = cost.mixed_checkpointed_bytes + _logits_bytes(cost, 1)
-    if cost.mixed_training_bytes + row <= cluster.usable_memory:
+    sequence_bytes = cost.mixed_checkpointed_bytes + _logits_bytes(cost, 1)
+    if cost.mixed_training_bytes + sequence_bytes <= cluster.usable_memory:
         return 1
     unsharded = max(
-        _gathered_bytes(cost) + row, BFLOAT16 * cost.parameters + _logits_bytes(cost, 1)
+        _gathered_bytes(cost) + sequence_bytes, BFLOAT16 * cost.parameters + _logits_bytes(cost, 1)
     )
     room = cluster.usable_memory - unsharded
     return max(2, math.ceil(shards / room)) if room > 0 else None
@@ -160,7 +162,7 @@ def host_bytes(cost: Cost, cluster: Cluster) -> int:
 def _plan(
     cost: Cost,
     cluster: Cluster,
-    rows: int | None,
+    sequences: int | None,
     sharded: bool,
     activation_checkpointing: bool,
 ) -> TrainingPlan:
@@ -171,18 +173,22 @@ def _plan(
         for size in (cost.weight_bytes, cost.gradient_bytes, cost.optimizer_bytes)
     )
     compute = _gathered_bytes(cost) if sharded else cost.mixed_training_bytes - cost.training_bytes
-    row = cost.mixed_activation_bytes
+    sequence_bytes = cost.mixed_activation_bytes
     if activation_checkpointing:
-        row = cost.mixed_checkpointed_bytes
+        sequence_bytes = cost.mixed_checkpointed_bytes
     persistent = weights + gradients + moments
     evaluation = BFLOAT16 * cost.parameters if sharded else 0
-    max_rows = _max_rows(cost, cluster.usable_memory - persistent - compute, row)
+    max_sequences = _max_sequences(
+        cost, cluster.usable_memory - persistent - compute, sequence_bytes
+    )
     if persistent + evaluation + _logits_bytes(cost, 1) > cluster.usable_memory:
-        max_rows = 0
-    rows = max_rows if rows is None else rows if rows <= max_rows else 0
-    logits = _logits_bytes(cost, max(rows, 1))
+        max_sequences = 0
+    sequences = (
+        max_sequences if sequences is None else sequences if sequences <= max_sequences else 0
+    )
+    logits = _logits_bytes(cost, max(sequences, 1))
 
-    tokens = rows * (cost.context or 1)
+    tokens = sequences * (cost.context or 1)
     passes = (2 + BACKWARD) / (1 + BACKWARD) if activation_checkpointing else 1
     flops = cost.training_flops_per_token * passes
     compute_time = tokens * flops / (cluster.peak * cluster.utilization)
@@ -199,12 +205,14 @@ def _plan(
         gradient_bytes=gradients,
         optimizer_bytes=moments,
         evaluation_weight_bytes=evaluation,
-        activation_bytes=row,
+        activation_bytes=sequence_bytes,
         logits_bytes=logits,
-        rows=rows,
+        sequences=sequences,
         used_bytes=persistent
-        + max(compute + rows * row + logits, evaluation + _logits_bytes(cost, 1)),
-        tokens_per_second=gpus * tokens / max(compute_time, communication_time) if rows else 0.0,
+        + max(compute + sequences * sequence_bytes + logits, evaluation + _logits_bytes(cost, 1)),
+        tokens_per_second=gpus * tokens / max(compute_time, communication_time)
+        if sequences
+        else 0.0,
         limit="communication" if communication_time > compute_time else "compute",
     )
 
@@ -214,12 +222,16 @@ def _gathered_bytes(cost: Cost) -> int:
     return (BFLOAT16 + BFLOAT16 + FLOAT32) * (cost.outside_parameters + 2 * cost.layer_parameters)
 
 
-def _logits_bytes(cost: Cost, rows: int) -> int:
-    tokens = rows * (cost.context or 1)
+def _logits_bytes(cost: Cost, sequences: int) -> int:
+    tokens = sequences * (cost.context or 1)
     return BFLOAT16 * min(tokens * cost.logits_per_token, CHUNK_ELEMENTS_CUDA)
 
 
-def _max_rows(cost: Cost, room: float, row: int) -> int:
-    """The most rows that fit in memory with their logits, of which at most one chunk exists."""
+def _max_sequences(cost: Cost, room: float, sequence_bytes: int) -> int:
+    """The most sequences that fit in memory with their logits (of which one chunk exists)."""
     chunk = BFLOAT16 * CHUNK_ELEMENTS_CUDA if cost.logits_per_token else 0
-    return max(0, int((room - chunk) // row), int(room // (row + _logits_bytes(cost, 1))))
+    return max(
+        0,
+        int((room - chunk) // sequence_bytes),
+        int(room // (sequence_bytes + _logits_bytes(cost, 1))),
+    )
