@@ -231,7 +231,7 @@ def make(case):
     source = None
     if case in IMAGES:
         images = torch.randn(ROWS, config.channels, config.image_size, config.image_size)
-        source = ImageSource.of(images, config.cells)
+        source = ImageSource.of(images, config.regions)
     elif case in PAIRS:
         source = Source(torch.randint(0, VOCAB, (ROWS, 7)), torch.tensor([7, 4, 2]))
     if hasattr(model, "fit"):

@@ -39,7 +39,7 @@ def _logits(model, config):
     source = None
     if hasattr(config, "image_size"):
         images = torch.ones(2, config.channels, config.image_size, config.image_size)
-        source = ImageSource.of(images, config.cells)
+        source = ImageSource.of(images, config.regions)
     elif (
         isinstance(config, Seq2SeqConfig)
         or getattr(config, "architecture", "") == "encoder-decoder"

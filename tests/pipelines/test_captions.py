@@ -89,7 +89,7 @@ def test_shapes_say_what_is_where():
     data = shapes(examples=60)
     assert data.fingerprint() == shapes(examples=60).fingerprint()
     pixels = data.read(np.arange(60), 48)
-    for image, (caption,), region in zip(pixels, data.captions, data.regions, strict=True):
+    for image, (caption,), region in zip(pixels, data.captions, data.boxes, strict=True):
         words = caption.split()
         assert len(words) in (3, 7, 8)
         boxes = list(dict.fromkeys(region.values()))
@@ -178,7 +178,7 @@ def test_models_and_tasks_that_do_not_fit_are_refused(tmp_path):
             prepare_training(build(RunConfig, {**config, "model": model}))
     with pytest.raises(ConfigError, match="must be a power of two"):
         resolve({"preset": "tiny-captioner", "patch": 6, "image_size": 48})
-    with pytest.raises(ConfigError, match="at least the 256 cells"):
+    with pytest.raises(ConfigError, match="at least the 256 regions"):
         resolve({"preset": "tiny-captioner", "patch": 4})
     model = build_model(resolve({"preset": "tiny-captioner", "vocab_size": 9, "dim": 16}))
     with pytest.raises(regard.errors.ShapeError, match="do not fit the model"):

@@ -76,21 +76,21 @@ def test_an_exported_head_gives_the_numbers(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("header", "row", "columns", "guessed"),
+    ("header", "row", "columns", "inferred"),
     [
         ("sentence1,sentence2,score", "a b c,a b d,", "text=sentence1, text2=sentence2", ""),
-        ("first,then,value", "some words {n},other words {n},", "text2=then (guessed)", "value"),
+        ("first,then,value", "some words {n},other words {n},", "text2=then (inferred)", "value"),
         ("review,price", "good value {n},", "text=review", "price"),
     ],
 )
-def test_texts_and_a_column_of_numbers_are_detected(tmp_path, header, row, columns, guessed):
+def test_texts_and_a_column_of_numbers_are_detected(tmp_path, header, row, columns, inferred):
     path = tmp_path / "numbers.csv"
     rows = [f"{row.format(n=chr(97 + n % 26) * (1 + n // 26))}{n / 8 + 0.3}" for n in range(60)]
     path.write_text("\n".join([header, *rows]) + "\n")
     data = open_data(str(path))
     assert data.kind == "scores"
     assert columns in data.description
-    assert f"label={guessed} (guessed)" in data.description or not guessed
+    assert f"label={inferred} (inferred)" in data.description or not inferred
     assert data.numbers()[:2] == [0.3, 0.425]
 
 

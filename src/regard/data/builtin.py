@@ -260,7 +260,7 @@ def shapes(*, examples: int = 6000, side: int = 48, seed: int = 1) -> Captions:
     noise = np.random.Generator(np.random.PCG64(seed))
     pixels = np.empty((examples, 3, side, side), np.uint8)
     captions: list[tuple[str, ...]] = []
-    regions: list[dict[int, Box]] = []
+    word_boxes: list[dict[int, Box]] = []
     for image in pixels:
         image[:] = random.randint(90, 165) + noise.integers(-12, 13, (3, side, side))
         words, named = list[str](), dict[int, Box]()
@@ -271,9 +271,9 @@ def shapes(*, examples: int = 6000, side: int = 48, seed: int = 1) -> Captions:
             words += [*(relation if words else ()), "a", colour, shape]
             named |= {len(words) - 2: box, len(words) - 1: box}
         captions.append((" ".join(words),))
-        regions.append(named)
+        word_boxes.append(named)
     description = f"{side} × {side} pixels, coloured shapes"
-    return from_pixels("shapes", description, pixels, captions, regions)
+    return from_pixels("shapes", description, pixels, captions, word_boxes)
 
 
 _COLOURS = {

@@ -43,7 +43,7 @@ class Captions:
     read: Callable[[NDArray[np.int64], Size], Pixels] = field(repr=False)
     digest: str = field(repr=False)
     # for each image, the bounding box of what a caption word names: word index → box
-    regions: Sequence[Mapping[int, Box]] | None = field(default=None, repr=False)
+    boxes: Sequence[Mapping[int, Box]] | None = field(default=None, repr=False)
     train: "Captions | None" = field(default=None, repr=False)  # of validation data
     columns: Mapping[str, str] = field(default_factory=dict)  # of a table, by role
 
@@ -83,7 +83,7 @@ class Captions:
             description=description,
             captions=[self.captions[row] for row in rows],
             groups=[self.groups[row] for row in rows],
-            regions=None if self.regions is None else [self.regions[row] for row in rows],
+            boxes=None if self.boxes is None else [self.boxes[row] for row in rows],
             read=lambda chosen, size: self.read(rows[chosen], size),
             digest=hashlib.sha256(json.dumps([self.digest, rows.tolist()]).encode()).hexdigest(),
         )
@@ -116,7 +116,7 @@ def from_pixels(
     description: str,
     pixels: Pixels,
     captions: Sequence[tuple[str, ...]],
-    regions: Sequence[Mapping[int, Box]] | None = None,
+    boxes: Sequence[Mapping[int, Box]] | None = None,
 ) -> Captions:
     """Images in memory, with their captions."""
     return Captions(
@@ -128,7 +128,7 @@ def from_pixels(
         side=min(pixels.shape[2:]),
         read=lambda rows, size: resize(pixels[rows], size),
         digest=hashlib.sha256(np.ascontiguousarray(pixels).data).hexdigest(),
-        regions=regions,
+        boxes=boxes,
     )
 
 

@@ -322,7 +322,7 @@ def _find_scores(
     table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
 ) -> Columns:
     """One or two columns of texts, and one of numbers, which are not whole unless asked for."""
-    guessed = set()
+    inferred = set()
     numbers = [p for p in profiles if p.is_numeric and (asked or not p.is_whole)]
     flawed = [p for p in profiles if p.name.lower() in SCORE and MOSTLY_NUMBERS <= p.numbers < 1]
     if "label" not in named:
@@ -331,7 +331,7 @@ def _find_scores(
         if known is None and len(others) != 1:
             return None
         named["label"] = known or others[0]
-        guessed |= {"label"} if known is None else set()
+        inferred |= {"label"} if known is None else set()
     elif not asked and named["label"] not in [p.name for p in numbers]:
         return None
     rest = [p for p in profiles if p.name not in named.values()]
@@ -342,11 +342,11 @@ def _find_scores(
         if pair is None and text is None:
             if not 1 <= len(prose) <= 2:
                 return None
-            guessed |= {"text", "text2"} if len(prose) == 2 else {"text"}
+            inferred |= {"text", "text2"} if len(prose) == 2 else {"text"}
         named |= dict(zip(("text", "text2"), pair or ([text] if text else prose), strict=False))
     if "text" not in named:
         return None
-    return {role: named[role] for role in ROLES["scores"] if role in named}, guessed
+    return {role: named[role] for role in ROLES["scores"] if role in named}, inferred
 
 
 def _refuse_other_text(

@@ -1,4 +1,4 @@
-"""Image captioning: an encoder of the cells of an image, and a decoder that attends to them."""
+"""Image captioning: an encoder of the regions of an image, and a decoder that attends to them."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
@@ -12,7 +12,7 @@ from regard.models.compatibility import SEQ2SEQ, check_rules
 from regard.models.seq2seq import EncoderDecoder, Memory
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.attention import Mask
-from regard.nn.image_features import FEATURES, CellLayer, CellPositions
+from regard.nn.image_features import FEATURES, CellLayer, RegionPositions
 from regard.nn.recurrent import CELLS, CellState
 from regard.nn.recurrent_attention import Hard
 from regard.nn.score import SCORES
@@ -22,7 +22,7 @@ Features = Literal["convolution", "patches"]
 
 
 class ImageGrid:
-    """Mixin of a configuration: the image is a square grid of cells of `patch` pixels."""
+    """Mixin of a configuration: the image is a square grid of regions of `patch` pixels."""
 
     __slots__ = ()
     image_size: int
@@ -36,12 +36,12 @@ class ImageGrid:
         return self.image_size // self.patch
 
     @property
-    def cells(self) -> int:
-        """How many cells an image has."""
+    def regions(self) -> int:
+        """How many regions an image has."""
         return self.grid**2
 
     def check_grid(self) -> None:
-        """Raise if an image cannot be divided into cells."""
+        """Raise if an image cannot be divided into regions."""
         for name in ("image_size", "patch", "channels"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
@@ -58,30 +58,30 @@ class ImageGrid:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class CaptionerConfig(ImageGrid, TransformerConfig):
-    """A captioning Transformer, whose encoder reads the cells of an image."""
+    """A captioning Transformer, whose encoder reads the regions of an image."""
 
     input_kind: ClassVar[str] = "images"  # what the encoder reads, instead of text
     architecture: Literal["encoder-decoder"] = "encoder-decoder"  # which stacks there are
     image_size: int = 64  # side of an image, in pixels
-    patch: int = 8  # side of a cell, in pixels
+    patch: int = 8  # side of a region, in pixels
     channels: int = 3  # channels of an image: 3 for RGB, 1 for grey
-    features: Features = "convolution"  # how cells become vectors (nn.image_features.FEATURES)
+    features: Features = "convolution"  # how regions become vectors (nn.image_features.FEATURES)
 
     def __post_init__(self) -> None:
         TransformerConfig.__post_init__(self)
         self.check_grid()
         if self.source_vocab_size is not None:
             raise ConfigError("source_vocab_size is for a source of text; leave it out")
-        if self.context < self.cells:
+        if self.context < self.regions:
             raise ConfigError(
-                f"context={self.context} must be at least the {self.cells} cells of an image; "
+                f"context={self.context} must be at least the {self.regions} regions of an image; "
                 "raise context or patch"
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class RecurrentCaptionerConfig(ImageGrid, Settings):
-    """A captioning recurrent network with attention over the cells of an image."""
+    """A captioning recurrent network with attention over the regions of an image."""
 
     input_kind: ClassVar[str] = "images"  # what the encoder reads, instead of text
     architecture: ClassVar[str] = "encoder-decoder"
@@ -91,20 +91,20 @@ class RecurrentCaptionerConfig(ImageGrid, Settings):
     source_vocab_size: ClassVar[None] = None
     vocab_size: int  # number of tokens
     cell: Choice = "lstm"  # the recurrent cell (nn.recurrent.CELLS)
-    dim: int = 128  # width of the embeddings, the cells and every layer
+    dim: int = 128  # width of the embeddings, the regions and every layer
     layers: int = 1  # number of decoder layers
-    encoder_layers: int = 1  # convolutions over the cells; 0: none
+    encoder_layers: int = 1  # convolutions over the regions; 0: none
     image_size: int = 64  # side of an image, in pixels
-    patch: int = 8  # side of a cell, in pixels
+    patch: int = 8  # side of a region, in pixels
     channels: int = 3  # channels of an image: 3 for RGB, 1 for grey
-    features: Features = "convolution"  # how cells become vectors (nn.image_features.FEATURES)
+    features: Features = "convolution"  # how regions become vectors (nn.image_features.FEATURES)
     score: Choice = "additive"  # the attention score (nn.score.SCORES)
     # where attention is: before the decoder (bahdanau), after it (luong), after its first layer
     placement: Literal["bahdanau", "luong", "between"] = "bahdanau"
     input_feeding: bool = False  # luong: the last attentional vector joins the next input
     heads: int | None = None  # attention heads with projections; None: one without
     hops: int = 1  # attention layers in sequence, each adds the last context to its query
-    hard: Hard | None = None  # hard attention, to one cell only, trained by this estimator
+    hard: Hard | None = None  # hard attention, to one region only, trained by this estimator
     dropout: float = 0.0  # dropout of embeddings, between layers, and of the head's input
     tied: bool = True  # output matrix = embedding matrix of the target
     context: int = 64  # ids of a training caption; generation has no limit
@@ -118,10 +118,10 @@ class RecurrentCaptionerConfig(ImageGrid, Settings):
             raise ConfigError(f"encoder_layers={self.encoder_layers} must be at least 0")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
-        if self.cells > self.context and kind_of(self.score)[0] == "location":
+        if self.regions > self.context and kind_of(self.score)[0] == "location":
             raise ConfigError(
                 f"score='location' has a row for each of context={self.context} places, but an "
-                f"image has {self.cells} cells; raise context or patch"
+                f"image has {self.regions} regions; raise context or patch"
             )
         for name, choice, table in (("cell", self.cell, CELLS), ("score", self.score, SCORES)):
             if (kind := kind_of(choice)[0]) not in table:
@@ -136,9 +136,9 @@ class RecurrentCaptionerConfig(ImageGrid, Settings):
 
 
 class Captioner(Transformer):
-    r"""P(caption | image): a Transformer whose encoder reads the cells of an image.
+    r"""P(caption | image): a Transformer whose encoder reads the regions of an image.
 
-        h = encoder(cells(image)),     the decoder attends to h in every layer
+        h = encoder(regions(image)),     the decoder attends to h in every layer
 
     With features "patches" the encoder is a ViT without a class token.
     """
@@ -165,17 +165,17 @@ class Captioner(Transformer):
 
 
 class RecurrentCaptioner(EncoderDecoder):
-    r"""P(caption | image): a recurrent decoder that attends to the cells of an image.
+    r"""P(caption | image): a recurrent decoder that attends to the regions of an image.
 
-        h_i = encoder(cells(image))_i + p_i,           s_0 = tanh(B mean_i h_i)
+        h_i = encoder(regions(image))_i + p_i,           s_0 = tanh(B mean_i h_i)
         c_t = sum_i softmax_i(score(s, h_i)) h_i       soft attention
-        c_t = h_i of one cell i                        hard attention (`nn.recurrent_attention`)
+        c_t = h_i of one region i                        hard attention (`nn.recurrent_attention`)
 
     The decoder is that of `EncoderDecoder`. Xu et al. 2015 ("Show, attend and tell"), without
     their gate and doubly stochastic term, and with features that are trained with the decoder.
     """
 
-    packs = False  # all images have the same number of cells
+    packs = False  # all images have the same number of regions
 
     def __init__(self, config: RecurrentCaptionerConfig) -> None:
         super().__init__(cast(Any, config))
@@ -186,7 +186,7 @@ class RecurrentCaptioner(EncoderDecoder):
         self.image_layers = nn.Sequential(
             *(CellLayer(dim, config.grid) for _ in range(config.encoder_layers))
         )
-        self.cell_positions = CellPositions(config.cells, dim)
+        self.cell_positions = RegionPositions(config.regions, dim)  # its name in checkpoints
         vectors = range(self._cells()[0].state_vectors)
         self.bridge = nn.ModuleList(
             nn.ModuleList(nn.Linear(dim, dim) for _ in vectors) for _ in range(config.layers)
@@ -199,8 +199,8 @@ class RecurrentCaptioner(EncoderDecoder):
 
     def _encode(self, source: Any) -> tuple[list[CellState], Memory]:
         images = check_images(source, self.config)
-        cells = self.image_embed(images.to(next(self.image_embed.parameters()).dtype))
-        h = self.cell_positions(self.image_layers(cells))
+        regions = self.image_embed(images.to(next(self.image_embed.parameters()).dtype))
+        h = self.cell_positions(self.image_layers(regions))
         hops = [attention.keys_values(h) for attention in self._attentions()]
         allowed = torch.ones(len(h), 1, 1, h.shape[1], dtype=torch.bool, device=h.device)
         vectors = self._cells()[0].state_vectors

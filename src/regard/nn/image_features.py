@@ -1,4 +1,4 @@
-"""Features of the cells of an image, which a decoder attends to."""
+"""Features of the regions of an image, which a decoder attends to."""
 
 from typing import TYPE_CHECKING
 
@@ -10,12 +10,12 @@ from regard.nn.patch import PatchEmbedding
 
 
 class ConvolutionFeatures(nn.Module):
-    r"""A vector for each cell of `patch` × `patch` pixels, by strided convolutions.
+    r"""A vector for each region of `patch` × `patch` pixels, by strided convolutions.
 
         z_0 = image,    z_i = relu(norm(K_i * z_{i-1}))        3 × 3, stride 2, i = 1 .. log2(patch)
         h   = P z + p                                          row by row
 
-    A vector sees 2 patch - 1 pixels in each direction, so that it describes what is at its cell.
+    A vector sees 2 patch - 1 pixels in each direction, so that it describes what is at its region.
     """
 
     def __init__(self, channels: int, dim: int, patch: int) -> None:
@@ -29,20 +29,20 @@ class ConvolutionFeatures(nn.Module):
 
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
-    ) -> Float[Tensor, "batch cells dim"]:
-        """The vectors of the cells."""
+    ) -> Float[Tensor, "batch regions dim"]:
+        """The vectors of the regions."""
         z = images
         for stage in self.stages:
             z = stage(z)
-        cells: Tensor = self.project(z).flatten(2).transpose(1, 2)
-        return cells
+        regions: Tensor = self.project(z).flatten(2).transpose(1, 2)
+        return regions
 
     if TYPE_CHECKING:
         __call__ = forward
 
 
 class _Convolution(nn.Module):
-    """relu(norm(K * z)); the norm is over all channels of a cell, so that cells stay apart."""
+    """relu(norm(K * z)); the norm is over all channels of a region, so that regions stay apart."""
 
     def __init__(self, channels: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class _Convolution(nn.Module):
 
 
 class PatchFeatures(PatchEmbedding):
-    """A vector for each cell: a linear function of its pixels (Dosovitskiy et al. 2020)."""
+    """A vector for each region: a linear function of its pixels (Dosovitskiy et al. 2020)."""
 
     def __init__(self, channels: int, dim: int, patch: int) -> None:
         super().__init__(channels, dim, patch, cls=False)
@@ -68,27 +68,31 @@ FEATURES: dict[str, type[ConvolutionFeatures] | type[PatchFeatures]] = {
 
 
 class CellLayer(nn.Module):
-    """h + relu(norm(K * h)): each cell reads the cells around it, by a 3 × 3 convolution."""
+    """h + relu(norm(K * h)): each region reads the regions around it, by a 3 × 3 convolution."""
 
     def __init__(self, dim: int, grid: int) -> None:
         super().__init__()
         self.grid, self.convolution = grid, _Convolution(dim, dim)
 
-    def forward(self, cells: Float[Tensor, "batch cells dim"]) -> Float[Tensor, "batch cells dim"]:
-        """The vectors, each with what is around its cell."""
-        z = cells.transpose(1, 2).unflatten(2, (self.grid, self.grid))
+    def forward(
+        self, regions: Float[Tensor, "batch regions dim"]
+    ) -> Float[Tensor, "batch regions dim"]:
+        """The vectors, each with what is around its region."""
+        z = regions.transpose(1, 2).unflatten(2, (self.grid, self.grid))
         read: Tensor = self.convolution(z)
-        return cells + read.flatten(2).transpose(1, 2)
+        return regions + read.flatten(2).transpose(1, 2)
 
 
-class CellPositions(nn.Module):
-    """h_i + p_i: a learned vector for each cell is added, as in ViT."""
+class RegionPositions(nn.Module):
+    """h_i + p_i: a learned vector for each region is added, as in ViT."""
 
-    def __init__(self, cells: int, dim: int) -> None:
+    def __init__(self, regions: int, dim: int) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.empty(cells, dim))
+        self.table = nn.Parameter(torch.empty(regions, dim))
         nn.init.normal_(self.table, std=0.02)
 
-    def forward(self, cells: Float[Tensor, "batch cells dim"]) -> Float[Tensor, "batch cells dim"]:
-        """The vectors with the positions of their cells."""
-        return cells + self.table
+    def forward(
+        self, regions: Float[Tensor, "batch regions dim"]
+    ) -> Float[Tensor, "batch regions dim"]:
+        """The vectors with the positions of their regions."""
+        return regions + self.table

@@ -32,14 +32,16 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class ImageSource(Source):
-    """The images that a captioner writes about, in place of ids, and their numbers of cells."""
+    """The images that a captioner writes about, in place of ids, and their numbers of regions."""
 
     ids: Float[Tensor, "batch channels height width"]
 
     @classmethod
-    def of(cls, images: Float[Tensor, "batch channels height width"], cells: int) -> "ImageSource":
-        """Images that all have `cells` cells."""
-        return cls(images, torch.full((len(images),), cells, device=images.device))
+    def of(
+        cls, images: Float[Tensor, "batch channels height width"], regions: int
+    ) -> "ImageSource":
+        """Images that all have `regions` regions."""
+        return cls(images, torch.full((len(images),), regions, device=images.device))
 
     @property
     def images(self) -> Float[Tensor, "batch channels height width"]:

@@ -89,7 +89,7 @@ class CaptionsPipeline(Pipeline):
         return image_files(path)
 
     def defaults(self, data: Captions, task: Choice, *, gpu: bool) -> dict[str, Any]:
-        """A recurrent network with soft attention over the cells of the image."""
+        """A recurrent network with soft attention over the regions of the image."""
         size = max(16, min(data.side, 128 if gpu else 64) // 8 * 8)
         longest = max(len(text.split()) for text in data.texts())
         return {
@@ -145,7 +145,7 @@ class CaptionsPipeline(Pipeline):
         description = describe_data(train, validation, tokenizers)
         size, grid = f"{model.image_size} × {model.image_size}", f"{model.grid} × {model.grid}"
         description[0] += f"; resized to {size}"
-        description.append(f"cells      {grid} of {model.patch} × {model.patch} pixels")
+        description.append(f"regions    {grid} of {model.patch} × {model.patch} pixels")
         if truncated := examples.truncated + data.dropped:
             description.append(f"truncated  {truncated:,} captions, to {model.context - 1} tokens")
         return TrainingData(
@@ -209,8 +209,8 @@ class CaptionsPipeline(Pipeline):
         """Loss, BLEU, chrF and exact match of the captions, and of those of the nearest image.
 
         The baseline is the caption of the training image whose pixels are nearest. Where the data
-        says what is where, also how often the cell with the largest attention weight for a word
-        is on what the word names.
+        has bounding boxes, also how often the region with the largest attention weight for a word
+        overlaps the box of what the word names.
         """
         captions: Captions = data.validation_data
         task, tokenizer = cast(Caption, data.task), cast(Tokenizer, data.tokenizers)
@@ -229,7 +229,7 @@ class CaptionsPipeline(Pipeline):
             nearest = nearest_captions(captions.train, captions)
             scores = _score(nearest, captions)
             metrics |= {f"nearest_{name}": score for name, score in scores.items()}
-        if captions.regions is not None:
+        if captions.boxes is not None:
             metrics["attention_on_named"] = attention_hits(data, model)
         return metrics
 
@@ -242,8 +242,8 @@ class CaptionsPipeline(Pipeline):
         tokenizer = cast(Tokenizer, run.tokenizers)
         task, captions = caption_task(run.config.task, tokenizer), list[str]()
         for start in range(0, len(inputs), DEFAULT_ROWS):
-            part = inputs[start : start + DEFAULT_ROWS]
-            pixels = np.concatenate([input_pixels(run.model, what) for what in part])
+            images = inputs[start : start + DEFAULT_ROWS]
+            pixels = np.concatenate([input_pixels(run.model, image) for image in images])
             captions += generate_captions(run.model, task, tokenizer, pixels, BeamSearch())
         return captions
 
@@ -256,9 +256,9 @@ def caption_task(choice: Choice, tokenizer: Tokenizer) -> Caption:
 
 def image_source(model: nn.Module, task: Caption, pixels: NDArray[np.uint8]) -> ImageSource:
     """Images as a model reads them, on its device."""
-    cells = cast(Any, model.config).cells
+    regions = cast(Any, model.config).regions
     images = task.normalize(torch.from_numpy(pixels))
-    return ImageSource.of(images.to(next(model.parameters()).device), cells)
+    return ImageSource.of(images.to(next(model.parameters()).device), regions)
 
 
 @torch.no_grad()
@@ -286,7 +286,7 @@ def generate_captions(
 def caption_attention(
     model: nn.Module, source: ImageSource, ids: Tensor, layer: int | None = None
 ) -> tuple[str, Tensor]:
-    """The module by which a decoder attends to the cells, and its weights for each token."""
+    """The module by which a decoder attends to the regions, and its weights for each token."""
     path = cross_attention_path(model, layer)
     model.eval()
     maps = attention_maps(model, lambda: model(ids, source=source), pattern=path)
@@ -294,7 +294,7 @@ def caption_attention(
 
 
 def explain_caption(run: TrainedModel, image: Any, layers: Sequence[int | None]) -> AttentionMaps:
-    """The attention of each token of the caption of an image over its cells."""
+    """The attention of each token of the caption of an image over its regions."""
     model, tokenizer = run.model, cast(Tokenizer, run.tokenizers)
     task, pixels = caption_task(run.config.task, tokenizer), input_pixels(model, image)
     source = image_source(model, task, pixels)
@@ -303,19 +303,19 @@ def explain_caption(run: TrainedModel, image: Any, layers: Sequence[int | None])
     inputs = torch.tensor([[task.bos_id, *ids[:-1]]], device=source.images.device)
     grid = cast(Any, model.config).grid
     shown = ShownImage(torch.from_numpy(pixels[0]), (grid, grid))
-    cells = [f"{row},{column}" for row in range(grid) for column in range(grid)]
+    regions = [f"{row},{column}" for row in range(grid) for column in range(grid)]
     pieces = list(map(tokenizer.piece, ids))
     maps = AttentionMaps()
     for layer in layers:
         path, weights = caption_attention(model, source, inputs, layer)
-        maps[path] = ImageAttentionMap(pieces, cells, weights[0], kind="cross", image=shown)
+        maps[path] = ImageAttentionMap(pieces, regions, weights[0], kind="cross", image=shown)
     return maps
 
 
 def encode_words(
     tokenizer: Tokenizer, texts: Sequence[Sequence[str]]
 ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """The ids of each text, given as its words, and the number of the last token of each word."""
+    """The ids of each text, given as its words, and the index of the last token of each word."""
     encoded = tokenizer.encode_with_offsets([" ".join(words) for words in texts])
     result = []
     for words, (ids, offsets) in zip(texts, encoded, strict=True):
@@ -326,11 +326,11 @@ def encode_words(
 
 
 def attention_hits(data: EvalData, model: nn.Module) -> float:
-    """How often the largest attention weight for a word is in the region of what it names.
+    """How often the largest attention weight for a word is in the bounding box of what it names.
 
     The pointing game (Zhang et al. 2016).
-    The model reads the true captions. The weights are the mean over heads, in the last layer; a
-    word is that of the last of its tokens.
+    The model reads the true captions. The weights are the mean over heads, in the last layer; the
+    attention of a word is that of its last token.
     """
     captions: Captions = data.validation_data
     task, tokenizer = cast(Caption, data.task), cast(Tokenizer, data.tokenizers)
@@ -346,10 +346,10 @@ def attention_hits(data: EvalData, model: nn.Module) -> float:
         _, weights = caption_attention(model, source, ids.to(source.images.device))
         best = weights.mean(1).argmax(-1).cpu()  # (batch, time)
         scale = captions.side / config.grid
-        for number, row in enumerate(rows):
-            for word, box in cast(Any, captions.regions)[row].items():
-                cell = int(best[number, lasts[number][word]])
-                top, left = (scale * index for index in divmod(cell, config.grid))
+        for index, row in enumerate(rows):
+            for word, box in cast(Any, captions.boxes)[row].items():
+                region = int(best[index, lasts[index][word]])
+                top, left = (scale * place for place in divmod(region, config.grid))
                 inside = box[0] < top + scale and box[1] < left + scale
                 hits += inside and top < box[2] and left < box[3]
                 words += 1
@@ -362,11 +362,11 @@ def nearest_captions(train: Captions, captions: Captions) -> list[str]:
     """For each image, the caption of the training image with the nearest pixels (the baseline)."""
 
     def vectors(data: Captions) -> NDArray[np.float32]:
-        parts = [
+        pixels = [
             data.read(np.arange(start, min(start + 256, len(data))), NEIGHBOUR_SIDE)
             for start in range(0, len(data), 256)
         ]
-        return np.concatenate(parts).reshape(len(data), -1).astype(np.float32)
+        return np.concatenate(pixels).reshape(len(data), -1).astype(np.float32)
 
     known, asked = vectors(train), vectors(captions)
     squares = (known**2).sum(1)
@@ -418,7 +418,7 @@ class _Examples:
         """A batch of these captions."""
         pixels = self.data.read(self.image[rows], self.config.image_size)
         sentences = [self.ids[row] for row in rows]
-        examples = pixels, sentences, self.width, self.config.cells, training
+        examples = pixels, sentences, self.width, self.config.regions, training
         return task.collate(examples, generator)
 
     def sequential(self, task: Caption, rows: int, limit: int | None) -> Iterator[Batch]:

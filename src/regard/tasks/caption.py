@@ -51,11 +51,11 @@ class Caption(Seq2Seq):
         generator: torch.Generator,
     ) -> CaptionBatch:
         """Images and their captions; `training` also shifts the images at random."""
-        pixels, sentences, width, cells, training = examples
+        pixels, sentences, width, regions, training = examples
         images = torch.from_numpy(pixels)
         if training and self.crop:
             images = random_shift(images, self.crop, generator)
-        source = ImageSource.of(self.normalize(images), cells)
+        source = ImageSource.of(self.normalize(images), regions)
         return CaptionBatch(source, *self.shift(sentences, width))
 
     def normalize(
