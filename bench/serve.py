@@ -361,7 +361,7 @@ def measure_http(run: str, streams: int, requests: int) -> None:
     context = opened.model.context or 512
     work = workload(requests, opened.tokenizer.size, context)
     server = subprocess.Popen(
-        [sys.executable, "-m", "regard", "serve", run, "--port", "0", "--rows", str(streams)],
+        [sys.executable, "-m", "regard", "serve", run, "--port", "0", "--sequences", str(streams)],
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ,
@@ -424,7 +424,7 @@ def measure_engine(arguments: argparse.Namespace) -> None:
         theirs = run_peer(peer, work, streams, arguments.seconds)
         theirs.show()
         del peer
-    engine, rates = BatchEngine(language, EngineConfig(rows=streams, queue=streams)), []
+    engine, rates = BatchEngine(language, EngineConfig(sequences=streams, queue=streams)), []
     profile = cProfile.Profile()
     for repeat in range(-1, arguments.repeats + 1):  # two to warm up
         work = workload(

@@ -28,7 +28,7 @@ from regard.accel.packed import FusedNormLinear, PackedLinear
 from regard.accel.triton_decoder import TritonDecoder
 from regard.nn.block import RMSNorm
 from regard.serve.engine import BatchEngine, EngineConfig
-from regard.serve.prompt_graphs import make_prompt_graphs
+from regard.serve.prefill_graphs import make_prefill_graphs
 from regard.serve.request import Request
 from regard.serve.rows import make_rows
 
@@ -255,7 +255,7 @@ def test_the_kernel_keeps_the_top_k():
 @pytest.mark.parametrize("change", [{"window": 5}] if INTERPRETED else [{}, {"window": 5}], ids=str)
 def test_kernels_read_concatenated_prompts(change, monkeypatch):
     """The engine reads several prompts at once, without padding, into its rows."""
-    monkeypatch.setattr("regard.serve.prompt_graphs.SIZES", (8, 20))
+    monkeypatch.setattr("regard.serve.prefill_graphs.SIZES", (8, 20))
     torch.manual_seed(0)
     model = Transformer(replace(LLAMA, **change)).to(DEVICE).eval()
     dtype = torch.float32 if DEVICE == "cpu" else torch.bfloat16  # FlashAttention needs 16 bits
@@ -264,11 +264,11 @@ def test_kernels_read_concatenated_prompts(change, monkeypatch):
     prompts = [torch.randint(0, 53, (length,)).tolist() for length in (5, 1, 9, 3)]
     with torch.inference_mode():
         rows = make_rows(fast, 1 << 24, 6, capture=True)
-        graphs = make_prompt_graphs(fast, rows)
+        graphs = make_prefill_graphs(fast, rows)
         rows.lengths = [3]  # a row in use, which stays as it is
         before = rows.buffers[0][:, 0].clone()
         for group in (prompts[:2], prompts[1:], prompts):  # captured, then replayed
-            logits = graphs.read(group)
+            logits = graphs.prefill(group)
         assert set(graphs.graphs) == {8, 20}
         assert torch.equal(rows.buffers[0][:, 0], before)
         tolerance = 1e-4 if dtype == torch.float32 else 5e-2
@@ -288,7 +288,7 @@ def test_kernels_read_concatenated_prompts(change, monkeypatch):
     if DEVICE == "cpu":
         chain = parse_chain(["temperature=0.9"])
         requests = [Request(p, chain, tokens=3, seed=n) for n, p in enumerate(prompts)]
-        engine = BatchEngine(fast, EngineConfig(rows=4), capture=True)
-        assert engine.prompts.graphs is not None
+        engine = BatchEngine(fast, EngineConfig(sequences=4), capture=True)
+        assert engine.prefiller.graphs is not None
         alone = [generate(model, [r.prompt], chain, tokens=3, seed=[r.seed]) for r in requests]
         assert engine.run(requests) == alone

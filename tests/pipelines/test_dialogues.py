@@ -266,10 +266,10 @@ def test_a_special_token_at_the_end_of_a_turn_stops_the_answer(world, monkeypatc
     list(run.chat("ag", tokens=3))
     assert stops == [{*tokenizer.stop_ids, special}]
     pytest.importorskip("fastapi")
-    from regard.serve.prepare import chat_prompt, prepare
+    from regard.serve.engine_request import chat_prompt, prepare
     from regard.serve.schema import Sampling
 
-    monkeypatch.setattr("regard.serve.prepare.run_template", lambda *_: template)
+    monkeypatch.setattr("regard.serve.engine_request.run_template", lambda *_: template)
     engine = SimpleNamespace(language=SimpleNamespace(vocab_size=tokenizer.size))
     served = SimpleNamespace(
         run=run,

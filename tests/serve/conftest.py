@@ -42,5 +42,8 @@ def text_run(materials, tmp_path_factory):  # noqa: F811
 def live(text_run, pair_run):  # noqa: F811
     """The address of a server with both runs."""
     pytest.importorskip("fastapi")
-    with serving([text_run, pair_run], config=EngineConfig(rows=8, queue=32)) as (address, server):
+    with serving([text_run, pair_run], config=EngineConfig(sequences=8, queue=32)) as (
+        address,
+        server,
+    ):
         yield address, server

@@ -119,12 +119,14 @@ def checked_indices(monkeypatch):
 
 
 def check_lengths(engine):
-    """The KV cache and the history of a row have the ids of its text, and a step ahead."""
-    ahead = [text for each in engine.ahead for text in each.texts]
-    lengths = engine.sampling.lengths.tolist() if engine.texts else []
-    for text, length, in_cache in zip(engine.texts, lengths, engine.rows.lengths, strict=True):
-        assert in_cache == len(text.window) - 1 + (text in ahead)
-        assert length == len(text.request.prompt) + text.count + (text in ahead)
+    """The KV cache and the history of a row have the ids of its sequence, and a step in flight."""
+    flying = [sequence for step in engine.in_flight for sequence in step.sequences]
+    lengths = engine.sampling.lengths.tolist() if engine.sequences else []
+    rows = zip(engine.sequences, lengths, engine.rows.lengths, strict=True)
+    for sequence, length, in_cache in rows:
+        started = sequence in flying
+        assert in_cache == len(sequence.window) - 1 + started
+        assert length == len(sequence.request.prompt) + sequence.count + started
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def check_lengths(engine):
     [case if case in QUICK else pytest.param(case, marks=pytest.mark.long) for case in SERVED],
 )
 def test_every_model_answers_as_it_does_alone(case, checked_indices):
-    """Contexts of 16 tokens overflow; four rows are fewer than there are texts."""
+    """Contexts of 16 tokens overflow; four rows are fewer than there are sequences."""
     subject, generator = make(case), torch.Generator().manual_seed(1)
     if getattr(subject.model.config, "prefix", False):
         with pytest.raises(ConfigError, match="prefix LM"):
@@ -141,22 +143,23 @@ def test_every_model_answers_as_it_does_alone(case, checked_indices):
     subject.model.double()  # rounding decides nothing
     requests = list(requests_for(subject, generator))
     expected = [alone(subject.model, request) for request in requests]
-    config = EngineConfig(rows=4, chunk=5, turn=6)
+    config = EngineConfig(sequences=4, prefill_chunk=5, time_slice=6)
     engine = BatchEngine(pack(subject.model), config, stop=sorted(STOP))
     assert serve(engine, requests, pauses(generator)) == expected
     assert not engine.busy
-    config = EngineConfig(rows=5, chunk=5, turn=6)  # not a number of rows that graphs are made for
+    # not a number of rows that graphs are made for
+    config = EngineConfig(sequences=5, prefill_chunk=5, time_slice=6)
     engine = BatchEngine(subject.model, config, stop=sorted(STOP), capture=True)
     assert serve(engine, requests, pauses(generator)) == expected
 
 
-def test_a_step_that_runs_ahead_of_the_end_has_room(checked_indices):
-    """The longest text ends while a step for it has begun; the context is far away."""
+def test_a_step_in_flight_at_the_end_has_room(checked_indices):
+    """The longest sequence ends while a step for it is in flight; the context is far away."""
     torch.manual_seed(0)
     model = build_model(replace(CASES["tiny-decoder"], context=64)).double().eval()
     requests = [request(n, tokens=8 + 3 * n) for n in range(1, 7)]
     expected = [alone(model, each) for each in requests]
-    engine = BatchEngine(model, EngineConfig(rows=8), stop=sorted(STOP), capture=True)
+    engine = BatchEngine(model, EngineConfig(sequences=8), stop=sorted(STOP), capture=True)
     assert serve(engine, requests, iter([1] * 99)) == expected
 
 
@@ -175,17 +178,17 @@ def request(length=3, **options):
 
 
 def test_a_cancelled_request_leaves_before_the_next_step():
-    engine = decoder(rows=2)
+    engine = decoder(sequences=2)
     running, reading, waiting = (request(n=1), request(4), request(5))
     for each in (running, reading, waiting):
         engine.submit(each)
     engine.step()
-    assert len(engine.texts) == 2
+    assert len(engine.sequences) == 2
     assert len(engine.waiting) == 1
     running.cancelled = waiting.cancelled = True
     finished = {event.request: event.finish for event in engine.step() if event.finish}
     assert finished == {running: "cancelled", waiting: "cancelled"}
-    assert [text.request for text in engine.texts] == [reading]
+    assert [text.request for text in engine.sequences] == [reading]
     assert engine.counters.cancelled == 2
     while engine.busy:
         engine.step()
@@ -194,7 +197,7 @@ def test_a_cancelled_request_leaves_before_the_next_step():
 
 
 def test_the_queue_is_bounded():
-    engine = decoder(rows=1, queue=2)
+    engine = decoder(sequences=1, queue=2)
     for _ in range(2):
         engine.submit(request())
     with pytest.raises(QueueFull, match="2 requests wait already"):
@@ -286,8 +289,8 @@ def test_a_prompt_that_fails_does_not_repeat_those_read_before_it(monkeypatch):
 
 
 def test_out_of_memory_halves_the_rows(monkeypatch):
-    engine = decoder(rows=4)
-    expected = decoder(rows=4).run([request(n) for n in range(1, 5)])
+    engine = decoder(sequences=4)
+    expected = decoder(sequences=4).run([request(n) for n in range(1, 5)])
     step, calls = engine.rows.step, []
 
     def scarce(last):
@@ -302,28 +305,28 @@ def test_out_of_memory_halves_the_rows(monkeypatch):
     assert engine.max_rows == 4  # again, when all are answered
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_out_of_memory_after_a_step_loses_no_token(ahead, monkeypatch):
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_out_of_memory_after_a_step_loses_no_token(overlaps, monkeypatch):
     def engine():
         torch.manual_seed(0)
         model = make("tiny-decoder").model.double()
-        return BatchEngine(model, EngineConfig(rows=4), stop=sorted(STOP), capture=ahead)
+        return BatchEngine(model, EngineConfig(sequences=4), stop=sorted(STOP), capture=overlaps)
 
     def requests():
         return [request(n, chain=CHAINS[n % len(CHAINS)]) for n in range(1, 5)]
 
     expected, scarce = engine().run(requests()), engine()
-    compute, left = scarce._start_ahead if ahead else sample_rows, [1]
+    compute, left = scarce._launch if overlaps else sample_rows, [1]
 
     def after_sampling(*args):
         out = compute(*args)
-        if len(scarce.texts) == 4 and left:
+        if len(scarce.sequences) == 4 and left:
             left.clear()
             raise torch.OutOfMemoryError("no memory")
         return out
 
-    if ahead:
-        monkeypatch.setattr(scarce, "_start_ahead", after_sampling)
+    if overlaps:
+        monkeypatch.setattr(scarce, "_launch", after_sampling)
     else:
         monkeypatch.setattr("regard.serve.engine.sample_rows", after_sampling)
     assert scarce.run(requests()) == expected
@@ -331,12 +334,12 @@ def test_out_of_memory_after_a_step_loses_no_token(ahead, monkeypatch):
 
 
 def test_texts_that_get_no_row_wait_and_have_each_token_once(monkeypatch):
-    engine, requests = decoder(rows=4), [request(n) for n in range(1, 5)]
-    expected, left = decoder(rows=4).run([request(n) for n in range(1, 5)]), [1]
+    engine, requests = decoder(sequences=4), [request(n) for n in range(1, 5)]
+    expected, left = decoder(sequences=4).run([request(n) for n in range(1, 5)]), [1]
     join = engine.rows.join
 
     def scarce(*args):
-        if engine.texts and left:
+        if engine.sequences and left:
             left.clear()
             raise torch.OutOfMemoryError("no memory")
         join(*args)
@@ -361,7 +364,9 @@ def test_a_broken_device_ends_the_engine(monkeypatch):
     engine.submit(request(1))
     engine.submit(request(2))
     monkeypatch.setattr(
-        engine.prompts, "_read_together", lambda group: broken() if not errors else fail(errors)
+        engine.prefiller,
+        "_prefill_together",
+        lambda group: broken() if not errors else fail(errors),
     )
     with pytest.raises(torch.AcceleratorError):  # when each is tried alone
         engine.step()
@@ -375,7 +380,7 @@ def fail(errors):
 @pytest.mark.parametrize("capture", [False, True])
 def test_the_kv_memory_is_that_of_the_buffers_and_of_prompts(capture):
     torch.manual_seed(0)
-    engine = BatchEngine(make("tiny-decoder").model, EngineConfig(rows=64), capture=capture)
+    engine = BatchEngine(make("tiny-decoder").model, EngineConfig(sequences=64), capture=capture)
     context, size = engine.language.context, engine.rows.bytes_per_id
     rows = type(engine.rows)(engine.language, 7 * context * size, *([64] if capture else []))
     assert rows.fits(5, context, 2 * context) == (not capture)
@@ -388,7 +393,7 @@ def test_the_kv_memory_is_that_of_the_buffers_and_of_prompts(capture):
 
 
 def test_what_never_fits_is_refused_and_the_next_is_answered():
-    engine = decoder(rows=64)
+    engine = decoder(sequences=64)
     engine.rows.budget = 3 * 64 * engine.rows.bytes_per_id  # three rows
     expected = decoder().run([request(4)])
     for each in (request(n=20), request(4)):
@@ -396,7 +401,7 @@ def test_what_never_fits_is_refused_and_the_next_is_answered():
     events = []
     while engine.busy:
         events += engine.step()
-    assert {str(event.error)[:13] for event in events if event.error} == {"n=20 texts of"}
+    assert {str(event.error)[:17] for event in events if event.error} == {"n=20 sequences of"}
     assert [[[event.token for event in events if event.token is not None]]] == expected
 
 
@@ -415,7 +420,7 @@ def test_equal_beginnings_are_read_once():
 
 
 def test_log_probabilities_are_those_of_the_model():
-    engine = decoder(chunk=3)
+    engine = decoder(prefill_chunk=3)
     scored = request(7, logprobs=2, prompt_logprobs=1, tokens=3)
     engine.submit(scored)
     events = []
@@ -437,7 +442,7 @@ def test_log_probabilities_are_those_of_the_model():
 
 
 def test_a_long_text_does_not_hold_up_short_ones():
-    engine = decoder(rows=1, turn=5)
+    engine = decoder(sequences=1, time_slice=5)
     long, short = request(2, tokens=40), request(3, tokens=2)
     expected = [
         decoder().run([each])[0][0] for each in (request(2, tokens=40), request(3, tokens=2))

@@ -23,7 +23,7 @@ from regard.errors import ConfigError
 from regard.nn.attention import Attention
 from regard.serve import jobs
 from regard.serve.engine import EngineConfig
-from regard.serve.prepare import prepare
+from regard.serve.engine_request import prepare
 from regard.serve.request import TokenScore
 from regard.serve.worker import STALL
 from serve.conftest import serving
@@ -162,7 +162,7 @@ def test_log_probabilities_of_prompt_and_answer(client, live, run):
     for best, own in zip(table["top_logprobs"][1:], table["token_logprobs"][1:], strict=True):
         assert max(best.values()) >= own
     assert max(table["top_logprobs"][-1].values()) == table["token_logprobs"][-1]
-    model = live[1].app.state.server.models.loaded["cats"]
+    model = live[1].app.state.service.models.loaded["cats"]
     impossible = TokenScore(1, -math.inf, ((1, -math.inf),))
     json.dumps(logprob_table(model, None, [impossible], 1), allow_nan=False)
     _, only = client("/v1/completions", {**body, "max_tokens": 0})
@@ -309,13 +309,13 @@ def test_an_explanation_puts_no_hooks_on_the_model_of_the_engine(client, live, m
 
     monkeypatch.setattr(Attention, "register_forward_pre_hook", record)
     assert client("/explain", {"text": "the cat"})[0] == 200
-    model = live[1].app.state.server.models.loaded["cats"].run.model
+    model = live[1].app.state.service.models.loaded["cats"].run.model
     assert hooked
     assert not {*hooked} & {*model.modules()}
 
 
 def test_a_prefill_does_not_compare_all_weights(live):
-    assert live[1].app.state.server.models.loaded["cats"].engine.language.frozen
+    assert live[1].app.state.service.models.loaded["cats"].engine.language.frozen
 
 
 def test_output_that_a_schema_allows(client):
@@ -444,8 +444,8 @@ def wait_until(condition, seconds=5.0):
 
 
 def test_a_full_queue_refuses_and_a_client_that_leaves_frees_its_row(text_run):
-    with serving([text_run], config=EngineConfig(rows=1, queue=1)) as (address, server):
-        client, shared = Client(address), server.app.state.server
+    with serving([text_run], config=EngineConfig(sequences=1, queue=1)) as (address, server):
+        client, shared = Client(address), server.app.state.service
         engine = shared.models.loaded["cats"].engine
         long = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True}
         content = json.dumps({**long, "stream": True}).encode()
@@ -477,7 +477,7 @@ def test_a_full_queue_refuses_and_a_client_that_leaves_frees_its_row(text_run):
 def test_a_dying_engine_is_seen(text_run, monkeypatch):
     """An exception outside of a request, then a step that does not end."""
     with serving([text_run]) as (address, server):
-        client, shared = Client(address), server.app.state.server
+        client, shared = Client(address), server.app.state.service
         worker, engine = shared.answers.worker, shared.models.loaded["cats"].engine
         assert client("/health")[0] == 200
         began, step = [], engine.step
@@ -509,8 +509,8 @@ def test_a_dying_engine_is_seen(text_run, monkeypatch):
 
 def test_slow_senders_are_dropped(live, monkeypatch):
     """Half of the headers, then half of a body."""
-    monkeypatch.setattr("regard.serve.guard.HEADER_SECONDS", 0.3)
-    monkeypatch.setattr("regard.serve.guard.BODY_SECONDS", 0.3)
+    monkeypatch.setattr("regard.serve.middleware.HEADER_SECONDS", 0.3)
+    monkeypatch.setattr("regard.serve.middleware.BODY_SECONDS", 0.3)
     host, port = live[0].removeprefix("http://").split(":")
     slow = [socket.create_connection((host, int(port))) for _ in range(20)]
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
@@ -536,7 +536,7 @@ def test_models_are_loaded_when_asked_and_unloaded_when_idle(text_run, pair_run,
         ),
     )
     with serving([text_run.parent, pair_run], idle=0.4) as (address, server):
-        client, loaded = Client(address), server.app.state.server.models.loaded
+        client, loaded = Client(address), server.app.state.service.models.loaded
         assert client("/v1/models/pairs")[1]["loaded"] is False
         assert client("/tokenize", {"model": "pairs", "prompt": "1"})[0] == 200
         assert client("/v1/models/pairs")[1]["loaded"] is True
@@ -554,7 +554,7 @@ def test_adapters_are_models_by_name(text_run, materials, tmp_path, capsys):  # 
     with serving([text_run]) as (address, server):
         (text_run / "adapters" / "a:b").unlink()
         (text_run / "adapters").rmdir()  # the run is that of other tests too
-        models, client = server.app.state.server.models, Client(address)
+        models, client = server.app.state.service.models, Client(address)
         assert list(models.adapters) == ["cats:a:b"]
         models.add_adapter("polite", polite)
         assert client("/v1/models/cats:polite")[1]["loaded"] is False

@@ -169,7 +169,7 @@ def test_a_thousand_clients(text_run):
 
 def test_five_hundred_disconnects(text_run):
     """In the queue, while the prompt is read, while the text is written."""
-    with Process(text_run, "--rows", "8", "--queue", "64") as server:
+    with Process(text_run, "--sequences", "8", "--queue", "64") as server:
         draw = random.Random(1)
 
         async def storm(count):

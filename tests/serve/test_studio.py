@@ -19,7 +19,7 @@ pytest.importorskip("fastapi")
 from regard import api
 from regard.cli.studio import _exit_on_hangup
 from regard.errors import ConfigError
-from regard.serve.guard import MAX_BODY, Guard
+from regard.serve.middleware import MAX_BODY, LimitsMiddleware
 from regard.serve.studio import routes
 from regard.serve.studio.app import create_studio
 from regard.serve.studio.folder import RunsFolder
@@ -146,7 +146,7 @@ def test_pages_of_other_sites_cannot_write(studio):
 def test_a_key_protects_all_but_the_page(folder):
     app = create_studio([folder], key="secret")
     guard = next(m for m in app.user_middleware if "open_paths" in m.kwargs)
-    refuses = Guard(app, **guard.kwargs)._refusal
+    refuses = LimitsMiddleware(app, **guard.kwargs)._refusal
     for path in ("/", "/page/main.js", "/maps/x", "/health"):
         assert refuses({"path": path, "method": "GET"}, {b"host": "a"}) is None
     for path in ("/studio/runs", "/studio/choices", "/v1/models", "/pagex", "/openapi.json"):
@@ -262,7 +262,7 @@ def test_structures_and_differences_are_those_of_the_commands(studio, folder):
 
 def test_new_weights_are_loaded_again(studio, folder):
     address, server = studio
-    models = server.app.state.server.models
+    models = server.app.state.service.models
     body = {"model": "cats", "prompt": "the", "max_tokens": 1}
     assert ask(address, "/v1/completions", body)[0] == 200
     before = models.loaded["cats"]

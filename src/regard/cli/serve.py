@@ -30,7 +30,7 @@ def serve(
             metavar="KEY", envvar="REGARD_KEY", help="Key that clients must send.", show_envvar=True
         ),
     ] = None,
-    rows: Annotated[
+    sequences: Annotated[
         int, Option(metavar="N", min=1, max=1024, help="Sequences that are decoded together.")
     ] = 64,
     queue: Annotated[
@@ -79,7 +79,7 @@ def serve(
         host=host,
         port=port,
         key=key,
-        config=EngineConfig(rows=rows, queue=queue),
+        config=EngineConfig(sequences=sequences, queue=queue),
         device=device,
         idle=idle,
     )
@@ -87,7 +87,7 @@ def serve(
         name, equals, path = each.partition("=")
         if not name or not equals or not path:
             raise ConfigError(f"--adapter {each}: give NAME=PATH")
-        server.app.state.server.models.add_adapter(name, Path(path))
+        server.app.state.service.models.add_adapter(name, Path(path))
     run_server(server, lambda address: print_status(f"serving at {address}"))
 
 

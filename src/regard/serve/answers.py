@@ -1,4 +1,4 @@
-"""From the events of the engine thread to pieces of text in the event loop of the server."""
+"""From the events of the engine thread to deltas of text in the event loop of the server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -12,8 +12,8 @@ from regard.serve.worker import Worker
 
 
 @dataclass(slots=True)
-class Piece:
-    """What a continuation has got since the last piece: text, tokens, its end."""
+class Delta:
+    """What a continuation has got since the last delta: text, tokens, its end."""
 
     index: int
     text: str = ""
@@ -31,12 +31,12 @@ class Continuation:
     scores: list[TokenScore] = field(default_factory=list)
     finish: FinishReason = "length"
 
-    def add(self, piece: Piece) -> None:
-        """Append a piece."""
-        self.text += piece.text
-        self.tokens += piece.tokens
-        self.scores += piece.scores
-        self.finish = piece.finish or self.finish
+    def add(self, delta: Delta) -> None:
+        """Append a delta."""
+        self.text += delta.text
+        self.tokens += delta.tokens
+        self.scores += delta.scores
+        self.finish = delta.finish or self.finish
 
     @property
     def mean_logprob(self) -> float:
@@ -62,7 +62,7 @@ class Answers:
         return len(self._queues)
 
     def submit(self, model: ServedModel, request: Request) -> None:
-        """Queue a request; `pieces` must be read afterwards."""
+        """Queue a request; `deltas` must be read afterwards."""
         self._queues[request] = asyncio.Queue()
         try:
             self.worker.submit(model.name, request)
@@ -70,10 +70,10 @@ class Answers:
             del self._queues[request]
             raise
 
-    async def pieces(
+    async def deltas(
         self, model: ServedModel, request: Request, stop_texts: Sequence[str]
-    ) -> AsyncIterator[Piece]:
-        """The pieces of the continuations of a submitted request, as they are generated.
+    ) -> AsyncIterator[Delta]:
+        """The deltas of the continuations of a submitted request, as they are generated.
 
         If the reader leaves, the request is cancelled.
         """
@@ -86,32 +86,32 @@ class Answers:
         try:
             while going_on:
                 events = [await queue.get()]
-                while not queue.empty():  # under load, several tokens make one piece
+                while not queue.empty():  # under load, several tokens make one delta
                     events.append(queue.get_nowait())
-                pieces: dict[int, Piece] = {}
+                deltas: dict[int, Delta] = {}
                 for event in events:
                     if event.error is not None:
                         raise event.error
                     if event.index not in going_on:
                         continue
-                    piece = pieces.setdefault(event.index, Piece(event.index))
+                    delta = deltas.setdefault(event.index, Delta(event.index))
                     text, stopped = texts[event.index]
                     if event.token is not None:
-                        piece.tokens.append(event.token)
-                        piece.text += stopped.append(text.append(event.token))
+                        delta.tokens.append(event.token)
+                        delta.text += stopped.append(text.append(event.token))
                         if event.score is not None:
-                            piece.scores.append(event.score)
+                            delta.scores.append(event.score)
                     else:
-                        piece.text += stopped.append(text.end())
-                        piece.text += "" if stopped.stopped else stopped.end()
-                        piece.finish = event.finish
+                        delta.text += stopped.append(text.end())
+                        delta.text += "" if stopped.stopped else stopped.end()
+                        delta.finish = event.finish
                     if stopped.stopped:
                         request.ended.add(event.index)
-                        piece.finish = "stop"
-                    if piece.finish:
+                        delta.finish = "stop"
+                    if delta.finish:
                         going_on.discard(event.index)
-                for piece in pieces.values():
-                    yield piece
+                for delta in deltas.values():
+                    yield delta
         finally:
             self.forget(request)
 
@@ -125,8 +125,8 @@ class Answers:
     ) -> list[Continuation]:
         """The continuations of a submitted request, when all are complete."""
         continuations = [Continuation() for _ in range(request.n)]
-        async for piece in self.pieces(model, request, stop_texts):
-            continuations[piece.index].add(piece)
+        async for delta in self.deltas(model, request, stop_texts):
+            continuations[delta.index].add(delta)
         return continuations
 
     def _deliver(self, events: list[Event]) -> None:

@@ -12,10 +12,10 @@ from starlette.exceptions import HTTPException
 from regard.errors import RegardError
 from regard.serve.api_errors import ERRORS, ApiError, answer_error
 from regard.serve.engine import EngineConfig
-from regard.serve.guard import OPEN_PATHS, Guard
+from regard.serve.middleware import OPEN_PATHS, LimitsMiddleware
 from regard.serve.models import Models
 from regard.serve.routes import ROUTERS
-from regard.serve.service import Server
+from regard.serve.service import Service
 
 
 def create_app(
@@ -31,26 +31,26 @@ def create_app(
 ) -> FastAPI:
     """The application: `key` protects all but `open_paths`, `hosts` are the names it answers to.
 
-    Its state has the `server`.
+    Its state has the `service`.
     """
-    server = Server(paths, config or EngineConfig(), device=device, idle=idle, models=models)
+    service = Service(paths, config or EngineConfig(), device=device, idle=idle, models=models)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        server.answers.start()
-        unloading = asyncio.create_task(server.models.unload_idle())
+        service.answers.start()
+        unloading = asyncio.create_task(service.models.unload_idle())
         yield
         unloading.cancel()
-        server.close()
+        service.close()
 
     app = FastAPI(
         title="regard", lifespan=lifespan, docs_url=None, redoc_url=None, responses=ERRORS
     )
-    app.state.server = server
+    app.state.service = service
     for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(
-        Guard, key=key, hosts=hosts, count=server.metrics.count, open_paths=open_paths
+        LimitsMiddleware, key=key, hosts=hosts, count=service.metrics.count, open_paths=open_paths
     )
     for error in (
         Exception,

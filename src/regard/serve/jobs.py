@@ -17,8 +17,8 @@ from regard.errors import ConfigError, DataError
 from regard.explain.attention import has_attention
 from regard.generate.sampler_trace import TracedChain
 from regard.models.base import Language
+from regard.serve.engine_request import source_ids
 from regard.serve.models import ServedModel
-from regard.serve.prepare import source_ids
 from regard.serve.schema import PredictBody, Sampling
 from regard.text import PairTokenizers
 
@@ -194,7 +194,7 @@ def explain(
     ids = source_ids(model, text) if model.takes_source else tokenize(model, text, special=True)
     if len(ids) > MAX_EXPLAINED:
         raise ConfigError(f"text: it has more than {MAX_EXPLAINED} tokens; shorten it")
-    run = model.explained
+    run = model.run_copy
     answer: dict[str, Any] = {"attention": {}, "next": [], "trace": []}
     if has_attention(run.model):
         for name, one in run.explain(text, layer=layer).items():
@@ -218,7 +218,7 @@ def explain(
 
 @torch.inference_mode()
 def _next_tokens(model: ServedModel, text: str, top: int) -> list[dict[str, Any]]:
-    language = cast(Language, model.explained.model)
+    language = cast(Language, model.run_copy.model)
     ids = model.run._prompt(text)[-(model.context or 2**31) :]
     state = language.start(1, len(ids))
     logits, _ = language.step(torch.tensor([ids], device=language.device), state)

@@ -6,17 +6,17 @@ from dataclasses import fields
 
 from regard.serve.engine import BatchEngine
 from regard.serve.models import Models
-from regard.serve.texts import Counters
+from regard.serve.sequences import Counters
 
 HELP = {
     "requests": "requests that were queued",
-    "finished": "texts that were completed",
-    "cancelled": "texts whose client left",
-    "failed": "texts that failed",
-    "prompt_tokens": "tokens of prompts that were read",
+    "finished": "sequences that were completed",
+    "cancelled": "sequences whose client disconnected",
+    "failed": "sequences that failed",
+    "prompt_tokens": "prompt tokens prefilled",
     "tokens": "tokens that were generated",
     "steps": "steps of the engine",
-    "preempted": "texts that gave up their row for a while",
+    "preempted": "sequences that were preempted",
 }
 
 
@@ -27,7 +27,7 @@ class Metrics:
         self.responses: Counter[int] = Counter()  # by their status
 
     def count(self, status: int) -> None:
-        """Count an answer."""
+        """Count a response."""
         self.responses[status] += 1
 
     def text(self, models: Models, healthy: bool, open_requests: int) -> str:
@@ -45,7 +45,7 @@ class Metrics:
                     f'{name}{{model="{_escape(model)}"}} {getattr(engine.counters, counter.name)}'
                 )
         gauges: dict[str, Callable[[BatchEngine], int]] = {
-            "rows": lambda engine: len(engine.texts),
+            "running": lambda engine: len(engine.sequences),
             "waiting": lambda engine: len(engine.waiting) + len(engine.inbox),
             "prefix_bytes": lambda engine: engine.prefixes.bytes if engine.prefixes else 0,
             "prefix_hit_tokens": lambda engine: engine.prefixes.hits if engine.prefixes else 0,

@@ -68,7 +68,7 @@ class ServedModel:
         return JsonSchemas(self.tokenizer)
 
     @cached_property
-    def explained(self) -> Run:
+    def run_copy(self) -> Run:
         """The run with a copy of the model: hooks on it do not see what the engine computes."""
         with torch.inference_mode(False):  # inference tensors have no gradients and no versions
             return replace(self.run, model=deepcopy(self.run.model))
@@ -79,10 +79,10 @@ class ServedModel:
         if key not in self.chains:
             if len(self.chains) >= 256:
                 self.chains.clear()
-            self.chains[key] = self._checked(chain_for(self.tokenizer, specs, order))
+            self.chains[key] = self._check(chain_for(self.tokenizer, specs, order))
         return self.chains[key]
 
-    def _checked(self, chain: Chain) -> Chain:
+    def _check(self, chain: Chain) -> Chain:
         """Use a chain once, since some settings are compared with the vocabulary only then."""
         with torch.inference_mode():
             sampling = SamplingState.from_prompts([[0]], 1, seed=0, stop=self.tokenizer.stop_ids)
@@ -152,7 +152,7 @@ class Models:
             return model
 
     def release(self, model: ServedModel) -> None:
-        """Say that a request that has got a model does not use it any more."""
+        """Release a model obtained by `get`."""
         model.users -= 1
         model.used = time.monotonic()
 

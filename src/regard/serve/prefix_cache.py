@@ -1,4 +1,4 @@
-"""The KV cache of earlier prompts, in pages that prompts with equal beginnings share."""
+"""The KV cache of earlier prompts, in pages that prompts with equal prefixes share."""
 
 from array import array
 from collections import OrderedDict
@@ -16,12 +16,12 @@ PAGE = 16  # ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class PageGroup:
     """The pages that one prompt has added, in one copy of its keys and values."""
 
     keys: Tensor  # (layers, kv_heads, ids, head_dim)
     values: Tensor
-    names: list[bytes]  # of the pages
+    hashes: list[bytes]  # of the pages
 
     @property
     def bytes(self) -> int:
@@ -30,66 +30,66 @@ class Block:
 
 
 class PrefixCache:
-    """Pages of keys and values by the ids of the text up to their end.
+    """Pages of keys and values by the ids up to their end.
 
     A page is found by a SHA-256 digest of all ids up to its end, so it is used only after exactly
-    these ids. The least recently used blocks are dropped when they exceed `budget` bytes.
+    these ids. The least recently used groups are dropped when they exceed `budget` bytes.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget, self.bytes = budget, 0
-        self.pages: dict[bytes, tuple[Block, int]] = {}  # the block and the place in it
-        self.blocks: OrderedDict[int, Block] = OrderedDict()
+        self.pages: dict[bytes, tuple[PageGroup, int]] = {}  # the group and the place in it
+        self.groups: OrderedDict[int, PageGroup] = OrderedDict()
         self.hits = self.lookups = 0  # ids
 
     def load(self, ids: Sequence[int], state: TransformerState, row: int) -> int:
-        """Copy the longest known beginning of `ids` into a row; return its number of ids.
+        """Copy the longest cached prefix of `ids` into a row; return its length.
 
         At least one id is left to read, whose logits predict the next.
         """
-        pages: list[tuple[Block, int]] = []
-        for name in _page_names(ids[:-1]):
-            if name not in self.pages:
+        pages: list[tuple[PageGroup, int]] = []
+        for key in _page_hashes(ids[:-1]):
+            if key not in self.pages:
                 break
-            pages.append(self.pages[name])
-            self.blocks.move_to_end(id(pages[-1][0]))
+            pages.append(self.pages[key])
+            self.groups.move_to_end(id(pages[-1][0]))
         length = len(pages) * PAGE
         self.lookups += len(ids)
         self.hits += length
         if pages:
             for part in ("keys", "values"):
-                parts = [getattr(block, part).narrow(2, at * PAGE, PAGE) for block, at in pages]
+                parts = [getattr(group, part).narrow(2, at * PAGE, PAGE) for group, at in pages]
                 for cache, copied in zip(state.layers, torch.cat(parts, 2), strict=True):
                     getattr(cache, part)[row, :, :length] = copied
         return length
 
-    def knows(self, ids: Sequence[int]) -> bool:
-        """Whether a beginning of `ids` is known."""
-        return next(_page_names(ids[:-1]), None) in self.pages
+    def has_prefix(self, ids: Sequence[int]) -> bool:
+        """Whether a prefix of `ids` is cached."""
+        return next(_page_hashes(ids[:-1]), None) in self.pages
 
     def save(self, ids: Sequence[int], read: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
-        """Store the full pages of a prompt `ids`, but those that are known.
+        """Store the full pages of a prompt `ids`, but those that are cached already.
 
         `read` gives copies of the keys and values of a span, for all layers.
         """
-        names = list(_page_names(ids))
-        known = sum(1 for _ in takewhile(self.pages.__contains__, names))
-        if known == len(names):
+        hashes = list(_page_hashes(ids))
+        known = sum(1 for _ in takewhile(self.pages.__contains__, hashes))
+        if known == len(hashes):
             return
-        keys, values = read(slice(known * PAGE, len(names) * PAGE))
-        block = Block(keys, values, names[known:])
-        if block.bytes > self.budget:
+        keys, values = read(slice(known * PAGE, len(hashes) * PAGE))
+        group = PageGroup(keys, values, hashes[known:])
+        if group.bytes > self.budget:
             return
-        self.blocks[id(block)] = block
-        self.bytes += block.bytes
-        for at, name in enumerate(block.names):
-            self.pages[name] = block, at
+        self.groups[id(group)] = group
+        self.bytes += group.bytes
+        for at, key in enumerate(group.hashes):
+            self.pages[key] = group, at
         while self.bytes > self.budget:
-            _, dropped = self.blocks.popitem(last=False)
+            _, dropped = self.groups.popitem(last=False)
             self.bytes -= dropped.bytes
-            for name in dropped.names:
-                if self.pages.get(name, (None,))[0] is dropped:
-                    del self.pages[name]
+            for key in dropped.hashes:
+                if self.pages.get(key, (None,))[0] is dropped:
+                    del self.pages[key]
 
 
 def read_row(state: TransformerState, row: int, span: slice) -> tuple[Tensor, Tensor]:
@@ -98,8 +98,8 @@ def read_row(state: TransformerState, row: int, span: slice) -> tuple[Tensor, Te
     return keys, torch.stack([cache.values[row, :, span] for cache in state.layers])
 
 
-def _page_names(ids: Sequence[int]) -> Iterator[bytes]:
-    """The name of each full page."""
+def _page_hashes(ids: Sequence[int]) -> Iterator[bytes]:
+    """The hash of each full page."""
     digest = sha256()
     for start in range(0, len(ids) - PAGE + 1, PAGE):
         digest.update(array("q", ids[start : start + PAGE]).tobytes())

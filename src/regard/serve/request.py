@@ -13,7 +13,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 class Constraint(Protocol):
-    """Restricts the next token of one text, for example to what a JSON schema allows."""
+    """Restricts the next token of one sequence, for example to what a JSON schema allows."""
 
     def mask(self, logits: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
         """The logits, with those of forbidden tokens at -inf."""
@@ -40,7 +40,7 @@ class Request:
     logprobs: int | None = None  # log-probabilities of new tokens, with this many of the likeliest
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
     constraints: Sequence[Constraint] = ()  # one per continuation
-    cancelled: bool = False  # may be set from any thread; the rows leave before the next step
+    cancelled: bool = False  # may be set from any thread; evicted before the next step
     ended: set[int] = field(default_factory=set)  # the same for single continuations
     prompt_scores: "list[TokenScore]" = field(default_factory=list)  # of the prompt but its first
 

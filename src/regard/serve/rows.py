@@ -21,8 +21,8 @@ BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # rows
 class Rows(Protocol):
     """The rows of one model. New rows are appended; `keep` moves the others together."""
 
-    def fits(self, rows: int, capacity: int, reading: int) -> bool:
-        """Whether so many rows of so many ids fit, beside prompts of `reading` ids together."""
+    def fits(self, rows: int, capacity: int, prompts: int) -> bool:
+        """Whether `rows` sequences of `capacity` tokens fit, with `prompts` tokens in prefill."""
 
     def join(self, state: State, rows: Sequence[int], lengths: Sequence[int], need: int) -> None:
         """Append these rows of a prefilled state, which will hold up to `need` ids."""
@@ -41,7 +41,7 @@ class StateRows:
         self.language = language
         self.state: State | None = None
 
-    def fits(self, rows: int, capacity: int, reading: int) -> bool:
+    def fits(self, rows: int, capacity: int, prompts: int) -> bool:
         """Whether so many rows fit: their states are small."""
         return True
 
@@ -86,10 +86,10 @@ class KVRows:
         self.needs: list[int] = []
         self.state: TransformerState | None = None  # of the rows in use
 
-    def fits(self, rows: int, capacity: int, reading: int) -> bool:
+    def fits(self, rows: int, capacity: int, prompts: int) -> bool:
         """Whether so many rows fit into the budget beside the prompts, or there is only one."""
         rows_made, capacity_made = self._size(rows, max([capacity, *self.needs]))
-        ids = rows_made * capacity_made + reading
+        ids = rows_made * capacity_made + prompts
         return rows == 1 or ids * self.bytes_per_id <= self.budget
 
     def _size(self, rows: int, capacity: int) -> tuple[int, int]:
@@ -213,10 +213,10 @@ class GraphRows(KVRows):
         self.graphs: dict[int, Callable[[], Tensor]] = {}
         self.pool: Any = None
 
-    def fits(self, rows: int, capacity: int, reading: int) -> bool:
+    def fits(self, rows: int, capacity: int, prompts: int) -> bool:
         """Whether there are so many rows, and room for the prompts beside them."""
         room = self.budget - self.rows * self.capacity * self.bytes_per_id
-        return rows <= self.rows and (rows == 1 or reading * self.bytes_per_id <= room)
+        return rows <= self.rows and (rows == 1 or prompts * self.bytes_per_id <= room)
 
     def step(self, last: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
         """Read the last id of each row; return the next logits."""
@@ -308,7 +308,7 @@ def concatenate(first: Any, second: Any) -> Any:
 
     Tensors are concatenated along their first axis; where other axes differ (the capacity of a KV
     cache, the length of a source, the ids of the last step of a recurrence), the shorter one is
-    padded: what lies beyond a row's length is masked, and what follows its snapshot is not read.
+    padded: what lies beyond a row's length is not read.
     """
     if isinstance(first, TransformerState):
         joined = _concatenate_fields(first, second)

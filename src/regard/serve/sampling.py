@@ -1,6 +1,6 @@
 """Sample the next token of each row; every row has its own samplers and random numbers."""
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,7 +12,7 @@ from regard.errors import RegardError
 from regard.generate.chain import NOT_FAILED, Chain, at_least_float32
 from regard.generate.sampling_state import RowGenerators, SamplingState
 from regard.serve.request import TokenScore
-from regard.serve.texts import Text
+from regard.serve.sequences import Sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,15 +26,15 @@ class Sampled:
 
 
 def sample_rows(
-    texts: Sequence[Text], chain: Chain, logits: Tensor, sampling: SamplingState
+    sequences: abc.Sequence[Sequence], chain: Chain, logits: Tensor, sampling: SamplingState
 ) -> Sampled:
-    """Sample the next id of each text; one that has no token left fails alone."""
+    """Sample the next id of each sequence; one that has no token left fails alone."""
     allowed = logits
-    if any(text.request.constraints for text in texts):
+    if any(sequence.request.constraints for sequence in sequences):
         allowed = at_least_float32(logits).clone()
-        for row, text in enumerate(texts):
-            if text.request.constraints:
-                allowed[row] = text.request.constraints[text.index].mask(allowed[row])
+        for row, sequence in enumerate(sequences):
+            if sequence.request.constraints:
+                allowed[row] = sequence.request.constraints[sequence.index].mask(allowed[row])
     ids = chain.sample(allowed, sampling, use_kernel=True)
     tokens: list[int | None] = ids.tolist()
     errors = {}
@@ -45,10 +45,12 @@ def sample_rows(
             errors[row] = RegardError(f"no token is left to sample: {cause}")
             tokens[row] = None
     sampling.append(ids)
-    scores: list[TokenScore | None] = [None] * len(texts)
-    scored = [row for row, text in enumerate(texts) if text.request.logprobs is not None]
+    scores: list[TokenScore | None] = [None] * len(sequences)
+    scored = [
+        row for row, sequence in enumerate(sequences) if sequence.request.logprobs is not None
+    ]
     if scored:
-        most = max(cast(int, texts[row].request.logprobs) for row in scored)
+        most = max(cast(int, sequences[row].request.logprobs) for row in scored)
         chosen = ids[scored].tolist()
         for row, score in zip(scored, score_tokens(logits[scored], chosen, most), strict=True):
             scores[row] = score
@@ -88,7 +90,7 @@ def join_sampling_states(first: SamplingState, second: SamplingState) -> Samplin
     )
 
 
-def score_tokens(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenScore]:
+def score_tokens(logits: Tensor, tokens: abc.Sequence[int], top: int) -> list[TokenScore]:
     """The log-probability of a token in each row of logits, and the `top` likeliest."""
     log_probs = at_least_float32(logits).log_softmax(-1)
     index = torch.tensor(tokens, device=logits.device).unsqueeze(1)

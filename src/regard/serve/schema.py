@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, field_
 from regard.errors import ConfigError
 from regard.generate.samplers import SAMPLERS
 
-MAX_TOKENS = 4096  # new tokens of an answer
+MAX_TOKENS = 4096  # new tokens of a response
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_STOPS, MAX_STOP = 4, 256  # stop texts, and characters of each
@@ -34,7 +34,7 @@ PENALTIES = (
     "min_tokens",
     "logit_bias",
 )
-# Fields of OpenAI's and vLLM's API whose meaning we would betray by ignoring them.
+# Fields of OpenAI's and vLLM's API that are rejected: ignoring them would change the result.
 REFUSED = ("tools", "functions", "audio", "prediction", "web_search_options", "use_beam_search")
 
 

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from regard.errors import ConfigError
 from regard.serve.app import create_app
 from regard.serve.engine import EngineConfig
-from regard.serve.guard import LOOPBACK, DeadlineProtocol
+from regard.serve.middleware import LOOPBACK, DeadlineProtocol
 
 DRAIN_SECONDS = 25  # for running requests after SIGTERM
 CONNECTIONS = 2000
@@ -28,7 +28,7 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop accepting, finish what runs; a second signal ends at once."""
-        self.app.state.server.draining = True
+        self.app.state.service.draining = True
         super().handle_exit(sig, frame)
 
 
@@ -115,7 +115,7 @@ async def _run(server: DrainingServer, started: Callable[[str], None] | None) ->
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     if server.started:
-        models = server.app.state.server.models
+        models = server.app.state.service.models
         if models.preload:
             models.release(await models.get(None))
         if started is not None:

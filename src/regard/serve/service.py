@@ -20,7 +20,7 @@ JOBS = 16  # translations, predictions and explanations that wait
 T = TypeVar("T")
 
 
-class Server:
+class Service:
     """What the routes share: the models, the engine thread and a thread for other work."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Server:
         self._jobs = 0
 
     async def model(self, http: Request, name: str | None) -> ServedModel:
-        """The model of a request; it is released when the answer was sent."""
+        """The model of a request; it is released when the response was sent."""
         try:
             model = await self.models.get(name)
         except KeyError:
@@ -75,10 +75,10 @@ class Server:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def server_of(http: Request) -> Server:
-    """The server that answers a request."""
-    server: Server = http.app.state.server
-    return server
+def service_of(http: Request) -> Service:
+    """The service of a request."""
+    service: Service = http.app.state.service
+    return service
 
 
 def check_body(body: Body) -> dict[str, str]:

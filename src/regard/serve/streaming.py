@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
-from regard.serve.answers import Answers, Continuation, Piece
+from regard.serve.answers import Answers, Continuation, Delta
 from regard.serve.api_errors import as_api_error
+from regard.serve.engine_request import Prepared
 from regard.serve.models import ServedModel
-from regard.serve.prepare import Prepared
 from regard.serve.schema import Sampling
-from regard.serve.service import server_of
+from regard.serve.service import service_of
 
 MIN_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
 T = TypeVar("T")
@@ -43,7 +43,7 @@ async def complete(
     http: Request, model: ServedModel, prepared: Sequence[Prepared]
 ) -> list[list[Continuation]] | None:
     """All continuations of several prompts; None if the client has left."""
-    answers = server_of(http).answers
+    answers = service_of(http).answers
     submit(http, model, prepared)
 
     async def collect() -> list[list[Continuation]]:
@@ -64,7 +64,7 @@ async def complete(
 
 def submit(http: Request, model: ServedModel, prepared: Sequence[Prepared]) -> None:
     """Queue all requests or none."""
-    answers = server_of(http).answers
+    answers = service_of(http).answers
     submitted: list[Prepared] = []
     try:
         for each in prepared:
@@ -76,32 +76,32 @@ def submit(http: Request, model: ServedModel, prepared: Sequence[Prepared]) -> N
         raise
 
 
-async def pieces(
+async def deltas(
     http: Request, model: ServedModel, prepared: Sequence[Prepared]
-) -> AsyncIterator[tuple[int, Piece]]:
-    """The pieces of several prompts as they come, with the number of the prompt."""
-    answers = server_of(http).answers
+) -> AsyncIterator[tuple[int, Delta]]:
+    """The deltas of several prompts as they come, with the number of the prompt."""
+    answers = service_of(http).answers
     try:
         if len(prepared) == 1:
-            async for piece in answers.pieces(model, prepared[0].request, prepared[0].stops):
-                yield 0, piece
+            async for delta in answers.deltas(model, prepared[0].request, prepared[0].stops):
+                yield 0, delta
         else:
-            async for pair in _interleaved(answers, model, prepared):
+            async for pair in _interleave(answers, model, prepared):
                 yield pair
     finally:
         for each in prepared:
             answers.forget(each.request)
 
 
-async def _interleaved(
+async def _interleave(
     answers: Answers, model: ServedModel, prepared: Sequence[Prepared]
-) -> AsyncIterator[tuple[int, Piece]]:
-    queue: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue()
+) -> AsyncIterator[tuple[int, Delta]]:
+    queue: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
 
     async def read(number: int, each: Prepared) -> None:
         try:
-            async for piece in answers.pieces(model, each.request, each.stops):
-                queue.put_nowait((number, piece))
+            async for delta in answers.deltas(model, each.request, each.stops):
+                queue.put_nowait((number, delta))
             queue.put_nowait((number, None))
         except Exception as error:
             queue.put_nowait((number, error))
@@ -110,13 +110,13 @@ async def _interleaved(
     left = len(tasks)
     try:
         while left:
-            number, piece = await queue.get()
-            if isinstance(piece, Exception):
-                raise piece
-            if piece is None:
+            number, delta = await queue.get()
+            if isinstance(delta, Exception):
+                raise delta
+            if delta is None:
                 left -= 1
             else:
-                yield number, piece
+                yield number, delta
     finally:
         for task in tasks:
             task.cancel()

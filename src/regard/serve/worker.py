@@ -31,7 +31,7 @@ class Worker:
         self.error: BaseException | None = None  # what ended the thread
         self.slowest = 0.0  # seconds of the slowest step
         self._began: float | None = None  # when the current step began; None: idle or a first step
-        self._threads: int | None = None  # to be set; torch counts them for each of its callers
+        self._threads: int | None = None  # to set; torch.set_num_threads is per thread
         self._wake, self._stopping = threading.Event(), False
         self._lock = threading.Lock()  # of the table of engines
         self._thread = threading.Thread(target=self._run, name="regard-engine", daemon=True)
@@ -66,7 +66,7 @@ class Worker:
         self._wake.set()
 
     def cancel(self, request: Request) -> None:
-        """Let the rows of a request leave before the next step."""
+        """Evict the sequences of a request before the next step."""
         request.cancelled = True
         self._wake.set()
 

@@ -10,18 +10,18 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from regard.serve.api_errors import ApiError
+from regard.serve.engine_request import Prepared, chat_prompt, prepare
 from regard.serve.models import ServedModel
-from regard.serve.prepare import Prepared, chat_prompt, prepare
 from regard.serve.request import TokenScore
 from regard.serve.schema import ChatBody, Message, Sampling
-from regard.serve.service import check_body, server_of
+from regard.serve.service import check_body, service_of
 from regard.serve.streaming import (
     MIN_LOGPROB,
     complete,
+    deltas,
     event_stream,
     finish_reason,
     includes_usage,
-    pieces,
     submit,
     usage_of,
 )
@@ -33,7 +33,7 @@ router = APIRouter()
 async def chat_completions(http: Request, body: ChatBody) -> Response:
     """Answer the last message of a conversation."""
     headers = check_body(body)
-    model = await server_of(http).model(http, body.model)
+    model = await service_of(http).model(http, body.model)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
     prepared = await prepare_chat(
@@ -123,29 +123,29 @@ async def _chat_chunks(
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         yield {**base, "choices": [choice]}
-    async for _, piece in pieces(http, model, [prepared]):
-        used += len(piece.tokens)
-        text = piece.text
-        if text and piece.index not in begun:
+    async for _, delta in deltas(http, model, [prepared]):
+        used += len(delta.tokens)
+        text = delta.text
+        if text and delta.index not in begun:
             text = trim(text)
-            begun.add(piece.index)
+            begun.add(delta.index)
         logprobs = None
-        if piece.scores and body.logprobs:
-            logprobs = {"content": [_chat_logprob(model, score) for score in piece.scores]}
+        if delta.scores and body.logprobs:
+            logprobs = {"content": [_chat_logprob(model, score) for score in delta.scores]}
         if text or logprobs:
             choice = {
-                "index": piece.index,
+                "index": delta.index,
                 "delta": {"content": text},
                 "logprobs": logprobs,
                 "finish_reason": None,
             }
             yield {**base, "choices": [choice]}
-        if piece.finish:
+        if delta.finish:
             choice = {
-                "index": piece.index,
+                "index": delta.index,
                 "delta": {},
                 "logprobs": None,
-                "finish_reason": finish_reason(piece.finish),
+                "finish_reason": finish_reason(delta.finish),
             }
             yield {**base, "choices": [choice]}
     if includes_usage(body):

@@ -12,18 +12,18 @@ from fastapi.responses import JSONResponse
 
 from regard.serve.answers import Continuation
 from regard.serve.api_errors import ApiError
+from regard.serve.engine_request import Prepared, prepare
 from regard.serve.models import ServedModel
-from regard.serve.prepare import Prepared, prepare
 from regard.serve.request import TokenScore
 from regard.serve.schema import CompletionBody, as_prompts
-from regard.serve.service import check_body, server_of
+from regard.serve.service import check_body, service_of
 from regard.serve.streaming import (
     MIN_LOGPROB,
     complete,
+    deltas,
     event_stream,
     finish_reason,
     includes_usage,
-    pieces,
     submit,
     usage_of,
 )
@@ -35,8 +35,8 @@ router = APIRouter()
 async def completions(http: Request, body: CompletionBody) -> Response:
     """Continue a prompt, or each of several."""
     headers = check_body(body)
-    server = server_of(http)
-    model = await server.model(http, body.model)
+    service = service_of(http)
+    model = await service.model(http, body.model)
     n = body.n or 1
     best_of = body.best_of or n
     if best_of < n:
@@ -103,25 +103,25 @@ async def _completion_chunks(
     base: dict[str, Any],
 ) -> AsyncIterator[dict[str, Any]]:
     used, begun = 0, set()
-    async for number, piece in pieces(http, model, prepared):
+    async for number, delta in deltas(http, model, prepared):
         if body.max_tokens == 0:  # the engine generates at least one
-            piece.text, piece.tokens, piece.scores = "", [], []
-        used += len(piece.tokens)
-        each, index = prepared[number], number * n + piece.index
-        text = piece.text
+            delta.text, delta.tokens, delta.scores = "", [], []
+        used += len(delta.tokens)
+        each, index = prepared[number], number * n + delta.index
+        text = delta.text
         if body.echo and index not in begun:
             text = each.text + text
         logprobs = None
         if body.logprobs is not None:
             first = body.echo and index not in begun
-            logprobs = logprob_table(model, each if first else None, piece.scores, body.logprobs)
+            logprobs = logprob_table(model, each if first else None, delta.scores, body.logprobs)
         begun.add(index)
-        if text or piece.finish or logprobs:
+        if text or delta.finish or logprobs:
             choice = {
                 "index": index,
                 "text": text,
                 "logprobs": logprobs,
-                "finish_reason": finish_reason(piece.finish),
+                "finish_reason": finish_reason(delta.finish),
             }
             yield {**base, "choices": [choice]}
     if includes_usage(body):

@@ -8,27 +8,27 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from regard.serve.api_errors import ApiError
 from regard.serve.models import Models
-from regard.serve.service import server_of
+from regard.serve.service import service_of
 
 router = APIRouter()
 
 
 @router.get("/health")
 async def health(http: Request) -> Response:
-    """Whether the engine works; it is asked, not assumed."""
-    server = server_of(http)
-    problem = "the server is shutting down" if server.draining else server.problem()
+    """Whether the engine thread works."""
+    service = service_of(http)
+    problem = "the server is shutting down" if service.draining else service.problem()
     if problem is not None:
         return JSONResponse({"status": "error", "message": problem}, 503)
-    return JSONResponse({"status": "ok", "models": list(server.models.loaded)})
+    return JSONResponse({"status": "ok", "models": list(service.models.loaded)})
 
 
 @router.get("/metrics")
 async def show_metrics(http: Request) -> Response:
     """The counters in the text format of Prometheus."""
-    server = server_of(http)
+    service = service_of(http)
     return PlainTextResponse(
-        server.metrics.text(server.models, server.problem() is None, len(server.answers)),
+        service.metrics.text(service.models, service.problem() is None, len(service.answers)),
         media_type="text/plain; version=0.0.4; charset=utf-8",
     )
 
@@ -42,14 +42,14 @@ async def show_version() -> dict[str, str]:
 @router.get("/v1/models")
 async def list_models(http: Request) -> dict[str, Any]:
     """The models that can be asked."""
-    models = server_of(http).models
+    models = service_of(http).models
     return {"object": "list", "data": [_model_card(models, name) for name in models.paths]}
 
 
 @router.get("/v1/models/{name}")
 async def show_model(http: Request, name: str) -> dict[str, Any]:
     """One of the models."""
-    models = server_of(http).models
+    models = service_of(http).models
     if name not in models.paths:
         raise ApiError(404, f"no model {name!r}", param="model", code="model_not_found")
     return _model_card(models, name)

@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse
 from regard.serve.api_errors import ApiError
 from regard.serve.routes.chat import prepare_chat, trim
 from regard.serve.schema import Message, ResponsesBody
-from regard.serve.service import check_body, server_of
-from regard.serve.streaming import complete, event_stream, finish_reason, pieces, submit, usage_of
+from regard.serve.service import check_body, service_of
+from regard.serve.streaming import complete, deltas, event_stream, finish_reason, submit, usage_of
 
 router = APIRouter()
 
@@ -21,7 +21,7 @@ router = APIRouter()
 async def responses(http: Request, body: ResponsesBody) -> Response:
     """Answer a text or a conversation, in the form of OpenAI's newer API."""
     headers = check_body(body)
-    model = await server_of(http).model(http, body.model)
+    model = await service_of(http).model(http, body.model)
     messages = (
         [Message(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     )
@@ -96,10 +96,10 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
         )
         yield event("response.content_part.added", **place, part=empty)
         text, used, finish = "", 0, None
-        async for _, piece in pieces(http, model, [prepared]):
-            used += len(piece.tokens)
-            added = piece.text if text else trim(piece.text)
-            text, finish = text + added, piece.finish or finish
+        async for _, delta in deltas(http, model, [prepared]):
+            used += len(delta.tokens)
+            added = delta.text if text else trim(delta.text)
+            text, finish = text + added, delta.finish or finish
             if added:
                 yield event("response.output_text.delta", **place, delta=added, logprobs=[])
         yield event("response.output_text.done", **place, text=text, logprobs=[])

@@ -18,7 +18,7 @@ from regard.serve.schema import (
     TranslateBody,
     as_prompts,
 )
-from regard.serve.service import check_body, server_of
+from regard.serve.service import check_body, service_of
 
 router = APIRouter()
 
@@ -27,7 +27,7 @@ router = APIRouter()
 async def tokenize(http: Request, body: TokenizeBody) -> Response:
     """The ids of a text."""
     headers = check_body(body)
-    model = await server_of(http).model(http, body.model)
+    model = await service_of(http).model(http, body.model)
     ids = await asyncio.to_thread(jobs.tokenize, model, body.prompt, body.add_special_tokens)
     answer = {"tokens": ids, "count": len(ids), "max_model_len": model.context}
     return JSONResponse(answer, headers=headers)
@@ -37,7 +37,7 @@ async def tokenize(http: Request, body: TokenizeBody) -> Response:
 async def detokenize(http: Request, body: DetokenizeBody) -> Response:
     """The text of ids."""
     headers = check_body(body)
-    model = await server_of(http).model(http, body.model)
+    model = await service_of(http).model(http, body.model)
     text = await asyncio.to_thread(jobs.detokenize, model, body.tokens)
     return JSONResponse({"prompt": text}, headers=headers)
 
@@ -45,7 +45,7 @@ async def detokenize(http: Request, body: DetokenizeBody) -> Response:
 @router.get("/tokenizer_info")
 async def tokenizer_info(http: Request) -> dict[str, Any]:
     """The special tokens of the first model, as lm-eval asks for them."""
-    model = await server_of(http).model(http, None)
+    model = await service_of(http).model(http, None)
     return jobs.tokenizer_info(model)
 
 
@@ -53,9 +53,9 @@ async def tokenizer_info(http: Request) -> dict[str, Any]:
 async def embeddings(http: Request, body: EmbeddingsBody) -> Response:
     """A vector for each text: the mean of the hidden states, with length 1."""
     headers = check_body(body)
-    server = server_of(http)
-    model = await server.model(http, body.model)
-    vectors, used = await server.job(jobs.embed, model, as_prompts(body.input))
+    service = service_of(http)
+    model = await service.model(http, body.model)
+    vectors, used = await service.job(jobs.embed, model, as_prompts(body.input))
     data = [
         {
             "object": "embedding",
@@ -75,10 +75,10 @@ async def embeddings(http: Request, body: EmbeddingsBody) -> Response:
 async def translate(http: Request, body: TranslateBody) -> Response:
     """Translate a sentence, or each of several, by beam search."""
     headers = check_body(body)
-    server = server_of(http)
-    model = await server.model(http, body.model)
+    service = service_of(http)
+    model = await service.model(http, body.model)
     texts = [body.text] if isinstance(body.text, str) else body.text
-    found = await server.job(jobs.translate, model, texts, body.beam, body.length_penalty)
+    found = await service.job(jobs.translate, model, texts, body.beam, body.length_penalty)
     return JSONResponse({"model": model.name, "translations": found}, headers=headers)
 
 
@@ -86,9 +86,9 @@ async def translate(http: Request, body: TranslateBody) -> Response:
 async def predict(http: Request, body: PredictBody) -> Response:
     """The prediction of the model's task for texts or images, or the forecast of a series."""
     headers = check_body(body)
-    server = server_of(http)
-    model = await server.model(http, body.model)
-    found = await server.job(jobs.predict, model, body)
+    service = service_of(http)
+    model = await service.model(http, body.model)
+    found = await service.job(jobs.predict, model, body)
     return JSONResponse({"model": model.name, "predictions": found}, headers=headers)
 
 
@@ -96,9 +96,9 @@ async def predict(http: Request, body: PredictBody) -> Response:
 async def explain(http: Request, body: ExplainBody) -> Response:
     """Attention maps of a text, the likeliest next tokens, and what each sampler does."""
     headers = check_body(body)
-    server = server_of(http)
-    model = await server.model(http, body.model)
-    explained = await server.job(
+    service = service_of(http)
+    model = await service.model(http, body.model)
+    explained = await service.job(
         jobs.explain, model, body.text, body.layer, body.top, body.tokens, body
     )
     return JSONResponse({"model": model.name, **explained}, headers=headers)

@@ -8,12 +8,12 @@ from fastapi import FastAPI
 from regard.errors import ConfigError
 from regard.serve.app import create_app
 from regard.serve.engine import EngineConfig
-from regard.serve.guard import OPEN_PATHS
+from regard.serve.middleware import OPEN_PATHS
 from regard.serve.studio.folder import FolderModels
 from regard.serve.studio.routes import Studio, router
 
-# Files without content of the user, and maps under names that cannot be guessed: a frame and a
-# <script> element cannot send the key.
+# Open without a key, because frames and <script> cannot send one: static files, and maps under
+# unguessable names.
 PAGE_PATHS = (*OPEN_PATHS, "/", "/page/", "/maps/")
 
 
@@ -26,7 +26,7 @@ def create_studio(
     device: str = "auto",
     idle: float | None = None,
 ) -> FastAPI:
-    """The application for one folder of runs; its state has the `server` and the `studio`."""
+    """The application for one folder of runs; its state has the `service` and the `studio`."""
     (path,) = paths
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file; give a folder of runs")
@@ -42,7 +42,7 @@ def create_studio(
         models=FolderModels,
         open_paths=PAGE_PATHS,
     )
-    models = app.state.server.models
+    models = app.state.service.models
     assert isinstance(models, FolderModels)
     app.state.studio = Studio(models.folder)
     app.include_router(router)

@@ -15,9 +15,9 @@ from regard.errors import ConfigError
 from regard.explain.render.figure import POLICY
 from regard.generate import SAMPLER_ORDERS
 from regard.serve.api_errors import ApiError
-from regard.serve.guard import MAX_BODY
-from regard.serve.service import server_of
-from regard.serve.studio import inside
+from regard.serve.middleware import MAX_BODY
+from regard.serve.service import service_of
+from regard.serve.studio import inspection
 from regard.serve.studio.bodies import (
     SETTING,
     SETTINGS,
@@ -122,9 +122,9 @@ async def list_runs(http: Request) -> dict[str, Any]:
 async def list_choices() -> dict[str, Any]:
     """Recipes, presets, figures, orders of samplers, and the texts that can be sent."""
     return {
-        "recipes": await asyncio.to_thread(inside.list_recipes),
+        "recipes": await asyncio.to_thread(inspection.list_recipes),
         "presets": presets(),
-        "figures": inside.list_figures(),
+        "figures": inspection.list_figures(),
         "orders": list(SAMPLER_ORDERS),
         "suffixes": SUFFIXES,
         "max_bytes": MAX_TEXT,
@@ -169,7 +169,7 @@ async def train(http: Request, body: TrainBody) -> dict[str, Any]:
             raise ConfigError("text: it is empty; paste some text or choose a file")
         start = partial(trainer.train_text, body.name, text, body.suffix, body.settings)
     else:
-        if body.recipe not in [recipe["name"] for recipe in inside.list_recipes()]:
+        if body.recipe not in [recipe["name"] for recipe in inspection.list_recipes()]:
             raise ConfigError(f"recipe: there is no recipe {body.recipe!r} for the studio")
         start = partial(trainer.train_recipe, body.name, body.recipe, body.settings)
     try:
@@ -205,35 +205,35 @@ async def resume(http: Request, body: ResumeBody) -> dict[str, Any]:
 @router.post("/studio/distribution")
 async def distribution(http: Request, body: DistributionBody) -> dict[str, Any]:
     """The next-token distribution, and what each sampler leaves of it."""
-    server = server_of(http)
-    model = await server.model(http, body.model)
-    return await server.job(inside.distribution, model, body)
+    service = service_of(http)
+    model = await service.model(http, body.model)
+    return await service.job(inspection.distribution, model, body)
 
 
 @router.post("/studio/attention")
 async def attention(http: Request, body: AttentionBody) -> dict[str, Any]:
     """Make a page of all attention maps of a text; returns its address."""
-    server, studio = server_of(http), studio_of(http)
-    model = await server.model(http, body.name)
-    content, unknown = await server.job(inside.attention_page, model, body.text)
+    service, studio = service_of(http), studio_of(http)
+    model = await service.model(http, body.name)
+    content, unknown = await service.job(inspection.attention_page, model, body.text)
     return {"page": f"/maps/{studio.keep(content)}", "unknown": unknown}
 
 
 @router.post("/studio/figure")
 async def draw_figure(http: Request, body: FigureBody) -> dict[str, Any]:
     """A figure of the lectures."""
-    server = server_of(http)
-    model = None if body.name is None else await server.model(http, body.name)
-    return await server.job(inside.draw_figure, body.figure, model, body.text)
+    service = service_of(http)
+    model = None if body.name is None else await service.model(http, body.name)
+    return await service.job(inspection.draw_figure, body.figure, model, body.text)
 
 
 @router.get("/studio/structure")
 async def show_structure(http: Request, name: str) -> dict[str, Any]:
     """The drawing and the settings of a preset, or of a run: `name` is then run:NAME."""
-    return await asyncio.to_thread(inside.structure, studio_of(http).folder, name)
+    return await asyncio.to_thread(inspection.structure, studio_of(http).folder, name)
 
 
 @router.get("/studio/diff")
 async def show_differences(http: Request, first: str, second: str) -> dict[str, Any]:
     """The settings in which two presets or runs differ."""
-    return await asyncio.to_thread(inside.differences, studio_of(http).folder, first, second)
+    return await asyncio.to_thread(inspection.differences, studio_of(http).folder, first, second)

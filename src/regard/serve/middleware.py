@@ -1,4 +1,4 @@
-"""What stands between the network and the routes: deadlines, sizes, hosts and the key."""
+"""ASGI middleware: deadlines, body size limits, allowed hosts and the API key."""
 
 import asyncio
 import hmac
@@ -64,8 +64,8 @@ class DeadlineProtocol(H11Protocol):
             self.transport.abort()
 
 
-class Guard:
-    """ASGI middleware: refuse what must not reach the routes, and read bodies within limits."""
+class LimitsMiddleware:
+    """Refuses what must not reach the routes, and reads bodies within limits."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class Guard:
         *,
         key: str | None,
         hosts: tuple[str, ...] | None,
-        count: Callable[[int], None],  # gets the status of every answer
-        open_paths: tuple[str, ...] = OPEN_PATHS,  # without a key; with "/" at the end: below it
+        count: Callable[[int], None],  # gets the status of every response
+        open_paths: tuple[str, ...] = OPEN_PATHS,  # without a key; "…/" with all below it
     ) -> None:
         self.app, self.key, self.hosts, self.count = app, key, hosts, count
         self.open_paths = open_paths
@@ -103,7 +103,7 @@ class Guard:
             return
         if isinstance(body, Disconnected):
             return
-        with ExitStack() as scope["at_end"]:  # of callbacks, when the answer was sent
+        with ExitStack() as scope["at_end"]:  # of callbacks, when the response was sent
             await self.app(scope, _replay(body, receive), send)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, str]) -> tuple[int, str] | None:
@@ -178,7 +178,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _with_deadline(send: Send, count: Callable[[int], None]) -> Send:
-    """A `send` that raises if the client does not read, and counts answers."""
+    """A `send` that raises if the client does not read, and counts responses."""
 
     async def within(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""What the engine knows of each text that it generates."""
+"""The sequences that the engine generates, and those in prefill."""
 
 from dataclasses import dataclass
 
@@ -8,34 +8,34 @@ from regard.serve.request import Request
 
 
 @dataclass(eq=False, slots=True)
-class Text:
+class Sequence:
     """One continuation that is being generated."""
 
     request: Request
     index: int
     window: list[int]  # the ids that the model has read, and the newest
     count: int = 0  # new tokens
-    since: int = 0  # new tokens since it got its row
+    since: int = 0  # new tokens since it was last prefilled
 
 
 @dataclass(eq=False, slots=True)
 class Prefill:
-    """A prompt that is being read, for one or several continuations of it."""
+    """A prompt in prefill, for one or several continuations of it."""
 
-    texts: list[Text]
+    sequences: list[Sequence]
     ids: list[int]
-    sampling: SamplingState | None = None  # of a text that continues
+    sampling: SamplingState | None = None  # of a sequence that continues
     state: State | None = None
-    read: int = 0
+    done: int = 0  # tokens that are prefilled
 
     @property
     def request(self) -> Request:
-        """The request of its texts."""
-        return self.texts[0].request
+        """The request of its sequences."""
+        return self.sequences[0].request
 
     def need(self, context: int | None) -> int:
-        """The most ids that the rows of its texts will hold."""
-        need = len(self.ids) + self.request.tokens - self.texts[0].count - 1
+        """The most ids that each of its sequences will hold."""
+        need = len(self.ids) + self.request.tokens - self.sequences[0].count - 1
         return max(1, need if context is None else min(need, context))
 
 

@@ -1,4 +1,4 @@
-"""Prompts read by CUDA graphs: concatenated, and straight into the rows of the engine."""
+"""Prefill by CUDA graphs: of concatenated prompts, straight into the rows of the engine."""
 
 from array import array
 from bisect import bisect_left
@@ -21,8 +21,8 @@ SEQUENCES = 32  # prompts of one graph, at most
 SIZES = (128, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096)  # ids of a graph
 
 
-class PromptGraphs:
-    """Reads several prompts at once, without padding between them.
+class PrefillGraphs:
+    """Prefills several prompts at once, without padding between them.
 
     There is a CUDA graph for each of a few numbers of ids (`SIZES`); the ids that are missing are
     not stored. On a CPU the same runs uncaptured.
@@ -33,11 +33,11 @@ class PromptGraphs:
         self.graphs: dict[int, tuple[Tensor, Callable[[], Tensor]]] = {}
 
     def fits(self, lengths: Sequence[int]) -> bool:
-        """Whether prompts of these lengths can be read together."""
+        """Whether prompts of these lengths can be prefilled together."""
         return len(lengths) <= SEQUENCES and sum(lengths) <= SIZES[-1]
 
-    def read(self, prompts: Sequence[Sequence[int]]) -> Float[Tensor, "prompts vocab"]:
-        """Read prompts into the rows after those in use; return the next logits of each."""
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Float[Tensor, "prompts vocab"]:
+        """Prefill the rows after those in use; return the next logits of each prompt."""
         first, tokens = len(self.rows.lengths), sum(map(len, prompts))
         size = SIZES[bisect_left(SIZES, tokens)]
         numbers = array("q")
@@ -70,9 +70,9 @@ class PromptGraphs:
         return self.language.prefill_concatenated(prompts, self.rows.caches)
 
 
-def make_prompt_graphs(language: Language, rows: Rows) -> PromptGraphs | None:
-    """The graphs of a model, where its kernels can read concatenated prompts."""
+def make_prefill_graphs(language: Language, rows: Rows) -> PrefillGraphs | None:
+    """The graphs of a model, where its kernels can prefill concatenated prompts."""
     fast = isinstance(language, PackedDecoder) and language.concatenates
     if not fast or not isinstance(rows, GraphRows):
         return None
-    return PromptGraphs(cast("TritonDecoder", language), rows)
+    return PrefillGraphs(cast("TritonDecoder", language), rows)

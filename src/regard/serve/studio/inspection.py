@@ -23,9 +23,9 @@ from regard.generate.sampler_spec import format_sampler
 from regard.generate.samplers.logits_processor import entropy
 from regard.generate.sampling_state import SamplingState
 from regard.models.base import Language
+from regard.serve.engine_request import source_ids
 from regard.serve.jobs import MAX_EXPLAINED, tokenize
 from regard.serve.models import ServedModel
-from regard.serve.prepare import source_ids
 from regard.serve.studio.bodies import DistributionBody
 from regard.serve.studio.folder import RunsFolder
 from regard.training.setup.configure import RECIPES, recipes
@@ -66,7 +66,7 @@ def _stage(name: str, logits: Tensor, shown: Tensor) -> dict[str, Any]:
 
 def _next_logits(model: ServedModel, text: str) -> tuple[Tensor, list[int]]:
     """The logits after a text, on the CPU, and the ids before; of pairs, those of the target."""
-    run = model.explained
+    run = model.run_copy
     if model.engine is None:
         raise ConfigError(f"the model {model.name!r} does not generate text")
     language = cast(Language, run.model)
@@ -94,7 +94,7 @@ def _text_run(model: ServedModel) -> Run:
     """The run, if it reads text: of others the input is the name of a file."""
     if model.run.tokenizers is None or "file" in model.run.inputs:
         raise ConfigError(f"the run {model.name!r} does not read text; choose one that does")
-    return model.explained
+    return model.run_copy
 
 
 def _check_length(model: ServedModel, text: str, most: int) -> None:

@@ -1,0 +1,237 @@
+"""Prefill: short prompts together, long ones in chunks between the decode steps."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from regard.generate.decode import pad_prompts
+from regard.generate.sampling_state import pad_rows
+from regard.models.base import Language, State
+from regard.nn.state import Source, TransformerState
+from regard.serve.prefill_graphs import PrefillGraphs
+from regard.serve.prefix_cache import PrefixCache, read_row
+from regard.serve.rows import to_device
+from regard.serve.sampling import score_tokens
+from regard.serve.sequences import Prefill
+
+MULTIPLE = 16  # of ids: Triton compiles other kernels for other sizes
+CHUNK_SECONDS = 0.25  # that all sequences wait for a chunk of a prompt
+MAX_WAIT = 16  # decode steps that a prompt waits for others
+# cuDNN's attention makes a plan for each new shape, which takes as long as many steps.
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+class Prefiller:
+    """Prefills prompts, at most about `chunk` tokens at a time.
+
+    `join` gets prefilled prompts, the logits after each and their state, or None where `graphs`
+    have prefilled them in the rows of the engine; `fail` gets a prefill that has failed and the
+    error. With `groups`, a prompt waits for others to be prefilled with.
+    """
+
+    def __init__(
+        self,
+        language: Language,
+        chunk: int,
+        max_chunk: int,
+        prefixes: PrefixCache | None,
+        *,
+        groups: bool,
+        graphs: PrefillGraphs | None,
+        join: Callable[[list[Prefill], Tensor, State | None], None],
+        fail: Callable[[Prefill, Exception], None],
+    ) -> None:
+        self.language, self.prefixes, self.groups = language, prefixes, groups
+        self.graphs = graphs
+        self.chunk, self.max_chunk = chunk, max_chunk
+        self.join, self.fail = join, fail
+        self.queue: deque[Prefill] = deque()
+        self.tokens = 0  # that were prefilled since the start
+        self.steps_waited = 0  # since a prefill could have begun
+
+    @property
+    def ids(self) -> int:
+        """The tokens of the prompts in prefill: their states need memory."""
+        return sum(len(prefill.ids) for prefill in self.queue)
+
+    def step(self, running: int) -> None:
+        """Prefill the next chunk: of one long prompt, or several short prompts together.
+
+        Long prompts alternate, so that short ones need not wait for the end of a long one.
+        `running` sequences are decoded between two steps.
+        """
+        if not self.queue or not self._is_due(running):
+            return
+        by_graph = self._suits_graph(self.queue[0])
+        group = self._next_group(by_graph)
+        began = time.perf_counter()
+        try:
+            with sdpa_kernel(BACKENDS):
+                if by_graph:
+                    self._prefill_by_graph(group)
+                elif len(group) > 1 or self._is_short(group[0]):
+                    self._prefill_together(group)
+                else:
+                    self._prefill_chunk(group[0])
+        except torch.AcceleratorError:  # nothing can be computed on the device any more
+            raise
+        except Exception as error:
+            self._fail(group, error)
+        seconds = time.perf_counter() - began
+        if seconds > 2 * CHUNK_SECONDS and self.chunk > 16:  # a large model on a slow machine
+            self.chunk //= 2
+        elif seconds < CHUNK_SECONDS:
+            self.chunk = min(2 * self.chunk, self.max_chunk)
+
+    def _next_group(self, by_graph: bool) -> list[Prefill]:
+        """The next prompt, and others that are prefilled together with it."""
+        group = [self.queue.popleft()]
+        if not self._is_short(group[0]):
+            return group
+        for other in list(self.queue):
+            lengths = [len(prefill.ids) for prefill in (*group, other)]
+            if by_graph and not cast(PrefillGraphs, self.graphs).fits(lengths):
+                break
+            if not by_graph and max(lengths) * len(lengths) > self.chunk:
+                break
+            if self._is_short(other) and self._suits_graph(other) == by_graph:
+                group.append(other)
+                self.queue.remove(other)
+        return group
+
+    def _suits_graph(self, prefill: Prefill) -> bool:
+        """Whether a CUDA graph can prefill it: one sequence, and no cached prefix."""
+        if self.graphs is None or len(prefill.sequences) > 1 or not self._is_short(prefill):
+            return False
+        cached = self.prefixes is not None and self.prefixes.has_prefix(prefill.ids)
+        return not cached and self.graphs.fits([len(prefill.ids)])
+
+    def _is_due(self, running: int) -> bool:
+        """Whether to prefill in this step.
+
+        On a GPU, one short prompt takes as long as several, and all sequences wait for it: a
+        prompt waits up to `MAX_WAIT` steps for others.
+        """
+        few = len(self.queue) * 16 < running
+        begun = any(prefill.state is not None for prefill in self.queue)
+        if self.groups and few and not begun and self.steps_waited < MAX_WAIT:
+            self.steps_waited += 1
+            return False
+        self.steps_waited = 0
+        return True
+
+    def _is_short(self, prefill: Prefill) -> bool:
+        short = len(prefill.ids) <= self.chunk
+        return prefill.state is None and short and prefill.request.prompt_logprobs is None
+
+    def _fail(self, group: list[Prefill], error: Exception) -> None:
+        """Retry a failed group one prompt at a time; a failed single prompt fails its request."""
+        if len(group) == 1:
+            self.fail(group[0], error)
+            return
+        for prefill in group:
+            prefill.state, prefill.done = None, 0
+            try:
+                self._prefill_together([prefill])
+            except torch.AcceleratorError:
+                raise
+            except Exception as own:
+                self.fail(prefill, own)
+
+    def _start(self, group: list[Prefill]) -> tuple[State, list[int]]:
+        """The state before prefill, with cached prefixes loaded, and the length of each."""
+        capacity = self._width(group)
+        source = None
+        if group[0].request.source is not None:
+            sources = [list(cast(Sequence[int], prefill.request.source)) for prefill in group]
+            source = Source(*pad_prompts(sources, self.language.device))
+            capacity = max(prefill.need(self.language.context) for prefill in group)
+        state = self.language.start(len(group), capacity, source)
+        cached = [0] * len(group)
+        if self.prefixes is not None and group[0].request.prompt_logprobs is None:
+            state = cast(TransformerState, state)
+            for row, prefill in enumerate(group):
+                cached[row] = self.prefixes.load(prefill.ids, state, row)
+            if any(cached):
+                lengths = to_device(cached, state.lengths.device)
+                state = replace(state, lengths=lengths, max_length=max(cached), equal_lengths=False)
+        return state, cached
+
+    def _width(self, group: list[Prefill]) -> int:
+        """The length of the longest prompt; on a GPU padded, so that fewer kernels are compiled."""
+        longest = max(len(prefill.ids) for prefill in group)
+        padded = -(-longest // MULTIPLE) * MULTIPLE if self.groups else longest
+        return min(padded, self.language.context or padded)
+
+    def _prefill_together(self, group: list[Prefill]) -> None:
+        state, cached = self._start(group)
+        rows = [prefill.ids[length:] for prefill, length in zip(group, cached, strict=True)]
+        width = max(map(len, rows)) if any(cached) else self._width(group)
+        ragged = min(map(len, rows)) < width
+        if ragged and max(cached) + width > self._width(group):
+            # a short rest after a long cached prefix would be padded beyond the capacity
+            for prefill in group:
+                try:
+                    self._prefill_together([prefill])
+                except torch.AcceleratorError:
+                    raise
+                except Exception as error:
+                    self.fail(prefill, error)
+            return
+        device = state.lengths.device
+        ids = to_device(pad_rows(rows, width), device)
+        counts = to_device([len(row) for row in rows], device)
+        if self.groups and not any(cached):  # the lengths are not read back from the device
+            state = replace(cast(TransformerState, state), static=True)
+        logits, state = self.language.step(ids, state, counts=counts if ragged else None)
+        self.tokens += sum(map(len, rows))
+        self._complete(group, logits[:, -1], state)
+
+    def _prefill_by_graph(self, group: list[Prefill]) -> None:
+        graphs = cast(PrefillGraphs, self.graphs)
+        first, ids = len(graphs.rows.lengths), [prefill.ids for prefill in group]
+        logits = graphs.prefill(ids)
+        self.tokens += sum(map(len, ids))
+        if self.prefixes is not None:
+            self.prefixes.lookups += sum(map(len, ids))
+            for row, prompt in enumerate(ids, first):
+                self.prefixes.save(prompt, partial(graphs.rows.read, row))
+        self.join(group, logits, None)
+
+    def _prefill_chunk(self, prefill: Prefill) -> None:
+        if prefill.state is None:
+            prefill.state, (prefill.done,) = self._start([prefill])
+        ids = prefill.ids[prefill.done : prefill.done + self.chunk]
+        scored = prefill.request.prompt_logprobs is not None
+        tensor = to_device(ids, prefill.state.lengths.device).unsqueeze(0)
+        logits, prefill.state = self.language.step(tensor, prefill.state, all_logits=scored)
+        self.tokens += len(ids)
+        prefill.done += len(ids)
+        if scored and prefill.sequences[0].count == 0:
+            following = prefill.ids[prefill.done - len(ids) + 1 : prefill.done + 1]
+            if following:
+                scores = score_tokens(
+                    logits[0, : len(following)],
+                    following,
+                    cast(int, prefill.request.prompt_logprobs),
+                )
+                prefill.request.prompt_scores += scores
+        if prefill.done < len(prefill.ids):
+            self.queue.append(prefill)
+        else:
+            self._complete([prefill], logits[:, -1], prefill.state)
+
+    def _complete(self, group: list[Prefill], logits: Tensor, state: State) -> None:
+        if self.prefixes is not None:
+            for row, prefill in enumerate(group):
+                self.prefixes.save(
+                    prefill.ids, partial(read_row, cast(TransformerState, state), row)
+                )
+        self.join(group, logits, state)
