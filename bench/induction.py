@@ -11,7 +11,7 @@ every batch, so that only the content says where to copy from. For each seed:
 - patching: one token of the first half is another one, so that the model copies the wrong token;
   the residual stream of the right run is put back at one position, for each layer and position.
 
-Prints means and 95 % intervals over the seeds; --out writes the pictures.
+Prints means and 95 % intervals over the seeds; --out writes the figures.
 """
 
 import argparse

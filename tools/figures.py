@@ -3,7 +3,7 @@
 First writes the sentences of the introduction and trains the runs that it names, where they are
 missing. Run it in the root of the repository.
 
-python tools/figures.py [NAME…]    all figures, or only the pictures of these
+python tools/figures.py [NAME…]    all figures, or only the files of these
 """
 
 import io
@@ -20,9 +20,9 @@ from regard.explain.figures import FIGURES, Entry
 from regard.explain.render.figure import encode, style
 
 ROOT = Path(__file__).parents[1]
-PICTURES = ROOT / "docs" / "images" / "figures"
+FILES = ROOT / "docs" / "images" / "figures"
 PAGE = ROOT / "docs" / "figures.md"  # its introduction is written by hand
-LARGEST = 60_000  # bytes of a picture
+LARGEST = 60_000  # bytes of a file
 DPI = (120, 100, 90, 80, 70, 60)  # of a PNG, the first that is small enough
 
 RUNS = ("decoder", "lstm", "vectors", "pronouns")
@@ -58,7 +58,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {  # the words of each figure's command
 def main(names: list[str]) -> None:
     """Train, draw and write."""
     assert COMMANDS.keys() == FIGURES.keys(), "every figure has a command here"
-    PICTURES.mkdir(parents=True, exist_ok=True)
+    FILES.mkdir(parents=True, exist_ok=True)
     introduction = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), maxsplit=1, flags=re.M)[0]
     (sentences,) = re.findall(r"```python\n((?:(?!```).)*pronouns.*?)```", introduction, re.S)
     exec(sentences, {})
@@ -68,7 +68,7 @@ def main(names: list[str]) -> None:
     files = {}
     for name in FIGURES:
         if names and name not in names:
-            files[name] = next(PICTURES.glob(f"{name}.*"))
+            files[name] = next(FILES.glob(f"{name}.*"))
             continue
         files[name] = draw(name)
         print(files[name].relative_to(ROOT), files[name].stat().st_size)
@@ -77,7 +77,7 @@ def main(names: list[str]) -> None:
 
 
 def draw(name: str) -> Path:
-    """The picture of a figure: SVG if it is small, else PNG."""
+    """The file of a figure: SVG if it is small, else PNG."""
     words = COMMANDS[name]
     samplers = tuple(word for word in words if name == "samplers")
     options = {} if samplers else dict(word.split("=") for word in words if "=" in word)
@@ -85,9 +85,9 @@ def draw(name: str) -> Path:
     values = {key: int(value) for key, value in options.items()}
     shown = regard.show(name, *what, **values, **({"samplers": samplers} if samplers else {}))
     figure = shown.figure()
-    for old in PICTURES.glob(f"{name}.*"):
+    for old in FILES.glob(f"{name}.*"):
         old.unlink()
-    content, path = encode(figure, ".svg"), PICTURES / f"{name}.svg"
+    content, path = encode(figure, ".svg"), FILES / f"{name}.svg"
     if len(content) > LARGEST:
         path = path.with_suffix(".png")
         for dpi in DPI:
@@ -108,7 +108,7 @@ def small_png(figure: Figure, dpi: int) -> bytes:
 
 
 def section(name: str, entry: Entry, file: Path) -> str:
-    """A figure: what it shows, what it takes, its command and its picture."""
+    """A figure: what it shows, what it takes, its command and its file."""
     command = shlex.join(["regard", "show", name, *COMMANDS[name]])
     options = ", ".join(f"`{key}={as_word(value)}`" for key, value in entry.options.items())
     takes = f"`{entry.usage}`" if entry.usage else "nothing"

@@ -1,4 +1,4 @@
-"""`regard explain --gradients`: numbers, pictures, and what is refused."""
+"""`regard explain --gradients`: numbers, figures, and what is refused."""
 
 import json
 from xml.etree import ElementTree

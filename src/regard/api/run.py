@@ -513,7 +513,7 @@ class Run:
 
         `label` is the class to draw, for a model with classes, or the text, for a model with a soft
         window; a larger `bias` draws more neatly.
-        `explain.render.strokes.to_svg` makes a picture of them.
+        `explain.render.strokes.to_svg` draws them.
 
         >>> drawings.draw(count=2, seed=0)[0].shape[1]
         3

@@ -55,7 +55,7 @@ def explain(
         Path | None,
         Option(
             metavar="FILE",
-            help="Write a picture: .svg, .png, .pdf, or .html, which has all layers unless --layer "
+            help="Write a figure: .svg, .png, .pdf, or .html, which has all layers unless --layer "
             "or --head chooses.",
         ),
     ] = None,
@@ -130,4 +130,4 @@ def explain(
         colour = is_interactive(sys.stdout)
         print(attention.text(head, width=terminal_width(), colour=colour))
         if head is None:
-            print_status("one head with its tokens: --head N; as a picture: --out heads.svg")
+            print_status("one head with its tokens: --head N; as a figure: --out heads.svg")

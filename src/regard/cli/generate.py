@@ -101,7 +101,7 @@ def generate(
         float,
         Option(metavar="B", min=0.0, help="Handwriting: a larger bias draws more neatly."),
     ] = 0.0,
-    picture: Annotated[
+    drawing: Annotated[
         Path | None,
         Option("--out", metavar="FILE", help="Handwriting: write the drawings as .svg or .png."),
     ] = None,
@@ -149,9 +149,9 @@ def generate(
         opened = api.load(run, adapter=adapter)
         opened.limit_threads()
         if "draw" in opened.methods:
-            _draw(opened, prompt, count, bias, seed, picture, force)
+            _draw(opened, prompt, count, bias, seed, drawing, force)
             return
-        if picture is not None:
+        if drawing is not None:
             raise ConfigError("--out writes drawings; redirect text to a file with >")
         chain = opened.chain(sampler or None, order)
         traced = api.TracedChain(chain.samplers)

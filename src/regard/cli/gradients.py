@@ -44,7 +44,7 @@ def show_gradients(
     if out is not None:
         print_status(f"curves: {out}")
     elif not as_json:
-        print_status("all positions: --json; a picture: --out FILE.svg; another layer: --layer N")
+        print_status("all positions: --json; a figure: --out FILE.svg; another layer: --layer N")
 
 
 def _lists(flow: "GradientFlow") -> dict[str, list[float]]:

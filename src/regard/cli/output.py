@@ -137,10 +137,10 @@ def stdin_lines() -> Iterator[str]:
         raise DataError(f"cannot read stdin: {error.strerror}") from None
 
 
-PICTURES = (".svg", ".png", ".pdf", ".html")
+FIGURE_SUFFIXES = (".svg", ".png", ".pdf", ".html")
 
 
-def check_output_file(path: Path, force: bool, suffixes: Sequence[str] = PICTURES) -> None:
+def check_output_file(path: Path, force: bool, suffixes: Sequence[str] = FIGURE_SUFFIXES) -> None:
     """Raise on another suffix, a folder that cannot be written, and an existing file."""
     if path.suffix not in suffixes:
         raise ConfigError(f"--out {path}: the suffix must be {' or '.join(suffixes)}")

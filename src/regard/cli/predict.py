@@ -11,7 +11,7 @@ from typer import Argument, Option
 from regard import api
 from regard.cli.arguments import AdapterOption, Folder, Json
 from regard.cli.output import (
-    PICTURES,
+    FIGURE_SUFFIXES,
     align_columns,
     check_output_file,
     print_json,
@@ -57,7 +57,7 @@ def predict(
         Option(
             metavar="NAME",
             help="The column of --data to predict from, its name or number; of a series, the "
-            "column that a picture shows.",
+            "column that a figure shows.",
         ),
     ] = None,
     out: Annotated[
@@ -65,7 +65,7 @@ def predict(
         Option(
             metavar="FILE",
             help="Write the predictions as .csv, .tsv or .jsonl, with the columns of --data; the "
-            "forecast of a series also as a picture, .svg or .png.",
+            "forecast of a series also as a figure, .svg or .png.",
         ),
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
@@ -109,7 +109,7 @@ def predict(
     and '-', --json prints an object per row; of two texts for each input, a list of objects.
     """
     if out is not None:
-        check_output_file(out, force, (*api.OUT_SUFFIXES, *PICTURES))
+        check_output_file(out, force, (*api.OUT_SUFFIXES, *FIGURE_SUFFIXES))
     if data is not None and what:
         raise ConfigError("give texts or images, or --data, not both")
     with spinner(f"opening {run}"):
@@ -119,7 +119,7 @@ def predict(
         return
     if column is not None and data is None:
         raise ConfigError("--column names a column of --data; give --data FILE too")
-    if out is not None and out.suffix in PICTURES:
+    if out is not None and out.suffix in FIGURE_SUFFIXES:
         raise ConfigError(f"--out {out}: only forecasts of a series are drawn")
     interactive = what == ["-"] and sys.stdin.isatty()
     if data is not None:
@@ -197,15 +197,15 @@ def _forecast(
     as_json: bool,
 ) -> None:
     """Print, write or draw the next values of each series, a line per step."""
-    if out is not None and out.suffix in PICTURES:
+    if out is not None and out.suffix in FIGURE_SUFFIXES:
         if len(paths) > 1:
-            raise ConfigError(f"--out {out}: a picture shows one series; give one file")
+            raise ConfigError(f"--out {out}: a figure shows one series; give one file")
         figure = run.draw_forecast(*paths, steps=steps, column=column)
         write_file(out, api.encode_figure(figure, out.suffix))
         print(out)
         return
     if column is not None:
-        raise ConfigError("--column is the column of a series that a picture shows; give --out too")
+        raise ConfigError("--column is the column of a series that a figure shows; give --out too")
     series: list[str | None] = [*paths] or [None]
     forecasts = {path or "its own": run.forecast(path, steps=steps) for path in series}
     if as_json and out is None:

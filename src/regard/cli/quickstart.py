@@ -79,7 +79,7 @@ def quickstart(
     print_suggestions(
         [
             (f"regard translate {folder} 'forty-two'", "any number up to a million"),
-            (f"regard explain {folder} 'forty-two' --out heads.svg", "all heads, as a picture"),
+            (f"regard explain {folder} 'forty-two' --out heads.svg", "all heads, as a figure"),
             (f"regard evaluate {folder}", "BLEU, chrF, exact match"),
             ("regard train YOUR.txt minutes=5", "a model of your own text"),
         ]

@@ -34,7 +34,7 @@ def show(
         ),
     ] = None,
     out: Annotated[
-        Path | None, Option(metavar="FILE", help="Write a picture: .svg, .png, .pdf or .html.")
+        Path | None, Option(metavar="FILE", help="Write a figure: .svg, .png, .pdf or .html.")
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
     as_json: Json = False,
@@ -70,7 +70,7 @@ def show(
     else:
         text = shown.text(terminal_width(), colour=is_interactive(sys.stdout))
         print(text)
-        print_status("a picture: --out FILE.svg; the numbers: --json")
+        print_status("a figure: --out FILE.svg; the numbers: --json")
 
 
 def _is_sampler(name: str, word: str) -> bool:

@@ -1,4 +1,4 @@
-"""Interpretability: activations, attention maps, gradient norms, and pictures of them."""
+"""Interpretability: activations, attention maps, gradient norms, and figures of them."""
 
 from regard.explain.attention import attention_maps
 from regard.explain.attribution import (

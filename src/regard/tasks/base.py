@@ -27,7 +27,7 @@ class Task:
     methods: ClassVar[tuple[str, ...]] = ("predict",)  # methods of `Run` that apply, the main first
     metric_names: ClassVar[tuple[str, ...]] = ("loss",)  # keys of `metrics` always present
     unit: ClassVar[str] = ""  # of the metrics, for messages, where it is not obvious
-    loss_name: ClassVar[str] = "nats per target"  # what `loss` is, on the axis of a picture
+    loss_name: ClassVar[str] = "nats per target"  # what `loss` is, on the axis of a figure
     # whether a limited evaluation takes the beginning of the data, not a sample of all of it
     evaluates_beginning: ClassVar[bool] = False
     reads_characters: ClassVar[bool] = False  # whether a batch may have the characters of words

@@ -33,7 +33,7 @@ def style() -> Iterator[None]:
         from matplotlib import style as styles
     except ModuleNotFoundError:
         raise ConfigError(
-            "a picture needs matplotlib: pip install 'regard[plot]'; attention maps can be "
+            "a figure needs matplotlib: pip install 'regard[plot]'; attention maps can be "
             "written as .html without it"
         ) from None
     with styles.context(STYLE), warnings.catch_warnings():
@@ -81,12 +81,12 @@ def page(title: str, body: str, css: str = PAGE_STYLE) -> str:
 
 
 def check_suffix(suffix: str) -> None:
-    """Raise if pictures are not written with this suffix."""
+    """Raise if figures are not written with this suffix."""
     if suffix not in SUFFIXES:
-        raise ConfigError(f"a picture is a file that ends in {', '.join(SUFFIXES)}, not {suffix!r}")
+        raise ConfigError(f"a figure is a file that ends in {', '.join(SUFFIXES)}, not {suffix!r}")
 
 
 def save(content: bytes, path: Path | str) -> None:
-    """Write a picture completely or not at all."""
+    """Write a figure completely or not at all."""
     with atomic_file(Path(path), sync=False) as temporary:
         temporary.write_bytes(content)

@@ -123,7 +123,7 @@ def _need(inputs: dict[str, bool], what: str) -> str:
 
 
 def draw_figure(name: str, model: ServedModel | None, text: str | None) -> dict[str, Any]:
-    """A figure of the lectures as tables or an SVG picture, and as text for a screen reader."""
+    """A figure of the lectures as tables or an SVG, and as text for a screen reader."""
     models: list[Run | Path | str] = [] if model is None else [_text_run(model)]
     if model is not None and text:
         _check_length(model, text, MAX_TOKENS)

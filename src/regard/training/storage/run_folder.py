@@ -310,7 +310,7 @@ class RunFolder:
             track(row)
 
     def append_sample(self, step: int, sample: str) -> None:
-        """Append a sample of the model's output after `step` to samples.txt, and its picture."""
+        """Append a sample of the model's output after `step` to samples.txt, and its SVG."""
         self._append(self.samples, f"--- step {step}\n{sample}\n")
         svg = getattr(sample, "svg", None)
         if svg is not None:

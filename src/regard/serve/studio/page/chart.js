@@ -1,4 +1,4 @@
-// The loss over the steps as an SVG picture: training as a line, validation as dots.
+// The loss over the steps as an SVG: training as a line, validation as dots.
 
 import {el, number, svg} from "/page/dom.js";
 
@@ -27,22 +27,22 @@ export function drawChart(figure, training, validation) {
   const x = step => MARGIN.left + step / right * (width - MARGIN.left - MARGIN.right);
   const y = value => MARGIN.top + (high + pad - value) / (high - low + 2 * pad) * (height - MARGIN.top - MARGIN.bottom);
   const last = list => list.length ? number(list.at(-1)[1]) : "none";
-  const picture = svg("svg", {viewBox: `0 0 ${width} ${height}`, role: "img",
+  const chart = svg("svg", {viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `Loss over ${number(right)} steps. Training: ${last(training)}. Validation: ${last(validation)}.`});
   for (const tick of ticks(low - pad, high + pad, 5)) {
-    picture.append(svg("line", {x1: MARGIN.left, x2: width - MARGIN.right, y1: y(tick), y2: y(tick), class: "grid"}));
-    picture.append(svg("text", {x: MARGIN.left - 6, y: y(tick) + 4, "text-anchor": "end"}, number(tick)));
+    chart.append(svg("line", {x1: MARGIN.left, x2: width - MARGIN.right, y1: y(tick), y2: y(tick), class: "grid"}));
+    chart.append(svg("text", {x: MARGIN.left - 6, y: y(tick) + 4, "text-anchor": "end"}, number(tick)));
   }
   for (const tick of ticks(0, right, Math.min(6, width / 90)))
-    picture.append(svg("text", {x: x(tick), y: height - MARGIN.bottom + 16, "text-anchor": "middle"}, number(tick)));
-  picture.append(svg("text", {x: (MARGIN.left + width - MARGIN.right) / 2, y: height - 3, "text-anchor": "middle"}, "step"));
+    chart.append(svg("text", {x: x(tick), y: height - MARGIN.bottom + 16, "text-anchor": "middle"}, number(tick)));
+  chart.append(svg("text", {x: (MARGIN.left + width - MARGIN.right) / 2, y: height - 3, "text-anchor": "middle"}, "step"));
   const path = points => points.map((p, n) => `${n ? "L" : "M"}${x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`).join("");
-  picture.append(svg("path", {d: path(training), class: "train-line"}));
+  chart.append(svg("path", {d: path(training), class: "train-line"}));
   if (validation.length) {
-    picture.append(svg("path", {d: path(validation), class: "validation-line"}));
-    for (const [step, value] of validation) picture.append(svg("circle", {cx: x(step), cy: y(value), r: 3.2, class: "validation-dot"}));
+    chart.append(svg("path", {d: path(validation), class: "validation-line"}));
+    for (const [step, value] of validation) chart.append(svg("circle", {cx: x(step), cy: y(value), r: 3.2, class: "validation-dot"}));
   }
   const legend = el("figcaption", {}, el("span", {class: "key train-key"}, "training loss"),
     validation.length ? el("span", {class: "key validation-key"}, "validation loss") : null);
-  figure.replaceChildren(picture, legend);
+  figure.replaceChildren(chart, legend);
 }
