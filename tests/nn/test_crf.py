@@ -27,8 +27,12 @@ def scores(u, a):
     """The score of every sequence of tags of one text, by its definition."""
     scored = {}
     for y in itertools.product(range(TAGS), repeat=len(u)):
-        total = a.first[y[0]] + a.last[y[-1]] + sum(u[t, tag] for t, tag in enumerate(y))
-        total += sum(a.between[i, j] for i, j in itertools.pairwise(y))
+        total = (
+            a.start_transitions[y[0]]
+            + a.end_transitions[y[-1]]
+            + sum(u[t, tag] for t, tag in enumerate(y))
+        )
+        total += sum(a.transitions[i, j] for i, j in itertools.pairwise(y))
         scored[y] = total.item()
     return scored
 
@@ -66,7 +70,7 @@ def test_a_head_reads_the_tagged_tokens_only():
     expected = 0.0
     for row in range(2):
         tagged = (targets[row] != -1).nonzero().squeeze(1)
-        every = scores(head.out(x[row, tagged]), head.transitions)
+        every = scores(head.out(x[row, tagged]), head.transition_scores)
         log_z = math.log(sum(map(math.exp, every.values())))
         expected += log_z - every[tuple(targets[row, tagged].tolist())]
         tags, log_probs = (f(x, targets != -1) for f in (head.decode, head.log_probs))
@@ -81,7 +85,7 @@ def test_a_head_reads_the_tagged_tokens_only():
 
 def test_without_transitions_every_word_is_tagged_by_itself():
     head, x = crf_head()
-    for parameter in (head.first, head.between, head.last):
+    for parameter in (head.start_transitions, head.transitions, head.end_transitions):
         torch.nn.init.zeros_(parameter)
     targets = torch.randint(0, TAGS, (3, 6), generator=torch.Generator().manual_seed(0))
     alone = super(CrfHead, head).loss(x, targets)

@@ -124,8 +124,8 @@ def test_the_likeliest_sequence_comes_first_with_the_probability_of_each_tag(seq
     run = sequence_tagger
     text = "word1 blue house stood red"
     with torch.no_grad():
-        before = run.model.head.between.clone()
-        run.model.head.between.copy_(torch.tensor([[0.0, 3, 0], [0, 0, 3], [3, 0, 0]]))
+        before = run.model.head.transitions.clone()
+        run.model.head.transitions.copy_(torch.tensor([[0.0, 3, 0], [0, 0, 3], [3, 0, 0]]))
         run.model.head.out.weight.mul_(0.01)
     answers = run.predict(text)
     ids = torch.tensor([run.tokenizer.encode(text)])
@@ -141,7 +141,7 @@ def test_the_likeliest_sequence_comes_first_with_the_probability_of_each_tag(seq
     for answer, row in zip(answers, chances, strict=True):
         assert dict(answer) == pytest.approx(dict(zip(names, row.tolist(), strict=True)), abs=1e-5)
     with torch.no_grad():
-        run.model.head.between.copy_(before)
+        run.model.head.transitions.copy_(before)
         run.model.head.out.weight.mul_(100)
 
 

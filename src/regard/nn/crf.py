@@ -3,7 +3,8 @@ r"""The linear-chain conditional random field: a distribution over the tags of a
     score(y) = s[y_1] + sum_t u_t[y_t] + sum_{t>1} A[y_{t-1}, y_t] + e[y_N]
     P(y | x) = exp(score(y)) / Z,    Z = sum over all y of exp(score(y))
 
-u_t scores the tags of word t, A[i, j] tag j after tag i, s and e the first and the last tag.
+u_t are the emission scores of the tags of word t, A[i, j] the transition score of tag j after tag
+i, s and e the scores of the first and of the last tag.
 Lafferty et al. 2001. Texts are right-padded; `lengths` gives their numbers of words, at least 1.
 """
 
@@ -17,11 +18,11 @@ Scores = Float[Tensor, "batch words tags"]
 
 
 class Transitions(NamedTuple):
-    """The scores of tags after each other."""
+    """Transition scores: of the first tag, of each tag after another, of the last tag."""
 
-    first: Float[Tensor, " tags"]  # s
-    between: Float[Tensor, "tags tags"]  # A
-    last: Float[Tensor, " tags"]  # e
+    start_transitions: Float[Tensor, " tags"]  # s
+    transitions: Float[Tensor, "tags tags"]  # A
+    end_transitions: Float[Tensor, " tags"]  # e
 
 
 def path_score(
@@ -31,12 +32,12 @@ def path_score(
     valid = torch.arange(u.shape[1], device=u.device) < lengths.unsqueeze(1)
     last = tags.gather(1, lengths.unsqueeze(1) - 1).squeeze(1)
     words = u.gather(2, tags.unsqueeze(2)).squeeze(2)
-    between = a.between[tags[:, :-1], tags[:, 1:]]
+    transitions = a.transitions[tags[:, :-1], tags[:, 1:]]
     return (
-        a.first[tags[:, 0]]
+        a.start_transitions[tags[:, 0]]
         + (words * valid).sum(1)
-        + (between * valid[:, 1:]).sum(1)
-        + a.last[last]
+        + (transitions * valid[:, 1:]).sum(1)
+        + a.end_transitions[last]
     )
 
 
@@ -48,11 +49,11 @@ def log_partition(
     alpha_1 = s + u_1,    alpha_t[j] = u_t[j] + log sum_i exp(alpha_{t-1}[i] + A[i, j])
     log Z = log sum_j exp(alpha_N[j] + e[j])
     """
-    alpha = a.first + u[:, 0]
+    alpha = a.start_transitions + u[:, 0]
     for t in range(1, u.shape[1]):
-        longer = u[:, t] + (alpha.unsqueeze(2) + a.between).logsumexp(1)
-        alpha = torch.where((t < lengths).unsqueeze(1), longer, alpha)
-    return (alpha + a.last).logsumexp(1)
+        extended = u[:, t] + (alpha.unsqueeze(2) + a.transitions).logsumexp(1)
+        alpha = torch.where((t < lengths).unsqueeze(1), extended, alpha)
+    return (alpha + a.end_transitions).logsumexp(1)
 
 
 def viterbi(
@@ -62,18 +63,18 @@ def viterbi(
 
     delta_1 = s + u_1,    delta_t[j] = u_t[j] + max_i (delta_{t-1}[i] + A[i, j])
     """
-    delta = a.first + u[:, 0]
-    before = []  # before[t - 1][j]: the best tag of word t - 1 if word t has tag j
+    delta = a.start_transitions + u[:, 0]
+    backpointers = []  # [t - 1][j]: the best tag of word t - 1 if word t has tag j
     for t in range(1, u.shape[1]):
-        best, tag = (delta.unsqueeze(2) + a.between).max(1)
+        best, tag = (delta.unsqueeze(2) + a.transitions).max(1)
         delta = torch.where((t < lengths).unsqueeze(1), u[:, t] + best, delta)
-        before.append(tag)
-    last = (delta + a.last).argmax(1)
+        backpointers.append(tag)
+    last = (delta + a.end_transitions).argmax(1)
     tags = torch.zeros(u.shape[:2], dtype=torch.long, device=u.device)
     for t in range(u.shape[1] - 1, -1, -1):
-        if t < len(before):  # the tag of word t + 1 leads to that of word t
-            led = before[t].gather(1, last.unsqueeze(1)).squeeze(1)
-            last = torch.where(t + 1 < lengths, led, last)
+        if t < len(backpointers):  # the tag of word t + 1 determines that of word t
+            previous_tag = backpointers[t].gather(1, last.unsqueeze(1)).squeeze(1)
+            last = torch.where(t + 1 < lengths, previous_tag, last)
         tags[:, t] = torch.where(t < lengths, last, 0)
     return tags
 

@@ -277,14 +277,14 @@ class CrfHead(TagHead):
 
     def __init__(self, dim: int, *, classes: int) -> None:
         super().__init__(dim, classes=classes)
-        self.first = nn.Parameter(torch.zeros(classes))
-        self.between = nn.Parameter(torch.zeros(classes, classes))
-        self.last = nn.Parameter(torch.zeros(classes))
+        self.start_transitions = nn.Parameter(torch.zeros(classes))
+        self.transitions = nn.Parameter(torch.zeros(classes, classes))
+        self.end_transitions = nn.Parameter(torch.zeros(classes))
 
     @property
-    def transitions(self) -> Transitions:
+    def transition_scores(self) -> Transitions:
         """s, A and e."""
-        return Transitions(self.first, self.between, self.last)
+        return Transitions(self.start_transitions, self.transitions, self.end_transitions)
 
     def loss(
         self, x: Hidden, targets: Int[Tensor, "batch time"], *, label_smoothing: float = 0.0
@@ -298,16 +298,16 @@ class CrfHead(TagHead):
         tagged = targets != IGNORED
         u, words, order = self._words(x, tagged)
         tags = targets.gather(1, order).clamp_min(0)
-        scores = path_score(u, tags, words, self.transitions)
+        scores = path_score(u, tags, words, self.transition_scores)
         return ((self._log_partition(u, words) - scores) * tagged.any(1)).sum()
 
     def decode(self, x: Hidden, tagged: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
-        """The likeliest sequence of tags, at the `tagged` tokens.
+        """The most probable sequence of tags, at the `tagged` tokens.
 
-        Its tag of a word is not always the likeliest tag of the word.
+        It need not contain the most probable tag of each word.
         """
         u, words, order = self._words(x, tagged)
-        tags = viterbi(u, words, self.transitions)
+        tags = viterbi(u, words, self.transition_scores)
         return tags.scatter(1, order, tags)
 
     def log_probs(
@@ -315,21 +315,21 @@ class CrfHead(TagHead):
     ) -> Float[Tensor, "batch time classes"]:
         """log P(tag of a word | text) at each of the `tagged` tokens."""
         u, words, order = self._words(x, tagged)
-        log_p = marginals(u, words, self.transitions).log()
+        log_p = marginals(u, words, self.transition_scores).log()
         return log_p.scatter(1, order.unsqueeze(2).expand_as(u), log_p)
 
     def _words(self, x: Hidden, tagged: Bool[Tensor, "batch time"]) -> tuple[Tensor, ...]:
-        """u with that of the tagged tokens first, how many they are, and where they were.
+        """The emission scores with the tagged tokens moved to the front, their number and indices.
 
         A text that was truncated may have no tag left: it gets one word, which is not scored.
         """
         order = tagged.long().argsort(dim=1, descending=True, stable=True)
-        u = self(x).to(self.between.dtype)  # float32 under autocast
+        u = self(x).to(self.transitions.dtype)  # float32 under autocast
         u = u.gather(1, order.unsqueeze(2).expand_as(u))
         return u, tagged.sum(1).clamp_min(1), order
 
     def _log_partition(self, u: Tensor, words: Tensor) -> Tensor:
-        return log_partition(u, words, self.transitions)
+        return log_partition(u, words, self.transition_scores)
 
 
 class SpanHead(TagHead):

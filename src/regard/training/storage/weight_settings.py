@@ -47,7 +47,12 @@ RENAMED_VALUES: dict[str, dict[str | bool, str | bool]] = {
 }
 
 # The same for tensors of model.safetensors and of checkpoints: patterns of names.
-RENAMED_TENSORS = {r"\b(attention|cross|ffn)_after\b": r"\1_post_norm"}
+RENAMED_TENSORS = {
+    r"\b(attention|cross|ffn)_after\b": r"\1_post_norm",
+    r"^head\.first\b": "head.start_transitions",
+    r"^head\.between\b": "head.transitions",
+    r"^head\.last\b": "head.end_transitions",
+}
 
 
 def current_tensors(tensors: Mapping[str, T]) -> dict[str, T]:
