@@ -85,6 +85,7 @@ RENAMED = {  # settings of earlier versions, and what they are called now
     "evaluate_tokens": "evaluate_targets",
     "held_out": "validation_fraction",
     "order": "norm_placement",
+    "rounds": "iterations",
     "norm_order": "norm_placement",
     "stream_scale": "residual_scale",
     "inputs": "input_dim",

@@ -167,7 +167,7 @@ batch = 4
 [study.ngram]
 model.preset = "ngram"
 [study.hmm]
-model = { preset = "hmm", states = 3, rounds = 2 }
+model = { preset = "hmm", states = 3, iterations = 2 }
 [study.bengio]
 model = { preset = "bengio", dim = 8, hidden_dim = 8 }
 [study.lstm]

@@ -99,7 +99,7 @@ def shrink(config):
     if isinstance(config, NGramConfig):
         return replace(config, vocab_size=VOCAB)
     if isinstance(config, HMMConfig):
-        return replace(config, vocab_size=VOCAB, states=6, rounds=10)
+        return replace(config, vocab_size=VOCAB, states=6, iterations=10)
     if isinstance(config, RecurrentConfig):
         return replace(config, vocab_size=VOCAB, dim=24, dropout=0.0)
     if isinstance(config, Seq2SeqConfig):

@@ -14,9 +14,9 @@ from regard.nn.state import Source
 VOCAB, STATES = 5, 3
 
 
-def hmm(seed=0, states=STATES, rounds=1, peaked=2.0):
+def hmm(seed=0, states=STATES, iterations=1, peaked=2.0):
     torch.manual_seed(seed)
-    model = HMM(HMMConfig(vocab_size=VOCAB, states=states, rounds=rounds))
+    model = HMM(HMMConfig(vocab_size=VOCAB, states=states, iterations=iterations))
     for name, value in model.state_dict().items():
         drawn = peaked * torch.randn(value.shape, dtype=torch.float64)
         setattr(model, name, drawn.log_softmax(-1))
@@ -74,9 +74,9 @@ def test_a_round_of_baum_and_welch_expects_what_all_paths_say():
         [row[:length] for row, length in zip(ids.tolist(), lengths, strict=True)]
     )
     written = model.em_step([(ids[:2], torch.tensor([6, 2])), (ids[2:], torch.tensor([5, 3]))])
-    close(model.log_first.exp(), expected.first)
-    close(model.log_move.exp(), expected.move)
-    close(model.log_write.exp(), expected.write)
+    close(model.log_initial.exp(), expected.first)
+    close(model.log_transition.exp(), expected.move)
+    close(model.log_emission.exp(), expected.write)
     close(written.sum(), 16)
 
 
@@ -108,11 +108,11 @@ def test_fit_reads_each_row_to_its_last_target():
     for name, value in model.state_dict().items():
         close(value.exp(), again.state_dict()[name].exp())
     written = hmm().em_step([(ids, torch.tensor(lengths))]) + 1 / VOCAB
-    close(model.log_write.exp(), written / written.sum(-1, keepdim=True))
+    close(model.log_emission.exp(), written / written.sum(-1, keepdim=True))
 
 
 def test_what_was_never_written_is_not_impossible():
-    model = hmm(rounds=5)
+    model = hmm(iterations=5)
     model.fit([text(1 + rows() % 3, [6, 2, 5, 3])])  # and what pads a row was never written
     p = model(rows())
     assert p.isfinite().all()
@@ -123,7 +123,7 @@ def test_it_finds_the_two_halves_of_an_alphabet():
     late = torch.arange(40) % 10 >= 5  # five of a, b, c, then five of d, e
     ids = torch.where(late, 3 + rows(8, 40) % 2, rows(8, 40, seed=1) % 3)
     torch.manual_seed(0)
-    model = HMM(HMMConfig(vocab_size=VOCAB, states=2, rounds=50))
+    model = HMM(HMMConfig(vocab_size=VOCAB, states=2, iterations=50))
     model.fit([text(ids)])
     path = model.viterbi(ids)
     assert (path == path[0, 0]).equal(~late.expand_as(path))
@@ -173,5 +173,5 @@ def test_likelihood_states_and_rounds_equal_hmmlearn():
     assert model.viterbi(ids).flatten().tolist() == path.tolist()
     theirs.fit(flat, lengths)
     model.em_step([(ids, torch.tensor(lengths))])
-    close(model.log_move.exp(), theirs.transmat_)
-    close(model.log_write.exp(), theirs.emissionprob_)
+    close(model.log_transition.exp(), theirs.transmat_)
+    close(model.log_emission.exp(), theirs.emissionprob_)

@@ -242,7 +242,10 @@ def test_names_may_be_given_for_numbered_classes(tmp_path):
     ("over", "message"),
     [
         ({"model": {"preset": "ngram"}}, "family ngram has no head for classes"),
-        ({"model": {"preset": "tiny-encoder-decoder", "heads": 2}}, "shape 'encoder' or 'decoder'"),
+        (
+            {"model": {"preset": "tiny-encoder-decoder", "heads": 2}},
+            "architecture 'encoder' or 'decoder'",
+        ),
         (
             {"task": "image_classification"},
             "task='image_classification' learns from images, and reviews holds labels",

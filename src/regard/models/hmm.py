@@ -24,11 +24,11 @@ class HMMConfig(Settings):
 
     vocab_size: int  # number of tokens
     states: int = 32  # number of hidden states
-    rounds: int = 20  # EM iterations (Baum-Welch), each over the whole text
+    iterations: int = 20  # EM iterations (Baum-Welch), each over the whole text
     context: int = 256  # ids per block of the training text
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "states", "rounds", "context"):
+        for name in ("vocab_size", "states", "iterations", "context"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
 
@@ -43,41 +43,42 @@ class HMM(LanguageModel):
         P(x_t | x_1 … x_t-1) = sum_j b_t(j) B(j, x_t)                        the forward algorithm
         b_t+1(k) = sum_j b_t(j) B(j, x_t) A(j, k) / P(x_t | x_1 … x_t-1)
 
-    log pi, log A and log B are stored as `log_first`, `log_move` and `log_write`, in float64.
-    Baum et al. 1970; Rabiner 1989.
+    log pi, log A and log B are stored in float64. Baum et al. 1970; Rabiner 1989.
 
     `forward` returns log-probabilities, so the head is the identity.
     """
 
-    log_first: Float64[Tensor, " states"]
-    log_move: Float64[Tensor, "states states"]
-    log_write: Float64[Tensor, "states vocab"]
+    log_initial: Float64[Tensor, " states"]  # log pi
+    log_transition: Float64[Tensor, "states states"]  # log A
+    log_emission: Float64[Tensor, "states vocab"]  # log B
 
     def __init__(self, config: HMMConfig) -> None:
         super().__init__()
         self.config = config
         self.head = IdentityHead()
         states, vocab = config.states, config.vocab_size
-        for name, size in [("first", [states]), ("move", [states] * 2), ("write", [states, vocab])]:
+        sizes = {"initial": [states], "transition": [states] * 2, "emission": [states, vocab]}
+        for name, size in sizes.items():
             # uniform on the simplex; EM would never separate equal states
             sample = nn.init.uniform_(torch.empty(size, dtype=torch.float64), 1e-9, 1.0)
             self.register_buffer(f"log_{name}", _normalise((-sample.log()).log()))
 
     def fit(self, batches: Iterable[Blocks]) -> None:
-        """Run `rounds` EM iterations from the current parameters.
+        """Run `iterations` iterations of EM from the current parameters.
 
         At the end a pseudo-count of 1 / V is added to every emission count, so that unseen
         emissions are unlikely, not impossible.
         """
         texts = [
-            _padded_rows(batch, self.config.vocab_size, self.log_first.device) for batch in batches
+            _padded_rows(batch, self.config.vocab_size, self.log_initial.device)
+            for batch in batches
         ]
         texts = [(ids, lengths) for ids, lengths in texts if ids.numel()]
         if not texts:
             raise DataError("the training data has no scored target; give fit() at least one batch")
-        for _ in range(self.config.rounds):
+        for _ in range(self.config.iterations):
             emissions = self.em_step(texts)
-        self.log_write = _normalise((emissions + 1 / self.config.vocab_size).log())
+        self.log_emission = _normalise((emissions + 1 / self.config.vocab_size).log())
 
     def em_step(self, texts: Iterable[tuple[Tensor, Tensor]]) -> Float64[Tensor, "states vocab"]:
         """One iteration of Baum-Welch; the likelihood of the texts does not decrease.
@@ -88,26 +89,30 @@ class HMM(LanguageModel):
         `texts` are right-padded ids, (batch, time), and the length of each row. Returns the
         expected emission counts.
         """
-        first, move, write = (torch.zeros_like(logs.exp()) for logs in self._logs())
+        initial, transition, emissions = (torch.zeros_like(logs.exp()) for logs in self._logs())
         for ids, lengths in texts:
             valid = torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(-1)
             emission = self._emission(ids).where(valid.unsqueeze(-1), 0.0)  # 1 for padding
             forward = self._beliefs(emission, self._initial_belief(ids))[:, :-1] + emission
             backward = self._backward(emission, valid)
             posterior = (forward + backward).softmax(-1) * valid.unsqueeze(-1)
-            first += posterior[:, 0].sum(0)
-            write.index_add_(1, ids.flatten(), posterior.flatten(0, 1).T)
+            initial += posterior[:, 0].sum(0)
+            emissions.index_add_(1, ids.flatten(), posterior.flatten(0, 1).T)
             after = emission + backward  # (batch, time, states)
             for t in range(1, ids.shape[1]):
-                pair = forward[:, t - 1].unsqueeze(-1) + self.log_move + after[:, t].unsqueeze(-2)
+                pair = (
+                    forward[:, t - 1].unsqueeze(-1)
+                    + self.log_transition
+                    + after[:, t].unsqueeze(-2)
+                )
                 pair = pair.flatten(1).softmax(-1).view_as(pair)  # (batch, states, states)
-                move += pair[valid[:, t]].sum(0)
-        self.log_first, self.log_move, self.log_write = (
+                transition += pair[valid[:, t]].sum(0)
+        self.log_initial, self.log_transition, self.log_emission = (
             # a state that was never visited keeps its parameters
             _normalise(new.log().where(new.sum(-1, keepdim=True) > 0, old))
-            for new, old in zip((first, move, write), self._logs(), strict=True)
+            for new, old in zip((initial, transition, emissions), self._logs(), strict=True)
         )
-        return write
+        return emissions
 
     def log_likelihood(self, ids: Int[Tensor, "batch time"]) -> Float64[Tensor, " batch"]:
         """log P of each row, summed over all state sequences: the forward algorithm."""
@@ -121,9 +126,9 @@ class HMM(LanguageModel):
         best_t(k) = max_j best_t-1(j) A(j, k) B(k, x_t), with a pointer to the best j
         """
         emissions = self._emission(ids)
-        best, pointers = self.log_first + emissions[:, 0], []
+        best, pointers = self.log_initial + emissions[:, 0], []
         for emission in emissions.unbind(1)[1:]:
-            best, previous = (best.unsqueeze(-1) + self.log_move).max(1)
+            best, previous = (best.unsqueeze(-1) + self.log_transition).max(1)
             best = best + emission
             pointers.append(previous)
         path = [best.argmax(-1)]
@@ -139,7 +144,7 @@ class HMM(LanguageModel):
         """The state is the belief; its size does not depend on `capacity`."""
         if source is not None:
             raise ConfigError("a hidden Markov model takes no source; an encoder-decoder does")
-        return RecurrentState.initial([(self.log_first.expand(rows, -1),)])
+        return RecurrentState.initial([(self.log_initial.expand(rows, -1),)])
 
     def step(
         self,
@@ -163,7 +168,7 @@ class HMM(LanguageModel):
         """log P of the next state, before the first id and after each."""
         beliefs = [belief]
         for emission in emissions.unbind(1):
-            belief = _log_matmul(_normalise(belief + emission), self.log_move)
+            belief = _log_matmul(_normalise(belief + emission), self.log_transition)
             beliefs.append(belief)
         return torch.stack(beliefs, 1)
 
@@ -171,22 +176,22 @@ class HMM(LanguageModel):
         """log P of the ids after each position, given its state: the backward algorithm."""
         backward = [torch.zeros_like(emissions[:, 0])]
         for t in range(emissions.shape[1] - 1, 0, -1):
-            before = _log_matmul(backward[-1] + emissions[:, t], self.log_move.T)
+            before = _log_matmul(backward[-1] + emissions[:, t], self.log_transition.T)
             backward.append(before.where(valid[:, t].unsqueeze(-1), 0.0))
         return torch.stack(backward[::-1], 1)
 
     def _predict(self, beliefs: Tensor) -> Tensor:
-        return _log_matmul(beliefs, self.log_write).float()
+        return _log_matmul(beliefs, self.log_emission).float()
 
     def _emission(self, ids: Tensor) -> Float64[Tensor, "batch time states"]:
         """log P of each id, given each state."""
-        return self.log_write.T[ids]
+        return self.log_emission.T[ids]
 
     def _initial_belief(self, ids: Tensor) -> Tensor:
-        return self.log_first.expand(len(ids), -1)
+        return self.log_initial.expand(len(ids), -1)
 
     def _logs(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.log_first, self.log_move, self.log_write
+        return self.log_initial, self.log_transition, self.log_emission
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -26,6 +26,7 @@ TRAINING_OPTIONS = (
 RENAMED = {
     "model.characters": "model.char_dim",
     "model.inputs": "model.input_dim",
+    "model.rounds": "model.iterations",
     "model.norm_order": "model.norm_placement",
     "model.stream_scale": "model.residual_scale",
     "model.shape": "model.architecture",
@@ -49,6 +50,9 @@ RENAMED_VALUES: dict[str, dict[str | bool, str | bool]] = {
 # The same for tensors of model.safetensors and of checkpoints: patterns of names.
 RENAMED_TENSORS = {
     r"\b(attention|cross|ffn)_after\b": r"\1_post_norm",
+    r"^log_first$": "log_initial",
+    r"^log_move$": "log_transition",
+    r"^log_write$": "log_emission",
     r"^head\.first\b": "head.start_transitions",
     r"^head\.between\b": "head.transitions",
     r"^head\.last\b": "head.end_transitions",
