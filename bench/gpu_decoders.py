@@ -1,32 +1,42 @@
 """Decoding speed and correctness of decoder presets on one GPU, with random weights.
 
-    python bench/gpu_decoders.py [PRESET …] [--rows 1 16] [--prompt 128] [--compiled] [--peer]
-    python bench/gpu_decoders.py --check [PRESET …] [--rows 1 16]
+    python bench/gpu_decoders.py [SPEC …] [--compiled SPEC …] [--peer PRESET …] [--check]
+    python bench/gpu_decoders.py --device cpu gpt2 --peer gpt2    (one layer: does it run at all)
 
-Speed: prompts of 128 ids, 256 new tokens, temperature 0.8 and top-k 50, in bfloat16. For each
-preset: the model itself with a CUDA graph, the decoder that `regard` chooses, with `--compiled` the
-model's decode step compiled by Inductor, and with `--peer` transformers with a static KV cache,
-which it compiles. The weights and the KV cache that a step reads are relative to the copy bandwidth
-of the GPU.
+A SPEC is PRESET, PRESET@PROMPT or PRESET/int8, PRESET/int4: prompts of 128 ids unless stated
+otherwise, 256 new tokens, one row, temperature 0.8 and top-k 50, in bfloat16. Printed for the
+decoder that `regard` chooses, for `--compiled` the model's decode step compiled by Inductor (both
+as CUDA graphs), and for `--peer` transformers with a static KV cache, which it compiles: tokens per
+second of the whole call, the median of several runs, with the slowest and the fastest; and the
+bandwidth at which a step reads weights and KV cache, relative to the copy bandwidth of the GPU.
+Encoder–decoders read a source of the length of the prompt; their peer has a dynamic KV cache.
 
-`--check` compares greedy ids instead: the decoder that `regard` chooses and the model itself, in
-float32 with at most four layers, must give the same 64 ids for each of the row counts.
+`--check` also compares greedy ids: the decoder that `regard` chooses and the model itself, in
+float32 with at most four layers, must give the same 64 ids for one row and for 16.
+
+Kernels are compiled by several processes side by side; then one SPEC after the other is timed.
 """
 
 import argparse
 import gc
-from dataclasses import replace
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from gpu_decode import CHAIN, CUDA, PROMPT, TOKENS, best_time, copy_bandwidth, run_and_report_errors
+from gpu_decode import CHAIN, PROMPT, TOKENS, copy_bandwidth
+from side_by_side import Worker, wait_for_all
 
 from regard.accel import decoding_path
 from regard.generate import generate, parse_chain
 from regard.generate.decode_loop import Engine
 from regard.hub.config_json import write_config
-from regard.models.build import preset
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.build import build_model, preset
+from regard.models.transformer import TransformerConfig
+from regard.nn.state import Source
 
 PRESETS = [
     "gpt2",
@@ -40,34 +50,174 @@ PRESETS = [
     "gpt2-xl",
     "qwen2-1.5b",
 ]
-CHECKED = [*PRESETS, "gpt1", "opt-350m", "phi-3-mini", "mistral-7b", "modern"]
+DEVICE = torch.device("cuda")
+RECURRENT = {"dim": 1024, "layers": 2, "vocab_size": 32000, "context": 1024}  # of the presets
 
 
-def prompts(config: TransformerConfig, rows: int, length: int = PROMPT) -> list[list[int]]:
+@dataclass(frozen=True)
+class Spec:
+    """A preset, the length of its prompt, and the format of its weights."""
+
+    name: str
+    prompt: int = PROMPT
+    weights: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> "Spec":
+        text, _, weights = text.partition("/")
+        name, _, prompt = text.partition("@")
+        return cls(name, int(prompt or PROMPT), weights)
+
+    def __str__(self) -> str:
+        prompt = "" if self.prompt == PROMPT else f", prompt {self.prompt}"
+        return self.name + (f", {self.weights}" if self.weights else "") + prompt
+
+    def config(self, layers: int | None = None) -> Any:
+        config = preset(self.name)
+        if not isinstance(config, TransformerConfig):
+            return replace(config, **RECURRENT)
+        config = replace(config, context=max(config.context, self.prompt + TOKENS))
+        return config if layers is None else replace(config, layers=min(layers, config.layers))
+
+
+def build(config: Any, dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    with DEVICE:
+        return build_model(config).to(dtype).eval()
+
+
+def prompts(config: Any, rows: int, length: int) -> list[list[int]]:
     torch.manual_seed(1)
     return [list(map(int, row)) for row in torch.randint(10, config.vocab_size, (rows, length))]
 
 
-def speed(decoder: Any, ids: list[list[int]], read: float, copies: float) -> str:
-    """Decoding speed; a step reads `read` bytes of weights and KV cache."""
+def inputs(spec: Spec, config: Any) -> tuple[list[list[int]], dict[str, Any]]:
+    """The prompts of `generate`, and its source."""
+    ids = prompts(config, 1, spec.prompt)
+    if not _has_source(config):
+        return ids, {}
+    source = Source(torch.tensor(ids, device=DEVICE), torch.tensor([spec.prompt], device=DEVICE))
+    return [[1]], {"source": source}
 
-    def decode(tokens: int = TOKENS) -> None:
-        generate(decoder, ids, CHAIN, tokens=tokens, seed=1)
 
-    decode()
-    total, first = best_time(decode, 3), best_time(lambda: decode(1), 3)
-    step = (total - first) / (TOKENS - 1)
+def _has_source(config: Any) -> bool:
+    return getattr(config, "architecture", "") == "encoder-decoder"
+
+
+def decode(decoder: Any, spec: Spec, config: Any, tokens: int = TOKENS) -> None:
+    ids, source = inputs(spec, config)
+    (output,) = generate(decoder, ids, CHAIN, tokens=tokens, seed=1, **source)
+    assert len(output) == tokens
+
+
+def read_bytes(model: Any, decoder: Any, spec: Spec, config: Any) -> float:
+    """Bytes of weights and KV cache that a step reads, on average."""
+    embedding = next(m for m in model.modules() if isinstance(m, torch.nn.Embedding)).weight
+    tied = getattr(config, "tied", False)
+    weights = sum(p.nbytes for p in model.parameters()) - (0 if tied else embedding.nbytes)
+    if spec.weights:
+        layers = [
+            layer
+            for packed in decoder.layers
+            for layer in (packed.qkv, packed.out, packed.gate_up, packed.down)
+        ]
+        weights = sum(layer.weight.nbytes + layer.scale.nbytes for layer in (*layers, decoder.head))
+    if not isinstance(config, TransformerConfig) or _has_source(config):
+        return weights
+    caches = model.start(1, spec.prompt + TOKENS).layers
+    filled = (spec.prompt + TOKENS / 2) / (spec.prompt + TOKENS)
+    return weights + filled * sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
+
+
+def measure(decoder: Any, spec: Spec, config: Any, repeats: int) -> tuple[list[float], float]:
+    """Seconds of each run, and of a run with one new token."""
+    first = statistics.median(_seconds(partial(decode, decoder, spec, config, 1)) for _ in range(4))
+    for _ in range(2):  # captures the step, then also the prefill
+        decode(decoder, spec, config)
+    return [_seconds(partial(decode, decoder, spec, config)) for _ in range(repeats)], first
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    _synchronize()
+    start = time.perf_counter()
+    run()
+    _synchronize()
+    return time.perf_counter() - start
+
+
+def _synchronize() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def line(kind: str, spec: Spec, seconds: list[float], first: float, read: float) -> str:
+    speeds = sorted(TOKENS / each for each in seconds)
+    step = (statistics.median(seconds) - first) / (TOKENS - 1)
     return (
-        f"{len(ids) * TOKENS / total:9,.0f} tok/s  {1e3 * first:6.1f} ms to first token"
-        f"  {1e3 * step:6.3f} ms/step  {read / step / copies:5.1%} of copy bandwidth"
+        f"{spec!s:28} {kind:12} {statistics.median(speeds):7,.0f} tok/s"
+        f" ({speeds[0]:,.0f} to {speeds[-1]:,.0f})  first {1e3 * first:7.1f} ms"
+        f"  step {1e3 * step:6.3f} ms  {read / step / 1e12:5.2f} TB/s"
     )
+
+
+def chosen_path(spec: Spec, model: Any) -> Any:
+    return decoding_path(model, **({spec.weights: True} if spec.weights else {}))
+
+
+def prepare_presets(specs: list[Spec], check: bool, repeats: int, device: str) -> Any:
+    """Compile the kernels of presets with a few layers, and check them; then time one of them."""
+    _set_device(device)
+    checks = []
+    for spec in specs:
+        if check and not spec.weights and spec.prompt == PROMPT:
+            checks.append(checked(spec))
+        config = spec.config(layers=2)
+        decode(Engine(chosen_path(spec, build(config, torch.bfloat16)).language), spec, config)
+        gc.collect()
+
+    def time_preset(spec: Spec | None) -> str:
+        if spec is None:
+            return "\n".join(checks)
+        gc.collect()
+        config = spec.config(layers=None if device == "cuda" else 1)
+        model = build(config, torch.bfloat16)
+        path = chosen_path(spec, model)
+        seconds, first = measure(Engine(path.language), spec, config, repeats)
+        return line(path.name, spec, seconds, first, read_bytes(model, path.language, spec, config))
+
+    return time_preset
+
+
+def checked(spec: Spec) -> str:
+    """Whether the greedy ids of the chosen decoder are those of the model."""
+    config = spec.config(layers=4)
+    model = build(config, torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    greedy, path, results = parse_chain(["greedy"]), chosen_path(spec, model), []
+    for rows in (1, 16):
+        ids, source = prompts(config, rows, PROMPT), {}
+        if _has_source(config):
+            lengths = torch.full((rows,), PROMPT, device=DEVICE)
+            source = {"source": Source(torch.tensor(ids, device=DEVICE), lengths)}
+            ids = [[1]] * rows
+        outputs = [
+            generate(decoder, ids, greedy, tokens=64, seed=1, **source)
+            for decoder in (model, Engine(path.language))
+        ]
+        equal = sum(a == b for a, b in zip(*outputs, strict=True))
+        results.append(f"{equal} of {rows}")
+    return f"greedy ids  {spec!s:20} {path.name:10} equal: {', '.join(results)}"
 
 
 class CompiledStep:
     """A model whose decode step is compiled by Inductor; prefill calls the model."""
 
-    def __init__(self, model: Transformer) -> None:
-        self.model, self.compiled = model, torch.compile(model.step, dynamic=False)
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        compiles = DEVICE.type == "cuda"
+        self.compiled = torch.compile(model.step, dynamic=False) if compiles else model.step
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -77,13 +227,35 @@ class CompiledStep:
         return step(ids, state, **options)
 
 
-def peer_speed(config: TransformerConfig, prompts: list[list[int]]) -> str:
-    from transformers import AutoConfig, AutoModelForCausalLM
+def prepare_compiled(spec: Spec, repeats: int, device: str) -> Any:
+    _set_device(device)
+    config = spec.config(layers=None if device == "cuda" else 1)
+    model = build(config, torch.bfloat16)
+    decoder = Engine(CompiledStep(model))
+    decode(decoder, spec, config)
+    read = read_bytes(model, model, spec, config)
 
-    with CUDA:
+    def time_compiled() -> str:
+        return line("compiled", spec, *measure(decoder, spec, config, repeats), read)
+
+    return time_compiled
+
+
+def prepare_peer(name: str, repeats: int, device: str) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    _set_device(device)
+    spec = Spec(name)
+    config = spec.config(layers=None if device == "cuda" else 1)
+    with DEVICE:
         hf_config = AutoConfig.for_model(**write_config(config)[1])
-        model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.bfloat16).eval()
-    ids = torch.tensor(prompts, device=CUDA)
+        auto = AutoModelForSeq2SeqLM if _has_source(config) else AutoModelForCausalLM
+        model = auto.from_config(hf_config, dtype=torch.bfloat16).eval()
+    ids = torch.tensor(prompts(config, 1, PROMPT), device=DEVICE)
+    cache: dict[str, Any] = {"cache_implementation": "static"}
+    if _has_source(config):
+        model.generation_config.decoder_start_token_id = 0
+        cache = {"eos_token_id": 1}
 
     def run() -> None:
         model.generate(
@@ -94,85 +266,76 @@ def peer_speed(config: TransformerConfig, prompts: list[list[int]]) -> str:
             do_sample=True,
             temperature=0.8,
             top_k=50,
-            cache_implementation="static",
             pad_token_id=0,
+            **cache,
         )
 
     run()
-    return f"{len(prompts) * TOKENS / best_time(run, 2):9,.0f} tok/s"
+    run()
+
+    def time_peer() -> str:
+        run()
+        speeds = sorted(TOKENS / _seconds(run) for _ in range(repeats))
+        return (
+            f"{spec!s:28} transformers {statistics.median(speeds):7,.0f} tok/s"
+            f" ({speeds[0]:,.0f} to {speeds[-1]:,.0f})"
+        )
+
+    return time_peer
 
 
-def report(
-    name: str, rows: list[int], prompt: int, compiled: bool, peer: bool, copies: float
-) -> None:
-    config = preset(name)
-    config = replace(config, context=max(config.context, prompt + TOKENS))
-    with CUDA:
-        torch.manual_seed(0)
-        model = Transformer(config).to(torch.bfloat16).eval()
-    embedding = model.embed.token.weight
-    weights = sum(p.nbytes for p in model.parameters())
-    weights -= 0 if config.tied else embedding.nbytes
-    path = decoding_path(model)
-    decoders: dict[str, Any] = {"model": model, path.name: path.language}
-    if compiled:
-        decoders["compiled"] = CompiledStep(model)
-    for count in rows:
-        ids = prompts(config, count, prompt)
-        filled = (prompt + TOKENS / 2) / (prompt + TOKENS)  # part of the KV cache, on average
-        caches = model.start(count, prompt + TOKENS).layers
-        read = weights + filled * sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
-        for kind, decoder in decoders.items():
-            line = speed(Engine(decoder), ids, read, copies)
-            print(f"{name:14} {count:3} rows  {kind:12} {line}", flush=True)
-        if peer:
-            print(f"{name:14} {count:3} rows  transformers {peer_speed(config, ids)}", flush=True)
-
-
-def check(name: str, rows: list[int]) -> None:
-    config = preset(name)
-    config = replace(config, layers=min(config.layers, 4))
-    with CUDA:
-        torch.manual_seed(0)
-        model = Transformer(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    greedy = parse_chain(["greedy"])
-    path = decoding_path(model)
-    for count in rows:
-        outputs = [
-            generate(decoder, prompts(config, count), greedy, tokens=64, seed=1)
-            for decoder in (model, Engine(path.language))
-        ]
-        equal = sum(a == b for a, b in zip(*outputs, strict=True))
-        print(f"{name:14} {count:3} rows  {path.name}: {equal} of {count} texts equal", flush=True)
+def _set_device(device: str) -> None:
+    global DEVICE
+    DEVICE = torch.device(device)
 
 
 def main() -> None:
+    start = time.perf_counter()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("presets", nargs="*")
-    parser.add_argument("--rows", nargs="+", type=int, default=[1])
-    parser.add_argument("--prompt", type=int, default=PROMPT)
-    parser.add_argument("--compiled", action="store_true")
-    parser.add_argument("--peer", action="store_true")
+    parser.add_argument("specs", nargs="*", default=PRESETS)
+    parser.add_argument("--compiled", nargs="*", default=[], metavar="SPEC")
+    parser.add_argument("--peer", nargs="*", default=[], metavar="PRESET")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=12, help="that compile the SPECs")
+    parser.add_argument("--compile-limit", type=float, default=600, help="seconds")
+    parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    copies = copy_bandwidth()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {copies / 1e12:.2f} TB/s")
-    for name in options.presets or (CHECKED if options.check else PRESETS):
-
-        def run(name: str = name) -> None:
-            if options.check:
-                check(name, options.rows)
-            else:
-                report(name, options.rows, options.prompt, options.compiled, options.peer, copies)
-
-        run_and_report_errors(run)
-        gc.collect()
+    specs, device, repeats = [*map(Spec.parse, options.specs)], options.device, options.repeats
+    if device == "cuda":
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+        print(f"copy bandwidth {copy_bandwidth() / 1e12:.2f} TB/s", flush=True)
         torch.cuda.empty_cache()
+    count = min(options.processes, len(specs))
+    groups = [specs[number::count] for number in range(count)]
+    presets = [
+        Worker(" ".join(map(str, group)), prepare_presets, group, options.check, repeats, device)
+        for group in groups
+    ]
+    compiled = [
+        Worker(f"compiled {text}", prepare_compiled, Spec.parse(text), repeats, device)
+        for text in options.compiled
+    ]
+    peers = [
+        Worker(f"transformers {name}", prepare_peer, name, repeats, device) for name in options.peer
+    ]
+    wait_for_all([*presets, *compiled, *peers], start + options.compile_limit)
+    print(f"timing begins after {time.perf_counter() - start:.0f} s", flush=True)
+    if options.check:
+        for worker in presets:
+            print(worker.call(None), flush=True)
+    for worker in (*compiled, *peers):
+        if text := worker.call():
+            print(text, flush=True)
+        worker.end()
+    for number, spec in enumerate(specs):
+        if text := presets[number % count].call(spec):
+            print(text, flush=True)
+    for worker in presets:
+        worker.end()
+    print(f"{time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":

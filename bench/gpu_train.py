@@ -208,8 +208,9 @@ def decoder(
         from regard.hub.config_json import write_config
 
         settings = {**write_config(config)[1], "use_cache": False}
-        hf = AutoConfig.for_model(**settings, attn_implementation="sdpa")
-        model = AutoModelForCausalLM.from_config(hf, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(  # by SDPA, where a model has it
+            AutoConfig.for_model(**settings), dtype=torch.float32
+        )
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         return model
