@@ -184,7 +184,7 @@ def test_the_end_of_a_chain(compiled, dtype, first):
     logits = torch.zeros(2, 50257, dtype=dtype)
     fused_sampling.sample(logits, ops, gaps, min_keeps, settings, one, one, one, one)
     fused_sampling.sample(logits, ops, gaps, (True,) * len(ops), settings, one, one, one, one)
-    assert set(compiled) == {"_select_kernel", "_stages_kernel"}
+    assert set(compiled) == {"_select_kernel", "_samplers_kernel"}
 
 
 @pytest.mark.parametrize("rows", [1, 64])

@@ -159,7 +159,7 @@ def _decode(
         prompts, tokens, seed=seed, stop=sorted(stop), device=model.device
     )
     first = loop = _start_loop(model, chain, rows, capacity, source, sampling)
-    used = max(len(row.window) for row in rows)  # of the capacity; short rows are padded
+    used = max(len(row.ids) for row in rows)  # of the capacity; short rows are padded
     decoded, count, shrink = loop.last.unsqueeze(1), 0, False
     try:
         while True:
@@ -174,25 +174,25 @@ def _decode(
                 new_ids: list[int | None] = [None] * len(prompts)
                 for row, token in zip(rows, ids, strict=True):
                     new_ids[row.number] = row.append(token, stop)
-                if not any(row.live for row in rows):
+                if not any(row.unfinished for row in rows):
                     return
                 yield new_ids
             if count == tokens:
                 return
             if ahead is not None:
-                decoded, shrink = ahead, 2 * sum(row.live for row in rows) <= len(rows)
+                decoded, shrink = ahead, 2 * sum(row.unfinished for row in rows) <= len(rows)
                 continue
             shrink, full = False, used == capacity
             if full and source is not None:
                 for row in rows:
-                    row.live = row.live and len(row.window) <= limit
-            live = [index for index, row in enumerate(rows) if row.live]
-            if not live:
+                    row.unfinished = row.unfinished and len(row.ids) <= limit
+            unfinished = [index for index, row in enumerate(rows) if row.unfinished]
+            if not unfinished:
                 return
-            if 2 * len(live) <= len(rows) or (full and len(live) < len(rows)):
+            if 2 * len(unfinished) <= len(rows) or (full and len(unfinished) < len(rows)):
                 # few enough rows are left that copying their state pays off
-                keep = torch.tensor(live, device=loop.last.device)
-                rows = [rows[index] for index in live]
+                keep = torch.tensor(unfinished, device=loop.last.device)
+                rows = [rows[index] for index in unfinished]
                 chain, source = chain.select(keep), source and source.select(keep)
                 loop = loop.select(keep, chain)
             if not full:
@@ -201,9 +201,9 @@ def _decode(
                 continue
             # A row has filled the context: drop its older half, and prefill all rows again.
             for row in rows:
-                if len(row.window) > limit:
-                    del row.window[: -max(1, limit // 2)]
-            used = max(len(row.window) for row in rows)
+                if len(row.ids) > limit:
+                    del row.ids[: -max(1, limit // 2)]
+            used = max(len(row.ids) for row in rows)
             capacity = min(limit, used + tokens - count - 1)
             loop = _start_loop(model, chain, rows, capacity, source, loop.sampling)
             decoded = loop.last.unsqueeze(1)
@@ -221,10 +221,10 @@ def _start_loop(
     sampling: SamplingState,
 ) -> DecodeLoop:
     """Prefill the rows and sample the next id of each; the loop decodes the others."""
-    windows = [row.window for row in rows]
+    prompt_ids = [row.ids for row in rows]
     if isinstance(model, Engine) and source is None and model.can_capture(chain):
-        return model.start_loop(chain, sampling, *pad_prompts(windows, model.device), capacity)
-    logits, state = prefill(model, windows, capacity, source)
+        return model.start_loop(chain, sampling, *pad_prompts(prompt_ids, model.device), capacity)
+    logits, state = prefill(model, prompt_ids, capacity, source)
     ids = chain(logits, sampling)
     sampling.append(ids)
     return EagerLoop(model, chain, sampling, state, ids)
@@ -235,14 +235,14 @@ class _Row:
     """One text that is being generated."""
 
     number: int  # index of its prompt
-    window: list[int]  # the ids that the model's state holds, and the newest
-    live: bool = True
+    ids: list[int]  # those that the model's state holds, and the newest
+    unfinished: bool = True
 
     def append(self, token: int, stop: Collection[int]) -> int | None:
         """Append the newest id; return it, or None if the text has ended."""
-        self.window.append(token)
-        self.live = self.live and token not in stop
-        return token if self.live else None
+        self.ids.append(token)
+        self.unfinished = self.unfinished and token not in stop
+        return token if self.unfinished else None
 
 
 def prefill(

@@ -1,4 +1,4 @@
-"""Decode loops: feed back the sampled ids step by step, eagerly or as a captured CUDA graph."""
+"""Decode loops: read the last ids and sample the next, eagerly or as a captured CUDA graph."""
 
 from collections.abc import Callable
 from typing import Protocol, cast, runtime_checkable
@@ -18,7 +18,7 @@ TOKENS_PER_SYNC = 16  # tokens that a CUDA graph decodes before the host reads t
 
 @runtime_checkable
 class DecodeLoop(Protocol):
-    """Runs decode steps for a batch of rows: feeds back the last ids and samples the next."""
+    """Runs decode steps for a batch of rows: reads the last ids and samples the next."""
 
     tokens_per_sync: int  # tokens per call of `decode`, for best speed
     sampling: SamplingState
@@ -69,7 +69,7 @@ class CudaGraphLoop:
     """Captures one decode step as a CUDA graph after its first run, and replays it.
 
     Replaying needs no host synchronisation. All tensors keep their addresses, so that the loop
-    can be reused for another text of the same size. On a CPU it runs the same steps uncaptured.
+    can be reused for another batch of the same size. On a CPU it runs the same steps uncaptured.
     """
 
     tokens_per_sync = TOKENS_PER_SYNC
@@ -101,7 +101,7 @@ class CudaGraphLoop:
     def prefill(
         self, ids: Int[Tensor, "rows time"], counts: Int[Tensor, " rows"]
     ) -> Float[Tensor, "rows vocab"]:
-        """Prefill the KV cache with the prompts of another text; the logits that follow them."""
+        """Prefill the KV cache with the prompts of another batch; the logits that follow them."""
         if self.replay_prefill is None or self.prompt_ids.shape != ids.shape:
             self.prompt_ids, self.prompt_lengths = ids.clone(), counts.clone()
             self.replay_prefill = _capture(self._prefill, ids.device)
@@ -122,7 +122,7 @@ class CudaGraphLoop:
             target.copy_(source)
 
     def can_reuse(self, chain: Chain, sampling: SamplingState, capacity: int) -> bool:
-        """Whether another text has the same chain, number of rows and capacity."""
+        """Whether another batch has the same chain, number of rows and capacity."""
         captured = self.sampling
         return (
             (chain is self.chain or (not _has_per_row_settings(chain) and chain == self.chain))
@@ -149,7 +149,7 @@ class CudaGraphLoop:
 
 
 class Engine:
-    """A `Language` that decodes with a CUDA graph and caches the graph for the next text."""
+    """A `Language` that decodes with a CUDA graph and caches the graph for the next batch."""
 
     def __init__(self, model: Language, *, capture: bool | None = None) -> None:
         self.model = model
@@ -205,7 +205,7 @@ class Engine:
         """Prefill the prompts, sample the first ids, and return the loop for the others.
 
         The cached loop is reused if it fits. It is not cached while it is in use, so that no two
-        texts share it.
+        generations share it.
         """
         loop, self.loop = self.loop, None
         if loop is not None and loop.can_reuse(chain, sampling, capacity):

@@ -113,14 +113,14 @@ def _passes(
             remaining[prompt] = 0 if ended else remaining[prompt] - len(ids)
         yield new_ids
         unfinished = [row for row, more in enumerate(remaining.values()) if more]
-        continuing = target.accept(accepted, unfinished)
-        if not continuing:
+        unfinished = target.accept(accepted, unfinished)
+        if not unfinished:
             return
-        if len(continuing) < len(remaining):
+        if len(unfinished) < len(remaining):
             remaining = dict(
-                item for row, item in enumerate(remaining.items()) if row in continuing
+                item for row, item in enumerate(remaining.items()) if row in unfinished
             )
-            rows = torch.tensor(continuing, device=device)
+            rows = torch.tensor(unfinished, device=device)
             sampling, chain, drafter = (
                 sampling.select(rows),
                 chain.select(rows),
@@ -132,7 +132,7 @@ def _passes(
                 f"vocab_size={logits.shape[-1]}; "
                 "both must have the same vocabulary"
             )
-        count = min(draft_tokens, target.room)
+        count = min(draft_tokens, target.free_positions)
         proposal = drafter.propose(sampling, chain, count) if count else Proposal.empty(sampling)
         proposal = proposal.at_most([more - 1 for more in remaining.values()])
 
@@ -235,11 +235,11 @@ class _DraftModel:
 
     def propose(self, sampling: SamplingState, chain: Chain, count: int) -> Proposal:
         """Sample one token after the other from the smaller model."""
-        room = self.model.context or sampling.history.shape[1]
-        count = min(count, room - max(1, room // 2))
+        context = self.model.context or sampling.history.shape[1]
+        count = min(count, context - max(1, context // 2))
         if count < 1:
             return Proposal.empty(sampling)
-        logits, state = self._read_accepted(sampling, room, count)
+        logits, state = self._read_accepted(sampling, context, count)
         all_rows = torch.arange(len(logits), device=logits.device)
         draft_sampling, state = sampling.select(all_rows), state.select(all_rows)
         generators = draft_sampling.generators
@@ -269,18 +269,18 @@ class _DraftModel:
         return Proposal(torch.stack(ids, 1), counts, torch.stack(draft_logits, 1))
 
     def _read_accepted(
-        self, sampling: SamplingState, room: int, count: int
+        self, sampling: SamplingState, context: int, count: int
     ) -> tuple[Tensor, State]:
         """Read the tokens accepted since the last call; the logits that follow them."""
         ends, state = sampling.lengths, self.state
         starts = torch.zeros_like(ends) if self.starts is None else self.starts
         if state is not None:
             new = ends - starts - state.lengths
-            if int(state.lengths.max()) + int(new.max()) + count > room:
+            if int(state.lengths.max()) + int(new.max()) + count > context:
                 state = None
         if state is None:
-            starts = starts.where(ends - starts <= room - count, ends - max(1, room // 2))
-            state = self.model.start(len(ends), room, self.source)
+            starts = starts.where(ends - starts <= context - count, ends - max(1, context // 2))
+            state = self.model.start(len(ends), context, self.source)
         first = starts + state.lengths
         counts = ends - first
         positions = first.unsqueeze(1) + torch.arange(int(counts.max()), device=ends.device)
@@ -309,16 +309,16 @@ class _TargetModel:
         self,
         model: Language,
         prompts: Sequence[Sequence[int]],
-        room: int,
+        capacity: int,
         source: Source | None,
     ) -> None:
         self.model, self.source = model, source
-        self.limit = room if model.context is None else min(room, model.context)
+        self.limit = capacity if model.context is None else min(capacity, model.context)
         self.rows = [list(prompt[-self.limit :]) for prompt in prompts]
         self.state = self._prefill()
 
     @property
-    def room(self) -> int:
+    def free_positions(self) -> int:
         """How many draft tokens still fit into the context."""
         return self.limit - max(map(len, self.rows))
 
@@ -330,7 +330,7 @@ class _TargetModel:
         return logits
 
     def accept(self, accepted: list[list[int]], unfinished: list[int]) -> list[int]:
-        """Append accepted ids, rewind the state to them, and return the rows that continue."""
+        """Append accepted ids, rewind the state to them, and return the unfinished rows."""
         for row, ids in zip(self.rows, accepted, strict=True):
             row += ids
         if self.source is not None:
@@ -375,19 +375,19 @@ def _verify(
         row_logits = logits[rows, number]
         draft_ids, q = proposal.at(rows, number, logits.shape[-1])
         ids = row_chain.sample(
-            row_logits, row_sampling, _accept_or_redraw(draft_ids, q, row_sampling)
+            row_logits, row_sampling, _accept_or_resample(draft_ids, q, row_sampling)
         )
         row_chain.raise_if_failed(row_sampling, partial(_logits_of_row, row_logits))
         row_sampling.append(ids)
         sampling.update_rows(rows, row_sampling)
-        continuing = []
+        verified = []
         columns = (rows.tolist(), ids.tolist(), draft_ids.tolist())
         for row, token, draft_id in zip(*columns, strict=True):
             accepted[row].append(token)
-            continuing.append(token == draft_id and token not in sampling.stop)
-        if not any(continuing):
+            verified.append(token == draft_id and token not in sampling.stop)
+        if not any(verified):
             break
-        rows = rows[torch.tensor(continuing, device=rows.device)]
+        rows = rows[torch.tensor(verified, device=rows.device)]
     return accepted
 
 
@@ -396,7 +396,7 @@ def _logits_of_row(logits: Tensor, row: int, length: int) -> Tensor:
     return logits[row : row + 1]
 
 
-def _accept_or_redraw(
+def _accept_or_resample(
     draft_ids: Int[Tensor, " rows"], q: Float[Tensor, "rows vocab"], sampling: SamplingState
 ) -> Callable[[Tensor], Tensor]:
     """A `sample_ids` of `Chain.sample`: accept the draft token, or sample from max(0, P - Q)."""

@@ -77,10 +77,10 @@ def _select_kernel(
             tl.where(count_above >= k, high, middle),
         )
     threshold_logit = from_sort_key(low)
-    chosen_groups, alive, mean = group_max >= threshold_logit, 1.0, 0.0
+    chosen_groups, remaining_count, mean = group_max >= threshold_logit, 1.0, 0.0
     if WITH_SIGMA:
-        alive = tl.sum(group_counts).to(tl.float32)
-        chosen_groups, mean = all_groups, tl.sum(group_sums) / alive
+        remaining_count = tl.sum(group_counts).to(tl.float32)
+        chosen_groups, mean = all_groups, tl.sum(group_sums) / remaining_count
     collected, deviations = _collect(
         logits,
         vocab,
@@ -126,7 +126,7 @@ def _select_kernel(
     tl.store(row_stats, top)
     if WITH_SIGMA:
         n = tl.load(settings).to(tl.float32)
-        tl.store(row_stats + 1, top - n * tl.sqrt(tl.sum(deviations) / alive))
+        tl.store(row_stats + 1, top - n * tl.sqrt(tl.sum(deviations) / remaining_count))
     tl.debug_barrier()
 
     for start in range(0, collected, RANK_BLOCK):
@@ -184,10 +184,10 @@ def _collect(
     collected, deviations = 0, tl.zeros((GROUPS,), tl.float32)
     for start in range(0, vocab, TOKENS_PER_GROUP * GROUPS):
         n, x = _tile(logits, start, vocab, chosen_groups, TOKENS_PER_GROUP, GROUPS)
-        real = x > -float("inf")
+        remaining = x > -float("inf")
         if WITH_SIGMA:
-            deviations += tl.sum(tl.where(real, (x - mean) * (x - mean), 0.0), 1)
-        take = real & ((x > threshold_logit) | ((x == threshold_logit) & (n < tie_limit)))
+            deviations += tl.sum(tl.where(remaining, (x - mean) * (x - mean), 0.0), 1)
+        take = remaining & ((x > threshold_logit) | ((x == threshold_logit) & (n < tie_limit)))
         one = take.to(tl.int32)
         number = tl.sum(one, 1)
         id_rank = collected + (tl.cumsum(number, 0) - number)[:, None] + tl.cumsum(one, 1) - 1
@@ -260,7 +260,7 @@ def _count_collected(
 
 
 @triton.jit(do_not_specialize=["vocab"])
-def _stages_kernel(
+def _samplers_kernel(
     count,
     values,
     ids,
@@ -287,64 +287,74 @@ def _stages_kernel(
     row = tl.program_id(0).to(tl.int64)
     sums += row * 2 * MAX_RANKED
     index = tl.arange(0, MAX_RANKED)
-    alive = index < tl.load(count + row)
-    x = tl.load(values + row * 2 * MAX_RANKED + MAX_RANKED + index, mask=alive, other=-float("inf"))
-    token = tl.load(ids + row * 3 * MAX_RANKED + MAX_RANKED + index, mask=alive, other=0)
-    id_rank = tl.load(ids + row * 3 * MAX_RANKED + 2 * MAX_RANKED + index, mask=alive, other=0)
-    id_rank = tl.where(alive, id_rank, index)
+    remaining = index < tl.load(count + row)
+    x = tl.load(
+        values + row * 2 * MAX_RANKED + MAX_RANKED + index, mask=remaining, other=-float("inf")
+    )
+    token = tl.load(ids + row * 3 * MAX_RANKED + MAX_RANKED + index, mask=remaining, other=0)
+    id_rank = tl.load(ids + row * 3 * MAX_RANKED + 2 * MAX_RANKED + index, mask=remaining, other=0)
+    id_rank = tl.where(remaining, id_rank, index)
     top = tl.load(row_stats + row * 2)
     finite = top - top == 0  # inf - inf and NaN - NaN are NaN
-    weight = tl.where(alive, tl.exp(x - top), 0.0)
+    weight = tl.where(remaining, tl.exp(x - top), 0.0)
     key, used_numbers = tl.load(keys + row), tl.load(used + row)
     for n in tl.static_range(len(OPS)):
-        stage_settings = settings + 3 * n
+        sampler_settings = settings + 3 * n
         if OPS[n] == "temperature":
-            inverse_temperature = tl.load(stage_settings).to(tl.float32)
+            inverse_temperature = tl.load(sampler_settings).to(tl.float32)
             if HAS_GAPS[n]:
-                top = tl.max(tl.where(alive, x, -float("inf")))
+                top = tl.max(tl.where(remaining, x, -float("inf")))
             # subtract, then multiply: as a fused multiply-add, x * t - top * t may not be 0
-            weight = tl.where(alive, tl.exp((x - top) * inverse_temperature), 0.0)
+            weight = tl.where(remaining, tl.exp((x - top) * inverse_temperature), 0.0)
             x, top = x * inverse_temperature, top * inverse_temperature
         else:
-            keep = alive
-            rank = tl.cumsum(alive.to(tl.int32), 0) if HAS_GAPS[n] else index + 1
+            keep = remaining
+            rank = tl.cumsum(remaining.to(tl.int32), 0) if HAS_GAPS[n] else index + 1
             if OPS[n] == "top_n_sigma_of_row":
                 keep = x >= tl.load(row_stats + row * 2 + 1)
             elif OPS[n] == "top_n_sigma":
-                keep = _top_n_sigma(x, alive, tl.load(stage_settings).to(tl.float32))
+                keep = _top_n_sigma(x, remaining, tl.load(sampler_settings).to(tl.float32))
             elif OPS[n] == "top_k":
-                keep = _in_first(x, alive, rank, tl.load(stage_settings).to(tl.int32))
+                keep = _in_first(x, remaining, rank, tl.load(sampler_settings).to(tl.int32))
             elif OPS[n] == "exact_top_k":
-                keep = rank <= tl.load(stage_settings).to(tl.int32)
+                keep = rank <= tl.load(sampler_settings).to(tl.int32)
             elif OPS[n] == "top_p":
                 reached = tl.cumsum(weight, 0)
                 before = reached - weight
-                share = tl.load(stage_settings).to(tl.float32)
-                keep = (before < share * tl.max(reached)) | (before == 0.0)
+                p = tl.load(sampler_settings).to(tl.float32)
+                keep = (before < p * tl.max(reached)) | (before == 0.0)
             elif OPS[n] == "min_p":
-                keep = weight >= tl.load(stage_settings).to(tl.float32) * tl.max(weight)
+                keep = weight >= tl.load(sampler_settings).to(tl.float32) * tl.max(weight)
             elif OPS[n] == "typical":
                 keep = _typical(
-                    x, alive, weight, top, index, stage_settings, sums, HAS_MIN_KEEP[n], MAX_RANKED
+                    x,
+                    remaining,
+                    weight,
+                    top,
+                    index,
+                    sampler_settings,
+                    sums,
+                    HAS_MIN_KEEP[n],
+                    MAX_RANKED,
                 )
             elif OPS[n] == "xtc":
-                act = uniform(key, used_numbers) < tl.load(stage_settings)
-                threshold = tl.where(act, tl.load(stage_settings + 1), 2.0).to(tl.float32)
-                keep = ~_xtc_removed(alive, weight, index, threshold, MAX_RANKED)
+                act = uniform(key, used_numbers) < tl.load(sampler_settings)
+                threshold = tl.where(act, tl.load(sampler_settings + 1), 2.0).to(tl.float32)
+                keep = ~_xtc_removed(remaining, weight, index, threshold, MAX_RANKED)
                 used_numbers += 1
             if HAS_MIN_KEEP[n] and OPS[n] != "typical":
-                keep |= _in_first(x, alive, rank, tl.load(stage_settings + 2).to(tl.int32))
-            alive &= keep
-            weight = tl.where(alive, weight, 0.0)
+                keep |= _in_first(x, remaining, rank, tl.load(sampler_settings + 2).to(tl.int32))
+            remaining &= keep
+            weight = tl.where(remaining, weight, 0.0)
 
     tl.debug_barrier()  # a sampler may have read `sums`
     tl.store(sums + id_rank, weight)
     tl.debug_barrier()
-    share = tl.load(sums + index).to(tl.float64)
-    reached = tl.cumsum(share, 0)
-    passed = (reached > uniform(key, used_numbers) * tl.max(reached)) & (share > 0)
+    weight_by_id = tl.load(sums + index).to(tl.float64)
+    reached = tl.cumsum(weight_by_id, 0)
+    passed = (reached > uniform(key, used_numbers) * tl.max(reached)) & (weight_by_id > 0)
     first = tl.min(tl.where(passed, index, MAX_RANKED))
-    sampled_rank = tl.minimum(first, tl.max(tl.where(share > 0, index, 0)))
+    sampled_rank = tl.minimum(first, tl.max(tl.where(weight_by_id > 0, index, 0)))
     chosen = tl.sum(tl.where(id_rank == sampled_rank, token, 0))
     tl.store(sampled + row, tl.where(finite, chosen, vocab - 1).to(tl.int64))
     tl.store(used + row, used_numbers + 1)
@@ -353,28 +363,28 @@ def _stages_kernel(
 
 
 @triton.jit
-def _in_first(x, alive, rank, count):
+def _in_first(x, remaining, rank, count):
     """Which of the remaining tokens are among the first `count`, or tie with the last of them."""
-    return x >= tl.min(tl.where(alive & (rank <= count), x, float("inf")))
+    return x >= tl.min(tl.where(remaining & (rank <= count), x, float("inf")))
 
 
 @triton.jit
-def _top_n_sigma(x, alive, n):
+def _top_n_sigma(x, remaining, n):
     """As `generate.samplers.truncation.TopNSigma`."""
-    count = tl.sum(alive.to(tl.int32)).to(tl.float32)
-    deviations = x - tl.sum(tl.where(alive, x, 0.0)) / count
-    sigma = tl.sqrt(tl.sum(tl.where(alive, deviations * deviations, 0.0)) / count)
-    return x >= tl.max(tl.where(alive, x, -float("inf"))) - n * sigma
+    count = tl.sum(remaining.to(tl.int32)).to(tl.float32)
+    deviations = x - tl.sum(tl.where(remaining, x, 0.0)) / count
+    sigma = tl.sqrt(tl.sum(tl.where(remaining, deviations * deviations, 0.0)) / count)
+    return x >= tl.max(tl.where(remaining, x, -float("inf"))) - n * sigma
 
 
 @triton.jit
 def _typical(
     x,
-    alive,
+    remaining,
     weight,
     top,
     index,
-    stage_settings,
+    sampler_settings,
     sums,
     HAS_MIN_KEEP: tl.constexpr,
     MAX_RANKED: tl.constexpr,
@@ -382,33 +392,31 @@ def _typical(
     """As `generate.samplers.truncation.Typical`; removed tokens have weight 0."""
     total = tl.sum(weight)
     below = top - x
-    surprise = below + tl.log(total)
-    expected = tl.sum(tl.where(alive, weight * below, 0.0)) / total + tl.log(total)
-    mirror = 2 * expected - surprise
+    surprisal = below + tl.log(total)
+    expected = tl.sum(tl.where(remaining, weight * below, 0.0)) / total + tl.log(total)
+    mirror = 2 * expected - surprisal
     tl.debug_barrier()  # another sampler may have read `sums`
-    tl.store(sums + index, surprise)
+    tl.store(sums + index, surprisal)
     tl.store(sums + MAX_RANKED + index, tl.cumsum(weight, 0))
     tl.debug_barrier()
-    smallest, largest = tl.minimum(surprise, mirror), tl.maximum(surprise, mirror)
-    first, tie_limit = tl.zeros((MAX_RANKED,), tl.int32), tl.zeros((MAX_RANKED,), tl.int32)
+    smallest, largest = tl.minimum(surprisal, mirror), tl.maximum(surprisal, mirror)
+    first, end = tl.zeros((MAX_RANKED,), tl.int32), tl.zeros((MAX_RANKED,), tl.int32)
     step = MAX_RANKED
     while step > 0:
-        group_counts = tl.load(
+        value = tl.load(
             sums + first + step - 1, mask=first + step <= MAX_RANKED, other=float("inf")
         )
-        first += tl.where((first + step <= MAX_RANKED) & (group_counts <= smallest), step, 0)
-        group_counts = tl.load(
-            sums + tie_limit + step - 1, mask=tie_limit + step <= MAX_RANKED, other=float("inf")
-        )
-        tie_limit += tl.where((tie_limit + step <= MAX_RANKED) & (group_counts < largest), step, 0)
+        first += tl.where((first + step <= MAX_RANKED) & (value <= smallest), step, 0)
+        value = tl.load(sums + end + step - 1, mask=end + step <= MAX_RANKED, other=float("inf"))
+        end += tl.where((end + step <= MAX_RANKED) & (value < largest), step, 0)
         step //= 2
-    mass_nearer = tl.load(sums + MAX_RANKED + tie_limit - 1, mask=tie_limit > 0, other=0.0)
+    mass_nearer = tl.load(sums + MAX_RANKED + end - 1, mask=end > 0, other=0.0)
     mass_nearer -= tl.load(sums + MAX_RANKED + first - 1, mask=first > 0, other=0.0)
-    distance = tl.where(alive, tl.abs(surprise - expected), float("inf"))
+    distance = tl.where(remaining, tl.abs(surprisal - expected), float("inf"))
     nearest = distance <= tl.min(distance)
     if HAS_MIN_KEEP:
-        nearest = _smallest(distance, tl.load(stage_settings + 2).to(tl.int32))
-    return (mass_nearer < tl.load(stage_settings).to(tl.float32) * total) | nearest
+        nearest = _smallest(distance, tl.load(sampler_settings + 2).to(tl.int32))
+    return (mass_nearer < tl.load(sampler_settings).to(tl.float32) * total) | nearest
 
 
 @triton.jit
@@ -418,18 +426,18 @@ def _smallest(x, k):
     low, high = -1, 0x7F800000  # inf
     while high - low > 1:
         middle = low + (high - low) // 2
-        groups_above = tl.sum((bits <= middle).to(tl.int32)) >= k
-        low, high = tl.where(groups_above, low, middle), tl.where(groups_above, middle, high)
+        enough = tl.sum((bits <= middle).to(tl.int32)) >= k
+        low, high = tl.where(enough, low, middle), tl.where(enough, middle, high)
     return bits <= high
 
 
 @triton.jit
-def _xtc_removed(alive, weight, index, threshold, MAX_RANKED: tl.constexpr):
+def _xtc_removed(remaining, weight, index, threshold, MAX_RANKED: tl.constexpr):
     """The tokens that `generate.samplers.truncation.XTC` removes: all likely ones but one."""
-    share = weight / tl.sum(weight)
-    above = alive & (share >= threshold)
-    smallest = tl.min(tl.where(above, share, float("inf")))
-    return above & (index != tl.min(tl.where(above & (share == smallest), index, MAX_RANKED)))
+    probability = weight / tl.sum(weight)
+    above = remaining & (probability >= threshold)
+    smallest = tl.min(tl.where(above, probability, float("inf")))
+    return above & (index != tl.min(tl.where(above & (probability == smallest), index, MAX_RANKED)))
 
 
 def sample(
@@ -472,7 +480,7 @@ def sample(
         num_warps=16,
         **pdl_options(),
     )
-    _stages_kernel[(rows,)](
+    _samplers_kernel[(rows,)](
         count,
         values,
         ids,

@@ -135,7 +135,7 @@ def _dry_kernel(
 
 def repetition(
     logits: Float[Tensor, "rows vocab"],
-    history: Int[Tensor, "rows room"],
+    history: Int[Tensor, "rows capacity"],
     lengths: Int[Tensor, " rows"],
     prompts: Int[Tensor, " rows"] | None,
     width: int,
@@ -165,7 +165,7 @@ def repetition(
 
 def frequency(
     logits: Float[Tensor, "rows vocab"],
-    history: Int[Tensor, "rows room"],
+    history: Int[Tensor, "rows capacity"],
     lengths: Int[Tensor, " rows"],
     prompts: Int[Tensor, " rows"] | None,
     width: int,
@@ -197,7 +197,7 @@ def frequency(
 
 def dry(
     logits: Float[Tensor, "rows vocab"],
-    history: Int[Tensor, "rows room"],
+    history: Int[Tensor, "rows capacity"],
     lengths: Int[Tensor, " rows"],
     breakers: Bool[Tensor, " vocab"] | None,
     width: int,

@@ -137,9 +137,11 @@ def unsort_logits(ordered: Tensor, order: Tensor, vocab: int) -> Tensor:
 
 def move_removed_last(ordered: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
     """Move removed tokens behind the others, whose order stays: avoids a second sort."""
-    alive = ordered > -torch.inf
-    alive_before = alive.cumsum(-1)
-    target = torch.where(alive, alive_before - 1, alive_before[..., -1:] + (~alive).cumsum(-1) - 1)
+    remaining = ordered > -torch.inf
+    remaining_before = remaining.cumsum(-1)
+    target = torch.where(
+        remaining, remaining_before - 1, remaining_before[..., -1:] + (~remaining).cumsum(-1) - 1
+    )
     moved = torch.empty_like(ordered).scatter_(-1, target, ordered)
     return moved, torch.empty_like(order).scatter_(-1, target, order)
 

@@ -112,8 +112,8 @@ class Mirostat1(Mirostat, SortedLogitsProcessor):
         rank = torch.arange(1, top.shape[1], dtype=logits.dtype, device=logits.device)
         t = ((rank + 1) / rank).log().expand(len(top), -1)
         b = top[:, :-1] - top[:, 1:]  # ln of a ratio of probabilities
-        alive = top[:, 1:] > -torch.inf
-        t, b = t.masked_fill(~alive, 0.0), b.masked_fill(~alive, 0.0)
+        remaining = top[:, 1:] > -torch.inf
+        t, b = t.masked_fill(~remaining, 0.0), b.masked_fill(~remaining, 0.0)
         s = (t * b).sum(-1, keepdim=True) / (t * t).sum(-1, keepdim=True)
         # (s - 1) / (1 - vocab^(1 - s)) tends to 1 / ln vocab as s tends to 1
         log_vocab = math.log(max(vocab, 2))

@@ -172,10 +172,10 @@ class TopNSigma(LogitsProcessor):
 
     def deviation(self, logits: Tensor) -> Tensor:
         """sigma = sqrt(mean of (l - mean l)^2) over the remaining tokens."""
-        alive = logits > -torch.inf
-        count = alive.sum(-1, keepdim=True)
-        mean = logits.masked_fill(~alive, 0.0).sum(-1, keepdim=True) / count
-        centred = (logits - mean).masked_fill(~alive, 0.0)
+        remaining = logits > -torch.inf
+        count = remaining.sum(-1, keepdim=True)
+        mean = logits.masked_fill(~remaining, 0.0).sum(-1, keepdim=True) / count
+        centred = (logits - mean).masked_fill(~remaining, 0.0)
         return (centred.square().sum(-1, keepdim=True) / count).sqrt()
 
 

@@ -120,8 +120,8 @@ class BeamSearch:
             )
         device, width, groups = logits.device, self.group_width, self.groups
         stops = torch.tensor(sorted(stop), dtype=torch.long, device=device)
-        active = torch.arange(len(prompts), device=device)  # prompts that are still searched
-        expanded = active.repeat_interleave(groups)  # below, a row is a group of a prompt
+        unfinished = torch.arange(len(prompts), device=device)
+        expanded = unfinished.repeat_interleave(groups)  # below, a row is a group of a prompt
         logits, state = logits[expanded], state.select(expanded)
         row_limits = torch.tensor(limits, device=device)[expanded]
         row_penalties = torch.tensor(list(map(self.penalty, limits)), device=device)[expanded]
@@ -138,37 +138,37 @@ class BeamSearch:
             best = beams.pick(parents[:, :width], sums[:, :width] / self.penalty(length))
             ended = best.mask(~stopped[:, :width] | done[:, None])
             finished = finished.concat(ended).best(width)
-            full = row_limits == length  # rows whose unfinished beams are scored as they are
+            full = row_limits == length  # rows whose beams end here, without a stop id
             if at_limit := length in limits:
-                unfinished = best.append(chosen[:, :width])
+                truncated = best.append(chosen[:, :width])
                 removed = stopped[:, :width] | (done | ~full)[:, None]
-                finished = finished.concat(unfinished.mask(removed)).best(width)
+                finished = finished.concat(truncated.mask(removed)).best(width)
             if length == limit:
                 break
-            continuing = stopped.long().argsort(dim=1, stable=True)[:, :width]  # stops come last
-            parents, chosen = parents.gather(1, continuing), chosen.gather(1, continuing)
-            sums = sums.masked_fill(stopped, -torch.inf).gather(1, continuing)
+            kept = stopped.long().argsort(dim=1, stable=True)[:, :width]  # stops come last
+            parents, chosen = parents.gather(1, kept), chosen.gather(1, kept)
+            sums = sums.masked_fill(stopped, -torch.inf).gather(1, kept)
             beams = beams.pick(parents, sums).append(chosen)
             done |= full | self._done(sums.amax(1), finished.scores, length, row_penalties)
             prompt_done = done.view(-1, groups).all(1)
             rows = torch.arange(len(done), device=device)
-            # Rows at their limit have no room in the state; others are dropped when half of
-            # them are done, so that copying pays off.
-            if at_limit or 2 * int(prompt_done.sum()) >= len(active):
+            # Rows at their limit have no free position in the state; others are dropped when
+            # half of them are done, so that copying pays off.
+            if at_limit or 2 * int(prompt_done.sum()) >= len(unfinished):
                 row_done = prompt_done.repeat_interleave(groups)
-                self._collect(results, active[prompt_done], finished.rows(row_done))
-                active, rows = active[~prompt_done], rows[~row_done]
+                self._collect(results, unfinished[prompt_done], finished.rows(row_done))
+                unfinished, rows = unfinished[~prompt_done], rows[~row_done]
                 beams, finished = beams.rows(rows), finished.rows(rows)
                 done, parents = done[rows], parents[rows]
                 row_limits, row_penalties = row_limits[rows], row_penalties[rows]
-            if not len(active):
+            if not len(unfinished):
                 return results
             state = state.select((rows[:, None] * beam_count + parents).flatten())
             if at_limit and longest > min(map(len, prompts)):
                 state = state.rewind(state.lengths)  # its longest rows may be gone
             scored, state = model.step(beams.ids[..., length - 1].flatten().unsqueeze(1), state)
             logits = scored[:, -1]
-        self._collect(results, active, finished)
+        self._collect(results, unfinished, finished)
         return results
 
     def _extensions(
@@ -179,8 +179,8 @@ class BeamSearch:
     ) -> Extensions:
         """The likeliest one-token extensions of each row.
 
-        As many that every beam may end with every stop id and `group_width` still continue; a
-        single beam ends at its first stop id, and needs one only.
+        There are enough of them that `group_width` beams continue even if every beam also ends
+        with every stop id. A single beam ends at its first stop id and needs one only.
         """
         width = self.group_width
         count = 1 if width == 1 else (1 + len(stops)) * width
@@ -222,8 +222,8 @@ class BeamSearch:
         by_group = finished.best(self.n_best).hypotheses()
         for number, prompt in enumerate(prompts.tolist()):
             groups = by_group[number * self.groups : (number + 1) * self.groups]
-            found = (hypothesis for group in groups for hypothesis in group)
-            results[prompt] = sorted(found, key=lambda hypothesis: -hypothesis.score)
+            hypotheses = (hypothesis for group in groups for hypothesis in group)
+            results[prompt] = sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
             if not results[prompt]:
                 raise RegardError(
                     f"row {prompt}: no continuation has a probability above 0; the logits are "
@@ -241,10 +241,10 @@ class _Beams:
 
     @classmethod
     def empty(
-        cls, rows: int, texts: int, room: int, score: float, device: torch.device
+        cls, rows: int, texts: int, capacity: int, score: float, device: torch.device
     ) -> "_Beams":
         return cls(
-            torch.zeros(rows, texts, room, dtype=torch.long, device=device),
+            torch.zeros(rows, texts, capacity, dtype=torch.long, device=device),
             torch.zeros(rows, texts, dtype=torch.long, device=device),
             torch.full((rows, texts), score, device=device),
         )

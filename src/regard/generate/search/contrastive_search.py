@@ -63,12 +63,12 @@ class ContrastiveSearch:
         x, state = model.hidden(ids.to(device), state, counts=counts)
         seen = F.pad(_unit_vectors(x), (0, 0, 0, capacity - x.shape[1]))  # (rows, capacity, dim)
         x = x[torch.arange(len(x), device=device), counts - 1]
-        active = list(range(len(prompts)))  # prompts that have not stopped
+        unfinished = list(range(len(prompts)))
         texts: list[list[int]] = [[] for _ in prompts]
         scores = [0.0] * len(prompts)
         for length in range(1, limit + 1):
-            log_p, ids = self._candidates(model.head(x.unsqueeze(1)).squeeze(1), active)
-            rows = torch.arange(len(active), device=device)
+            log_p, ids = self._candidates(model.head(x.unsqueeze(1)).squeeze(1), unfinished)
+            rows = torch.arange(len(unfinished), device=device)
             x, candidate_state = model.hidden(
                 ids.flatten().unsqueeze(1), state.select(rows.repeat_interleave(self.k))
             )
@@ -79,18 +79,18 @@ class ContrastiveSearch:
             best = ((1 - self.alpha) * log_p.exp() - self.alpha * similarity).argmax(1)
             x = x[rows, best]
             chosen, log_probs = ids[rows, best].tolist(), log_p[rows, best].tolist()
-            for prompt, token, log_prob in zip(active, chosen, log_probs, strict=True):
+            for prompt, token, log_prob in zip(unfinished, chosen, log_probs, strict=True):
                 scores[prompt] += log_prob
                 if token not in stop:
                     texts[prompt].append(token)
-            continuing = [
+            kept = [
                 row
-                for row, (prompt, token) in enumerate(zip(active, chosen, strict=True))
+                for row, (prompt, token) in enumerate(zip(unfinished, chosen, strict=True))
                 if token not in stop and length < limits[prompt]
             ]
-            if not continuing:
+            if not kept:
                 break
-            active, keep = [active[row] for row in continuing], rows[continuing]
+            unfinished, keep = [unfinished[row] for row in kept], rows[kept]
             seen[rows, state.lengths] = _unit_vectors(x)
             state = candidate_state.select((rows * self.k + best)[keep])
             if longest > min(map(len, prompts)):

@@ -46,9 +46,9 @@ def max_new_tokens(
     *,
     unread: int = 1,
 ) -> list[int]:
-    """How many ids may follow each prompt: its `tokens`, or the room left in the context.
+    """How many ids may follow each prompt: its `tokens`, or the free positions of the context.
 
-    The model never reads the last `unread` ids of an answer, and so they need no room.
+    The last `unread` generated ids are never read by the model, so they take no position.
     """
     limits = list(tokens) if isinstance(tokens, Sequence) else [tokens] * len(prompts)
     if len(limits) != len(prompts):
@@ -62,5 +62,5 @@ def max_new_tokens(
         raise ConfigError(
             f"a prompt of {longest} ids fills the model's context of {model.context}; shorten it"
         )
-    rooms = (model.context - len(prompt) + unread for prompt in prompts)
-    return list(map(min, limits, rooms))
+    free_positions = (model.context - len(prompt) + unread for prompt in prompts)
+    return list(map(min, limits, free_positions))
