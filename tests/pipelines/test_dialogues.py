@@ -56,7 +56,7 @@ def test_every_form_of_a_dialogue_is_read(tmp_path):
         (("user", "q"), ("assistant", "a")),
         (("system", "s"), ("user", "q\ni"), ("assistant", "a")),
     ]
-    assert data.description == "dialogues, 4 lines of JSONL, 4 answers"
+    assert data.description == "dialogues, 4 lines of JSONL, 4 responses"
     assert is_dialogues(tmp_path / "all.jsonl")
     assert not is_dialogues(lines(tmp_path / "pairs.jsonl", {"prompt": "q", "answer": "a"}))
 
@@ -64,11 +64,11 @@ def test_every_form_of_a_dialogue_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"messages": [{"role": "user", "content": "q"}]}, "has no answer"),
+        ({"messages": [{"role": "user", "content": "q"}]}, "has no response"),
         ({"messages": [{"role": "bird", "content": "q"}]}, "not 'bird'"),
         ({"messages": [{"role": "user", "content": 3}]}, "content of a message is a text, not 3"),
         ({"messages": []}, "messages is a list"),
-        ({"prompt": "q", "reply": "a"}, "no answer; a line is .* this one has prompt, reply"),
+        ({"prompt": "q", "reply": "a"}, "no response; a line is .* this one has prompt, reply"),
         ([1], "a dialogue is an object"),
     ],
 )
@@ -248,7 +248,7 @@ def test_chat_remembers_the_dialogue_and_works_through_a_pipe(world, capsys, mon
     assert run.tokenizer.decode(seen[-1]).endswith("cg<|im_end|>\n<|im_start|>assistant\n")
     list(run.chat("a" * 170))  # less than a quarter of the context is left, but some of it
     assert 256 * 3 / 4 < len(seen[-1]) < 256
-    with pytest.raises(ConfigError, match="no room for an answer"):
+    with pytest.raises(ConfigError, match="no room for a response"):
         run.chat("a" * 230)
     assert render("chatml", [("user", "x")]).endswith("<|im_end|>\n")
 

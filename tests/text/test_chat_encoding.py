@@ -6,7 +6,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from regard.errors import ConfigError
 from regard.text import Tokenizer
-from regard.text.chat_encoding import answer_end, chat_prompt_ids, dialogue_ids
+from regard.text.chat_encoding import chat_prompt_ids, dialogue_ids, response_end
 from regard.text.chat_template import segments
 from regard.text.special_tokens import SpecialTokens
 
@@ -102,7 +102,7 @@ def test_ids_are_those_of_transformers(style):
     parts = segments(template, talk, {"bos_token": ours.piece(0), "eos_token": ours.piece(1)})
     assert theirs.decode(answer).strip() == parts[-1][0].strip()
     assert not any(scored[: len(ids) - len(answer)])
-    assert answer_end(ours, template)[0] == {ours.eos_id}
+    assert response_end(ours, template)[0] == {ours.eos_id}
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -1,4 +1,4 @@
-"""Texts that a run generates: continuations of prompts, answers of a chat, results of a search.
+"""Texts that a run generates: continuations of prompts, responses of a chat, results of a search.
 
 Also what they are made with: the ids of a prompt, the chain of samplers and the decode engine.
 """
@@ -29,7 +29,7 @@ from regard.generate.stop_text import truncate_at_stop
 from regard.models.base import Language
 from regard.pipelines.dialogues import fit_prompt
 from regard.text import Tokenizer
-from regard.text.chat_encoding import answer_end
+from regard.text.chat_encoding import response_end
 from regard.training.storage.start import run_template
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def stream_answer(
     sampler: str | Sequence[str] | Chain,
     seed: int | None,
 ) -> Iterator[str]:
-    """Answer the last message of a dialogue, and yield the answer in pieces."""
+    """Respond to the last message of a dialogue, and yield the response in pieces."""
     template = run_template(run.folder, run.config)
     if template is None:
         raise ConfigError(
@@ -125,7 +125,7 @@ def stream_answer(
     tokenizer = run.tokenizer
     ids, tokens = fit_prompt(tokenizer, template, dialogue, cast(Language, run.model), tokens)
     chain = sampler if isinstance(sampler, Chain) else chain_for(tokenizer, sampler)
-    stop, end = answer_end(tokenizer, template)
+    stop, end = response_end(tokenizer, template)
     new_ids = stream(run._engine(), ids, chain, tokens=tokens, stop=stop, seed=seed)
     pieces = detokenize_stream(new_ids, tokenizer, ids)
     return truncate_at_stop(pieces, [end] if end else [])

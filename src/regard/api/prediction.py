@@ -167,8 +167,8 @@ def predict_inputs(
     """The rows, their inputs and their predictions; `batch` rows are predicted at a time."""
     rows = iter(inputs)
     while part := list(islice(rows, batch)):
-        answers = run.predict([what for _, what in part], top=top)
-        yield from ((*row, answer) for row, answer in zip(part, answers, strict=True))
+        predictions = run.predict([what for _, what in part], top=top)
+        yield from ((*row, prediction) for row, prediction in zip(part, predictions, strict=True))
 
 
 def predict_rows(run: "Run", inputs: Iterable[tuple[Row, Any]], *, top: int = 1) -> Iterator[Row]:
@@ -177,20 +177,20 @@ def predict_rows(run: "Run", inputs: Iterable[tuple[Row, Any]], *, top: int = 1)
     Added are `prediction` and, for classes, `probability`. With `top` above 1 the prediction of a
     class is a list of pairs of class and probability.
     """
-    for row, _, answer in predict_inputs(run, inputs, top=top):
-        yield row | _prediction_columns(run, answer, top)
+    for row, _, prediction in predict_inputs(run, inputs, top=top):
+        yield row | _prediction_columns(run, prediction, top)
 
 
-def _prediction_columns(run: "Run", answer: Any, top: int) -> Row:
+def _prediction_columns(run: "Run", prediction: Any, top: int) -> Row:
     """The columns that a prediction adds to its row."""
-    if isinstance(answer, str | float):  # a translation, or a number
-        return {"prediction": answer}
-    if run.predicts_words or len(answer) != 1:
-        places = [classes[0][0] if top == 1 else classes for classes in answer]
+    if isinstance(prediction, str | float):  # a translation, or a number
+        return {"prediction": prediction}
+    if run.predicts_words or len(prediction) != 1:
+        places = [classes[0][0] if top == 1 else classes for classes in prediction]
         return {"prediction": places}
     if top > 1:
-        return {"prediction": answer[0]}
-    ((best, probability),) = answer[0]
+        return {"prediction": prediction[0]}
+    ((best, probability),) = prediction[0]
     return {"prediction": best, "probability": round(probability, 6)}
 
 

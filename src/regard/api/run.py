@@ -187,7 +187,7 @@ class Run:
 
     @property
     def predicts_words(self) -> bool:
-        """Whether `predict` gives one answer for each word of a text."""
+        """Whether `predict` gives one prediction for each word of a text."""
         task = TASKS.get(kind_of(self.config.task)[0])
         return task is not None and task.predicts_words
 
@@ -301,7 +301,7 @@ class Run:
         sampler: str | Sequence[str] | Chain = DEFAULT_SAMPLERS,
         seed: int | None = None,
     ) -> Iterator[str]:
-        """Answer the last message of a dialogue, and yield the answer in pieces.
+        """Respond to the last message of a dialogue, and yield the response in pieces.
 
         `messages` is a question, or pairs of a role (system, user, assistant) and a text. The
         oldest messages are left out where the dialogue does not fit the context.

@@ -30,7 +30,7 @@ def chat(
         int, Option("-n", "--tokens", metavar="N", min=1, help="Generate at most this many tokens.")
     ] = 400,
     seed: Annotated[
-        int | None, Option(metavar="N", help="Random seed; the same seed gives the same answers.")
+        int | None, Option(metavar="N", help="Random seed; the same seed gives the same responses.")
     ] = None,
     adapter: AdapterOption = None,
 ) -> None:
@@ -55,12 +55,12 @@ def chat(
             continue
         history.append(("user", line))
         options = {"sampler": sampler} if sampler else {}
-        answer = ""
+        response = ""
         for piece in opened.chat(history, tokens=tokens, seed=seed, **options):
             print(piece, end="", flush=True)
-            answer += piece
+            response += piece
         print(flush=True)
-        history.append(("assistant", answer or " "))
+        history.append(("assistant", response or " "))
 
 
 def _messages() -> Iterator[str]:

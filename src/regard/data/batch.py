@@ -39,13 +39,13 @@ class TextBatch(Batch):
 
 @dataclass(frozen=True, slots=True)
 class DialogueBatch(Batch):
-    """Rows of packed dialogues, and the next token where it belongs to an answer, else -1."""
+    """Rows of packed dialogues, and the next token where it belongs to a response, else -1."""
 
     ids: Int[Tensor, "batch time"]
     targets: Int[Tensor, "batch time"]
     documents: Int[Tensor, "batch time"]  # which dialogue of the row; 0 is padding
     positions: Int[Tensor, "batch time"]  # in the dialogue
-    prefixes: Int[Tensor, " batch"]  # tokens before the first answer of the row
+    prefixes: Int[Tensor, " batch"]  # tokens before the first response of the row
 
 
 @dataclass(frozen=True, slots=True)

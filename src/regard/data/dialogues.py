@@ -1,4 +1,4 @@
-"""Dialogues for instruction tuning: JSONL of messages, or of prompts and answers."""
+"""Dialogues for instruction tuning: JSONL of messages, or of prompts and responses."""
 
 import hashlib
 import json
@@ -18,13 +18,13 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "human": "us
 ROLES |= {"assistant": "assistant", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 LISTS = ("messages", "conversations", "conversation", "dialogue")
 PROMPTS = ("prompt", "instruction", "question")
-ANSWERS = ("answer", "response", "completion", "output")
-FORM = '{"messages": [{"role": "user", "content": …}, …]} or {"prompt": …, "answer": …}'
+RESPONSE_KEYS = ("answer", "response", "completion", "output")
+FORM = '{"messages": [{"role": "user", "content": …}, …]} or {"prompt": …, "response": …}'
 
 
 @dataclass(frozen=True, slots=True)
 class Dialogues:
-    """Dialogues, each a list of messages with at least one answer."""
+    """Dialogues, each a list of messages with at least one response."""
 
     kind: ClassVar[str] = "dialogues"
     name: str
@@ -95,8 +95,8 @@ def from_jsonl(path: Path) -> Dialogues:
         rows.append(_messages(place, value))
     if not rows:
         raise DataError(f"{path} has no dialogues; each line is {FORM}")
-    answers = sum(role == "assistant" for row in rows for role, _ in row)
-    described = f"dialogues, {len(rows):,} lines of JSONL, {answers:,} answers"
+    responses = sum(role == "assistant" for row in rows for role, _ in row)
+    described = f"dialogues, {len(rows):,} lines of JSONL, {responses:,} responses"
     return Dialogues(stem(path), described, rows)
 
 
@@ -112,7 +112,7 @@ def _messages(place: str, value: Any) -> tuple[Message, ...]:
     listed = next((value[key] for key in LISTS if key in value), None)
     messages = _pair(place, value) if listed is None else _list(place, listed)
     if not any(role == "assistant" for role, _ in messages):
-        raise DataError(f"{place}: the dialogue has no answer, a message of the role assistant")
+        raise DataError(f"{place}: the dialogue has no response, a message of the role assistant")
     return messages
 
 
@@ -136,16 +136,16 @@ def _list(place: str, listed: Any) -> tuple[Message, ...]:
 
 def _pair(place: str, value: Mapping[str, Any]) -> tuple[Message, ...]:
     prompt = next((value[key] for key in PROMPTS if key in value), None)
-    answer = next((value[key] for key in ANSWERS if key in value), None)
-    for name, text in (("prompt", prompt), ("answer", answer)):
+    response = next((value[key] for key in RESPONSE_KEYS if key in value), None)
+    for name, text in (("prompt", prompt), ("response", response)):
         if not isinstance(text, str) or not text.strip():
             raise DataError(
                 f"{place}: no {name}; a line is {FORM}, and this one has {', '.join(value)}"
             )
     more = value.get("input")
     assert isinstance(prompt, str)
-    assert isinstance(answer, str)
+    assert isinstance(response, str)
     prompt = f"{prompt}\n{more}" if isinstance(more, str) and more.strip() else prompt
     system = value.get("system")
     first = (("system", system),) if isinstance(system, str) and system.strip() else ()
-    return (*first, ("user", prompt), ("assistant", answer))
+    return (*first, ("user", prompt), ("assistant", response))

@@ -1,4 +1,4 @@
-"""Dialogues: packed into rows, with the loss on the answers only."""
+"""Dialogues: packed into rows, with the loss on the responses only."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,8 +32,8 @@ from regard.seeds import batch_generator
 from regard.tasks import TASKS, Instruct
 from regard.tasks.instruct import Dialogue
 from regard.text import Tokenizer, train_tokenizer
-from regard.text.chat_encoding import answer_end, chat_prompt_ids, dialogue_ids, special_texts
-from regard.text.chat_template import ANSWERS, Message, render, segments
+from regard.text.chat_encoding import chat_prompt_ids, dialogue_ids, response_end, special_texts
+from regard.text.chat_template import ASSISTANT, Message, render, segments
 from regard.text.pair_tokenizers import JOINT
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -41,10 +41,10 @@ SAMPLE_TOKENS = 60
 
 
 class DialoguesPipeline(Pipeline):
-    """JSONL of messages, or of prompts and answers."""
+    """JSONL of messages, or of prompts and responses."""
 
     name: ClassVar[str] = "dialogues"
-    needs: ClassVar[str] = "JSONL of messages, or of prompts and answers"
+    needs: ClassVar[str] = "JSONL of messages, or of prompts and responses"
     tokenizer_type: ClassVar[type | None] = Tokenizer
 
     def recognizes(self, path: Path) -> bool:
@@ -132,7 +132,7 @@ class DialoguesPipeline(Pipeline):
             f"mask       {show_mask(task, tokenizers, train.rows[0])}",
             f"validation {validation.description}",
             f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens; "
-            f"{packed.tokens:,} for training, {scored:,} of them in answers",
+            f"{packed.tokens:,} for training, {scored:,} of them in responses",
             f"packing    {len(packed.rows):,} rows of {model.context} tokens, {filled:.0%} filled",
         ]
         if packed.truncated or evaluated.truncated:
@@ -143,7 +143,7 @@ class DialoguesPipeline(Pipeline):
         if packed.dropped or evaluated.dropped:
             description.append(
                 f"dropped    {packed.dropped:,} training dialogues and {evaluated.dropped:,} for "
-                f"validation: their first {model.context} tokens hold no part of an answer"
+                f"validation: their first {model.context} tokens hold no part of a response"
             )
         return TrainingData(
             **vars(data),
@@ -185,20 +185,20 @@ class DialoguesPipeline(Pipeline):
         return evaluated, packed
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
-        """An answer to the first validation prompt."""
+        """A response to the first validation prompt."""
         task, tokenizer = cast(Instruct, data.task), cast(Tokenizer, data.tokenizers)
         row = data.validation_data.rows[0]
-        number = next(i for i, (role, _) in enumerate(row) if role == ANSWERS)
-        ids = chat_prompt_ids(tokenizer, task.template, row[:number])[-data.model.context // 2 :]
+        index = next(i for i, (role, _) in enumerate(row) if role == ASSISTANT)
+        ids = chat_prompt_ids(tokenizer, task.template, row[:index])[-data.model.context // 2 :]
         room = min(SAMPLE_TOKENS, data.model.context - len(ids))
-        stop, end = answer_end(tokenizer, task.template)
+        stop, end = response_end(tokenizer, task.template)
         (new,) = generate(
             cast(Language, model), [ids], parse_chain(["greedy"]), tokens=room, stop=stop, seed=seed
         )
-        question = " ".join(text for _, text in row[:number])
-        answer = tokenizer.decode(new)
-        answer = answer.partition(end)[0] if end else answer
-        return f"{question}\n→ {answer}\n= {row[number][1]}"
+        question = " ".join(text for _, text in row[:index])
+        response = tokenizer.decode(new)
+        response = response.partition(end)[0] if end else response
+        return f"{question}\n→ {response}\n= {row[index][1]}"
 
 
 def instruct_task(choice: Choice) -> Instruct:
@@ -207,7 +207,7 @@ def instruct_task(choice: Choice) -> Instruct:
 
 
 def encode(task: Instruct, tokenizer: Tokenizer, messages: Sequence[Message]) -> Dialogue:
-    """The ids of a dialogue, and which of them belong to answers."""
+    """The ids of a dialogue, and which of them belong to responses."""
     ids, scored = dialogue_ids(tokenizer, task.template, messages)
     return np.asarray(ids, dtype=np.int64), np.asarray(scored, dtype=np.bool_)
 
@@ -221,7 +221,7 @@ def fit_prompt(
 ) -> tuple[list[int], int]:
     """The prompt of the last messages that fit the context, and how many tokens may follow.
 
-    Older messages are left out so that an answer gets at least a quarter of the context; the last
+    Older messages are left out so that a response gets at least a quarter of the context; the last
     message alone leaves it the rest. A system message is kept.
     """
     context = model.context
@@ -237,7 +237,7 @@ def fit_prompt(
         if len(rest) <= 2:
             raise ConfigError(
                 f"the message has {len(ids):,} tokens and the model a context of {context:,}, so "
-                "there is no room for an answer; shorten it"
+                "there is no room for a response; shorten it"
             )
         rest = rest[2:]
 
@@ -256,7 +256,7 @@ class Packed:
     rows: list[list[Dialogue]]
     tokens: int
     truncated: int  # dialogues that are cut
-    dropped: int  # dialogues that are left out: no part of an answer fits
+    dropped: int  # dialogues that are left out: no part of a response fits
 
     def filled(self, context: int) -> float:
         """The share of the positions that hold tokens; the last of a dialogue is a target only."""
@@ -277,7 +277,7 @@ def pack(data: Dialogues, task: Instruct, tokenizer: Tokenizer, model: ModelConf
     truncated = sum(len(ids) > context + 1 for ids, _ in compress(encoded, is_kept))
     if not kept:
         raise DataError(
-            f"{data.name}: no prompt leaves room for an answer in model.context={context} tokens;\n"
+            f"{data.name}: no prompt leaves room for a response in model.context={context};\n"
             "set a larger model.context"
         )
     if getattr(model, "prefix", False):

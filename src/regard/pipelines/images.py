@@ -215,13 +215,13 @@ class ImagesPipeline(Pipeline):
     ) -> list[list[list[tuple[str, float]]]]:
         """The classes of several images, `DEFAULT_ROWS` at a time."""
         model, task = cast(Vision, run.model), image_task(run.config.task)
-        answers = []
+        predictions = []
         for start in range(0, len(inputs), DEFAULT_ROWS):
             rows = [input_pixels(model, what) for what in inputs[start : start + DEFAULT_ROWS]]
             pixels = torch.from_numpy(np.concatenate(rows))
             images = task.normalize(pixels).to(next(model.parameters()).device)
-            answers += [[classes] for classes in classify(model, images, task.names, top)]
-        return answers
+            predictions += [[classes] for classes in classify(model, images, task.names, top)]
+        return predictions
 
 
 def input_pixels(model: nn.Module, what: str | Path | NDArray[Any]) -> NDArray[np.uint8]:

@@ -194,8 +194,8 @@ class LabelsPipeline(Pipeline):
         texts = [" ".join(parts) for parts, _ in rows]
         inputs = [parts for parts, _ in rows] if data.validation_data.is_paired else texts
         predictions = predict_classes(model, task, tokenizer, inputs)
-        for text, (_, classes), answers in zip(texts, rows, predictions, strict=True):
-            predicted = [name for ((name, _),) in answers]
+        for text, (_, classes), outputs in zip(texts, rows, predictions, strict=True):
+            predicted = [name for ((name, _),) in outputs]
             true = [task.names[number] for number in classes]
             lines.append(f"{text}\n→ {' '.join(predicted)}\n= {' '.join(true)}")
         return "\n".join(lines)
@@ -351,9 +351,9 @@ def predict_classes(
     for chosen, batch in encoded.by_length(task, next(model.parameters()).device):
         predicted, log_probs = task.probabilities(model, batch)
         scored = batch.targets != IGNORED
-        answers = iter(best_classes(log_probs[scored], task.names, top, predicted[scored]))
+        best = iter(best_classes(log_probs[scored], task.names, top, predicted[scored]))
         for row, count in zip(chosen, scored.view(len(chosen), -1).sum(1).tolist(), strict=True):
-            predictions[row] = list(islice(answers, count))
+            predictions[row] = list(islice(best, count))
     return predictions
 
 

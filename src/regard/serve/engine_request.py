@@ -13,7 +13,7 @@ from regard.serve.models import ServedModel
 from regard.serve.request import Request
 from regard.serve.schema import Sampling
 from regard.text import PairTokenizers
-from regard.text.chat_encoding import answer_end, chat_prompt_ids, special_end
+from regard.text.chat_encoding import chat_prompt_ids, response_end, special_end
 from regard.training.storage.start import run_template
 
 SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
@@ -139,7 +139,7 @@ def chat_prompt(
     if template is not None:
         normalize = model.run._normalize
         named = [(ROLES.get(role, "user"), normalize(text)) for role, text in messages]
-        _, end = answer_end(model.tokenizer, template)
+        _, end = response_end(model.tokenizer, template)
         return chat_prompt_ids(model.tokenizer, template, named), [end] if end else []
     lines = [f"{SPEAKERS[role]}: {text}\n" for role, text in messages]
     return "".join([*lines, "Assistant:"]), ["\nUser:", "\nSystem:"]

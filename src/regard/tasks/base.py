@@ -33,7 +33,7 @@ class Task:
     reads_characters: ClassVar[bool] = False  # whether a batch may have the characters of words
     target_name: ClassVar[str] = "targets"  # the targets of an evaluation, in messages
     best_metric: ClassVar[str] = "loss"  # the metric that picks the best weights by default
-    predicts_words: ClassVar[bool] = False  # `Run.predict` gives one answer per word of a text
+    predicts_words: ClassVar[bool] = False  # `Run.predict` gives one prediction per word of a text
 
     def collate(self, examples: Any, generator: torch.Generator) -> Batch:
         """Make a batch; all randomness comes from the generator."""

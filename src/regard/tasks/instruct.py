@@ -1,4 +1,4 @@
-"""Instruction tuning: predict the answers of dialogues, and only them."""
+"""Instruction tuning: predict the responses of dialogues, and only them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ Dialogue = tuple[NDArray[np.int64], NDArray[np.bool_]]  # ids, and which of them
 
 @dataclass(frozen=True, kw_only=True)
 class Instruct(Task):
-    r"""P(answer | prompt): cross-entropy of the tokens of the answers.
+    r"""P(response | prompt): cross-entropy of the tokens of the responses.
 
     Several dialogues share a row; a token attends to those of its own dialogue only, and positions
     begin at 0 in each. A model with `prefix` reads the first prompt bidirectionally, and then a
@@ -73,11 +73,11 @@ class Instruct(Task):
                 documents[row, place] = number
                 positions[row, place] = torch.arange(length)
                 first += length
-            prefixes[row] = int(np.argmax(dialogues[0][1]))  # tokens before the first answer
+            prefixes[row] = int(np.argmax(dialogues[0][1]))  # tokens before the first response
         return DialogueBatch(ids, targets, documents, positions, prefixes)
 
     def loss(self, model: nn.Module, batch: DialogueBatch) -> Float[Tensor, ""]:
-        """Summed cross-entropy of the answers."""
+        """Summed cross-entropy of the responses."""
         label_smoothing = self.label_smoothing if model.training else 0.0
         mask = Mask.documents(batch.documents)
         if getattr(model.config, "prefix", False):
@@ -87,10 +87,10 @@ class Instruct(Task):
         return loss
 
     def count(self, batch: DialogueBatch) -> Int[Tensor, ""]:
-        """How many tokens of answers are predicted."""
+        """How many tokens of responses are predicted."""
         return (batch.targets != IGNORED).sum()
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
-        """Loss in nats per token of the answers, and perplexity."""
+        """Loss in nats per token of the responses, and perplexity."""
         loss = mean_loss(self, model, batches)
         return {"loss": loss, "perplexity": perplexity(loss)}

@@ -1,12 +1,13 @@
 """Dialogues as ids. Special tokens of the chat template become their ids, those in messages do not.
 
 A message that contains "<|im_end|>" must not end its turn (prompt injection). Special tokens in
-messages are therefore replaced by marks before the template is rendered, and are encoded as plain
-text afterwards. All other text is encoded as a whole, as transformers' `apply_chat_template` does.
+messages are therefore replaced by placeholders before the template is rendered, and are encoded as
+plain text afterwards. All other text is encoded as a whole, as transformers' `apply_chat_template`
+does.
 
-In answers of training data too, special tokens stay text, and a template that looks for one in a
-message (to cut off the thoughts of an answer, say) does not find it. A template that changes marks
-is refused.
+In responses of training data too, special tokens stay text, and a template that looks for one in a
+message (to cut off the reasoning of a response, say) does not find it. A template that changes
+placeholders is refused.
 """
 
 import re
@@ -17,8 +18,10 @@ from regard.errors import ConfigError
 from regard.text.chat_template import CHATML, Message, render, segments, turn_end
 from regard.text.tokenizer import Tokenizer
 
-_EDGE = "\ufdd0"  # of a mark; not a character of any text
-_GUARD = 0  # the number of a mark beside a part of a special token at the edge of a message
+_DELIMITER = "\ufdd0"  # at both ends of a placeholder; not a character of any text
+# index of the placeholder that separates a message from the template, where a special token could
+# form across the boundary
+_SEPARATOR = 0
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unk", "pad_token": "pad"}
 
 
@@ -33,33 +36,33 @@ def special_texts(tokenizer: Tokenizer | None) -> dict[str, str]:
 def dialogue_ids(
     tokenizer: Tokenizer, template: str, messages: Sequence[Message]
 ) -> tuple[list[int], list[bool]]:
-    """The ids of a dialogue, and which of them belong to answers.
+    """The ids of a dialogue, and which of them belong to responses.
 
-    Where a token would span a prompt and its answer, they are encoded separately: a model
+    Where a token would span a prompt and its response, they are encoded separately: a model
     continues the ids of a prompt, not its text.
     """
     ids = _prefix(tokenizer, template)
     scored, prefix, text = [False] * len(ids), len(ids), ""
-    marks = _Marks(tokenizer, messages)
-    for part, is_answer in segments(template, marks.messages, special_texts(tokenizer)):
+    placeholders = _Placeholders(tokenizer, messages)
+    for part, is_response in segments(template, placeholders.messages, special_texts(tokenizer)):
         text += part
-        whole = [*ids[:prefix], *marks.encode(text)]
+        whole = [*ids[:prefix], *placeholders.encode(text)]
         if whole[: len(ids)] != ids:
-            whole = [*ids, *marks.encode(part)]
-        scored += [is_answer] * (len(whole) - len(ids))
+            whole = [*ids, *placeholders.encode(part)]
+        scored += [is_response] * (len(whole) - len(ids))
         ids = whole
     return ids, scored
 
 
 def chat_prompt_ids(tokenizer: Tokenizer, template: str, messages: Sequence[Message]) -> list[int]:
-    """The ids of a dialogue up to where the next answer begins."""
-    marks, texts = _Marks(tokenizer, messages), special_texts(tokenizer)
-    text = render(template, marks.messages, prompt=True, tokens=texts)
-    return [*_prefix(tokenizer, template), *marks.encode(text)]
+    """The ids of a dialogue up to where the next response begins."""
+    placeholders, texts = _Placeholders(tokenizer, messages), special_texts(tokenizer)
+    text = render(template, placeholders.messages, prompt=True, tokens=texts)
+    return [*_prefix(tokenizer, template), *placeholders.encode(text)]
 
 
-def answer_end(tokenizer: Tokenizer, template: str) -> tuple[set[int], str]:
-    """The ids that end an answer, and the text that does where it is several tokens."""
+def response_end(tokenizer: Tokenizer, template: str) -> tuple[set[int], str]:
+    """The ids that end a response, and the text that does where it is several tokens."""
     end = turn_end(template, special_texts(tokenizer))
     first = tokenizer.encode_special(end)[:1]
     is_whole = first and tokenizer.piece(first[0]).strip() == end.strip()
@@ -76,63 +79,66 @@ def _prefix(tokenizer: Tokenizer, template: str) -> list[int]:
     return list(tokenizer.prefix_ids) if template == CHATML else []
 
 
-class _Marks:
-    """Messages with marks in place of special tokens, and the ids of a text rendered from them.
+class _Placeholders:
+    """Messages with placeholders for special tokens, and the ids of a text rendered from them.
 
-    A mark is an edge, a key, a number and an edge. The key is new for every dialogue, so that no
-    message can contain a mark; all are digits, so that a template cannot change their case.
+    A placeholder is a delimiter, a key, an index and a delimiter. The key is new for every
+    dialogue, so that no message can contain one; key and index are digits, so that no template
+    changes their case.
     """
 
     def __init__(self, tokenizer: Tokenizer, messages: Sequence[Message]) -> None:
         self.tokenizer, self.tokens = tokenizer, tokenizer.special_texts
         self.key = f"{secrets.randbelow(10**18):018}"
-        self.guard = self._mark(_GUARD)
-        self.knows_edges = not any(_EDGE in content for _, content in messages)
+        self.separator = self._placeholder(_SEPARATOR)
+        self.has_no_delimiter = not any(_DELIMITER in content for _, content in messages)
         self.messages = self._replace(messages)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a rendered text, whose marks stand for special tokens that are plain text."""
-        joined = text.replace(self.guard, "")
+        """The ids of a rendered text; its placeholders become the ids of plain text."""
+        joined = text.replace(self.separator, "")
         if _count(self.tokens, joined) == _count(self.tokens, text):
             text = joined  # no special token consists of parts of messages
         if self.key not in text:
             parts = [text]
         else:
-            parts = re.split(f"{_EDGE}{self.key}([0-9]{{6}}){_EDGE}", text)
+            parts = re.split(f"{_DELIMITER}{self.key}([0-9]{{6}}){_DELIMITER}", text)
         ids: list[int] = []
-        for number, part in enumerate(parts):
-            if number % 2 == 0:
-                if self.key in part or (self.knows_edges and _EDGE in part):
+        for index, part in enumerate(parts):
+            if index % 2 == 0:
+                if self.key in part or (self.has_no_delimiter and _DELIMITER in part):
                     raise ConfigError(
                         "the chat template changes messages with special tokens (it cuts or "
                         "escapes them), so they cannot be kept as text; set task.template=chatml"
                     )
                 ids += self.tokenizer.encode_special(part)
-            elif int(part) != _GUARD:
+            elif int(part) != _SEPARATOR:
                 ids += self.tokenizer.encode(self.tokens[int(part) - 1])
         return ids
 
-    def _mark(self, number: int) -> str:
-        return f"{_EDGE}{self.key}{number:06}{_EDGE}"
+    def _placeholder(self, index: int) -> str:
+        return f"{_DELIMITER}{self.key}{index:06}{_DELIMITER}"
 
     def _replace(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with marks for special tokens, and guards beside parts of them."""
-        numbers = {token: number for number, token in enumerate(self.tokens, 1)}
+        """The messages with placeholders; separators where a special token could form at an end."""
+        indices = {token: index for index, token in enumerate(self.tokens, 1)}
         pattern = _pattern(self.tokens)
-        longest = max(map(len, numbers), default=0)
-        heads = {token[:size] for token in numbers for size in range(1, len(token))}
-        tails = {token[size:] for token in numbers for size in range(1, len(token))}
+        longest = max(map(len, indices), default=0)
+        prefixes = {token[:size] for token in indices for size in range(1, len(token))}
+        suffixes = {token[size:] for token in indices for size in range(1, len(token))}
 
-        def mark(content: str) -> str:
-            marked = pattern.sub(lambda match: self._mark(numbers[match[0]]), content)
-            core = marked.strip()
-            within = any(core in token for token in numbers)
-            before = within or any(core[:size] in tails for size in range(1, longest))
-            after = within or any(core[-size:] in heads for size in range(1, longest))
-            guarded = self.guard * before + core + self.guard * after
-            return marked.replace(core, guarded) if core else marked
+        def replace(content: str) -> str:
+            replaced = pattern.sub(lambda match: self._placeholder(indices[match[0]]), content)
+            core = replaced.strip()
+            within = any(core in token for token in indices)
+            before = within or any(core[:size] in suffixes for size in range(1, longest))
+            after = within or any(core[-size:] in prefixes for size in range(1, longest))
+            separated = self.separator * before + core + self.separator * after
+            return replaced.replace(core, separated) if core else replaced
 
-        return [(role, mark(content)) for role, content in messages] if numbers else list(messages)
+        if not indices:
+            return list(messages)
+        return [(role, replace(content)) for role, content in messages]
 
 
 def _pattern(tokens: Sequence[str]) -> re.Pattern[str]:

@@ -21,17 +21,17 @@ from regard.errors import ConfigError, DataError
 from regard.text import jinja_process
 
 Message = tuple[str, str]  # role and content
-ANSWERS = "assistant"  # the role whose messages a model learns to write
+ASSISTANT = "assistant"  # the role whose messages a model learns to write
 CHATML = "chatml"
 CHATML_JINJA = (  # the same for other programs
     "{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}{{ '\n' }}{{ message['content'] }}<|im_end|>{{ '\n' }}"
     "{% endfor %}"
-    f"{{% if add_generation_prompt %}}<|im_start|>{ANSWERS}{{{{ '\n' }}}}{{% endif %}}"
+    f"{{% if add_generation_prompt %}}<|im_start|>{ASSISTANT}{{{{ '\n' }}}}{{% endif %}}"
 )
 SECONDS = 2.0  # of CPU time, to render a dialogue
 UNSTABLE = (
-    "the chat template changes the beginning of a dialogue when it continues, so its answers "
+    "the chat template changes the beginning of a dialogue when it continues, so its responses "
     "cannot be told apart;\nset task.template=chatml"
 )
 
@@ -42,7 +42,7 @@ _PROCESSES: dict[int, "subprocess.Popen[bytes]"] = {}  # by the process that sta
 def render(
     template: str, messages: Sequence[Message], *, prompt: bool = False, tokens: Any = None
 ) -> str:
-    """A dialogue as text; with `prompt`, up to where the next answer begins.
+    """A dialogue as text; with `prompt`, up to where the next response begins.
 
     `template` is "chatml" or a Jinja template; `tokens` gives it the texts of special tokens.
 
@@ -52,24 +52,24 @@ def render(
     if template != CHATML:
         return _render_jinja(template, messages, prompt, tokens or {})
     turns = [f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages]
-    return "".join(turns) + (f"<|im_start|>{ANSWERS}\n" if prompt else "")
+    return "".join(turns) + (f"<|im_start|>{ASSISTANT}\n" if prompt else "")
 
 
 def segments(
     template: str, messages: Sequence[Message], tokens: Any = None
 ) -> list[tuple[str, bool]]:
-    """A dialogue in parts, each with whether it is an answer, with the end of its turn.
+    """A dialogue in parts, each with whether it is a response, with the end of its turn.
 
     >>> segments("chatml", [("user", "1 + 1?"), ("assistant", "2")])[1]
     ('2<|im_end|>\\n', True)
     """
     parts: list[tuple[str, bool]] = []
     done = ""
-    for number, (role, _) in enumerate(messages):
-        if role != ANSWERS:
+    for index, (role, _) in enumerate(messages):
+        if role != ASSISTANT:
             continue
-        before = render(template, messages[:number], prompt=True, tokens=tokens)
-        after = render(template, messages[: number + 1], tokens=tokens)
+        before = render(template, messages[:index], prompt=True, tokens=tokens)
+        after = render(template, messages[: index + 1], tokens=tokens)
         if not (before.startswith(done) and after.startswith(before)):
             raise ConfigError(UNSTABLE)
         parts += [(before[len(done) :], False), (after[len(before) :], True)]
@@ -78,25 +78,25 @@ def segments(
 
 
 def turn_end(template: str, tokens: Any = None) -> str:
-    """What follows an answer, by which a generated one ends: "<|im_end|>" and a newline."""
-    answer = "ANSWER"
-    (*_, (text, _)) = segments(template, [("user", "Q"), (ANSWERS, answer)], tokens)
-    return text.partition(answer)[2]
+    """What follows a response, by which a generated one ends: "<|im_end|>" and a newline."""
+    response = "RESPONSE"
+    (*_, (text, _)) = segments(template, [("user", "Q"), (ASSISTANT, response)], tokens)
+    return text.partition(response)[2]
 
 
 def _render_jinja(template: str, messages: Sequence[Message], prompt: bool, tokens: Any) -> str:
     table = [{"role": role, "content": content} for role, content in messages]
     variables = {"messages": table, "add_generation_prompt": prompt, **tokens}
-    answer = _ask({"template": template, "variables": variables, "seconds": SECONDS})
-    if "limit" in answer:
-        raise ConfigError(f"the chat template {answer['limit']}; set task.template=chatml")
-    if "error" in answer:
-        raise DataError(f"the chat template refuses a dialogue: {answer['error']}")
-    return answer["text"]
+    reply = _ask({"template": template, "variables": variables, "seconds": SECONDS})
+    if "limit" in reply:
+        raise ConfigError(f"the chat template {reply['limit']}; set task.template=chatml")
+    if "error" in reply:
+        raise DataError(f"the chat template refuses a dialogue: {reply['error']}")
+    return reply["text"]
 
 
 def _ask(request: dict[str, Any]) -> dict[str, str]:
-    """The answer of the process that renders templates."""
+    """The reply of the process that renders templates."""
     with _LOCK:
         process = _PROCESSES.get(os.getpid())  # a forked process starts its own
         if process is None or process.poll() is not None:
@@ -108,7 +108,7 @@ def _ask(request: dict[str, Any]) -> dict[str, str]:
                 process.stdin.write(json.dumps(request).encode() + b"\n")
                 process.stdin.flush()
             line = process.stdout.readline()
-        except BaseException:  # Ctrl-C: the next request must not get this answer
+        except BaseException:  # Ctrl-C: the next request must not get this reply
             _end(process)
             raise
         if not line:
@@ -127,7 +127,8 @@ def _start() -> "subprocess.Popen[bytes]":
             "the chat template of this model needs Jinja: pip install 'regard[chat]';\n"
             "or set task.template=chatml"
         )
-    # -P: the modules beside the script are not for it. A new session: Ctrl-C is for this process.
+    # -P: do not import modules from the folder of the script. A new session: Ctrl-C must not reach
+    # the child.
     command = [sys.executable, "-P", jinja_process.__file__, str(Path(found.origin).parents[1])]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     process = subprocess.Popen(

@@ -1,6 +1,6 @@
 """A process that renders Jinja templates within limits; `text/chat_template.py` starts it.
 
-It reads one JSON object per line and answers with {"text": …}, {"error": …} or {"limit": …}, which
+It reads one JSON object per line and replies with {"text": …}, {"error": …} or {"limit": …}, which
 names a limit that the template exceeds. It ends when its input ends, and when a
 template takes more than the given CPU time.
 
@@ -21,7 +21,7 @@ CHARACTERS = 10_000_000  # of a rendered dialogue
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Reply to every line until the input ends."""
     sys.path.append(sys.argv[1])  # the folder of jinja2
     template = _compiler()
     with suppress(ImportError, OSError, ValueError):
@@ -32,13 +32,13 @@ def main() -> None:
         try:
             request = json.loads(line)
             _limit_time(request["seconds"])
-            answer = _answer(template, request)
+            reply = _render(template, request)
         except MemoryError:
-            answer = {"limit": f"needs more than {BYTES // 1_000_000} MB"}
+            reply = {"limit": f"needs more than {BYTES // 1_000_000} MB"}
         except Exception as error:  # whatever a template of unknown origin causes
-            answer = {"error": str(error)[:1000]}
+            reply = {"error": str(error)[:1000]}
         _limit_time(0)
-        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.write(json.dumps(reply) + "\n")
         sys.stdout.flush()
 
 
@@ -56,7 +56,7 @@ def _compiler() -> Any:
     return lru_cache(maxsize=8)(environment.from_string)
 
 
-def _answer(compiled: Any, request: dict[str, Any]) -> dict[str, str]:
+def _render(compiled: Any, request: dict[str, Any]) -> dict[str, str]:
     pieces, size = [], 0
     for piece in compiled(request["template"]).generate(**request["variables"]):
         pieces.append(piece)

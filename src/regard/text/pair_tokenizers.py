@@ -39,7 +39,9 @@ class PairTokenizers:
     @property
     def shared(self) -> bool:
         """Whether an id means the same on both sides (Marian: two sets of pieces, shared ids)."""
-        return self.joint or self.source.has_hidden_pieces or self.target.has_hidden_pieces
+        return (
+            self.joint or self.source.has_decode_only_pieces or self.target.has_decode_only_pieces
+        )
 
     def save(self, folder: Path | str) -> None:
         """Write one file if joint, else two."""

@@ -135,7 +135,7 @@ def _finish(
     added = [AddedToken(token, special=True, normalized=False) for token in tokens.values()]
     backend.add_special_tokens(added)
     backend.post_processor = _post_processor(backend, *family.template, tokens)
-    return _with_bos_eos(Tokenizer(backend, special_tokens).try_out(folder), settings)
+    return _with_bos_eos(Tokenizer(backend, special_tokens).check_round_trip(folder), settings)
 
 
 def _with_bos_eos(tokenizer: Tokenizer, settings: Table) -> Tokenizer:
@@ -224,7 +224,7 @@ def _read_sentencepiece(paths: list[Path], settings: Table, family: TokenizerFam
 
 
 def _read_fairseq(paths: list[Path], settings: Table, family: TokenizerFamily) -> Tokenizer:
-    """A model that fairseq has put its own tokens before (CamemBERT), or not (BARThez)."""
+    """A model whose vocabulary begins with fairseq's tokens (CamemBERT), or not (BARThez)."""
     model = sentencepiece.read_model(paths[0])
     first = [piece.text for piece in model.pieces[:4]]
     if first[:3] == ["<unk>", "<s>", "</s>"]:

@@ -35,13 +35,13 @@ CONFIG_FILES = ("special_tokens_map.json", "generation_config.json", "config.jso
 CHARACTER = r"[\s\S]"  # the regular expression that splits text into characters
 OTHER_SIDE = "\uffff"  # prefix of the other language's pieces, where two languages share ids
 FAILURE = "the tokenizer fails on this input; it is corrupted or hostile, use another one"
-# Encoded and decoded when a tokenizer is loaded. The first character is in no vocabulary.
-TRIAL_TEXT = (
+# It is encoded and decoded when a tokenizer is loaded. The first character is in no vocabulary.
+ROUND_TRIP_TEXT = (
     '\U0010fffd a B 1.\nThe quick brown fox, aged 12, said: "It\'s 3,141.59 (or so)!"\r\n\t'
     f"{'a' * 50} {'0' * 50} {'_' * 50} Très cher Müller, "
     "Быстрая лиса, 敏捷的狐狸 素早い狐 여우 लोमड़ी ثعلب 🦊\n\n\n    def f(x_1): return [x_1] # end\n"
 )
-TRIALS = 8  # times that text
+REPETITIONS = 8  # of the text above
 KINDS = {  # by the model type in tokenizer.json
     "BPE": "bpe",
     "WordPiece": "wordpiece",
@@ -342,12 +342,12 @@ class Tokenizer:
         with as_checkpoint_error(f"{path} is not a tokenizer.json, or corrupted"):
             parse_tokenizer_json(text)
             backend = tokenizers.Tokenizer.from_str(text)
-            return cls(backend, SpecialTokens.read(backend, tables)).try_out(path)
+            return cls(backend, SpecialTokens.read(backend, tables)).check_round_trip(path)
 
-    def try_out(self, path: Path) -> Self:
-        """Encode and decode a text, so that a vocabulary that cannot do so fails when loaded."""
+    def check_round_trip(self, path: Path) -> Self:
+        """Encode and decode a text, so that a vocabulary that cannot is refused when loaded."""
         try:
-            self.decode(self.encode(TRIAL_TEXT * TRIALS))
+            self.decode(self.encode(ROUND_TRIP_TEXT * REPETITIONS))
         except RegardError as error:
             raise CheckpointError(f"{path} cannot be used: {error}") from error
         return self
@@ -370,8 +370,8 @@ class Tokenizer:
         return max([*ordinary - {self.hf_special_id("pad")}, *template, *special], default=-1)
 
     @property
-    def has_hidden_pieces(self) -> bool:
-        """Whether some ids belong to the other language of a pair and are never encoded."""
+    def has_decode_only_pieces(self) -> bool:
+        """Whether some ids are decoded but never encoded: those of the other language of a pair."""
         return any(token.startswith(OTHER_SIDE) for token in self._backend.get_vocab())
 
     @property

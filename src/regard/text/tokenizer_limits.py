@@ -30,7 +30,7 @@ MAX_STEPS = 64  # normalizers, pre-tokenizers or decoders; real files have at mo
 MAX_DEPTH = 8  # of sequences in sequences
 # Characters per character of a text, if every step has its worst case. NFKC makes 18 characters
 # of one Arabic ligature, so that real tokenizers reach 2,000, though not for ordinary text.
-MAX_GROWTH = 10_000
+MAX_EXPANSION = 10_000
 MAX_TEMPLATE = 256  # parts of a post-processor
 # Prefixes of tokens, which are the nodes of the tries that the library builds: 340 bytes each for
 # Unigram. mT5, of 250,000 pieces, has about a million.
@@ -39,8 +39,15 @@ MAX_ADDED_PREFIXES = 400_000
 MAX_TOKENS = 400_000  # Gemma has 262,144
 MAX_ADDED_TOKENS, MAX_ADDED_LENGTH = 100_000, 2_000_000  # and characters of all together
 
-UNICODE_GROWTH = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNormalizer": 24}
-NORMALIZERS = {*UNICODE_GROWTH, "Nmt", "Strip", "StripAccents"}
+UNICODE_FACTOR = {
+    "NFC": 3,
+    "NFD": 4,
+    "NFKC": 18,
+    "NFKD": 18,
+    "Lowercase": 2,
+    "BertNormalizer": 24,
+}
+NORMALIZERS = {*UNICODE_FACTOR, "Nmt", "Strip", "StripAccents"}
 NORMALIZERS |= {"ByteLevel", "Precompiled", "Prepend", "Replace", "Sequence"}
 PRE_TOKENIZERS = {"BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength"}
 PRE_TOKENIZERS |= {"Metaspace", "Punctuation", "Sequence", "Split", "UnicodeScripts", "Whitespace"}
@@ -66,12 +73,12 @@ def check_tokenizer_json(table: Any) -> None:
     if not isinstance(table, dict) or not isinstance(table.get("model"), dict):
         raise ValueError("it is not a JSON object with a model")
     _check_vocab(table["model"], _tables(table.get("added_tokens"), "added_tokens"))
-    growth = {name: _check_steps(table.get(name), name) for name in PARTS}
-    encoded, decoded = growth["normalizer"] * growth["pre_tokenizer"], growth["decoder"]
-    if encoded > MAX_GROWTH or decoded > MAX_REPLACEMENT:
+    expansion = {name: _check_steps(table.get(name), name) for name in PARTS}
+    encoded, decoded = expansion["normalizer"] * expansion["pre_tokenizer"], expansion["decoder"]
+    if encoded > MAX_EXPANSION or decoded > MAX_REPLACEMENT:
         raise ValueError(
             f"it may make a text {max(encoded, decoded):.0g} times as long, and the limit is "
-            f"{MAX_GROWTH:,} when encoding and {MAX_REPLACEMENT} when decoding"
+            f"{MAX_EXPANSION:,} when encoding and {MAX_REPLACEMENT} when decoding"
         )
     processor = json.dumps(table.get("post_processor"))
     if processor.count('"type_id"') > MAX_TEMPLATE:
@@ -100,7 +107,7 @@ def check_added_tokens(tokens: Sequence[Any]) -> None:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> Table:
-    """The library may take another one of two equal keys than the checks here."""
+    """Refuse equal keys: of two, the library may use one and these checks the other."""
     table = dict(pairs)
     if len(table) < len(pairs):
         raise ValueError("a JSON object has the same key twice")
@@ -151,11 +158,11 @@ def _tables(value: Any, name: str) -> list[Table]:
 
 
 def _check_steps(step: Any, part: str) -> float:
-    """The largest growth of a text by a normalizer, pre-tokenizer or decoder."""
+    """The largest expansion factor of a text by a normalizer, pre-tokenizer or decoder."""
     if step is None:
         return 1.0
     known, nested_key = PARTS[part]
-    growth, steps = 1.0, 0
+    expansion, steps = 1.0, 0
     stack = [(step, 1)]
     while stack:
         step, depth = stack.pop()
@@ -170,21 +177,21 @@ def _check_steps(step: Any, part: str) -> float:
         if kind == "Sequence":
             stack += [(inner, depth + 1) for inner in _tables(step.get(nested_key), nested_key)]
             continue
-        factor = _growth(step, part)
+        factor = _expansion(step, part)
         if factor > MAX_REPLACEMENT:
             raise ValueError(
                 f"a {kind} of its {part} makes {factor:g} characters of one, and the limit is "
                 f"{MAX_REPLACEMENT}"
             )
-        growth *= factor
-    return growth
+        expansion *= factor
+    return expansion
 
 
-def _growth(step: Table, part: str) -> float:
-    """The largest number of characters that a step makes of one."""
+def _expansion(step: Table, part: str) -> float:
+    """The expansion factor of a step: the most characters that it makes of one."""
     kind = step["type"]
     if kind in ("Replace", "Split"):
-        return _replacement_growth(step)
+        return _replacement_expansion(step)
     if kind == "Prepend":  # once for each text, however short
         return 1.0 + len(_string(step, "prepend"))
     if kind == "Precompiled":
@@ -200,10 +207,10 @@ def _growth(step: Table, part: str) -> float:
         return 2.0 if kind in ("BPEDecoder", "CTC", "WordPiece") else 1.0  # they insert spaces
     if kind == "ByteLevel":  # a character for each byte, after one space
         return 5.0
-    return 2.0 if kind == "Metaspace" else UNICODE_GROWTH.get(kind, 1)
+    return 2.0 if kind == "Metaspace" else UNICODE_FACTOR.get(kind, 1)
 
 
-def _replacement_growth(step: Table) -> float:
+def _replacement_expansion(step: Table) -> float:
     pattern = step.get("pattern")
     if not isinstance(pattern, dict) or len(pattern) != 1:
         raise ValueError(f"the pattern of a {step['type']} is {quote(pattern, 40)}")
@@ -227,28 +234,29 @@ def _string(step: Table, key: str) -> str:
 # Regular expressions
 
 MAX_REGEX_LENGTH = 10_000
-MAX_LOOPS = 3  # repetitions without a limit, one after the other: time = length ** loops
-MANY = 100  # a repetition up to more than that counts as one without a limit
+# unbounded quantifiers one after the other: time = length ** quantifiers
+MAX_UNBOUNDED_QUANTIFIERS = 3
+MANY = 100  # a quantifier with a larger upper bound counts as unbounded
 ANCHORS, CHARACTERS = "AzZbBGyY", "dDhHsSwWnrtfvaeNO0"
 
 
 class Width(NamedTuple):
-    """The lengths of the texts that a regular expression matches, and its nested loops."""
+    """The lengths that a regular expression matches, and its unbounded quantifiers in a row."""
 
     shortest: int
     longest: float
-    loops: int
+    unbounded: int
     branches: int = 1
 
 
 def check_regex(expression: str) -> Width:
     r"""Raise ValueError for an expression of Oniguruma's syntax that may backtrack for long.
 
-    A part that is repeated without a limit must not be so itself, nor match an empty text: (a+)+
-    is refused. Back references, recursion and conditions are refused too.
+    What an unbounded quantifier repeats must not contain another one, nor match an empty text:
+    (a+)+ is refused. Back references, recursion and conditions are refused too.
 
     >>> check_regex(r"\p{L}+|[^\s]{2}")
-    Width(shortest=1, longest=inf, loops=1, branches=2)
+    Width(shortest=1, longest=inf, unbounded=1, branches=2)
     """
     if len(expression) > MAX_REGEX_LENGTH:
         raise ValueError(f"a regular expression has {len(expression):,} characters")
@@ -283,21 +291,21 @@ class _RegexReader:
         return Width(
             min(branch.shortest for branch in branches),
             max(branch.longest for branch in branches),
-            max(branch.loops for branch in branches),
+            max(branch.unbounded for branch in branches),
             max(len(branches), *(branch.branches for branch in branches)),
         )
 
     def sequence(self, depth: int) -> Width:
-        shortest, longest, loops, branches = 0, 0.0, 0, 1
+        shortest, longest, unbounded, branches = 0, 0.0, 0, 1
         while self.at < len(self.text) and self.text[self.at] not in "|)":
             part = self.repeated(self.atom(depth))
             shortest += part.shortest
             longest += part.longest
-            loops += part.loops
+            unbounded += part.unbounded
             branches = max(branches, part.branches)
-        if loops > MAX_LOOPS:
-            self.refuse(f"has more than {MAX_LOOPS} unlimited repetitions in a row")
-        return Width(shortest, longest, loops, branches)
+        if unbounded > MAX_UNBOUNDED_QUANTIFIERS:
+            self.refuse(f"has more than {MAX_UNBOUNDED_QUANTIFIERS} unbounded quantifiers in a row")
+        return Width(shortest, longest, unbounded, branches)
 
     def repeated(self, part: Width) -> Width:
         while True:
@@ -308,15 +316,16 @@ class _RegexReader:
             # `?` after a quantifier makes it lazy, `+` possessive.
             self.take("?") or self.take("+")
             if most > MANY:
-                if part.loops or not part.shortest:
-                    self.refuse("repeats a part that is repeated itself, or that may be empty")
-                # Alternatives and lengths are ambiguous: the library itself gives up after a while.
+                if part.unbounded or not part.shortest:
+                    self.refuse("has nested unbounded quantifiers, or one of what may be empty")
+                # A repeated part with alternatives or of variable length counts twice; beyond that,
+                # Oniguruma has its own limit on backtracking.
                 varies = part.longest > part.shortest or part.branches > 1
                 part = Width(least * part.shortest, math.inf, 2 if varies else 1)
             else:
-                loops = part.loops * max(1, int(most))
+                unbounded = part.unbounded * max(1, int(most))
                 longest = most * part.longest if most else 0.0
-                part = Width(least * part.shortest, longest, loops, part.branches)
+                part = Width(least * part.shortest, longest, unbounded, part.branches)
 
     def quantifier(self) -> tuple[int, float] | None:
         for sign, bounds in {"*": (0, math.inf), "+": (1, math.inf), "?": (0, 1.0)}.items():
@@ -355,7 +364,7 @@ class _RegexReader:
         inside = self.alternatives(depth + 1)
         if not self.take(")"):
             self.refuse("has a ( without a )")
-        return Width(0, 0.0, inside.loops, inside.branches) if looks_around else inside
+        return Width(0, 0.0, inside.unbounded, inside.branches) if looks_around else inside
 
     def options_or_name(self) -> None:
         if self.take("<") or self.take("P<"):
@@ -416,10 +425,10 @@ class SpeedCheck:
     longer than any before is first tried in part, and each part may be half as long again as the
     last that was fast enough:
 
-        seconds <= START + PER_ITEM * length
+        seconds <= FIXED + PER_ITEM * length
     """
 
-    START = 0.1  # seconds
+    FIXED = 0.1  # seconds
     PER_ITEM = 20e-6  # seconds per character or id; the slowest tokenizers take 3e-6
     FIRST = 16  # characters or ids that are never too many
     ENOUGH = 1 << 16  # a tokenizer that was fast for this many characters or ids is fast
@@ -436,7 +445,7 @@ class SpeedCheck:
             began = time.thread_time()
             call(longest[:length])
             seconds = time.thread_time() - began
-            if seconds > self.START + self.PER_ITEM * length:
+            if seconds > self.FIXED + self.PER_ITEM * length:
                 raise DataError(
                     f"the tokenizer takes {seconds:.1f} s for {length} {self.what}; "
                     "it is corrupted or hostile, use another one"

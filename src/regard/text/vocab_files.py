@@ -57,7 +57,7 @@ def read_wordpiece(vocab: Path, settings: Table) -> tokenizers.Tokenizer:
     while pieces and not pieces[-1]:
         pieces.pop()
     check_token_lengths(pieces)
-    ids = {piece: id for id, piece in enumerate(pieces)}  # of equal lines the last counts
+    ids = {piece: id for id, piece in enumerate(pieces)}  # for duplicate lines, the last id wins
     lower = settings.get("do_lower_case")
     if lower is None:
         ordinary = (piece for piece in ids if not piece.startswith(("[", "<")))
