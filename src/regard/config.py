@@ -340,8 +340,8 @@ def study_runs(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def study_report(recipe: Mapping[str, Any]) -> list[Choice]:
     """The data on which a study ends with an evaluation by length; empty: none.
 
-    >>> study_report({"study": {}, "report": {"by_length": {"kind": "brackets"}}})
-    [{'kind': 'brackets'}]
+    >>> study_report({"study": {}, "report": {"by_length": {"kind": "parentheses"}}})
+    [{'kind': 'parentheses'}]
     """
     report = recipe.get("report")
     if report is None:

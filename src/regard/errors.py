@@ -98,8 +98,6 @@ RENAMED = {  # settings of earlier versions, and what they are called now
     "reach": "max_distance",
     "max_answer": "max_answer_length",
     "shape": "architecture",
-    "parentheses": "brackets",  # built-in data sets and recipes
-    "parentheses-all": "brackets-all",
     "nested": "dyck",
     "colours": "types",
 }

@@ -181,7 +181,7 @@ def test_the_seed_decides_everything(name):
             {"kind": "copy", "shortest": 9, "longest": 3},
             "longest=3 must be a whole number, at least 9",
         ),
-        ({"kind": "brackets", "types": 6}, "types=6"),
+        ({"kind": "parentheses", "types": 6}, "types=6"),
         ({"kind": "dates", "last_year": 1066}, "last_year=1066"),
     ],
 )

@@ -297,7 +297,7 @@ def test_defaults_suit_what_is_labelled(tmp_path):
     words = default_settings(open_data(str(reviews(tmp_path))), {"path": "x"}, gpu=False)
     assert words["data"]["tokenizer"] == {"kind": "word", "lower": True}
     symbols = default_settings(
-        open_data({"kind": "brackets", "examples": 50}), {"path": "x"}, gpu=False
+        open_data({"kind": "parentheses", "examples": 50}), {"path": "x"}, gpu=False
     )
     assert (symbols["task"], symbols["data"]["tokenizer"]) == ("text_classification", "char")
     assert symbols["model"]["context"] <= 40

@@ -97,7 +97,7 @@ def other_defaults(key: str) -> dict[str, Any]:
     """
     tables = {name: read_recipe(RECIPES / f"{name}.toml") for name in recipes()}
     values = {name: value for name, table in tables.items() if (value := _at(table, key))}
-    for name in ("reversal", "brackets"):  # pairs and labels; other kinds set the same keys
+    for name in ("reversal", "parentheses"):  # pairs and labels; other kinds set the same keys
         data = BUILTINS[name](examples=8)
         chosen = default_settings(data, {}, gpu=False)
         if _at(chosen, key) is not None:

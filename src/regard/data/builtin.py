@@ -114,7 +114,7 @@ _DATE_FORMATS: list[Callable[[date], str]] = [  # English names: strftime's depe
 ]
 
 
-def brackets(
+def parentheses(
     *, examples: int = 20_000, longest: int = 40, types: int = 5, seed: int = 1
 ) -> LabelledText:
     """Balanced and unbalanced brackets of several types (Dyck-k), half of each.
@@ -131,7 +131,7 @@ def brackets(
         for index, line in enumerate(lines)
     ]
     description = f"{2 * types} symbols, up to {longest} long"
-    data = labelled.from_rows("labels", "brackets", description, rows)
+    data = labelled.from_rows("labels", "parentheses", description, rows)
     return data.with_class_names(("unbalanced", "balanced"))  # class 1 is the positive one
 
 
@@ -159,7 +159,7 @@ _PEOPLE = str.split("Ada Bob Eve Ida Kim Lee Max Noa Sam Tom")
 
 
 def dyck(*, examples: int = 20_000, longest: int = 40, types: int = 5, seed: int = 1) -> Text:
-    """The Dyck-k language as a text: balanced brackets, one sequence per line; see `brackets`."""
+    """The Dyck-k language as a text: balanced brackets, one sequence per line; see `parentheses`."""
     _check_range("examples", examples, 1)
     lines = _balanced_lines(Random(seed), examples, longest, types)
     description = f"text, {examples:,} lines of balanced brackets"
@@ -340,7 +340,7 @@ BUILTINS: dict[str, Callable[..., Text | Pairs | LabelledText | Series | Caption
     "copy": copy,
     "numbers": numbers,
     "dates": dates,
-    "brackets": brackets,
+    "parentheses": parentheses,
     "dyck": dyck,
     "heights": heights,
     "sines": sines,

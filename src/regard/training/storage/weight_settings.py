@@ -39,7 +39,7 @@ RENAMED = {
     "task.scheduled_sampling.over": "task.scheduled_sampling.ramp_fraction",
 }
 RENAMED_VALUES: dict[str, dict[str | bool, str | bool]] = {
-    "data.path": {"parentheses": "brackets", "nested": "dyck"},
+    "data.path": {"nested": "dyck"},
     "task": {"label": "text_classification", "classify": "image_classification"},
     "model.norm_placement": {"none": "no_residual"},
     "model.head": {"classify": "classification"},

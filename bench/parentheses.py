@@ -1,11 +1,11 @@
 """The lectures' experiment with balanced brackets, several seeds: curves and longer sequences.
 
-    python bench/brackets.py train OUT [--seeds 3] [--jobs 9] [key=value …]
-    python bench/brackets.py draw OUT
+    python bench/parentheses.py train OUT [--seeds 3] [--jobs 9] [key=value …]
+    python bench/parentheses.py draw OUT
 
-`train` trains the runs of the recipe `brackets`, `--jobs` at a time with one thread each, and
+`train` trains the runs of the recipe `parentheses`, `--jobs` at a time with one thread each, and
 writes OUT/RUN-SEED.json: validation accuracy by step, and accuracy by length on the data of the
-recipe's report. `draw` prints the table and draws OUT/brackets.svg.
+recipe's report. `draw` prints the table and draws OUT/parentheses.svg.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def train_one(out: Path, name: str, seed: int, overrides: list[str]) -> None:
     from regard.training.events import Evaluated
 
     words = (*overrides, f"train.seed={seed}")
-    study = api.open_study("brackets", *words, out=out / f"seed-{seed}")
+    study = api.open_study("parentheses", *words, out=out / f"seed-{seed}")
     assert study is not None
     curve = [
         (event.step, event.metrics["accuracy"])
@@ -82,7 +82,7 @@ def draw(out: Path) -> None:
     right.set(xlabel="length of the sequence", ylabel="accuracy")
     right.axvline(20, color="grey", linestyle=":")
     left.legend(frameon=False)
-    figure.savefig(out / "brackets.svg")
+    figure.savefig(out / "parentheses.svg")
     names = [f"{low}–{high}" for low, high, *_ in rows[0][1][0]["lengths"]]
     print(f"| | validation | {' | '.join(names)} |\n|---|---|{'---|' * len(names)}")
     for name, runs in rows:
