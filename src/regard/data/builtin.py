@@ -159,7 +159,7 @@ _PEOPLE = str.split("Ada Bob Eve Ida Kim Lee Max Noa Sam Tom")
 
 
 def dyck(*, examples: int = 20_000, longest: int = 40, types: int = 5, seed: int = 1) -> Text:
-    """The Dyck-k language as a text: balanced brackets, one sequence per line; see `parentheses`."""
+    """The Dyck-k language as a text: one balanced sequence per line; see `parentheses`."""
     _check_range("examples", examples, 1)
     lines = _balanced_lines(Random(seed), examples, longest, types)
     description = f"text, {examples:,} lines of balanced brackets"
