@@ -1,4 +1,4 @@
-"""Screenshots of the page of attention maps for docs/inside.md, in Debian's Chromium.
+"""Screenshots of the page of attention maps for docs/inspection.md, in Debian's Chromium.
 
 Run `make images` first, whose run it opens; needs chromium and playwright.
 

@@ -1,6 +1,6 @@
-"""Looking inside on a GPU: every measure there against the same on the CPU, one line each.
+"""Inspection on a GPU: every measure there against the same on the CPU, one line each.
 
-    python bench/gpu_inside.py [--device cuda]
+    python bench/gpu_inspection.py [--device cuda]
 
 Trains two small runs (a decoder with the compiled, captured training step, and an LSTM), then reads
 and replaces activations in compiled models and while a CUDA graph would decode. The last lines are
