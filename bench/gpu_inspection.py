@@ -230,7 +230,7 @@ def check_recurrent(device):
 
         def states(layer, device):
             x = torch.linspace(-1, 1, 2 * 9 * 6, device=device).view(2, 9, 6)
-            gate = f"0.{layer[0].gates[0]}_hook" if layer[0].gates else "0.state_hook"
+            gate = f"0.{layer[0].hook_names[0]}_hook" if layer[0].hook_names else "0.state_hook"
             edit = {gate: ablate(units=[1], positions=[3])}
             with torch.no_grad(), trace(layer, "*", edit=edit) as activations:
                 y, _ = layer(x)

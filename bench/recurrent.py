@@ -30,7 +30,7 @@ PEERS: dict[str, Callable[..., nn.RNNBase]] = {
     "elman": nn.RNN,
     "gru": nn.GRU,
     "lstm": nn.LSTM,
-    "gated": nn.LSTM,
+    "update-gate": nn.LSTM,
 }
 
 

@@ -41,8 +41,8 @@ def bahdanau(w: Weights, source: list[int], ids: list[int]) -> Tensor:
     zero = torch.zeros_like(xs[0])
     ahead, back = [zero], [zero]
     for x, last in zip(xs, reversed(xs), strict=True):
-        ahead.append(gru(w, "encoder.0.ahead", x, ahead[-1]))
-        back.append(gru(w, "encoder.0.back", last, back[-1]))
+        ahead.append(gru(w, "encoder.0.forward_layer", x, ahead[-1]))
+        back.append(gru(w, "encoder.0.backward_layer", last, back[-1]))
     both = [torch.cat(each) for each in zip(ahead[1:], reversed(back[1:]), strict=True)]
     states = [linear(w, "join", each).tanh() for each in both]
     s = linear(w, "bridge.0.0", torch.cat([ahead[-1], back[-1]])).tanh()

@@ -14,7 +14,7 @@ from regard.nn.recurrent import LSTM, Elman, Recurrent
 VOCAB, TIME = 11, 7
 MODELS = {
     "elman": {"family": "recurrent", "cell": "elman", "layers": 2},
-    "gated": {"family": "recurrent", "cell": "gated", "layers": 2},
+    "gated": {"family": "recurrent", "cell": "update_gate", "layers": 2},
     "gru": {"family": "recurrent", "cell": {"kind": "gru", "reset": "after"}, "layers": 2},
     "lstm": {"family": "recurrent", "cell": "lstm", "layers": 2},
     "convolution": {"family": "convolution", "layers": 2},
@@ -149,8 +149,8 @@ def test_the_cell_that_reads_from_the_end_is_shown_in_the_order_of_the_text():
     layers = Recurrent("elman", 3, 4, 1, bidirectional=True).double()
     x = torch.randn(1, 5, 3, dtype=torch.float64)
     flow = gradient_flow(layers, lambda: layers(x)[0][:, 2].sum())  # of the position in the middle
-    assert (flow["0.ahead"][0] > 0).tolist() == [True, True, True, False, False]
-    assert (flow["0.back"][0] > 0).tolist() == [False, False, True, True, True]
+    assert (flow["0.forward_layer"][0] > 0).tolist() == [True, True, True, False, False]
+    assert (flow["0.backward_layer"][0] > 0).tolist() == [False, False, True, True, True]
 
 
 def test_a_model_that_reads_no_earlier_position_is_refused():

@@ -184,7 +184,7 @@ def test_mistakes_of_an_edit_are_named():
     assert hooks(model) == 0
 
 
-CELLS = ("elman", "gated", "gru", {"kind": "gru", "reset": "after"}, "lstm")
+CELLS = ("elman", "update_gate", "gru", {"kind": "gru", "reset": "after"}, "lstm")
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
@@ -198,7 +198,7 @@ def test_later_steps_see_the_replaced_state_and_gates_of_a_recurrent_layer(cell)
     assert (activations[state][:, 2] == 0).all()
     torch.testing.assert_close(edited[:, :2], plain[:, :2])
     torch.testing.assert_close(edited[:, 3:], layer(x[:, 3:])[0])  # as if it began there
-    for gate in layer[0].gates:
+    for gate in layer[0].hook_names:
         hook_point = f"0.{gate}_hook"
         mean = {hook_point: ablate(units=[1], positions=[3], mean=True)}
         with trace(layer, hook_point) as clean:

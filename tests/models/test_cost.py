@@ -135,7 +135,7 @@ def test_windows_need_less_of_the_state_than_the_buffers_hold():
     assert counted.window_bytes == counted.state_bytes * (8 + TIME) / (2 * TIME)
 
 
-@pytest.mark.parametrize("name", ["elman", "gated", "gru", "lstm", "bengio", "convolution"])
+@pytest.mark.parametrize("name", ["elman", "update-gate", "gru", "lstm", "bengio", "convolution"])
 def test_a_recurrent_model_keeps_the_same_state_however_long(name):
     model = build_model(preset(name))
     kept = sum(part.nbytes for layer in model.start(1, 99).layers for part in layer)

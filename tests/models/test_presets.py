@@ -14,7 +14,18 @@ from regard.models.presets import ALIASES, PRESETS, PUBLISHED
 
 OURS = {"modern", "tiny-decoder", "tiny-encoder", "tiny-encoder-decoder", "tiny-vit"}
 OURS |= {"bahdanau", "luong", "show-attend-tell", "tiny-captioner"}  # their papers give no count
-OURS |= {"bag", "bengio", "cbow", "convolution", "elman", "gated", "gru", "hmm", "lstm", "ngram"}
+OURS |= {
+    "bag",
+    "bengio",
+    "cbow",
+    "convolution",
+    "elman",
+    "gru",
+    "hmm",
+    "lstm",
+    "ngram",
+    "update-gate",
+}
 ALL = [name for name in PRESETS if name not in ALIASES]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "presets.md"
 

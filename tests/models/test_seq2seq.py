@@ -71,8 +71,8 @@ def test_the_encoder_equals_torchs_on_packed_rows(cell, theirs):
     model = small(cell=cell, layers=2, score="dot")
     other = theirs(DIM, DIM, 2, batch_first=True, bidirectional=True)
     for layer, both in enumerate(model.encoder):
-        copy_weights(both.ahead, other, f"l{layer}")
-        copy_weights(both.back, other, f"l{layer}_reverse")
+        copy_weights(both.forward_layer, other, f"l{layer}")
+        copy_weights(both.backward_layer, other, f"l{layer}_reverse")
     _, source = random_batch()
     x = model.embed(source.ids)
     packed = pack_padded_sequence(x, source.lengths, batch_first=True)

@@ -14,7 +14,7 @@ from regard.nn.recurrent import CELLS, LSTM, Recurrent, RecurrentState
 FORMS = {
     "elman": "elman",
     "elman relu": {"kind": "elman", "activation": "relu"},
-    "gated": "gated",
+    "update_gate": "update_gate",
     "gru": "gru",
     "gru write": {"kind": "gru", "update": "write"},
     "gru after": {"kind": "gru", "reset": "after"},
@@ -81,7 +81,7 @@ def slow(form, layer, x):
         for n in range(dim):
             if kind == "elman":
                 after.append(max(a[n], 0.0) if rest == "relu" else math.tanh(a[n]))
-            elif kind == "gated":
+            elif kind == "update_gate":
                 z = sigmoid(a[n])
                 after.append(z * h[n] + (1 - z) * max(a[dim + n], 0.0))
             elif kind == "gru":
@@ -131,7 +131,7 @@ def test_the_fused_kernel_runs_where_torch_has_one(form, fused, monkeypatch):
 
 def copy_weights(ours, theirs):
     """Our cells with the weights of torch's layers."""
-    cells = [part for part in ours.modules() if hasattr(part, "equation")]
+    cells = [part for part in ours.modules() if hasattr(part, "step")]
     ends = [
         f"_l{n}{way}"
         for n in range(theirs.num_layers)
@@ -273,7 +273,7 @@ def test_gates_are_heard_and_listening_changes_nothing(form):
     with trace(layers) as seen:
         y, _ = layers(x)
     exactly(y, expected)
-    names = {"state", *layers[0].gates}
+    names = {"state", *layers[0].hook_names}
     assert set(seen) == {f"{n}.{name}_hook" for n in range(2) for name in names}
     assert all(each.shape == (2, 5, 4) for each in seen.values())
     assert torch.equal(seen["1.state_hook"], y)

@@ -230,6 +230,7 @@ def test_a_run_with_the_earlier_names_of_settings_loads(run):
 def test_tensors_of_an_earlier_version_have_their_current_names(run):
     names = {
         "decoder.blocks.0.ffn_after.weight": "decoder.blocks.0.ffn_post_norm.weight",
+        "layers.0.back.input.weight": "layers.0.backward_layer.input.weight",
         "log_move": "log_transition",
         "head.between": "head.transitions",
         "blocks.1.cross_after.bias/exp_avg": "blocks.1.cross_post_norm.bias/exp_avg",

@@ -19,7 +19,7 @@ CHANCE = torch.Generator()
 SMALL = {"vocab_size": 11, "dim": 8, "layers": 2, "context": 12}
 READERS = {  # every family that reads whole texts
     "lstm": {"preset": "lstm", **SMALL},
-    "gated": {"preset": "gated", **SMALL},
+    "gated": {"preset": "update-gate", **SMALL},
     "both ways": {"preset": "gru", **SMALL, "bidirectional": True},
     "convolution": {"preset": "convolution", **SMALL, "layers": 4},  # sees 16 ids
     "encoder": {"preset": "tiny-encoder", **SMALL, "heads": 2},

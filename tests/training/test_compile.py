@@ -60,7 +60,7 @@ def test_the_compiled_loss_and_gradient_are_the_eager_ones(name, fields, task, b
 
 
 def test_a_compiler_does_not_unroll_a_cell():
-    layers, x = Recurrent("gated", 3, 4, 1).double(), torch.randn(2, 20, 3).double()
+    layers, x = Recurrent("update_gate", 3, 4, 1).double(), torch.randn(2, 20, 3).double()
     expected, _ = layers(x)
     seen = []
 

@@ -51,7 +51,10 @@ def test_distances_count_layers_from_the_output():
         preset("bahdanau", vocab_size=9, dim=8, layers=2, encoder_layers=1, bridge=False)
     )
     found = distances(pair)
-    assert (found["encoder.0.ahead.input.weight"], found["decoder.0.input.weight"]) == (1, 2)
+    assert (found["encoder.0.forward_layer.input.weight"], found["decoder.0.input.weight"]) == (
+        1,
+        2,
+    )
 
 
 def test_each_rule_trains_what_it_says():

@@ -25,7 +25,7 @@ from regard.nn.attention import Attention, AttentionInputs, split_heads
 from regard.nn.block import FeedForward, Stack, gelu_tanh
 from regard.nn.head import CrfHead
 from regard.nn.position import ALiBi, Position, cos_sin, rotate_complex, rotate_pairs
-from regard.nn.recurrent import Cell
+from regard.nn.recurrent import RecurrentLayer
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,8 +67,8 @@ def prepare_tracing() -> None:
 
 
 LOOPS = (
-    (Cell, "_loop_padded"),
-    (Cell, "_fused"),
+    (RecurrentLayer, "_loop_padded"),
+    (RecurrentLayer, "_fused"),
     (EncoderDecoder, "_decode_stepwise"),
     (CrfHead, "_log_partition"),
 )

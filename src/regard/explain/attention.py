@@ -24,7 +24,7 @@ from regard.explain.trace import check_indices, matching_modules, record, run_ea
 from regard.explain.words import Groups, merge_words, word_groups, words_of
 from regard.nn.attention import Attention, AttentionInputs
 from regard.nn.block import Stack
-from regard.nn.recurrent import Cell
+from regard.nn.recurrent import RecurrentLayer
 from regard.nn.recurrent_attention import RecurrentAttention
 from regard.nn.score import Dot
 from regard.nn.soft_window import SoftWindow
@@ -368,9 +368,9 @@ def recurrent_states(
     One `StateMap` for each cell, with a matrix for each gate and one for the hidden state;
     `run` calls the model on `ids`. Cells run as explicit loops: the fused kernel has no gates.
     """
-    cells = matching_modules(model, Cell, pattern, "recurrent layer")
+    cells = matching_modules(model, RecurrentLayer, pattern, "recurrent layer")
     hook_points = {
-        name: [f"{name}.{gate}_hook" for gate in (*cell.gates, "state")]
+        name: [f"{name}.{gate}_hook" for gate in (*cell.hook_names, "state")]
         for name, cell in cells.items()
     }
     with trace(model, [path for names in hook_points.values() for path in names]) as activations:
@@ -378,7 +378,7 @@ def recurrent_states(
     pieces, maps = list(map(tokenizer.piece, ids)), StateMaps()
     for name, names in hook_points.items():
         values = torch.stack([activations[path][0].float() for path in names])
-        backward = name.endswith(".back")  # a backward cell reads the last token first
+        backward = name.endswith(".backward_layer")  # a backward cell reads the last token first
         gates = [path.removeprefix(f"{name}.").removesuffix("_hook") for path in names]
         units = [str(unit) for unit in range(values.shape[-1])]
         values = values.flip(1) if backward else values

@@ -75,7 +75,7 @@ def gradient_flow(
             while name in flow:  # a layer that is called again
                 name += "'"
         flow.setdefault(name, []).append(norm)
-    backwards = {name for name in flow if name.endswith(".back")}  # read from the end
+    backwards = {name for name in flow if name.endswith(".backward_layer")}  # read from the end
     return {
         name: torch.cat(norms[::-1] if name in backwards else norms, 1)
         for name, norms in flow.items()

@@ -18,7 +18,7 @@ from regard.models.compatibility import (
 )
 from regard.nn.characters import CharacterConvolution
 from regard.nn.head import HEADS
-from regard.nn.recurrent import CELLS, Cell, CellState, OneHot, Recurrent, RecurrentState
+from regard.nn.recurrent import CELLS, CellState, OneHot, Recurrent, RecurrentLayer, RecurrentState
 from regard.nn.state import Inputs, Source
 
 
@@ -213,8 +213,8 @@ class RecurrentLM(LanguageModel):
         """What the head reads: h, or [h; x] with `input_skip`."""
         return torch.cat([h, x], -1) if self.config.input_skip else h
 
-    def _cells(self) -> list[Cell]:
-        return cast(list[Cell], list(self.layers))
+    def _cells(self) -> list[RecurrentLayer]:
+        return cast(list[RecurrentLayer], list(self.layers))
 
     if TYPE_CHECKING:
         __call__ = forward

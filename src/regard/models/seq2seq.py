@@ -14,7 +14,7 @@ from regard.errors import ConfigError, unknown
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import SEQ2SEQ, check_rules
 from regard.nn.head import Head
-from regard.nn.recurrent import CELLS, Cell, CellState, Recurrent, RecurrentState
+from regard.nn.recurrent import CELLS, CellState, Recurrent, RecurrentLayer, RecurrentState
 from regard.nn.recurrent_attention import AttentionOutput, Hard, RecurrentAttention
 from regard.nn.score import SCORES
 from regard.nn.state import Source
@@ -365,7 +365,7 @@ class EncoderDecoder(LanguageModel):
         for cell, state in zip(self._cells(), states, strict=True):
             if next_states:
                 from_input = cell.input(self._dropout(next_states[-1][0]))
-            next_states.append(cell.equation(from_input, state, cell.watch(*step)))
+            next_states.append(cell.step(from_input, state, cell.hook_function(*step)))
         return next_states
 
     def _attend(
@@ -382,8 +382,8 @@ class EncoderDecoder(LanguageModel):
     def _dropout(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.config.dropout, self.training)
 
-    def _cells(self) -> list[Cell]:
-        return cast(list[Cell], list(self.decoder))
+    def _cells(self) -> list[RecurrentLayer]:
+        return cast(list[RecurrentLayer], list(self.decoder))
 
     def _attentions(self) -> list[RecurrentAttention]:
         return cast(list[RecurrentAttention], list(self.attention))
@@ -392,15 +392,15 @@ class EncoderDecoder(LanguageModel):
         __call__ = forward
 
 
-Run = Callable[[Cell, Tensor, CellState], tuple[Tensor, CellState]]
+Run = Callable[[RecurrentLayer, Tensor, CellState], tuple[Tensor, CellState]]
 
 
-def _run_fused(cell: Cell, x: Tensor, state: CellState) -> tuple[Tensor, CellState]:
+def _run_fused(cell: RecurrentLayer, x: Tensor, state: CellState) -> tuple[Tensor, CellState]:
     """h after each x and the final state, by the fused kernel where there is one."""
     return cell(x, state=state)
 
 
-def _run_loop(cell: Cell, x: Tensor, state: CellState) -> tuple[Tensor, CellState]:
+def _run_loop(cell: RecurrentLayer, x: Tensor, state: CellState) -> tuple[Tensor, CellState]:
     """h after each x and all states, by the loop over time."""
     states = cell.loop(x, state)
     return states[0], states

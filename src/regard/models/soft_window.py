@@ -12,7 +12,7 @@ from regard.config import Choice, Settings, kind_of, make
 from regard.errors import ConfigError, unknown
 from regard.models.base import LanguageModel
 from regard.nn.head import HEADS
-from regard.nn.recurrent import CELLS, Cell, CellState, Recurrent
+from regard.nn.recurrent import CELLS, CellState, Recurrent, RecurrentLayer
 from regard.nn.soft_window import SoftWindow
 from regard.nn.state import Source
 
@@ -100,7 +100,7 @@ class SoftWindowLM(LanguageModel):
         like = self.embed.weight
         return WindowState(
             self.first.start(rows),
-            [cast(Cell, cell).start(rows) for cell in self.layers],
+            [cast(RecurrentLayer, cell).start(rows) for cell in self.layers],
             like.new_zeros(rows, self.config.vocab_size),
             like.new_zeros(
                 rows, self.config.curves, dtype=torch.promote_types(like.dtype, torch.float32)
@@ -116,7 +116,7 @@ class SoftWindowLM(LanguageModel):
         x, read, after = self._read(ids, state)
         x, rest = torch.cat([x, read], -1), []
         for cell, before in zip(self.layers, state.rest, strict=True):
-            states = cast(Cell, cell).loop(x, before)
+            states = cast(RecurrentLayer, cell).loop(x, before)
             x = self.layers.apply_dropout(states[0])
             rest.append(tuple(vector[:, -1] for vector in states))
         parameters: Tensor = self.head(x[:, -1:])
@@ -131,7 +131,7 @@ class SoftWindowLM(LanguageModel):
         read = []
         for step, point in enumerate(x.unbind(1)):
             from_input = cell.input(torch.cat([point, w.to(point.dtype)], -1))
-            first = cell.equation(from_input, first, cell.watch(step, x.shape[1]))
+            first = cell.step(from_input, first, cell.hook_function(step, x.shape[1]))
             w, kappa = self.window(
                 first[0], kappa, state.text, state.lengths, first=step, steps=x.shape[1]
             )

@@ -15,7 +15,7 @@ from regard.errors import ShapeError
 from regard.nn.hook_point import StateHookPoint, StepHookPoint
 
 CellState = tuple[Tensor, ...]  # the state of a cell, (batch, dim) each: h, or h and c
-Watch = Callable[[str, Tensor], Tensor]  # the value of a gate, which a hook point may replace
+Hook = Callable[[str, Tensor], Tensor]  # the value of a gate, which a hook point may replace
 OPEN_GATE = 100.0  # a bias whose sigmoid is exactly 1
 
 
@@ -74,10 +74,10 @@ class RecurrentState:
         return replace(self, lengths=lengths, index=index)
 
 
-class Cell(nn.Module):
+class RecurrentLayer(nn.Module):
     r"""A recurrent layer.
 
-        state_t = equation(W x_t + b, state_{t-1}),      state_0 = 0
+        state_t = step(W x_t + b, state_{t-1}),      state_0 = 0
 
     The first vector of a state is the hidden state h, the output of the layer. W and U (`input`,
     `hidden`) hold the matrices of all gates, one below the other. torch's fused kernel runs where
@@ -86,23 +86,25 @@ class Cell(nn.Module):
     """
 
     state_vectors = 1  # 1: h; 2: h and c
-    gates: tuple[str, ...] = ()  # values inside `equation`; each has a hook point, as the state has
+    hook_names: tuple[str, ...] = ()  # values inside `step` with a hook point, besides the state
     kernel: Callable[..., Any] | None = None
 
-    def __init__(self, dim_in: int, dim_out: int, parts: int, *, hidden_bias: bool = False) -> None:
+    def __init__(
+        self, dim_in: int, dim_out: int, num_chunks: int, *, hidden_bias: bool = False
+    ) -> None:
         super().__init__()
         self.dim = dim_out
-        self.input = nn.Linear(dim_in, parts * dim_out)  # W, b
-        self.hidden = nn.Linear(dim_out, parts * dim_out, bias=hidden_bias)  # U
+        self.input = nn.Linear(dim_in, num_chunks * dim_out)  # W, b
+        self.hidden = nn.Linear(dim_out, num_chunks * dim_out, bias=hidden_bias)  # U
         nn.init.zeros_(self.input.bias)
         if hidden_bias:
             nn.init.zeros_(self.hidden.bias)
         self.carry_hook = StateHookPoint()
-        for name in ("state", *self.gates):
+        for name in ("state", *self.hook_names):
             self.add_module(f"{name}_hook", StepHookPoint())
 
-    def equation(self, from_input: Tensor, state: CellState, watch: Watch) -> CellState:
-        """The next state from `from_input` = W x + b; gates and state pass through `watch`."""
+    def step(self, from_input: Tensor, state: CellState, hook: Hook) -> CellState:
+        """The next state from `from_input` = W x + b; gates and state pass through `hook`."""
         raise NotImplementedError
 
     def start(self, rows: int) -> CellState:
@@ -127,19 +129,19 @@ class Cell(nn.Module):
     def loop(self, x: Float[Tensor, "batch time dim_in"], state: CellState) -> CellState:
         """The state after each x, (batch, time, dim) per vector: a loop over time."""
         states: list[CellState] = []
-        watched = self._has_hooks()
+        has_hooks = self._has_hooks()
         for step, from_input in enumerate(self.input(x).unbind(1)):
-            watch = self.watch(step, x.shape[1]) if watched else _unwatched
-            state = self.equation(from_input, state, watch)
+            hook = self.hook_function(step, x.shape[1]) if has_hooks else _no_hook
+            state = self.step(from_input, state, hook)
             if self.carry_hook.has_hooks:
                 state = self.carry_hook(torch.cat(state, -1)).split(self.dim, -1)
             states.append(state)
         return tuple(torch.stack(vectors, 1) for vectors in zip(*states, strict=True))
 
-    def watch(self, step: int, steps: int) -> Watch:
+    def hook_function(self, step: int, steps: int) -> Hook:
         """A function that passes the values of a step through their hook points."""
         if not self._has_hooks():
-            return _unwatched
+            return _no_hook
 
         def through_hook_point(name: str, value: Tensor) -> Tensor:
             hook_point = cast(StepHookPoint, getattr(self, f"{name}_hook"))
@@ -200,7 +202,7 @@ class Cell(nn.Module):
         __call__ = forward
 
 
-def _unwatched(_: str, value: Tensor) -> Tensor:
+def _no_hook(_: str, value: Tensor) -> Tensor:
     return value
 
 
@@ -210,7 +212,7 @@ def _add_layer_axis(state: CellState) -> Tensor | CellState:
     return layered if len(layered) > 1 else layered[0]
 
 
-class Elman(Cell):
+class Elman(RecurrentLayer):
     r"""The simple recurrent network (vanilla RNN).
 
         h <- f(W x + U h + b),      f = tanh or ReLU
@@ -221,17 +223,17 @@ class Elman(Cell):
     def __init__(
         self, dim_in: int, dim_out: int, *, activation: Literal["tanh", "relu"] = "tanh"
     ) -> None:
-        super().__init__(dim_in, dim_out, parts=1)
+        super().__init__(dim_in, dim_out, num_chunks=1)
         self.kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}[activation]
         self.activation = {"tanh": torch.tanh, "relu": torch.relu}[activation]
 
-    def equation(self, from_input: Tensor, state: CellState, watch: Watch) -> CellState:
+    def step(self, from_input: Tensor, state: CellState, hook: Hook) -> CellState:
         """h."""
         (h,) = state
-        return (watch("state", self.activation(from_input + self.hidden(h))),)
+        return (hook("state", self.activation(from_input + self.hidden(h))),)
 
 
-class Gated(Cell):
+class UpdateGateRNN(RecurrentLayer):
     r"""An RNN with an update gate only, the step between `Elman` and `GRU`.
 
         z  = sigmoid(W_z x + U_z h + b_z)       update gate
@@ -241,21 +243,21 @@ class Gated(Cell):
     W, U and b hold two parts, in the order z, h~.
     """
 
-    gates = ("update_gate", "candidate")
+    hook_names = ("update_gate", "candidate")
 
     def __init__(self, dim_in: int, dim_out: int) -> None:
-        super().__init__(dim_in, dim_out, parts=2)
+        super().__init__(dim_in, dim_out, num_chunks=2)
 
-    def equation(self, from_input: Tensor, state: CellState, watch: Watch) -> CellState:
+    def step(self, from_input: Tensor, state: CellState, hook: Hook) -> CellState:
         """h, from z and h~."""
         (h,) = state
         z, candidate = (from_input + self.hidden(h)).chunk(2, -1)
-        z = watch("update_gate", z.sigmoid())
-        candidate = watch("candidate", candidate.relu())
-        return (watch("state", z * h + (1 - z) * candidate),)
+        z = hook("update_gate", z.sigmoid())
+        candidate = hook("candidate", candidate.relu())
+        return (hook("state", z * h + (1 - z) * candidate),)
 
 
-class GRU(Cell):
+class GRU(RecurrentLayer):
     r"""The gated recurrent unit.
 
         r  = sigmoid(W_r x + U_r h + b_r)       reset gate
@@ -272,7 +274,7 @@ class GRU(Cell):
     Cho et al. 2014; "after" as in cuDNN and torch, "write" as in Chung et al. 2014.
     """
 
-    gates = ("reset_gate", "update_gate", "candidate")
+    hook_names = ("reset_gate", "update_gate", "candidate")
 
     def __init__(
         self,
@@ -282,26 +284,26 @@ class GRU(Cell):
         reset: Literal["before", "after"] = "before",
         update: Literal["keep", "write"] = "keep",
     ) -> None:
-        super().__init__(dim_in, dim_out, parts=3, hidden_bias=reset == "after")
+        super().__init__(dim_in, dim_out, num_chunks=3, hidden_bias=reset == "after")
         self.reset, self.update = reset, update
         self.kernel = torch.gru if reset == "after" else None
 
-    def equation(self, from_input: Tensor, state: CellState, watch: Watch) -> CellState:
+    def step(self, from_input: Tensor, state: CellState, hook: Hook) -> CellState:
         """h, from r, z and h~."""
         (h,) = state
         r, z, candidate = from_input.chunk(3, -1)
         if self.reset == "after":
             u_r, u_z, u = self.hidden(h).chunk(3, -1)
-            r, z = watch("reset_gate", (r + u_r).sigmoid()), (z + u_z).sigmoid()
+            r, z = hook("reset_gate", (r + u_r).sigmoid()), (z + u_z).sigmoid()
             candidate = (candidate + r * u).tanh()
         else:
             gates, u = self.hidden.weight.split([2 * self.dim, self.dim])
             u_r, u_z = F.linear(h, gates).chunk(2, -1)
-            r, z = watch("reset_gate", (r + u_r).sigmoid()), (z + u_z).sigmoid()
+            r, z = hook("reset_gate", (r + u_r).sigmoid()), (z + u_z).sigmoid()
             candidate = (candidate + F.linear(r * h, u)).tanh()
-        z, candidate = watch("update_gate", z), watch("candidate", candidate)
+        z, candidate = hook("update_gate", z), hook("candidate", candidate)
         keep = z if self.update == "keep" else 1 - z
-        return (watch("state", keep * h + (1 - keep) * candidate),)
+        return (hook("state", keep * h + (1 - keep) * candidate),)
 
     def weights(self) -> list[Tensor]:
         """For update = "write" the part of z is negated, since 1 - sigmoid(a) = sigmoid(-a)."""
@@ -312,7 +314,7 @@ class GRU(Cell):
         return [torch.cat([r, -z, candidate]) for r, z, candidate in parts]
 
 
-class LSTM(Cell):
+class LSTM(RecurrentLayer):
     r"""Long short-term memory.
 
         i, f, o = sigmoid(W x + U h + b)        input, forget and output gate
@@ -326,24 +328,24 @@ class LSTM(Cell):
     """
 
     state_vectors = 2  # h and c
-    gates = ("input_gate", "forget_gate", "candidate", "output_gate", "cell")
+    hook_names = ("input_gate", "forget_gate", "candidate", "output_gate", "cell")
     kernel = torch.lstm
 
     def __init__(self, dim_in: int, dim_out: int, *, forget: bool = True) -> None:
-        super().__init__(dim_in, dim_out, parts=4 if forget else 3)
+        super().__init__(dim_in, dim_out, num_chunks=4 if forget else 3)
         self.forget = forget
         if forget:
             nn.init.ones_(self.input.bias[dim_out : 2 * dim_out])
 
-    def equation(self, from_input: Tensor, state: CellState, watch: Watch) -> CellState:
+    def step(self, from_input: Tensor, state: CellState, hook: Hook) -> CellState:
         """h and c, from i, f, g and o."""
         h, c = state
         i, *f, g, o = (from_input + self.hidden(h)).split(self.dim, -1)
-        i = watch("input_gate", i.sigmoid())
-        keep = watch("forget_gate", f[0].sigmoid() if f else torch.ones_like(c))
-        g, o = watch("candidate", g.tanh()), watch("output_gate", o.sigmoid())
-        c = watch("cell", keep * c + i * g)
-        return watch("state", o * c.tanh()), c
+        i = hook("input_gate", i.sigmoid())
+        keep = hook("forget_gate", f[0].sigmoid() if f else torch.ones_like(c))
+        g, o = hook("candidate", g.tanh()), hook("output_gate", o.sigmoid())
+        c = hook("cell", keep * c + i * g)
+        return hook("state", o * c.tanh()), c
 
     def weights(self) -> list[Tensor]:
         """torch's kernel always has a forget gate; without `forget`, a large bias keeps it at 1."""
@@ -356,9 +358,9 @@ class LSTM(Cell):
         return padded
 
 
-CELLS: dict[str, Callable[..., Cell]] = {
+CELLS: dict[str, Callable[..., RecurrentLayer]] = {
     "elman": Elman,
-    "gated": Gated,
+    "update_gate": UpdateGateRNN,
     "gru": GRU,
     "lstm": LSTM,
 }
@@ -380,30 +382,30 @@ class OneHot(nn.Module):
 
 
 class Bidirectional(nn.Module):
-    r"""A bidirectional layer: a forward and a backward cell, their outputs concatenated.
+    r"""A bidirectional layer: a forward and a backward layer, their outputs concatenated.
 
-        y_t = [ahead(x_1 ... x_t); back(x_T ... x_t)],     ahead forward in time, back backward
+        y_t = [forward(x_1 ... x_t); backward(x_T ... x_t)]
 
     Schuster & Paliwal 1997.
     """
 
-    def __init__(self, ahead: Cell, back: Cell) -> None:
+    def __init__(self, forward_layer: RecurrentLayer, backward_layer: RecurrentLayer) -> None:
         super().__init__()
-        self.ahead, self.back = ahead, back
+        self.forward_layer, self.backward_layer = forward_layer, backward_layer
 
     def forward(
         self, x: Float[Tensor, "batch time dim_in"], lengths: Int[Tensor, " batch"] | None = None
     ) -> tuple[Float[Tensor, "batch time width"], CellState]:
-        """Both h at each x, and both final states; that of `back` is the one at the first x."""
+        """Both h at each x, and both final states: of the backward layer that at the first x."""
         time = torch.arange(x.shape[1], device=x.device)
         ends = time.new_full((len(x),), x.shape[1]) if lengths is None else lengths
         # reverses the valid part of each row; the padding stays at the end
         reversed_time = (ends.unsqueeze(1) - 1 - time).remainder(x.shape[1])
         rows = torch.arange(len(x), device=x.device).unsqueeze(1)
-        y, last = self.ahead(x, lengths)
-        y_back, last_back = self.back(x[rows, reversed_time], lengths)
-        pairs = zip(last, last_back, strict=True)
-        y = torch.cat([y, y_back[rows, reversed_time]], -1)
+        y, last = self.forward_layer(x, lengths)
+        y_backward, last_backward = self.backward_layer(x[rows, reversed_time], lengths)
+        pairs = zip(last, last_backward, strict=True)
+        y = torch.cat([y, y_backward[rows, reversed_time]], -1)
         return y, tuple(torch.cat(pair, -1) for pair in pairs)
 
     if TYPE_CHECKING:
@@ -426,7 +428,7 @@ class Recurrent(nn.ModuleList):
         bidirectional: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        def new_cell(width: int) -> Cell:
+        def new_cell(width: int) -> RecurrentLayer:
             return make(cell, CELLS, "cell", dim_in=width, dim_out=dim_out)
 
         widths = [dim_in] + [(1 + bidirectional) * dim_out] * (layers - 1)
@@ -451,7 +453,7 @@ class Recurrent(nn.ModuleList):
             )
         last: list[CellState] = []
         for layer in self:
-            x, state = cast(Cell | Bidirectional, layer)(x, lengths)
+            x, state = cast(RecurrentLayer | Bidirectional, layer)(x, lengths)
             x = self.apply_dropout(x)
             last.append(state)
         return x, last

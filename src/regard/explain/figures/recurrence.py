@@ -4,7 +4,7 @@ from regard.errors import ConfigError
 from regard.explain.figures.figure_model import FigureModel, notes
 from regard.explain.figures.panels import FigureData, Heatmap, Lines, Panel
 from regard.explain.gradient import require_gradients
-from regard.nn.recurrent import Cell
+from regard.nn.recurrent import RecurrentLayer
 
 
 def gates(model: FigureModel, text: str, *, layer: int = 0, units: int = 16) -> FigureData:
@@ -12,7 +12,7 @@ def gates(model: FigureModel, text: str, *, layer: int = 0, units: int = 16) -> 
 
     LSTM: i, f, o = sigmoid(W x + U h + b),  c <- f * c + i * g,  h = o * tanh(c)
     """
-    cells = [m for m in model.module.modules() if isinstance(m, Cell) and m.gates]
+    cells = [m for m in model.module.modules() if isinstance(m, RecurrentLayer) and m.hook_names]
     if not cells:
         raise ConfigError(
             f"{model.name} has no cell with gates; give a run or a preset of an LSTM, a GRU or a "

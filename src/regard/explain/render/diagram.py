@@ -34,7 +34,12 @@ NORMS |= {"rms": "RMSNorm", "rms_plus_one": "RMSNorm, scaled by 1 + g"}
 FFNS = {"relu": "ReLU", "relu2": "squared ReLU", "gelu": "GELU", "gelu_tanh": "GELU (tanh)"}
 FFNS |= {"silu": "SiLU", "reglu": "ReGLU", "swiglu": "SwiGLU", "geglu": "GeGLU"}
 FFNS |= {"geglu_tanh": "GeGLU (tanh)"}
-CELLS = {"elman": "Elman cell", "gated": "gated cell", "gru": "GRU", "lstm": "LSTM"}
+CELLS = {
+    "elman": "Elman cell",
+    "update_gate": "cell with an update gate",
+    "gru": "GRU",
+    "lstm": "LSTM",
+}
 HEADS = {
     "masked": "logits of the masked tokens",
     "classification": "class of the sequence",

@@ -23,8 +23,8 @@ from regard.text.token_list import from_token_list
 METADATA_KEYS = {"in_table", "out_table", "sos_idx", "eos_idx"}
 HEADS = 4  # of attention
 CELLS = {
-    "encoder.{}_l0": "encoder.0.ahead.",
-    "encoder.{}_l0_reverse": "encoder.0.back.",
+    "encoder.{}_l0": "encoder.0.forward_layer.",
+    "encoder.{}_l0_reverse": "encoder.0.backward_layer.",
     "pre_decoder.{}_l0": "decoder.0.",
     "post_decoder.{}_l0": "decoder.1.",
 }

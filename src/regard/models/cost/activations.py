@@ -9,7 +9,7 @@ from regard.models.cost.parts import BFLOAT16, FLOAT32, qkv_widths, stacks
 from regard.nn.attention import Attention
 from regard.nn.block import ACTIVATIONS, Block, FeedForward, GatedFeedForward, RMSNorm, Stack
 from regard.nn.position import T5, ALiBi, Rotary
-from regard.nn.recurrent import Cell
+from regard.nn.recurrent import RecurrentLayer
 from regard.nn.score import Additive, Disentangled, Score, Shaw, TransformerXL
 
 # Values saved per query-key pair by a score without a fused kernel: for each head, and once.
@@ -47,7 +47,7 @@ def activation_bytes(model: nn.Module, time: int, *, mixed: bool) -> tuple[int, 
             for block, window in zip(layers, stack.windows, strict=True)
         ]
     for cell in model.modules():
-        if isinstance(cell, Cell):  # the input, the gates and the state
+        if isinstance(cell, RecurrentLayer):  # the input, the gates and the state
             gates = cell.input.out_features + cell.state_vectors * cell.dim
             outside += size * time * (cell.input.in_features + gates)
     return outside + sum(blocks), outside + inputs + max(blocks, default=0)

@@ -14,7 +14,7 @@ from regard.models.cost.parts import (
 )
 from regard.models.seq2seq import EncoderDecoder
 from regard.nn.head import Head, IdentityHead
-from regard.nn.recurrent import Cell, RecurrentState
+from regard.nn.recurrent import RecurrentLayer, RecurrentState
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,9 @@ def state_size(model: nn.Module, time: int) -> StateSize:
 def _fixed_size(model: nn.Module, time: int) -> int:
     if isinstance(model, EncoderDecoder):
         cells = sum(
-            cell.state_vectors * cell.dim for cell in model.decoder if isinstance(cell, Cell)
+            cell.state_vectors * cell.dim
+            for cell in model.decoder
+            if isinstance(cell, RecurrentLayer)
         )
         memory = time * sum(2 * attention.dim for attention in recurrent_attentions(model))
         return cells + model.config.dim * model.config.input_feeding + memory

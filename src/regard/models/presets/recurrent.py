@@ -22,9 +22,9 @@ def elman() -> RecurrentConfig:
     return RecurrentConfig(vocab_size=256, cell="elman")
 
 
-def gated() -> RecurrentConfig:
+def update_gate() -> RecurrentConfig:
     """A two-layer RNN with an update gate, the step between Elman's and the GRU."""
-    return RecurrentConfig(vocab_size=256, cell="gated")
+    return RecurrentConfig(vocab_size=256, cell="update_gate")
 
 
 def gru() -> RecurrentConfig:
@@ -44,7 +44,7 @@ RECURRENT: dict[str, Callable[[], RecurrentConfig | FeedforwardConfig | Convolut
     "bengio": bengio,
     "convolution": convolution,
     "elman": elman,
-    "gated": gated,
+    "update-gate": update_gate,
     "gru": gru,
     "lstm": lstm,
 }

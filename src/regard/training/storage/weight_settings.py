@@ -41,6 +41,7 @@ RENAMED = {
 RENAMED_VALUES: dict[str, dict[str | bool, str | bool]] = {
     "data.path": {"nested": "dyck"},
     "task": {"label": "text_classification", "classify": "image_classification"},
+    "model.cell": {"gated": "update_gate"},
     "model.norm_placement": {"none": "no_residual"},
     "model.head": {"classify": "classification"},
     "train.schedule": {"stable_decay": "warmup_stable_decay"},
@@ -50,6 +51,8 @@ RENAMED_VALUES: dict[str, dict[str | bool, str | bool]] = {
 # The same for tensors of model.safetensors and of checkpoints: patterns of names.
 RENAMED_TENSORS = {
     r"\b(attention|cross|ffn)_after\b": r"\1_post_norm",
+    r"\bahead\.(?=input|hidden)": "forward_layer.",
+    r"\bback\.(?=input|hidden)": "backward_layer.",
     r"^log_first$": "log_initial",
     r"^log_move$": "log_transition",
     r"^log_write$": "log_emission",
