@@ -21,6 +21,7 @@ import argparse
 import gc
 import statistics
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -169,16 +170,26 @@ def prepare_presets(specs: list[Spec], check: bool, repeats: int, device: str) -
     _set_device(device)
     checks = []
     for spec in specs:
-        if check and not spec.weights and spec.prompt == PROMPT:
-            checks.append(checked(spec))
-        config = spec.config(layers=2)
-        decode(Engine(chosen_path(spec, build(config, torch.bfloat16)).language), spec, config)
+        try:
+            if check and not spec.weights and spec.prompt == PROMPT:
+                checks.append(checked(spec))
+            config = spec.config(layers=2)
+            decode(Engine(chosen_path(spec, build(config, torch.bfloat16)).language), spec, config)
+        except Exception:
+            checks.append(f"{spec}: {traceback.format_exc()}")
         gc.collect()
 
     def time_preset(spec: Spec | None) -> str:
         if spec is None:
             return "\n".join(checks)
+        try:
+            return timed(spec)
+        except Exception:
+            return f"{spec}: {traceback.format_exc()}"
+
+    def timed(spec: Spec) -> str:
         gc.collect()
+        torch.cuda.empty_cache()
         config = spec.config(layers=None if device == "cuda" else 1)
         model = build(config, torch.bfloat16)
         path = chosen_path(spec, model)
