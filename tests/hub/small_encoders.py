@@ -34,6 +34,12 @@ DEBERTA = ENCODER | {
     "norm_rel_ebd": "layer_norm",
     "position_biased_input": False,
 }
+DEBERTA_1 = ENCODER | {
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "max_relative_positions": 6,
+    "position_biased_input": False,
+}
 T5 = {
     "vocab_size": 61,
     "d_model": 24,
@@ -70,6 +76,8 @@ SETTINGS = {  # a name of ours: the family, and what differs from the family's d
         "deberta-v2",
         DEBERTA | {"position_buckets": -1, "norm_rel_ebd": "none", "position_biased_input": True},
     ),
+    "deberta-1": ("deberta", DEBERTA_1),
+    "deberta-1-positions": ("deberta", DEBERTA_1 | {"position_biased_input": True}),
     "t5": ("t5", T5),
     "t5-gated": ("t5", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "bart": ("bart", PAIR),
@@ -102,6 +110,9 @@ ENCODERS = [
     *[("deberta", f"DebertaV2For{head}") for head in HEADS],
     ("deberta", "DebertaV2Model"),
     ("deberta-wide", "DebertaV2ForMaskedLM"),
+    *[("deberta-1", f"DebertaFor{head}") for head in HEADS],
+    ("deberta-1", "DebertaModel"),
+    ("deberta-1-positions", "DebertaForMaskedLM"),
     *[("distilbert", f"DistilBertFor{head}") for head in HEADS],
     ("distilbert", "DistilBertModel"),
     *[("albert", f"AlbertFor{head}") for head in ("PreTraining", *HEADS)],

@@ -34,6 +34,10 @@ CHANGES = [
     {"score": "shaw", "position": "none"},
     {"score": "transformer_xl", "position": "none"},
     {"score": {"kind": "disentangled", "max_distance": 8}, "position": "none"},
+    {
+        "score": {"kind": "disentangled", "max_distance": 8, "own_projections": True},
+        "position": "none",
+    },
     {"qk_norm": True},
     {"norm_placement": "post"},
     {"norm_placement": "sandwich"},

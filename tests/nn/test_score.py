@@ -82,7 +82,7 @@ def test_shaw_computes_the_formula_also_beyond_its_reach():
 
 @pytest.mark.parametrize(("max_distance", "buckets"), [(4, None), (9, 4), (12, 8)])
 def test_disentangled_computes_the_formula(max_distance, buckets):
-    score = Disentangled(4, max_distance, buckets)
+    score = Disentangled(4, 1, 4, max_distance, buckets)
     q_r, k_r = torch.randn(2, 2 * score.reach, 4)
     formula = reference.disentangled(q_r.tolist(), k_r.tolist(), max_distance, buckets)
     compare(score, formula, *(r.expand(1, 3, -1, -1) for r in (q_r, k_r)))
@@ -90,7 +90,7 @@ def test_disentangled_computes_the_formula(max_distance, buckets):
 
 def test_disentangled_refuses_buckets_that_no_distance_needs():
     with pytest.raises(ConfigError, match=r"buckets=10 must be at least 4 and less than .* = 8"):
-        Disentangled(4, max_distance=5, buckets=10)
+        Disentangled(4, 1, 4, max_distance=5, buckets=10)
 
 
 def test_a_cap_bends_the_scores_and_keeps_them_from_the_fused_kernel():

@@ -14,7 +14,7 @@ from regard.hub.families.albert import ALBERT
 from regard.hub.families.bart import BART, MBART
 from regard.hub.families.bert import BERT
 from regard.hub.families.bloom import BLOOM
-from regard.hub.families.deberta import DEBERTA
+from regard.hub.families.deberta import DEBERTA, DEBERTA_1
 from regard.hub.families.distilbert import DISTILBERT
 from regard.hub.families.gemma import GEMMA, GEMMA2, GEMMA3
 from regard.hub.families.gpt2 import GPT2
@@ -48,6 +48,7 @@ MODEL_TYPES: dict[str, Family] = {
     "camembert": CAMEMBERT,
     "distilbert": DISTILBERT,
     "albert": ALBERT,
+    "deberta": DEBERTA_1,
     "deberta-v2": DEBERTA,
     "t5": T5,
     "bart": BART,

@@ -13,7 +13,7 @@ from regard.config import Choice, make
 from regard.errors import ShapeError
 from regard.nn.hook_point import HookPoint
 from regard.nn.position import Position, Rotation
-from regard.nn.score import SCORES
+from regard.nn.score import SCORES, Disentangled
 from regard.nn.state import KVCache
 
 
@@ -250,6 +250,8 @@ class Attention(nn.Module):
         self.q_norm = None if qk_norm is None else qk_norm(head_dim)
         self.k_norm = None if qk_norm is None else qk_norm(head_dim)
         self.score = make(score, SCORES, "score", dim=dim, heads=heads, head_dim=head_dim)
+        if not self.score.biased_keys:
+            self.key.bias = None
         self.q_hook, self.k_hook, self.v_hook, self.heads_hook = (
             HookPoint(),
             HookPoint(),
@@ -312,7 +314,11 @@ class Attention(nn.Module):
         """
         layers = (self.query, self.key, self.value)
         weights = [layer.weight for layer in layers]
-        bias = None if self.query.bias is None else torch.cat([layer.bias for layer in layers])
+        bias = None
+        if self.query.bias is not None:
+            k_bias = self.key.bias
+            k_bias = self.query.bias.new_zeros(len(self.key.weight)) if k_bias is None else k_bias
+            bias = torch.cat([self.query.bias, k_bias, self.value.bias])
         q, k, v = F.linear(x, torch.cat(weights), bias).split([len(w) for w in weights], dim=-1)
         return (
             split_heads(q, self.heads),
@@ -342,6 +348,8 @@ class Attention(nn.Module):
         if inputs.distances is None:
             return ()
         r = inputs.distances.unsqueeze(0)
+        if isinstance(self.score, Disentangled) and self.score.own is not None:
+            return tuple(split_heads(layer(r), self.heads) for layer in self.score.own.values())
         k = repeat_kv_heads(split_heads(self.key(r), self.kv_heads), self.heads)
         return split_heads(self.query(r), self.heads), k
 

@@ -26,6 +26,7 @@ class Score(nn.Module):
     fused = False
     scale = 1.0
     cap: float | None = None
+    biased_keys = True  # whether keys have a bias if queries have
 
     def prepare(self, k: Keys) -> Keys:
         """The part of the score that depends on the keys only, which `forward` takes as k."""
@@ -270,15 +271,20 @@ class Disentangled(Score):
         delta(d) = sign(d) (m + ceil((m - 1) log(|d| / m) / log((M - 1) / m)))     else
 
     with m = buckets / 2 and M = max_distance. He et al. 2021 (DeBERTa; versions 2 and 3). The paper
-    has delta(j - i) in the third term; this is delta(i - j), as in the authors' code.
+    has delta(j - i) in the third term; this is delta(i - j), as in the authors' code. With
+    `own_projections`, Q and K for distances are matrices of their own in every layer, and keys have
+    no bias (version 1).
     """
 
     def __init__(
         self,
+        dim: int,
+        heads: int,
         head_dim: int,
         max_distance: int = 32,
         buckets: int | None = None,
         norm_distances: bool = False,
+        own_projections: bool = False,
     ) -> None:
         super().__init__()
         require_positive("score 'disentangled'", max_distance=max_distance, buckets=buckets)
@@ -289,6 +295,13 @@ class Disentangled(Score):
             )
         self.scale, self.norm_distances = (3 * head_dim) ** -0.5, norm_distances
         self.max_distance, self.buckets = max_distance, buckets
+        self.biased_keys = not own_projections
+        self.own: nn.ModuleDict | None = None
+        if own_projections:
+            query = nn.Linear(dim, heads * head_dim)
+            self.own = nn.ModuleDict(
+                {"query": query, "key": nn.Linear(dim, heads * head_dim, bias=False)}
+            )
 
     @property
     def reach(self) -> int:

@@ -74,6 +74,7 @@ FAMILIES = {  # by model_type
     "bart": ROBERTA,
     "bert": BERT,
     "camembert": CAMEMBERT,
+    "deberta": DEBERTA,
     "deberta-v2": DEBERTA,
     "distilbert": BERT,
     "gemma": GEMMA,

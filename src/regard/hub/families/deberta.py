@@ -1,8 +1,8 @@
-"""DeBERTa, versions 2 and 3 (He et al. 2021): masked language model, classifier, tagger, span.
+"""DeBERTa, versions 1 to 3 (He et al. 2021): masked language model, classifier, tagger, span.
 
-BERT with disentangled attention, whose vectors of distances all layers share. Versions with a
-convolution beside the first layer (v2 xlarge and xxlarge) and with projections of their own for
-distances are refused.
+BERT with disentangled attention, whose vectors of distances all layers share. Version 1 has
+projections of its own for distances, keys without bias, and query, key and value rows grouped by
+head. Versions with a convolution beside the first layer (v2 xlarge and xxlarge) are refused.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from regard.config import kind_of
 from regard.errors import ConfigError
 from regard.hub.families import bert
 from regard.hub.family import Family, Settings, read_activation
-from regard.hub.weight_mapping import Rule, module_rules
+from regard.hub.weight_mapping import InterleavedByHead, Rule, module_rules
 from regard.models.compatibility import option
 from regard.nn.score import SCORES
 
@@ -25,6 +25,8 @@ LAYER = {
     f"{name}_proj" if name in PROJECTIONS else name: internal
     for name, internal in bert.LAYER.items()
 }
+LAYER_1 = {name: internal for name, internal in bert.LAYER.items() if name not in PROJECTIONS}
+OWN_PROJECTIONS = {"pos_proj": "own.key", "pos_q_proj": "own.query"}
 HEADS = {
     "masked": {
         "cls.predictions.transform.dense": "head.dense",
@@ -50,6 +52,34 @@ def _rules(config: Any) -> list[Rule]:
         *module_rules(LAYER, "encoder.layer.{i}.", "encoder.blocks.{i}."),
         *module_rules(HEADS.get(kind_of(config.head)[0], {})),
     ]
+
+
+def _rules_1(config: Any) -> list[Rule]:
+    here, there = "encoder.layer.{i}.attention.self.", "encoder.blocks.{i}.attention."
+    weights = tuple(f"{there}{name}.weight" for name in ("query", "key", "value"))
+    return [
+        *module_rules(BODY),
+        *module_rules(LAYER_1, "encoder.layer.{i}.", "encoder.blocks.{i}."),
+        Rule(f"{here}in_proj.weight", weights, InterleavedByHead(config.heads)),
+        Rule(f"{here}q_bias", f"{there}query.bias"),
+        Rule(f"{here}v_bias", f"{there}value.bias"),
+        *module_rules(OWN_PROJECTIONS, here, f"{there}score."),
+        *module_rules(HEADS.get(kind_of(config.head)[0], {})),
+    ]
+
+
+def _read_1(hf: Settings) -> Settings:
+    both = {"share_att_key": True, "position_buckets": -1, "norm_rel_ebd": "none"}
+    score = _read_score(hf | both)
+    if score == "scaled_dot":
+        raise ConfigError("relative_attention=False is not supported: keys have no bias")
+    settings = _read({"embedding_size": None} | hf | both)
+    return settings | {"score": score | {"own_projections": True}}
+
+
+def _write_1(config: Any) -> Settings:
+    left_out = ("share_att_key", "position_buckets", "norm_rel_ebd")
+    return {key: value for key, value in _write(config).items() if key not in left_out}
 
 
 def _read(hf: Settings) -> Settings:
@@ -142,4 +172,32 @@ DEBERTA = Family(
     ignored_tensors=("embeddings.position_ids", "embeddings.position_embeddings.weight"),
     read_settings=_read,
     write_settings=_write,
+)
+
+DEBERTA_1 = Family(
+    name="deberta",
+    heads={name.replace("V2", ""): head for name, head in DEBERTA.heads.items()},
+    fields=bert.FIELDS,
+    rules=_rules_1,
+    prefix="deberta.",
+    constants=bert.CONSTANTS,
+    supported_values={
+        "tie_word_embeddings": True,
+        "legacy": True,
+        "pooler_hidden_act": "gelu",
+        "talking_head": (False, None),
+    },
+    defaults=bert.DEFAULTS
+    | {
+        "vocab_size": 50265,
+        "type_vocab_size": 0,
+        "layer_norm_eps": 1e-7,
+        "relative_attention": False,
+        "max_relative_positions": -1,
+        "position_biased_input": True,
+        "pos_att_type": None,
+    },
+    ignored_tensors=DEBERTA.ignored_tensors,
+    read_settings=_read_1,
+    write_settings=_write_1,
 )

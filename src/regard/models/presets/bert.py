@@ -69,6 +69,17 @@ def deberta_v3(dim: int = 768, layers: int = 12, heads: int = 12) -> Transformer
     )
 
 
+def deberta(dim: int = 768, layers: int = 12, heads: int = 12) -> TransformerConfig:
+    """He et al. 2021 (DeBERTa, version 1): BERT with disentangled attention over 512 distances,
+    projections of their own for distances, and no positions in the embeddings.
+    """
+    return replace(
+        deberta_v3(dim, layers, heads),
+        vocab_size=50_265,
+        score={"kind": "disentangled", "max_distance": 512, "own_projections": True},
+    )
+
+
 def distilbert() -> TransformerConfig:
     """Sanh et al. 2019, section 3: every other layer of BERT base, and no segments."""
     return replace(bert(layers=6), segments=0)
@@ -98,6 +109,8 @@ ENCODERS: dict[str, Callable[[], TransformerConfig]] = {
     "mbert": mbert,
     "camembert-base": camembert,
     "camembert-large": partial(camembert, 1024, 24, 16),
+    "deberta-base": deberta,
+    "deberta-large": partial(deberta, 1024, 24, 16),
     "deberta-v3-xsmall": partial(deberta_v3, 384, 12, 6),
     "deberta-v3-small": partial(deberta_v3, 768, 6, 12),
     "deberta-v3-base": deberta_v3,

@@ -51,6 +51,8 @@ PUBLISHED: dict[str, Published] = {
     "mbert": Published(177_974_523, f"{COUNTED}, bert-base-multilingual-cased"),
     "camembert-base": Published(110_655_493, f"{COUNTED}, almanach/camembert-base"),
     "camembert-large": Published(336_695_557, f"{COUNTED}, almanach/camembert-large"),
+    "deberta-base": Published(139_244_121, f"{COUNTED}, microsoft/deberta-base"),
+    "deberta-large": Published(406_264_921, f"{COUNTED}, microsoft/deberta-large"),
     "deberta-v3-xsmall": Published(70_958_820, f"{COUNTED}, microsoft/deberta-v3-xsmall"),
     "deberta-v3-small": Published(142_024_548, f"{COUNTED}, microsoft/deberta-v3-small"),
     "deberta-v3-base": Published(184_551_780, f"{COUNTED}, microsoft/deberta-v3-base"),
