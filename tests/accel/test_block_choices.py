@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from regard.accel import decoding_path
-from regard.accel.coverage import triton_obstacle
-from regard.accel.description import NotCovered, describe
+from regard.accel.description import UnsupportedModel, inspect_decoder
 from regard.accel.packed_decoder import PackedDecoder
+from regard.accel.support import triton_unsupported_reason
 from regard.errors import RegardError
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.block import FFNS, NORMS, Block, FeedForward, RMSNorm
@@ -186,7 +186,7 @@ def test_a_choice_decodes_as_the_model_does_or_is_refused(change):
     path = decoding_path(model)
     if path.name == "plain":
         assert path.language is model
-        assert path.obstacles["packed"]
+        assert path.unsupported_reasons["packed"]
         return
     for counts in (None, (3, 5, 4)):
         for static in (False, True):
@@ -199,8 +199,8 @@ def triton_sizes(change):
 
 def has_kernels(change):
     try:
-        return not triton_obstacle(describe(build(triton_sizes(change))))
-    except (NotCovered, RegardError):  # of no fast path, or no model at all
+        return not triton_unsupported_reason(inspect_decoder(build(triton_sizes(change))))
+    except (UnsupportedModel, RegardError):  # of no fast path, or no model at all
         return False
 
 
@@ -345,7 +345,7 @@ def test_what_no_description_knows_is_refused(change):
     change(model)
     path = decoding_path(model)
     assert path.name == "plain"
-    assert path.obstacles["packed"]
+    assert path.unsupported_reasons["packed"]
 
 
 @pytest.mark.parametrize("architecture", ["encoder", "encoder-decoder"])

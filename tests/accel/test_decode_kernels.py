@@ -20,11 +20,11 @@ import triton
 import triton.language as tl
 
 from regard.accel import triton_decoder
-from regard.accel.coverage import triton_obstacle
-from regard.accel.description import describe
+from regard.accel.description import inspect_decoder
 from regard.accel.kernels import common, decode_attention, gemm, sampling
 from regard.accel.kernels.common import INTERPRETED
 from regard.accel.packed import FusedNormLinear, PackedLinear
+from regard.accel.support import triton_unsupported_reason
 from regard.accel.triton_decoder import TritonDecoder
 from regard.nn.block import RMSNorm
 from regard.serve.engine import BatchEngine, EngineConfig
@@ -83,14 +83,16 @@ def weights(layer):
 def test_a_decode_step_gives_the_logits_of_the_model(change, int8, gemv_rows, monkeypatch):
     monkeypatch.setattr(triton_decoder, "GEMV_ROWS", {4: gemv_rows})
     monkeypatch.setattr(decode_attention, "TILE_BYTES", 4 * 16 * 16)  # several splits of the keys,
-    monkeypatch.setattr(decode_attention, "BUSY_PROGRAMS", 128 if gemv_rows else 1)  # or tiles
+    monkeypatch.setattr(
+        decode_attention, "FULL_OCCUPANCY_PROGRAMS", 128 if gemv_rows else 1
+    )  # or tiles
     sizes = {key: (size, 32, *rest) for key, (size, _, *rest) in gemm.PROGRAM_SIZES.items()}
     monkeypatch.setattr(gemm, "PROGRAM_SIZES", sizes)  # several splits of the inputs
     torch.manual_seed(0)
     model = Transformer(replace(LLAMA, **change)).to(DEVICE).eval()
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
-    assert triton_obstacle(describe(model)) is None
+    assert triton_unsupported_reason(inspect_decoder(model)) is None
     fast = TritonDecoder(model, int8=int8)
     ids, counts = torch.randint(0, 53, (3, 40)), torch.tensor([40, 25, 3])
     ids, counts = ids.to(DEVICE), counts.to(DEVICE)
@@ -123,7 +125,7 @@ def test_a_decode_step_gives_the_logits_of_the_model(change, int8, gemv_rows, mo
 @pytest.mark.parametrize(("heads", "kv_heads", "fits"), [(32, 1, True), (33, 1, False)])
 def test_only_so_many_heads_share_their_keys(heads, kv_heads, fits):
     config = replace(LLAMA, heads=heads, kv_heads=kv_heads, head_dim=16)
-    assert (triton_obstacle(describe(Transformer(config))) is None) == fits
+    assert (triton_unsupported_reason(inspect_decoder(Transformer(config))) is None) == fits
 
 
 @triton.jit

@@ -16,7 +16,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from regard.accel.coverage import MAX_SHARED_HEADS
 from regard.accel.kernels import (
     common,
     cross_entropy,
@@ -26,6 +25,7 @@ from regard.accel.kernels import (
     penalties,
     sampling,
 )
+from regard.accel.support import MAX_SHARED_HEADS
 from regard.accel.triton_decoder import TritonDecoder
 from regard.models.build import preset
 from regard.models.transformer import Transformer
@@ -195,6 +195,6 @@ def test_attention_of_wide_heads(compiled, rows, dtype, width, group):
     keys, lengths = torch.zeros(rows, 2, 2048, width, dtype=dtype), torch.zeros(rows).long()
     qkv = torch.zeros(rows, (2 * group + 4) * width, dtype=dtype)
     counters = torch.zeros(4096, dtype=torch.int32)
-    form = decode_attention.AttentionOptions(1.0, cap=50.0, slopes=torch.zeros(2 * group))
-    decode_attention.attend(qkv, KVCache(keys, keys), lengths, form, counters)
+    options = decode_attention.AttentionOptions(1.0, cap=50.0, slopes=torch.zeros(2 * group))
+    decode_attention.attend(qkv, KVCache(keys, keys), lengths, options, counters)
     assert set(compiled) == {"_attention_kernel"}

@@ -5,7 +5,7 @@ import torch
 
 from regard.accel import sparse_attention
 from regard.accel.compile import attach_fused_layers
-from regard.accel.description import describe
+from regard.accel.description import inspect_decoder
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.attention import Attention, AttentionInputs, Mask
 from regard.nn.position import ALiBi, Position
@@ -84,7 +84,7 @@ def test_an_attached_layer_computes_the_same_without_a_compiler():
     expected = model(ids)
     attach_fused_layers(model)
     assert torch.equal(model(ids), expected)
-    describe(model)  # decoding paths know what is attached
+    inspect_decoder(model)  # decoding paths know what is attached
 
 
 def test_a_window_on_a_cpu_is_computed_in_blocks():
@@ -100,7 +100,7 @@ def test_a_window_on_a_cpu_is_computed_in_blocks():
     torch.testing.assert_close(actual, expected)
     actual_gradients = torch.autograd.grad(actual.logsumexp(-1).sum(), list(model.parameters()))
     torch.testing.assert_close(actual_gradients, gradients, rtol=1e-4, atol=1e-5)
-    describe(model)  # decoding paths know what is attached
+    inspect_decoder(model)  # decoding paths know what is attached
 
 
 def test_blocks_are_for_one_text_with_a_narrow_causal_window():

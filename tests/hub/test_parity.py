@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from hub import small_encoders
 from hub.small import NAMES, READERS, SETTINGS, small
-from regard.accel.description import NotCovered, describe
+from regard.accel.description import UnsupportedModel, inspect_decoder
 from regard.generate import generate, parse_chain
 from regard.hub import MODEL_TYPES
 from regard.hub.external_checkpoint import open_checkpoint
@@ -160,8 +160,8 @@ def test_texts_longer_than_the_original_context_are_scaled_as_theirs(name, lengt
     for time in (length, 9, length):  # the scaling follows the length of each text
         ids = torch.randint(1, 61, (2, time))
         assert furthest(ours.head(ours(ids)), theirs(ids).logits) < NEAR
-    with pytest.raises(NotCovered, match="by_length"):  # a packed decoder has fixed tables
-        describe(ours)
+    with pytest.raises(UnsupportedModel, match="by_length"):  # a packed decoder has fixed tables
+        inspect_decoder(ours)
 
 
 def test_half_precision_stays_what_it_is(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.accel.description import NotCovered, describe
+from regard.accel.description import UnsupportedModel, inspect_decoder
 from regard.data.batch import TextBatch
 from regard.errors import ConfigError
 from regard.generate import generate, parse_chain
@@ -63,8 +63,8 @@ def test_training_scores_what_follows_a_random_prefix(model):
 
 def test_glm_is_a_prefix_lm_and_what_cannot_express_it_says_so(model):
     assert preset("glm-130b").prefix
-    with pytest.raises(NotCovered, match="bidirectionally"):
-        describe(model)
+    with pytest.raises(UnsupportedModel, match="bidirectionally"):
+        inspect_decoder(model)
     with pytest.raises(ConfigError):
         write_config(model.config)
     with pytest.raises(ConfigError, match="prefix=true is for a decoder"):

@@ -53,7 +53,7 @@ def test_a_model_says_whether_it_asks_the_host_for_lengths(name, fields, monkeyp
         model(ids, lengths=lengths)
     path = training_path(TrainConfig(), torch.device("cuda"), model)
     assert path.cuda_graph != bool(asked)
-    assert path.obstacles.keys() == ({"cuda_graph"} if asked else set())
+    assert path.unsupported_reasons.keys() == ({"cuda_graph"} if asked else set())
 
 
 def test_a_model_that_does_not_fit_is_refused_with_need_and_have(monkeypatch):
@@ -133,7 +133,7 @@ def test_steps_are_captured_where_they_are_compiled_for_cuda(place, over, wanted
     place, model = torch.device(place), torch.nn.Linear(1, 1)
     path = training_path(TrainConfig(**over), place, model)
     assert path.cuda_graph is wanted
-    assert ("cuda_graph" in path.obstacles) is not wanted
+    assert ("cuda_graph" in path.unsupported_reasons) is not wanted
     assert not training_path(TrainConfig(**over), place, model, ranks=2).cuda_graph
     model.packs = True
     assert not training_path(TrainConfig(**over), place, model).cuda_graph

@@ -1,11 +1,11 @@
-"""Fast paths for `nn` and `models`, attached from outside.
+"""Fast paths for `nn` and `models`, which do not know them: methods of modules are replaced.
 
 `decoding_path` and `training_path` choose the fastest one that supports a model on its device.
 """
 
 from regard.accel import cross_entropy as cross_entropy  # registers the CUDA kernel of the loss
 from regard.accel.compile import compile_for_training, run_eagerly
-from regard.accel.description import Snapshot
+from regard.accel.description import ModelFingerprint
 from regard.accel.select import (
     DecodingPath,
     TrainingPath,
@@ -17,7 +17,7 @@ from regard.accel.sparse_attention import attach_window_blocks
 
 __all__ = [
     "DecodingPath",
-    "Snapshot",
+    "ModelFingerprint",
     "TrainingPath",
     "attach_window_blocks",
     "compile_for_training",

@@ -1,6 +1,7 @@
 """torch.compile for training, with faster versions of some functions and layers.
 
-`nn` and `models` do not depend on this module. It attaches three things from outside:
+`nn` and `models` do not depend on this module. It replaces methods of their modules
+(monkey-patching), in three ways:
 
 - functions of `nn` with a faster version for compiled graphs are substituted during tracing;
 - loops over time steps run eagerly inside a compiled step: unrolled, they would take minutes to

@@ -1,9 +1,9 @@
 """The structure of a decoder, read from its modules: what the fast paths must reproduce.
 
-`describe` lists every class and every attribute that a supported model may have. A module of
-another class (a new norm, score or position encoding) or with another attribute (a new field of a
-block) raises `NotCovered`, and the model then decodes with its own, slower `step`. `Snapshot`
-detects that a described model has changed.
+`inspect_decoder` lists every class and every attribute that a supported model may have. A module
+of another class (a new norm, score or position encoding) or with another attribute (a new field of
+a block) raises `UnsupportedModel`, and the model then decodes with its own, slower `step`.
+`ModelFingerprint` detects that a model has changed since.
 """
 
 from collections.abc import Mapping
@@ -118,26 +118,26 @@ class Description:
     device: torch.device
 
 
-class NotCovered(Exception):
-    """Why no fast path reproduces a model."""
+class UnsupportedModel(Exception):
+    """Raised for a model that no fast path supports; the message is the reason."""
 
 
-def describe(model: object) -> Description:
-    """The structure of a model; `NotCovered` for anything that is not known here."""
+def inspect_decoder(model: object) -> Description:
+    """The structure of a model; `UnsupportedModel` for anything that is not known here."""
     if type(model) is not Transformer:
-        raise NotCovered(f"{type(model).__name__} is not a Transformer")
+        raise UnsupportedModel(f"{type(model).__name__} is not a Transformer")
     if model.decoder is None or model.encoder is not None:
-        raise NotCovered(f"architecture={model.config.architecture!r} is not a decoder alone")
+        raise UnsupportedModel(f"architecture={model.config.architecture!r} is not a decoder alone")
     if model.config.prefix:
-        raise NotCovered("a prefix LM reads its prompt bidirectionally")
+        raise UnsupportedModel("a prefix LM reads its prompt bidirectionally")
     for name, module in model.named_modules():
         _require_known(name or "the model", module)
     stack, head = model.decoder, model.head
     if type(head) is not Head:
-        raise NotCovered(f"head {type(head).__name__} is not a linear head")
+        raise UnsupportedModel(f"head {type(head).__name__} is not a linear head")
     position, weight = stack.position, model.embed.token.weight
     return Description(
-        blocks=tuple(map(_describe_block, stack.layers, stack.windows)),
+        blocks=tuple(map(_inspect_block, stack.layers, stack.windows)),
         position=POSITIONS[type(position)],
         position_in_each_layer=position.each_layer,
         rotated_dims=position.width if isinstance(position, Rotary) else 0,
@@ -151,14 +151,14 @@ def describe(model: object) -> Description:
     )
 
 
-def _describe_block(block: Block, window: int | None) -> BlockDescription:
+def _inspect_block(block: Block, window: int | None) -> BlockDescription:
     if block.ffn is None:
-        raise NotCovered("a layer has no feed-forward network")
+        raise UnsupportedModel("a layer has no feed-forward network")
     attention, ffn = block.attention, cast(FeedForward, block.ffn)
     score = attention.score
     (norm, *others) = {type(norm) for norm in (block.attention_norm, block.ffn_norm) if norm}
     if others:
-        raise NotCovered("the norms of a block are of different classes")
+        raise UnsupportedModel("the norms of a block are of different classes")
     return BlockDescription(
         norm_placement=block.norm_placement.kind,
         norm=NORMS[norm],
@@ -184,17 +184,19 @@ def _norm_name(norm: nn.Module | None) -> str | None:
 
 
 def _require_known(name: str, module: nn.Module) -> None:
-    """Raise `NotCovered` for classes, attributes and hooks that no fast path supports."""
+    """Raise `UnsupportedModel` for classes, attributes and hooks that no fast path supports."""
     if type(module) not in KNOWN_ATTRIBUTES:
-        raise NotCovered(f"{name} is a {type(module).__name__}, which no fast path implements")
+        raise UnsupportedModel(
+            f"{name} is a {type(module).__name__}, which no fast path implements"
+        )
     attributes = set(vars(module)) - MODULE_ATTRIBUTES
     for members in (module._parameters, module._buffers, module._modules):
         attributes |= set() if type(module) is nn.ModuleList else members.keys()
     for attribute in attributes - set(KNOWN_ATTRIBUTES[type(module)].split()):
         if not _preserves_results(getattr(module, attribute)):
-            raise NotCovered(f"{name}.{attribute} is an attribute that no fast path knows")
+            raise UnsupportedModel(f"{name}.{attribute} is an attribute that no fast path knows")
     if module._forward_hooks or module._forward_pre_hooks:
-        raise NotCovered(f"{name} has a forward hook")
+        raise UnsupportedModel(f"{name} has a forward hook")
 
 
 def _preserves_results(attribute: Any) -> bool:
@@ -204,7 +206,7 @@ def _preserves_results(attribute: Any) -> bool:
     return getattr(attribute, "__func__", None) in ATTACHED
 
 
-class Snapshot:
+class ModelFingerprint:
     """The values and tensors of a model, to detect that one of them has changed.
 
     Compares attributes, storage addresses and version counters, a few comparisons per tensor. A

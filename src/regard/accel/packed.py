@@ -81,7 +81,7 @@ class PackedLinear:
             y = torch._weight_int8pack_mm(x.bfloat16(), self.weight, ones).to(x.dtype) * self.scale
         return y if self.bias is None else y + self.bias
 
-    def times(self, x: Float[Tensor, " inputs"]) -> Float[Tensor, " outputs"]:
+    def matvec_float32(self, x: Float[Tensor, " inputs"]) -> Float[Tensor, " outputs"]:
         """W x in float32, for one vector: exact also for weights of lower precision."""
         y = torch.cat([rows.float() @ x for rows in self.weight.detach().split(ROWS_IN_FLOAT32)])
         return y if self.scale is None else y * self.scale.float()
@@ -146,9 +146,9 @@ class FusedNormLinear:
         gain, shift = norm.weight.detach().float(), norm.bias
         bias = None if layer.bias is None else layer.bias.detach().float()
         if shift is not None:
-            shifted = layer.times(shift.detach().float())
+            shifted = layer.matvec_float32(shift.detach().float())
             bias = shifted if bias is None else shifted + bias
-        return cls(layer, gain, norm.eps, layer.times(gain), bias)
+        return cls(layer, gain, norm.eps, layer.matvec_float32(gain), bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.accel.coverage import cpu_decoder_obstacle
 from regard.accel.cpu_decoder import CpuDecoder, CpuDecoderState
-from regard.accel.description import Snapshot, describe
+from regard.accel.description import ModelFingerprint, inspect_decoder
 from regard.accel.packed import BLOCKED_ELEMENTS, PackedBlock, PackedLinear
+from regard.accel.support import cpu_unsupported_reason
 from regard.errors import RegardError
 from regard.models.base import State
 from regard.models.transformer import Transformer
@@ -39,9 +39,9 @@ class PackedDecoder:
     """A Transformer decoder with packed weights and a fast path for single-token steps.
 
     Everything else (prefill, several ids, all logits) calls the model's `step`; both use the same
-    state. `coverage.packing_obstacle` must return None for the model. The model must not change
-    afterwards, because tables and packed weights would be out of date; `start` and prefill check
-    this.
+    state. `support.packed_unsupported_reason` must return None for the model. The model must not
+    change afterwards, because tables and packed weights would be out of date; `start` and prefill
+    check this.
     """
 
     def __init__(self, model: Transformer, *, int8: bool = False) -> None:
@@ -71,7 +71,7 @@ class PackedDecoder:
             torch.arange(self.context, device=head.weight.device)
         )
         copied = sys.maxsize if int8 or self._copies_large_weights() else BLOCKED_ELEMENTS
-        self.snapshot = Snapshot(model, copied_elements=copied)
+        self.fingerprint = ModelFingerprint(model, copied_elements=copied)
         self.checks_contents = True  # False: who uses the decoder does so before `start`
         self.frozen = False  # True: nothing writes to the model, and nothing is checked
 
@@ -101,7 +101,7 @@ class PackedDecoder:
         """
         if self.frozen:
             return
-        if name := self.snapshot.find_change(contents=contents):
+        if name := self.fingerprint.find_change(contents=contents):
             raise RegardError(
                 f"{name} has changed since the model was packed for decoding; pack it again"
             )
@@ -159,7 +159,7 @@ class PackedDecoder:
         return self.head(self.prepare(self.norm(x)))
 
     def _fits_cpu_decoder(self) -> bool:
-        return cpu_decoder_obstacle(describe(self.model)) is None
+        return cpu_unsupported_reason(inspect_decoder(self.model)) is None
 
     def _rotation_tables(self, positions: Int[Tensor, " positions"]) -> tuple[Tensor, ...]:
         """The rotations of queries and keys at each position.

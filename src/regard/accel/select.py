@@ -7,10 +7,14 @@ from typing import Literal, cast
 import torch
 from torch import nn
 
-from regard.accel.coverage import cpu_decoder_obstacle, packing_obstacle, triton_obstacle
-from regard.accel.description import NotCovered, describe
-from regard.accel.kernels import kernels_obstacle
+from regard.accel.description import UnsupportedModel, inspect_decoder
+from regard.accel.kernels import kernels_unsupported_reason
 from regard.accel.packed_decoder import PackedDecoder
+from regard.accel.support import (
+    cpu_unsupported_reason,
+    packed_unsupported_reason,
+    triton_unsupported_reason,
+)
 from regard.config import TrainConfig
 from regard.models.base import Language
 from regard.models.transformer import Transformer
@@ -28,7 +32,7 @@ class DecodingPath:
 
     name: Literal["triton", "packed_cpu", "packed", "plain"]
     language: Language
-    obstacles: Mapping[str, str] = field(default_factory=dict)  # of each faster path
+    unsupported_reasons: Mapping[str, str] = field(default_factory=dict)  # of each faster path
 
 
 def decoding_path(model: Language, *, int8: bool = False) -> DecodingPath:
@@ -38,22 +42,23 @@ def decoding_path(model: Language, *, int8: bool = False) -> DecodingPath:
     larger tensors. With `int8`, decode steps use int8 weights; prompts use the original ones.
     """
     try:
-        description = describe(model)
-    except NotCovered as reason:
-        return DecodingPath("plain", model, {"packed": str(reason)})
-    transformer, obstacles = cast(Transformer, model), {}
-    obstacle = kernels_obstacle(transformer.embed.token.weight) or triton_obstacle(description)
-    if obstacle is None:
+        description = inspect_decoder(model)
+    except UnsupportedModel as error:
+        return DecodingPath("plain", model, {"packed": str(error)})
+    transformer, unsupported_reasons = cast(Transformer, model), {}
+    weight = transformer.embed.token.weight
+    reason = kernels_unsupported_reason(weight) or triton_unsupported_reason(description)
+    if reason is None:
         from regard.accel.triton_decoder import TritonDecoder
 
         return DecodingPath("triton", TritonDecoder(transformer, int8=int8))
-    obstacles["triton"] = obstacle
-    if obstacle := packing_obstacle(description):
-        return DecodingPath("plain", model, {**obstacles, "packed": obstacle})
+    unsupported_reasons["triton"] = reason
+    if reason := packed_unsupported_reason(description):
+        return DecodingPath("plain", model, {**unsupported_reasons, "packed": reason})
     decoder = PackedDecoder(transformer, int8=int8)
-    if obstacle := cpu_decoder_obstacle(description):
-        return DecodingPath("packed", decoder, {**obstacles, "packed_cpu": obstacle})
-    return DecodingPath("packed_cpu", decoder, obstacles)
+    if reason := cpu_unsupported_reason(description):
+        return DecodingPath("packed", decoder, {**unsupported_reasons, "packed_cpu": reason})
+    return DecodingPath("packed_cpu", decoder, unsupported_reasons)
 
 
 def pack(model: Language, *, int8: bool = False) -> Language:
@@ -67,7 +72,7 @@ class TrainingPath:
 
     compile: bool
     cuda_graph: bool
-    obstacles: Mapping[str, str] = field(default_factory=dict)
+    unsupported_reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 def training_path(
@@ -80,13 +85,13 @@ def training_path(
     if settings.compile == "off" or (settings.compile == "auto" and device.type != "cuda"):
         reason = f"train.compile={settings.compile} on {device.type}"
         return TrainingPath(False, False, {"compile": reason, "cuda_graph": "not compiled"})
-    obstacle = None
+    reason = None
     if device.type != "cuda":
-        obstacle = f"{device.type} has no CUDA graphs"
+        reason = f"{device.type} has no CUDA graphs"
     elif ranks > 1:
-        obstacle = f"{ranks} ranks exchange gradients during a step"
+        reason = f"{ranks} ranks exchange gradients during a step"
     elif settings.activation_checkpointing:
-        obstacle = "activation checkpointing resets random generators"
+        reason = "activation checkpointing resets random generators"
     elif getattr(model, "packs", False):
-        obstacle = "packed sequences need their lengths on the host"
-    return TrainingPath(True, obstacle is None, {"cuda_graph": obstacle} if obstacle else {})
+        reason = "packed sequences need their lengths on the host"
+    return TrainingPath(True, reason is None, {"cuda_graph": reason} if reason else {})

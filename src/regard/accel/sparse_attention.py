@@ -1,10 +1,10 @@
 """Attention with masks, ALiBi or soft caps, without computing all T x T scores.
 
-`scaled_dot_product_attention` takes causal masks as a flag, and every other mask or bias as a dense
-tensor, of which it computes all of it. On CUDA, FlashAttention has sliding windows; FlexAttention
-compiles any mask and score into its kernel and skips blocks of keys that no query of a block may
-attend to. On a CPU, queries of a sliding window attend block by block to the keys of two blocks.
-A window of w then costs T w, not T^2.
+`scaled_dot_product_attention` takes causal masks as a flag, and every other mask or bias as a
+dense tensor; it then computes all T x T scores. On CUDA, FlashAttention has
+sliding windows; FlexAttention compiles any mask and score into its kernel and skips blocks of keys
+that no query of a block may attend to. On a CPU, queries of a sliding window attend block by block
+to the keys of two blocks. A window of w then costs T w, not T^2.
 """
 
 from functools import partial

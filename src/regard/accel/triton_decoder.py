@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.accel.coverage import gemm_obstacle, packing_obstacle, prefill_obstacle
-from regard.accel.description import describe
+from regard.accel.description import inspect_decoder
 from regard.accel.kernels import gemv, prefill
 from regard.accel.kernels.common import Activation, RotaryPairs
 from regard.accel.kernels.decode_attention import MAX_GROUPS, AttentionOptions, attend
@@ -19,14 +18,19 @@ from regard.accel.kernels.residual import BranchNorm, add_branch
 from regard.accel.packed import FusedNormLinear, PackedBlock
 from regard.accel.packed_decoder import ConcatenatedPrompts, PackedDecoder
 from regard.accel.sparse_attention import FLASH_DTYPES, attend_within, causal_window
+from regard.accel.support import (
+    gemm_unsupported_reason,
+    packed_unsupported_reason,
+    prefill_unsupported_reason,
+)
 from regard.models.base import State
 from regard.models.transformer import Transformer
 from regard.nn.block import ACTIVATIONS, GatedFeedForward, LayerNorm, RMSNorm
 from regard.nn.position import ALiBi, Rotary
 from regard.nn.state import KVCache, TransformerState
 
-# Rows up to which each is multiplied as a vector (gemv), by the bytes of a weight: two rows of
-# bfloat16 are faster on tensor cores (gemm), which do not take float32.
+# The largest batch that is decoded with gemv, by bytes per weight; larger ones use gemm, which is
+# faster from two rows of bfloat16 on: tensor cores do not take float32.
 GEMV_ROWS = {2: 1, 4: 4, 8: 4}
 ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
 
@@ -40,7 +44,7 @@ class TritonLayer:
     out: FusedNormLinear
     gate_up: FusedNormLinear
     down: FusedNormLinear
-    form: AttentionOptions
+    options: AttentionOptions
     activation: Activation
     parallel: bool  # attention and feed-forward network read the same input
     post: bool  # norms follow the sum with x, as in the 2017 Transformer
@@ -61,16 +65,17 @@ class TritonLayer:
 class TritonDecoder(PackedDecoder):
     """A `PackedDecoder` that runs every layer of a decode step in five to seven Triton kernels.
 
-    `coverage.triton_obstacle` must return None for the model. Several rows and prefill use faster
-    kernels for some models (`coverage.gemm_obstacle`, `coverage.prefill_obstacle`).
+    `support.triton_unsupported_reason` must return None for the model. Several rows and prefill
+    use faster kernels where `support.gemm_unsupported_reason` and
+    `support.prefill_unsupported_reason` return None.
     """
 
     def __init__(self, model: Transformer, *, int8: bool = False) -> None:
         super().__init__(model, int8=int8)
-        description = describe(model)
-        self.multiplies_rows = gemm_obstacle(description) is None
-        self.packs_rows = packing_obstacle(description) is None
-        self.prefills = prefill_obstacle(description) is None
+        description = inspect_decoder(model)
+        self.supports_gemm = gemm_unsupported_reason(description) is None
+        self.supports_packed_step = packed_unsupported_reason(description) is None
+        self.supports_prefill = prefill_unsupported_reason(description) is None
         device, position = model.device, self.stack.position
         self.prefill_layers = self.layers
         if int8:  # prefill uses the original weights
@@ -94,12 +99,16 @@ class TritonDecoder(PackedDecoder):
             self._layer(packed, window)
             for packed, window in zip(self.layers, self.stack.windows, strict=True)
         ]
-        self.prepares = description.head_scale != 1.0 or description.head_projects  # in torch
-        self.normed_head = FusedNormLinear.of(self.head, None if self.prepares else self.stack.norm)
+        self.head_needs_preparation = (
+            description.head_scale != 1.0 or description.head_projects
+        )  # in torch
+        self.normed_head = FusedNormLinear.of(
+            self.head, None if self.head_needs_preparation else self.stack.norm
+        )
         self.counters = torch.zeros(MAX_GROUPS, dtype=torch.int32, device=device)
 
     def _copies_large_weights(self) -> bool:
-        return any(isinstance(m, LayerNorm) for m in self.model.modules())  # W g is computed
+        return any(isinstance(m, LayerNorm) for m in self.model.modules())  # W g is a copy
 
     def _layer(self, packed: PackedBlock, window: int | None) -> TritonLayer:
         block, attention, position = packed.block, packed.attention, self.stack.position
@@ -114,7 +123,7 @@ class TritonDecoder(PackedDecoder):
         gains = None
         if isinstance(attention.q_norm, RMSNorm) and isinstance(attention.k_norm, RMSNorm):
             gains = tuple(n.scale.detach().float() for n in (attention.q_norm, attention.k_norm))
-        form = AttentionOptions(
+        options = AttentionOptions(
             attention.score.scale,
             attention.score.cap,
             window,
@@ -129,7 +138,7 @@ class TritonDecoder(PackedDecoder):
             FusedNormLinear.of(packed.out),
             FusedNormLinear.of(packed.gate_up, None if post else ffn_norm),
             FusedNormLinear.of(packed.down),
-            form,
+            options,
             Activation(
                 ACTIVATION_NAMES[packed.ffn.activation], isinstance(packed.ffn, GatedFeedForward)
             ),
@@ -153,7 +162,7 @@ class TritonDecoder(PackedDecoder):
         training = torch.is_grad_enabled() or self.model.training
         windowed = any(window is not None and window < time for window in windows)
         windowed = windowed and self.embed.token.weight.dtype not in FLASH_DTYPES
-        if not self.prefills or not is_prompt or training or windowed:
+        if not self.supports_prefill or not is_prompt or training or windowed:
             return super().step(ids, state, counts=counts, all_logits=all_logits)
         self.require_unchanged()
         state.length_after(time)
@@ -168,7 +177,7 @@ class TritonDecoder(PackedDecoder):
         weight = self.embed.token.weight
         head_dim = self.layers[0].attention.head_dim
         flash = weight.dtype in FLASH_DTYPES and head_dim % 8 == 0
-        return self.prefills and (flash or not weight.is_cuda)
+        return self.supports_prefill and (flash or not weight.is_cuda)
 
     def prefill_concatenated(
         self, prompts: ConcatenatedPrompts, caches: Sequence[KVCache]
@@ -184,11 +193,11 @@ class TritonDecoder(PackedDecoder):
             heads, kv_heads = packed.attention.heads, packed.attention.kv_heads
             qkv = packed.qkv(prefill.rms_norm(x, layer.qkv))
             qk = prefill.rotate_and_cache(
-                qkv, 1, layer.form, cache, prompts.positions, prompts.rows
+                qkv, 1, layer.options, cache, prompts.positions, prompts.rows
             ).unflatten(1, (heads + kv_heads, -1))
             v = qkv.unflatten(1, (heads + 2 * kv_heads, -1))[:, heads + kv_heads :]
             q, k = qk[:, :heads], qk[:, heads:]
-            y = attend_within(q, k, v, prompts.bounds, layer.form.window, packed.score_scale)
+            y = attend_within(q, k, v, prompts.bounds, layer.options.window, packed.score_scale)
             x = packed.out.add_to(x, y.flatten(1))
             gate_up = packed.gate_up(prefill.rms_norm(x, layer.gate_up))
             x = packed.down.add_to(x, prefill.apply_activation(gate_up, layer.activation))
@@ -198,7 +207,7 @@ class TritonDecoder(PackedDecoder):
 
     def _decodes_rows(self, rows: int) -> bool:
         few = rows <= GEMV_ROWS[self.model.embed.token.weight.itemsize]
-        return few or self.multiplies_rows or self.packs_rows
+        return few or self.supports_gemm or self.supports_packed_step
 
     def _fits_cpu_decoder(self) -> bool:
         return False  # the kernels need the KV cache of a layer contiguous
@@ -211,12 +220,12 @@ class TritonDecoder(PackedDecoder):
         for layer, packed, cache in parts:
             attention = packed.attention
             qkv = packed.qkv(prefill.rms_norm(x, layer.qkv))
-            q = prefill.rotate_and_cache(qkv, time, layer.form, cache, state.lengths)
+            q = prefill.rotate_and_cache(qkv, time, layer.options, cache, state.lengths)
             q = q.view(rows, time, attention.heads, -1)
             k, v = cache.keys.narrow(2, 0, time), cache.values.narrow(2, 0, time)
-            if layer.form.window is not None and layer.form.window < time:
+            if layer.options.window is not None and layer.options.window < time:
                 k, v = k.transpose(1, 2), v.transpose(1, 2)
-                y = causal_window(q, k, v, layer.form.window, packed.score_scale)
+                y = causal_window(q, k, v, layer.options.window, packed.score_scale)
             else:
                 y = F.scaled_dot_product_attention(
                     q.transpose(1, 2),
@@ -234,7 +243,7 @@ class TritonDecoder(PackedDecoder):
     def _decode(self, x: Float[Tensor, "rows dim"], state: TransformerState) -> Tensor:
         if len(x) <= GEMV_ROWS[x.itemsize]:
             return self._decode_by_gemv(x, state)
-        return self._decode_by_gemm(x, state) if self.multiplies_rows else super()._decode(x, state)
+        return self._decode_by_gemm(x, state) if self.supports_gemm else super()._decode(x, state)
 
     def _decode_by_gemv(self, x: Tensor, state: TransformerState) -> Tensor:
         dtype, x = x.dtype, x.float()
@@ -244,21 +253,21 @@ class TritonDecoder(PackedDecoder):
             ffn_input = x if layer.parallel else attended
             hidden = gemv.linear(ffn_input, layer.gate_up, activation=layer.activation)
             x = layer.add(attended, hidden, layer.down, 1)
-        if self.prepares:
+        if self.head_needs_preparation:
             x = self.prepare(self.norm(x.to(dtype))).float()
         return gemv.linear(x, self.normed_head)
 
     def _attend_by_gemv(
         self, x: Tensor, layer: TritonLayer, cache: KVCache, lengths: Tensor
     ) -> Tensor:
-        if layer.form.qk_gains is None:
+        if layer.options.qk_gains is None:
             q = gemv.project_qkv(x, layer.qkv, self.pairs, self.tables, cache, lengths)
-            return attend(q, cache, lengths, layer.form, self.counters, only_q=True)
-        qkv = gemv.linear(x, layer.qkv)  # a norm needs all of a head
-        if layer.form.rotary is None:
-            return attend(qkv, cache, lengths, layer.form, self.counters)
-        q = prefill.rotate_and_cache(qkv, 1, layer.form, cache, lengths)
-        return attend(q, cache, lengths, layer.form, self.counters, only_q=True)
+            return attend(q, cache, lengths, layer.options, self.counters, only_q=True)
+        qkv = gemv.linear(x, layer.qkv)  # not rotated yet: the norm of a head comes first
+        if layer.options.rotary is None:
+            return attend(qkv, cache, lengths, layer.options, self.counters)
+        q = prefill.rotate_and_cache(qkv, 1, layer.options, cache, lengths)
+        return attend(q, cache, lengths, layer.options, self.counters, only_q=True)
 
     def _decode_by_gemm(self, x: Tensor, state: TransformerState) -> Tensor:
         layers, counters = self.triton_layers, self.counters
@@ -268,7 +277,7 @@ class TritonDecoder(PackedDecoder):
             packed = layer.packed
             qkv = stream.project(layer.qkv, counters)
             permute = reads_packed_int8(packed.out, qkv.dtype)
-            y = attend(qkv, cache, state.lengths, layer.form, counters, permute=permute)
+            y = attend(qkv, cache, state.lengths, layer.options, counters, permute=permute)
             attended = stream.add(y, packed.out, layer.gate_up, counters)
             ffn_input = stream if layer.parallel else attended
             y = ffn_input.project(layer.gate_up, counters, layer.activation, consumer=packed.down)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from regard.accel import Snapshot, decoding_path
+from regard.accel import ModelFingerprint, decoding_path
 from regard.accel.packed_decoder import PackedDecoder
 from regard.errors import ConfigError
 from regard.generate import (
@@ -258,7 +258,7 @@ class EngineCache:
         self.model = model
         self._engine: Engine | None = None
         self._int8 = False
-        self._snapshot: Snapshot | None = None
+        self._fingerprint: ModelFingerprint | None = None
 
     def engine(self, int8: bool = False) -> Engine:
         """The engine of the fastest decoder, with int8 weights if `int8`.
@@ -269,17 +269,18 @@ class EngineCache:
             if int8:
                 raise ConfigError("int8 cannot be combined with trace or forward hooks")
             return Engine(cast(Language, self.model), capture=False)
-        unchanged = self._snapshot is not None and self._snapshot.find_change() is None
+        unchanged = self._fingerprint is not None and self._fingerprint.find_change() is None
         if self._engine is None or self._int8 != int8 or not unchanged:
             path = decoding_path(cast(Language, self.model), int8=int8)
             if int8 and path.name == "plain":
                 raise ConfigError(
-                    f"int8 is not supported by this model: {path.obstacles['packed']}; leave it out"
+                    "int8 is not supported by this model: "
+                    f"{path.unsupported_reasons['packed']}; leave it out"
                 )
             self._engine, self._int8 = Engine(path.language), int8
             if isinstance(path.language, PackedDecoder):
-                self._snapshot = path.language.snapshot
+                self._fingerprint = path.language.fingerprint
                 path.language.checks_contents = False  # it was done above
             else:
-                self._snapshot = Snapshot(self.model)
+                self._fingerprint = ModelFingerprint(self.model)
         return self._engine

@@ -11,10 +11,10 @@ MIN_COMPUTE_CAPABILITY = (8, 0)
 
 def usable(x: Tensor) -> bool:
     """Whether the kernels can run on the device of `x`."""
-    return x.is_cuda and kernels_obstacle(x) is None
+    return x.is_cuda and kernels_unsupported_reason(x) is None
 
 
-def kernels_obstacle(x: Tensor) -> str | None:
+def kernels_unsupported_reason(x: Tensor) -> str | None:
     """Why the kernels cannot run on the device of `x`; None if they can."""
     if not x.is_cuda:
         return f"Triton kernels need a CUDA GPU, not {x.device.type}"

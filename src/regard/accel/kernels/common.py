@@ -25,9 +25,9 @@ def wait_for_previous(PDL: tl.constexpr):
 
 
 @triton.jit
-def load_vector(x, begin, width, WIDE: tl.constexpr):
+def load_vector(x, begin, width, BLOCK: tl.constexpr):
     """A block of a vector, in float32."""
-    columns = begin + tl.arange(0, WIDE)
+    columns = begin + tl.arange(0, BLOCK)
     return tl.load(x + columns, mask=columns < width, other=0.0).to(tl.float32)
 
 
@@ -53,7 +53,8 @@ def dequantize_int8(w):
     """int8 / 64 in bfloat16, from int32 words of four, with permuted columns.
 
     A tensor core takes 2t, 2t + 1, 2t + 8 and 2t + 9 of every 16 columns from thread t of four.
-    For four times 16 columns this gives it 16 that are contiguous in W, which are loaded at once.
+    The permutation makes the 16 values that a thread needs for four such groups contiguous in W, so
+    that one load fetches them.
     """
     a, b, c, d = unpack_int8(w)
     OUTPUTS: tl.constexpr = w.shape[0]
@@ -166,17 +167,18 @@ class Activation(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotaryPairs:
-    """The pairs of outputs of the packed projection that RoPE rotates, and their frequencies.
+    """The pairs of outputs of the packed projection that RoPE rotates, and the indices of their
+    frequencies in the tables of cos and sin.
 
-    Outputs that are not rotated are paired too, with frequency -1. The last three fields describe
-    the same by the columns of one head: partner, frequency, and sign of the sine.
+    Outputs that are not rotated are paired too, with index -1. The last three fields describe
+    the same by the columns of one head: partner, index, and sign of the sine.
     """
 
     first: Int[Tensor, " pairs"]
     second: Int[Tensor, " pairs"]
-    frequency: Int[Tensor, " pairs"]
+    frequency_index: Int[Tensor, " pairs"]
     partner: Int[Tensor, " head_dim"]
-    frequencies: Int[Tensor, " head_dim"]
+    column_frequency_index: Int[Tensor, " head_dim"]
     signs: Int[Tensor, " head_dim"]
 
     @classmethod
@@ -185,27 +187,31 @@ class RotaryPairs:
         heads: int,
         kv_heads: int,
         head_dim: int,
-        frequencies: int,
+        num_frequencies: int,
         interleaved: bool,
         device: torch.device,
     ) -> "RotaryPairs":
         """The pairs of `heads` queries, then of `kv_heads` keys and values."""
-        rotated, rest = torch.arange(frequencies), torch.arange(head_dim // 2 - frequencies)
+        rotated, rest = torch.arange(num_frequencies), torch.arange(head_dim // 2 - num_frequencies)
         first_column = 2 * rotated if interleaved else rotated
-        second_column = first_column + 1 if interleaved else rotated + frequencies
-        first = torch.cat([first_column, 2 * frequencies + rest])
-        second = torch.cat([second_column, 2 * frequencies + rest + len(rest)])
-        frequency = torch.cat([rotated, torch.full_like(rest, -1)])
+        second_column = first_column + 1 if interleaved else rotated + num_frequencies
+        first = torch.cat([first_column, 2 * num_frequencies + rest])
+        second = torch.cat([second_column, 2 * num_frequencies + rest + len(rest)])
+        frequency_index = torch.cat([rotated, torch.full_like(rest, -1)])
         start = head_dim * torch.arange(heads + 2 * kv_heads).unsqueeze(1)
-        all_frequencies = frequency.repeat(heads + 2 * kv_heads, 1)
-        all_frequencies[heads + kv_heads :] = -1
+        all_indices = frequency_index.repeat(heads + 2 * kv_heads, 1)
+        all_indices[heads + kv_heads :] = -1
         column = torch.cat([first, second]).argsort()
-        signs = torch.ones_like(frequency)
-        by_column = (torch.cat([second, first]), frequency.repeat(2), torch.cat([-signs, signs]))
+        signs = torch.ones_like(frequency_index)
+        by_column = (
+            torch.cat([second, first]),
+            frequency_index.repeat(2),
+            torch.cat([-signs, signs]),
+        )
         parts = (
             start + first,
             start + second,
-            all_frequencies,
+            all_indices,
             *(field[column] for field in by_column),
         )
         return cls(*(part.flatten().to(device, torch.int32) for part in parts))

@@ -18,8 +18,8 @@ from regard.accel.kernels.common import (
 from regard.nn.state import KVCache
 
 TILE_BYTES = 1 << 16  # of the keys that a program reads
-BUSY_PROGRAMS = 128  # this many programs occupy all multiprocessors without splitting the keys
-BUSY_TILE, STAGES = 128, 3  # keys per iteration and pipeline stages, if so
+FULL_OCCUPANCY_PROGRAMS = 128  # so many occupy all multiprocessors without split-KV
+FULL_OCCUPANCY_TILE, STAGES = 128, 3  # keys per iteration and pipeline stages, if so
 MAX_GROUPS = 1 << 16  # the most key heads of all rows together
 
 
@@ -47,7 +47,7 @@ def _scores(
 def _attention_kernel(
     qkv,
     partner,
-    frequency_of,
+    column_frequency_index,
     sine_sign,
     cos,
     sin,
@@ -66,7 +66,7 @@ def _attention_kernel(
     eps,
     window,
     capacity,
-    frequencies,
+    num_frequencies,
     splits,
     tiles,
     PACKED_QKV: tl.constexpr,
@@ -85,7 +85,9 @@ def _attention_kernel(
     PERMUTE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One key head, its group of query heads, one split of the keys; the last program sums up.
+    """One key head, its group of query heads, one split of the keys (split-KV, Flash-Decoding).
+
+    The last program to finish combines the splits.
 
     Only the newest key may still be missing, so the first tile is loaded before the wait. With
     PACKED_QKV, `qkv` holds q, k and v of the projection: q and k are normalised and rotated here,
@@ -103,7 +105,7 @@ def _attention_kernel(
     head_offset = (head * GROUP + query)[:, None] * HEAD
     out_offset = head_offset + d[None, :]
     out_offset = row * HEADS * HEAD + (permute_columns(out_offset) if PERMUTE else out_offset)
-    real = (query < GROUP)[:, None] & column[None, :]
+    valid = (query < GROUP)[:, None] & column[None, :]
     position = tl.load(lengths + row)
     owns_position = position // (TILE * tiles) == split
     keys += group * capacity * HEAD
@@ -115,10 +117,12 @@ def _attention_kernel(
     partner_column = d
     if PACKED_QKV and ROTARY:
         partner_column = tl.load(partner + d, mask=column, other=0)
-        frequency = tl.load(frequency_of + d, mask=column, other=-1)
-        rotated = frequency >= 0
-        c = tl.load(cos + position * frequencies + frequency, mask=rotated, other=1.0)
-        signed_sin = tl.load(sin + position * frequencies + frequency, mask=rotated, other=0.0)
+        frequency_index = tl.load(column_frequency_index + d, mask=column, other=-1)
+        rotated = frequency_index >= 0
+        c = tl.load(cos + position * num_frequencies + frequency_index, mask=rotated, other=1.0)
+        signed_sin = tl.load(
+            sin + position * num_frequencies + frequency_index, mask=rotated, other=0.0
+        )
         signed_sin *= tl.load(sine_sign + d, mask=column, other=0)
     slopes = tl.zeros((BLOCK_QUERIES,), tl.float32)
     if ALIBI:
@@ -127,8 +131,8 @@ def _attention_kernel(
     dtype = keys.dtype.element_ty
     if PACKED_QKV:
         qkv += row * (HEADS + 2 * KV_HEADS) * HEAD
-        queries = tl.load(qkv + head_offset + d[None, :], mask=real, other=0.0).to(tl.float32)
-        partners = tl.load(qkv + head_offset + partner_column[None, :], mask=real, other=0.0)
+        queries = tl.load(qkv + head_offset + d[None, :], mask=valid, other=0.0).to(tl.float32)
+        partners = tl.load(qkv + head_offset + partner_column[None, :], mask=valid, other=0.0)
         partners = partners.to(tl.float32)
         qkv += (HEADS + head) * HEAD
         new_k = tl.load(qkv + d, mask=column, other=0.0).to(tl.float32)[None, :]
@@ -151,7 +155,7 @@ def _attention_kernel(
         new_v = new_v.to(tl.float32)
     else:
         qkv += row * HEADS * HEAD
-        queries = tl.load(qkv + head_offset + d[None, :], mask=real, other=0.0).to(dtype)
+        queries = tl.load(qkv + head_offset + d[None, :], mask=valid, other=0.0).to(dtype)
         new_k = tl.load(keys + position * HEAD + d, mask=column, other=0.0)[None, :]
         new_v = tl.load(values + position * HEAD + d, mask=column, other=0.0).to(tl.float32)
     score = _scores(queries, k, seen, position - s, slopes, scale, cap, HAS_CAP, ALIBI)
@@ -184,7 +188,7 @@ def _attention_kernel(
         tl.store(
             out + out_offset,
             (accumulated / total[:, None]).to(out.dtype.element_ty),
-            mask=real,
+            mask=valid,
         )
     else:
         partial = (group * splits + split) * BLOCK_QUERIES + query
@@ -213,7 +217,7 @@ def _attention_kernel(
             tl.store(
                 out + out_offset,
                 (accumulated / total[:, None]).to(out.dtype.element_ty),
-                mask=real,
+                mask=valid,
             )
 
 
@@ -233,7 +237,7 @@ def attend(
     qkv: Tensor,
     cache: KVCache,
     lengths: Tensor,
-    form: AttentionOptions,
+    options: AttentionOptions,
     counters: Tensor,
     *,
     only_q: bool = False,
@@ -250,28 +254,31 @@ def attend(
     group, block_head = heads // kv_heads, triton.next_power_of_2(head_dim)
     # 16 is the smallest size of a tensor core matmul
     block_queries = max(16, triton.next_power_of_2(group))
-    busy = rows * kv_heads >= BUSY_PROGRAMS  # small tiles then leave room for other programs
-    tile = BUSY_TILE if busy else TILE_BYTES // (cache.keys.itemsize * block_head)
+    # small tiles then leave shared memory for other programs
+    full_occupancy = rows * kv_heads >= FULL_OCCUPANCY_PROGRAMS
+    tile = (
+        FULL_OCCUPANCY_TILE if full_occupancy else TILE_BYTES // (cache.keys.itemsize * block_head)
+    )
     tile = min(triton.next_power_of_2(max(capacity, 16)), tile)
-    tiles_loaded = 4 if busy else 2  # of keys and values at once
+    tiles_loaded = 4 if full_occupancy else 2  # of keys and values at once
     shared_bytes = shared_memory(qkv) - (1 << 14) - block_queries * block_head * cache.keys.itemsize
     while tile > 16 and tiles_loaded * tile * block_head * cache.keys.itemsize > shared_bytes:
         tile //= 2
-    tiles = triton.cdiv(capacity, tile) if busy else 1
+    tiles = triton.cdiv(capacity, tile) if full_occupancy else 1
     splits = triton.cdiv(capacity, tile * tiles)
     out = qkv.new_empty(rows, heads * head_dim)
     num_partials = rows * kv_heads * splits * block_queries
     partials = torch.empty(num_partials, block_head, dtype=torch.float32, device=qkv.device)
     stats = torch.empty(num_partials, 2, dtype=torch.float32, device=qkv.device)
-    pairs, tables = (None, (None, None)) if form.rotary is None else form.rotary
+    pairs, tables = (None, (None, None)) if options.rotary is None else options.rotary
     _attention_kernel[(rows, kv_heads, splits)](
         qkv,
         pairs and pairs.partner,
-        pairs and pairs.frequencies,
+        pairs and pairs.num_frequencies,
         pairs and pairs.signs,
         *tables,
-        *(form.qk_gains or (None, None)),
-        form.slopes,
+        *(options.qk_gains or (None, None)),
+        options.slopes,
         cache.keys,
         cache.values,
         lengths,
@@ -279,19 +286,19 @@ def attend(
         partials,
         stats,
         counters,
-        form.scale,
-        0.0 if form.cap is None else form.cap,
-        form.qk_eps,
-        capacity if form.window is None else form.window,
+        options.scale,
+        0.0 if options.cap is None else options.cap,
+        options.qk_eps,
+        capacity if options.window is None else options.window,
         capacity,
         0 if tables[0] is None else tables[0].shape[1],
         splits,
         tiles,
         PACKED_QKV=not only_q,
-        ROTARY=form.rotary is not None,
-        QK_NORM=form.qk_gains is not None,
-        HAS_CAP=form.cap is not None,
-        ALIBI=form.slopes is not None,
+        ROTARY=options.rotary is not None,
+        QK_NORM=options.qk_gains is not None,
+        HAS_CAP=options.cap is not None,
+        ALIBI=options.slopes is not None,
         HEADS=heads,
         GROUP=group,
         HEAD=head_dim,

@@ -2,8 +2,8 @@
 
 The layers are those of `gemv`. A norm is applied by the matmul that reads it: kernels write the
 residual stream x, g * x with the gain g of the next norm, and partial sums of x and x^2. Where the
-outputs are too few to occupy the GPU, programs also split the inputs, and the last one to finish
-sums the splits.
+outputs are too few to occupy the GPU, programs also split the inputs (split-K), and the last one to
+finish sums the splits.
 
 Vectors multiplied with int8 weights that are read four at a time (`reads_packed_int8`) have their
 columns permuted (`common.permute_columns`). They are written in that order: a program computes its
@@ -47,7 +47,7 @@ PROGRAMS = 132  # the multiprocessors of an H200
 
 
 @triton.jit
-def _matmul_share(
+def _matmul_split_k(
     x,
     weight,
     n,
@@ -97,7 +97,7 @@ def _matmul_share(
 
 
 @triton.jit
-def _sum_splits(
+def _sum_split_k(
     y, partials, counters, SPLITS: tl.constexpr, BLOCK_ROWS: tl.constexpr, OUTPUTS: tl.constexpr
 ):
     """The sum over all splits of the inputs, and whether this program is the last, which has it."""
@@ -121,8 +121,8 @@ def _sum_splits(
 def _sum_parts(parts, m, rows, num_parts, NUM_PARTS: tl.constexpr):
     """The sums of the vectors m, from those of their parts."""
     part = tl.arange(0, NUM_PARTS)
-    real = (m < rows)[:, None] & (part < num_parts)[None, :]
-    sums = tl.load(parts + part[None, :] * rows + m[:, None], mask=real, other=0.0)
+    valid = (m < rows)[:, None] & (part < num_parts)[None, :]
+    sums = tl.load(parts + part[None, :] * rows + m[:, None], mask=valid, other=0.0)
     return tl.sum(sums, 1)
 
 
@@ -177,7 +177,7 @@ def _project_kernel(
     biases = load_per_output(bias, n, inside, HAS_BIAS, 0.0)
     mean_weights = load_per_output(mean_weight, n, inside, LAYER_NORM, 0.0)
     wait_for_previous(PDL)
-    y = _matmul_share(
+    y = _matmul_split_k(
         x,
         weight,
         n,
@@ -191,7 +191,7 @@ def _project_kernel(
         PACKED_INT8,
         WAIT_WGMMA,
     )
-    y, last = _sum_splits(y, partials, counters, SPLITS, BLOCK_ROWS, OUTPUTS)
+    y, last = _sum_split_k(y, partials, counters, SPLITS, BLOCK_ROWS, OUTPUTS)
     if last:
         y *= scales[None, :]
         squares = sums + num_parts * rows
@@ -208,8 +208,8 @@ def _project_kernel(
             z = activate(y, ACTIVATION)
         row = m[:, None].to(tl.int64)
         columns = (tl.program_id(0) * RESULTS + tl.arange(0, RESULTS))[None, :]
-        real = (row < rows) & (columns < outputs)
-        tl.store(out + row * outputs + columns, z.to(out.dtype.element_ty), mask=real)
+        valid = (row < rows) & (columns < outputs)
+        tl.store(out + row * outputs + columns, z.to(out.dtype.element_ty), mask=valid)
 
 
 @triton.jit
@@ -249,13 +249,13 @@ def _add_kernel(
     scales = load_per_output(scale, n, inside, HAS_SCALE, 1.0)
     biases = load_per_output(bias, n, inside, HAS_BIAS, 0.0)
     g = tl.load(gain + n, mask=inside, other=0.0).to(tl.float32)
-    real = (m < rows)[:, None] & inside[None, :]
+    valid = (m < rows)[:, None] & inside[None, :]
     columns = m[:, None].to(tl.int64) * outputs + offset[None, :]
     residual_in = tl.load(
-        stream + columns, mask=real, other=0.0
+        stream + columns, mask=valid, other=0.0
     )  # written at least two kernels before
     wait_for_previous(PDL)
-    y = _matmul_share(
+    y = _matmul_split_k(
         x,
         weight,
         n,
@@ -269,11 +269,11 @@ def _add_kernel(
         PACKED_INT8,
         WAIT_WGMMA,
     )
-    y, last = _sum_splits(y, partials, counters, SPLITS, BLOCK_ROWS, OUTPUTS)
+    y, last = _sum_split_k(y, partials, counters, SPLITS, BLOCK_ROWS, OUTPUTS)
     if last:
         y = y * scales[None, :] + biases[None, :] + residual_in
-        tl.store(new_stream + columns, y, mask=real)
-        tl.store(scaled + columns, (y * g[None, :]).to(scaled.dtype.element_ty), mask=real)
+        tl.store(new_stream + columns, y, mask=valid)
+        tl.store(scaled + columns, (y * g[None, :]).to(scaled.dtype.element_ty), mask=valid)
         part = sums + tl.program_id(0) * rows + m
         tl.store(part, tl.sum(y, 1), mask=m < rows)
         tl.store(part + tl.num_programs(0) * rows, tl.sum(y * y, 1), mask=m < rows)
@@ -287,12 +287,12 @@ def _start_kernel(
     scaled,
     sums,
     width,
-    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
     PERMUTE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    offset = tl.arange(0, WIDE)
+    offset = tl.arange(0, BLOCK)
     column = permute_columns(offset) if PERMUTE else offset
     inside = offset < width
     g = tl.load(gain + column, mask=inside, other=0.0).to(tl.float32)
@@ -333,7 +333,7 @@ class ResidualStream(NamedTuple):
             consumer.gain,
             *result[:3],
             width,
-            WIDE=triton.next_power_of_2(width),
+            BLOCK=triton.next_power_of_2(width),
             PERMUTE=result.permuted,
             num_warps=8,
             **pdl_options(),

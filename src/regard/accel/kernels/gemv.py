@@ -7,8 +7,8 @@ down and the residual. Norms of q and k are one more, as is a norm after a branc
 
 The residual stream is float32. Weights are floating point, or int8 with a scale per output. With
 programmatic dependent launch (PDL) each kernel loads what the previous one does not write, above
-all its weights, and only then waits for it: the memory is never idle between two kernels. What the
-kernel before the previous one wrote is complete.
+all its weights, and only then waits for it: the memory is never idle between two kernels. Results
+of kernels before the previous one are already visible.
 """
 
 import torch
@@ -54,12 +54,12 @@ def _dot(w, v):
 
 
 @triton.jit
-def _load_rotation(p, inside, position, frequency, cos, sin, frequencies):
+def _load_rotation(p, inside, position, frequency_index, cos, sin, num_frequencies):
     """cos and sin of each pair at its position; 1 and 0 for pairs without a frequency."""
-    index = tl.load(frequency + p, mask=inside, other=-1)
+    index = tl.load(frequency_index + p, mask=inside, other=-1)
     rotated = inside & (index >= 0)
-    c = tl.load(cos + position * frequencies + index, mask=rotated, other=1.0)
-    s = tl.load(sin + position * frequencies + index, mask=rotated, other=0.0)
+    c = tl.load(cos + position * num_frequencies + index, mask=rotated, other=1.0)
+    s = tl.load(sin + position * num_frequencies + index, mask=rotated, other=0.0)
     return c, s
 
 
@@ -87,7 +87,7 @@ def _qkv_kernel(
     mean_weight,
     first,
     second,
-    frequency,
+    frequency_index,
     cos,
     sin,
     lengths,
@@ -97,7 +97,7 @@ def _qkv_kernel(
     pairs,
     width,
     eps,
-    frequencies,
+    num_frequencies,
     q_width,
     k_width,
     capacity,
@@ -120,7 +120,7 @@ def _qkv_kernel(
     if NORM:
         g = load_vector(gain, 0, width, BLOCK)
     position = tl.load(lengths + row)
-    c, s = _load_rotation(p, inside, position, frequency, cos, sin, frequencies)
+    c, s = _load_rotation(p, inside, position, frequency_index, cos, sin, num_frequencies)
     first_scale = load_per_output(scale, first_output, inside, HAS_SCALE, 1.0)
     second_scale = load_per_output(scale, second_output, inside, HAS_SCALE, 1.0)
     first_bias = load_per_output(bias, first_output, inside, HAS_BIAS, 0.0)
@@ -230,7 +230,7 @@ def project_qkv(
     x: Tensor,
     normed: FusedNormLinear,
     pairs: RotaryPairs,
-    frequencies: tuple[Tensor, ...],
+    tables: tuple[Tensor, ...],  # cos and sin
     cache: KVCache,
     lengths: Tensor,
 ) -> Tensor:
@@ -251,8 +251,8 @@ def project_qkv(
         normed.mean_weight,
         pairs.first,
         pairs.second,
-        pairs.frequency,
-        *frequencies,
+        pairs.frequency_index,
+        *tables,
         lengths,
         q,
         cache.keys,
@@ -260,7 +260,7 @@ def project_qkv(
         len(pairs.first),
         width,
         normed.eps,
-        frequencies[0].shape[1],
+        tables[0].shape[1],
         q_width,
         k_width,
         cache.keys.shape[2],
@@ -313,7 +313,7 @@ def linear(
 
 
 def _shape(layer: PackedLinear, rows_together: int) -> dict[str, int]:
-    """The sizes of a program, such that it holds enough of W to be busy."""
+    """The sizes of a program, so that it reads enough of W to hide latency."""
     width = layer.weight.shape[1]
     block = min(BLOCK_INPUTS, triton.next_power_of_2(width))
     elements, warps = PROGRAM_SIZES[rows_together, layer.weight.itemsize == 1]

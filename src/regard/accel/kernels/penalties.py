@@ -18,9 +18,9 @@ def _recent(n, history, lengths, prompts, history_capacity, width, vocab):
     first = 0
     if prompts is not None:
         first = tl.load(prompts + row)
-    real = (n < width) & (position >= first)
-    ids = tl.load(history + row * history_capacity + position, mask=real, other=0)
-    return ids, real & (ids < vocab)
+    valid = (n < width) & (position >= first)
+    ids = tl.load(history + row * history_capacity + position, mask=valid, other=0)
+    return ids, valid & (ids < vocab)
 
 
 @triton.jit
@@ -38,10 +38,10 @@ def _repetition_kernel(
 ):
     """As `generate.samplers.penalties.Repetition`; a repeated id stores the same value."""
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    ids, real = _recent(n, history, lengths, prompts, history_capacity, width, vocab)
+    ids, valid = _recent(n, history, lengths, prompts, history_capacity, width, vocab)
     ids += tl.program_id(0).to(tl.int64) * vocab
-    x = tl.load(logits + ids, mask=real)
-    tl.store(out + ids, tl.where(x > 0, x / penalty, x * penalty), mask=real)
+    x = tl.load(logits + ids, mask=valid)
+    tl.store(out + ids, tl.where(x > 0, x / penalty, x * penalty), mask=valid)
 
 
 @triton.jit
@@ -63,19 +63,21 @@ def _frequency_kernel(
     `out` holds the logits. Each occurrence of an id adds 1 to the bits of its logit, taken as an
     integer; the difference from the original bits is the number of occurrences.
     """
-    ids, real = _recent(
+    ids, valid = _recent(
         tl.arange(0, BLOCK_HISTORY), history, lengths, prompts, history_capacity, width, vocab
     )
     ids += tl.program_id(0).to(tl.int64) * vocab
-    x = tl.load(logits + ids, mask=real)
+    x = tl.load(logits + ids, mask=valid)
     occurrences = 1.0
     if not PRESENCE:
         bit_counts = out.to(tl.pointer_type(tl.int32), bitcast=True) + ids
-        tl.atomic_add(bit_counts, 1, mask=real, sem="relaxed", scope="cta")
+        tl.atomic_add(bit_counts, 1, mask=valid, sem="relaxed", scope="cta")
         tl.debug_barrier()  # all are counted before one is read,
-        occurrences = (tl.load(bit_counts, mask=real) - x.to(tl.int32, bitcast=True)).to(tl.float32)
+        occurrences = (tl.load(bit_counts, mask=valid) - x.to(tl.int32, bitcast=True)).to(
+            tl.float32
+        )
         tl.debug_barrier()  # and read before one is overwritten
-    tl.store(out + ids, x - penalty * occurrences, mask=real)
+    tl.store(out + ids, x - penalty * occurrences, mask=valid)
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from regard.nn.state import KVCache
 def _store_kernel(
     qkv,
     partner,
-    frequency_of,
+    column_frequency_index,
     sine_sign,
     cos,
     sin,
@@ -33,7 +33,7 @@ def _store_kernel(
     keys,
     values,
     time,
-    frequencies,
+    num_frequencies,
     capacity,
     eps,
     CONCATENATED: tl.constexpr,
@@ -59,22 +59,26 @@ def _store_kernel(
         position = tl.load(lengths + row) + token % time
         OUTPUTS: tl.constexpr = HEADS
     column, h = tl.arange(0, BLOCK_HEAD), (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[:, None]
-    real = column < HEAD
-    partner_column = tl.load(partner + column, mask=real, other=0)
-    frequency = tl.load(frequency_of + column, mask=real, other=-1)
-    c = tl.load(cos + position * frequencies + frequency, mask=frequency >= 0, other=1.0)
-    s = tl.load(sin + position * frequencies + frequency, mask=frequency >= 0, other=0.0)
-    s *= tl.load(sine_sign + column, mask=real, other=0)
+    valid = column < HEAD
+    partner_column = tl.load(partner + column, mask=valid, other=0)
+    frequency_index = tl.load(column_frequency_index + column, mask=valid, other=-1)
+    c = tl.load(
+        cos + position * num_frequencies + frequency_index, mask=frequency_index >= 0, other=1.0
+    )
+    s = tl.load(
+        sin + position * num_frequencies + frequency_index, mask=frequency_index >= 0, other=0.0
+    )
+    s *= tl.load(sine_sign + column, mask=valid, other=0)
     if QK_NORM:
         is_query = h < HEADS
-        g = tl.load(q_gain + column, mask=real, other=0.0)[None, :]
-        partner_g = tl.load(q_gain + partner_column, mask=real, other=0.0)[None, :]
-        g = tl.where(is_query, g, tl.load(k_gain + column, mask=real, other=0.0)[None, :])
-        k_partner_g = tl.load(k_gain + partner_column, mask=real, other=0.0)[None, :]
+        g = tl.load(q_gain + column, mask=valid, other=0.0)[None, :]
+        partner_g = tl.load(q_gain + partner_column, mask=valid, other=0.0)[None, :]
+        g = tl.where(is_query, g, tl.load(k_gain + column, mask=valid, other=0.0)[None, :])
+        k_partner_g = tl.load(k_gain + partner_column, mask=valid, other=0.0)[None, :]
         partner_g = tl.where(is_query, partner_g, k_partner_g)
     wait_for_previous(PDL)
     qkv += token * (HEADS + 2 * KV_HEADS) * HEAD
-    inside = (h < HEADS + 2 * KV_HEADS) & real[None, :]
+    inside = (h < HEADS + 2 * KV_HEADS) & valid[None, :]
     x = tl.load(qkv + h * HEAD + column[None, :], mask=inside, other=0.0).to(tl.float32)
     y = tl.load(qkv + h * HEAD + partner_column[None, :], mask=inside, other=0.0).to(tl.float32)
     rotated = x * c[None, :] + y * s[None, :]
@@ -83,12 +87,12 @@ def _store_kernel(
         rotated = (x * g * c[None, :] + y * partner_g * s[None, :]) * inverse_rms
     y = tl.where(h < HEADS + KV_HEADS, rotated, x)
     q += token * OUTPUTS * HEAD
-    is_output = (h < OUTPUTS) & real[None, :]
+    is_output = (h < OUTPUTS) & valid[None, :]
     tl.store(q + h * HEAD + column[None, :], y.to(q.dtype.element_ty), mask=is_output)
     dtype = keys.dtype.element_ty
     k, v = h - HEADS, h - HEADS - KV_HEADS
     offset = row * KV_HEADS * capacity * HEAD + position * HEAD + column[None, :]
-    is_key = (k >= 0) & (k < KV_HEADS) & real[None, :] & stored
+    is_key = (k >= 0) & (k < KV_HEADS) & valid[None, :] & stored
     tl.store(keys + offset + k * capacity * HEAD, y.to(dtype), mask=is_key)
     tl.store(values + offset + v * capacity * HEAD, y.to(dtype), mask=(v >= 0) & inside & stored)
 
@@ -127,7 +131,7 @@ def _gate_kernel(
 def rotate_and_cache(
     qkv: Tensor,
     time: int,
-    form: AttentionOptions,
+    options: AttentionOptions,
     cache: KVCache,
     lengths: Tensor,
     rows: Tensor | None = None,
@@ -138,8 +142,8 @@ def rotate_and_cache(
     sequences: `rows` and `lengths` are the row and the position of each token, where row -1 is not
     stored, and q is returned with k.
     """
-    assert form.rotary is not None
-    (pairs, tables), gains = form.rotary, form.qk_gains or (None, None)
+    assert options.rotary is not None
+    (pairs, tables), gains = options.rotary, options.qk_gains or (None, None)
     _, kv_heads, capacity, head_dim = cache.keys.shape
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     outputs = heads if rows is None else heads + kv_heads
@@ -149,7 +153,7 @@ def rotate_and_cache(
     _store_kernel[(len(qkv), triton.cdiv(heads + 2 * kv_heads, block))](
         qkv,
         pairs.partner,
-        pairs.frequencies,
+        pairs.column_frequency_index,
         pairs.signs,
         *tables,
         *gains,
@@ -161,9 +165,9 @@ def rotate_and_cache(
         time,
         tables[0].shape[1],
         capacity,
-        form.qk_eps,
+        options.qk_eps,
         CONCATENATED=rows is not None,
-        QK_NORM=form.qk_gains is not None,
+        QK_NORM=options.qk_gains is not None,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD=head_dim,

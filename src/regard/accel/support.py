@@ -13,7 +13,7 @@ RMS_NORMS = ("rms", "rms_plus_one")
 MAX_SHARED_HEADS = 32  # query heads per key head: the shared memory of a GPU must hold them
 
 
-def packing_obstacle(description: Description) -> str | None:
+def packed_unsupported_reason(description: Description) -> str | None:
     """Why `PackedDecoder` cannot run a model; None if it can."""
     if description.position_in_each_layer:
         return "positions are added in every layer"
@@ -29,7 +29,7 @@ def packing_obstacle(description: Description) -> str | None:
     return None
 
 
-def cpu_decoder_obstacle(description: Description) -> str | None:
+def cpu_unsupported_reason(description: Description) -> str | None:
     """Why `CpuDecoder` cannot run a packed model; None if it can."""
     if description.device.type != "cpu" or description.dtype != torch.float32:
         return f"it needs float32 on a CPU, not {description.dtype} on {description.device}"
@@ -46,7 +46,7 @@ def cpu_decoder_obstacle(description: Description) -> str | None:
     return None
 
 
-def triton_obstacle(description: Description) -> str | None:
+def triton_unsupported_reason(description: Description) -> str | None:
     """Why `TritonDecoder` cannot run a model on a GPU; None if it can."""
     if description.position_in_each_layer:
         return "positions are added in every layer"
@@ -69,7 +69,7 @@ def triton_obstacle(description: Description) -> str | None:
     return None
 
 
-def gemm_obstacle(description: Description) -> str | None:
+def gemm_unsupported_reason(description: Description) -> str | None:
     """Why `TritonDecoder` cannot decode several rows by its gemm kernels; None if it can."""
     if description.final_norm is None or description.head_scale != 1.0 or description.head_projects:
         return "the head does not follow a norm directly"
@@ -79,7 +79,7 @@ def gemm_obstacle(description: Description) -> str | None:
     return None
 
 
-def prefill_obstacle(description: Description) -> str | None:
+def prefill_unsupported_reason(description: Description) -> str | None:
     """Why `TritonDecoder` leaves prompts to the model; None if its kernels can run them."""
     if description.position != "rotary":
         return f"position={description.position!r} is not rotary"
