@@ -161,11 +161,11 @@ def _usage_message(error: Any, words: Sequence[str]) -> tuple[str, int]:
     command = error.ctx.command_path if error.ctx is not None else "regard"
     hint = _hint(getattr(error, "option_name", None), command, words)
     if command == "regard" and words and message.startswith("No such command"):
-        command = next(word for word in words if not word.startswith("-"))
-        message = f"no such command {command!r}"
+        name = next(word for word in words if not word.startswith("-"))
+        message = f"no such command {name!r}"
         known = [command.name or "" for command in app.registered_commands]
-        close = get_close_matches(command, known, n=1)
-        instead = INSTEAD.get(command) or (f"did you mean {close[0]!r}?" if close else "")
+        close = get_close_matches(name, known, n=1)
+        instead = INSTEAD.get(name) or (f"did you mean {close[0]!r}?" if close else "")
         message += f"; {instead}\n" if instead else "\n"
         message += f"commands: {', '.join(known)}"
     if hint is not None and (option := getattr(error, "option_name", None)) is not None:
