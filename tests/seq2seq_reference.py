@@ -44,7 +44,7 @@ def bahdanau(w: Weights, source: list[int], ids: list[int]) -> Tensor:
         ahead.append(gru(w, "encoder.0.forward_layer", x, ahead[-1]))
         back.append(gru(w, "encoder.0.backward_layer", last, back[-1]))
     both = [torch.cat(each) for each in zip(ahead[1:], reversed(back[1:]), strict=True)]
-    states = [linear(w, "join", each).tanh() for each in both]
+    states = [linear(w, "direction_projection", each).tanh() for each in both]
     s = linear(w, "bridge.0.0", torch.cat([ahead[-1], back[-1]])).tanh()
     zs = []
     for id in ids:

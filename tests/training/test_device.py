@@ -135,7 +135,7 @@ def test_steps_are_captured_where_they_are_compiled_for_cuda(place, over, wanted
     assert path.cuda_graph is wanted
     assert ("cuda_graph" in path.unsupported_reasons) is not wanted
     assert not training_path(TrainConfig(**over), place, model, ranks=2).cuda_graph
-    model.packs = True
+    model.uses_packed_sequence = True
     assert not training_path(TrainConfig(**over), place, model).cuda_graph
 
 

@@ -92,6 +92,6 @@ def training_path(
         reason = f"{ranks} ranks exchange gradients during a step"
     elif settings.activation_checkpointing:
         reason = "activation checkpointing resets random generators"
-    elif getattr(model, "packs", False):
+    elif getattr(model, "uses_packed_sequence", False):
         reason = "packed sequences need their lengths on the host"
     return TrainingPath(True, reason is None, {"cuda_graph": reason} if reason else {})

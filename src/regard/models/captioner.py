@@ -12,7 +12,7 @@ from regard.models.compatibility import SEQ2SEQ, check_rules
 from regard.models.seq2seq import EncoderDecoder, Memory
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.attention import Mask
-from regard.nn.image_features import FEATURES, CellLayer, RegionPositions
+from regard.nn.image_features import FEATURES, RegionConvolution, RegionPositions
 from regard.nn.recurrent import CELLS, CellState
 from regard.nn.recurrent_attention import Hard
 from regard.nn.score import SCORES
@@ -32,7 +32,7 @@ class ImageGrid:
 
     @property
     def grid(self) -> int:
-        """Cells per row and per column."""
+        """Regions per row and per column."""
         return self.image_size // self.patch
 
     @property
@@ -175,7 +175,7 @@ class RecurrentCaptioner(EncoderDecoder):
     their gate and doubly stochastic term, and with features that are trained with the decoder.
     """
 
-    packs = False  # all images have the same number of regions
+    uses_packed_sequence = False  # all images have the same number of regions
 
     def __init__(self, config: RecurrentCaptionerConfig) -> None:
         super().__init__(cast(Any, config))
@@ -184,9 +184,9 @@ class RecurrentCaptioner(EncoderDecoder):
         features = FEATURES[config.features]
         self.image_embed = features(config.channels, dim, config.patch)
         self.image_layers = nn.Sequential(
-            *(CellLayer(dim, config.grid) for _ in range(config.encoder_layers))
+            *(RegionConvolution(dim, config.grid) for _ in range(config.encoder_layers))
         )
-        self.cell_positions = RegionPositions(config.regions, dim)  # its name in checkpoints
+        self.region_positions = RegionPositions(config.regions, dim)
         vectors = range(self._cells()[0].state_vectors)
         self.bridge = nn.ModuleList(
             nn.ModuleList(nn.Linear(dim, dim) for _ in vectors) for _ in range(config.layers)
@@ -200,7 +200,7 @@ class RecurrentCaptioner(EncoderDecoder):
     def _encode(self, source: Any) -> tuple[list[CellState], Memory]:
         images = check_images(source, self.config)
         regions = self.image_embed(images.to(next(self.image_embed.parameters()).dtype))
-        h = self.cell_positions(self.image_layers(regions))
+        h = self.region_positions(self.image_layers(regions))
         hops = [attention.keys_values(h) for attention in self._attentions()]
         allowed = torch.ones(len(h), 1, 1, h.shape[1], dtype=torch.bool, device=h.device)
         vectors = self._cells()[0].state_vectors

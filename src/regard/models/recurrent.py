@@ -121,7 +121,9 @@ class RecurrentLM(LanguageModel):
             bidirectional=config.bidirectional,
             dropout=config.dropout,
         )
-        self.packs = config.bidirectional  # whether lengths are read on the host, to pack sequences
+        self.uses_packed_sequence = (
+            config.bidirectional
+        )  # whether lengths are read on the host, to pack sequences
         tied = self.embed if config.shares_embedding else None
         self.head: Any = make(
             config.head,

@@ -139,7 +139,7 @@ class EncoderDecoder(LanguageModel):
     as in Wu et al. 2016; hops Sukhbaatar et al. 2015.
     """
 
-    packs = True  # whether lengths are read on the host, to pack sequences
+    uses_packed_sequence = True  # whether lengths are read on the host, to pack sequences
 
     def __init__(self, config: Any) -> None:  # or a captioner's, which has the same fields
         super().__init__()
@@ -164,9 +164,9 @@ class EncoderDecoder(LanguageModel):
             make(config.cell, CELLS, "cell", dim_in=dim + dim * (n == wide_layer), dim_out=dim)
             for n in range(layers)
         )
-        self.join, self.bridge, self.readout = None, None, None
+        self.direction_projection, self.bridge, self.readout = None, None, None
         if config.bidirectional and config.score is not None:
-            self.join = nn.Linear(2 * dim, dim)
+            self.direction_projection = nn.Linear(2 * dim, dim)
         if config.bidirectional and config.bridge:
             vectors = range(self._cells()[0].state_vectors)
             self.bridge = nn.ModuleList(
@@ -265,8 +265,8 @@ class EncoderDecoder(LanguageModel):
         h, last = self.encoder(self._dropout(embed(ids)), lengths)
         if self.config.reversed_source:
             h = h[rows, backwards]
-        if self.join is not None:
-            h = self.join(h).tanh()
+        if self.direction_projection is not None:
+            h = self.direction_projection(h).tanh()
         hops = [attention.keys_values(h) for attention in self._attentions()]
         memory = Memory(hops, (positions < lengths.unsqueeze(1))[:, None, None])
         return self._initial_states(last), memory

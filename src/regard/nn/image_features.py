@@ -67,7 +67,7 @@ FEATURES: dict[str, type[ConvolutionFeatures] | type[PatchFeatures]] = {
 }
 
 
-class CellLayer(nn.Module):
+class RegionConvolution(nn.Module):
     """h + relu(norm(K * h)): each region reads the regions around it, by a 3 × 3 convolution."""
 
     def __init__(self, dim: int, grid: int) -> None:

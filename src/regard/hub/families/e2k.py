@@ -41,7 +41,12 @@ E2K = Family(
     fields={},
     rules=lambda config: [
         *module_rules(
-            {"e_emb": "source_embed", "k_emb": "embed", "encoder_fc.0": "join", "fc": "head"}
+            {
+                "e_emb": "source_embed",
+                "k_emb": "embed",
+                "encoder_fc.0": "direction_projection",
+                "fc": "head",
+            }
         ),
         *module_rules({"attn.out_proj": "attention.0.out"}),
         Rule("attn.in_proj_{p}", tuple(f"attention.0.{name}.{{p}}" for name in QKV)),

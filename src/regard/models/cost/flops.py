@@ -53,7 +53,7 @@ def decode_flops(model: nn.Module, time: int) -> int:
     if not hasattr(model, "start"):
         return 0
     total = _head_flops(head, 1) + matmul_flops(other)
-    for name in ("encoder", "join", "bridge"):  # these run once, in `start`
+    for name in ("encoder", "direction_projection", "bridge"):  # these run once, in `start`
         total -= 0 if other is None else matmul_flops(getattr(model, name, None))
     for attention in recurrent_attentions(model):
         total -= matmul_flops(attention.key) + matmul_flops(attention.value)

@@ -53,6 +53,8 @@ RENAMED_TENSORS = {
     r"\b(attention|cross|ffn)_after\b": r"\1_post_norm",
     r"\bahead\.(?=input|hidden)": "forward_layer.",
     r"\bback\.(?=input|hidden)": "backward_layer.",
+    r"^cell_positions\b": "region_positions",
+    r"^join\b": "direction_projection",
     r"^log_first$": "log_initial",
     r"^log_move$": "log_transition",
     r"^log_write$": "log_emission",
