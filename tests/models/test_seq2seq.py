@@ -102,7 +102,7 @@ def test_a_look_between_two_layers_equals_torchs_multi_head_attention():
 
     ids, source = random_batch()
     h, _ = model.encoder(model.embed(source.ids), source.lengths)
-    h = model.join(h).tanh()
+    h = model.direction_projection(h).tanh()
     a, _ = below(model.embed(ids))
     padding = torch.arange(5) >= source.lengths.unsqueeze(1)
     c, expected = look(a, h, h, key_padding_mask=padding, average_attn_weights=False)
