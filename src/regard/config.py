@@ -96,30 +96,32 @@ class TrainConfig(Settings):
     clip: float = 1.0  # gradient clipping: the maximum norm; 0: off
     ema: float = 0.0  # decay of the exponential moving average of the weights; 0: off
     seed: int = 1  # seed of all random numbers: weights, batches, dropout, split of the data
-    # steps between two evaluations; None: ten times a run and at its start, less in a short run
+    # steps between two evaluations; None: at step 0 and ten times in the run, fewer times in a
+    # short one
     evaluate_every: int | None = None
     # validation targets per evaluation while training; None: as many as cost a tenth of the run
     evaluate_targets: int | None = None
     # for language models, tokens by which the windows of an evaluation advance; None: three
     # quarters of the context, so that tokens are predicted from at least a quarter of it
     evaluate_stride: int | None = None
-    # steps between two checkpoints; None: `evaluate_every`, or ten times a run
+    # steps between two checkpoints; None: `evaluate_every`, or ten times in the run
     save_every: int | None = None
     keep: int = 3  # newest checkpoints kept, beside the best
     # early stopping: end after this many evaluations without improvement
     patience: int | None = None
-    # the validation metric that picks model.safetensors; None: the task's own, as accuracy or F1;
-    # "last": the newest
+    # the validation metric that picks model.safetensors; None: the task's default, such as accuracy
+    # or F1; "last": the newest
     best: str | None = None
     # a run folder, or a Hugging Face folder, whose weights to start from
     start: str | None = None
     tune: Choice = "all"  # which parameters train (training.tuning.TUNINGS)
-    # layer-wise learning-rate decay: factor of the learning rate per layer from the output on
+    # layer-wise learning-rate decay: each layer further from the output multiplies the learning
+    # rate by this factor
     layer_decay: float = 1.0
     # evaluate baselines first: n-grams of a text; of a series naive, seasonal naive, AR(p) and one
     # linear layer
     baseline: bool = True
-    # activations whose statistics are logged, as globs of the names of hook points
+    # activations whose statistics are logged, by glob patterns of hook-point names
     log: list[str] = field(default_factory=list)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # autocast; auto: bfloat16 on CUDA
     compile: Literal["auto", "on", "off"] = "auto"  # torch.compile; auto: on CUDA only
@@ -223,7 +225,7 @@ def _unknown_key(name: str, known: Iterable[str], where: str) -> str:
     places = [table for table, (names, _) in TABLES.items() if name in names and table != where]
     if where in TABLES and "; known: " in message:  # there is no suggestion yet
         if name in {f.name for f in fields(RunConfig)} | {"minutes"}:
-            return f"unknown key {name!r}; it stands alone, as in {name}=…"
+            return f"unknown key {name!r}; it is a top-level setting: {name}=…"
         if places:
             return f"unknown key {name!r}; did you mean '{places[0]}.{name}'?"
     return message

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-LONGEST_WORD, LONGEST_LINE = 300, 1_000  # characters of a message
+MAX_WORD, MAX_LINE = 300, 1_000  # characters of a message
 
 
 def shorten(message: str) -> str:
@@ -22,9 +22,9 @@ def shorten(message: str) -> str:
     >>> len(shorten("x" * 5000))
     201
     """
-    message = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: _ends(word[0], 100), message)
+    message = re.sub(rf"\S{{{MAX_WORD},}}", lambda word: _ends(word[0], 100), message)
     lines = message.split("\n")
-    return "\n".join(_ends(line, 400) if len(line) > LONGEST_LINE else line for line in lines)
+    return "\n".join(_ends(line, 400) if len(line) > MAX_LINE else line for line in lines)
 
 
 def _ends(text: str, each: int) -> str:

@@ -27,12 +27,12 @@ def shuffle_key(*parts: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def batch_generator(seed: int, number: int) -> torch.Generator:
-    """The generator of micro-batch `number`.
+def batch_generator(seed: int, index: int) -> torch.Generator:
+    """The generator of micro-batch `index`.
 
     Its seed is hashed because torch's CPU generator uses only the lower 32 bits.
     """
-    digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
+    digest = hashlib.sha256(f"{seed} {index}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
 
 
@@ -60,7 +60,7 @@ def permute(index: NDArray[Any], size: int, key: int) -> NDArray[np.int64]:
     """
     bits = max(1, ((size - 1).bit_length() + 1) // 2)
     shift, mask = np.uint64(bits), np.uint64((1 << bits) - 1)
-    keys = [np.uint64(shuffle_key(key, number)) for number in range(FEISTEL_ROUNDS)]
+    keys = [np.uint64(shuffle_key(key, round_)) for round_ in range(FEISTEL_ROUNDS)]
 
     def encrypt(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = x >> shift, x & mask

@@ -195,7 +195,7 @@ def test_lines_that_are_not_utf8(refused, pair_run, stdin):
     [
         (["--minutes", "2"], "no such option: --minutes; it is a setting, so write minutes=2"),
         (["--steps=9"], "it is a setting, so write train.steps=9"),
-        (["train.device=cpu"], "unknown key 'device'; it stands alone, as in device=…"),
+        (["train.device=cpu"], "unknown key 'device'; it is a top-level setting: device=…"),
         (["train.layers=3"], "did you mean 'model.layers'?"),
         (["train.rate=0.1"], "unknown key 'rate'; it is called 'lr' now"),
         (["rate=0.1"], "did you mean 'train.lr'?"),

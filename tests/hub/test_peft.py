@@ -163,7 +163,7 @@ def test_what_is_not_understood_is_refused_with_what_was_seen(tmp_path):
 
 @pytest.mark.long
 def test_the_adapter_of_a_model_trained_here_says_which_base_it_fits(tmp_path):
-    """The default model rotates neighbouring coordinates, its export halves."""
+    """The RoPE of the default model is interleaved, that of its export half-split."""
     (tmp_path / "a.txt").write_text("the cat sat on the mat. " * 50)
     tiny = {"preset": "tiny-decoder", "dim": 8, "layers": 1, "heads": 2, "context": 16}
     tiny["position"] = {"kind": "rotary", "interleaved": True}
@@ -175,7 +175,7 @@ def test_the_adapter_of_a_model_trained_here_says_which_base_it_fits(tmp_path):
     assert f"its base for PEFT: regard export {base} BASE" in note
     assert "regard uses these files on that base only" in note
     with pytest.raises(
-        ConfigError, match=r"rotates[\s\S]*regard export RUN BASE, then regard import"
+        ConfigError, match=r"is interleaved[\s\S]*regard export RUN BASE, then regard import"
     ):
         regard.load(base, adapter=tmp_path / "adapter")
     regard.export(base, tmp_path / "exported")

@@ -216,7 +216,7 @@ def test_packed_dialogues_have_the_loss_of_single_ones():
     long = from_rows([*rows, [("user", "a" * 300), ("assistant", "b")]])
     packed = pack(long, task, tokenizer, short)
     assert (packed.truncated, packed.dropped) == (sum(n > min(lengths) + 1 for n in lengths), 1)
-    assert 0.9 < packed.filled(min(lengths)) <= 1
+    assert 0.9 < packed.fill_ratio(min(lengths)) <= 1
     with pytest.raises(DataError, match="no prompt leaves room"):
         pack(data, task, tokenizer, preset("tiny-decoder", vocab_size=9, context=8))
 

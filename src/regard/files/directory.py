@@ -46,7 +46,7 @@ class Directory:
     """An open folder; names of files and folders in it are single path components."""
 
     def __init__(self, path: Path, parent: "Directory | None" = None) -> None:
-        """Open `path`, which may be a symbolic link to a folder; not so the folders inside it."""
+        """Open `path`, which may be a symbolic link to a folder; folders inside it may not."""
         self.path = path
         self._absolute = path.absolute()  # the working directory may change
         self.descriptor: int | None = None
@@ -75,7 +75,7 @@ class Directory:
             return _identity(os.stat(self._absolute)) == self._identity
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:  # as a network that does not answer: not known to have moved
+        except OSError:  # for example a network that does not answer; assume that it has not moved
             return True
 
     def is_deleted(self) -> bool:
@@ -139,7 +139,8 @@ class Directory:
             flags |= FILE_FLAGS
             descriptor = os.open(self._at(name), flags, 0o666, dir_fd=self.descriptor)
         except OSError as error:
-            if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):  # replaced since
+            # replaced after the check
+            if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise
             raise CheckpointError(f"{self.path / name} is not a regular file") from None
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -38,7 +38,7 @@ DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# in which the library of safetensors writes them
+# the order in which the safetensors library writes dtypes
 WRITE_ORDER = ["I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8", "BOOL"]
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 MAX_DIMS = 8  # of a tensor

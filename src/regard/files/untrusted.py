@@ -135,7 +135,10 @@ def as_checkpoint_error(message: str) -> Iterator[None]:
 
 
 def check_vocab_ids(ids: Collection[Any]) -> None:
-    """Raise ValueError for an id far above the vocabulary size: the library allocates every gap."""
+    """Raise ValueError for an id far above the vocabulary size.
+
+    The library allocates an entry for every id up to the largest.
+    """
     max_id = max((id for id in ids if isinstance(id, int)), default=0)
     if max_id >= 4 * len(ids) + 10_000:
         raise ValueError(f"id {reprlib.repr(max_id)} is far above the number of tokens")

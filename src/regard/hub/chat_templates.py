@@ -13,16 +13,18 @@ MAX_CHARACTERS = 200_000
 def read_template(folder: Path) -> str | None:
     """The template in a folder; None if there is none."""
     if path_exists(folder / FILE):
-        return _checked(folder / FILE, read_text(folder / FILE))
+        return _check(folder / FILE, read_text(folder / FILE))
     path = folder / "tokenizer_config.json"
     value: Any = read_json(path).get("chat_template") if path_exists(path) else None
     if isinstance(value, list):  # several, by name
         named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
         value = named.get("default")
-    return None if value is None else _checked(path, value)
+    return None if value is None else _check(path, value)
 
 
-def _checked(path: Path, value: Any) -> str:
+def _check(path: Path, value: Any) -> str:
     if not isinstance(value, str) or len(value) > MAX_CHARACTERS:
-        raise CheckpointError(f"{path}: a chat template is a text of at most {MAX_CHARACTERS:,}")
+        raise CheckpointError(
+            f"{path}: a chat template is a text of at most {MAX_CHARACTERS:,} characters"
+        )
     return value

@@ -9,7 +9,7 @@ from regard.hub.family import Settings
 
 
 def read_class_count(hf: Settings) -> int:
-    """The number of classes: that of the names, or `num_labels`, or the 2 of transformers."""
+    """The number of classes: of the names, or `num_labels`, or 2, the default of transformers."""
     labels = _names(hf, "id2label") or _names(hf, "label2id")
     count = hf.get("num_labels", 2) if labels is None else len(labels)
     if type(count) is not int or count < 1:

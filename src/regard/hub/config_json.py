@@ -34,8 +34,9 @@ NO_MODEL_TYPE = "config.json has no model_type, so its tensors cannot be interpr
 TRAINING_ONLY = {"init", "dropout", "attention_dropout", "ffn_dropout"}  # no effect in eval
 CHOICES: dict[str, Mapping[str, Any]] = {"position": POSITIONS, "score": SCORES, "head": HEADS}
 DEPTHS = ("layers", "encoder_layers")
-INCOMPATIBLE = 100  # the distance to a family with another architecture, in settings
-OTHER_HEAD = 10  # the distance to a class with a head for another task
+# penalties of a family, counted in differing settings: another architecture, another head
+INCOMPATIBLE = 100
+OTHER_HEAD = 10
 Differences = dict[str, str | None]  # a differing setting, to the argument that changes it
 # Errors that malformed values of a config.json can cause in `Family.read_settings`.
 READ_ERRORS = (KeyError, TypeError, ValueError, AttributeError, OverflowError)

@@ -29,7 +29,8 @@ FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0", "q4_
 # The largest error of a weight, as a fraction of the largest weight of its tensor.
 BOUNDS = {"F32": 0.0, "F16": 2**-10, "Q8_0": 1 / 127, "Q4_K": 0.1}
 SILU, GELU = ("silu", "swish"), ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-# Layers by which llama.cpp knows a 27B; it then scales scores by the root of dim / heads.
+# Layer counts by which llama.cpp recognizes the 27B models; it then scales scores by the root of
+# dim / heads.
 LAYERS_27B = {"gemma2": 46, "gemma3_text": 62}
 TABLES = ("position_embd", "token_types")  # always in float32
 
@@ -86,7 +87,7 @@ def _check_phi(hf: Settings) -> None:
 
 
 def _interleave(name: str, weight: Array, hf: Settings) -> Array:
-    """Rows of q and k in llama.cpp's order for LLaMA: RoPE rotates neighbours, not halves."""
+    """Rows of q and k in llama.cpp's order for LLaMA: its RoPE is interleaved, not half-split."""
     if name.split(".")[-2] not in ("q_proj", "k_proj"):
         return weight
     heads = hf["num_attention_heads"]

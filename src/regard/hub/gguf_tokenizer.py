@@ -174,11 +174,11 @@ def _wordpiece(
     if not any(step["type"] == "BertNormalizer" and step["lowercase"] for step in normal):
         _refuse(tokenizer, "llama.cpp's WordPiece reads text in lower case")
 
-    def written(token: str, type: int) -> str:
+    def to_llama_cpp(token: str, type: int) -> str:
         if type != NORMAL:
             return token
         return token.removeprefix(CONTINUATION) if token.startswith(CONTINUATION) else SPACE + token
 
     writer.add_tokenizer_model("bert")
     writer.add_tokenizer_pre("default")
-    writer.add_token_list([written(*pair) for pair in zip(tokens, types, strict=True)])
+    writer.add_token_list([to_llama_cpp(*pair) for pair in zip(tokens, types, strict=True)])

@@ -16,7 +16,7 @@ TOLERANCE = 5e-3
 def compare_llama_cpp(path: Path, model: Transformer, type: str) -> float | None:
     """The largest difference of the logits after random ids; None without llama-cpp-python.
 
-    Of a type other than f32 it is only reported. An encoder is not compared.
+    For types other than f32 the difference is reported, not checked. An encoder is not compared.
     """
     try:
         import llama_cpp

@@ -178,9 +178,9 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
     settings = _read_settings(folder)
     if is_interleaved(config):
         raise ConfigError(
-            f"{folder} cannot be used: the model rotates neighbouring coordinates "
-            "(model.position.interleaved), and adapters of PEFT are for halves;\nexport the model "
-            "and import it again: regard export RUN BASE, then regard import BASE NEW"
+            f"{folder} cannot be used: the RoPE of the model is interleaved "
+            "(model.position.interleaved), and that of PEFT's adapters half-split;\nexport the "
+            "model and import it again: regard export RUN BASE, then regard import BASE NEW"
         )
     if not path_exists(folder / MODEL) and path_exists(folder / PICKLE):
         raise CheckpointError(

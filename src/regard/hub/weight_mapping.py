@@ -132,7 +132,7 @@ class WeightPlan:
 
     mappings: list[TensorMapping]
     missing: list[str]  # internal names that no external tensor fills
-    unexpected: list[str] = field(default_factory=list)  # external names that no rule places
+    unexpected: list[str] = field(default_factory=list)  # external names that no rule maps
     duplicates: dict[str, str] = field(default_factory=dict)  # external, to its equal tensor
     tied: set[str] = field(default_factory=set)  # external names of a tied output matrix
 

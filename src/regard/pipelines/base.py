@@ -76,13 +76,13 @@ class EvalData:
     """What a model is evaluated on: a task, and batches of validation data."""
 
     task: Task
-    task_choice: Choice  # the task as config.json saves it, with what was read from the data
+    task_choice: Choice  # the task as config.json saves it, with the settings derived from the data
     tokenizers: Tokenizers | None  # None for data without text
     model: ModelConfig
     validation_batches: Callable[[int | None], Iterator[Batch]]  # limit of targets → batches
     validation_data: Any  # a `Data`, of the class that the pipeline opens
     validation_size: int  # in tokens of text, pairs, images, …
-    validation_targets: int  # in what the limit of `validation_batches` counts
+    validation_targets: int  # number of targets, the unit of `validation_batches`' limit
     stride: int | None = None  # of the windows that a language model is evaluated on
     dropped: int = 0  # validation examples that are too long, dropped or truncated
 
@@ -96,7 +96,7 @@ class EvalData:
 class TrainingData(EvalData):
     """Everything a run is trained and evaluated on."""
 
-    batch: Callable[[int], Batch]  # micro-batch number → batch, a pure function of the seed
+    batch: Callable[[int], Batch]  # micro-batch index → batch, a pure function of the seed
     example_ids: Callable[[int], list[int]]  # its rows of the data, or the tokens it starts at
     all_batches: Callable[[], Iterator[Batch]]  # the data once, in order, for `fit`
     description: list[str]  # lines for the reader: data, validation, tokenizer, …
@@ -113,16 +113,16 @@ class Inputs:
     rows: Iterator[tuple[dict[str, Any], Any]]  # the columns of a row, and its input
 
 
-class Drawing(str):
-    """A sample as text for a terminal, which is also a picture."""
+class TextWithSvg(str):
+    """A sample as text for a terminal, with the same sample as SVG."""
 
     svg: str
 
-    def __new__(cls, text: str, svg: str) -> "Drawing":
-        """The text, with the SVG beside it."""
-        drawing = super().__new__(cls, text)
-        drawing.svg = svg
-        return drawing
+    def __new__(cls, text: str, svg: str) -> "TextWithSvg":
+        """The text, and its SVG as an attribute."""
+        sample = super().__new__(cls, text)
+        sample.svg = svg
+        return sample
 
 
 class Pipeline:
@@ -177,7 +177,7 @@ class Pipeline:
         return resolve(config.model, vocab_size=1)
 
     def fit_settings(self, config: RunConfig, data: Any) -> RunConfig:
-        """The settings with those that follow from the training data without its tokens."""
+        """The settings, completed with those derived from the untokenized training data."""
         return config
 
     def preview(self, config: RunConfig, data: Any) -> dict[str, str]:
@@ -237,7 +237,7 @@ class Pipeline:
         raise ConfigError(f"there is no evaluation by length for {self.name}")
 
     def inputs(self, config: RunConfig) -> tuple[str, ...]:
-        """What a prediction takes, by name: a text, or two, as a question and its context."""
+        """What a prediction takes, by name: a text, or two, such as a question and its context."""
         return ("text",)
 
     def read_inputs(self, config: RunConfig, path: Path) -> Inputs | None:

@@ -222,7 +222,8 @@ def _open_table(place: Path, columns: Mapping[str, str], kind: str | None) -> Da
     with suppress(DataError):
         return _interpret_table(read_table(place), columns, kind)
     with suppress(DataError):
-        return _interpret_table(read_table(place), columns, None)  # which the task does not fit
+        # raises later: the task needs another kind of data
+        return _interpret_table(read_table(place), columns, None)
     text: Text = PIPELINES["text"].open(place)
     note = "; read as it is, not as a table (data.text=COLUMN reads a column)"
     return replace(text, description=text.description + note)

@@ -125,7 +125,7 @@ class DialoguesPipeline(Pipeline):
             return task.collate((chosen, model.context), generator)
 
         scored = sum(int(scored.sum()) for row in packed.rows for _, scored in row)
-        filled = packed.filled(model.context)
+        filled = packed.fill_ratio(model.context)
         description = [
             f"data       {train.description}",
             *first_rows(train),
@@ -258,8 +258,8 @@ class Packed:
     truncated: int  # dialogues that are cut
     dropped: int  # dialogues that are left out: no part of a response fits
 
-    def filled(self, context: int) -> float:
-        """The share of the positions that hold tokens; the last of a dialogue is a target only."""
+    def fill_ratio(self, context: int) -> float:
+        """The fraction of positions that hold tokens; the last of a dialogue is a target only."""
         return (self.tokens - sum(map(len, self.rows))) / (len(self.rows) * context)
 
 

@@ -245,13 +245,13 @@ def answer_questions(
     device = next(model.parameters()).device
     model.eval()
 
-    def scored() -> Iterator[tuple[SpanBatch, Tensor]]:
+    def batches_with_logits() -> Iterator[tuple[SpanBatch, Tensor]]:
         for batch in windows.batches(np.arange(len(windows.store))):
             moved = batch.to(device)
             yield moved, windows.task.logits(model, moved)
 
-    best = windows.task.best_answers(scored(), top)
-    return [[best.get(number) or [(NO_ANSWER, 1.0)]] for number in range(len(questions))]
+    best = windows.task.best_answers(batches_with_logits(), top)
+    return [[best.get(index) or [(NO_ANSWER, 1.0)]] for index in range(len(questions))]
 
 
 @dataclass(frozen=True, slots=True)

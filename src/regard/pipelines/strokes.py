@@ -18,12 +18,12 @@ from regard.data.text_files import suffix
 from regard.errors import DataError
 from regard.explain.render.strokes import to_svg, to_text
 from regard.models.build import describe, resolve
-from regard.pipelines.base import Drawing, EvalData, Pipeline, Progress, TrainingData
+from regard.pipelines.base import EvalData, Pipeline, Progress, TextWithSvg, TrainingData
 from regard.pipelines.batching import describe_classes, evenly_spaced, rows_per_micro_batch
 from regard.tasks import TASKS, Handwriting
 
 DEFAULT_ROWS = 64  # drawings of a step, where train.batch is not set
-SAMPLES, SHOWN = 16, 4  # drawings of a sample; as text
+SAMPLES, SHOWN = 16, 4  # drawings per sample; drawings shown as text
 SOFT_WINDOW = "soft_window"  # the family of models that read texts
 
 
@@ -167,7 +167,7 @@ class StrokesPipeline(Pipeline):
         label = 0 if task.names else None
         text = data.validation_data.texts[0] if task.alphabet else None
         drawings = task.draw(model, SAMPLES, label=label, text=text, seed=seed, bias=0.5)
-        return Drawing(to_text(drawings[:SHOWN]), to_svg(drawings))
+        return TextWithSvg(to_text(drawings[:SHOWN]), to_svg(drawings))
 
 
 def stroke_task(choice: Choice) -> Handwriting:
@@ -178,8 +178,8 @@ def stroke_task(choice: Choice) -> Handwriting:
 def _batch(task: Handwriting, data: Strokes, rows: NDArray[np.int64]) -> Batch:
     labels = None
     if data.labels is not None and task.names:
-        number = [task.names.index(name) for name in data.class_names]
-        labels = [number[label] for label in data.labels[rows]]
+        class_ids = [task.names.index(name) for name in data.class_names]
+        labels = [class_ids[label] for label in data.labels[rows]]
     texts = [data.texts[row] for row in rows] if data.texts and task.alphabet else None
     return task.collate(([data[int(row)] for row in rows], labels, texts), torch.Generator())
 

@@ -1,8 +1,9 @@
 """DeBERTa, versions 1 to 3 (He et al. 2021): masked language model, classifier, tagger, span.
 
-BERT with disentangled attention, whose vectors of distances all layers share. Version 1 has
-projections of its own for distances, keys without bias, and query, key and value rows grouped by
-head. Versions with a convolution beside the first layer (v2 xlarge and xxlarge) are refused.
+BERT with disentangled attention; all layers share the relative position embeddings. Version 1 has
+projections of its own for relative positions, keys without bias, and query, key and value rows
+grouped by head. Versions with a convolution beside the first layer (v2 xlarge and xxlarge) are
+refused.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """DistilBERT (Sanh et al. 2019): masked language model, classifier, tagger, span extraction.
 
 Differs from BERT: no segment embeddings, no pooler, and other names of settings and tensors. In
-transformers it has no dropout after attention; trained here, it has dropout after every branch.
+transformers it has no dropout after attention; trained here, it has dropout after every sublayer.
 """
 
 from typing import Any

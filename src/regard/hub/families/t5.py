@@ -1,6 +1,6 @@
 """T5 (Raffel et al. 2020) and T5 v1.1: encoder-decoder, or the encoder alone.
 
-Differs from BART: RMS norms before each branch, no biases, unscaled scores and relative position
+Differs from BART: RMS norms before each sublayer, no biases, unscaled scores and relative position
 biases. T5 has ReLU and tied weights, v1.1 a GELU gate and an output matrix. With tied weights the
 last hidden states are scaled before the output matrix; transformers 5 stores this as
 `scale_decoder_outputs`, older versions only as `tie_word_embeddings`. A T5 that transformers 5
