@@ -76,6 +76,10 @@ class Stopped(RegardError):
         self.exit_code = exit_code
 
 
+class RegardWarning(UserWarning):
+    """A warning of this library; the command line shows it as one line."""
+
+
 RENAMED = {  # settings of earlier versions, and what they are called now
     "rate": "lr",
     "average": "ema",

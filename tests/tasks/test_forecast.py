@@ -303,3 +303,5 @@ def test_several_columns_by_a_network_and_their_pictures(tmp_path, monkeypatch, 
     assert said.code != 0
     run = regard.load("run")
     assert set(run.forecast(steps=2)) == {"a", "b"}
+    with pytest.raises(ConfigError, match="steps=0 must be at least 1"):
+        run.forecast(steps=0)

@@ -1,6 +1,7 @@
 """What trains when a run starts from another one, and with which learning rate."""
 
 import json
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 import regard
 from regard.cli import main
 from regard.config import RunConfig, TrainConfig
-from regard.errors import ConfigError
+from regard.errors import ConfigError, RegardWarning
 from regard.models.build import build_model, preset, resolve, weights
 from regard.tasks import TextClassification
 from regard.training.loop import train as training_steps
@@ -284,6 +285,13 @@ def test_adapters_are_merged_and_chosen_by_name(world, capsys):
         regard.load(world / "base", adapter=world / "merged")
     with pytest.warns(UserWarning, match="lora1 is an adapter of .*base, and is used with .*merg"):
         regard.load(world / "merged", adapter=world / "lora1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", RegardWarning)
+        with pytest.raises(SystemExit):
+            main(["predict", *map(str, (world / "merged", text, "--adapter", world / "lora1"))])
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "warning" in line.lower())
+    assert line.startswith("warning: ")
+    assert line.endswith(f"train.start={world / 'merged'}")
     with pytest.raises(ConfigError, match="has no adapter to merge"):
         regard.merge(world / "base", world / "never")
 

@@ -5,10 +5,12 @@ from pathlib import Path
 
 from regard.api.overrides import override_words
 from regard.config import RunConfig, kind_of
+from regard.data.text import Text
 from regard.models.build import count_parameters, describe, is_fitted_without_gradients
 from regard.pipelines import open_split, pipeline_of, smallest_model
 from regard.pipelines.prepare import check_compatible
 from regard.training.setup.setting_checks import check_before_data
+from regard.training.storage.evaluation import FEW_TARGETS, describe_few
 from regard.training.storage.run_folder import RunFolder, new_folder
 
 
@@ -19,7 +21,7 @@ class TrainingPreview:
     folder: str  # that would be written
     data: str
     validation: str
-    notes: dict[str, str]  # how the data is read, such as the mask of a dialogue
+    notes: dict[str, str]  # such as the mask of a dialogue, or a caution
     tokenizer: str | None  # that would be trained, or the run it comes from; None without text
     family: str
     parameters: int  # with the smallest vocabulary; 0 for models fitted without gradients
@@ -37,6 +39,8 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
     pipeline = pipeline_of(config)
     pipeline.check_splits(config, training, validation)
     notes = pipeline.preview(config, training)
+    if isinstance(validation, Text) and validation.size < FEW_TARGETS:  # a token has a byte or more
+        notes = {**notes, "caution": describe_few(validation.size, "bytes")}
     config = pipeline.fit_settings(config, training)
     model = describe(smallest_model(config))
     kind, options = kind_of(model.get("head") or "none")

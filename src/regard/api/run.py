@@ -409,7 +409,6 @@ class Run:
         3
         """
         task = self._series_task()
-        steps = task.horizon if steps is None else steps
         return by_column(task, forecast(self.model, task, self._series(series), steps))
 
     def forecast_dates(
@@ -437,9 +436,9 @@ class Run:
         2
         """
         task = self._series_task()
-        steps = task.horizon if steps is None else steps
         end = forecast_future(self.model, task, self._series(series), steps, column)
-        return forecast_figure(end, self.metrics, task.forecast_method(self.model, steps))
+        method = task.forecast_method(self.model, len(end.forecast))
+        return forecast_figure(end, self.metrics, method)
 
     def draw_evaluation(
         self, *data: Choice, test: bool = False, column: str | None = None

@@ -7,6 +7,7 @@ import errno
 import shlex
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
@@ -43,7 +44,7 @@ from regard.cli.studio import studio
 from regard.cli.train import train
 from regard.cli.translate import translate
 from regard.config import TABLES, RunConfig
-from regard.errors import CheckpointError, RegardError, shorten
+from regard.errors import CheckpointError, RegardError, RegardWarning, shorten
 
 __all__ = ["app", "main"]
 
@@ -122,7 +123,9 @@ def main(words: Sequence[str] | None = None) -> None:
         try:
             if any("\0" in word for word in words or ()):  # typer and the system raise ValueError
                 raise typer.BadParameter("an argument contains a NUL character")
-            code = app(words, prog_name="regard", standalone_mode=False)  # Ctrl-C gives 130
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                code = app(words, prog_name="regard", standalone_mode=False)  # Ctrl-C gives 130
         finally:
             sys.stdout.flush()  # so that a closed pipe or a full disk raises here
     except UsageError as error:
@@ -140,6 +143,14 @@ def main(words: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         code = _print_error(_system_message(error), CheckpointError.exit_code)
     sys.exit(code)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
+    """Print a warning of this library as one line, others with their place in the code."""
+    if issubclass(category, RegardWarning):
+        print(f"warning: {shorten(str(message))}", file=sys.stderr)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, *place[:2]))
 
 
 def _print_error(message: str, code: int) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from regard.errors import ConfigError, RegardError, ShapeError
+from regard.errors import ConfigError, RegardError, RegardWarning, ShapeError
 from regard.explain.data_frame import data_frame
 from regard.html import html_table
 from regard.nn.hook_point import HookPoint, StepHookPoint
@@ -85,7 +85,7 @@ def trace(
     activations = Trace()
     if _is_compiled(model):
         message = "trace switches torch.compile off inside its `with`: the model runs eagerly"
-        warnings.warn(message, stacklevel=3)
+        warnings.warn(message, RegardWarning, stacklevel=3)
     with ExitStack() as stack:
         stack.enter_context(run_eagerly())
         for path, function in (edit or {}).items():

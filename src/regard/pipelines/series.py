@@ -292,11 +292,11 @@ def forecast_end(
 
 
 def forecast_future(
-    model: nn.Module, task: Forecast, series: Series, steps: int, column: str | None = None
+    model: nn.Module, task: Forecast, series: Series, steps: int | None, column: str | None = None
 ) -> ForecastEnd:
     """A multi-step forecast after a series, and one-step-ahead forecasts of its last values."""
     future = forecast(model, task, series, steps)
-    known = min(steps, len(series) - (task.context or cast(int, model.context)))
+    known = min(len(future), len(series) - (task.context or cast(int, model.context)))
     end = _ending(model, task, series, column, known, future)
     return replace(end, before=[*end.before, *end.truth], truth=[])
 
@@ -330,8 +330,16 @@ def series_task(choice: Choice) -> Forecast:
     return cast(Forecast, make(choice, TASKS, "task"))
 
 
-def forecast(model: nn.Module, task: Forecast, series: Series, steps: int) -> NDArray[np.float64]:
-    """The values after the end of a series, (steps, columns); see `Forecast.rollout`."""
+def forecast(
+    model: nn.Module, task: Forecast, series: Series, steps: int | None = None
+) -> NDArray[np.float64]:
+    """The values after the end of a series, (steps, columns), by default up to the horizon.
+
+    See `Forecast.rollout`.
+    """
+    steps = task.horizon if steps is None else steps
+    if steps < 1:
+        raise ConfigError(f"steps={steps} must be at least 1")
     context = task.context or cast(int, model.context)
     if len(series) < context:
         raise DataError(

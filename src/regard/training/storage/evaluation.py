@@ -55,10 +55,12 @@ def few_targets(task: type[Task], total: int | None) -> list[str]:
     if total is None or total >= FEW_TARGETS:
         return []
     name = task.target_name.removesuffix("s") if total == 1 else task.target_name
-    return [
-        f"caution    the validation data has only {total} {name} to predict: its metrics mean "
-        "little; add data"
-    ]
+    return [f"caution    {describe_few(total, f'{name} to predict')}"]
+
+
+def describe_few(count: int, unit: str) -> str:
+    """Why metrics of so little validation data mean little."""
+    return f"the validation data has only {count} {unit}: its metrics mean little; add data"
 
 
 def describe_targets(task: type[Task], targets: int | None, total: int | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from regard.config import RunConfig, kind_of
-from regard.errors import CheckpointError, ConfigError
+from regard.errors import CheckpointError, ConfigError, RegardWarning
 from regard.files.untrusted import path_exists
 from regard.hub.chat_templates import read_template
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
@@ -120,6 +120,7 @@ def open_adapter(
         warnings.warn(
             f"{path} is an adapter of {start}, and is used with {run}; if that is the same model "
             f"in another place: regard edit {path} train.start={run}",
+            RegardWarning,
             stacklevel=3,
         )
     if kind_of(own.task)[0] == "instruct":

@@ -16,7 +16,7 @@ from inspect import signature
 from typing import Any, ClassVar, Protocol
 
 from regard.config import Choice, RunConfig, kind_of, make, to_table
-from regard.errors import CheckpointError, ConfigError, unknown
+from regard.errors import CheckpointError, ConfigError, RegardWarning, unknown
 from regard.files.untrusted import read_json
 from regard.training.storage.run_folder import RunFolder
 from regard.training.tracking.history import read_seconds
@@ -253,6 +253,7 @@ def _warn_on_error(name: str, function: Callable[..., None]) -> Callable[..., No
             function(*args)
         except Exception as error:
             failed = True
-            warnings.warn(f"tracker {name} was removed after an error: {error}", stacklevel=2)
+            message = f"tracker {name} was removed after an error: {error}"
+            warnings.warn(message, RegardWarning, stacklevel=2)
 
     return call
