@@ -48,7 +48,7 @@ TABLES = {
 }
 LLAMA3 = {"kind": "llama3", "factor": 2.0, "original_context": 4, "low": 0.5, "high": 2.0}
 OPTIONS = {  # of an entry of a table; without any it is taken as it is
-    "scaled_dot": [{}, {"width": 9, "cap": 5.0}],
+    "scaled_dot": [{}, {"scale_dim": 9, "cap": 5.0}],
     "dot": [{}, {"scale": 0.3, "cap": 5.0}],
     "shaw": [{"max_distance": 2}],
     "disentangled": [
@@ -58,13 +58,17 @@ OPTIONS = {  # of an entry of a table; without any it is taken as it is
     "sinusoidal": [
         {},
         {"each_layer": True},
-        {"halves": True, "base": 100.0, "each_layer": True, "projected": True},
+        {"interleaved": False, "base": 100.0, "each_layer": True, "projected": True},
     ],
     "learned": [{}, {"offset": 2, "each_layer": True, "projected": True}],
     "rotary": [
         {},
-        {"fraction": 0.5, "scaling": {"kind": "linear", "factor": 2.0}},
-        {"fraction": 0.5, "interleaved": True, "scaling": {"kind": "ntk", "factor": 2.0}},
+        {"partial_rotary_factor": 0.5, "scaling": {"kind": "linear", "factor": 2.0}},
+        {
+            "partial_rotary_factor": 0.5,
+            "interleaved": True,
+            "scaling": {"kind": "ntk", "factor": 2.0},
+        },
         {"interleaved": True, "base": 100.0, "window_base": 10.0, "scaling": LLAMA3},
     ],
     "t5": [{"buckets": 8, "max_distance": 9}],

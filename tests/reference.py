@@ -98,7 +98,7 @@ def disentangled(
     return score
 
 
-def content(q: Vector, k: Vector, i: int = 0, j: int = 0) -> float:
+def cosine(q: Vector, k: Vector, i: int = 0, j: int = 0) -> float:
     return dot(q, k) / math.sqrt(dot(q, q) * dot(k, k))
 
 

@@ -56,14 +56,14 @@ CHOICES = {
     "score": [
         *sorted(SCORES.keys() - {"location"}),  # that one is for recurrent decoders
         {"kind": "scaled_dot", "cap": 2.0},
-        {"kind": "scaled_dot", "width": 3},
+        {"kind": "scaled_dot", "scale_dim": 3},
         {"kind": "dot", "scale": 0.3},
     ],
     "position": [
         *sorted(POSITIONS),
         {"kind": "rotary", "interleaved": True},
-        {"kind": "rotary", "fraction": 0.5},
-        {"kind": "rotary", "fraction": 0.5, "interleaved": True},
+        {"kind": "rotary", "partial_rotary_factor": 0.5},
+        {"kind": "rotary", "partial_rotary_factor": 0.5, "interleaved": True},
         {"kind": "rotary", "base": 50.0},
         {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}},
         {"kind": "learned", "each_layer": True},
@@ -121,8 +121,11 @@ CASES = [
     for value in values
 ]
 PAIRS = [  # of which one field alone says nothing
-    {"head_dim": 5, "position": {"kind": "rotary", "fraction": 0.8}},
-    {"head_dim": 5, "position": {"kind": "rotary", "fraction": 0.8, "interleaved": True}},
+    {"head_dim": 5, "position": {"kind": "rotary", "partial_rotary_factor": 0.8}},
+    {
+        "head_dim": 5,
+        "position": {"kind": "rotary", "partial_rotary_factor": 0.8, "interleaved": True},
+    },
     {"head_dim": 6, "position": {"kind": "rotary", "interleaved": True}},
     {"norm_placement": "parallel", "norm": "layer", "bias": True, "window": 3},
     {"qk_norm": True, "kv_heads": 2, "norm": "rms_plus_one"},

@@ -8,9 +8,12 @@ from regard.models.transformer import Transformer, TransformerConfig
 CHOICES = [
     {},
     {"position": "rotary", "kv_heads": 2},
-    {"position": {"kind": "rotary", "fraction": 0.5, "interleaved": True}, "norm": "rms"},
     {
-        "position": {"kind": "rotary", "fraction": 0.5},
+        "position": {"kind": "rotary", "partial_rotary_factor": 0.5, "interleaved": True},
+        "norm": "rms",
+    },
+    {
+        "position": {"kind": "rotary", "partial_rotary_factor": 0.5},
         "norm": "rms",
         "qk_norm": True,
         "ffn": "swiglu",

@@ -50,7 +50,7 @@ LLAMA = TransformerConfig(
 CHANGES = [
     {},
     {"position": {"kind": "rotary", "interleaved": True}, "tied": True},
-    {"position": {"kind": "rotary", "fraction": 0.5}, "bias": "qkv"},
+    {"position": {"kind": "rotary", "partial_rotary_factor": 0.5}, "bias": "qkv"},
     {"window": 20, "kv_heads": 4},
     {"norm": "rms_plus_one", "ffn": "geglu_tanh", "kv_heads": 1},
     {"ffn": "relu2", "bias": True},

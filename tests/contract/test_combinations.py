@@ -244,7 +244,7 @@ def test_a_score_by_distance_is_for_self_attention_only(score):
 
 
 def test_pairs_within_an_odd_head_are_turned_too():
-    position = {"kind": "rotary", "fraction": 0.8, "interleaved": True}
+    position = {"kind": "rotary", "partial_rotary_factor": 0.8, "interleaved": True}
     subject = Subject(TransformerConfig(**SIZES, head_dim=5, position=position))
     narrow = subject.read()
     subject.model.double()

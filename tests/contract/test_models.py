@@ -41,7 +41,7 @@ TINY = TransformerConfig(vocab_size=VOCAB, dim=16, layers=2, heads=4, context=16
 
 VARIATIONS = [
     *({"position": name} for name in POSITIONS),
-    {"position": {"kind": "rotary", "fraction": 0.5, "interleaved": True}},
+    {"position": {"kind": "rotary", "partial_rotary_factor": 0.5, "interleaved": True}},
     {"position": {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}}},
     {"position": {"kind": "sinusoidal", "each_layer": True}},
     {"position": {"kind": "learned", "each_layer": True}},
@@ -76,7 +76,7 @@ LOOKS = [  # beside those of the presets
     {"score": "dot", "bidirectional": False, "source_vocab_size": VOCAB + 2},
     {"score": "general", "hard": "straight_through"},
     {
-        "score": "content",
+        "score": "cosine",
         "placement": "between",
         "heads": 4,
         "layers": 2,
@@ -124,7 +124,9 @@ def shrink(config):
         layers=2,
         heads=4,
         kv_heads=narrow.get(config.kv_heads, 2),
-        head_dim=_head_dim(options["fraction"]) if "fraction" in options else None,
+        head_dim=_head_dim(options["partial_rotary_factor"])
+        if "partial_rotary_factor" in options
+        else None,
         ffn_dim=None,
         context=16,
         position={"kind": kind, **options} if options else kind,

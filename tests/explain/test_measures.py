@@ -273,7 +273,7 @@ def test_similarities_of_positions_depend_on_their_distance():
 
 def test_parts_of_a_counted_probability_add_up_to_it():
     ids = torch.randint(0, 5, (4, 30))
-    for smoothing in ("interpolated", "add_k", "kneser_ney"):
+    for smoothing in ("witten_bell", "add_k", "kneser_ney"):
         model = NGram(NGramConfig(vocab_size=5, order=3, smoothing=smoothing))
         model.fit([SimpleNamespace(ids=ids[:, :-1], targets=ids[:, 1:])])
         parts = model.contributions(ids[:, :-1], ids[:, 1:])

@@ -81,10 +81,10 @@ def test_fractions_of_a_turn_have_three_names():
     old = {"model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 500}
     new = {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 500.0}}
     assert read_config(old)[1] == read_config({"model_type": "gpt_neox", **new})[1]
-    wanted = {"kind": "rotary", "base": 500.0, "fraction": 0.5}
+    wanted = {"kind": "rotary", "base": 500.0, "partial_rotary_factor": 0.5}
     assert read_config(old)[1].position == wanted
     phi = {"model_type": "phi", "partial_rotary_factor": 0.25}
-    assert read_config(phi)[1].position == {"kind": "rotary", "fraction": 0.25}
+    assert read_config(phi)[1].position == {"kind": "rotary", "partial_rotary_factor": 0.25}
 
 
 def test_layer_types_of_which_every_nth_is_full_are_a_window():

@@ -49,7 +49,10 @@ def names(folder):
         ),
         (
             "tiny-decoder",
-            {"position": {"kind": "rotary", "interleaved": True, "fraction": 0.5}, "tied": False},
+            {
+                "position": {"kind": "rotary", "interleaved": True, "partial_rotary_factor": 0.5},
+                "tied": False,
+            },
             "gpt_neox",
         ),
     ],

@@ -180,7 +180,7 @@ def test_gemma_27b_has_its_own_scale(fields, family, layers):
     # llama.cpp computes these: the root of dim / heads by the number of layers
     for count, width, other in ((layers, 16, 24), (layers - 2, 24, 16)):
         architecture_of(settings(count, width))
-        message = f"model.score.width={other} .* with {count} layers llama.cpp computes {width}"
+        message = f"model.score.scale_dim={other} .* with {count} layers llama.cpp computes {width}"
         with pytest.raises(ConfigError, match=message):
             architecture_of(settings(count, other))
 

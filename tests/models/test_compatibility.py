@@ -34,7 +34,10 @@ NONSENSE = [
         "residual_scale=-1.0 must be more than 0",
     ),
     ({"embed_dim": 5, "position": "sinusoidal"}, r"even width \(dim, or embed_dim\), not dim=5"),
-    ({"head_dim": 5, "position": "rotary"}, "head_dim=5 times fraction=1.0 must be even"),
+    (
+        {"head_dim": 5, "position": "rotary"},
+        "head_dim=5 times partial_rotary_factor=1.0 must be even",
+    ),
     ({"score": "location"}, "score='location' does not depend on the keys, .* no gradient"),
     (
         {"score": {"kind": "shaw", "cap": 5.0}},
@@ -44,7 +47,10 @@ NONSENSE = [
         {"score": {"kind": "shaw", "max_distance": 0}},
         "score 'shaw': max_distance=0 must be more than 0",
     ),
-    ({"score": {"kind": "scaled_dot", "width": 0}}, "'scaled_dot': width=0 must be more than 0"),
+    (
+        {"score": {"kind": "scaled_dot", "scale_dim": 0}},
+        "'scaled_dot': scale_dim=0 must be more than 0",
+    ),
     ({"score": {"kind": "dot", "cap": 0.0}}, "dot score: cap=0.0 must be more than 0"),
     ({"position": {"kind": "learned", "offset": -1}}, "offset=-1 must be at least 0"),
     ({"position": {"kind": "rotary", "base": 0.0}}, "'rotary': base=0.0 must be more than 0"),

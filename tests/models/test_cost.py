@@ -28,7 +28,7 @@ CHANGES = [
     {"position": "t5"},
     {"position": "alibi"},
     {"score": {"kind": "scaled_dot", "cap": 50.0}},
-    {"score": "content"},
+    {"score": "cosine"},
     {"score": "additive", "kv_heads": 2},
     {"score": "general", "kv_heads": 2},
     {"score": "shaw", "position": "none"},

@@ -17,7 +17,7 @@ from regard.nn.state import Source
 
 VOCAB = 7
 SLOW = {
-    "interpolated": reference.WittenBell,
+    "witten_bell": reference.WittenBell,
     "add_k": reference.AddK,
     "kneser_ney": reference.KneserNey,
 }
@@ -31,7 +31,7 @@ def blocks(rows=6, time=20, seed=0, vocab=VOCAB):
     return TextBatch(text[:, :-1], text[:, 1:])
 
 
-def fit_ngram(order=4, batches=None, smoothing="interpolated"):
+def fit_ngram(order=4, batches=None, smoothing="witten_bell"):
     model = NGram(NGramConfig(vocab_size=VOCAB, order=order, smoothing=smoothing))
     model.fit([blocks()] if batches is None else batches)
     return model

@@ -51,7 +51,7 @@ def test_a_word_that_follows_one_word_only_is_no_guess_elsewhere():
     san, francisco, glasses, *others = range(8)
     rows = [[san, francisco]] * 9 + [[other, glasses] for other in others]
     kneser_ney = fit_ngram(rows, 8, 2, "kneser_ney").probabilities(torch.tensor([[glasses]]))
-    witten_bell = fit_ngram(rows, 8, 2, "interpolated").probabilities(torch.tensor([[glasses]]))
+    witten_bell = fit_ngram(rows, 8, 2, "witten_bell").probabilities(torch.tensor([[glasses]]))
     assert kneser_ney[0, 0, glasses] > 2 * kneser_ney[0, 0, francisco]
     assert witten_bell[0, 0, glasses] < witten_bell[0, 0, francisco]
 

@@ -96,9 +96,9 @@ def test_learned_positions_are_rows_of_a_table():
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_rotary_computes_the_formula(fraction, interleaved):
-    rotation = Rotary(8, base=50.0, fraction=fraction, interleaved=interleaved).rotation(
-        at(0, 3, 40)
-    )
+    rotation = Rotary(
+        8, base=50.0, partial_rotary_factor=fraction, interleaved=interleaved
+    ).rotation(at(0, 3, 40))
     x = torch.randn(2, 3, 3, 8)
     expected = [
         [
@@ -134,14 +134,16 @@ def test_rotary_keeps_the_length_of_a_vector():
 
 @pytest.mark.parametrize(("head_dim", "fraction"), [(5, 1.0), (8, 0.1), (6, 0.5)])
 def test_rotary_rotates_pairs(head_dim, fraction):
-    with pytest.raises(ShapeError, match=f"head_dim={head_dim} times fraction={fraction}"):
-        Rotary(head_dim, fraction=fraction)
+    with pytest.raises(
+        ShapeError, match=f"head_dim={head_dim} times partial_rotary_factor={fraction}"
+    ):
+        Rotary(head_dim, partial_rotary_factor=fraction)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.5])
 def test_the_rotated_fraction_lies_between_0_and_1(fraction):
     with pytest.raises(ShapeError, match=r"fraction must lie in \(0, 1\]"):
-        Rotary(8, fraction=fraction)
+        Rotary(8, partial_rotary_factor=fraction)
 
 
 def test_linear_scaling_puts_position_t_where_t_over_factor_was():
@@ -246,7 +248,7 @@ def test_a_complex_multiplication_rotates_as_the_formula_does():
 
 
 def test_sines_may_come_before_cosines():
-    mixed, halves = Sinusoidal(8).embed(at(0, 3, 9)), Sinusoidal(8, halves=True).embed(at(0, 3, 9))
+    mixed, halves = (Sinusoidal(8, interleaved=i).embed(at(0, 3, 9)) for i in (True, False))
     torch.testing.assert_close(halves, torch.cat((mixed[..., ::2], mixed[..., 1::2]), -1))
 
 

@@ -10,7 +10,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.nn.score import (
     SCORES,
     Additive,
-    Content,
+    Cosine,
     Disentangled,
     Dot,
     General,
@@ -47,7 +47,7 @@ def test_scaled_dot_computes_the_formula():
 
 
 def test_content_computes_the_formula():
-    compare(Content(), reference.content)
+    compare(Cosine(), reference.cosine)
 
 
 def test_additive_computes_the_formula():
@@ -97,7 +97,7 @@ def test_a_cap_bends_the_scores_and_keeps_them_from_the_fused_kernel():
     assert ScaledDot(4).fused
     assert not ScaledDot(4, cap=0.5).fused
     compare(
-        ScaledDot(4, width=9, cap=0.5),
+        ScaledDot(4, scale_dim=9, cap=0.5),
         lambda a, b, i, j: 0.5 * math.tanh(reference.dot(a, b) / 3 / 0.5),
     )
 

@@ -20,7 +20,7 @@ from regard.training.import_export import import_run
 from regard.training.run import begin, resume
 from regard.training.storage.checkpoint import Checkpoint, write_tensors
 from regard.training.storage.run_folder import RunFolder
-from regard.training.storage.weight_settings import RENAMED, current_settings
+from regard.training.storage.weight_settings import INVERTED, RENAMED, current_settings
 from training.runs import config
 
 
@@ -213,7 +213,7 @@ def test_a_run_with_the_earlier_names_of_settings_loads(run):
     with safe_open(path, "pt") as file:
         metadata = {key: text for key, text in file.metadata().items() if key == "settings"}
     before, texts = RunFolder(run).load_config(), [config.read_text(), metadata["settings"]]
-    for old, new in RENAMED.items():
+    for old, new in ((old, new) for old, new in RENAMED.items() if old not in INVERTED):
         for key, name in ((old, new), (old.rpartition(".")[2], new.rpartition(".")[2])):
             texts = [text.replace(f'"{name}":', f'"{key}":') for text in texts]
     for name in ("characters", "shape", "inputs", "norm_order"):
@@ -221,6 +221,13 @@ def test_a_run_with_the_earlier_names_of_settings_loads(run):
     config.write_text(texts[0])
     save_file(load_file(path), path, {"settings": texts[1]})
     assert RunFolder(run).load_config() == before
+    position = {"kind": "sinusoidal", "halves": True}
+    assert current_settings({"model": {"position": position, "smoothing": "interpolated"}}) == {
+        "model": {
+            "position": {"kind": "sinusoidal", "interleaved": False},
+            "smoothing": "witten_bell",
+        }
+    }
     assert current_settings({"task": "label", "task.kind": "classify"}) == {
         "task": "text_classification",
         "task.kind": "image_classification",

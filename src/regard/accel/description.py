@@ -63,7 +63,7 @@ KNOWN_ATTRIBUTES: dict[type, str] = {
     Dot: "scale cap fused",
     ScaledDot: "scale cap fused",
     Position: "",
-    Sinusoidal: "dim base halves each_layer projected",
+    Sinusoidal: "dim base interleaved each_layer projected",
     Learned: "table offset each_layer projected",
     Rotary: "width base interleaved scaling",
     ALiBi: "slope",

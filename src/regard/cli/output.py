@@ -103,8 +103,8 @@ def align_columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> l
 def format_value(value: Any) -> str:
     """The value of a setting as text.
 
-    >>> format_value({"kind": "rotary", "fraction": 0.25}), format_value(True), format_value(None)
-    ('rotary, fraction 0.25', 'yes', '-')
+    >>> format_value({"kind": "rotary", "base": 500.0}), format_value(True), format_value(None)
+    ('rotary, base 500', 'yes', '-')
     """
     if isinstance(value, Mapping):
         options = [f"{key} {format_value(item)}" for key, item in value.items() if key != "kind"]

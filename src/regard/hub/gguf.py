@@ -71,7 +71,7 @@ def _check_gemma2(hf: Settings) -> None:
     width = hf["hidden_size"] // hf["num_attention_heads"] if large else hf["head_dim"]
     if hf["query_pre_attn_scalar"] != width:
         why = f"with {hf['num_hidden_layers']} layers llama.cpp computes {width}"
-        _refuse("model.score.width", hf["query_pre_attn_scalar"], why)
+        _refuse("model.score.scale_dim", hf["query_pre_attn_scalar"], why)
     if hf["model_type"] == "gemma3_text" and hf.get("rope_local_base_freq") != 10_000.0:
         _refuse("model.position.window_base", hf.get("rope_local_base_freq"), "it must be 10000")
 

@@ -81,7 +81,7 @@ def read_rope(
     choice: Settings = {
         "kind": "rotary",
         "base": float(values["rope_theta"]),
-        "fraction": float(values["partial_rotary_factor"]),
+        "partial_rotary_factor": float(values["partial_rotary_factor"]),
     }
     if kind != "default":
         choice["scaling"] = {"kind": kind, **_read_scaling(kind, rope, hf)}
@@ -135,7 +135,7 @@ def write_rope(
         return {}
     hf: Settings = {base_key: options.get("base", 10_000.0), "rope_scaling": None}
     if fraction_key is not None:
-        hf[fraction_key] = options.get("fraction", 1.0)
+        hf[fraction_key] = options.get("partial_rotary_factor", 1.0)
     scaling = options.get("scaling")
     if scaling is not None and scaling["kind"] in SCALINGS:
         values = {"low": 1.0, "high": 4.0, **scaling}
@@ -163,7 +163,7 @@ def to_half_split(config: Any, name: str, tensor: Tensor) -> Tensor:
     if ROTATED.fullmatch(name) is None or not is_interleaved(config):
         return tensor
     head_dim = config.head_dim or config.dim // config.heads
-    width = int(head_dim * kind_of(config.position)[1].get("fraction", 1.0))
+    width = int(head_dim * kind_of(config.position)[1].get("partial_rotary_factor", 1.0))
     rows = torch.arange(head_dim)
     rows[:width] = torch.arange(width).unflatten(0, (-1, 2)).T.flatten()
     return tensor.unflatten(0, (-1, head_dim))[:, rows].flatten(0, 1)

@@ -27,7 +27,7 @@ class NGramConfig(Settings):
 
     vocab_size: int  # number of tokens
     order: int = 4  # the next id depends on the order - 1 ids before it
-    smoothing: Choice = "interpolated"  # smoothing of the counts (models.smoothing.SMOOTHINGS)
+    smoothing: Choice = "witten_bell"  # smoothing of the counts (models.smoothing.SMOOTHINGS)
     context: int = 256  # ids per block of the training text
 
     def __post_init__(self) -> None:

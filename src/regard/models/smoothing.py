@@ -131,7 +131,7 @@ def _estimate_discounts(counts: Int[Tensor, " grams"]) -> tuple[float, float, fl
 
 
 SMOOTHINGS: dict[str, Callable[..., Smoothing]] = {
-    "interpolated": WittenBell,
+    "witten_bell": WittenBell,
     "add_k": AddK,
     "kneser_ney": KneserNey,
 }

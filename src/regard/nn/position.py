@@ -87,7 +87,7 @@ class Sinusoidal(Position):
         p_{t,2i} = sin(t / base^(2i/d)),   p_{t,2i+1} = cos(t / base^(2i/d))
 
     so that p_{t+k} = M_k p_t for a matrix that does not depend on t (Vaswani et al. 2017).
-    With `halves` all sines come before all cosines, as in the authors' code and in Marian.
+    Without `interleaved` all sines come before all cosines, as in the authors' code and in Marian.
     They are added to the embeddings; with `each_layer` to the input of every attention layer; with
     `projected` also to every layer, after its projections: Q = X W + P, d then the width of a head.
     """
@@ -96,7 +96,7 @@ class Sinusoidal(Position):
         self,
         dim: int,
         base: float = 10_000.0,
-        halves: bool = False,
+        interleaved: bool = True,
         each_layer: bool = False,
         projected: bool = False,
     ) -> None:
@@ -106,7 +106,7 @@ class Sinusoidal(Position):
                 f"sinusoidal positions need an even width (dim, or embed_dim), not dim={dim}"
             )
         require_positive("position 'sinusoidal'", base=base)
-        self.dim, self.base, self.halves = dim, base, halves
+        self.dim, self.base, self.interleaved = dim, base, interleaved
         self.each_layer, self.projected = _in_layers("sinusoidal", each_layer, projected)
 
     def embed(self, positions: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:
@@ -114,7 +114,7 @@ class Sinusoidal(Position):
         pairs = torch.arange(0, self.dim, 2, device=positions.device)
         angle = positions.unsqueeze(-1) * self.base ** (-pairs / self.dim)  # (batch, time, dim / 2)
         parts = (angle.sin(), angle.cos())
-        return torch.cat(parts, -1) if self.halves else torch.stack(parts, -1).flatten(-2)
+        return torch.stack(parts, -1).flatten(-2) if self.interleaved else torch.cat(parts, -1)
 
 
 class Learned(Position):
@@ -281,8 +281,9 @@ class Rotary(Position):
 
         (a, b) at position t  ->  (a cos tw - b sin tw,  b cos tw + a sin tw),   w = base^(-2i/d)
 
-    so that q_t . k_s depends on t - s only (RoPE, Su et al. 2021). `fraction` rotates only the
-    first part of each head (GPT-NeoX, Phi); `scaling` extends a trained model to longer contexts.
+    so that q_t . k_s depends on t - s only (RoPE, Su et al. 2021). With
+    `partial_rotary_factor` only the first part of each head is rotated (GPT-NeoX, Phi); `scaling`
+    extends a trained model to longer contexts.
     `window_base` is the base in layers with a sliding window, which are not scaled (Gemma 3).
     A scaling by length uses the largest position so far; keys in a KV cache keep their rotation.
     """
@@ -293,25 +294,28 @@ class Rotary(Position):
         self,
         head_dim: int,
         base: float = 10_000.0,
-        fraction: float = 1.0,
+        partial_rotary_factor: float = 1.0,
         interleaved: bool = False,
         scaling: Mapping[str, Any] | None = None,
         window_base: float | None = None,
     ) -> None:
         super().__init__()
-        if not 0 < fraction <= 1:
-            raise ShapeError(f"rotary: fraction must lie in (0, 1], got {fraction}")
+        if not 0 < partial_rotary_factor <= 1:
+            raise ShapeError(
+                f"rotary: partial_rotary_factor must lie in (0, 1], got {partial_rotary_factor}"
+            )
         require_positive("position 'rotary'", base=base)
-        width = int(head_dim * fraction)
+        width = int(head_dim * partial_rotary_factor)
         if width % 2 or width == 0:
             raise ShapeError(
-                f"rotary rotates pairs: head_dim={head_dim} times fraction={fraction} must be even"
+                f"rotary rotates pairs: head_dim={head_dim} times "
+                f"partial_rotary_factor={partial_rotary_factor} must be even"
             )
         self.width, self.base, self.interleaved, self.scaling = width, base, interleaved, scaling
         if window_base is not None:
-            self.window_rotary = Rotary(head_dim, window_base, fraction, interleaved)
+            self.window_rotary = Rotary(head_dim, window_base, partial_rotary_factor, interleaved)
         if scaling is not None and kind_of(scaling)[0] in BY_LENGTH:
-            self.by_length = True  # packed decoders have fixed tables; they refuse this attribute
+            self.by_length = True  # `accel.description` rejects it: packed tables are fixed
         start = torch.zeros(1, 1, dtype=torch.long, device="cpu")  # also on the meta device
         self.rotation(start)  # checks the options of `scaling`
 
@@ -326,8 +330,8 @@ class Rotary(Position):
         attention_factor = 1.0
         if self.scaling is not None:
             length = positions.max() + 1 if self.by_length else None
-            facts = {"frequency": frequency, "base": self.base, "length": length}
-            scaled = make(self.scaling, SCALINGS, "rotary scaling", **facts)
+            inferred = {"frequency": frequency, "base": self.base, "length": length}
+            scaled = make(self.scaling, SCALINGS, "rotary scaling", **inferred)
             frequency, attention_factor = scaled if isinstance(scaled, tuple) else (scaled, 1.0)
         angle = (positions.unsqueeze(-1) * frequency).unsqueeze(1)  # (batch, 1, time, pairs)
         cos, sin = cos_sin(angle)

@@ -69,15 +69,17 @@ class Dot(Score):
 class ScaledDot(Dot):
     r"""score(q, k) = q . k / sqrt(d)      (Vaswani et al. 2017)
 
-    `width` is a d other than head_dim (Gemma 2's largest model).
+    `scale_dim` is a d other than head_dim (Gemma 2's largest model).
     """
 
-    def __init__(self, head_dim: int, width: int | None = None, cap: float | None = None) -> None:
-        require_positive("score 'scaled_dot'", width=width)
-        super().__init__((head_dim if width is None else width) ** -0.5, cap)
+    def __init__(
+        self, head_dim: int, scale_dim: int | None = None, cap: float | None = None
+    ) -> None:
+        require_positive("score 'scaled_dot'", scale_dim=scale_dim)
+        super().__init__((head_dim if scale_dim is None else scale_dim) ** -0.5, cap)
 
 
-class Content(Score):
+class Cosine(Score):
     r"""score(q, k) = cos(q, k) = q . k / (|q| |k|)      (Graves et al. 2014)
 
     The cosine similarity, between -1 and 1: the weights of two keys differ by a factor of at most
@@ -361,7 +363,7 @@ class DistanceTable(nn.Module):
 SCORES: dict[str, Callable[..., Score]] = {
     "scaled_dot": ScaledDot,
     "dot": Dot,
-    "content": Content,
+    "cosine": Cosine,
     "additive": Additive,
     "general": General,
     "location": Location,

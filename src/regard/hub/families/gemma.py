@@ -56,11 +56,11 @@ def _read_gemma2(hf: Settings) -> Settings:
     kinds = [FULL if index % 2 else WINDOWED for index in range(hf["num_hidden_layers"])]
     score = {
         "kind": "scaled_dot",
-        "width": hf["query_pre_attn_scalar"],
+        "scale_dim": hf["query_pre_attn_scalar"],
         "cap": hf["attn_logit_softcapping"],
     }
-    if score["width"] == hf["head_dim"]:
-        score["width"] = None
+    if score["scale_dim"] == hf["head_dim"]:
+        score["scale_dim"] = None
     return {**_read(hf), **read_windows(hf, kinds), "score": score}
 
 
@@ -104,7 +104,7 @@ def _write_gemma2(config: Any) -> Settings:
     return {
         **_write(config),
         **write_windows(config),
-        "query_pre_attn_scalar": score.get("width")
+        "query_pre_attn_scalar": score.get("scale_dim")
         or config.head_dim
         or config.dim // config.heads,
         "attn_logit_softcapping": score.get("cap"),

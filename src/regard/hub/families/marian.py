@@ -37,7 +37,7 @@ MARIAN = Family(
     prefix="model.",
     heads={"MarianMTModel": {"kind": "linear", "bias": True}, "MarianModel": "none"},
     fields=bart.FIELDS,
-    constants={**bart.CONSTANTS, "position": {"kind": "sinusoidal", "halves": True}},
+    constants={**bart.CONSTANTS, "position": {"kind": "sinusoidal", "interleaved": False}},
     supported_values={
         **bart.SUPPORTED_VALUES,
         "normalize_embedding": False,

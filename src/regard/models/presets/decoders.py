@@ -21,7 +21,7 @@ def neox(
         layers=layers,
         heads=heads,
         context=2048,
-        position={"kind": "rotary", "fraction": 0.25},
+        position={"kind": "rotary", "partial_rotary_factor": 0.25},
         norm_placement="parallel_norms",
         ffn=ffn,
         tied=False,

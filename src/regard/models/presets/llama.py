@@ -140,16 +140,16 @@ def gemma2(
     ffn_dim: int,
     *,
     head_dim: int = 256,
-    width: int | None = None,
+    scale_dim: int | None = None,
 ) -> TransformerConfig:
     """Gemma Team 2024b, table 1: norms before and after each branch, soft-capped scores and
-    logits, a sliding window in every other layer. Scores are divided by sqrt(`width`).
+    logits, a sliding window in every other layer. Scores are divided by sqrt(`scale_dim`).
     """
     score: dict[str, Any] = {"kind": "scaled_dot", "cap": 50.0}
     return replace(
         gemma(dim, layers, heads, kv_heads, ffn_dim),
         head_dim=head_dim,
-        score=score if width is None else {**score, "width": width},
+        score=score if scale_dim is None else {**score, "scale_dim": scale_dim},
         window=4096,
         global_every=2,
         norm_placement="sandwich",
@@ -167,7 +167,7 @@ def phi(dim: int, layers: int, fraction: float) -> TransformerConfig:
         layers=layers,
         heads=32,
         context=2048,
-        position={"kind": "rotary", "fraction": fraction},
+        position={"kind": "rotary", "partial_rotary_factor": fraction},
         norm_placement="parallel",
         ffn="gelu_tanh",
         tied=False,
@@ -193,7 +193,7 @@ def glm4_9b() -> TransformerConfig:
         vocab_size=151_552,
         kv_heads=2,
         context=8192,
-        position={"kind": "rotary", "fraction": 0.5, "interleaved": True},
+        position={"kind": "rotary", "partial_rotary_factor": 0.5, "interleaved": True},
         norm_eps=1.5625e-7,
         bias="qkv",
     )
@@ -228,7 +228,7 @@ LLAMAS: dict[str, Callable[[], TransformerConfig]] = {
     "gemma-7b": partial(gemma, 3072, 28, 16, 16, 24_576),
     "gemma-2-2b": partial(gemma2, 2304, 26, 8, 4, 9216),
     "gemma-2-9b": partial(gemma2, 3584, 42, 16, 8, 14_336),
-    "gemma-2-27b": partial(gemma2, 4608, 46, 32, 16, 36_864, head_dim=128, width=144),
+    "gemma-2-27b": partial(gemma2, 4608, 46, 32, 16, 36_864, head_dim=128, scale_dim=144),
     "phi-1": partial(phi, 2048, 24, 0.5),
     "phi-1.5": partial(phi, 2048, 24, 0.5),
     "phi-2": partial(phi, 2560, 32, 0.4),

@@ -78,7 +78,7 @@ def marian(vocab_size: int) -> TransformerConfig:
         heads=8,
         context=512,
         architecture="encoder-decoder",
-        position={"kind": "sinusoidal", "halves": True},
+        position={"kind": "sinusoidal", "interleaved": False},
         norm_placement="post",
         ffn="silu",
         embed_scaled=True,

@@ -9,7 +9,7 @@ from regard.models.build import resolve
 from regard.tasks import TASKS
 
 DEFAULTS = {"lr": 1e-4, "optimizer": "adamw"}
-DATA_FACTS = {"paired", "class_weights", "no_answer"}  # options that training fills from the data
+DATA_OPTIONS = {"paired", "class_weights", "no_answer"}  # options that training fills from the data
 
 
 def start_from(
@@ -29,7 +29,7 @@ def start_from(
     start_kind, options = kind_of(start.task)
     if kind == start_kind:
         same_classes = class_names is not None and {*class_names} <= {*options.get("names", [])}
-        dropped = DATA_FACTS if same_classes else {*DATA_FACTS, "names"}
+        dropped = DATA_OPTIONS if same_classes else {*DATA_OPTIONS, "names"}
         task = _merge(task, {k: v for k, v in options.items() if k not in dropped})
     elif kind == "instruct" and template is not None:
         task = _merge(task, {"template": template})

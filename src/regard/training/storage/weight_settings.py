@@ -27,6 +27,9 @@ RENAMED = {
     "model.characters": "model.char_dim",
     "model.inputs": "model.input_dim",
     "model.rounds": "model.iterations",
+    "model.position.fraction": "model.position.partial_rotary_factor",
+    "model.position.halves": "model.position.interleaved",
+    "model.score.width": "model.score.scale_dim",
     "model.norm_order": "model.norm_placement",
     "model.stream_scale": "model.residual_scale",
     "model.shape": "model.architecture",
@@ -38,10 +41,13 @@ RENAMED = {
     "task.scheduled_sampling.most": "task.scheduled_sampling.max_probability",
     "task.scheduled_sampling.over": "task.scheduled_sampling.ramp_fraction",
 }
+INVERTED = ("model.position.halves",)  # the new setting is true where this was false
 RENAMED_VALUES: dict[str, dict[str | bool, str | bool]] = {
     "data.path": {"nested": "dyck"},
     "task": {"label": "text_classification", "classify": "image_classification"},
     "model.cell": {"gated": "update_gate"},
+    "model.score": {"content": "cosine"},
+    "model.smoothing": {"interpolated": "witten_bell"},
     "model.norm_placement": {"none": "no_residual"},
     "model.head": {"classify": "classification"},
     "train.schedule": {"stable_decay": "warmup_stable_decay"},
@@ -87,6 +93,7 @@ def current_settings(table: Mapping[str, Any], where: str = "") -> dict[str, Any
     current = {}
     for key, value in table.items():
         name = _current_name(f"{where}{key}")
+        value = not value if f"{where}{key}" in INVERTED else value
         if isinstance(value, Mapping):
             value = current_settings(value, f"{name}.")
         elif isinstance(value, str | bool):
