@@ -504,9 +504,9 @@ def test_forecasts_are_drawn_over_the_true_values(tmp_path):
     assert (truth.get_xdata()[0], truth.get_xdata()[-1]) == (-23, 12)
     run = regard.load(tmp_path / "ar24")
     assert run.predict() == run.forecast()  # of the series that it was trained on
-    before, values, predicted = run.forecast_validation()
-    assert list(truth.get_ydata())[-12:] == values
-    assert list(forecasts[1].get_ydata()) == [before[-1], *predicted]
+    end = run.forecast_end()
+    assert list(truth.get_ydata())[-12:] == end.truth
+    assert list(forecasts[1].get_ydata()) == [end.before[-1], *end.forecast]
     steps = [list(line.get_xdata()) for line in error.lines if len(line.get_xdata())]
     assert steps == [[1, 2, 4, 8, 12]] * 2
 

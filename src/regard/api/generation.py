@@ -28,7 +28,8 @@ from regard.generate.decode import detokenize_stream
 from regard.generate.stop_text import truncate_at_stop
 from regard.models.base import Language
 from regard.pipelines.dialogues import fit_prompt
-from regard.text import Tokenizer
+from regard.pipelines.pairs import translate
+from regard.text import PairTokenizers, Tokenizer
 from regard.text.chat_encoding import response_end
 from regard.training.storage.start import run_template
 
@@ -144,6 +145,20 @@ def search_text(
         (tokenizer.decode([*ids, *hypothesis.ids])[start:], hypothesis.score)
         for hypothesis in hypotheses
     ]
+
+
+def translate_text(run: "Run", text: str | Sequence[str], search: Search) -> Any:
+    """The translation of a sentence, or of each of a list."""
+    run._require("translate", "translate")
+    sentences = [text] if isinstance(text, str) else list(text)
+    translations = translate(
+        run.model,
+        run._pair_task(),
+        cast(PairTokenizers, run.tokenizers),
+        [run._normalize(sentence) for sentence in sentences],
+        search=search,
+    )
+    return translations[0] if isinstance(text, str) else translations
 
 
 def translation_search(

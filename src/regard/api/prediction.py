@@ -15,6 +15,8 @@ from regard.data.text_files import looks_like_path, preview, read_lines, scan
 from regard.errors import ConfigError, DataError
 from regard.files.atomic import atomic_file
 from regard.pipelines.base import Inputs
+from regard.tasks.vocab_info import MASK
+from regard.text import PairTokenizers
 
 if TYPE_CHECKING:
     from regard.api.run import Run
@@ -224,3 +226,16 @@ def _cell(value: Any) -> Any:
     if isinstance(value, Sequence) and all(isinstance(item, str) for item in value):
         return " ".join(value)
     return json.dumps(value, ensure_ascii=False)
+
+
+def unknown_parts(run: "Run", text: str | tuple[str, ...]) -> list[str]:
+    """The parts of a text, or of several, that are not in the run's vocabulary."""
+    tokenizer = run.tokenizers
+    if isinstance(tokenizer, PairTokenizers):
+        tokenizer = tokenizer.source
+    if tokenizer is None or "file" in run.inputs:
+        return []
+    texts = [text] if isinstance(text, str) else text
+    mask = MASK if "fill" in run.methods else ""
+    normal = [run._normalize(part.replace(mask, " ") if mask else part) for part in texts]
+    return list(dict.fromkeys(part for each in normal for part in tokenizer.unknown_parts(each)))

@@ -21,6 +21,13 @@ from regard.api.explanation import (
     text_head_effects,
     text_lens,
 )
+from regard.api.forecasting import (
+    evaluation_figure,
+    future_figure,
+    next_dates,
+    next_values,
+    validation_end,
+)
 from regard.api.formatting import format_number
 from regard.api.generation import (
     SMALL_MODEL,
@@ -31,45 +38,42 @@ from regard.api.generation import (
     search_text,
     stream_answer,
     stream_text,
+    translate_text,
     translation_search,
 )
-from regard.api.prediction import predict_rows, predict_values, read_inputs
+from regard.api.prediction import predict_rows, predict_values, read_inputs, unknown_parts
 from regard.api.run_evaluation import (
     evaluate_all,
     evaluate_as_training,
     evaluate_by_length,
     validation_data,
 )
-from regard.api.run_figures import forecast_figure
+from regard.api.similarity import (
+    nearest_words,
+    similar_texts,
+    text_embeddings,
+    word_occurrences,
+)
 from regard.config import Choice, RunConfig, kind_of
-from regard.data.text_files import read_lines, scan
 from regard.errors import ConfigError
 from regard.explain.attribution import Attribution
 from regard.explain.gradient import GradientFlow
 from regard.explain.heads import HeadScores
 from regard.explain.lens import Lens
-from regard.explain.neighbours import WordVectors, compare_occurrences, format_terms, parse_terms
 from regard.explain.token_map import AttentionMaps, StateMaps
 from regard.generate import DEFAULT_SAMPLERS, BeamSearch, Chain, Engine, PromptLookup, Search
 from regard.html import html_table
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.models.build import check_weights, load_model, resolve, weights
-from regard.pipelines import Pipeline, open_data, pipeline_of, tokenizer_fingerprint
+from regard.pipelines import Pipeline, pipeline_of, tokenizer_fingerprint
 from regard.pipelines.base import Progress, Tokenizers
 from regard.pipelines.by_length import ByLength
-from regard.pipelines.pairs import pair_task, translate
-from regard.pipelines.sentences import contrastive_task, embed_texts, nearest_texts
+from regard.pipelines.pairs import pair_task
 from regard.pipelines.series import (
     ForecastEnd,
-    by_column,
-    forecast,
-    forecast_end,
-    forecast_future,
-    series_task,
 )
 from regard.pipelines.strokes import stroke_task
-from regard.tasks import TASKS, Forecast, Seq2Seq, Task
-from regard.tasks.vocab_info import MASK
+from regard.tasks import TASKS, Seq2Seq, Task
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.import_export import ExportResult, export_as
 from regard.training.setup.device import pick_device, use_threads
@@ -356,16 +360,7 @@ class Run:
         >>> len(translator.translate(["117 cats", "118 cats"], beam=2))
         2
         """
-        self._require("translate", "translate")
-        sentences = [text] if isinstance(text, str) else list(text)
-        translations = translate(
-            self.model,
-            self._pair_task(),
-            cast(PairTokenizers, self.tokenizers),
-            [self._normalize(sentence) for sentence in sentences],
-            search=translation_search(search, beam, length_penalty),
-        )
-        return translations[0] if isinstance(text, str) else translations
+        return translate_text(self, text, translation_search(search, beam, length_penalty))
 
     def predict(self, what: Any = None, *, top: int = 3) -> Any:
         """The prediction of the run's task for one input, or for each of a list.
@@ -408,8 +403,7 @@ class Run:
         >>> len(series.forecast(steps=3))
         3
         """
-        task = self._series_task()
-        return by_column(task, forecast(self.model, task, self._series(series), steps))
+        return next_values(self, series, steps)
 
     def forecast_dates(
         self, series: str | Path | None = None, *, steps: int | None = None
@@ -419,9 +413,7 @@ class Run:
         >>> series.forecast_dates(steps=3)
         []
         """
-        dates = self._series(series).dates
-        steps = self._series_task().horizon if steps is None else steps
-        return [] if dates is None else dates.after(steps)
+        return next_dates(self, series, steps)
 
     def draw_forecast(
         self,
@@ -435,10 +427,7 @@ class Run:
         >>> len(series.draw_forecast(steps=3).axes)
         2
         """
-        task = self._series_task()
-        end = forecast_future(self.model, task, self._series(series), steps, column)
-        method = task.forecast_method(self.model, len(end.forecast))
-        return forecast_figure(end, self.metrics, method)
+        return future_figure(self, series, steps, column)
 
     def draw_evaluation(
         self, *data: Choice, test: bool = False, column: str | None = None
@@ -448,11 +437,7 @@ class Run:
         >>> len(series.draw_evaluation().axes)
         2
         """
-        task = self._series_task()
-        opened = cast(Any, validation_data(self, data, test=test))
-        metrics = self.evaluate(*data, test=test)
-        end = forecast_end(self.model, task, opened, column)
-        return forecast_figure(end, metrics, task.forecast_method(self.model, task.horizon))
+        return evaluation_figure(self, data, test, column)
 
     def forecast_end(self) -> ForecastEnd:
         """The end of the validation series, in its first column, and its forecasts.
@@ -461,29 +446,7 @@ class Run:
         >>> len(end.truth) == len(end.forecast) == len(end.one_step)
         True
         """
-        data = cast(Any, validation_data(self))
-        return forecast_end(self.model, self._series_task(), data)
-
-    def _series_task(self) -> Forecast:
-        self._require("forecast", "forecast a series")
-        return series_task(self.config.task)
-
-    def _series(self, series: str | Path | None) -> Any:
-        self._require("forecast", "forecast a series")
-        path = self.config.data.path if series is None else str(series)
-        return open_data(path, kind="series")
-
-    def forecast_validation(self) -> tuple[list[float], list[float], list[float]]:
-        """The end of the validation series, and its forecast; see `forecast_end`.
-
-        Returns the values before the forecast, the true values, and the forecast ones.
-
-        >>> before, truth, forecast = series.forecast_validation()
-        >>> len(truth) == len(forecast)
-        True
-        """
-        end = self.forecast_end()
-        return end.before, end.truth, end.forecast
+        return validation_end(self)
 
     def classify(
         self, image: str | Path | NDArray[Any], *, top: int = 3
@@ -519,9 +482,8 @@ class Run:
         """
         self._require("draw", "draw")
         task = stroke_task(self.config.task)
-        if task.alphabet:
-            return task.draw(self.model, count, text=label, bias=bias, seed=seed)
-        return task.draw(self.model, count, label=task.class_of(label), bias=bias, seed=seed)
+        what: Any = {"text": label} if task.alphabet else {"label": task.class_of(label)}
+        return task.draw(self.model, count, **what, bias=bias, seed=seed)
 
     def fill(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
         """The likeliest tokens for each <mask> in a text with their probabilities, best first.
@@ -545,10 +507,7 @@ class Run:
         >>> [word for word in near], len(near["c"])
         (['c'], 2)
         """
-        vectors = WordVectors.from_model(self.model, self.tokenizer)
-        split = words.split() if isinstance(words, str) else words
-        queries = parse_terms(self._normalize(word) for word in split)
-        return {format_terms(terms): vectors.nearest(terms, top) for terms in queries}
+        return nearest_words(self, words, top)
 
     def embed(self, texts: str | Sequence[str]) -> torch.Tensor:
         """The L2-normalized embeddings of texts: a vector, or a row for each of a list.
@@ -556,11 +515,7 @@ class Run:
         >>> near.embed(["12 cats", "13 cats"]).shape
         torch.Size([2, 16])
         """
-        self._require("embed", "embed texts")
-        task, tokenizer = contrastive_task(self.config.task), cast(Tokenizer, self.tokenizers)
-        listed = [texts] if isinstance(texts, str) else list(texts)
-        vectors = embed_texts(self.model, task, tokenizer, list(map(self._normalize, listed)))
-        return vectors[0] if isinstance(texts, str) else vectors
+        return text_embeddings(self, texts)
 
     def similar(
         self,
@@ -578,14 +533,7 @@ class Run:
         >>> best, round(cosine, 4)
         ('12 cats', 1.0)
         """
-        queries = [texts] if isinstance(texts, str) else list(texts)
-        if among is None:
-            rows = cast(Any, validation_data(self)).rows
-            among = [text for row in rows for text in row]
-        elif isinstance(among, Path):
-            among = [line for line in read_lines(among, scan(among)) if line.strip()]
-        among = list(dict.fromkeys(among))
-        return nearest_texts(queries, self.embed(queries), among, self.embed(among), top)
+        return similar_texts(self, texts, among, top)
 
     def compare_occurrences(self, word: str, text: str) -> dict[str, Any]:
         """Cosines between the vectors of a word at all its positions in a text.
@@ -595,17 +543,7 @@ class Run:
         >>> run.compare_occurrences("c", "cat, cat")["positions"]
         [1, 6]
         """
-        if isinstance(self.tokenizers, PairTokenizers):
-            raise ConfigError(
-                "compare_occurrences needs a run on text; this one is trained on pairs"
-            )
-        return compare_occurrences(
-            self.model,
-            self.tokenizer,
-            self._normalize(word),
-            self._normalize(text),
-            contextual=getattr(self.model.config, "architecture", None) != "cbow",
-        )
+        return word_occurrences(self, word, text)
 
     def evaluate(
         self,
@@ -807,17 +745,7 @@ class Run:
         >>> run.unknown_parts("the cat ?")
         ['?']
         """
-        tokenizer = self.tokenizers
-        if isinstance(tokenizer, PairTokenizers):
-            tokenizer = tokenizer.source
-        if tokenizer is None or "file" in self.inputs:
-            return []
-        texts = [text] if isinstance(text, str) else text
-        mask = MASK if "fill" in self.methods else ""
-        normal = [self._normalize(part.replace(mask, " ") if mask else part) for part in texts]
-        return list(
-            dict.fromkeys(part for each in normal for part in tokenizer.unknown_parts(each))
-        )
+        return unknown_parts(self, text)
 
     def limit_threads(self) -> None:
         """Decode a small model with one CPU thread: synchronising several would cost more.

@@ -142,7 +142,7 @@ class Handwriting(Task):
         return int(self.count(batch))
 
     def class_of(self, name: str | None) -> int | None:
-        """The number of a class; None for a model without classes."""
+        """The index of a class; None for a model without classes."""
         if not self.names:
             if name:
                 raise ConfigError(f"this model is not conditioned on classes; leave out {name!r}")
