@@ -22,11 +22,11 @@ import torch
 from regard.data.batch import TextBatch
 from regard.models.build import build_model, preset
 from regard.tasks import Causal
+from regard.training.fine_tuning import LoRA, cast_frozen_weights
 from regard.training.loop import train
 from regard.training.optim import optimizers
 from regard.training.parallel.strategy import Objective, SingleProcess
 from regard.training.setup.device import checkpoint_activations
-from regard.training.tuning import LoRA, cast_frozen_weights
 
 Step = Callable[[], float]  # takes a step and returns its loss
 TARGETS = {

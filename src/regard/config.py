@@ -114,7 +114,7 @@ class TrainConfig(Settings):
     best: str | None = None
     # a run folder, or a Hugging Face folder, whose weights to start from
     start: str | None = None
-    tune: Choice = "all"  # which parameters train (training.tuning.TUNINGS)
+    tune: Choice = "all"  # which parameters train (training.fine_tuning.TUNINGS)
     # layer-wise learning-rate decay: each layer further from the output multiplies the learning
     # rate by this factor
     layer_decay: float = 1.0

@@ -61,7 +61,7 @@ def test_wherever_a_signal_comes_the_run_is_saved_within_a_step(
         if where == "step":
             asks_once(patch, run.EMA, "update", asked)
         elif where == "save":
-            asks_once(patch, checkpoint, "fault", asked, lambda point: point == "state")
+            asks_once(patch, checkpoint, "inject_fault", asked, lambda point: point == "state")
         elif where == "evaluation":
             asks_once(patch, pipelines, "validation_metrics", asked)
         else:

@@ -228,6 +228,7 @@ def test_a_run_with_the_earlier_names_of_settings_loads(run):
             "smoothing": "witten_bell",
         }
     }
+    assert current_settings({"time_plan": {"at": 3}}) == {"time_plan": {"step": 3}}  # state.json
     assert current_settings({"task": "label", "task.kind": "classify"}) == {
         "task": "text_classification",
         "task.kind": "image_classification",

@@ -132,12 +132,12 @@ def test_what_a_bit_identical_resume_needs_is_said_where_it_changed(world):
     started = next(events)
     events.close()
     expected = [
-        "device     cpu, and NVIDIA H200 when the run began: resume is bit-identical only with the "
-        "same",
-        f"torch      {torch.__version__}, and 1.13.1 when the run began: resume is bit-identical "
-        "only with the same",
-        "threads    1, and 64 when the run began: resume is bit-identical only with "
-        "train.threads=64",
+        "device     is now cpu and was NVIDIA H200 when the run began, so the resumed run will not "
+        "be bit-identical",
+        f"torch      is now {torch.__version__} and was 1.13.1 when the run began, so the resumed "
+        "run will not be bit-identical",
+        "threads    is now 1 and was 64 when the run began, so the resumed run will not be "
+        "bit-identical without train.threads=64",
     ]
     assert [line for line in started.description if "when the run began" in line] == expected
 

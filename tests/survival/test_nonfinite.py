@@ -142,7 +142,7 @@ def test_too_many_in_a_row_end_the_run_and_what_they_read_is_written(
     tokens = text_store(text, prepare_training(settings).tokenizers).tokens
     for row in told:
         ids = torch.cat([batch.ids for batch in seen[2 * row["step"] - 2 : 2 * row["step"]]])
-        read = [tokens[start : start + 8].tolist() for start in row["samples"]]
+        read = [tokens[start : start + 8].tolist() for start in row["examples"]]
         assert read == ids.tolist()
     monkeypatch.undo()
     assert isinstance(list(resume(folder, {"train": {"lr": 1e-3}}))[-1], RunFinished)
@@ -162,9 +162,9 @@ def test_of_pairs_the_rows_are_written(data, tmp_path, monkeypatch):
         for batch in seen[2:4]
         for ids, length in zip(batch.source.ids, batch.source.lengths.tolist(), strict=True)
     ]
-    assert [store.source(sample).tolist() for sample in row["samples"]] == sources
+    assert [store.source(sample).tolist() for sample in row["examples"]] == sources
     rows = list(pairs.rows())
-    assert [both.source.decode(each) for each in sources] == [rows[n][0] for n in row["samples"]]
+    assert [both.source.decode(each) for each in sources] == [rows[n][0] for n in row["examples"]]
 
 
 def poisoned(monkeypatch, at, name, index=...):

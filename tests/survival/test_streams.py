@@ -177,4 +177,4 @@ def test_changed_thread_count_is_said(data, tmp_path):
         for over in ({}, {"train": {"threads": 2}})
     )
     assert not any("threads" in line for line in same)
-    assert "threads    2, and 1 when the run began" in other[-1]
+    assert "threads    is now 2 and was 1 when the run began" in other[-1]

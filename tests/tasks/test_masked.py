@@ -312,9 +312,9 @@ def test_half_of_the_pairs_belong_together():
 
 def test_both_parts_of_a_pair_are_whole_sentences_where_there_are_any():
     task = masked("wordpiece", next_sentence=True)
-    closes = task.vocab.closes
-    assert [TOKENIZER.piece(int(id)) for id in np.flatnonzero(closes)] == ["!", ".", "?"]
-    ends = np.flatnonzero(closes)
+    ends_sentence = task.vocab.ends_sentence
+    assert [TOKENIZER.piece(int(id)) for id in np.flatnonzero(ends_sentence)] == ["!", ".", "?"]
+    ends = np.flatnonzero(ends_sentence)
     block, following = blocks(400, 40)
     block[np.isin(block, ends)] = SPECIAL + 10
     for number, row in enumerate(block):

@@ -68,7 +68,7 @@ def test_a_step_budget_is_the_schedule_and_the_intervals():
     assert [made.factor(step) for step in range(100)] == [factor(step) for step in range(100)]
     assert [done for done in range(1, 101) if made.evaluates(done)] == [25, 50, 75, 100]
     assert [done for done in range(1, 101) if made.saves(done)] == [50, 100]
-    assert (made.ema, made.state(), made.describe()) == (0.99, {}, [])
+    assert (made.ema, made.state(), made.summary_lines()) == (0.99, {}, [])
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_the_decay_of_the_ema_fits_the_steps(clock):
 
 def test_the_heading_tells_what_follows_from_the_time(clock):
     made = TimeBudget(CONFIG, every(20), 20, SINGLE, started=0.0)
-    assert made.describe() == [
+    assert made.summary_lines() == [
         "minutes    10: about 100 steps, warm-up 10, EMA 0.9, an evaluation every 20 steps; "
         "adapted while it runs"
     ]

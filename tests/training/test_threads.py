@@ -121,14 +121,14 @@ def test_a_checkpoint_during_a_trial_has_the_threads_from_before_it(machine):
     seen = set()
     for _ in range(20):
         made.train(adapted, 2)
-        seen.add((made.threads, adapted.kept))
+        seen.add((made.threads, adapted.current_threads))
     assert seen == {(2, 2), (1, 2)}
 
 
 def test_the_time_that_threads_wait_is_known_on_linux_only(monkeypatch, tmp_path):
-    if threads.TASKS.exists():
+    if threads.THREADS_DIR.exists():
         assert threads._waited() >= 0
-    monkeypatch.setattr(threads, "TASKS", tmp_path / "nowhere")
+    monkeypatch.setattr(threads, "THREADS_DIR", tmp_path / "nowhere")
     assert threads._waited() is None
     if threads.CORES.exists():
         assert threads._used() > 0

@@ -397,7 +397,9 @@ class NotebookDisplay(_StateDisplay):
 def threads_line(event: ThreadsChanged) -> str:
     """How many threads train from now on, and why."""
     why = (
-        "again" if event.threads == event.most else f"instead of {event.most}: the machine is busy"
+        "again"
+        if event.threads == event.max_threads
+        else f"instead of {event.max_threads}: the machine is busy"
     )
     return f"threads    {event.threads} from step {event.step:,} on, {why}"
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from regard.errors import CheckpointError, ConfigError
 from regard.files.disk_space import disk_message
-from regard.files.fault_injection import fault
+from regard.files.fault_injection import inject_fault
 
 DAY = 86_400  # seconds after which a temporary file of another machine counts as abandoned
 
@@ -88,7 +88,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             remove_leftovers(path.parent, path.name)
             temporary.mkdir(parents=True)
             yield temporary
-            fault("new")
+            inject_fault("new")
             temporary.rename(path)
         except CheckpointError:
             raise

@@ -28,7 +28,7 @@ POINTS: tuple[Point, ...] = get_args(Point)
 _calls = count(1)
 
 
-def fault(point: Point) -> None:
+def inject_fault(point: Point) -> None:
     """Kill this process if `REGARD_FAULT` names this point."""
     target, _, times = os.environ.get("REGARD_FAULT", "").partition(":")
     if point == target and next(_calls) == int(times or 1):

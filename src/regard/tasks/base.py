@@ -44,14 +44,15 @@ class Task:
         raise NotImplementedError
 
     def count(self, batch: Any) -> Int[Tensor, ""]:
-        """How many targets are scored; on the host only if it follows from the shapes.
+        """How many targets are scored.
 
-        A CUDA graph, captured for given shapes, repeats a count of the host (see `count_on`).
+        The count may be a CPU tensor only if it depends on the shapes of the batch alone, because
+        a CUDA graph would replay an outdated value (see `count_on`).
         """
         raise NotImplementedError
 
     def limit_count(self, batch: Any) -> int:
-        """How much of a limit of validation data a batch takes: by default, its targets."""
+        """How much a batch counts towards `train.evaluate_targets`: by default, its targets."""
         return int(self.count(batch))
 
     @classmethod

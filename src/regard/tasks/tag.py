@@ -24,7 +24,9 @@ _PREFIXES, _CONTINUES, _ENDS = {*"BILUES"}, {*"ILE"}, {*"LUES"}
 class Tag(TextClassification):
     r"""P(tag_1 … tag_N | text), at one token of each word.
 
-    With head "tag" the cross-entropy of each tag by itself, with "crf" that of the whole sequence.
+    The loss is the cross-entropy of each tag with the head "tag", and of the whole sequence of tags
+    with the head "crf".
+
     At the last token of a word, even a causal model has read all of it. Taggers on the Hugging Face
     hub are trained on the first token; imported ones use that.
     """
@@ -96,9 +98,9 @@ class Tag(TextClassification):
         loss, classes = self.predicted_classes(model, batches)
         correct_spans = predicted_spans = true_spans = correct_tags = words = 0
         for predicted, true in classes:
-            found, expected = (spans([self.names[i] for i in tags]) for tags in (predicted, true))
-            predicted_spans, true_spans = predicted_spans + len(found), true_spans + len(expected)
-            correct_spans += len(found & expected)
+            marked, expected = (spans([self.names[i] for i in tags]) for tags in (predicted, true))
+            predicted_spans, true_spans = predicted_spans + len(marked), true_spans + len(expected)
+            correct_spans += len(marked & expected)
             correct_tags, words = correct_tags + int((predicted == true).sum()), words + len(true)
         total = predicted_spans + true_spans
         f1 = 2 * correct_spans / total if total else 0.0

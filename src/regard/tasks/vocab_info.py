@@ -44,7 +44,7 @@ CONTINUES: dict[str, Callable[[str], tuple[bool, bool]]] = {
 class VocabInfo:
     """A vocabulary as arrays over its ids.
 
-        id t begins a word  <=>  not (continues[id_t] and open[id_{t-1}])
+        id t begins a word  <=>  not (continues[id_t] and can_continue[id_{t-1}])
 
     A WordPiece piece with ## continues a word. In BPE and unigram vocabularies a piece that
     begins with a letter or digit does, if the piece before it ends in one or is a space; so a
@@ -58,8 +58,8 @@ class VocabInfo:
     ordinary: NDArray[np.bool_] = field(repr=False)  # not special
     ids: NDArray[np.int64] = field(repr=False)  # of the ordinary tokens
     continues: NDArray[np.bool_] = field(repr=False)
-    open: NDArray[np.bool_] = field(repr=False)
-    closes: NDArray[np.bool_] = field(repr=False)  # ends a sentence
+    can_continue: NDArray[np.bool_] = field(repr=False)  # the next id may continue its word
+    ends_sentence: NDArray[np.bool_] = field(repr=False)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "VocabInfo":
@@ -79,19 +79,19 @@ class VocabInfo:
             ordinary=ordinary,
             ids=np.flatnonzero(ordinary),
             continues=flags[:, 0],
-            open=flags[:, 1],
-            closes=np.array([piece.rstrip(" ").endswith(SENTENCE_ENDS) for piece in pieces]),
+            can_continue=flags[:, 1],
+            ends_sentence=np.array([piece.rstrip(" ").endswith(SENTENCE_ENDS) for piece in pieces]),
         )
 
     def begins_word(self, ids: Int[np.ndarray, "batch time"]) -> Bool[np.ndarray, "batch time"]:
         """True where a word begins; the first token of a row always does."""
         first = np.ones((len(ids), 1), np.bool_)
-        inside = self.continues[ids[:, 1:]] & self.open[ids[:, :-1]]
+        inside = self.continues[ids[:, 1:]] & self.can_continue[ids[:, :-1]]
         return np.concatenate([first, ~inside], axis=1)
 
     def sentence_end(self, ids: Int[np.ndarray, " time"], start: int, stop: int) -> int:
         """The index after the last sentence end within ids[start:stop]; `stop` if there is none."""
-        ends = np.flatnonzero(self.closes[ids[start:stop]])
+        ends = np.flatnonzero(self.ends_sentence[ids[start:stop]])
         return start + int(ends[-1]) + 1 if len(ends) else stop
 
     def text(self, tokenizer: Tokenizer, ids: Sequence[int]) -> str:

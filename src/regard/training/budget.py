@@ -12,11 +12,12 @@ from regard.training.optim import Schedule, schedule
 from regard.training.parallel.ranks import Ranks
 from regard.training.storage.checkpoint import Checkpoint
 
-MEMORY = 0.1  # of the time budget: how long a measured speed counts
+SPEED_TIME_CONSTANT = 0.1  # of the time budget: how long a measured speed counts
 EVALUATION_SHARE = 0.15  # of the time budget, at most, for evaluations while training
-START_SHARE = 0.05  # of the steps that an evaluation before the first one may cost
+START_SHARE = 0.05  # an evaluation before training costs at most this fraction of the steps
 FINAL_SHARE = 0.2  # of the time budget, at most, for the evaluation of all data at the end
-MIN_FINAL_SECONDS = 30.0  # without time budget it may always take so long, else as long as the run
+# without a time budget, the final evaluation may take this long, or as long as the training
+MIN_FINAL_SECONDS = 30.0
 SAVES = 10
 ROUNDING = 1e-9
 
@@ -85,26 +86,26 @@ class StepBudget:
         """What a checkpoint holds of it."""
         return {}
 
-    def describe(self) -> list[str]:
+    def summary_lines(self) -> list[str]:
         """Lines for the heading of the run."""
         return []
 
 
 @dataclass(frozen=True, slots=True)
 class TimePlan:
-    """The steps of a run that must end in time, as estimated after the step `at`.
+    """The steps of a run that must end in time, as estimated after the step `step`.
 
-    The progress p of the run, from 0 to 1, is linear from that step on, so that it never jumps and
-    is 1 at the last step:
+    The progress p of the run, from 0 to 1, is linear from that step t on, so that it never jumps
+    and is 1 at the last step:
 
-        p(s) = p(at) + (1 - p(at)) (s - at) / (steps - at)
+        p(s) = p(t) + (1 - p(t)) (s - t) / (steps - t)
     """
 
     steps: int
-    at: int = 0
-    progress: float = 0.0  # p(at)
-    evaluated: float = 0.0  # progress at the last evaluation
-    saved: float = 0.0  # progress at the last checkpoint
+    step: int = 0
+    progress: float = 0.0  # after `step`
+    last_evaluation: float = 0.0  # progress at the last evaluation
+    last_save: float = 0.0  # progress at the last checkpoint
     evaluation_seconds: float | None = None  # of the last evaluation
     seconds: float = 0.0  # of the time budget that were used when this was saved
 
@@ -112,22 +113,23 @@ class TimePlan:
         """The progress after `step` steps."""
         if step >= self.steps:
             return 1.0
-        return self.progress + (1 - self.progress) * (step - self.at) / (self.steps - self.at)
+        return self.progress + (1 - self.progress) * (step - self.step) / (self.steps - self.step)
 
     def step_at(self, progress: float) -> int:
         """The first step after which the progress is this."""
         if progress >= 1 or self.progress >= 1:
             return self.steps
         share = max(progress - self.progress, 0) / (1 - self.progress)
-        return self.at + math.ceil(share * (self.steps - self.at) - ROUNDING)
+        return self.step + math.ceil(share * (self.steps - self.step) - ROUNDING)
 
 
 class TimeBudget(StepBudget):
     """A run of `minutes` from `started` on; `train.steps` is a first estimate.
 
-    Steps and evaluations are timed. Whenever the log is written, the steps that fit into the time
-    left are estimated again. Learning rate, evaluations and checkpoints depend on the progress
-    (`TimePlan`), so that warm-up and decay keep their shares of the run, whatever its steps.
+    Steps and evaluations are timed. Whenever the log is written, the steps that fit into the
+    remaining time are estimated again. Learning rate, evaluations and checkpoints depend on the
+    progress (`TimePlan`), so that warm-up and decay keep their shares of the run, however
+    many steps it takes.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class TimeBudget(StepBudget):
         # to print the results and end the process; longer where its start took long
         starting = time.perf_counter() - started
         self.exit_seconds = min(0.3 + 0.15 * starting, 0.05 * self.seconds)
-        self.start_clock(self.plan.at)
+        self.start_clock(self.plan.step)
 
     def _factor(self, step: float) -> float:
         """The factor of the learning rate at a step: that of its progress in the estimate."""
@@ -184,11 +186,11 @@ class TimeBudget(StepBudget):
         return self.evaluates(done) or done >= self._next_save()
 
     def _next_evaluation(self) -> int:
-        progress = self.plan.evaluated + self.interval
+        progress = self.plan.last_evaluation + self.interval
         return self.steps if progress > 1 - self.interval / 2 else self.plan.step_at(progress)
 
     def _next_save(self) -> int:
-        return self.plan.step_at(self.plan.saved + 1 / SAVES)
+        return self.plan.step_at(self.plan.last_save + 1 / SAVES)
 
     @property
     def interval(self) -> float:
@@ -218,30 +220,30 @@ class TimeBudget(StepBudget):
         self.next_pause = min(evaluation, save, self.steps)
 
     def replan(self, done: int, final_seconds: float = 0.0) -> None:
-        """Estimate how many steps fit into the time left, after `done` steps.
+        """Estimate how many steps fit into the remaining time, after `done` steps.
 
         `final_seconds` are those of the evaluation of all data after the last step.
         """
         now = time.perf_counter()
         seconds, steps = now - self.clock, done - self.clock_step
-        weight = math.exp(-seconds / (MEMORY * self.seconds))
+        weight = math.exp(-seconds / (SPEED_TIME_CONSTANT * self.seconds))
         self.timed_seconds = weight * self.timed_seconds + seconds
         self.timed_steps = weight * self.timed_steps + steps
-        left = self.deadline - now - self._end_seconds(final_seconds)
-        left -= self._evaluations_left(done) * self.evaluation_seconds
-        fitting = int(left * self.timed_steps / max(self.timed_seconds, ROUNDING))
+        remaining = self.deadline - now - self._end_seconds(final_seconds)
+        remaining -= self._remaining_evaluations(done) * self.evaluation_seconds
+        fitting = int(remaining * self.timed_steps / max(self.timed_seconds, ROUNDING))
         progress = self.plan.progress_at(done)
         self._broadcast_plan(
-            replace(self.plan, steps=done + max(fitting, 0), at=done, progress=progress)
+            replace(self.plan, steps=done + max(fitting, 0), step=done, progress=progress)
         )
         self.start_clock(done)
 
-    def _evaluations_left(self, done: int) -> int:
+    def _remaining_evaluations(self, done: int) -> int:
         """The evaluations between now and the last one."""
         if self.settings.evaluate_every is not None:
             return max(self.steps - done - 1, 0) // self.settings.evaluate_every
         last = 1 - self.interval / 2
-        return max(0, int((last - self.plan.evaluated) / self.interval))
+        return max(0, int((last - self.plan.last_evaluation) / self.interval))
 
     def _end_seconds(self, final_seconds: float) -> float:
         """The seconds from the last step to the end of the process."""
@@ -251,11 +253,11 @@ class TimeBudget(StepBudget):
 
     def mark_evaluated(self, done: int) -> None:
         """Record that the run was evaluated after `done` steps."""
-        self.plan = replace(self.plan, evaluated=self.plan.progress_at(done))
+        self.plan = replace(self.plan, last_evaluation=self.plan.progress_at(done))
 
     def mark_saved(self, done: int) -> None:
         """Record that the run was saved after `done` steps."""
-        self.plan = replace(self.plan, saved=self.plan.progress_at(done))
+        self.plan = replace(self.plan, last_save=self.plan.progress_at(done))
 
     def after_evaluation(self, done: int) -> None:
         """Time the evaluation, with its checkpoint, and begin to time steps again."""
@@ -270,15 +272,15 @@ class TimeBudget(StepBudget):
 
     def final_seconds(self, trained: float) -> float:
         """How long an evaluation of all data may take at the end: until the deadline."""
-        left = self.deadline - time.perf_counter() - self.exit_seconds
-        return max(left, 0.02 * self.seconds)
+        remaining = self.deadline - time.perf_counter() - self.exit_seconds
+        return max(remaining, 0.02 * self.seconds)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of it; a resumed run has the rest of the time."""
         used = self.seconds - (self.deadline - time.perf_counter())
         return {"time_plan": asdict(replace(self.plan, seconds=used))}
 
-    def describe(self) -> list[str]:
+    def summary_lines(self) -> list[str]:
         """What follows from the time, for the heading of the run."""
         settings = self.settings
         every = round(self.interval * self.steps)

@@ -8,11 +8,11 @@ from regard.config import RunConfig, build, flatten, make, merge, to_table
 from regard.files.safetensors import read_metadata
 from regard.models.build import check_weights, on_meta, resolve
 from regard.tasks import TASKS
+from regard.training.fine_tuning import has_adapter, tuning
 from regard.training.setup.setting_checks import check_values
 from regard.training.storage.checkpoint import read_tensors
 from regard.training.storage.run_folder import RunFolder
 from regard.training.storage.weight_settings import changes, differences
-from regard.training.tuning import has_adapter, tuning
 
 
 def edit_run(path: Path, overrides: Mapping[str, Any]) -> list[str]:

@@ -34,11 +34,11 @@ class EvaluationPlan:
 def plan_evaluations(settings: TrainConfig, data: TrainingData) -> EvaluationPlan:
     """Ten evaluations and one at the start, which together cost at most a tenth of the run.
 
-    The cost is counted in targets: a step reads each three times (forward, and backward for twice
-    that), an evaluation context / stride times. Where ten evaluations of 200,000 targets are too
-    many, they get fewer targets, but no fewer than 8 steps have; then there are fewer of them, at
-    least one at the start and one at the end. `train.evaluate_every` and `train.evaluate_targets`
-    are kept where they are set.
+    The cost is counted in forward passes of a target: a training step takes 3 (the backward pass
+    costs 2), an evaluation context / stride. Where ten evaluations of 200,000 targets are too
+    many, they get fewer targets, at least as many as 8 steps have. Where that is still too many,
+    there are fewer evaluations, at least one at the start and one at the end.
+    `train.evaluate_every` and `train.evaluate_targets` are kept where they are set.
     """
     steps, every = settings.steps, settings.evaluate_every
     step_targets = settings.accumulate * data.task.limit_count(data.batch(0))

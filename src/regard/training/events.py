@@ -55,7 +55,7 @@ class ThreadsChanged:
 
     step: int
     threads: int
-    most: int  # the number on a free machine
+    max_threads: int  # the number on a free machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ from regard.pipelines import tokenizer_fingerprint
 from regard.tasks import TASKS
 from regard.text import PairTokenizers, Tokenizer
 from regard.text.chat_template import CHATML, CHATML_JINJA
+from regard.training.fine_tuning import LoRA, has_adapter, tuning
 from regard.training.setup.device import environment, free_memory
 from regard.training.storage.checkpoint import check_tensors, write_tensors
 from regard.training.storage.imported import imported_run_config
@@ -62,7 +63,6 @@ from regard.training.storage.start import (
     run_weights,
 )
 from regard.training.storage.weight_settings import current_tensors
-from regard.training.tuning import LoRA, has_adapter, tuning
 
 EXISTS_HINT = "choose another folder"
 GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -302,7 +302,7 @@ def export_adapter(
 ) -> ExportResult:
     """Write the adapter of a run as a folder that PEFT opens; by default for its base's family."""
     adapter = run_adapter(folder.load_weights(), config)
-    rule = cast(LoRA, tuning(config.train.tune))
+    lora = cast(LoRA, tuning(config.train.tune))
     require_new_path(out, EXISTS_HINT)
     with atomic_folder(out) as temporary:
         base = cast(str, config.train.start)
@@ -311,7 +311,7 @@ def export_adapter(
             adapter,
             resolve(config.model),
             base=base,
-            dropout=rule.dropout,
+            dropout=lora.dropout,
             family_name=family or imported_family(base),
         )
     notes = [f"an adapter; merge it for a whole model: regard merge {folder.path} NEW"]

@@ -121,7 +121,7 @@ class Log:
                 "step": number + 1,
                 "loss": _json(loss),
                 "grad_norm": _json(norm),
-                "samples": [i for batch in micro_batches for i in self.example_ids(batch)],
+                "examples": [i for batch in micro_batches for i in self.example_ids(batch)],
             }
         )
         self.skipped_in_a_row += 1

@@ -213,7 +213,7 @@ def state_tensors(
 def without_state(model: nn.Module, all_optimizers: list[torch.optim.Optimizer]) -> list[str]:
     """The parameters that never had a gradient, so that the optimizers keep no state for them."""
     names = {param: name for name, param in model.named_parameters()}
-    groups = [(each.state, group) for each in all_optimizers for group in each.param_groups]
+    groups = [(o.state, group) for o in all_optimizers for group in o.param_groups]
     return [names[p] for state, group in groups for p in group["params"] if not state.get(p)]
 
 

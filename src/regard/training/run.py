@@ -33,6 +33,7 @@ from regard.training.baseline import evaluate_baseline, evaluate_series_baseline
 from regard.training.budget import make_budget
 from regard.training.evaluation_plan import plan_evaluations, with_best_metric
 from regard.training.events import Evaluated, Event, RunFinished, RunStarted
+from regard.training.fine_tuning import cast_frozen_weights, describe_tuning, lr_scales, tuning
 from regard.training.log import Log
 from regard.training.loop import Step, train
 from regard.training.optim import EMA, optimizers
@@ -68,7 +69,6 @@ from regard.training.storage.start import load_initial_weights, open_start
 from regard.training.threads import Threads
 from regard.training.tracking.trackers import attach_trackers
 from regard.training.train_state import TrainState
-from regard.training.tuning import cast_frozen_weights, describe_tuning, lr_scales, tuning
 
 
 def begin(
@@ -124,8 +124,8 @@ def resume(
 ) -> Iterator[Event]:
     """Continue a run from its newest checkpoint (or that of `step`), bit for bit.
 
-    A run of some minutes has what is left of them, from `started` on; `train.steps` in `overrides`
-    replaces them.
+    A run with a time budget continues with its remaining time, from `started` on; `train.steps` in
+    `overrides` replaces it.
     """
     started = time.perf_counter() if started is None else started
     if launch.rank():
@@ -224,7 +224,7 @@ def _train(
     initialize = partial(_initialize, model, config, data, device, saved)
     tuned = ranks.all_or_fail(initialize)
     few = few_targets(type(data.task), data.validation_targets)
-    description = [*data.description, *few, *tuned, *budget.describe()]
+    description = [*data.description, *few, *tuned, *budget.summary_lines()]
     yield RunStarted(folder.path, config, description, parameters, start)
     if is_fitted_without_gradients(config.model["family"]):
         yield from _fit(model, config, data, folder) if ranks.is_rank0 else ()
@@ -304,12 +304,12 @@ def _steps(start: int, state: TrainState) -> Iterator[Step]:
         return pin_memory(batch) if device.type == "cuda" else batch
 
     batches = prefetch(local_batch, start * accumulate, state.budget.max_steps * accumulate)
-    model, rule = strategy.objective.model, tuning(settings.tune)
+    model, chosen_tuning = strategy.objective.model, tuning(settings.tune)
     path = training_path(settings, device, model, ranks=ranks.world_size)
 
     def before_step(number: int) -> None:
-        if rule.depends_on_step:
-            rule.prepare(model, number)
+        if chosen_tuning.depends_on_step:
+            chosen_tuning.prepare(model, number)
 
     return train(
         strategy.objective,
@@ -322,7 +322,7 @@ def _steps(start: int, state: TrainState) -> Iterator[Step]:
         start=start,
         autocast=autocast(settings, device),
         strategy=strategy,
-        capture=path.cuda_graph and not rule.depends_on_step,
+        capture=path.cuda_graph and not chosen_tuning.depends_on_step,
         before_step=before_step,
     )
 
@@ -338,18 +338,18 @@ def _initialize(
 
     Returns lines for the heading that say what trains.
     """
-    rule = tuning(config.train.tune)
-    if config.train.start is not None and (saved is None or not rule.saves_full_model):
+    chosen_tuning = tuning(config.train.tune)
+    if config.train.start is not None and (saved is None or not chosen_tuning.saves_full_model):
         load_initial_weights(config, model)
     if saved is None and hasattr(model, "count_words"):
         cast(Any, model).count_words(data.all_batches())
     if hasattr(model, "fit"):
         return []
-    rule.prepare(model, 0 if saved is None else saved.step)
-    if not rule.saves_full_model and autocast(config.train, device) is not nullcontext:
+    chosen_tuning.prepare(model, 0 if saved is None else saved.step)
+    if not chosen_tuning.saves_full_model and autocast(config.train, device) is not nullcontext:
         cast_frozen_weights(model, torch.bfloat16)
     lines = describe_tuning(config, model)
-    if rule.depends_on_step:
+    if chosen_tuning.depends_on_step:
         model.requires_grad_(True)  # the optimizers know all parameters; `before_step` freezes
     return lines
 

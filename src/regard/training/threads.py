@@ -13,13 +13,15 @@ import torch
 
 from regard.config import TrainConfig
 
-TASKS = Path("/proc/self/task")  # Linux: a folder per thread
+THREADS_DIR = Path("/proc/self/task")  # Linux: a folder per thread
 CORES = Path("/proc/stat")  # Linux: a line per core, with the time of each kind of work
 WINDOW = 2.0  # seconds of steps that are timed with a number of threads
-BUSY = 0.3  # threads that wait for a core, on average, from which on the machine is busy …
-OTHERS = 0.2  # … if other programs use this share of the cores: threads wait for each other as well
-SLOWER = 0.9  # of the speed before: a trial that is slower than this ends after SHORT seconds
-SHORT = 0.5
+# The machine is busy if more than BUSY threads wait for a core, on average, and other programs use
+# more than OTHER_LOAD cores: threads also wait for each other.
+BUSY = 0.3
+OTHER_LOAD = 0.2
+SLOWER = 0.9  # a trial below this fraction of the speed before ends after MIN_TRIAL_SECONDS
+MIN_TRIAL_SECONDS = 0.5
 GAIN = 1.15  # how much faster another number of threads must be
 WAIT, MAX_WAIT = 10.0, 160.0  # seconds between two trials; doubled after each without gain
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -35,12 +37,14 @@ class Threads:
     """
 
     def __init__(self, settings: TrainConfig, device: torch.device, world_size: int) -> None:
-        self.most = torch.get_num_threads()
+        self.max_threads = torch.get_num_threads()
         given = settings.threads is not None or any(name in os.environ for name in VARIABLES)
-        self.adapts = not given and device.type == "cpu" and world_size == 1 and self.most > 1
+        self.adapts = (
+            not given and device.type == "cpu" and world_size == 1 and self.max_threads > 1
+        )
         self.adapts = self.adapts and _waited() is not None
         self.before: tuple[int, float] | None = None  # threads and speed before a trial
-        self.fewer = True  # whether the next trial on a busy machine is with fewer threads
+        self.try_fewer = True  # whether the next trial on a busy machine is with fewer threads
         self.wait = WAIT
         self.next_trial = time.perf_counter() + 2 * WINDOW  # the first steps are slower
         self.start_clock(0)
@@ -51,20 +55,20 @@ class Threads:
         self.clock_used, self.clock_own = _used(), time.process_time()
 
     @property
-    def kept(self) -> int:
-        """The number of threads, not that of a trial."""
+    def current_threads(self) -> int:
+        """The number of threads; during a trial, that before it."""
         return torch.get_num_threads() if self.before is None else self.before[0]
 
     def restore(self, threads: int | None) -> None:
         """Continue with the number of threads of a checkpoint."""
-        if self.adapts and threads is not None and 1 <= threads <= self.most:
+        if self.adapts and threads is not None and 1 <= threads <= self.max_threads:
             torch.set_num_threads(threads)
 
     def adapt(self, done: int) -> int | None:
-        """After `done` steps, begin or end a trial where it is time to; returns a number kept."""
+        """Begin or end a trial if one is due; returns the number of threads if it changes."""
         now = time.perf_counter()
         seconds = now - self.clock
-        if not self.adapts or seconds < SHORT or done == self.clock_step:
+        if not self.adapts or seconds < MIN_TRIAL_SECONDS or done == self.clock_step:
             return None
         speed, threads = (done - self.clock_step) / seconds, torch.get_num_threads()
         slower = self.before is not None and speed < SLOWER * self.before[1]
@@ -74,10 +78,14 @@ class Threads:
         self.start_clock(done)
         if self.before is not None:
             return self._end_trial(threads, speed)
-        if now >= self.next_trial and (is_busy or threads < self.most):
-            self.fewer = is_busy and threads > 1 and (self.fewer or threads == self.most)
+        if now >= self.next_trial and (is_busy or threads < self.max_threads):
+            self.try_fewer = (
+                is_busy and threads > 1 and (self.try_fewer or threads == self.max_threads)
+            )
             self.before = (threads, speed)
-            torch.set_num_threads(threads // 2 if self.fewer else min(2 * threads, self.most))
+            torch.set_num_threads(
+                threads // 2 if self.try_fewer else min(2 * threads, self.max_threads)
+            )
         return None
 
     def _is_busy(self, seconds: float) -> bool:
@@ -87,17 +95,19 @@ class Threads:
         if used is None or self.clock_used is None or used - self.clock_used < own / 2:
             return waiting > BUSY  # it is not known what others use
         others = (used - self.clock_used - own) / seconds
-        return waiting > BUSY and others > OTHERS
+        return waiting > BUSY and others > OTHER_LOAD
 
     def _end_trial(self, threads: int, speed: float) -> int | None:
         assert self.before is not None
         (threads_before, speed_before), self.before = self.before, None
         if speed >= GAIN * speed_before:
             self.wait = WAIT
-            self.next_trial = time.perf_counter() + (0.0 if 1 < threads < self.most else WAIT)
+            self.next_trial = time.perf_counter() + (
+                0.0 if 1 < threads < self.max_threads else WAIT
+            )
             return threads
         self.next_trial = time.perf_counter() + self.wait
-        self.wait, self.fewer = min(2 * self.wait, MAX_WAIT), not self.fewer
+        self.wait, self.try_fewer = min(2 * self.wait, MAX_WAIT), not self.try_fewer
         torch.set_num_threads(threads_before)
         return None
 
@@ -106,9 +116,9 @@ def _waited() -> float | None:
     """The seconds that all threads of this process have waited for a core; None if unknown."""
     waited = []
     with suppress(OSError):
-        for task in TASKS.iterdir():
+        for thread in THREADS_DIR.iterdir():
             with suppress(OSError, IndexError, ValueError):  # the thread has ended
-                waited.append(int((task / "schedstat").read_text().split()[1]))
+                waited.append(int((thread / "schedstat").read_text().split()[1]))
     return sum(waited) / 1e9 if waited else None
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard import pipelines
 from regard.accel import cublaslt
 from regard.config import Choice, RunConfig, to_table
-from regard.files.fault_injection import fault
+from regard.files.fault_injection import inject_fault
 from regard.models.build import load_weights, on_meta, weights
 from regard.models.presets import ModelConfig
 from regard.pipelines.base import Progress, TrainingData
@@ -29,6 +29,7 @@ from regard.training.events import (
     RunFinished,
     ThreadsChanged,
 )
+from regard.training.fine_tuning import tuning
 from regard.training.log import check_finite
 from regard.training.optim import (
     EMA,
@@ -46,7 +47,6 @@ from regard.training.storage import checkpoint
 from regard.training.storage.evaluation import Evaluation, evaluation_of
 from regard.training.storage.run_folder import RunFolder
 from regard.training.threads import Threads
-from regard.training.tuning import tuning
 
 logger = logging.getLogger(__name__)
 Results = tuple[
@@ -187,8 +187,8 @@ class TrainState:
                     targets,
                 )
                 return
-            found = folder.load_weights() if best_model is None else best_model
-            load_weights(strategy.objective.model, found, str(folder.model))
+            tensors = folder.load_weights() if best_model is None else best_model
+            load_weights(strategy.objective.model, tensors, str(folder.model))
             with autocast(self.config.train, self.device)():
                 best.metrics = pipelines.validation_metrics(
                     self.data, strategy.objective.model, self.device, self.plan.limit
@@ -223,7 +223,7 @@ class TrainState:
         self.budget.replan(step, self.final_seconds())
         self.ema.decay = self.budget.ema
         if (threads := self.threads.adapt(step)) is not None:
-            yield ThreadsChanged(step, threads, self.threads.most)
+            yield ThreadsChanged(step, threads, self.threads.max_threads)
 
     def save(self, step: int) -> None:
         """Write a checkpoint: every rank writes its shards; unsharded weights rank 0 alone.
@@ -251,7 +251,7 @@ class TrainState:
             "ema": bool(self.ema.decay),
             "matmuls": cublaslt.choices(),
             **self.budget.state(),
-            **({"threads": self.threads.kept} if self.threads.adapts else {}),
+            **({"threads": self.threads.current_threads} if self.threads.adapts else {}),
         }
         ranks.all_or_fail(partial(check_finite, folder, step, *tensors.values()))
         checkpoints, keep = folder.open_checkpoints(), self.config.train.keep
@@ -295,7 +295,7 @@ class TrainState:
             folder.append(
                 {"step": step, **row} | ({"activations": activations} if activations else {})
             )
-            fault("log")
+            inject_fault("log")
             folder.append_sample(step, sample)
 
         ranks.on_rank0(write_logs)
@@ -341,8 +341,8 @@ class TrainState:
         """Evaluate the best weights on all validation data, once, at the end of a run.
 
         If that takes longer than `seconds`, a signal interrupts it, or the weights are sharded,
-        the evaluation is that on a part, from which the best weights were chosen. All ranks must
-        call this; the model then has the best weights.
+        the result is the partial evaluation that selected the best weights. All ranks must call
+        this; the model then has the best weights.
         """
         folder, data, ranks = self.folder, self.data, self.strategy.ranks
 

@@ -46,7 +46,7 @@ def check_fixed_settings(before: RunConfig, after: RunConfig, path: Path) -> Non
         )
     if after.minutes not in (before.minutes, None):
         raise ConfigError(
-            "minutes cannot change when a run is resumed; it has what is left of them.\n"
+            "minutes cannot change when a run is resumed; it continues with the remaining time.\n"
             "To train longer, give train.steps=…"
         )
     new = fixed_settings(after) | weight_settings(after)
@@ -92,18 +92,19 @@ def changed_settings(before: RunConfig, after: RunConfig, saved: Checkpoint | No
 
 
 def changed_machine(folder: RunFolder, device: torch.device) -> list[str]:
-    """Lines for the heading: what a bit-identical resume needs and is not as the run began."""
+    """Lines for the heading: differences of this machine that prevent a bit-identical resume."""
     before, now = folder.load_environment(), environment(device)
     lines = [
-        f"{key:<11}{now[key]}, and {before[key]} when the run began: resume is bit-identical only "
-        "with the same"
+        f"{key:<11}is now {now[key]} and was {before[key]} when the run began, so the resumed run "
+        "will not be bit-identical"
         for key in ("device", "torch")
         if before.get(key) not in (None, now[key])
     ]
     if before.get("threads") not in (None, now["threads"]):
         lines.append(
-            f"threads    {now['threads']}, and {before['threads']} when the run began: resume is "
-            f"bit-identical only with train.threads={before['threads']}"
+            f"threads    is now {now['threads']} and was {before['threads']} when the run began, "
+            "so the resumed run will not be bit-identical without "
+            f"train.threads={before['threads']}"
         )
     return lines
 
@@ -193,7 +194,7 @@ def _is_time_plan(plan: Any) -> bool:
     except ConfigError:
         return False
     numbers = [value for value in values.values() if value is not None]
-    return all(math.isfinite(n) and n >= 0 for n in numbers) and plan["at"] <= plan["steps"]
+    return all(math.isfinite(n) and n >= 0 for n in numbers) and plan["step"] <= plan["steps"]
 
 
 def _is_count(value: Any) -> bool:

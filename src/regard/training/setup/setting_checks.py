@@ -14,6 +14,7 @@ from regard.models.presets import ModelConfig
 from regard.pipelines import smallest_model
 from regard.pipelines.base import DEFAULT_TOKENS, rows_per_step
 from regard.training.activation_log import find_hook_points
+from regard.training.fine_tuning import check_tuning, has_adapter, tuning
 from regard.training.optim import optimizers, schedule
 from regard.training.parallel import launch
 from regard.training.setup.device import (
@@ -25,7 +26,6 @@ from regard.training.setup.device import (
 )
 from regard.training.storage.start import load_initial_weights
 from regard.training.tracking.trackers import check_trackers
-from regard.training.tuning import check_tuning, has_adapter, tuning
 
 MAX_MINUTES = 366 * 24 * 60  # a year
 
@@ -92,7 +92,7 @@ def check_values(config: RunConfig) -> None:
 
 
 def check_minutes(minutes: float | None) -> None:
-    """Raise if the time budget is no time."""
+    """Raise if `minutes` is out of range."""
     if minutes is not None and not 0 < minutes < MAX_MINUTES:
         raise ConfigError(f"minutes={minutes:g} must be more than 0 and below {MAX_MINUTES:,}")
 

@@ -32,7 +32,7 @@ from regard.errors import CheckpointError, RegardError
 from regard.files.atomic import temporary_path
 from regard.files.directory import Directory
 from regard.files.disk_space import disk_message
-from regard.files.fault_injection import fault
+from regard.files.fault_injection import inject_fault
 from regard.files.safetensors import (
     Tensors,
     as_bytes,
@@ -43,7 +43,7 @@ from regard.files.safetensors import (
 )
 from regard.files.untrusted import open_regular_file, parse_json, read_json, read_text
 from regard.training.parallel.ranks import SINGLE, Ranks
-from regard.training.storage.weight_settings import current_tensors
+from regard.training.storage.weight_settings import current_settings, current_tensors
 
 FORMAT = 1  # of MANIFEST.json
 NO_DIGEST = "0" * 64  # in place of a sha256 that is not known yet
@@ -70,7 +70,7 @@ class Checkpoint:
 
     def state(self) -> dict[str, Any]:
         """The content of state.json: everything that is not a tensor."""
-        return read_json(self.path / "state.json")
+        return current_settings(read_json(self.path / "state.json"))
 
 
 def check_fit(where: str, expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
@@ -78,11 +78,11 @@ def check_fit(where: str, expected: Mapping[str, Tensor], tensors: Mapping[str, 
     problems = [f"{name} is missing" for name in expected if name not in tensors]
     problems += [f"{name} is not part of this run" for name in tensors if name not in expected]
     for name in (name for name in expected if name in tensors):
-        saved, own = tensors[name], expected[name]
-        if saved.shape != own.shape:
-            problems.append(f"{name} has shape {tuple(saved.shape)}, the run {tuple(own.shape)}")
-        elif saved.dtype != own.dtype:
-            problems.append(f"{name} has dtype {saved.dtype}, the run {own.dtype}")
+        saved, wanted = tensors[name], expected[name]
+        if saved.shape != wanted.shape:
+            problems.append(f"{name} has shape {tuple(saved.shape)}, the run {tuple(wanted.shape)}")
+        elif saved.dtype != wanted.dtype:
+            problems.append(f"{name} has dtype {saved.dtype}, the run {wanted.dtype}")
         elif not saved.isfinite().all():
             problems.append(f"{name} is not finite")
         elif name.endswith(("/exp_avg_sq", "/step")) and (saved < 0).any():
@@ -121,7 +121,7 @@ def save(
     def make_folder() -> None:
         folder.remove(temporary)
         folder.folder(temporary)
-        fault("begin")
+        inject_fault("begin")
 
     def write() -> None:
         for name, group in tensors.items():
@@ -130,7 +130,7 @@ def save(
                 f"{stem}.safetensors",
                 partial(write_safetensors, tensors=_on_cpu(group), metadata={"format": "pt"}),
             )
-            fault("tensors")
+            inject_fault("tensors")
 
     def commit() -> None:
         tables: dict[str, Any] = {"state": state}
@@ -140,7 +140,7 @@ def save(
             }
         for name, table in tables.items():
             write_file(f"{name}.json", partial(_write_json, table=table))
-        fault("state")
+        inject_fault("state")
         manifest = {
             "format": FORMAT,
             "step": step,
@@ -148,15 +148,15 @@ def save(
             "files": dict(sorted(files.items())),
         }
         write_file("MANIFEST.json", partial(_write_json, table=manifest))
-        fault("manifest")
+        inject_fault("manifest")
         folder.folder(temporary).sync()
         if folder.kind(final) is not None:  # only a corrupted one can have the same step
-            if problem := _foreign(folder, final):
+            if problem := _unexpected_entry(folder, final):
                 raise CheckpointError(f"cannot write {path}: {problem}\nmove it elsewhere")
             folder.remove(final)
-        fault("rename")
+        inject_fault("rename")
         folder.replace(temporary, final)
-        fault("commit")
+        inject_fault("commit")
         folder.sync()
 
     def with_disk_errors(function: Callable[[], None]) -> None:
@@ -260,25 +260,25 @@ def prune(folder: Directory, keep: int, best: int | None) -> None:
     for step in _steps(folder.names())[keep:]:
         if step == best:
             continue
-        if problem := _foreign(folder, f"step-{step}"):
+        if problem := _unexpected_entry(folder, f"step-{step}"):
             logger.warning("an old checkpoint is kept: %s", problem)
         else:
             _remove(folder, f"step-{step}")
-    fault("end")
+    inject_fault("end")
 
 
 def drop_after(folder: Directory, step: int) -> None:
     """Remove the checkpoints after `step`, newest first, since a run resumes from it."""
     newer = [f"step-{number}" for number in _steps(folder.names()) if number > step]
     for name in newer:
-        if problem := _foreign(folder, name):
+        if problem := _unexpected_entry(folder, name):
             raise CheckpointError(f"cannot remove a later checkpoint: {problem}\nmove it elsewhere")
     for name in newer:
         _remove(folder, name)
 
 
-def _foreign(folder: Directory, name: str) -> str | None:
-    """What there is under the name of a checkpoint, or in it, that no run has written."""
+def _unexpected_entry(folder: Directory, name: str) -> str | None:
+    """The first entry at or inside the path of a checkpoint that no run has written, or None."""
     path = folder.path / name
     kind = folder.kind(name)
     if kind != "a folder":
@@ -294,7 +294,7 @@ def _remove(folder: Directory, name: str) -> None:
     temporary = temporary_path(folder.path / name).name
     try:
         folder.replace(name, temporary)
-        fault("prune")
+        inject_fault("prune")
         folder.remove(temporary)
     except OSError as error:
         raise CheckpointError(f"cannot remove {folder.path / name}: {error.strerror}") from error
@@ -317,13 +317,13 @@ def write_tensors(
         with directory.atomic(name) as file:
             write_safetensors(file, tensors, metadata)
             result = _sha256(file)
-            fault("weights")
+            inject_fault("weights")
     except CheckpointError as error:
         if not isinstance(error.__cause__, OSError):
             raise
         message = disk_message(directory.path / name, error.__cause__, _bytes(tensors))
         raise CheckpointError(message) from error
-    fault("replace")
+    inject_fault("replace")
     return result
 
 
@@ -341,12 +341,12 @@ def write_digest(path: Path) -> None:
             for chunk in tensors.chunks(name):
                 result.update(chunk)
     result.update(_metadata_text(metadata))
-    found = result.hexdigest()
+    hex_digest = result.hexdigest()
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
-        at = file.read(length).index(NO_DIGEST.encode())  # the first entry of the header
-        file.seek(8 + at)
-        file.write(found.encode())
+        offset = file.read(length).index(NO_DIGEST.encode())  # the first entry of the header
+        file.seek(8 + offset)
+        file.write(hex_digest.encode())
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -1,9 +1,9 @@
 """The lock of a run folder: flock, which the operating system releases when the process ends.
 
-The folder itself is locked, so that deleting a file does not undo it. NFS cannot lock folders;
-there the file `lock` is locked, which excludes other machines too, and the holder must check that
-nobody has deleted it. `lock` also names the process that holds the lock. Without any flock, the
-process that it names is what counts. Windows has none of this: nothing is locked there.
+Local file systems: the folder itself is locked, so that deleting a file does not undo it.
+NFS cannot lock folders: the file `lock` is locked, which excludes other machines too, and the
+holder must check that nobody has deleted it. File systems without flock: the run is locked while
+the process that the file `lock` names is alive. Windows: nothing is locked.
 """
 
 import errno
@@ -96,14 +96,14 @@ def _check_owner(directory: Directory, handle: int) -> None:
         logger.warning(
             "on Windows a run folder is not locked: do not train twice in %s", directory.path
         )
-    elif _may_run(_read_owner(handle)):
+    elif _may_be_alive(_read_owner(handle)):
         file = directory.path / LOCK
         advice = f"wait until it ends; if it does not run any more, remove {file}"
         raise _held_error(directory, advice)
 
 
-def _may_run(owner: str) -> bool:
-    """Whether the process may still run; on another host that is unknown."""
+def _may_be_alive(owner: str) -> bool:
+    """Whether the process may still be alive; on another host that is unknown."""
     pid, _, host = owner.partition(" on ")
     if host != platform.node() or not pid.isdigit():
         return bool(owner)

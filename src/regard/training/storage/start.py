@@ -21,9 +21,9 @@ from regard.nn.lora import Adapter
 from regard.pipelines.base import Tokenizers
 from regard.pipelines.prepare import tokenizer_fingerprint
 from regard.tasks import Instruct
+from regard.training.fine_tuning import LoRA, has_adapter, tuning
 from regard.training.storage.imported import imported_run_config
 from regard.training.storage.run_folder import RunFolder
-from regard.training.tuning import LoRA, has_adapter, tuning
 
 ADAPTERS = "adapters"  # a folder of a run, for adapters that are chosen by name
 POOLER = {f"head.hidden.{part}": f"head.pool.{part}" for part in ("weight", "bias")}
@@ -107,11 +107,13 @@ def open_adapter(
             f"of those in {Path(run) / ADAPTERS}: {named}"
         )
     folder = RunFolder(path)
-    own = folder.load_config()
-    if not has_adapter(own):
+    adapter_config = folder.load_config()
+    if not has_adapter(adapter_config):
         raise ConfigError(f"{path} is a run without an adapter; train it with train.tune.kind=lora")
-    start = cast(str, own.train.start)
-    if tokenizer_fingerprint(folder.load_tokenizers(own)) != tokenizer_fingerprint(tokenizers):
+    start = cast(str, adapter_config.train.start)
+    if tokenizer_fingerprint(folder.load_tokenizers(adapter_config)) != tokenizer_fingerprint(
+        tokenizers
+    ):
         raise ConfigError(
             f"{path} is an adapter of {start}, whose tokenizer is not that of {run};\n"
             "use it with the run that it was trained on"
@@ -123,9 +125,9 @@ def open_adapter(
             RegardWarning,
             stacklevel=3,
         )
-    if kind_of(own.task)[0] == "instruct":
-        config = replace(config, task=own.task, data=own.data)
-    return run_adapter(folder.load_weights(), own), config
+    if kind_of(adapter_config.task)[0] == "instruct":
+        config = replace(config, task=adapter_config.task, data=adapter_config.data)
+    return run_adapter(folder.load_weights(), adapter_config), config
 
 
 def adapter_names(run: Path | str) -> list[str]:

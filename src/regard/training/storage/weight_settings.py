@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from regard.config import RunConfig, flatten, kind_of, to_table
 from regard.files.untrusted import parse_json, quote
-from regard.training.tuning import has_adapter
+from regard.training.fine_tuning import has_adapter
 
 T = TypeVar("T")
 KEY = "settings"  # in the metadata of model.safetensors
@@ -36,6 +36,9 @@ RENAMED = {
     "data.path.colours": "data.path.types",
     "train.evaluate_tokens": "train.evaluate_targets",
     "task.season": "task.seasonal_period",
+    "time_plan.at": "time_plan.step",  # of state.json
+    "time_plan.evaluated": "time_plan.last_evaluation",
+    "time_plan.saved": "time_plan.last_save",
     "task.inputs": "task.covariates",
     "task.independent": "task.channel_independent",
     "task.scheduled_sampling.most": "task.scheduled_sampling.max_probability",

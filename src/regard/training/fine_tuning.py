@@ -16,39 +16,39 @@ from regard.nn.lora import add_lora
 LAYER = re.compile(r"(?!head\.)(?P<stack>.*?)\.(?P<index>\d+)\.")
 
 
-def distances(model: nn.Module) -> dict[str, int]:
-    """How far each parameter is from the output: 0 the head and final norm, 1 the last layer, …
+def layer_depths(model: nn.Module) -> dict[str, int]:
+    """The depth of each parameter from the output: 0 the head and final norm, 1 the last layer, …
 
     The embeddings come after the first layer; a layer over characters, which a run adds to the
     model that it starts from, is at 0. An encoder and a decoder are counted separately. A
     head that is tied to the embedding belongs to the embedding.
     """
     matches = {name: LAYER.match(name) for name, _ in model.named_parameters()}
-    depths: dict[str, int] = {}
+    stack_sizes: dict[str, int] = {}
     for match in filter(None, matches.values()):
         stack, index = match["stack"], int(match["index"])
-        depths[stack] = max(depths.get(stack, 0), index + 1)
-    most = max(depths.values(), default=0)
+        stack_sizes[stack] = max(stack_sizes.get(stack, 0), index + 1)
+    deepest = max(stack_sizes.values(), default=0)
 
-    def distance(name: str, match: re.Match[str] | None) -> int:
+    def depth(name: str, match: re.Match[str] | None) -> int:
         if match is not None:
-            return depths[match["stack"]] - int(match["index"])
+            return stack_sizes[match["stack"]] - int(match["index"])
         is_output = name.startswith(("head.", "characters.")) or re.match(
             r"(encoder|decoder)\.norm\.", name
         )
-        return 0 if is_output else most + 1
+        return 0 if is_output else deepest + 1
 
-    return {name: distance(name, match) for name, match in matches.items()}
+    return {name: depth(name, match) for name, match in matches.items()}
 
 
 def lr_scales(model: nn.Module, layer_decay: float) -> dict[str, float] | None:
-    """The factor of the learning rate of each parameter: layer_decay ** distance from the output.
+    """The factor of the learning rate of each parameter: layer_decay ** depth from the output.
 
     Layer-wise learning-rate decay (Howard & Ruder 2018, Clark et al. 2020); None if it is 1.
     """
     if layer_decay == 1:
         return None
-    return {name: layer_decay**distance for name, distance in distances(model).items()}
+    return {name: layer_decay**depth for name, depth in layer_depths(model).items()}
 
 
 class Tuning:
@@ -59,16 +59,16 @@ class Tuning:
 
     def prepare(self, model: nn.Module, step: int = 0) -> None:
         """Freeze the parameters that are not trainable at `step`; adapters are added here."""
-        names = distances(model)
+        depths = layer_depths(model)
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(self.is_trainable(name, names[name], step))
+            parameter.requires_grad_(self.is_trainable(name, depths[name], step))
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError(
                 f"{self}: no parameter is trainable; the head of this model is its embedding matrix"
             )
 
-    def is_trainable(self, name: str, distance: int, step: int) -> bool:
-        """Whether a parameter at this distance from the output is trainable at `step`."""
+    def is_trainable(self, name: str, depth: int, step: int) -> bool:
+        """Whether a parameter at this depth from the output is trainable at `step`."""
         return True
 
 
@@ -84,7 +84,7 @@ class AllParameters(Tuning):
 class HeadOnly(Tuning):
     """The head is trained, the rest of the model is frozen (linear probing)."""
 
-    def is_trainable(self, name: str, distance: int, step: int) -> bool:
+    def is_trainable(self, name: str, depth: int, step: int) -> bool:
         """Whether it belongs to the head."""
         return name.startswith("head.")
 
@@ -102,9 +102,9 @@ class LastLayers(Tuning):
                 "train.tune=head"
             )
 
-    def is_trainable(self, name: str, distance: int, step: int) -> bool:
+    def is_trainable(self, name: str, depth: int, step: int) -> bool:
         """Whether it is near enough to the output."""
-        return distance <= self.layers
+        return depth <= self.layers
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ class GradualUnfreezing(Tuning):
         if self.every < 1:
             raise ConfigError(f"train.tune: every={self.every} must be at least 1 step")
 
-    def is_trainable(self, name: str, distance: int, step: int) -> bool:
+    def is_trainable(self, name: str, depth: int, step: int) -> bool:
         """Whether its layer is unfrozen at this step."""
-        return distance <= step // self.every
+        return depth <= step // self.every
 
 
 @dataclass(frozen=True)
@@ -170,13 +170,13 @@ def has_adapter(config: RunConfig) -> bool:
 
 def check_tuning(config: RunConfig, ranks: int) -> None:
     """Raise if `train.tune` contradicts the other settings."""
-    rule, kind = tuning(config.train.tune), kind_of(config.train.tune)[0]
-    if not rule.saves_full_model and config.train.start is None:
+    chosen, kind = tuning(config.train.tune), kind_of(config.train.tune)[0]
+    if not chosen.saves_full_model and config.train.start is None:
         raise ConfigError(
             f"train.tune={kind} trains an adapter of a model that is trained already;\n"
             "name it: train.start=RUN"
         )
-    if ranks > 1 and (rule.depends_on_step or not rule.saves_full_model):
+    if ranks > 1 and (chosen.depends_on_step or not chosen.saves_full_model):
         raise ConfigError(f"train.tune={kind} is for one process; start it without torchrun")
 
 

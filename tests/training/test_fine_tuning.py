@@ -14,20 +14,20 @@ from regard.config import RunConfig, TrainConfig
 from regard.errors import ConfigError, RegardWarning
 from regard.models.build import build_model, preset, resolve, weights
 from regard.tasks import TextClassification
-from regard.training.loop import train as training_steps
-from regard.training.optim import optimizers
-from regard.training.parallel.strategy import Objective
-from regard.training.setup.fine_tuning import start_from
-from regard.training.storage import start as start_module
-from regard.training.storage.run_folder import RunFolder
-from regard.training.tuning import (
+from regard.training.fine_tuning import (
     TUNINGS,
     cast_frozen_weights,
     check_tuning,
-    distances,
+    layer_depths,
     lr_scales,
     tuning,
 )
+from regard.training.loop import train as training_steps
+from regard.training.optim import optimizers
+from regard.training.parallel.strategy import Objective
+from regard.training.setup.start_settings import start_from
+from regard.training.storage import start as start_module
+from regard.training.storage.run_folder import RunFolder
 from training.objectives import text_batch
 
 MODEL = {"preset": "tiny-encoder", "dim": 8, "layers": 3, "heads": 2, "context": 16}
@@ -43,22 +43,22 @@ def trained(choice, step=0, **fields):
     return {name for name, p in built.named_parameters() if p.requires_grad}
 
 
-def test_distances_count_layers_from_the_output():
-    found = distances(model(tied=False))
+def test_depths_count_layers_from_the_output():
+    found = layer_depths(model(tied=False))
     assert found["head.weight"] == found["decoder.norm.weight"] == 0
     assert [found[f"decoder.blocks.{i}.ffn.up.weight"] for i in (2, 1, 0)] == [1, 2, 3]
     assert found["embed.token.weight"] == 4
     pair = build_model(
         preset("bahdanau", vocab_size=9, dim=8, layers=2, encoder_layers=1, bridge=False)
     )
-    found = distances(pair)
+    found = layer_depths(pair)
     assert (found["encoder.0.forward_layer.input.weight"], found["decoder.0.input.weight"]) == (
         1,
         2,
     )
 
 
-def test_each_rule_trains_what_it_says():
+def test_each_tuning_trains_what_it_says():
     everything = {name for name, _ in model(tied=False).named_parameters()}
     block = {name for name in everything if ".blocks.2." in name}
     norm = {"decoder.norm.weight"}
@@ -104,7 +104,7 @@ def test_layer_decay_scales_the_learning_rate_of_a_step():
     list(training_steps(objective, [text_batch()], adamw, lambda step: 1e-3, clip=0.0))
     for name, p in built.named_parameters():
         step = (p - before[name]).abs().max().item()
-        assert step == pytest.approx(1e-3 * 0.5 ** distances(built)[name], rel=0.01), name
+        assert step == pytest.approx(1e-3 * 0.5 ** layer_depths(built)[name], rel=0.01), name
     assert lr_scales(built, 1.0) is None
 
 
@@ -185,7 +185,7 @@ def test_a_layer_over_characters_is_new_where_the_base_has_none(world):
     new = {name for name, tensor in weights(model).items() if torch.equal(tensor, before[name])}
     assert {n for n in before if n.startswith("characters.")} <= new
     assert "embed.token.weight" not in new
-    assert distances(model)["characters.project.weight"] == 0
+    assert layer_depths(model)["characters.project.weight"] == 0
     adapter = replace(config, train=replace(train, tune={"kind": "lora", "rank": 2}))
     with pytest.raises(ConfigError, match=r"trains no new layer over characters"):
         start_module.load_initial_weights(adapter, model)
@@ -301,7 +301,7 @@ def test_only_what_trains_changes(world):
     run = tune(world, "last", {"kind": "last_layers", "layers": 1}, lr=0.01, ema=0.9)
     changed = {n for n, t in weights(run.model).items() if not torch.equal(t, base[n])}
     assert changed
-    assert all(distances(run.model)[name] <= 1 for name in changed)
+    assert all(layer_depths(run.model)[name] <= 1 for name in changed)
     run = tune(world, "gradual", {"kind": "gradual_unfreezing", "every": 3}, lr=0.01)
     changed = {n for n, t in weights(run.model).items() if not torch.equal(t, base[n])}
-    assert max(distances(run.model)[name] for name in changed) == 1
+    assert max(layer_depths(run.model)[name] for name in changed) == 1
