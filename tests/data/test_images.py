@@ -255,7 +255,7 @@ def test_mean_and_spread_are_those_of_each_channel(tmp_path):
 
 def test_case_is_not_folded_in_images(tmp_path):
     path = save(tmp_path / "a.npz", x=pixels(4, 3, 3), y=np.arange(4))
-    with pytest.raises(ConfigError, match="folds the case of text; a holds images"):
+    with pytest.raises(ConfigError, match="lowercases text; a holds images"):
         open_data(path, lower=True)
 
 

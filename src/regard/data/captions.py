@@ -123,7 +123,7 @@ def from_pixels(
         name=name,
         description=f"captions, {len(captions):,} images, {description}",
         captions=captions,
-        groups=[str(number) for number in range(len(captions))],
+        groups=[str(index) for index in range(len(captions))],
         channels=pixels.shape[1],
         side=min(pixels.shape[2:]),
         read=lambda rows, size: resize(pixels[rows], size),

@@ -16,8 +16,8 @@ from regard.files.untrusted import parse_json, quote
 Message = tuple[str, str]  # role and content
 ROLES = {"system": "system", "developer": "system", "user": "user", "human": "user"}
 ROLES |= {"assistant": "assistant", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
-LISTS = ("messages", "conversations", "conversation", "dialogue")
-PROMPTS = ("prompt", "instruction", "question")
+MESSAGE_KEYS = ("messages", "conversations", "conversation", "dialogue")
+PROMPT_KEYS = ("prompt", "instruction", "question")
 RESPONSE_KEYS = ("answer", "response", "completion", "output")
 FORM = '{"messages": [{"role": "user", "content": …}, …]} or {"prompt": …, "response": …}'
 
@@ -80,7 +80,7 @@ def is_dialogues(path: Path) -> bool:
         first = parse_json(next(iter(_lines(path)), (0, ""))[1])
     except (DataError, ValueError, OSError):
         return False
-    return isinstance(first, dict) and any(isinstance(first.get(key), list) for key in LISTS)
+    return isinstance(first, dict) and any(isinstance(first.get(key), list) for key in MESSAGE_KEYS)
 
 
 def from_jsonl(path: Path) -> Dialogues:
@@ -109,7 +109,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _messages(place: str, value: Any) -> tuple[Message, ...]:
     if not isinstance(value, Mapping):
         raise DataError(f"{place}: a dialogue is an object, {FORM}, not {quote(value)}")
-    listed = next((value[key] for key in LISTS if key in value), None)
+    listed = next((value[key] for key in MESSAGE_KEYS if key in value), None)
     messages = _pair(place, value) if listed is None else _list(place, listed)
     if not any(role == "assistant" for role, _ in messages):
         raise DataError(f"{place}: the dialogue has no response, a message of the role assistant")
@@ -135,7 +135,7 @@ def _list(place: str, listed: Any) -> tuple[Message, ...]:
 
 
 def _pair(place: str, value: Mapping[str, Any]) -> tuple[Message, ...]:
-    prompt = next((value[key] for key in PROMPTS if key in value), None)
+    prompt = next((value[key] for key in PROMPT_KEYS if key in value), None)
     response = next((value[key] for key in RESPONSE_KEYS if key in value), None)
     for name, text in (("prompt", prompt), ("response", response)):
         if not isinstance(text, str) or not text.strip():

@@ -52,10 +52,10 @@ def write_number(text: str, random: Random) -> NDArray[np.float32]:
         left = place * (WIDTH + GAP) + random.gauss(0, 0.15)
         height = random.uniform(0.9, 1.1)
         for stroke in DIGITS[digit]:
-            for number, (x, y) in enumerate(stroke):
+            for index, (x, y) in enumerate(stroke):
                 x, y = x + random.gauss(0, NOISE), height * y + random.gauss(0, NOISE)
                 x, y = left + x + slant * (6 - y), y + slope * (left + x)
-                points.append((size * x, size * y, float(number == len(stroke) - 1)))
+                points.append((size * x, size * y, float(index == len(stroke) - 1)))
     rows = np.array(points)
     rows[:, :2] = np.diff(rows[:, :2], axis=0, prepend=rows[:1, :2])
     return rows.astype(np.float32)

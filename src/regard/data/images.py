@@ -85,7 +85,7 @@ class Images:
         return replace(self, description=f"{self.description}; {note}")
 
     def with_class_names(self, names: Sequence[str]) -> "Images":
-        """The same images with classes numbered as in `names`."""
+        """The same images; a class is its index in `names`."""
         new_ids = np.array(class_ids(self.class_names, names, self.name))
         return replace(self, labels=new_ids[self.labels], class_names=tuple(names))
 
@@ -289,7 +289,7 @@ def class_folders(folder: Path) -> dict[str, list[Path]]:
 def _read_class_folders(folder: Path) -> Images:
     classes = class_folders(folder)
     paths = [path for files in classes.values() for path in files]
-    labels = [number for number, files in enumerate(classes.values()) for _ in files]
+    labels = [id for id, files in enumerate(classes.values()) for _ in files]
     files = survey_files(paths, [str(path.relative_to(folder)) for path in paths])
 
     def read(rows: NDArray[np.int64], size: Size) -> Pixels:
@@ -324,12 +324,12 @@ def survey_files(
 ) -> ImageFiles:
     """Open every image file once, without decoding its pixels; errors name the `places`."""
     digest, sizes, colours = hashlib.sha256(), Counter[tuple[int, int]](), Counter[bool]()
-    for number, (path, name) in enumerate(zip(paths, names, strict=True)):
+    for index, (path, name) in enumerate(zip(paths, names, strict=True)):
         try:
             content = _read_bytes(path)
             image = open_image(path, content)
         except DataError as error:
-            raise DataError(f"{places[number]}: {error}" if places else str(error)) from None
+            raise DataError(f"{places[index]}: {error}" if places else str(error)) from None
         digest.update(f"{name} {len(content)}\n".encode("utf-8", "surrogatepass") + content)
         sizes[image.size] += 1
         colours[image.mode not in ("1", "L", "LA", "I", "I;16")] += 1

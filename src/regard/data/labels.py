@@ -17,7 +17,7 @@ from regard.errors import DataError
 
 LabelKind = Literal["labels", "tags", "scores"]
 Row = tuple[tuple[str, ...], tuple[Any, ...]]  # the parts of a text, and their classes
-NumberedRow = tuple[str, Sequence[str], Sequence[str]]  # location in a file, parts, labels
+LocatedRow = tuple[str, Sequence[str], Sequence[str]]  # location in a file, parts, labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class LabelledText:
         """The first texts with their classes, as a reader would check them."""
         lines = []
         for parts, classes in self.rows[:count]:
-            names = [self.class_names[number] for number in classes]
+            names = [self.class_names[id] for id in classes]
             if self.kind == "labels":
                 lines.append(f"{' | '.join(map(preview, parts))} → {names[0]}")
                 continue
@@ -98,7 +98,7 @@ class LabelledText:
         return replace(self, description=f"{self.description}; {note}")
 
     def with_class_names(self, names: Sequence[str]) -> "LabelledText":
-        """The same texts with classes numbered as in `names`."""
+        """The same texts; a class is its index in `names`."""
         new_ids = class_ids(self.class_names, names, self.name)
         rows = [(parts, tuple(new_ids[id] for id in classes)) for parts, classes in self.rows]
         return replace(self, rows=rows, class_names=tuple(names))
@@ -145,10 +145,10 @@ def from_rows(
     paired = kind == "labels" and len(labelled[0][0]) == 2
     names = tuple(sorted(distinct, key=lambda label: (_number_or_minus_1(label), label)))
     ids = {label: id for id, label in enumerate(names)}
-    numbered = [(parts, tuple(ids[label] for label in labels)) for parts, labels in labelled]
+    encoded = [(parts, tuple(ids[label] for label in labels)) for parts, labels in labelled]
     texts = "pairs of texts" if paired else "texts"
     description = f"{kind}, {len(labelled):,} {texts}, {len(names)} classes, {source_format}"
-    return LabelledText(kind, name, description, numbered, names)
+    return LabelledText(kind, name, description, encoded, names)
 
 
 def _number_or_minus_1(label: str) -> int:
@@ -160,7 +160,7 @@ def from_table(table: Table, roles: Roles) -> LabelledText:
     kind: LabelKind = "labels" if roles.kind == "labels" else "tags"
     *texts, label = (table.column(name) for name in roles.columns.values())
 
-    def rows() -> Iterator[NumberedRow]:
+    def rows() -> Iterator[LocatedRow]:
         for number, row in table.rows():
             place = table.position(number)
             if kind == "tags":
@@ -172,7 +172,7 @@ def from_table(table: Table, roles: Roles) -> LabelledText:
     # The columns of a table with a header need no mention where they have the usual names.
     note = "" if roles.columns == {"text": "text", "label": "label"} else roles.note
     hint = f"{table.listing()}\nchoose another: data.tags=COLUMN"
-    data = _from_numbered(kind, table.name, table.path, f"{table.format}{note}", rows(), hint)
+    data = _from_located_rows(kind, table.name, table.path, f"{table.format}{note}", rows(), hint)
     return replace(data, columns=roles.to_save)
 
 
@@ -206,15 +206,15 @@ def from_conll(path: Path, columns: Sequence[int] = ()) -> LabelledText:
     """
     file = read_conll(path, columns)
     rows = ((f"{path}, line {line}", words, tags) for line, words, tags in file.rows)
-    return _from_numbered("tags", stem(path), str(path), file.description, rows, file.hint)
+    return _from_located_rows("tags", stem(path), str(path), file.description, rows, file.hint)
 
 
-def _from_numbered(
+def _from_located_rows(
     kind: LabelKind,
     name: str,
     path: str,
     source_format: str,
-    rows: Iterable[NumberedRow],
+    rows: Iterable[LocatedRow],
     hint: str = "",
 ) -> LabelledText:
     """Check all rows; skip and count those without a text, refuse those without a label.

@@ -55,13 +55,13 @@ class TextLoader:
 
     def starts(self, step: int) -> NDArray[np.int64]:
         """The token offsets at which the blocks of a step begin."""
-        numbers = np.arange(step * self.batch, (step + 1) * self.batch)
-        starts = np.empty_like(numbers)
-        epochs = numbers // self.blocks
+        positions = np.arange(step * self.batch, (step + 1) * self.batch)
+        starts = np.empty_like(positions)
+        epochs = positions // self.blocks
         for epoch in range(epochs[0], epochs[-1] + 1):
             in_epoch = epochs == epoch
             block = permute(
-                numbers[in_epoch] % self.blocks, self.blocks, shuffle_key(self.seed, epoch, 0)
+                positions[in_epoch] % self.blocks, self.blocks, shuffle_key(self.seed, epoch, 0)
             )
             offset = shuffle_key(self.seed, epoch, 1) % self._offsets
             starts[in_epoch] = offset + self.context * block
@@ -183,7 +183,7 @@ class PairLoader:
     bucket, that of the narrowest from its own beginning. With n_b batches in bucket b, an epoch has
     sum_b n_b steps:
 
-        step s -> epoch e and number k = s mod sum n;  p_e(k) names bucket b and its batch j;
+        step s -> epoch e and index k = s mod sum n;  p_e(k) names bucket b and its batch j;
         its rows are  p_{e,b}(j·rows … (j + 1)·rows - 1),  modulo the size of the bucket
 
     Pairs that need more than `longest` positions are dropped; `dropped` is their number.
@@ -224,16 +224,16 @@ class PairLoader:
 
     def examples(self, step: int) -> PairIndices:
         """The pairs of a step."""
-        epoch, number = divmod(step, self.steps_per_epoch)
+        epoch, position = divmod(step, self.steps_per_epoch)
         batch = int(
-            permute(np.array([number]), self.steps_per_epoch, shuffle_key(self.seed, epoch))[0]
+            permute(np.array([position]), self.steps_per_epoch, shuffle_key(self.seed, epoch))[0]
         )
         index = int(np.searchsorted(self._first_batch, batch, side="right")) - 1
         bucket = self.buckets[index]
         size = bucket.end - bucket.begin
         start = (batch - int(self._first_batch[index])) * bucket.rows
-        numbers = np.arange(start, start + bucket.rows) % size
-        chosen = bucket.begin + permute(numbers, size, shuffle_key(self.seed, epoch, index))
+        positions = np.arange(start, start + bucket.rows) % size
+        chosen = bucket.begin + permute(positions, size, shuffle_key(self.seed, epoch, index))
         return PairIndices(self._order[chosen], bucket.width)
 
     def example_ids(self, step: int) -> list[int]:
@@ -242,11 +242,11 @@ class PairLoader:
 
     def sequential(self, limit: int | None = None) -> Iterator[PairIndices]:
         """Every pair once, or a fixed sample of `limit` pairs, shortest first, for evaluation."""
-        numbers = np.arange(len(self._order))
-        if limit is not None and limit < len(numbers):
-            numbers = np.sort(permute(numbers[:limit], len(numbers), shuffle_key(self.seed)))
+        positions = np.arange(len(self._order))
+        if limit is not None and limit < len(positions):
+            positions = np.sort(permute(positions[:limit], len(positions), shuffle_key(self.seed)))
         for bucket in self.buckets:
-            in_bucket = numbers[(numbers >= bucket.begin) & (numbers < bucket.end)]
+            in_bucket = positions[(positions >= bucket.begin) & (positions < bucket.end)]
             for start in range(0, len(in_bucket), bucket.rows):
                 yield PairIndices(self._order[in_bucket[start : start + bucket.rows]], bucket.width)
 

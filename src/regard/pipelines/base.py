@@ -157,8 +157,8 @@ class Pipeline:
         raise NotImplementedError
 
     def lowercase(self, data: Any) -> Any:
-        """The data with case folded (`data.lower`)."""
-        raise ConfigError(f"data.lower folds the case of text; {data.name} holds {data.kind}")
+        """The data in lower case (`data.lower`)."""
+        raise ConfigError(f"data.lower lowercases text; {data.name} holds {data.kind}")
 
     def validation_split(self, data: Any) -> Any:
         """The validation split of data that was opened as validation data."""
@@ -308,7 +308,7 @@ def best_classes(
         order = probabilities.scatter(-1, predicted.unsqueeze(-1), 2.0)
     best = order.topk(min(top, len(names))).indices
     rows = zip(best.tolist(), probabilities.gather(-1, best).tolist(), strict=True)
-    return [[(names[number], p) for number, p in zip(*row, strict=True)] for row in rows]
+    return [[(names[id], p) for id, p in zip(*row, strict=True)] for row in rows]
 
 
 def rows_per_step(settings: TrainConfig, context: int) -> int:
@@ -321,18 +321,18 @@ def mark_scheduled_sampling(
 ) -> Callable[[int], Batch]:
     """The same batches, marked where the model reads its own prediction (scheduled sampling).
 
-    The marks of a micro-batch are a function of the seed and its number.
+    The marks of a micro-batch are a function of the seed and its index.
     """
     choice = getattr(task, "scheduled_sampling", 0.0)
     if choice == 0:
         return batch
     probability = sampling_schedule(choice, config.train.steps)
 
-    def marked_batch(number: int) -> Batch:
-        unmarked: Any = batch(number)
-        generator = batch_generator(config.train.seed, number)
+    def marked_batch(index: int) -> Batch:
+        unmarked: Any = batch(index)
+        generator = batch_generator(config.train.seed, index)
         random = torch.rand(unmarked.ids.shape, generator=generator)
-        marks = random < probability(number // config.train.accumulate)
+        marks = random < probability(index // config.train.accumulate)
         marked: Batch = replace(unmarked, use_prediction=marks)
         return marked
 

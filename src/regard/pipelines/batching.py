@@ -34,8 +34,8 @@ def text_loader(config: RunConfig, model: ModelConfig, store: PairStore) -> Pair
 def seeded_batches(
     seed: int, loader: Any, collate: Callable[[Any, torch.Generator], Batch]
 ) -> Callable[[int], Batch]:
-    """The batches of a loader by their number, with the random numbers of (seed, number)."""
-    return lambda number: collate(loader.examples(number), batch_generator(seed, number))
+    """The batches of a loader by their index, with the random numbers of (seed, index)."""
+    return lambda index: collate(loader.examples(index), batch_generator(seed, index))
 
 
 def sequential_batches(
@@ -56,7 +56,7 @@ def rows_per_micro_batch(settings: TrainConfig, default: int, what: str) -> int:
 
 
 def evenly_spaced(count: int, kept: int | None) -> NDArray[np.int64]:
-    """The numbers from 0 to count - 1, or `kept` of them, evenly spaced."""
+    """The indices from 0 to count - 1, or `kept` of them, evenly spaced."""
     kept = count if kept is None else min(kept, count)
     return np.arange(kept) * count // kept
 
@@ -64,7 +64,7 @@ def evenly_spaced(count: int, kept: int | None) -> NDArray[np.int64]:
 def batches_of_similar_length(
     store: PairStore, size: int, rows: NDArray[np.int64] | None = None
 ) -> Iterator[tuple[list[int], int]]:
-    """Rows of a store, by default all, `size` at a time: numbers and width."""
+    """Rows of a store, by default all, `size` at a time: their indices and the width."""
     lengths = store.source_lengths
     rows = np.arange(len(store)) if rows is None else rows
     order = rows[np.argsort(lengths[rows], kind="stable")].tolist()
@@ -73,9 +73,9 @@ def batches_of_similar_length(
         yield chosen, int(lengths[chosen].max())
 
 
-def concatenate(parts: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """One side of a `PairStore`: all parts one after the other, and where each begins."""
-    return np.concatenate(parts), np.cumsum([0, *map(len, parts)])
+def concatenate(rows: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """One side of a `PairStore`: all rows in one array, and the offset of each."""
+    return np.concatenate(rows), np.cumsum([0, *map(len, rows)])
 
 
 def describe_data(train: Any, validation: Any, tokenizer: Tokenizer) -> list[str]:

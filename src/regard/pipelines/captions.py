@@ -77,7 +77,7 @@ class CaptionsPipeline(Pipeline):
         return from_table(table, roles)
 
     def lowercase(self, data: Captions) -> Captions:
-        """The captions with case folded."""
+        """The captions in lower case."""
         return data.lowercase()
 
     def inputs(self, config: RunConfig) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ class DialoguesPipeline(Pipeline):
         return from_jsonl(path)
 
     def lowercase(self, data: Dialogues) -> Dialogues:
-        """The dialogues with case folded."""
+        """The dialogues in lower case."""
         rows = [tuple((role, text.lower()) for role, text in row) for row in data.rows]
         return replace(data, rows=rows, description=f"{data.description}, in lower case")
 
@@ -119,9 +119,9 @@ class DialoguesPipeline(Pipeline):
         count = max(1, rows_per_step(config.train, model.context) // config.train.accumulate)
         loader = RowLoader(len(packed.rows), count, config.train.seed)
 
-        def batch(number: int) -> Batch:
-            chosen = [packed.rows[index] for index in loader.examples(number)]
-            generator = batch_generator(config.train.seed, number)
+        def batch(index: int) -> Batch:
+            chosen = [packed.rows[row] for row in loader.examples(index)]
+            generator = batch_generator(config.train.seed, index)
             return task.collate((chosen, model.context), generator)
 
         scored = sum(int(scored.sum()) for row in packed.rows for _, scored in row)
@@ -291,8 +291,8 @@ def _best_fit(dialogues: list[Dialogue], context: int) -> list[list[Dialogue]]:
     rows: list[list[Dialogue]] = []
     free: dict[int, list[int]] = {}  # rows by the tokens that are left in them
     order = sorted(range(len(dialogues)), key=lambda n: (-len(dialogues[n][0]), n))
-    for number in order:
-        needed = len(dialogues[number][0]) - 1
+    for index in order:
+        needed = len(dialogues[index][0]) - 1
         room = min((left for left in free if left >= needed), default=None)
         if room is None:
             rows.append([])
@@ -301,7 +301,7 @@ def _best_fit(dialogues: list[Dialogue], context: int) -> list[list[Dialogue]]:
             place = free[room].pop()
             if not free[room]:
                 del free[room]
-        rows[place].append(dialogues[number])
+        rows[place].append(dialogues[index])
         if room - needed:
             free.setdefault(room - needed, []).append(place)
     return rows

@@ -22,7 +22,7 @@ from regard.pipelines.text_pairs import pair_template
 from regard.tasks import Tag, TextClassification, TextRegression
 from regard.text import Tokenizer
 
-Texts = TextClassification | TextRegression  # tasks that read whole texts
+TextTask = TextClassification | TextRegression  # tasks that read whole texts
 EVALUATION_ROWS = 128  # texts in a batch of predictions
 
 
@@ -42,7 +42,7 @@ def placeholder(tokenizer: Tokenizer) -> int:
     return tokenizer.eos_id if unk is None or eos is not None else unk
 
 
-def _tagged_token(task: Texts) -> str:
+def _tagged_token(task: TextTask) -> str:
     return task.token if isinstance(task, Tag) else "last"
 
 
@@ -93,12 +93,12 @@ def encode(
         ids: list[int] = []
         targets: list[int] = []
         letters: list[list[int]] = []
-        for part, number in zip(parts, classes, strict=True):
+        for part, label in zip(parts, classes, strict=True):
             word = next(encoded) or [placeholder(tokenizer)]
             ids += word
             letters += [word_bytes(part)] * len(word) if reads_characters else []
             others = [IGNORED] * (len(word) - 1)
-            targets += [number, *others] if token == "first" else [*others, number]
+            targets += [label, *others] if token == "first" else [*others, label]
         whole = np.array([*before, *ids[:room], *after])
         if data.kind != "tags":
             yield Encoded(whole, np.array(classes), len(ids) > room)
@@ -141,7 +141,7 @@ class EncodedTexts:
 
     @classmethod
     def encode(
-        cls, task: Texts, data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
+        cls, task: TextTask, data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
     ) -> "EncodedTexts":
         """The texts of a data set, for a model."""
         rows = list(encode(data, tokenizer, model, _tagged_token(task)))
@@ -154,7 +154,7 @@ class EncodedTexts:
         return cls(store, characters or None, truncated, begins)
 
     def batch(
-        self, task: Texts, rows: Sequence[int], width: int, generator: torch.Generator
+        self, task: TextTask, rows: Sequence[int], width: int, generator: torch.Generator
     ) -> Batch:
         """A batch of some of the texts."""
         texts = [self.store.source(row) for row in rows]
@@ -169,15 +169,15 @@ class EncodedTexts:
         if self.characters is None:
             return batch
         characters = torch.zeros(len(rows), width, BYTES, dtype=torch.uint8)
-        for row, number in zip(characters, rows, strict=True):
-            row[: len(self.characters[number])] = torch.from_numpy(self.characters[number])
+        for row, index in zip(characters, rows, strict=True):
+            row[: len(self.characters[index])] = torch.from_numpy(self.characters[index])
         return replace(cast(TagBatch, batch), characters=characters)
 
-    def collate(self, task: Texts, rows: PairIndices, generator: torch.Generator) -> Batch:
+    def collate(self, task: TextTask, rows: PairIndices, generator: torch.Generator) -> Batch:
         """A batch of the texts that a loader chose."""
         return self.batch(task, rows.indices.tolist(), rows.width - 1, generator)
 
-    def by_length(self, task: Texts, device: torch.device) -> Iterator[tuple[list[int], Any]]:
+    def by_length(self, task: TextTask, device: torch.device) -> Iterator[tuple[list[int], Any]]:
         """All texts in batches of similar length: their rows, and the batch."""
         for rows, width in batches_of_similar_length(self.store, EVALUATION_ROWS):
             yield rows, self.batch(task, rows, width, torch.Generator()).to(device)

@@ -135,10 +135,10 @@ class ImagesPipeline(Pipeline):
         task = image_task(choice)
         loader = RowLoader(len(train), rows, settings.seed)
 
-        def batch(number: int) -> Batch:
-            chosen = loader.examples(number)
+        def batch(index: int) -> Batch:
+            chosen = loader.examples(index)
             examples = train.read(chosen, size), train.labels[chosen], True
-            return task.collate(examples, batch_generator(settings.seed, number))
+            return task.collate(examples, batch_generator(settings.seed, index))
 
         unchanged = train.square and size == (train.side, train.side)
         resizing = "" if unchanged else f"; resized to {height} × {width}"

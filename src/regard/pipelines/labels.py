@@ -68,7 +68,7 @@ class LabelsPipeline(Pipeline):
         return from_table(table, roles)
 
     def lowercase(self, data: LabelledText) -> LabelledText:
-        """The texts with case folded."""
+        """The texts in lower case."""
         return data.lowercase()
 
     def defaults(self, data: LabelledText, task: Choice, *, gpu: bool) -> dict[str, Any]:
@@ -108,10 +108,10 @@ class LabelsPipeline(Pipeline):
         names = task.class_names(train.class_names)
         named = train.with_class_names(names)
         weights = task.balance((c for _, classes in named.rows for c in classes), names)
-        resolved: dict[str, Any] = {"names": names}
-        resolved |= {"class_weights": weights} if weights else {}
-        resolved |= {"paired": True} if train.is_paired else {}
-        choice = merge({"task": config.task}, {"task": resolved})["task"]
+        derived: dict[str, Any] = {"names": names}
+        derived |= {"class_weights": weights} if weights else {}
+        derived |= {"paired": True} if train.is_paired else {}
+        choice = merge({"task": config.task}, {"task": derived})["task"]
         model = add_head(config.model, task, classes=len(names), vocab_size=tokenizers.size)
         config = replace(config, task=choice, model=describe(model))
         data = self.evaluation_data(config, validation, tokenizers)
@@ -128,11 +128,11 @@ class LabelsPipeline(Pipeline):
 
         seed, collate = config.train.seed, partial(texts.collate, task)
 
-        def batch(number: int) -> Batch:
-            collated = seeded_batches(seed, loader, collate)(number)
+        def batch(index: int) -> Batch:
+            collated = seeded_batches(seed, loader, collate)(index)
             if not task.word_dropout:
                 return collated
-            generator = batch_generator(seed, number)
+            generator = batch_generator(seed, index)
             dropped: Batch = task.drop_words(collated, cast(int, unk_id), special, generator)
             return dropped
 
@@ -196,7 +196,7 @@ class LabelsPipeline(Pipeline):
         predictions = predict_classes(model, task, tokenizer, inputs)
         for text, (_, classes), outputs in zip(texts, rows, predictions, strict=True):
             predicted = [name for ((name, _),) in outputs]
-            true = [task.names[number] for number in classes]
+            true = [task.names[id] for id in classes]
             lines.append(f"{text}\n→ {' '.join(predicted)}\n= {' '.join(true)}")
         return "\n".join(lines)
 

@@ -62,7 +62,7 @@ class PairsPipeline(Pipeline):
         return from_table(table, roles)
 
     def lowercase(self, data: Pairs) -> Pairs:
-        """Both sides with case folded."""
+        """Both sides in lower case."""
         return data.lowercase()
 
     def defaults(self, data: Pairs, task: Choice, *, gpu: bool) -> dict[str, Any]:
@@ -220,8 +220,8 @@ class PairsPipeline(Pipeline):
         bleu_names = ["bleu", "bleu_lower"] if has_phrases else []
         names = ["exact_match", *bleu_names, "chrf"]
 
-        def evaluate(numbers: Sequence[int]) -> dict[str, float]:
-            scores = _score([translations[i] for i in numbers], [rows[i][1] for i in numbers])
+        def evaluate(chosen: Sequence[int]) -> dict[str, float]:
+            scores = _score([translations[i] for i in chosen], [rows[i][1] for i in chosen])
             return {name: scores[name] for name in names}
 
         return by_length([source for source, _ in rows], evaluate)
@@ -263,12 +263,12 @@ def translate(
     if language.context is not None:
         limit = language.context - 1 - task.prefix_length  # 1 for EOS
     ids = [np.asarray(row, dtype=np.int64) for row in tokenizers.source.encode_batch(sentences)]
-    for number, sentence in enumerate(ids):
+    for index, sentence in enumerate(ids):
         if limit is not None and len(sentence) > limit:
             logger.warning(
-                "sentence %d has %d tokens and is truncated to %d", number + 1, len(sentence), limit
+                "sentence %d has %d tokens and is truncated to %d", index + 1, len(sentence), limit
             )
-            ids[number] = sentence[:limit]
+            ids[index] = sentence[:limit]
     by_length = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     translations = [""] * len(ids)
     model.eval()

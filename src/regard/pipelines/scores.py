@@ -62,9 +62,9 @@ class ScoresPipeline(LabelsPipeline):
     ) -> TrainingData:
         """Batches of texts of similar length, in random order."""
         numbers = np.array(train.numbers())
-        facts = {"mean": float(numbers.mean()), "std": float(numbers.std()) or 1.0}
-        facts |= {"paired": True} if train.is_paired else {}
-        choice = merge({"task": config.task}, {"task": facts})["task"]
+        derived = {"mean": float(numbers.mean()), "std": float(numbers.std()) or 1.0}
+        derived |= {"paired": True} if train.is_paired else {}
+        choice = merge({"task": config.task}, {"task": derived})["task"]
         task = regression_task(choice)
         model = add_head(config.model, task, classes=1, vocab_size=tokenizers.size)
         config = replace(config, task=choice, model=describe(model))

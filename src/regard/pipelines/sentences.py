@@ -52,7 +52,7 @@ class SentencesPipeline(Pipeline):
         return from_path(path)
 
     def lowercase(self, data: Sentences) -> Sentences:
-        """The sentences with case folded."""
+        """The sentences in lower case."""
         rows = [(a.lower(), b.lower()) for a, b in data.rows]
         return replace(data, rows=rows, description=f"{data.description}, in lower case")
 
@@ -107,8 +107,8 @@ class SentencesPipeline(Pipeline):
         rows = max(2, (config.train.batch or ROWS) // config.train.accumulate)
         loader = RowLoader(len(train), min(rows, len(train)), config.train.seed)
 
-        def batch(number: int) -> Batch:
-            return _batch(task, sides, loader.examples(number), config.train.seed, number)
+        def batch(index: int) -> Batch:
+            return _batch(task, sides, loader.examples(index), config.train.seed, index)
 
         description = [
             *describe_data(train, validation, tokenizers),
@@ -177,16 +177,16 @@ def embed_texts(
     model.eval()
     device = next(model.parameters()).device
     ids, _ = _encode(texts, tokenizer, cast(Any, model).config)
-    order = sorted(range(len(ids)), key=lambda number: len(ids[number]))
+    order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
     vectors: dict[int, Tensor] = {}
     for start in range(0, len(order), ROWS):
         chosen = order[start : start + ROWS]
-        part = [ids[number] for number in chosen]
-        batch = task.collate((part, part, max(map(len, part))), torch.Generator())
+        batch_ids = [ids[index] for index in chosen]
+        batch = task.collate((batch_ids, batch_ids, max(map(len, batch_ids))), torch.Generator())
         embedded = task.embed(model, batch.first.to(device)).cpu()
         vectors |= dict(zip(chosen, embedded, strict=True))
     model.train(training)
-    return torch.stack([vectors[number] for number in range(len(ids))])
+    return torch.stack([vectors[index] for index in range(len(ids))])
 
 
 def nearest_texts(
@@ -200,8 +200,8 @@ def nearest_texts(
     best = (query_vectors @ vectors.T).topk(min(top, len(texts)))
     rows = zip(queries, best.indices.tolist(), best.values.tolist(), strict=True)
     return {
-        query: [(texts[n], cosine) for n, cosine in zip(numbers, cosines, strict=True)]
-        for query, numbers, cosines in rows
+        query: [(texts[n], cosine) for n, cosine in zip(indices, cosines, strict=True)]
+        for query, indices, cosines in rows
     }
 
 
@@ -237,11 +237,11 @@ def _sides(
 
 
 def _batch(
-    task: Contrastive, sides: tuple[Texts, Texts], rows: Any, seed: int, number: int
+    task: Contrastive, sides: tuple[Texts, Texts], rows: Any, seed: int, index: int
 ) -> Batch:
     first, second = ([side[row] for row in rows] for side in sides)
     width = max(len(ids) for ids in (*first, *second))
-    return task.collate((first, second, -(-width // 8) * 8), batch_generator(seed, number))
+    return task.collate((first, second, -(-width // 8) * 8), batch_generator(seed, index))
 
 
 def _batches(

@@ -151,8 +151,8 @@ class SeriesPipeline(Pipeline):
         training = Windows.of(train, task, double=without_gradients)
         loader = RowLoader(len(training), rows, settings.seed)
 
-        def batch(number: int) -> Batch:
-            windows = training.read(loader.examples(number))
+        def batch(index: int) -> Batch:
+            windows = training.read(loader.examples(index))
             return task.collate((windows, training.context), torch.Generator())
 
         def whole() -> Iterator[Batch]:

@@ -74,7 +74,7 @@ class SpansPipeline(Pipeline):
         return from_table(table, roles)
 
     def lowercase(self, data: Questions) -> Questions:
-        """The questions and contexts with case folded."""
+        """The questions and contexts in lower case."""
         return data.lowercase()
 
     def inputs(self, config: RunConfig) -> tuple[str, ...]:
@@ -204,14 +204,14 @@ class SpansPipeline(Pipeline):
     def predict_batch(self, run: TrainedModel, inputs: Sequence[Any], *, top: int) -> list[Answers]:
         """The answers to several questions, each with its context."""
         rows = []
-        for number, item in enumerate(inputs):
+        for index, item in enumerate(inputs):
             if not (isinstance(item, tuple | list) and len(item) == 2):
                 raise ConfigError(
                     f"an input is a question and a text, as in ('Who?', 'Ada did.'), not {item!r}"
                 )
             question, context = map(str, item)
             require_texts([question, context])
-            rows.append(Question(str(number), question, context, ()))
+            rows.append(Question(str(index), question, context, ()))
         task, tokenizer = span_task(run.config.task), cast(Tokenizer, run.tokenizers)
         return answer_questions(run.model, task, tokenizer, rows, top)
 
@@ -291,7 +291,7 @@ class SpanWindows:
         offsets: list[NDArray[np.int64]] = []
         owners: list[int] = []
         strides = set()
-        for number, (row, question) in enumerate(zip(questions, asked, strict=True)):
+        for index, (row, question) in enumerate(zip(questions, asked, strict=True)):
             question = question[:longest_question]
             context, spans = contexts[row.context]
             characters = np.array(spans, np.int64).reshape(-1, 2)
@@ -311,7 +311,7 @@ class SpanWindows:
                 ids.append(window)
                 places.append(np.array([begin, begin + stop - start, first, last]))
                 offsets.append(characters[start:stop])
-                owners.append(number)
+                owners.append(index)
         begins = np.array([place[0] for place in places])
         windows = Windows(questions, np.array(owners), begins, offsets)
         return cls(
@@ -340,13 +340,13 @@ class SpanWindows:
 
     def sample(self, limit: int | None, seed: int) -> NDArray[np.int64]:
         """All windows, or all windows of a fixed sample of questions: about `limit` of them."""
-        numbers = np.arange(len(self.store))
-        if limit is None or limit >= len(numbers):
-            return numbers
+        windows = np.arange(len(self.store))
+        if limit is None or limit >= len(windows):
+            return windows
         order = np.random.default_rng(shuffle_key(seed)).permutation(len(self.windows.questions))
         counts = np.bincount(self.windows.question_index, minlength=len(order))
         needed = 1 + int(np.searchsorted([*accumulate(counts[order].tolist())], limit))
-        return numbers[np.isin(self.windows.question_index, order[:needed])]
+        return windows[np.isin(self.windows.question_index, order[:needed])]
 
 
 def _answer_tokens(characters: NDArray[np.int64], question: Question) -> tuple[int, int] | None:

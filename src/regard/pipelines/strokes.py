@@ -103,8 +103,8 @@ class StrokesPipeline(Pipeline):
         data = self.evaluation_data(config, validation, None)
         loader = RowLoader(len(train), rows, settings.seed)
 
-        def batch(number: int) -> Batch:
-            return _batch(task, train, loader.examples(number))
+        def batch(index: int) -> Batch:
+            return _batch(task, train, loader.examples(index))
 
         truncated = int((train.lengths > points).sum())
         unread = train.texts is not None and not reads_texts

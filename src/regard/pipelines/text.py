@@ -68,7 +68,7 @@ class TextPipeline(Pipeline):
         return from_table(table, roles)
 
     def lowercase(self, data: Text) -> Text:
-        """The text with case folded."""
+        """The text in lower case."""
         return data.lowercase()
 
     def defaults(self, data: Text, task: Choice, *, gpu: bool) -> dict[str, Any]:
@@ -125,9 +125,9 @@ class TextPipeline(Pipeline):
             store, model.context, rows, config.train.seed, reserved=_special_tokens(task)
         )
 
-        def batch(number: int) -> Batch:
-            block = loader.examples(number)
-            generator = batch_generator(config.train.seed, number)
+        def batch(index: int) -> Batch:
+            block = loader.examples(index)
+            generator = batch_generator(config.train.seed, index)
             collated = task.collate((block[:, :-1], block[:, 1:]), generator)
             if isinstance(task, Causal) and getattr(model, "prefix", False):
                 return task.draw_prefixes(cast(TextBatch, collated), generator)

@@ -213,7 +213,7 @@ def _read_sentencepiece(paths: list[Path], settings: Table, family: TokenizerFam
     sentinels = settings.get("extra_ids", family.sentinels)
     if type(sentinels) is not int or not 0 <= sentinels <= 10_000:
         raise CheckpointError(f"{paths[0].parent}: extra_ids={sentinels!r} must lie in 0 to 10000")
-    names = [f"<extra_id_{number}>" for number in reversed(range(sentinels))]
+    names = [f"<extra_id_{index}>" for index in reversed(range(sentinels))]
     existing = {piece.text for piece in model.pieces}
     new = [name for name in names if name not in existing]
     model.pieces += [sentencepiece.Piece(name, 0.0, sentencepiece.CONTROL) for name in new]

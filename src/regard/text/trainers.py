@@ -62,8 +62,8 @@ def sample(texts: Iterable[str], max_bytes: int, *, total: int | None = None) ->
     stride = 1 if total is None or total <= max_bytes else -(-11 * total // (10 * max_bytes)) | 1
     sampled: list[str] = []
     size = 0
-    for number, window in enumerate(_windows(texts)):
-        if number % stride:
+    for index, window in enumerate(_windows(texts)):
+        if index % stride:
             continue
         sampled.append(window)
         size += _byte_count(window)
