@@ -13,6 +13,7 @@ from regard.config import RunConfig, build, merge
 from regard.errors import ConfigError, DataError, ShapeError
 from regard.models.build import resolve
 from regard.pipelines import prepare_training
+from regard.pipelines.text import TextPipeline
 from regard.tasks import Masked
 from regard.tasks.vocab_info import encode_with_masks
 from regard.training.run import begin, resume
@@ -131,6 +132,27 @@ def test_what_does_not_fit_is_refused_with_the_way_out(folder, over, train, comp
 def test_a_causal_task_does_not_take_an_encoder(folder):
     with pytest.raises(ConfigError, match="needs a model of architecture 'decoder', not 'encoder'"):
         prepare_training(replace(config(folder), task="causal"))
+
+
+def test_a_text_of_a_megabyte_is_tokenized_into_sub_words_on_a_cpu(tmp_path):
+    path = tmp_path / "a.txt"
+    found = {}
+    for size in (499_999, 500_000, 1_000_000, 10_000_000):
+        path.write_bytes(b"a line of text\n" * (size // 15) + b"." * (size % 15))
+        text = TextPipeline().open(path)
+        for gpu in (False, True):
+            settings = TextPipeline().defaults(text, "causal", gpu=gpu)
+            found[size, gpu] = (settings["data"]["tokenizer"], settings["model"]["context"])
+    assert found == {
+        (499_999, False): ("char", 64),
+        (500_000, False): ({"kind": "bpe", "size": 1000}, 64),
+        (1_000_000, False): ({"kind": "bpe", "size": 2000}, 64),
+        (10_000_000, False): ({"kind": "bpe", "size": 20_000}, 128),
+        (499_999, True): ("char", 256),
+        (500_000, True): ("char", 256),
+        (1_000_000, True): ("char", 256),
+        (10_000_000, True): ({"kind": "bpe", "size": 20_000}, 256),
+    }
 
 
 def test_own_data_gets_an_encoder_where_masking_is_asked_for(folder):

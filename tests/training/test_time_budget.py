@@ -36,8 +36,8 @@ def seconds(monkeypatch):
     return asked
 
 
-@pytest.mark.parametrize("over", [{}, MASKED], ids=["causal", "masked"])
-def test_the_largest_size_that_sees_enough_tokens_is_taken(over, data, seconds):
+@pytest.mark.parametrize(("over", "needed"), [({}, 1), (MASKED, 5)], ids=["causal", "masked"])
+def test_the_largest_size_that_sees_enough_tokens_is_taken(over, needed, data, seconds):
     given = config(data / "cats.txt", over, batch=4)
     chosen = fit_to_minutes(replace(given, minutes=4000))
     assert chosen.train.steps == 192_000
@@ -50,7 +50,7 @@ def test_the_largest_size_that_sees_enough_tokens_is_taken(over, data, seconds):
         for dim, n in time_budget.SIZES
     }
     larger = list(sizes)[len(widths)]
-    assert 5 * sizes[widths[-1]] <= 192_000 * 4 * 8 < 5 * sizes[larger]
+    assert needed * sizes[widths[-1]] <= 192_000 * 4 * 8 < needed * sizes[larger]
 
 
 def test_a_model_without_layers_keeps_its_size(data, seconds):

@@ -39,7 +39,8 @@ from regard.tasks import TASKS, Causal, CBOWTask, Masked, Task
 from regard.text import Tokenizer, train_tokenizer
 from regard.text.pair_tokenizers import JOINT
 
-SMALL_TEXT = 10_000_000  # bytes, below which a character model trains faster than BPE
+SMALL_TEXT = 10_000_000  # bytes, which a GPU reads many times: a model of characters is better
+SMALL_TEXT_CPU = 500_000  # the same for a CPU, which reads a megabyte of characters once or twice
 VALIDATION_SEED = 1  # of the random masks in validation: the same for every run
 SAMPLE_TOKENS = 160
 
@@ -296,12 +297,13 @@ def _with_label(progress: Progress | None, label: str) -> Callable[[int, int], N
 
 def _causal_defaults(data: Text, gpu: bool) -> dict[str, Any]:
     """A decoder: characters for a small text with a small alphabet, sub-words otherwise."""
-    by_character = data.size < SMALL_TEXT and len(_alphabet(data)) <= 256
+    small = data.size < (SMALL_TEXT if gpu else SMALL_TEXT_CPU)
+    by_character = small and len(_alphabet(data)) <= 256
     vocab_size = min(32_000, max(1000, data.size // 500 // 100 * 100))
     sizes = (
         {"dim": 384, "layers": 6, "heads": 6, "context": 256, "dropout": 0.2}
         if gpu
-        else {"dim": 128, "layers": 4, "heads": 4, "context": 64 if by_character else 128}
+        else {"dim": 128, "layers": 4, "heads": 4, "context": 64 if data.size < SMALL_TEXT else 128}
     )
     return {
         "data": {"tokenizer": "char" if by_character else {"kind": "bpe", "size": vocab_size}},

@@ -37,6 +37,7 @@ from regard.training.setup.setting_checks import check_before_data, check_hook_p
 SIZES = [(64, 2), (128, 4), (192, 6), (256, 8), (384, 8), (512, 8), (768, 12)]  # dim, layers
 HEAD_DIM = 32
 TOKENS_PER_PARAMETER = 5  # a quarter of Hoffmann et al. 2022: favours larger models
+TARGETS_PER_PARAMETER = 1  # where every token is a target, as measured on tiny Shakespeare
 TIMED_STEPS = 4
 TIMED_SHARE = 0.02  # of the time, at most, to time the steps of one size
 TRAINING_SHARE = 0.8  # of the time after the start; the rest is for evaluations and checkpoints
@@ -84,13 +85,15 @@ def fit_to_minutes(
     check_hook_points(config, data.model)
     if on_measure is not None:
         on_measure()
+    all_targets = data.task.tokens_per_target(data.model) == 1
+    tokens_needed = TARGETS_PER_PARAMETER if all_targets else TOKENS_PER_PARAMETER
     chosen: RunConfig | None = None
     for size in SIZES if choose_model and "heads" in table else [None]:  # of a Transformer
         model = table
         if size is not None:
             dim, layers = size
             model = {**table, "dim": dim, "layers": layers, "heads": dim // HEAD_DIM}
-        enough = TOKENS_PER_PARAMETER * count_parameters(resolve(model))
+        enough = tokens_needed * count_parameters(resolve(model))
         if chosen is not None and chosen.train.steps * tokens < enough:
             break  # even with the steps of the smaller size, which are faster
         candidate = with_steps(replace(config, model=model), compiled=False)
