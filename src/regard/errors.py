@@ -90,6 +90,7 @@ RENAMED = {  # settings of earlier versions, and what they are called now
     "held_out": "validation_fraction",
     "order": "norm_placement",
     "rounds": "iterations",
+    "width": "kernel_size",
     "norm_order": "norm_placement",
     "stream_scale": "residual_scale",
     "inputs": "input_dim",

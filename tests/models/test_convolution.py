@@ -36,14 +36,14 @@ def matmul(layer, vector):
 def convolve(layer, x, t, dilation):
     """(W * x)_t = sum_k W_k x_{t - k dilation} + b; torch keeps W_0 last."""
     weight, bias = layer.weight.tolist(), layer.bias.tolist()
-    width = len(weight[0][0])
+    kernel_size = len(weight[0][0])
     result = []
     for out, b in zip(weight, bias, strict=True):
         total = b
-        for k in range(width):
+        for k in range(kernel_size):
             at = t - k * dilation
             if at >= 0:
-                total += sum(out[n][width - 1 - k] * x[at][n] for n in range(len(out)))
+                total += sum(out[n][kernel_size - 1 - k] * x[at][n] for n in range(len(out)))
         result.append(total)
     return result
 
@@ -67,21 +67,21 @@ def loop_logits(model, ids):
     return torch.tensor(shown, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("width", [2, 3])
+@pytest.mark.parametrize("kernel_size", [2, 3])
 @pytest.mark.parametrize("layers", [1, 3])
-def test_it_equals_the_formula(layers, width):
-    model, ids = small(layers=layers, width=width), some_ids()
+def test_it_equals_the_formula(layers, kernel_size):
+    model, ids = small(layers=layers, kernel_size=kernel_size), some_ids()
     expected = torch.stack([loop_logits(model, row) for row in ids.tolist()])
     torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-12)
     logits, _ = model.step(ids, model.start(2, 9), all_logits=True)
     torch.testing.assert_close(logits, model.head(expected), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("width", [2, 3])
-def test_the_last_layer_sees_as_far_as_is_said_and_no_further(width):
-    model, ids = small(dim=8, width=width), some_ids()
+@pytest.mark.parametrize("kernel_size", [2, 3])
+def test_the_last_layer_sees_as_far_as_is_said_and_no_further(kernel_size):
+    model, ids = small(dim=8, kernel_size=kernel_size), some_ids()
     sight = model.config.receptive_field
-    assert sight == {2: 4, 3: 7}[width]
+    assert sight == {2: 4, 3: 7}[kernel_size]
     for at in range(9):
         changed = ids.clone()
         changed[:, at] = (changed[:, at] + 1) % VOCAB
@@ -112,7 +112,7 @@ def test_dropout_works_in_training_only():
         ({"dim": 0}, "dim=0 must be at least 1"),
         ({"layers": 0}, "layers=0 must be at least 1"),
         ({"layers": 21}, "layers=21 must be at most 20"),
-        ({"width": 1}, "width=1 must be at least 2"),
+        ({"kernel_size": 1}, "kernel_size=1 must be at least 2"),
         ({"context": 0}, "context=0 must be at least 1"),
         ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
     ],

@@ -39,7 +39,9 @@ def supports(attention: Attention, position: Position) -> bool:
 def needs_block_mask(inputs: AttentionInputs, capped: bool) -> bool:
     """Whether the fused kernel would need a dense mask or bias for these inputs, or cannot run."""
     mask, time = inputs.mask, inputs.query_positions.shape[1]
-    sparse = mask.width is not None or mask.document_ids is not None or mask.prefixes is not None
+    sparse = (
+        mask.window_size is not None or mask.document_ids is not None or mask.prefixes is not None
+    )
     whole_blocks = time % BLOCK == 0 and inputs.key_positions.shape[1] == time
     return whole_blocks and (sparse or capped or inputs.bias is not None)
 
@@ -56,9 +58,9 @@ def attend(
     mask, cap = inputs.mask, attention.score.cap
     plain = mask.only_causal_window and cap is None and slopes is None
     if plain and q.dtype in FLASH_DTYPES and q.shape[-1] <= FLASH_HEAD_DIM:
-        assert mask.width is not None
+        assert mask.window_size is not None
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return causal_window(q, k, v, mask.width, attention.score.scale).transpose(1, 2)
+        return causal_window(q, k, v, mask.window_size, attention.score.scale).transpose(1, 2)
 
     from torch.nn.attention.flex_attention import flex_attention  # imports the compiler
 
@@ -162,20 +164,20 @@ def attend_in_blocks(
     """`Attention._fused`, block by block where the mask is a sliding window."""
     if torch.compiler.is_compiling() or not suits_blocks(inputs):
         return Attention._fused(attention, q, k, v, inputs)
-    assert inputs.mask.width is not None
+    assert inputs.mask.window_size is not None
     dropout = attention.dropout if attention.training else 0.0
     return causal_window_blocks(
-        q, k, v, inputs.mask.width, scale=attention.score.scale, dropout=dropout
+        q, k, v, inputs.mask.window_size, scale=attention.score.scale, dropout=dropout
     )
 
 
 def suits_blocks(inputs: AttentionInputs) -> bool:
     """Whether `causal_window_blocks` computes attention with these inputs, and faster."""
     mask, positions = inputs.mask, inputs.query_positions
-    if not mask.only_causal_window or mask.width is None or inputs.bias is not None:
+    if not mask.only_causal_window or mask.window_size is None or inputs.bias is not None:
         return False
     time = positions.shape[1]
-    if time < WINDOWS_PER_TEXT * mask.width or inputs.key_positions is not positions:
+    if time < WINDOWS_PER_TEXT * mask.window_size or inputs.key_positions is not positions:
         return False
     return bool((positions.diff(dim=1) == 1).all())  # a window counts positions, not columns
 
@@ -235,8 +237,8 @@ def block_mask(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> "B
         if mask.is_causal:
             causal = key <= query
             result = causal if prefixes is None else causal | (key < prefixes[b])
-        if mask.width is not None:
-            result = result & ((query - key).abs() < mask.width)
+        if mask.window_size is not None:
+            result = result & ((query - key).abs() < mask.window_size)
         if lengths is not None:
             result = result & (key < lengths[b])
         if documents is not None:
@@ -276,10 +278,10 @@ def _blocks(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> tuple
             causal_some = causal_some | (key_low < prefix)
             causal_every = causal_every | (key_high < prefix)
         some, every = some & causal_some, every & causal_every
-    if mask.width is not None:
+    if mask.window_size is not None:
         nearest = torch.maximum(query_low - key_high, key_low - query_high)
         farthest = torch.maximum(query_high - key_low, key_high - query_low)
-        some, every = some & (nearest < mask.width), every & (farthest < mask.width)
+        some, every = some & (nearest < mask.window_size), every & (farthest < mask.window_size)
     if mask.key_lengths is not None:
         length = mask.key_lengths.view(-1, 1, 1)
         some, every = some & (key_low < length), every & (key_high < length)

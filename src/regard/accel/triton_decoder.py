@@ -83,7 +83,7 @@ class TritonDecoder(PackedDecoder):
             self.prefill_layers = [packed[block] for block in self.stack.layers]
         attention, rotated, tables = self.layers[0].attention, 0, (torch.zeros(0, 0),) * 2
         if isinstance(position, Rotary):
-            rotated = position.width // 2
+            rotated = position.rotary_dim // 2
             rotation = position.rotation(torch.arange(self.context, device=device).unsqueeze(0))
             tables = (rotation.cos[0, 0].contiguous(), rotation.sin[0, 0].contiguous())
         self.tables = tuple(table.to(device) for table in tables)

@@ -184,7 +184,7 @@ def full_settings(config: Any) -> dict[str, Any]:
     if "kv_heads" in settings:
         settings["kv_heads"] = settings["kv_heads"] or settings["heads"]
         settings["head_dim"] = settings["head_dim"] or settings["dim"] // settings["heads"]
-        settings["ffn_dim"] = config.width
+        settings["ffn_dim"] = config.resolved_ffn_dim
     return settings
 
 

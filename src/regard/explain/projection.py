@@ -96,7 +96,7 @@ def position_similarity(
         vectors = nn.functional.normalize(vectors, dim=-1) if normalize else vectors
         return vectors @ vectors.mT
     if (rotation := position.rotation(positions)) is not None:
-        width = head_dim or getattr(position, "width", None)
+        width = head_dim or getattr(position, "rotary_dim", None)
         if width is None:
             raise ConfigError("rotary positions need head_dim, the width that they rotate")
         rotated = rotation.apply(torch.ones(1, 1, length, width, device=positions.device))[0, 0]

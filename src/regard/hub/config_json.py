@@ -169,7 +169,7 @@ def canonical(config: Any) -> Any:
         "embed_dim": config.dim,
         "encoder_layers": config.layers,
         "encoder_heads": config.heads,
-        "encoder_ffn_dim": config.width,
+        "encoder_ffn_dim": config.resolved_ffn_dim,
     }
     for name, value in implied.items():
         if name in table and table[name] == value:
@@ -179,7 +179,7 @@ def canonical(config: Any) -> Any:
     if config.global_every == 1:
         table |= {"global_every": None, "window": None}
     default_ffn: Any = resolve({"family": family_of(config), **table, "ffn_dim": None})
-    if default_ffn.width == config.width:
+    if default_ffn.resolved_ffn_dim == config.resolved_ffn_dim:
         table["ffn_dim"] = None
     for name, parts in CHOICES.items():
         if name in table:
@@ -225,11 +225,11 @@ def _write_candidate(family: Family, config: Any, architecture: str) -> Settings
 EFFECTIVE: dict[str, Any] = {  # the value that None stands for
     "kv_heads": lambda config: config.kv_heads or config.heads,
     "head_dim": lambda config: config.head_dim or config.dim // config.heads,
-    "ffn_dim": lambda config: config.width,
+    "ffn_dim": lambda config: config.resolved_ffn_dim,
     "embed_dim": lambda config: config.embed_dim or config.dim,
     "encoder_layers": lambda config: config.depths[0],
     "encoder_heads": lambda config: config.encoder_heads or config.heads,
-    "encoder_ffn_dim": lambda config: config.encoder_ffn_dim or config.width,
+    "encoder_ffn_dim": lambda config: config.encoder_ffn_dim or config.resolved_ffn_dim,
 }
 
 

@@ -31,7 +31,7 @@ class ConvolutionConfig(Settings):
     vocab_size: int  # number of tokens
     dim: int = 128  # width of the embedding and of every layer
     layers: int = 8  # number of layers
-    width: int = 2  # kernel size
+    kernel_size: int = 2  # kernel size of the convolutions
     dropout: float = 0.0  # dropout of the output of every layer
     context: int = 256  # ids per training block; generation has no limit
     input_dim: int = 0  # width of the vectors of series and strokes that are read; 0: ids
@@ -42,9 +42,9 @@ class ConvolutionConfig(Settings):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
         check_input_dim(self)
-        if self.width < 2:
+        if self.kernel_size < 2:
             raise ConfigError(
-                f"width={self.width} must be at least 2: a kernel of 1 sees no earlier id"
+                f"kernel_size={self.kernel_size} must be at least 2; one of 1 sees no earlier id"
             )
         if self.layers > MAX_CONVOLUTIONS:
             raise ConfigError(
@@ -58,7 +58,7 @@ class ConvolutionConfig(Settings):
     @property
     def receptive_field(self) -> int:
         """The number of ids that the next one depends on."""
-        return 1 + (self.width - 1) * (2**self.layers - 1)
+        return 1 + (self.kernel_size - 1) * (2**self.layers - 1)
 
 
 class ConvolutionLM(LanguageModel):
@@ -68,8 +68,8 @@ class ConvolutionLM(LanguageModel):
         y_l = convolution_l(x),  x <- x + y_l,      l = 1 ... L, dilation 2^(l - 1)
         h = relu(M relu(y_1 + ... + y_L) + m),    logits = W h
 
-    The receptive field is 1 + (width - 1) (2^L - 1) ids. WaveNet (van den Oord et al. 2016) on ids
-    instead of audio.
+    The receptive field is 1 + (k - 1) (2^L - 1) ids, k the kernel size. WaveNet (van den
+    Oord et al. 2016) on ids instead of audio.
     """
 
     def __init__(self, config: ConvolutionConfig) -> None:
@@ -81,7 +81,7 @@ class ConvolutionLM(LanguageModel):
         else:
             self.embed = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(
-            CausalConvolution(config.dim, config.width, 2**n) for n in range(config.layers)
+            CausalConvolution(config.dim, config.kernel_size, 2**n) for n in range(config.layers)
         )
         self.dropout = nn.Dropout(config.dropout)
         self.mix = nn.Linear(config.dim, config.dim)  # M, m

@@ -103,7 +103,7 @@ class StackConfig(Settings):
         check_rules(self, rules.STACK)
 
     @property
-    def width(self) -> int:
+    def resolved_ffn_dim(self) -> int:
         """The width of the feed-forward network; 0 without one."""
         if self.ffn is None:
             return 0
@@ -111,9 +111,9 @@ class StackConfig(Settings):
             return self.ffn_dim
         return -(-8 * self.dim // 24) * 8 if self.ffn in GATES else 4 * self.dim
 
-    def heads_and_width(self, side: str) -> tuple[int, int]:
+    def heads_and_ffn_dim(self, side: str) -> tuple[int, int]:
         """The heads and the width of the feed-forward network of an encoder or a decoder."""
-        return self.heads, self.width
+        return self.heads, self.resolved_ffn_dim
 
     @property
     def biases(self) -> tuple[bool, bool, bool]:
@@ -169,11 +169,11 @@ class TransformerConfig(StackConfig):
         rules.check_input_dim(self)
         check_rules(self, rules.TRANSFORMER)
 
-    def heads_and_width(self, side: str) -> tuple[int, int]:
+    def heads_and_ffn_dim(self, side: str) -> tuple[int, int]:
         """The heads and the width of the feed-forward network of an encoder or a decoder."""
         if side == "decoder" or self.architecture != "encoder-decoder":
-            return self.heads, self.width
-        return self.encoder_heads or self.heads, self.encoder_ffn_dim or self.width
+            return self.heads, self.resolved_ffn_dim
+        return self.encoder_heads or self.heads, self.encoder_ffn_dim or self.resolved_ffn_dim
 
     @property
     def depths(self) -> tuple[int, int]:
@@ -407,7 +407,7 @@ def build_stack(
     )
     norm = norms(config)
     embed_dim = config.dim if embed_dim is None else embed_dim
-    heads, width = config.heads_and_width(side)
+    heads, ffn_dim = config.heads_and_ffn_dim(side)
     head_dim = config.dim // heads if config.head_dim is None else config.head_dim
     position_dim = embed_dim
     if option(config.position, POSITIONS, "each_layer"):
@@ -438,7 +438,7 @@ def build_stack(
         options = {"bias": config.biases[2], "dropout": config.ffn_dropout}
         if config.ffn is None:
             return None
-        return make(config.ffn, FFNS, "ffn", dim=config.dim, ffn_dim=width, **options)
+        return make(config.ffn, FFNS, "ffn", dim=config.dim, ffn_dim=ffn_dim, **options)
 
     encoder_layers, decoder_layers = config.depths
     layers = encoder_layers if side == "encoder" else decoder_layers

@@ -32,7 +32,7 @@ class Mask:
 
     is_causal: bool = False
     prefixes: Int[Tensor, " batch"] | None = None
-    width: int | None = None
+    window_size: int | None = None
     key_lengths: Int[Tensor, " batch"] | None = None
     document_ids: Int[Tensor, "batch seen"] | None = None
 
@@ -52,11 +52,11 @@ class Mask:
         return cls(is_causal=True, prefixes=lengths)
 
     @classmethod
-    def window(cls, width: int) -> "Mask":
-        """A sliding window: keys less than `width` positions away, on either side."""
-        if width < 1:
-            raise ShapeError(f"window={width} must be at least 1: a token attends to itself")
-        return cls(width=width)
+    def window(cls, window_size: int) -> "Mask":
+        """A sliding window: keys less than `window_size` positions away, on either side."""
+        if window_size < 1:
+            raise ShapeError(f"window={window_size} must be at least 1: a token attends to itself")
+        return cls(window_size=window_size)
 
     @classmethod
     def lengths(cls, lengths: Int[Tensor, " batch"]) -> "Mask":
@@ -74,7 +74,7 @@ class Mask:
             prefixes = None if any(p is None for p in both) else torch.minimum(*both)  # type: ignore[arg-type]
         else:
             prefixes = self.prefixes if self.is_causal else other.prefixes
-        widths = [w for w in (self.width, other.width) if w is not None]
+        windows = [w for w in (self.window_size, other.window_size) if w is not None]
         lengths = [n for n in (self.key_lengths, other.key_lengths) if n is not None]
         if self.document_ids is not None and other.document_ids is not None:
             raise ShapeError(
@@ -83,7 +83,7 @@ class Mask:
         return Mask(
             is_causal=self.is_causal or other.is_causal,
             prefixes=prefixes,
-            width=min(widths, default=None),
+            window_size=min(windows, default=None),
             key_lengths=torch.minimum(*lengths) if len(lengths) == 2 else next(iter(lengths), None),
             document_ids=other.document_ids if self.document_ids is None else self.document_ids,
         )
@@ -97,7 +97,7 @@ class Mask:
     def only_causal_window(self) -> bool:
         """Whether the mask is causal with a sliding window, and nothing else."""
         others = (self.prefixes, self.key_lengths, self.document_ids)
-        return self.is_causal and self.width is not None and all(x is None for x in others)
+        return self.is_causal and self.window_size is not None and all(x is None for x in others)
 
     @property
     def allows_all(self) -> bool:
@@ -106,7 +106,7 @@ class Mask:
 
     @property
     def _no_other_rule(self) -> bool:
-        return self.width is None and self.key_lengths is None and self.document_ids is None
+        return self.window_size is None and self.key_lengths is None and self.document_ids is None
 
     def valid(self, positions: Int[Tensor, "#batch time"]) -> Bool[Tensor, "batch time"] | None:
         """True at the positions that are not padding; None where there is none."""
@@ -124,8 +124,8 @@ class Mask:
             if self.prefixes is not None:
                 causal = causal | (j < self.prefixes.view(-1, 1, 1))
             rules.append(causal)
-        if self.width is not None:
-            rules.append((i - j).abs() < self.width)
+        if self.window_size is not None:
+            rules.append((i - j).abs() < self.window_size)
         if self.key_lengths is not None:
             rules.append(j < self.key_lengths.view(-1, 1, 1))
         if self.document_ids is not None:

@@ -12,7 +12,7 @@ from regard.nn.hook_point import StateHookPoint
 class CausalConvolution(nn.Module):
     r"""A gated, dilated, causal convolution.
 
-        (W * x)_t = sum_k W_k x_{t - k dilation} + b,      k = 0 ... width - 1
+        (W * x)_t = sum_k W_k x_{t - k dilation} + b,      k = 0 ... kernel_size - 1
         y_t       = V (tanh(W_f * x)_t * sigmoid(W_g * x)_t) + c
 
     With dilations 1, 2, 4, ... each layer doubles the receptive field. As in the paper's figure,
@@ -20,11 +20,11 @@ class CausalConvolution(nn.Module):
     van den Oord et al. 2016.
     """
 
-    def __init__(self, dim: int, width: int, dilation: int) -> None:
+    def __init__(self, dim: int, kernel_size: int, dilation: int) -> None:
         super().__init__()
-        self.left_context = (width - 1) * dilation  # inputs before the first output
-        self.filter = nn.Conv1d(dim, dim, width, dilation=dilation)  # W_f
-        self.gate = nn.Conv1d(dim, dim, width, dilation=dilation)  # W_g
+        self.left_context = (kernel_size - 1) * dilation  # inputs before the first output
+        self.filter = nn.Conv1d(dim, dim, kernel_size, dilation=dilation)  # W_f
+        self.gate = nn.Conv1d(dim, dim, kernel_size, dilation=dilation)  # W_g
         self.out = nn.Linear(dim, dim)  # V, c
         self.carry_hook = StateHookPoint()
 

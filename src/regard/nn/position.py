@@ -305,13 +305,14 @@ class Rotary(Position):
                 f"rotary: partial_rotary_factor must lie in (0, 1], got {partial_rotary_factor}"
             )
         require_positive("position 'rotary'", base=base)
-        width = int(head_dim * partial_rotary_factor)
-        if width % 2 or width == 0:
+        rotary_dim = int(head_dim * partial_rotary_factor)
+        if rotary_dim % 2 or rotary_dim == 0:
             raise ShapeError(
                 f"rotary rotates pairs: head_dim={head_dim} times "
                 f"partial_rotary_factor={partial_rotary_factor} must be even"
             )
-        self.width, self.base, self.interleaved, self.scaling = width, base, interleaved, scaling
+        self.rotary_dim, self.base = rotary_dim, base
+        self.interleaved, self.scaling = interleaved, scaling
         if window_base is not None:
             self.window_rotary = Rotary(head_dim, window_base, partial_rotary_factor, interleaved)
         if scaling is not None and kind_of(scaling)[0] in BY_LENGTH:
@@ -325,8 +326,8 @@ class Rotary(Position):
 
     def rotation(self, positions: Int[Tensor, "#batch time"]) -> Rotation:
         """The cosines and sines of the angles at `positions`."""
-        pairs = torch.arange(0, self.width, 2, device=positions.device)
-        frequency = self.base ** (-pairs / self.width)
+        pairs = torch.arange(0, self.rotary_dim, 2, device=positions.device)
+        frequency = self.base ** (-pairs / self.rotary_dim)
         attention_factor = 1.0
         if self.scaling is not None:
             length = positions.max() + 1 if self.by_length else None

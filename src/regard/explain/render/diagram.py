@@ -163,7 +163,9 @@ def _feedforward(config: Any) -> Lines:
 
 def _convolution(config: Any) -> Lines:
     dilated = f"dilated 1 to {2 ** (config.layers - 1):,}"
-    part = f"gated convolution: kernel {config.width}, {dilated}; skip connection to the output"
+    part = (
+        f"gated convolution: kernel {config.kernel_size}, {dilated}; skip connection to the output"
+    )
     inside = residual_branch(stacked_boxes([part], WIDTH - 2 - STREAM - 4), WIDTH - 2)
     output = f"sum of skip connections, ReLU, {config.dim:,} → {config.dim:,}, ReLU"
     return [
@@ -384,7 +386,7 @@ def _format(value: Any) -> str:
 
 
 def _ffn(config: Any) -> Part:
-    sizes = f"{config.dim:,} → {config.width:,} → {config.dim:,}"
+    sizes = f"{config.dim:,} → {config.resolved_ffn_dim:,} → {config.dim:,}"
     return f"feed-forward: {sizes}, {FFNS.get(config.ffn, config.ffn)}"
 
 

@@ -30,6 +30,7 @@ RENAMED = {
     "model.position.fraction": "model.position.partial_rotary_factor",
     "model.position.halves": "model.position.interleaved",
     "model.score.width": "model.score.scale_dim",
+    "model.width": "model.kernel_size",
     "model.norm_order": "model.norm_placement",
     "model.stream_scale": "model.residual_scale",
     "model.shape": "model.architecture",
