@@ -53,7 +53,12 @@ OPTIONS = {  # of an entry of a table; without any it is taken as it is
     "shaw": [{"max_distance": 2}],
     "disentangled": [
         {"max_distance": 3},
-        {"max_distance": 9, "buckets": 4, "norm_distances": True, "own_projections": True},
+        {
+            "max_distance": 9,
+            "buckets": 4,
+            "norm_relative_embeddings": True,
+            "own_projections": True,
+        },
     ],
     "sinusoidal": [
         {},

@@ -135,7 +135,7 @@ def test_attention_has_the_right_gradient_with_every_score(score):
     x = torch.randn(2, 3, 4, requires_grad=True)
     distances = torch.randn(64, 4, requires_grad=True) if score == "disentangled" else None
     mask = Mask.causal() & Mask.lengths(torch.tensor([3, 0]))
-    inputs = AttentionInputs.of(mask, torch.arange(3)[None], distances=distances)
+    inputs = AttentionInputs.of(mask, torch.arange(3)[None], relative_embeddings=distances)
     # the fused kernel's own backward differs from run to run in the last bits
     assert gradcheck(
         lambda x, *_: attention(x, inputs=inputs), (x, *attention.parameters()), nondet_tol=1e-12

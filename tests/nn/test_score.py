@@ -83,7 +83,7 @@ def test_shaw_computes_the_formula_also_beyond_its_reach():
 @pytest.mark.parametrize(("max_distance", "buckets"), [(4, None), (9, 4), (12, 8)])
 def test_disentangled_computes_the_formula(max_distance, buckets):
     score = Disentangled(4, 1, 4, max_distance, buckets)
-    q_r, k_r = torch.randn(2, 2 * score.reach, 4)
+    q_r, k_r = torch.randn(2, 2 * score.attention_span, 4)
     formula = reference.disentangled(q_r.tolist(), k_r.tolist(), max_distance, buckets)
     compare(score, formula, *(r.expand(1, 3, -1, -1) for r in (q_r, k_r)))
 

@@ -49,7 +49,7 @@ ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
 KNOWN_ATTRIBUTES: dict[type, str] = {
     Transformer: "config context embed characters source_embed encoder decoder head",
     Embedding: "token segment project scale",
-    Stack: "position distances embed_norm project blocks windows norm dropout",
+    Stack: "position relative_embedding embed_norm project blocks windows norm dropout",
     Block: "attention attention_norm attention_post_norm cross ffn ffn_norm ffn_post_norm "
     "norm_placement dropout carry_hook out_hook",
     Attention: "heads kv_heads head_dim dropout query key value out q_norm k_norm score "

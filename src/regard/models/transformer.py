@@ -467,6 +467,8 @@ def build_stack(
         embed_norm=norm(embed_dim) if config.embed_norm else None,
         project=None if embed_dim == config.dim else nn.Linear(embed_dim, config.dim),
         norm=norm(config.dim) if norm_placement.final_norm else None,
-        distances=score.table(config.dim, norm) if isinstance(score, Disentangled) else None,
+        relative_embedding=score.table(config.dim, norm)
+        if isinstance(score, Disentangled)
+        else None,
         dropout=config.dropout,
     )

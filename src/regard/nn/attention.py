@@ -159,7 +159,8 @@ class AttentionInputs:
     bias: Float[Tensor, "#batch heads time seen"] | None = None
     rotation: Rotation | None = None
     layer_position: Float[Tensor, "#batch time dim"] | None = None  # added to every layer's x
-    distances: Float[Tensor, "distances dim"] | None = None  # vectors that `Disentangled` reads
+    # relative position embeddings, which `Disentangled` reads
+    relative_embeddings: Float[Tensor, "distances dim"] | None = None
     head_position: Float[Tensor, "#batch time head_dim"] | None = None  # … to its q, k and v
 
     @classmethod
@@ -169,7 +170,7 @@ class AttentionInputs:
         query_positions: Int[Tensor, "#batch time"],
         key_positions: Int[Tensor, "#batch seen"] | None = None,
         position: Position | None = None,
-        distances: Float[Tensor, "distances dim"] | None = None,
+        relative_embeddings: Float[Tensor, "distances dim"] | None = None,
     ) -> "AttentionInputs":
         """For queries at `query_positions` and keys at `key_positions` (None: the same)."""
         self_attention = key_positions is None
@@ -190,7 +191,7 @@ class AttentionInputs:
             bias,
             position.rotation(query_positions),
             None if position.projected else embedded,
-            distances,
+            relative_embeddings,
             embedded if position.projected else None,
         )
 
@@ -334,8 +335,8 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch heads time seen"]:
         """The attention weights, by the formula; of some heads if q and k are theirs only."""
         k = repeat_kv_heads(self.score.prepare(k), q.shape[1])
-        distances = self._project_distances(inputs)
-        scores = self.score(q, k, inputs.query_positions, inputs.key_positions, *distances)
+        relative = self._project_relative(inputs)
+        scores = self.score(q, k, inputs.query_positions, inputs.key_positions, *relative)
         if inputs.bias is not None:
             bias = inputs.bias
             if inputs.allowed is not None:  # no -inf: `masked_softmax` applies the mask
@@ -343,11 +344,11 @@ class Attention(nn.Module):
             scores = scores + bias
         return masked_softmax(scores, inputs.dense())
 
-    def _project_distances(self, inputs: AttentionInputs) -> tuple[Tensor, ...]:
-        """Q r and K r of the vectors of distances: (1, heads, distances, head_dim) each."""
-        if inputs.distances is None:
+    def _project_relative(self, inputs: AttentionInputs) -> tuple[Tensor, ...]:
+        """Q r and K r of the relative position embeddings: (1, heads, distances, head_dim) each."""
+        if inputs.relative_embeddings is None:
             return ()
-        r = inputs.distances.unsqueeze(0)
+        r = inputs.relative_embeddings.unsqueeze(0)
         if isinstance(self.score, Disentangled) and self.score.own is not None:
             return tuple(split_heads(layer(r), self.heads) for layer in self.score.own.values())
         k = repeat_kv_heads(split_heads(self.key(r), self.kv_heads), self.heads)

@@ -30,7 +30,7 @@ from regard.errors import ConfigError
 from regard.nn.attention import Attention, AttentionInputs, Mask
 from regard.nn.hook_point import HookPoint, StateHookPoint
 from regard.nn.position import Position
-from regard.nn.score import DistanceTable
+from regard.nn.score import RelativePositionEmbedding
 from regard.nn.state import KVCache, TransformerState
 
 
@@ -467,7 +467,7 @@ class Stack(nn.Module):
 
     `windows` holds the sliding window of each layer (None: all positions), and so the number of
     layers; with fewer blocks, they are reused in order (ALBERT has one). `project` maps embeddings
-    of another width to dim. `distances` are the vectors of disentangled attention.
+    of another width to dim. `relative_embedding` is that of disentangled attention.
     """
 
     def __init__(
@@ -479,12 +479,12 @@ class Stack(nn.Module):
         embed_norm: nn.Module | None = None,
         project: nn.Module | None = None,
         norm: nn.Module | None = None,
-        distances: DistanceTable | None = None,
+        relative_embedding: RelativePositionEmbedding | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.position = position
-        self.distances = distances
+        self.relative_embedding = relative_embedding
         self.embed_norm = embed_norm
         self.project = project
         self.blocks = nn.ModuleList(blocks)
@@ -525,14 +525,14 @@ class Stack(nn.Module):
         key_positions = None
         if state is not None and (seen := state.length_after(x.shape[1])) > x.shape[1]:
             key_positions = torch.arange(seen, device=x.device).unsqueeze(0)
-        distances = None if self.distances is None else self.distances()
+        relative = None if self.relative_embedding is None else self.relative_embedding()
         inputs_by_window = {
             window: AttentionInputs.of(
                 _in_window(mask, window),
                 positions,
                 key_positions,
                 self.position if window is None else self.position.in_window(),
-                distances,
+                relative,
             )
             for window in set(self.windows)
         }

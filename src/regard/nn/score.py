@@ -265,8 +265,8 @@ class Disentangled(Score):
                            to content  position      content
         d = delta(i - j)
 
-    r has a learned vector for each distance, one table for all layers (`DistanceTable`); Q and K
-    are the layer's own projections of queries and keys, and `Attention` passes Q r and K r.
+    r has a learned vector for each distance, the same in all layers (`RelativePositionEmbedding`);
+    Q and K are the layer's own projections of queries and keys, and `Attention` passes Q r and K r.
     With `buckets`, distances beyond half of them share vectors in logarithmic steps:
 
         delta(d) = d                                                               |d| <= m
@@ -285,7 +285,7 @@ class Disentangled(Score):
         head_dim: int,
         max_distance: int = 32,
         buckets: int | None = None,
-        norm_distances: bool = False,
+        norm_relative_embeddings: bool = False,
         own_projections: bool = False,
     ) -> None:
         super().__init__()
@@ -295,7 +295,7 @@ class Disentangled(Score):
                 f"score 'disentangled': buckets={buckets} must be at least 4 and less than "
                 f"2 max_distance - 2 = {2 * max_distance - 2}; leave it out for none"
             )
-        self.scale, self.norm_distances = (3 * head_dim) ** -0.5, norm_distances
+        self.scale, self.norm_relative_embeddings = (3 * head_dim) ** -0.5, norm_relative_embeddings
         self.max_distance, self.buckets = max_distance, buckets
         self.biased_keys = not own_projections
         self.own: nn.ModuleDict | None = None
@@ -306,13 +306,15 @@ class Disentangled(Score):
             )
 
     @property
-    def reach(self) -> int:
+    def attention_span(self) -> int:
         """The number of vectors for distances in one direction."""
         return self.max_distance if self.buckets is None else self.buckets
 
-    def table(self, dim: int, norm: Callable[[int], nn.Module]) -> "DistanceTable":
-        """The vectors of distances, which all layers of a stack share."""
-        return DistanceTable(2 * self.reach, dim, norm(dim) if self.norm_distances else None)
+    def table(self, dim: int, norm: Callable[[int], nn.Module]) -> "RelativePositionEmbedding":
+        """The relative position embeddings, which all layers of a stack share."""
+        return RelativePositionEmbedding(
+            2 * self.attention_span, dim, norm(dim) if self.norm_relative_embeddings else None
+        )
 
     def forward(
         self,
@@ -320,18 +322,18 @@ class Disentangled(Score):
         k: Keys,
         query_positions: Int[Tensor, "#batch time"],
         key_positions: Int[Tensor, "#batch seen"],
-        q_distances: Float[Tensor, "1 heads distances head_dim"] | None = None,
-        k_distances: Float[Tensor, "1 heads distances head_dim"] | None = None,
+        q_relative: Float[Tensor, "1 heads distances head_dim"] | None = None,
+        k_relative: Float[Tensor, "1 heads distances head_dim"] | None = None,
     ) -> Scores:
         """The three terms, scaled; Q r and K r are those of every distance."""
-        assert q_distances is not None
-        assert k_distances is not None
+        assert q_relative is not None
+        assert k_relative is not None
         i, j = query_positions.unsqueeze(-1), key_positions.unsqueeze(-2)
         index = self.delta(i - j).unsqueeze(1)  # (batch, 1, time, seen)
         content_to_content = q @ k.mT
-        by_distance = q @ k_distances.mT  # (batch, heads, time, distances)
+        by_distance = q @ k_relative.mT  # (batch, heads, time, distances)
         content_to_position = by_distance.gather(-1, index.expand(*q.shape[:-1], -1))
-        by_distance = k @ q_distances.mT  # (batch, heads, seen, distances)
+        by_distance = k @ q_relative.mT  # (batch, heads, seen, distances)
         position_to_content = by_distance.gather(-1, index.mT.expand(*k.shape[:-1], -1)).mT
         return self.scale * (content_to_content + content_to_position + position_to_content)
 
@@ -344,10 +346,10 @@ class Disentangled(Score):
             widest = torch.log(torch.tensor((self.max_distance - 1) / middle, dtype=far.dtype))
             log = middle + torch.ceil(far.log() / widest.item() * (middle - 1)).long()
             bucket = torch.where(distance.abs() <= middle, distance, distance.sign() * log)
-        return (bucket + self.reach).clamp(0, 2 * self.reach - 1)
+        return (bucket + self.attention_span).clamp(0, 2 * self.attention_span - 1)
 
 
-class DistanceTable(nn.Module):
+class RelativePositionEmbedding(nn.Module):
     """A learned vector for each distance, normalised if there is a `norm`."""
 
     def __init__(self, distances: int, dim: int, norm: nn.Module | None) -> None:

@@ -18,8 +18,8 @@ from regard.nn.score import SCORES
 
 BODY = {
     **bert.EMBEDDINGS,
-    "encoder.rel_embeddings": "encoder.distances.vectors",
-    "encoder.LayerNorm": "encoder.distances.norm",
+    "encoder.rel_embeddings": "encoder.relative_embedding.vectors",
+    "encoder.LayerNorm": "encoder.relative_embedding.norm",
 }
 PROJECTIONS = ("attention.self.query", "attention.self.key", "attention.self.value")
 LAYER = {
@@ -114,7 +114,7 @@ def _read_score(hf: Settings) -> Any:
     if hf["position_buckets"] > 0:
         score["buckets"] = hf["position_buckets"]
     if hf["norm_rel_ebd"] == "layer_norm":
-        score["norm_distances"] = True
+        score["norm_relative_embeddings"] = True
     return score
 
 
@@ -128,7 +128,9 @@ def _write(config: Any) -> Settings:
         **RELATIVE,
         "max_relative_positions": option(config.score, SCORES, "max_distance"),
         "position_buckets": option(config.score, SCORES, "buckets") or -1,
-        "norm_rel_ebd": "layer_norm" if option(config.score, SCORES, "norm_distances") else "none",
+        "norm_rel_ebd": "layer_norm"
+        if option(config.score, SCORES, "norm_relative_embeddings")
+        else "none",
     }
 
 

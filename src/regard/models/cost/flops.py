@@ -113,7 +113,7 @@ def _attend_flops(attention: Attention | RecurrentAttention, keys: int, queries:
     # Q r and K r, and their products with keys and queries
     if isinstance(score, Disentangled) and isinstance(attention, Attention):
         weights = attention.query.weight.numel() + attention.key.weight.numel()
-        extra = 4 * score.reach * (q_width + (q_width * keys + weights) / queries)
+        extra = 4 * score.attention_span * (q_width + (q_width * keys + weights) / queries)
     return 2 * (q_width + v_width) * keys + extra
 
 

@@ -58,7 +58,12 @@ def deberta_v3(dim: int = 768, layers: int = 12, heads: int = 12) -> Transformer
     """He et al. 2021 (DeBERTa, version 3): BERT with disentangled attention in 256 logarithmic
     buckets of distances, no positions in the embeddings and no segments.
     """
-    score = {"kind": "disentangled", "max_distance": 512, "buckets": 256, "norm_distances": True}
+    score = {
+        "kind": "disentangled",
+        "max_distance": 512,
+        "buckets": 256,
+        "norm_relative_embeddings": True,
+    }
     return replace(
         bert(dim, layers, heads),
         vocab_size=128_100,
