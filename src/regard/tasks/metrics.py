@@ -28,7 +28,7 @@ def mean_loss(task: Any, model: nn.Module, batches: Iterable[Any]) -> float:
 def better(name: str, new: Mapping[str, float], old: Mapping[str, float]) -> bool:
     """Whether the metric `name` improved, or, where it is the same, the loss.
 
-    Higher is better for accuracy, F1 and exact match, lower for all others.
+    Higher is better for accuracy, F1, exact match and correlations, lower for all others.
 
     >>> better("loss", {"loss": 0.9}, {"loss": 1.0})
     True
@@ -39,7 +39,7 @@ def better(name: str, new: Mapping[str, float], old: Mapping[str, float]) -> boo
         return True
     if new[name] == old[name] and "loss" in new:
         return new["loss"] < old["loss"]
-    higher = name.endswith(("accuracy", "f1", "exact_match"))
+    higher = name.endswith(("accuracy", "f1", "exact_match", "pearson", "spearman"))
     return new[name] > old[name] if higher else new[name] < old[name]
 
 
