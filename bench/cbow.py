@@ -51,7 +51,7 @@ def main() -> None:
     ids = ids[: len(ids) // (TIME * ROWS) * TIME * ROWS].reshape(-1, ROWS, TIME)
     words = ids.size
 
-    model = build_model(preset("cbow", vocab_size=tokenizer.size))
+    model = build_model(preset("cbow", vocab_size=tokenizer.vocab_size))
     batches = [CBOWTask().collate((block, block), torch.Generator()) for block in ids]
     model.count_words(batches)
     adamw = optimizers({"kind": "adamw", "decay": 0.0}, model, 5e-3)

@@ -37,7 +37,7 @@ def repeated_ids(path: str, size: int, tokens: int) -> tuple[np.ndarray, int, in
     replaced = random.random(len(ids)) < REPLACED
     replaced[: len(text_ids)] = False
     ids[replaced] = random.choice(text_ids, replaced.sum())
-    return ids.astype(np.int64), len(text_ids), tokenizer.size
+    return ids.astype(np.int64), len(text_ids), tokenizer.vocab_size
 
 
 def blocks(ids: np.ndarray) -> list[TextBatch]:

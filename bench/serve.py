@@ -359,7 +359,7 @@ def measure_http(run: str, streams: int, requests: int) -> None:
 
     opened = regard.load(run)
     context = opened.model.context or 512
-    work = workload(requests, opened.tokenizer.size, context)
+    work = workload(requests, opened.tokenizer.vocab_size, context)
     server = subprocess.Popen(
         [sys.executable, "-m", "regard", "serve", run, "--port", "0", "--sequences", str(streams)],
         stderr=subprocess.PIPE,
@@ -411,7 +411,7 @@ def measure_engine(arguments: argparse.Namespace) -> None:
         import regard
 
         run = regard.load(arguments.run)
-        model, vocab, context = run.model, run.tokenizer.size, run.model.context or 512
+        model, vocab, context = run.model, run.tokenizer.vocab_size, run.model.context or 512
         if arguments.peer is not None:
             from transformers import AutoModelForCausalLM
 

@@ -549,7 +549,7 @@ def test_a_configuration_is_trained_and_keywords_are_settings(place, tmp_path, c
     assert (run.config.train.steps, run.config.train.clip) == (2, 0.5)
     assert run.config.data.tokenizer == "char"
     assert resolve(run.config.model) == regard.preset(
-        "tiny-decoder", dim=16, heads=2, layers=1, vocab_size=run.tokenizer.size
+        "tiny-decoder", dim=16, heads=2, layers=1, vocab_size=run.tokenizer.vocab_size
     )
     assert capsys.readouterr().err == ""
     regard.resume(run.folder.path, steps=3)

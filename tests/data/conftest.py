@@ -13,13 +13,13 @@ def home(tmp_path_factory, monkeypatch):
 
 
 class Bytes:
-    """A tokenizer whose ids are bytes, 256 is stop; it counts how often it is asked."""
+    """A tokenizer whose ids are bytes, 256 is EOS; it counts how often it is asked."""
 
     kind = "bytes"
     eos_id = 256
 
     def __init__(self, size: int = 257):
-        self.size = size
+        self.vocab_size = size
         self.calls = 0
 
     def encode_batch(self, texts):
@@ -31,7 +31,7 @@ class Bytes:
         return np.frombuffer(text.encode(), np.uint8).astype(np.uint32)
 
     def fingerprint(self):
-        return hashlib.sha256(f"{self.kind} {self.size}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.kind} {self.vocab_size}".encode()).hexdigest()
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def test_a_document_of_many_chunks_has_one_stop(tokenizer, monkeypatch):
 
 def test_a_large_vocabulary_needs_32_bits(tokenizer):
     for size, dtype in ((65_536, np.uint16), (65_537, np.uint32)):
-        tokenizer.size = size
+        tokenizer.vocab_size = size
         assert text_store(text_of("ab"), tokenizer).tokens.dtype == dtype
 
 
@@ -87,7 +87,7 @@ def test_a_second_call_does_not_tokenize(tokenizer):
 
 def test_another_text_or_tokenizer_has_another_store(tokenizer):
     stores = [text_store(text_of("hello"), tokenizer), text_store(text_of("hallo"), tokenizer)]
-    tokenizer.size = 300
+    tokenizer.vocab_size = 300
     stores.append(text_store(text_of("hello"), tokenizer))
     assert len({each.fingerprint for each in stores}) == 3
 

@@ -39,7 +39,7 @@ def test_weights_to_a_word_are_added_and_those_from_it_averaged():
 @torch.no_grad()
 def test_gates_and_states_of_a_recurrent_layer_have_its_tokens():
     tokenizer = train_tokenizer("char", [TEXT])
-    config = RecurrentConfig(vocab_size=tokenizer.size, dim=6, layers=2, cell="lstm")
+    config = RecurrentConfig(vocab_size=tokenizer.vocab_size, dim=6, layers=2, cell="lstm")
     model = RecurrentLM(config).eval()
     ids = tokenizer.encode("the cat")
     batch = torch.tensor([ids])

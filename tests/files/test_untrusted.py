@@ -84,7 +84,7 @@ def test_a_vocab_json_with_such_an_id_is_refused_too(tmp_path):
 
 
 def test_a_vocabulary_may_have_gaps(tmp_path):
-    assert load(tmp_path, table(model={"vocab": {"<unk>": 0, "a": 10_000}})).size == 10_001
+    assert load(tmp_path, table(model={"vocab": {"<unk>": 0, "a": 10_000}})).vocab_size == 10_001
 
 
 # Maps of characters

@@ -25,7 +25,7 @@ def tokenizer(kind="bpe"):
 
 
 def model_config(name="modern", **fields):
-    vocabulary = fields.pop("vocab_size", tokenizer().size)
+    vocabulary = fields.pop("vocab_size", tokenizer().vocab_size)
     kv_heads = {"kv_heads": 1} if name == "modern" else {}
     return preset(name, vocab_size=vocabulary, **{**SMALL, **kv_heads, **fields})
 

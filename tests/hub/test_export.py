@@ -156,7 +156,9 @@ def test_a_folder_is_never_written_over_and_a_full_disk_leaves_nothing(tmp_path,
 
 
 def test_a_model_that_is_no_transformer_is_refused(tmp_path):
-    make_run(tmp_path / "run", regard.preset("lstm", vocab_size=tokenizer().size, dim=8, layers=1))
+    make_run(
+        tmp_path / "run", regard.preset("lstm", vocab_size=tokenizer().vocab_size, dim=8, layers=1)
+    )
     with pytest.raises(ConfigError, match="the kind of model"):
         export_run(tmp_path / "run", tmp_path / "theirs")
 

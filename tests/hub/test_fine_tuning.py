@@ -87,7 +87,7 @@ def save(folder, name, architecture):
         return
     settings = (small.SETTINGS | small_encoders.SETTINGS)[name]
     config = transformers.AutoConfig.for_model(settings[0], **settings[1])
-    config.vocab_size = tokenizer().size + 3  # padded, as published ones are
+    config.vocab_size = tokenizer().vocab_size + 3  # padded, as published ones are
     getattr(transformers, architecture)(config).save_pretrained(folder)
     tokenizer().save(folder / "tokenizer.json")
 

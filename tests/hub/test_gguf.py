@@ -55,7 +55,7 @@ def export(tmp_path, name, type="f32", tokenizers=None):
     preset, fields, family = MODELS[name]
     tokenizers = tokenizers or tokenizer()
     torch.manual_seed(0)
-    config = model_config(preset, **{"vocab_size": tokenizers.size, **fields})
+    config = model_config(preset, **{"vocab_size": tokenizers.vocab_size, **fields})
     make_run(tmp_path / "run", config, tokenizers=tokenizers)
     result = regard.export(
         tmp_path / "run", tmp_path / "out", family=family, format="gguf", type=type
@@ -158,7 +158,7 @@ def test_q4_k_is_read_by_the_gguf_package():
 )
 def test_what_the_format_cannot_say_is_refused(preset, fields, kind, options, message, tmp_path):
     tokenizers = tokenizer(kind)
-    config = model_config(preset, vocab_size=tokenizers.size, **fields)
+    config = model_config(preset, vocab_size=tokenizers.vocab_size, **fields)
     make_run(tmp_path / "run", config, tokenizers=tokenizers)
     with pytest.raises(ConfigError, match=message):
         regard.export(tmp_path / "run", tmp_path / "out", **{"format": "gguf", **options})
@@ -216,18 +216,18 @@ def test_a_tokenizer_without_an_eos_token_is_refused():
     tokenizers.special_tokens = replace(tokenizers.special_tokens, tokens=tokens)
     writer = gguf.GGUFWriter(None, "gpt2")
     with pytest.raises(ConfigError, match="it has no EOS token"):
-        write_vocabulary(writer, gguf, tokenizers, tokenizers.size, "gpt2")
+        write_vocabulary(writer, gguf, tokenizers, tokenizers.vocab_size, "gpt2")
 
 
 def test_bpe_without_merges_is_refused():
     plain = train_tokenizer({"kind": "bpe", "size": 300}, ["a cat"])
     with pytest.raises(ConfigError, match="it has no merges"):
-        write_vocabulary(gguf.GGUFWriter(None, "gpt2"), gguf, plain, plain.size, "gpt2")
+        write_vocabulary(gguf.GGUFWriter(None, "gpt2"), gguf, plain, plain.vocab_size, "gpt2")
 
 
 def test_bert_has_its_token_types(tmp_path):
     tokenizers = train_tokenizer({"kind": "wordpiece", "lower": True}, TEXT)
-    config = model_config("bert", vocab_size=tokenizers.size, segments=3)
+    config = model_config("bert", vocab_size=tokenizers.vocab_size, segments=3)
     make_run(tmp_path / "run", config, task="masked", tokenizers=tokenizers)
     result = regard.export(tmp_path / "run", tmp_path / "out", format="gguf")
     fields = gguf.GGUFReader(result.path / "model.gguf").fields
@@ -254,7 +254,7 @@ def test_llama_cpp_has_our_token_ids(kind, tmp_path):
 def test_llama_cpp_embeds_as_our_encoder(tmp_path):
     llama_cpp = pytest.importorskip("llama_cpp")
     tokenizers = train_tokenizer({"kind": "wordpiece", "lower": True}, TEXT)
-    config = model_config("bert", **WIDE, vocab_size=tokenizers.size)
+    config = model_config("bert", **WIDE, vocab_size=tokenizers.vocab_size)
     model = make_run(tmp_path / "run", config, task="masked", tokenizers=tokenizers)
     result = regard.export(tmp_path / "run", tmp_path / "out", format="gguf")
     llama = llama_cpp.Llama(

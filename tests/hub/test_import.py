@@ -99,7 +99,7 @@ def test_a_head_that_no_task_trains_says_so(tmp_path):
     tokenizer().save(tmp_path / "theirs" / "tokenizer.json")
     run = regard.import_model(tmp_path / "theirs", tmp_path / "run")
     assert run.config.task == "none"
-    assert run.tokenizer.size == tokenizer().size
+    assert run.tokenizer.vocab_size == tokenizer().vocab_size
     for ask in (lambda: run.generate("the"), run.evaluate, lambda: run.evaluate("text.txt")):
         with pytest.raises(ConfigError, match="no task supports head"):
             ask()

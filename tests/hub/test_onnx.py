@@ -63,7 +63,9 @@ class Unchanged:
 
 
 def test_what_onnx_cannot_have_is_refused(tmp_path, monkeypatch):
-    make_run(tmp_path / "run", regard.preset("lstm", vocab_size=tokenizer().size, dim=8, layers=1))
+    make_run(
+        tmp_path / "run", regard.preset("lstm", vocab_size=tokenizer().vocab_size, dim=8, layers=1)
+    )
     run = regard.load(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"not model\.family=recurrent"):
         run.export(tmp_path / "out", format="onnx")

@@ -199,7 +199,7 @@ def of_size(size, ids=(0,), added=()):
 def test_a_tokenizer_of_as_many_ids_as_the_model_is_read_and_an_added_pad_may_lie_above(tmp_path):
     assert beside(tmp_path / "all", of_size(280)).tokenizers.max_id == 279
     found = beside(tmp_path / "pad", of_size(280, added=["[PAD]"]))
-    assert (found.tokenizers.size, found.tokenizers.max_id) == (281, 279)
+    assert (found.tokenizers.vocab_size, found.tokenizers.max_id) == (281, 279)
 
 
 @pytest.mark.parametrize(

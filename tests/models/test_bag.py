@@ -28,11 +28,11 @@ def some_texts():
 
 def test_the_lecture_s_three_sentences_give_its_table():
     tokenizer = train_tokenizer("word", BANANAS)
-    model = bag(vocab_size=tokenizer.size)
+    model = bag(vocab_size=tokenizer.vocab_size)
     columns = []
     for sentence in BANANAS:
         counts = model(torch.tensor([tokenizer.encode(sentence)]))[0, 0]
-        named = {tokenizer.piece(id): int(counts[id]) for id in range(tokenizer.size)}
+        named = {tokenizer.piece(id): int(counts[id]) for id in range(tokenizer.vocab_size)}
         columns.append("".join(str(named[word]) for word in WORDS))
     assert columns == ["11011011", "01100101", "11001110"]
 

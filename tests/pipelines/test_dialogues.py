@@ -194,7 +194,7 @@ def test_packed_dialogues_have_the_loss_of_single_ones():
     tokenizer = train_tokenizer("char", ["abcdefghijklmnopqrstuvwxyz<|>_/\n"])
     task = Instruct()
     config = preset(
-        "tiny-decoder", vocab_size=tokenizer.size, dim=16, layers=2, heads=2, context=300
+        "tiny-decoder", vocab_size=tokenizer.vocab_size, dim=16, layers=2, heads=2, context=300
     )
     model = build_model(config).eval()
     rows = [TALK, [("user", "xyz"), ("assistant", "z")], [("user", "m"), ("assistant", "no")]]
@@ -270,7 +270,7 @@ def test_a_special_token_at_the_end_of_a_turn_stops_the_answer(world, monkeypatc
     from regard.serve.schema import Sampling
 
     monkeypatch.setattr("regard.serve.engine_request.run_template", lambda *_: template)
-    engine = SimpleNamespace(language=SimpleNamespace(vocab_size=tokenizer.size))
+    engine = SimpleNamespace(language=SimpleNamespace(vocab_size=tokenizer.vocab_size))
     served = SimpleNamespace(
         run=run,
         tokenizer=tokenizer,

@@ -168,14 +168,14 @@ def test_accuracy_is_reported_by_length(place, name):
 def test_a_word_is_tagged_at_its_last_token(tmp_path):
     data = open_data(str(tagged(tmp_path, 4)))
     tokenizer = train_tokenizer("char", data.texts())
-    model = add_head({"preset": "lstm"}, Tag(), classes=3, vocab_size=tokenizer.size)
+    model = add_head({"preset": "lstm"}, Tag(), classes=3, vocab_size=tokenizer.vocab_size)
     ids, classes, cut, *_ = next(encode(data, tokenizer, model))
     assert tokenizer.decode(ids.tolist()) == "word0 red house stood"
     ends = {4: "O", 8: "B-thing", 14: "I-thing", 20: "O"}  # "word0" is 5 letters, " red" 4, …
     assert {at: data.class_names[each] for at, each in enumerate(classes) if each != -1} == ends
     assert not cut
     encoder = {"preset": "tiny-encoder", "context": 12}
-    model = add_head(encoder, Tag(), classes=3, vocab_size=tokenizer.size)
+    model = add_head(encoder, Tag(), classes=3, vocab_size=tokenizer.vocab_size)
     ids, classes, cut, *_ = next(encode(data, tokenizer, model))
     assert (ids[0], ids[-1], len(ids)) == (tokenizer.cls_id, tokenizer.sep_id, 12)
     assert np.flatnonzero(classes != -1).tolist() == [5, 9]

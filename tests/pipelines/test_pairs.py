@@ -19,8 +19,8 @@ def translator():
     tokenizers = train_pair("char", lambda: iter([("ab ", "abcdef ")]))
     torch.manual_seed(1)
     config = TransformerConfig(
-        vocab_size=tokenizers.target.size,
-        source_vocab_size=None if tokenizers.shared else tokenizers.source.size,
+        vocab_size=tokenizers.target.vocab_size,
+        source_vocab_size=None if tokenizers.shared else tokenizers.source.vocab_size,
         dim=16,
         layers=1,
         heads=2,

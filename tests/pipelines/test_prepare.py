@@ -123,11 +123,11 @@ def test_pairs_become_buckets_and_all_of_the_validation_pairs_are_evaluated(data
 
 def test_the_model_gets_the_size_of_the_vocabulary(data):
     prepared = prepare_training(config(data / "pairs.tsv"))
-    assert prepared.model.vocab_size == prepared.tokenizers.target.size
+    assert prepared.model.vocab_size == prepared.tokenizers.target.vocab_size
     apart = {"data": {"tokenizer": {"kind": "char", "shared": False}}}
     prepared = prepare_training(config(data / "pairs.tsv", apart))
-    assert prepared.model.source_vocab_size == prepared.tokenizers.source.size
-    assert prepared.model.vocab_size == prepared.tokenizers.target.size
+    assert prepared.model.source_vocab_size == prepared.tokenizers.source.vocab_size
+    assert prepared.model.vocab_size == prepared.tokenizers.target.vocab_size
 
 
 def test_the_description_says_what_was_read(data):

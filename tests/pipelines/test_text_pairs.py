@@ -102,7 +102,7 @@ def test_a_model_reads_two_texts_with_special_tokens_between_them(preset, pieces
     tokenizer = train_tokenizer("word", ["one two three four five six seven"])
     settings = {"preset": preset} if isinstance(preset, str) else preset
     head = {"kind": "classification", "classes": 2, "pool": "max"}
-    model = resolve(settings, vocab_size=tokenizer.size, context=9, head=head)
+    model = resolve(settings, vocab_size=tokenizer.vocab_size, context=9, head=head)
     texts = {"A": "one two", "B": "three"}
     rows = [(tuple(texts.values()), ("x",)), (("one " * 9, "two " * 9), ("y",))]
     short, long = encode(from_rows("labels", "x", "", rows), tokenizer, model)

@@ -294,7 +294,7 @@ def use(path):
     try:
         for text in ("the cat", prose(20_000) + "!"):
             ids = tokenizer.encode(text)
-            assert all(0 <= id < tokenizer.size for id in ids)
+            assert all(0 <= id < tokenizer.vocab_size for id in ids)
             assert ids == tokenizer.encode(text)
             tokenizer.decode(ids)
             tokenizer.with_special_tokens(ids)

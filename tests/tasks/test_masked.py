@@ -42,7 +42,7 @@ def generator(seed=1):
     return torch.Generator().manual_seed(seed)
 
 
-def blocks(rows, width, seed=0, size=TOKENIZER.size):
+def blocks(rows, width, seed=0, size=TOKENIZER.vocab_size):
     """Random ordinary ids, as a loader gives them."""
     ids = np.random.default_rng(seed).integers(SPECIAL, size, (rows, width))
     return ids, ids
@@ -67,7 +67,7 @@ def originals(batch):
 def model(**fields):
     """An encoder to which it matters where in a row a token stands."""
     torch.manual_seed(1)
-    sizes = {"vocab_size": TOKENIZER.size, "dim": 16, "layers": 2, "heads": 2, "context": 64}
+    sizes = {"vocab_size": TOKENIZER.vocab_size, "dim": 16, "layers": 2, "heads": 2, "context": 64}
     return build_model(preset("tiny-encoder", **{**sizes, "position": "learned", **fields})).eval()
 
 
@@ -78,7 +78,7 @@ def test_of_the_chosen_eight_tenths_are_masked_one_tenth_replaced_and_one_tenth_
     batch = masked().collate(blocks(600, 128), generator())
     scored = batch.targets != -1
     now, was = batch.ids.gather(1, batch.masked_positions)[scored], batch.targets[scored]
-    count, size = len(now), TOKENIZER.size - SPECIAL
+    count, size = len(now), TOKENIZER.vocab_size - SPECIAL
     hidden = (now == TOKENIZER.mask_id).sum() / count
     same = (now == was).sum() / count
     spread = 4 * math.sqrt(0.16 / count)  # four standard deviations
@@ -252,7 +252,7 @@ def test_documents_do_not_see_each_other():
     before = net(batch.ids, mask=mask, positions=batch.positions)
     changed = batch.ids.clone()
     second = batch.documents == 2
-    changed[second] = SPECIAL + (changed[second] + 1 - SPECIAL) % (TOKENIZER.size - SPECIAL)
+    changed[second] = SPECIAL + (changed[second] + 1 - SPECIAL) % (TOKENIZER.vocab_size - SPECIAL)
     after = net(changed, mask=mask, positions=batch.positions)
     assert torch.equal(before[~second], after[~second])
     assert not torch.isclose(before[second], after[second]).all()
@@ -277,7 +277,7 @@ def test_the_padding_of_the_last_row_is_not_seen_and_not_chosen():
     following[1, 11:] = -1
     block[1, 11:] = 0
     task = masked(mask_fraction=0.9)
-    ordinary = np.arange(TOKENIZER.size) >= SPECIAL
+    ordinary = np.arange(TOKENIZER.vocab_size) >= SPECIAL
     ordinary[0] = True  # as in vocabularies that fill up with another id
     vars(task)["words"] = replace(task.vocab, ordinary=ordinary)
     batch = task.collate((block, following), generator())
@@ -403,7 +403,7 @@ def test_many_logits_are_scored_in_chunks(monkeypatch):
     task, net = masked(), model()
     batches = [task.collate(blocks(5, 30), generator())]
     whole = task.metrics(net, batches)
-    monkeypatch.setattr("regard.tasks.masked.CHUNK_ELEMENTS", 3 * TOKENIZER.size)
+    monkeypatch.setattr("regard.tasks.masked.CHUNK_ELEMENTS", 3 * TOKENIZER.vocab_size)
     assert task.metrics(net, batches) == pytest.approx(whole, rel=1e-6)
 
 

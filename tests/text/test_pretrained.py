@@ -95,7 +95,7 @@ def test_a_model_may_stop_in_several_ways_and_begin_unlike_a_text(tmp_path):
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
     assert tokenizer.stop_ids == [2, 4]
     assert (tokenizer.bos_id, tokenizer.hf_special_id("bos")) == (0, 1)
-    assert tokenizer.size == 64
+    assert tokenizer.vocab_size == 64
     assert tokenizer.decode([6, 63, 7]) == "a b"
     assert tokenizer.piece(63) == ""
 
@@ -308,7 +308,7 @@ def test_t5_has_sentinels_after_its_pieces_and_ends_a_text(tmp_path):
     assert tokenizer.backend.token_to_id("<extra_id_0>") == len(files.UNIGRAM) + 99
     assert tokenizer.backend.token_to_id("<extra_id_99>") == len(files.UNIGRAM)
     assert tokenizer.with_special_tokens([5, 6])[0] == [5, 6, 1]
-    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.size) == (
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size) == (
         0,
         1,
         0,
@@ -750,5 +750,5 @@ def test_the_story_that_llama2c_tells_is_two_hundred_tokens():
     tokenizer = load_pretrained(folder, {})
     story = (folder / "expected_greedy_200.txt").read_text(encoding="utf-8")
     ids = tokenizer.encode(story)
-    assert (tokenizer.size, len(ids)) == (512, 200)
+    assert (tokenizer.vocab_size, len(ids)) == (512, 200)
     assert tokenizer.decode(ids) == story

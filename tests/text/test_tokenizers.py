@@ -75,14 +75,14 @@ def test_ids_are_in_range_and_every_id_has_a_piece(kind):
     tokenizer = trained(kind)
     ids = tokenizer.encode("".join(CORPUS))
     assert ids
-    assert 0 <= min(ids) <= max(ids) < tokenizer.size == len(tokenizer)
-    assert all(tokenizer.piece(id) for id in range(tokenizer.size))
-    assert tokenizer.size <= SIZES.get(kind, 1000)
+    assert 0 <= min(ids) <= max(ids) < tokenizer.vocab_size == len(tokenizer)
+    assert all(tokenizer.piece(id) for id in range(tokenizer.vocab_size))
+    assert tokenizer.vocab_size <= SIZES.get(kind, 1000)
 
 
 def test_ids_outside_the_vocabulary_are_refused(kind):
     tokenizer = trained(kind)
-    for id in (-1, tokenizer.size):
+    for id in (-1, tokenizer.vocab_size):
         with pytest.raises(DataError, match=f"id {id} is not one of"):
             tokenizer.decode([1, id, 2])
         with pytest.raises(DataError, match=f"id {id} is not one of"):
@@ -112,7 +112,7 @@ def test_saved_and_loaded_is_the_same(kind, tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
     again = load_tokenizer(tmp_path / "tokenizer.json")
-    assert (again.kind, again.size) == (kind, tokenizer.size)
+    assert (again.kind, again.vocab_size) == (kind, tokenizer.vocab_size)
     assert again.fingerprint() == tokenizer.fingerprint()
     for text in [*CORPUS, "<stop>"]:
         assert again.encode(text) == tokenizer.encode(text)
@@ -284,7 +284,7 @@ def test_a_capital_that_becomes_two_small_characters_does_so_in_the_table_too():
 def test_characters_seen_come_back_and_others_are_unknown(text):
     tokenizer = TOKENIZERS["char"]([text])
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.size == 7 + len(set(text))
+    assert tokenizer.vocab_size == 7 + len(set(text))
     stranger = (
         "a" if "a" not in text else next(c for c in map(chr, range(98, 999)) if c not in text)
     )
@@ -402,7 +402,7 @@ def test_an_external_tokenizer_loads_and_says_which_tokens_it_lacks(tmp_path):
     library.save(str(tmp_path / "tokenizer.json"))
 
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
-    assert (tokenizer.kind, tokenizer.size) == ("bpe", library.get_vocab_size())
+    assert (tokenizer.kind, tokenizer.vocab_size) == ("bpe", library.get_vocab_size())
     text = "The <|endoftext|> of a long line"
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text

@@ -40,7 +40,7 @@ def test_what_is_to_beat_is_the_formulas_loss_on_the_same_targets(
     learned = rows(training_data.all_batches())[
         : 16 if most == 100 else None
     ]  # a batch has 16 rows
-    slow = reference.KneserNey(learned, training_data.tokenizers.size, 3)
+    slow = reference.KneserNey(learned, training_data.tokenizers.vocab_size, 3)
     surprises = [
         -math.log(slow.table(ids)[place, target])
         for ids, targets in rows(training_data.validation_batches(None))

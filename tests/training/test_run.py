@@ -537,7 +537,7 @@ def test_other_models_are_trained_judged_and_used_by_the_same_verbs(model, data,
 
 def test_counts_beat_chance_by_far(data, tmp_path):
     ran = regard.train(other(data, NGRAM), out=tmp_path / "run")
-    assert ran.evaluate()["loss"] < 0.5 * math.log(ran.tokenizer.size)
+    assert ran.evaluate()["loss"] < 0.5 * math.log(ran.tokenizer.vocab_size)
 
 
 def test_a_model_that_counts_has_nothing_to_resume(data, tmp_path):

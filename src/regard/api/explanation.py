@@ -136,7 +136,7 @@ def heads_by_score(run: "Run", seed: int) -> HeadScores:
     """Scores of every head of a decoder; special tokens are left out of the random sequences."""
     _require_language_model(run)
     special = set(run.tokenizer.special_ids)
-    tokens = [id for id in range(run.tokenizer.size) if id not in special]
+    tokens = [id for id in range(run.tokenizer.vocab_size) if id not in special]
     return find_heads(run.model, tokens=tokens, seed=seed)
 
 

@@ -236,7 +236,7 @@ def chain_for(
                 raise ConfigError(f"force={text!r}: {unknown[0]!r} is not in the vocabulary")
             return tokenizer.encode(text)
         word = text.removeprefix(" ")
-        pieces = ((id, tokenizer.piece(id)) for id in range(tokenizer.size))
+        pieces = ((id, tokenizer.piece(id)) for id in range(tokenizer.vocab_size))
         return [id for id, piece in pieces if piece.removeprefix(" ") == word]
 
     return parse_chain(words, order, token_ids)

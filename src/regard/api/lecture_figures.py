@@ -248,7 +248,7 @@ def _untrained_run(name: str, table: Mapping[str, Any], texts: list[str]) -> Run
             "decoder or an encoder, such as tiny-decoder or lstm"
         )
     tokenizer: Tokenizer = train_tokenizer("word", texts or ["a b c"])
-    config = resolve(table, vocab_size=tokenizer.size)
+    config = resolve(table, vocab_size=tokenizer.vocab_size)
     parameters = count_parameters(config)
     if parameters > LARGEST_PRESET:
         raise ConfigError(

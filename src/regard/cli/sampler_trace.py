@@ -90,4 +90,4 @@ def _quote(id: int, tokenizer: "Tokenizer") -> str:
 
 def _piece(id: int, tokenizer: "Tokenizer") -> str:
     """The text of an id; a model may have more ids than its tokenizer."""
-    return tokenizer.piece(id) if id < tokenizer.size else f"<{id}>"
+    return tokenizer.piece(id) if id < tokenizer.vocab_size else f"<{id}>"

@@ -28,7 +28,7 @@ class Tokenizer(Protocol):
     """The part of a tokenizer that a store needs."""
 
     @property
-    def size(self) -> int:
+    def vocab_size(self) -> int:
         """Number of ids."""
 
     @property
@@ -203,11 +203,12 @@ def _write_pairs(folder: Path, pairs: Pairs, tokenizers: dict[str, Tokenizer]) -
 def _to_bytes(ids: Sequence[int] | NDArray[np.uint32], tokenizer: Tokenizer) -> bytes:
     """Ids as they are stored; raise if one is outside the vocabulary."""
     array = np.asarray(ids, np.int64)
-    if array.size and not 0 <= array.min() <= array.max() < tokenizer.size:
-        outside = array[(array < 0) | (array >= tokenizer.size)][0]
+    if array.size and not 0 <= array.min() <= array.max() < tokenizer.vocab_size:
+        outside = array[(array < 0) | (array >= tokenizer.vocab_size)][0]
         raise DataError(
             f"the {tokenizer.kind} tokenizer gives the id {outside}, and its vocabulary has "
-            f"{tokenizer.size} ids; its files do not belong together, train or import it again"
+            f"{tokenizer.vocab_size} ids; its files do not belong together, train or import it "
+            "again"
         )
     return array.astype(_dtype(tokenizer)).tobytes()
 
@@ -215,9 +216,9 @@ def _to_bytes(ids: Sequence[int] | NDArray[np.uint32], tokenizer: Tokenizer) -> 
 def _check_ids(path: Path, tokenizer: Tokenizer) -> str | None:
     """The problem with a file of ids if one is outside the vocabulary."""
     largest = int(_memory_map(path, _dtype(tokenizer)).max(initial=0))
-    if largest < tokenizer.size:
+    if largest < tokenizer.vocab_size:
         return None
-    return f"{path} has the id {largest}, and the vocabulary {tokenizer.size} ids"
+    return f"{path} has the id {largest}, and the vocabulary {tokenizer.vocab_size} ids"
 
 
 def _memory_map(path: Path, dtype: Any) -> NDArray[Any]:
@@ -226,7 +227,7 @@ def _memory_map(path: Path, dtype: Any) -> NDArray[Any]:
 
 
 def _dtype(tokenizer: Tokenizer) -> type[np.uint16] | type[np.uint32]:
-    return np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
+    return np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
 
 
 def _batches(items: Iterator[T], size: int) -> Iterator[list[T]]:

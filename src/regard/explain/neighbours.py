@@ -39,7 +39,7 @@ class WordVectors:
     @cached_property
     def words(self) -> dict[str, int]:
         """The id of every word; if a piece exists with and without a leading space, the former."""
-        pieces = [(self.tokenizer.piece(id), id) for id in range(self.tokenizer.size)]
+        pieces = [(self.tokenizer.piece(id), id) for id in range(self.tokenizer.vocab_size)]
         words = sorted((piece.startswith(" "), piece.strip(" "), id) for piece, id in pieces)
         special = set(self.tokenizer.special_ids)
         return {word: id for _, word, id in words if word.strip() and id not in special}

@@ -34,8 +34,8 @@ def write_vocabulary(
         _refuse(tokenizer, f"llama.cpp has no tokenizer of the kind {tokenizer.kind!r}")
     if (kind == "WordPiece") != (architecture == "bert"):
         _refuse(tokenizer, f"llama.cpp's {architecture} does not use {tokenizer.kind}")
-    if tokenizer.size > size:
-        _refuse(tokenizer, f"it has {tokenizer.size} ids, and the model has {size}")
+    if tokenizer.vocab_size > size:
+        _refuse(tokenizer, f"it has {tokenizer.vocab_size} ids, and the model has {size}")
     vocab = {id: token for token, id in tokenizer._backend.get_vocab().items()}
     types = [NORMAL if id in vocab else UNUSED for id in range(size)]
     tokens = [vocab.get(id, f"[PAD{id}]") for id in range(size)]

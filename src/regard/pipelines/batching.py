@@ -84,7 +84,7 @@ def describe_data(train: Any, validation: Any, tokenizer: Tokenizer) -> list[str
         f"data       {train.description}",
         *first_rows(train),
         f"validation {validation.description}",
-        f"tokenizer  {tokenizer.kind}, {tokenizer.size:,} tokens",
+        f"tokenizer  {tokenizer.kind}, {tokenizer.vocab_size:,} tokens",
     ]
 
 

@@ -129,7 +129,9 @@ class CaptionsPipeline(Pipeline):
         settings = config.train
         rows = rows_per_micro_batch(settings, DEFAULT_ROWS, "captions")
         task = caption_task(config.task, tokenizers)
-        model: Any = resolve(config.model, vocab_size=tokenizers.size, channels=train.channels)
+        model: Any = resolve(
+            config.model, vocab_size=tokenizers.vocab_size, channels=train.channels
+        )
         task.check_model(model)
         if task.crop >= model.image_size:
             raise ConfigError(f"task.crop={task.crop} must be less than {model.image_size} pixels")
@@ -165,7 +167,7 @@ class CaptionsPipeline(Pipeline):
     ) -> EvalData:
         """All validation images with all their captions."""
         task = caption_task(config.task, tokenizers)
-        model: Any = resolve(config.model, vocab_size=tokenizers.size)
+        model: Any = resolve(config.model, vocab_size=tokenizers.vocab_size)
         if data.channels != model.channels:
             raise DataError(
                 f"{data.name}: images have {data.channels} channels, but model.channels is "

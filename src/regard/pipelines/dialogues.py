@@ -131,7 +131,7 @@ class DialoguesPipeline(Pipeline):
             *first_rows(train),
             f"mask       {show_mask(task, tokenizers, train.rows[0])}",
             f"validation {validation.description}",
-            f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens; "
+            f"tokenizer  {tokenizers.kind}, {tokenizers.vocab_size:,} tokens; "
             f"{packed.tokens:,} for training, {scored:,} of them in responses",
             f"packing    {len(packed.rows):,} rows of {model.context} tokens, {filled:.0%} filled",
         ]
@@ -167,7 +167,7 @@ class DialoguesPipeline(Pipeline):
         self, config: RunConfig, data: Dialogues, tokenizers: Tokenizer
     ) -> tuple[EvalData, "Packed"]:
         task = instruct_task(config.task)
-        model = resolve(config.model, vocab_size=tokenizers.size)
+        model = resolve(config.model, vocab_size=tokenizers.vocab_size)
         packed = pack(data, task, tokenizers, model)
         targets = sum(int(scored[1:].sum()) for row in packed.rows for _, scored in row)
         count = max(1, rows_per_step(config.train, model.context) // config.train.accumulate)

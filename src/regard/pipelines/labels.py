@@ -112,7 +112,7 @@ class LabelsPipeline(Pipeline):
         derived |= {"class_weights": weights} if weights else {}
         derived |= {"paired": True} if train.is_paired else {}
         choice = merge({"task": config.task}, {"task": derived})["task"]
-        model = add_head(config.model, task, classes=len(names), vocab_size=tokenizers.size)
+        model = add_head(config.model, task, classes=len(names), vocab_size=tokenizers.vocab_size)
         config = replace(config, task=choice, model=describe(model))
         data = self.evaluation_data(config, validation, tokenizers)
         task = label_task(choice)

@@ -118,9 +118,9 @@ class PairsPipeline(Pipeline):
         task = cast(Seq2Seq, data.task)
         store = pair_store(train, source, target)
         loader = pair_loader(config, store, longest=data.model.context - task.prefix_length)
-        sizes = f"{target.size:,} tokens, joint"
+        sizes = f"{target.vocab_size:,} tokens, joint"
         if not tokenizers.shared:
-            sizes = f"{source.size:,} and {target.size:,} tokens"
+            sizes = f"{source.vocab_size:,} and {target.vocab_size:,} tokens"
         description = [
             f"data       {train.description}",
             *first_rows(train),
@@ -152,8 +152,10 @@ class PairsPipeline(Pipeline):
     ) -> EvalData:
         """All validation pairs in order."""
         source, target = tokenizers.source, tokenizers.target
-        source_vocab_size = None if tokenizers.shared else source.size
-        model = resolve(config.model, vocab_size=target.size, source_vocab_size=source_vocab_size)
+        source_vocab_size = None if tokenizers.shared else source.vocab_size
+        model = resolve(
+            config.model, vocab_size=target.vocab_size, source_vocab_size=source_vocab_size
+        )
         task = pair_task(config, tokenizers)
         store = pair_store(data, source, target)
         loader = pair_loader(config, store, longest=model.context - task.prefix_length)

@@ -66,7 +66,7 @@ class ScoresPipeline(LabelsPipeline):
         derived |= {"paired": True} if train.is_paired else {}
         choice = merge({"task": config.task}, {"task": derived})["task"]
         task = regression_task(choice)
-        model = add_head(config.model, task, classes=1, vocab_size=tokenizers.size)
+        model = add_head(config.model, task, classes=1, vocab_size=tokenizers.vocab_size)
         config = replace(config, task=choice, model=describe(model))
         data = self.evaluation_data(config, validation, tokenizers)
         texts = EncodedTexts.encode(task, train, tokenizers, model)

@@ -136,7 +136,7 @@ class SentencesPipeline(Pipeline):
     ) -> EvalData:
         """All validation pairs in order."""
         task = contrastive_task(config.task)
-        model = resolve(config.model, vocab_size=tokenizers.size)
+        model = resolve(config.model, vocab_size=tokenizers.vocab_size)
         sides, truncated = _sides(data, tokenizers, model)
         rows = max(2, config.train.batch or ROWS)
         return EvalData(

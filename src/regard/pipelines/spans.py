@@ -137,7 +137,7 @@ class SpansPipeline(Pipeline):
             derived = {"no_answer": train.has_unanswered}
             choice = merge({"task": config.task}, {"task": derived})["task"]
             config = replace(config, task=choice)
-        model = add_span_head(config, vocab_size=tokenizers.size)
+        model = add_span_head(config, vocab_size=tokenizers.vocab_size)
         config = replace(config, model=describe(model))
         data = self.evaluation_data(config, validation, tokenizers)
         windows = SpanWindows.encode(span_task(config.task), train.rows, tokenizers, model)
@@ -167,7 +167,7 @@ class SpansPipeline(Pipeline):
         progress: Progress | None = None,
     ) -> EvalData:
         """All windows of the validation questions, or those of a fixed sample of questions."""
-        model = add_span_head(config, vocab_size=tokenizers.size)
+        model = add_span_head(config, vocab_size=tokenizers.vocab_size)
         windows = SpanWindows.encode(span_task(config.task), data.rows, tokenizers, model)
         seed = config.train.seed
 

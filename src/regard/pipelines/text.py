@@ -143,7 +143,7 @@ class TextPipeline(Pipeline):
                 f"data       {train.description}",
                 *(first_rows(train) if train.columns else []),
                 f"validation {validation.description}",
-                f"tokenizer  {tokenizers.kind}, {tokenizers.size:,} tokens; "
+                f"tokenizer  {tokenizers.kind}, {tokenizers.vocab_size:,} tokens; "
                 f"{len(store):,} for training, {data.validation_size:,} for validation",
             ],
         )
@@ -167,7 +167,7 @@ class TextPipeline(Pipeline):
         if isinstance(task, Causal):
             first = len(tokenizers.decode([int(store.tokens[0])]).encode())
             task = replace(task, bytes_per_token=(store.bytes - first) / (len(store) - 1))
-        model = resolve(config.model, vocab_size=tokenizers.size)
+        model = resolve(config.model, vocab_size=tokenizers.vocab_size)
         stride = evaluation_stride(config, model) if isinstance(task, Causal) else None
         return EvalData(
             task=task,

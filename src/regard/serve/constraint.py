@@ -96,7 +96,8 @@ class _Vocabulary:
         self.eos_token_id, self.bos_token_id = tokenizer.eos_id, None
         self.special_token_ids = sorted(tokenizer.special_ids)
         self.tokens = [
-            tokenizer.token_bytes(id) or f"<special {id}>".encode() for id in range(tokenizer.size)
+            tokenizer.token_bytes(id) or f"<special {id}>".encode()
+            for id in range(tokenizer.vocab_size)
         ]
 
     def __call__(self, text: str) -> list[int]:

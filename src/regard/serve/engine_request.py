@@ -93,7 +93,9 @@ def _prompt(model: ServedModel, prompt: str | Sequence[int]) -> tuple[str, list[
     else:
         ids = list(prompt)
         for token in ids:
-            _check_id(token, min(model.tokenizer.size, model.engine.language.vocab_size), "prompt")
+            _check_id(
+                token, min(model.tokenizer.vocab_size, model.engine.language.vocab_size), "prompt"
+            )
         text = model.tokenizer.decode(ids)
     limit = model.context
     if limit is not None and len(ids) > limit:
@@ -110,7 +112,7 @@ def source_ids(model: ServedModel, prompt: str | Sequence[int]) -> list[int]:
         list(prompt) if not isinstance(prompt, str) else source.encode(model.run._normalize(prompt))
     )
     for token in ids:
-        _check_id(token, source.size, "prompt")
+        _check_id(token, source.vocab_size, "prompt")
     framed = model.run._pair_task().source([np.asarray(ids, dtype=np.int64)])
     if model.context is not None and framed.ids.shape[1] > model.context:
         raise ConfigError(

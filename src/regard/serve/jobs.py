@@ -39,8 +39,10 @@ def tokenize(model: ServedModel, text: str, special: bool) -> list[int]:
 def detokenize(model: ServedModel, ids: list[int]) -> str:
     """The text of ids."""
     for token in ids:
-        if token >= model.tokenizer.size:
-            raise ConfigError(f"tokens: {token} is not in the vocabulary of {model.tokenizer.size}")
+        if token >= model.tokenizer.vocab_size:
+            raise ConfigError(
+                f"tokens: {token} is not in the vocabulary of {model.tokenizer.vocab_size}"
+            )
     return model.tokenizer.decode(ids)
 
 
@@ -55,7 +57,7 @@ def tokenizer_info(model: ServedModel) -> dict[str, Any]:
     return {
         "model": model.name,
         "kind": tokenizer.kind,
-        "vocab_size": tokenizer.size,
+        "vocab_size": tokenizer.vocab_size,
         "eos_token": tokenizer.piece(tokenizer.eos_id),
         "bos_token": token("bos"),
         "pad_token": token("pad"),
@@ -82,7 +84,7 @@ def embed(model: ServedModel, inputs: Sequence[str | list[int]]) -> tuple[list[l
             raise ConfigError(
                 f"input: a text has {len(ids)} tokens, and the model's sampling is {limit}"
             )
-        if max(ids) >= model.tokenizer.size:
+        if max(ids) >= model.tokenizer.vocab_size:
             raise ConfigError(f"input: token {max(ids)} is not in the vocabulary")
         hidden = network(torch.tensor([ids], device=model.run.device))
         mean = hidden[0].float().mean(0)

@@ -212,7 +212,7 @@ class Masked(Task):
         with torch.no_grad():
             x = model(torch.tensor([ids], device=device))[0, positions]
             probabilities = cast(Any, model.head)(x).float().softmax(-1)
-        best = probabilities.topk(min(top, tokenizer.size))
+        best = probabilities.topk(min(top, tokenizer.vocab_size))
         return [
             [(tokenizer.piece(id), p) for id, p in zip(row, values, strict=True)]
             for row, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -64,9 +64,9 @@ class VocabInfo:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "VocabInfo":
         """Read every piece of a vocabulary once."""
-        ordinary = np.ones(tokenizer.size, np.bool_)
+        ordinary = np.ones(tokenizer.vocab_size, np.bool_)
         ordinary[tokenizer.special_ids] = False
-        pieces = [tokenizer.piece(id) if ordinary[id] else "" for id in range(tokenizer.size)]
+        pieces = [tokenizer.piece(id) if ordinary[id] else "" for id in range(tokenizer.vocab_size)]
         ordinary &= np.array(
             [bool(piece) for piece in pieces]
         )  # imported vocabularies may have gaps

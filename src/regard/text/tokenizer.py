@@ -93,7 +93,7 @@ class Tokenizer:
             special_tokens = SpecialTokens.read(backend, [])
         self.special_tokens = special_tokens
         self.kind = _kind(table)
-        self.size = max(
+        self.vocab_size = max(
             1 + max(backend.get_vocab().values(), default=-1), self.special_tokens.vocab_size
         )
         for part, _ in (*self._template.single, *self._template.pair):
@@ -101,10 +101,10 @@ class Tokenizer:
                 self._check_id(part)
 
     def __len__(self) -> int:
-        return self.size
+        return self.vocab_size
 
     def __repr__(self) -> str:
-        return f"Tokenizer({self.kind!r}, size={self.size})"
+        return f"Tokenizer({self.kind!r}, vocab_size={self.vocab_size})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickling the backend would lose `encode_special_tokens`.
@@ -392,14 +392,16 @@ class Tokenizer:
         id = self.special_id(name)
         if id is None:
             raise ConfigError(
-                f"this {self.kind} vocabulary of {self.size} ids has no {name} token;\n"
+                f"this {self.kind} vocabulary of {self.vocab_size} ids has no {name} token;\n"
                 f"its special tokens: {', '.join(self._specials) or 'none'}"
             )
         return id
 
     def _check_id(self, id: int) -> None:
-        if not 0 <= id < self.size:
-            raise DataError(f"id {id} is not one of the {self.size} ids (0 to {self.size - 1})")
+        if not 0 <= id < self.vocab_size:
+            raise DataError(
+                f"id {id} is not one of the {self.vocab_size} ids (0 to {self.vocab_size - 1})"
+            )
 
     def _code_points_to_ids(self) -> NDArray[np.uint32]:
         table = np.full(0x110000, self.unk_id, np.uint32)

@@ -38,7 +38,7 @@ def train_tokenizer(
     `progress` is called with the characters that the trainer has taken so far, and all of them.
 
     >>> train_tokenizer({"kind": "bpe", "size": 300}, ["a rose is a rose is a rose"])
-    Tokenizer('bpe', size=270)
+    Tokenizer('bpe', vocab_size=270)
     """
     limit = MAX_BPE_BYTES if kind_of(choice)[0] == "bpe" else MAX_TRAINING_BYTES
     sampled = sample(texts, limit, total=total)

@@ -64,7 +64,7 @@ def fit_baseline(data: TrainingData, folder: RunFolder) -> BaselineEvaluated:
     task, tokenizer = data.task, data.tokenizers
     assert isinstance(task, Causal)
     assert isinstance(tokenizer, Tokenizer)
-    model = NGram(NGramConfig(vocab_size=tokenizer.size, order=ORDER, smoothing="kneser_ney"))
+    model = NGram(NGramConfig(vocab_size=tokenizer.vocab_size, order=ORDER, smoothing="kneser_ney"))
     train_batches = list(_take(cast(TextBatches, data.all_batches()), MAX_TOKENS))
     model.fit(train_batches)
     tokens = sum(int(task.count(batch)) for batch in train_batches)

@@ -69,7 +69,7 @@ class FigureModel:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The tokens for display; a model may have more ids than its tokenizer."""
         tokenizer = self.require_tokenizer()
-        return [tokenizer.piece(id) if id < tokenizer.size else f"<{id}>" for id in ids]
+        return [tokenizer.piece(id) if id < tokenizer.vocab_size else f"<{id}>" for id in ids]
 
     @torch.no_grad()
     def logits(self, ids: Sequence[int]) -> Float[Tensor, "time vocab"]:

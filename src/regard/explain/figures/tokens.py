@@ -180,7 +180,8 @@ def token_boundaries(
     tokenizers |= _of_runs(models)
     pieces = {name: cut(tokenizer, text) for name, tokenizer in tokenizers.items()}
     labels = [
-        f"{name} ({tokenizers[name].size:,}): {len(line)} tokens" for name, line in pieces.items()
+        f"{name} ({tokenizers[name].vocab_size:,}): {len(line)} tokens"
+        for name, line in pieces.items()
     ]
     trained = f"{sum(map(len, corpus)):,} characters of other text" if corpus else "this text"
     return FigureData(

@@ -57,8 +57,8 @@ def open_file(path: Path) -> CheckpointWithoutConfig:
     target = from_token_list([*target_roles.values(), *phonemes], target_roles)
     tensors = open_archive(path)
     config = Seq2SeqConfig(
-        vocab_size=target.size,
-        source_vocab_size=source.size,
+        vocab_size=target.vocab_size,
+        source_vocab_size=source.vocab_size,
         cell={"kind": "gru", "reset": "after"},
         dim=tensors.entries["enc_w_hh"].shape[-1],
         bidirectional=False,
