@@ -207,14 +207,14 @@ def test_every_command_that_is_shown_exists_and_takes_these_options(command):
 def parse(words):
     if not words or "--help" in words or words == ["--version"]:
         return
-    verb, *rest = words
+    name, *rest = words
     known = typer.main.get_command(app).commands
-    assert verb in known
-    if not rest:  # the verb itself is spoken of
+    assert name in known
+    if not rest:  # the name itself is spoken of
         return
-    given = known[verb].make_context(verb, rest).params
+    given = known[name].make_context(name, rest).params
     overrides = list(given.get("words") or [])
-    if verb == "train" and "=" in given["what"]:
+    if name == "train" and "=" in given["what"]:
         overrides.append(given["what"])
     for override in overrides:
         assert is_key(override.partition("=")[0]), override

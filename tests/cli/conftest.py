@@ -32,7 +32,7 @@ def invoke(capture, *words):
 
 @pytest.fixture
 def regard(capsys, tmp_path, monkeypatch):
-    """Run a verb in an empty folder of its own."""
+    """Run a command in an empty folder of its own."""
     monkeypatch.chdir(tmp_path)
     return lambda *words: invoke(capsys, *words)
 

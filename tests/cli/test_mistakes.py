@@ -11,7 +11,7 @@ from regard.cli import INSTEAD
 
 @pytest.fixture
 def refused(regard):
-    """Run a verb that must refuse; returns its stderr."""
+    """Run a command that must refuse; returns its stderr."""
 
     def run(code, *words):
         completed = regard(*words)
@@ -32,8 +32,8 @@ def test_a_file_that_is_not_there(refused):
 
 
 def test_a_run_that_is_not_there(refused):
-    for verb in (["generate"], ["evaluate"], ["translate"], ["resume"], ["info"]):
-        assert "no run at runs/none" in refused(4, *verb, "runs/none")
+    for command in (["generate"], ["evaluate"], ["translate"], ["resume"], ["info"]):
+        assert "no run at runs/none" in refused(4, *command, "runs/none")
     assert "no run at runs/none" in refused(4, "explain", "runs/none", "x")
 
 
@@ -252,9 +252,9 @@ def test_a_sampler_without_its_option_gets_a_hint(refused, words):
 
 
 def test_a_command_of_another_tool_names_what_there_is(refused):
-    for verb, instead in INSTEAD.items():
-        assert f"no such command {verb!r}; {instead}\ncommands: quickstart, train" in refused(
-            2, verb
+    for command, instead in INSTEAD.items():
+        assert f"no such command {command!r}; {instead}\ncommands: quickstart, train" in refused(
+            2, command
         )
     assert "no such command 'qqq'\ncommands: quickstart," in refused(2, "qqq")
 

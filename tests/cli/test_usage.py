@@ -12,7 +12,7 @@ import typer
 from cli.conftest import shell
 from regard.cli import app
 
-VERBS = list(typer.main.get_command(app).commands)
+COMMANDS = list(typer.main.get_command(app).commands)
 LOADED = """
 import json, sys
 from regard.cli import main
@@ -26,7 +26,7 @@ print(json.dumps([name for name in ("torch", "numpy", "tokenizers") if name in s
 
 
 def test_help_and_the_overview_need_no_torch():
-    asked = [["--help"], [], *([verb, "--help"] for verb in VERBS)]
+    asked = [["--help"], [], *([command, "--help"] for command in COMMANDS)]
     output = subprocess.run(
         [sys.executable, "-c", LOADED, json.dumps(asked)],
         capture_output=True,
@@ -37,14 +37,14 @@ def test_help_and_the_overview_need_no_torch():
     assert output.stderr == ""
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_is_listed_and_explains_itself(regard, verb):
-    assert verb in regard("--help").out
-    completed = regard(verb, "--help")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_listed_and_explains_itself(regard, command):
+    assert command in regard("--help").out
+    completed = regard(command, "--help")
     assert completed.code == 0
     for option in ("--quiet", "--debug"):
         assert option in completed.out
-    assert re.search(rf"^ +regard {verb}( .*)?$", completed.out, re.MULTILINE), "no example"
+    assert re.search(rf"^ +regard {command}( .*)?$", completed.out, re.MULTILINE), "no example"
 
 
 def test_without_arguments_it_prints_an_overview(regard):

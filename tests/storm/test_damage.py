@@ -62,7 +62,7 @@ def spoil(file, content):
 
 
 def said_by(capsys, *words):
-    """What a verb says on stderr that fails as a matter of checkpoints."""
+    """What a command says on stderr that fails as a matter of checkpoints."""
     with pytest.raises(SystemExit) as exit:
         main([str(word) for word in words])
     said = capsys.readouterr().err

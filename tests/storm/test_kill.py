@@ -56,8 +56,8 @@ def test_the_verbs_survive_a_kill_inside_a_save(point, words, wanted, tmp_path):
     folder = tmp_path / "run"
     before = 0
     begin, go_on = ["train", *words, "--out", folder], ["resume", folder]
-    for verb, times in ((begin, 1), (begin, 1)) if point == "new" else ((begin, 2), (go_on, 1)):
-        code, said = regard(*verb, REGARD_FAULT=f"{point}:{times}")
+    for command, times in ((begin, 1), (begin, 1)) if point == "new" else ((begin, 2), (go_on, 1)):
+        code, said = regard(*command, REGARD_FAULT=f"{point}:{times}")
         assert code == -signal.SIGKILL
         began = re.search(r"from +step (\d+)", said)
         assert (int(began[1]) if began else 0) == before

@@ -45,7 +45,7 @@ def _warm(data, tmp_path_factory):
 
 
 def refused(capsys, folder, *words):
-    """Run a verb that must refuse its settings; what it said."""
+    """Run a command that must refuse its settings; what it said."""
     before = resource.getrusage(resource.RUSAGE_SELF)
     said = invoke(capsys, *words)
     after = resource.getrusage(resource.RUSAGE_SELF)
