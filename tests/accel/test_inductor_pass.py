@@ -39,7 +39,7 @@ def test_tuned_matmuls_replace_those_of_torch(given, monkeypatch):
     inductor_pass.TunedMatmuls()(traced.graph)
     traced.recompile()
     tuned = traced.graph.find_nodes(
-        op="call_function", target=torch.ops.regard.tuned_matmul.default
+        op="call_function", target=torch.ops.regard.autotuned_matmul.default
     )
     assert len(tuned) == 2  # an addmm with a matrix stays
     assert torch.equal(traced(*given), work(*given))
@@ -201,8 +201,8 @@ def test_the_compiler_runs_the_pass(monkeypatch, tmp_path):
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_compiled_block_has_the_gradients_of_the_plain_one(bias, monkeypatch):
-    monkeypatch.setattr(compiling, "TUNED_FLOPS", 0)
-    monkeypatch.setattr(matmul, "TUNED_FLOPS", 0)
+    monkeypatch.setattr(compiling, "AUTOTUNED_FLOPS", 0)
+    monkeypatch.setattr(matmul, "AUTOTUNED_FLOPS", 0)
     torch.manual_seed(0)
     block = Block(
         attention.Attention(256, 4, bias=bias),

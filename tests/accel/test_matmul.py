@@ -13,7 +13,7 @@ from regard.accel.matmul import (
     matmul_gelu_backward,
     matmul_into,
     qkv_linear,
-    tuned_matmul,
+    autotuned_matmul,
 )
 from regard.nn.block import FeedForward, gelu_tanh
 
@@ -161,14 +161,14 @@ def test_tuned_matmuls_equal_those_of_torch(
         matrix(inner, columns, transposed=right, device="cuda"),
     )
     bias = matrix(1, columns, device="cuda")[0]
-    for _ in range(cublaslt.TUNE_AT_CALL):  # until its algorithms are timed
+    for _ in range(cublaslt.AUTOTUNE_AT_CALL):  # until its algorithms are timed
         assert cublaslt.matmul(a, b, a.new_empty(rows, columns))
     expected = a.double() @ b.double()
     scale = inner**0.5
-    assert near(tuned_matmul(a, b) / scale, expected / scale)
-    assert near(tuned_matmul(a, b, bias) / scale, (expected + bias.double()) / scale)
+    assert near(autotuned_matmul(a, b) / scale, expected / scale)
+    assert near(autotuned_matmul(a, b, bias) / scale, (expected + bias.double()) / scale)
     out = torch.randn(rows, columns, device="cuda")
-    for times in range(1, cublaslt.TUNE_AT_CALL + 1):
+    for times in range(1, cublaslt.AUTOTUNE_AT_CALL + 1):
         before = out.double()
         matmul_into(out, a, b, add=True)
         assert near(out / scale, (before + expected) / scale), times
@@ -193,4 +193,4 @@ def test_matmuls_with_gelu_equal_the_plain_ones(biased: bool) -> None:
 def test_unsupported_operands_are_left_to_torch() -> None:
     a, b = torch.randn(33, 7, device="cuda").bfloat16(), torch.randn(7, 5, device="cuda").bfloat16()
     assert not cublaslt.matmul(a, b, a.new_empty(33, 5))
-    torch.testing.assert_close(tuned_matmul(a, b), a @ b)
+    torch.testing.assert_close(autotuned_matmul(a, b), a @ b)

@@ -6,9 +6,9 @@
 - functions of `nn` with a faster version for compiled graphs are substituted during tracing;
 - loops over time steps run eagerly inside a compiled step: unrolled, they would take minutes to
   compile;
-- on CUDA, large matmuls are tuned (`accel.inductor_pass`), layers whose bias or activation can be
-  fused into a matmul get a fused forward, and attention with a mask, bias or soft cap that torch's
-  fused kernel takes as a dense tensor gets another kernel. Only compiled graphs use these.
+- on CUDA, large matmuls are autotuned (`accel.inductor_pass`), layers whose bias or activation can
+  be fused into a matmul get a fused forward, and attention with a mask, bias or soft cap that
+  torch's fused kernel takes as a dense tensor gets another kernel. Only compiled graphs use these.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.accel import sparse_attention
-from regard.accel.matmul import TUNED_FLOPS, gelu_mlp, qkv_linear
+from regard.accel.matmul import AUTOTUNED_FLOPS, gelu_mlp, qkv_linear
 from regard.models.seq2seq import EncoderDecoder
 from regard.nn.attention import Attention, AttentionInputs, split_heads
 from regard.nn.block import FeedForward, Stack, gelu_tanh
@@ -182,5 +182,5 @@ def _compiles_large_matmul(x: Tensor, weight: Tensor) -> bool:
         torch.compiler.is_compiling()
         and x.is_cuda
         and torch.is_autocast_enabled("cuda")
-        and 2 * x.numel() * len(weight) >= TUNED_FLOPS
+        and 2 * x.numel() * len(weight) >= AUTOTUNED_FLOPS
     )

@@ -21,7 +21,7 @@ def linear_cross_entropy(
     needs_grad: bool,
     frozen: bool = False,
 ) -> list[Tensor]:
-    """`nn.loss.chunked_cross_entropy` with padded logits, tuned matmuls and a fused softmax."""
+    """`nn.loss.chunked_cross_entropy` with padded logits, autotuned matmuls and a fused softmax."""
     vocab = len(weight)
     padded = F.pad(weight, (0, 0, 0, -vocab % ALIGNMENT)) if vocab % ALIGNMENT else weight
     return loss.chunked_cross_entropy(

@@ -24,7 +24,7 @@ T = TypeVar("T")
 _Value = ctypes.c_int32 | ctypes.c_int64 | ctypes.c_uint32 | ctypes.c_uint64 | ctypes.c_void_p
 
 ALGORITHMS = 16  # requested from the heuristic per matmul
-TUNE_AT_CALL = 3  # the call of a matmul at which its algorithms are timed
+AUTOTUNE_AT_CALL = 3  # the call of a matmul at which its algorithms are timed
 TIMING_ROUNDS, TIMING_CALLS = 3, 10  # timings of each algorithm, and calls per timing
 WORKSPACE = 32 << 20  # bytes, as torch uses on large GPUs
 ALIGNMENT = 16  # bytes, of every address
@@ -59,7 +59,7 @@ class _Algorithm(ctypes.Structure):
         return bytes(self.algo).hex()
 
 
-_choices: dict[str, str] = {}  # the algorithm of each matmul that was tuned
+_choices: dict[str, str] = {}  # the algorithm of each matmul that was autotuned
 _preferred: dict[str, str] = {}
 
 
@@ -161,7 +161,7 @@ class _Matmul:
         self.add, self.handle = ctypes.c_float(add), _handle(device)
         self.calls, self.lock = 0, Lock()
         self.algorithms: list[_Algorithm] = []
-        self.tuned: _Algorithm | None = None
+        self.autotuned: _Algorithm | None = None
         types = "→".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         self.name = f"{sizes} {types} {left} {right} {epilogue.name}{' add' if add else ''}"
         self.description = _create("MatmulDescCreate", ctypes.c_int(COMPUTE_32F), ctypes.c_int(0))
@@ -185,13 +185,13 @@ class _Matmul:
                 self._set_attribute(8, ctypes.c_void_p(bias.data_ptr()))  # …_BIAS_POINTER
             if aux is not None:
                 self._set_attribute(11, ctypes.c_void_p(aux.data_ptr()))  # …_EPILOGUE_AUX_POINTER
-            algorithm = self._choose(a, b, out) if self.tuned is None else self.tuned
+            algorithm = self._choose(a, b, out) if self.autotuned is None else self.autotuned
             if algorithm is not None:
                 self._run(algorithm, a, b, out)
         return algorithm is not None
 
     def _choose(self, a: Tensor, b: Tensor, out: Tensor) -> _Algorithm | None:
-        """The heuristic's first algorithm; from the call `TUNE_AT_CALL` on, the fastest."""
+        """The heuristic's first algorithm; from the call `AUTOTUNE_AT_CALL` on, the fastest."""
         self.calls += 1
         if self.calls == 1:
             self.algorithms = self._find_algorithms()
@@ -199,15 +199,15 @@ class _Matmul:
             return None
         deterministic = torch.are_deterministic_algorithms_enabled()
         if self.calls == 1 and not deterministic:
-            self.tuned = self._preferred_algorithm()
+            self.autotuned = self._preferred_algorithm()
         capturing = torch.cuda.is_current_stream_capturing()
-        if self.tuned is None:
-            if self.calls < TUNE_AT_CALL or deterministic or capturing:
+        if self.autotuned is None:
+            if self.calls < AUTOTUNE_AT_CALL or deterministic or capturing:
                 return self.algorithms[0]
             scratch = torch.empty_like(out) if self.add.value else out
-            self.tuned = fastest(self.algorithms, lambda one: self._time(one, a, b, scratch))
-        _choices[self.name] = self.tuned.name
-        return self.tuned
+            self.autotuned = fastest(self.algorithms, lambda one: self._time(one, a, b, scratch))
+        _choices[self.name] = self.autotuned.name
+        return self.autotuned
 
     def _preferred_algorithm(self) -> _Algorithm | None:
         preferred = _preferred.get(self.name)

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.accel.cublaslt import TUNE_AT_CALL
+from regard.accel.cublaslt import AUTOTUNE_AT_CALL
 from regard.data.batch import Batch, tensors
 
 Results = tuple[Tensor, ...]
 Update = Callable[[Sequence[Batch]], Results]
-# Steps of a shape before it is captured: optimizers create their state and matmuls are tuned, which
-# cannot happen during a capture.
+# Steps of a shape before it is captured: optimizers create their state and matmuls are autotuned,
+# which cannot happen during a capture.
 WARM_UP_STEPS = 3
-assert WARM_UP_STEPS >= TUNE_AT_CALL, "a matmul must be tuned before it is captured"
+assert WARM_UP_STEPS >= AUTOTUNE_AT_CALL, "a matmul must be autotuned before it is captured"
 MAX_GRAPHS = 16  # batches of more shapes run without a graph
 
 

@@ -1,4 +1,4 @@
-"""An inductor pass that tunes large matmuls."""
+"""An inductor pass that autotunes large matmuls."""
 
 from typing import Any
 
@@ -12,17 +12,17 @@ aten: Any = torch.ops.aten
 
 
 class TunedMatmuls(CustomGraphPass):
-    """Replaces large matmuls in half precision on a GPU by `accel.matmul.tuned_matmul`."""
+    """Replaces large matmuls in half precision on a GPU by `accel.matmul.autotuned_matmul`."""
 
     def __call__(self, graph: fx.Graph) -> None:
         """Change a graph before it is lowered."""
         for node in graph.find_nodes(op="call_function", target=aten.mm.default):
             if _is_large(*node.args):
-                node.target = torch.ops.regard.tuned_matmul.default
+                node.target = torch.ops.regard.autotuned_matmul.default
         for node in graph.find_nodes(op="call_function", target=aten.addmm.default):
             bias, *factors = node.args
             if not node.kwargs and bias.meta["val"].ndim == 1 and _is_large(*factors):
-                node.target = torch.ops.regard.tuned_matmul.default
+                node.target = torch.ops.regard.autotuned_matmul.default
                 node.args = (*factors, bias)
 
     def uuid(self) -> bytes:
@@ -34,4 +34,4 @@ def _is_large(a: fx.Node, b: fx.Node) -> bool:
     left, right = a.meta["val"], b.meta["val"]
     half_precision = left.dtype in (torch.bfloat16, torch.float16)
     flops = 2 * left.shape[0] * left.shape[1] * right.shape[1]
-    return left.is_cuda and half_precision and flops >= matmul.TUNED_FLOPS
+    return left.is_cuda and half_precision and flops >= matmul.AUTOTUNED_FLOPS

@@ -16,12 +16,12 @@ from regard.accel import cublaslt
 from regard.accel.cublaslt import Epilogue
 from regard.nn import loss
 
-TUNED_FLOPS = 2e10  # of a matmul, above which tuning gains more than a Python call costs
+AUTOTUNED_FLOPS = 2e10  # of a matmul, above which autotuning gains more than a Python call costs
 aten: Any = torch.ops.aten
 
 
-@torch.library.custom_op("regard::tuned_matmul", mutates_args=())
-def tuned_matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+@torch.library.custom_op("regard::autotuned_matmul", mutates_args=())
+def autotuned_matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a b + bias"""
     out = a.new_empty(len(a), b.shape[1])
     epilogue = Epilogue.PLAIN if bias is None else Epilogue.BIAS
@@ -30,7 +30,7 @@ def tuned_matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return _plain_matmul(a, b, bias)
 
 
-@tuned_matmul.register_fake
+@autotuned_matmul.register_fake
 def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
@@ -91,7 +91,7 @@ def matmul_into(
     *,
     add: bool = False,
 ) -> None:
-    """As `nn.loss.matmul_into`, tuned where possible."""
+    """As `nn.loss.matmul_into`, autotuned where possible."""
     if not cublaslt.matmul(a, b, out, add=add):
         loss.matmul_into(out, a, b, add=add)
 
@@ -111,7 +111,7 @@ class _GeluMLP(torch.autograd.Function):
         hidden, before = matmul_gelu(x, up.T, up_bias)
         ctx.save_for_backward(x, up, down, hidden, before)
         ctx.has_bias = up_bias is not None, down_bias is not None
-        return tuned_matmul(hidden, down.T, down_bias)
+        return autotuned_matmul(hidden, down.T, down_bias)
 
     @staticmethod
     @once_differentiable
@@ -146,7 +146,7 @@ class _QKVLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, *weights)
         ctx.has_bias = bias is not None
-        qkv = tuned_matmul(x, torch.cat(weights).T, bias)
+        qkv = autotuned_matmul(x, torch.cat(weights).T, bias)
         return qkv.split([len(weight) for weight in weights], -1)
 
     @staticmethod

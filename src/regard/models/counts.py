@@ -58,16 +58,16 @@ class Table(nn.Module):
         return index.where(self.keys[index] == keys, UNSEEN)
 
     def followers(
-        self, contexts: Int[Tensor, " rows"], vocab_size: int
-    ) -> tuple[Int[Tensor, " found"], Int[Tensor, " found"], Float64[Tensor, " found"]]:
+        self, histories: Int[Tensor, " rows"], vocab_size: int
+    ) -> tuple[Int[Tensor, " ngrams"], Int[Tensor, " ngrams"], Float64[Tensor, " ngrams"]]:
         """All ids seen after these histories: row, id and count of each."""
-        low = torch.searchsorted(self.keys, contexts * vocab_size)
-        high = torch.searchsorted(self.keys, (contexts + 1) * vocab_size)  # 0 for history -1
+        low = torch.searchsorted(self.keys, histories * vocab_size)
+        high = torch.searchsorted(self.keys, (histories + 1) * vocab_size)  # 0 for history -1
         sizes = high - low
-        row = torch.arange(len(contexts), device=contexts.device).repeat_interleave(sizes)
+        row = torch.arange(len(histories), device=histories.device).repeat_interleave(sizes)
         within = torch.arange(len(row), device=row.device) - (sizes.cumsum(0) - sizes)[row]
         index = low[row] + within
-        word = self.keys[index] - contexts[row] * vocab_size
+        word = self.keys[index] - histories[row] * vocab_size
         return row, word, self.counts[index].double()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:

@@ -68,12 +68,12 @@ class NGram(LanguageModel):
 
     def forward(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:
         """log P(w | h) of every id w, after each id of each row."""
-        return self._log_probabilities(self._contexts(ids))
+        return self._log_probabilities(self._histories(ids))
 
     def probabilities(self, ids: Int[Tensor, "batch time"]) -> Float64[Tensor, "batch time vocab"]:
         """P(w | h) of every id w, after each id of each row, in float64."""
-        contexts = [context.flatten() for context in self._contexts(ids)]
-        return self._distribution(contexts).unflatten(0, ids.shape)
+        histories = [history.flatten() for history in self._histories(ids)]
+        return self._distribution(histories).unflatten(0, ids.shape)
 
     def scores(
         self, ids: Int[Tensor, "batch time"], targets: Int[Tensor, "batch time"]
@@ -83,8 +83,8 @@ class NGram(LanguageModel):
         scored = targets != IGNORED
         words = targets[scored].long()
         p = torch.full(words.shape, 1 / vocab, dtype=torch.float64, device=words.device)
-        for order, contexts in enumerate(self._contexts(ids)):
-            distinct, row_of = contexts[scored].unique(return_inverse=True)
+        for order, histories in enumerate(self._histories(ids)):
+            distinct, row_of = histories[scored].unique(return_inverse=True)
             row, word, probability, backoff, known = self._smoothed(order, distinct)
             keys, target_keys = row * vocab + word, row_of * vocab + words
             index = torch.searchsorted(keys, target_keys).clamp_max(max(0, len(keys) - 1))
@@ -107,8 +107,8 @@ class NGram(LanguageModel):
         vocab, scored = self.config.vocab_size, targets != IGNORED
         words = targets[scored].long()
         parts = [torch.full(words.shape, 1 / vocab, dtype=torch.float64, device=words.device)]
-        for order, contexts in enumerate(self._contexts(ids)):
-            distinct, row_of = contexts[scored].unique(return_inverse=True)
+        for order, histories in enumerate(self._histories(ids)):
+            distinct, row_of = histories[scored].unique(return_inverse=True)
             row, word, probability, backoff, known = self._smoothed(order, distinct)
             if self.smoothing.uniform_backoff:  # a seen history leaves only the uniform part
                 uniform = torch.full_like(parts[0], 1 / vocab)
@@ -119,10 +119,10 @@ class NGram(LanguageModel):
             parts = [part * backoff[row_of] for part in parts]
             keys, target_keys = row * vocab + word, row_of * vocab + words
             index = torch.searchsorted(keys, target_keys).clamp_max(max(0, len(keys) - 1))
-            found = torch.zeros_like(parts[0])
+            matched = torch.zeros_like(parts[0])
             if len(keys):
-                found = probability[index].where(keys[index] == target_keys, 0.0)
-            parts.append(found)
+                matched = probability[index].where(keys[index] == target_keys, 0.0)
+            parts.append(matched)
         return torch.stack(parts, -1)
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> RecurrentState:
@@ -146,37 +146,37 @@ class NGram(LanguageModel):
         seen = torch.cat([last, ids], 1)
         state = state.advance([(seen.unfold(1, last.shape[1], 1),)], counts)
         if all_logits:
-            contexts = [context[:, last.shape[1] :] for context in self._contexts(seen)]
+            histories = [history[:, last.shape[1] :] for history in self._histories(seen)]
         else:
             [(last,)] = state.current()
-            contexts = [context[:, -1:] for context in self._contexts(last)]
-        return self._log_probabilities(contexts), state
+            histories = [history[:, -1:] for history in self._histories(last)]
+        return self._log_probabilities(histories), state
 
-    def _contexts(self, ids: Tensor) -> list[Tensor]:
+    def _histories(self, ids: Tensor) -> list[Tensor]:
         """The indices of the histories of 0, 1, …, order - 1 ids that end at each id."""
-        contexts = [torch.zeros_like(ids)]
+        histories = [torch.zeros_like(ids)]
         for table in self._tables()[:-1]:
-            before = F.pad(contexts[-1], (1, -1), value=UNSEEN if len(contexts) > 1 else 0)
+            before = F.pad(histories[-1], (1, -1), value=UNSEEN if len(histories) > 1 else 0)
             # before the beginning of a row the key is negative, so it is not in the table
-            contexts.append(table.find(before * self.config.vocab_size + ids))
-        return contexts
+            histories.append(table.find(before * self.config.vocab_size + ids))
+        return histories
 
-    def _log_probabilities(self, contexts: list[Tensor]) -> Tensor:
-        shape, vocab = contexts[0].shape, self.config.vocab_size
-        flat = torch.stack([context.flatten() for context in contexts])
+    def _log_probabilities(self, histories: list[Tensor]) -> Tensor:
+        shape, vocab = histories[0].shape, self.config.vocab_size
+        flat = torch.stack([history.flatten() for history in histories])
         result = torch.empty(flat.shape[1], vocab, dtype=torch.float32, device=flat.device)
         size = max(1, CHUNK_ELEMENTS // vocab)
         for part, out in zip(flat.split(size, 1), result.split(size), strict=True):
             out.copy_(self._distribution(list(part)).log_())
         return result.unflatten(0, shape)
 
-    def _distribution(self, contexts: list[Tensor]) -> Float64[Tensor, "positions vocab"]:
+    def _distribution(self, histories: list[Tensor]) -> Float64[Tensor, "positions vocab"]:
         """P(w | h), interpolated from the uniform distribution up to the highest order."""
-        vocab, positions = self.config.vocab_size, len(contexts[0])
-        p = torch.full((1, vocab), 1 / vocab, dtype=torch.float64, device=contexts[0].device)
-        for order, context in enumerate(contexts):
-            context = context if order else context[:1]  # the empty history is the same everywhere
-            row, word, probability, backoff, known = self._smoothed(order, context)
+        vocab, positions = self.config.vocab_size, len(histories[0])
+        p = torch.full((1, vocab), 1 / vocab, dtype=torch.float64, device=histories[0].device)
+        for order, history in enumerate(histories):
+            history = history if order else history[:1]  # the empty history is the same everywhere
+            row, word, probability, backoff, known = self._smoothed(order, history)
             if self.smoothing.uniform_backoff:
                 p = p.where(~known.unsqueeze(-1), 1 / vocab)
             p *= backoff.unsqueeze(-1)
@@ -185,15 +185,15 @@ class NGram(LanguageModel):
         return p
 
     def _smoothed(
-        self, order: int, contexts: Int[Tensor, " rows"]
+        self, order: int, histories: Int[Tensor, " rows"]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The smoothed probabilities after these histories.
 
         For each id w that was seen after a history h: its row, w and p(hw). For each row: g(h), and
         whether h was seen. An unseen history backs off entirely to the lower order: g(h) = 1.
         """
-        row, word, count = self._tables()[order].followers(contexts, self.config.vocab_size)
-        total = torch.zeros(len(contexts), dtype=torch.float64, device=row.device)
+        row, word, count = self._tables()[order].followers(histories, self.config.vocab_size)
+        total = torch.zeros(len(histories), dtype=torch.float64, device=row.device)
         total.index_add_(0, row, count)
         probability, backoff = self.smoothing(order, count, row, total.clamp_min(1))
         known = total > 0

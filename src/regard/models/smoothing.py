@@ -14,7 +14,7 @@ from regard.models.counts import Table
 
 DEFAULT_DISCOUNTS = (0.5, 1.0, 1.5)  # of counts 1, 2 and 3+, where they cannot be estimated
 
-Smoothed = tuple[Float64[Tensor, " found"], Float64[Tensor, " rows"]]  # p(hw), g(h)
+Smoothed = tuple[Float64[Tensor, " ngrams"], Float64[Tensor, " rows"]]  # p(hw), g(h)
 
 
 class Smoothing(nn.Module):
@@ -33,8 +33,8 @@ class Smoothing(nn.Module):
     def forward(
         self,
         order: int,
-        count: Float64[Tensor, " found"],
-        row: Int[Tensor, " found"],
+        count: Float64[Tensor, " ngrams"],
+        row: Int[Tensor, " ngrams"],
         total: Float64[Tensor, " rows"],
     ) -> Smoothed:
         """`row` is the row of each n-gram, `total` the count of each row's history, at least 1."""
@@ -107,8 +107,8 @@ class KneserNey(Smoothing):
         """Replace all but the highest-order counts by continuation counts; estimate discounts."""
         shorter = torch.zeros_like(tables[0].keys)  # index of each n-gram without its oldest id
         for table, longer in pairwise(tables):
-            context, word = longer.keys // vocab_size, longer.keys % vocab_size
-            shorter = table.find(shorter[context] * vocab_size + word)
+            history, word = longer.keys // vocab_size, longer.keys % vocab_size
+            shorter = table.find(shorter[history] * vocab_size + word)
             continuations = torch.bincount(shorter[longer.counts > 0], minlength=len(table.keys))
             table.counts = continuations.where(continuations > 0, table.counts)
         discounts = [_estimate_discounts(table.counts) for table in tables]
