@@ -17,7 +17,7 @@ from regard.nn.score import LEARNED_MATRIX, RELATIVE, SCORES
 
 VOCAB = 23
 SIZES = {"vocab_size": VOCAB, "dim": 16, "layers": 2, "heads": 4, "context": 8}
-COMPANIONS = {"factored", "global_layers"}  # fields that are tried beside another only
+COMPANIONS = {"factorize_positions", "global_layers"}  # fields that are tried beside another only
 # vectors in place of ids; a mask of prompts (test_prefix.py); bytes of words (test_characters.py)
 COMPANIONS |= {"input_dim", "prefix", "char_dim"}
 OTHERWISE = {  # what to try beside the default, where a type does not tell
@@ -32,7 +32,7 @@ OTHERWISE = {  # what to try beside the default, where a type does not tell
     "encoder_layers": [1],
     "encoder_heads": [2],
     "encoder_ffn_dim": [12],
-    "embed_dim": [{"embed_dim": 6, "factored": "tables"}, {"embed_dim": 6, "factored": "tokens"}],
+    "embed_dim": [{"embed_dim": 6, "factorize_positions": value} for value in (True, False)],
     "segments": [2],
     "dropout": [0.1],
     "attention_dropout": [0.1],

@@ -94,7 +94,7 @@ CHOICES = {
     "encoder_heads": [],
     "encoder_ffn_dim": [],
     "embed_dim": [8],
-    "factored": literals("factored"),
+    "factorize_positions": [True, False],
     "embed_scaled": [True],
     "segments": [],  # of an encoder
     "prefix": [True],
@@ -111,7 +111,7 @@ CHOICES = {
 TOGETHER = {  # fields that another one needs
     "global_every": {"window": 3},
     "global_layers": {"window": 3},
-    "factored": {"embed_dim": 8},
+    "factorize_positions": {"embed_dim": 8},
     "residual_scale": {"norm_placement": "deepnorm"},
     "score": {"position": "none"},  # rotary positions exclude most other scores
 }
@@ -146,7 +146,7 @@ TRITON_FIELDS = {
     "qk_norm",
     "embed_norm",
     "embed_dim",
-    "factored",
+    "factorize_positions",
     "head",
     "ffn",
     "ffn_dim",

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from regard.data.batch import LabelBatch
 from regard.errors import ConfigError
-from regard.models.bag import Bag, BagConfig
+from regard.models.bag import BagConfig, BagOfWords
 from regard.tasks.text_classification import TextClassification
 from regard.text import train_tokenizer
 
@@ -18,7 +18,7 @@ WORDS = [",", "bananas", "for", "have", "no", "say", "we", "yes"]
 
 def bag(**choices):
     sizes = {"vocab_size": 12, "head": {"kind": "classification", "classes": 3}}
-    return Bag(BagConfig(**{**sizes, **choices}))
+    return BagOfWords(BagConfig(**{**sizes, **choices}))
 
 
 def some_texts():

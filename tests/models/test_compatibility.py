@@ -24,8 +24,8 @@ NONSENSE = [
     ({"window": 3, "global_layers": [0, 99]}, r"global_layers=\[0, 99\] must be distinct indices"),
     ({"window": 3, "global_every": 1}, "global_every=1 makes every layer global, so window=3"),
     (
-        {"factored": "tokens"},
-        "factored='tokens' needs embed_dim, .* set embed_dim, or leave out factored",
+        {"factorize_positions": False},
+        "factorize_positions=false needs embed_dim, .* or leave out factorize_positions",
     ),
     ({"segments": -1}, "segments=-1 must be at least 0"),
     ({"norm_eps": 0.0}, "norm_eps=0.0 must be more than 0"),

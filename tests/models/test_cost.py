@@ -45,7 +45,7 @@ CHANGES = [
     {"norm_placement": "parallel_norms"},
     {"tied": False, "bias": False},
     {"embed_norm": True},
-    {"embed_dim": 16, "factored": "tokens"},
+    {"embed_dim": 16, "factorize_positions": False},
     {"architecture": "encoder", "shared_layers": True},
     {"architecture": "encoder", "embed_dim": 16, "head": "masked"},
     {"architecture": "encoder", "head": {"kind": "tag", "classes": 3}},

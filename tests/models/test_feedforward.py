@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.errors import ConfigError
-from regard.models.feedforward import Feedforward, FeedforwardConfig
+from regard.models.feedforward import FeedforwardConfig, FeedforwardLM
 from regard.nn.state import Source
 
 VOCAB = 7
@@ -15,7 +15,7 @@ VOCAB = 7
 def small(**choices):
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCAB, "order": 4, "dim": 3, "hidden_dim": 5}
-    model = Feedforward(FeedforwardConfig(**{**sizes, **choices})).double()
+    model = FeedforwardLM(FeedforwardConfig(**{**sizes, **choices})).double()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return model

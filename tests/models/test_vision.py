@@ -18,7 +18,7 @@ from regard.models.build import (
     weights,
 )
 from regard.models.presets import PRESETS
-from regard.models.vision import Vision, VisionConfig
+from regard.models.vision import VisionConfig, VisionTransformer
 from regard.nn.patch import PatchEmbedding, interpolate_positions
 from regard.nn.position import POSITIONS
 
@@ -175,7 +175,7 @@ def test_settings_and_weights_make_an_equal_model(case):
 
 
 def test_names_of_parameters_are_those_promised():
-    names = set(dict(Vision(TINY).named_parameters()))
+    names = set(dict(VisionTransformer(TINY).named_parameters()))
     assert {
         "embed.patch.weight",
         "embed.patch.bias",
@@ -205,7 +205,7 @@ def test_what_the_whole_image_looks_at_can_be_seen():
 
 def test_a_tiny_model_learns_a_batch_by_heart():
     torch.manual_seed(1)
-    model = Vision(replace(TINY, **MEAN))
+    model = VisionTransformer(replace(TINY, **MEAN))
     images, targets = torch.randn(8, 2, 12, 12), torch.arange(8) % CLASSES
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(60):
@@ -241,7 +241,7 @@ def test_what_cannot_be_is_refused(fields, said):
 
 
 def test_images_that_do_not_fit_are_refused():
-    model = Vision(TINY)
+    model = VisionTransformer(TINY)
     with pytest.raises(ShapeError, match="images have 3 channels, but the model needs 2"):
         model(torch.randn(1, 3, 12, 12))
     with pytest.raises(ShapeError, match="patches of 3 must divide the image, 13 × 12 pixels"):

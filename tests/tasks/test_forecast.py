@@ -15,7 +15,7 @@ from regard.data.series import from_columns
 from regard.errors import ConfigError, DataError
 from regard.models.autoregression import Autoregression, AutoregressionConfig
 from regard.models.build import build_model, resolve
-from regard.models.linear import Linear, LinearConfig
+from regard.models.linear import LinearConfig, NLinear
 from regard.pipelines.prepare import prepare_training
 from regard.pipelines.series import forecast_end
 from regard.pipelines.series_baselines import evaluate_baselines, find_seasonal_period
@@ -78,7 +78,7 @@ def test_errors_are_those_of_a_loop_that_feeds_back_its_forecasts():
 
 def test_the_linear_layer_is_the_ridge_solution_of_numpy():
     series = walk(2, 40)
-    model = Linear(LinearConfig(context=4, horizon=3, ridge=0.5))
+    model = NLinear(LinearConfig(context=4, horizon=3, ridge=0.5))
     model.fit([SeriesBatch(series)])
     rows = np.concatenate([np.lib.stride_tricks.sliding_window_view(s, 7) for s in series.numpy()])
     rows = rows - rows[:, 3:4]

@@ -10,7 +10,7 @@ import torch
 import regard
 from regard.config import RunConfig, build, merge
 from regard.errors import ConfigError, DataError
-from regard.models.vision import Vision, VisionConfig
+from regard.models.vision import VisionConfig, VisionTransformer
 from regard.pipelines import (
     default_settings,
     open_split,
@@ -117,7 +117,10 @@ def test_an_image_is_shifted_by_each_way_and_what_comes_in_is_black():
 
 def test_the_loss_is_the_summed_cross_entropy_and_smoothed_only_while_training():
     torch.manual_seed(0)
-    model, task = Vision(MODEL), ImageClassification(mean=[0.1], std=[0.5], label_smoothing=0.2)
+    model, task = (
+        VisionTransformer(MODEL),
+        ImageClassification(mean=[0.1], std=[0.5], label_smoothing=0.2),
+    )
     pixels, labels = halves(5)
     batch = task.collate((pixels[:, None], labels, False), CHANCE())
     logp = model.head(model(batch.images)).log_softmax(-1)
@@ -131,7 +134,7 @@ def test_the_loss_is_the_summed_cross_entropy_and_smoothed_only_while_training()
 def test_metrics_are_exact_whatever_the_batches():
     torch.manual_seed(0)
     model, task = (
-        Vision(MODEL).train(),
+        VisionTransformer(MODEL).train(),
         ImageClassification(mean=[0.1], std=[0.5], label_smoothing=0.2),
     )
     pixels, labels = halves(10)

@@ -16,7 +16,7 @@ from regard.generate.chain import Chain
 from regard.generate.decode_loop import CudaGraphLoop, DecodeLoop, EagerLoop, Engine
 from regard.generate.sampling_state import SamplingState, pad_rows
 from regard.generate.stop_text import truncate_at_stop
-from regard.models.base import Language, State, as_prefix
+from regard.models.base import Language, State, mark_prompt_as_prefix
 from regard.nn.state import Source
 
 MAX_TOKENS = 10_000_000  # their buffers are preallocated
@@ -252,7 +252,7 @@ def prefill(
 
     The state of a Transformer is its KV cache.
     """
-    state = as_prefix(model, model.start(len(rows), capacity, source))
+    state = mark_prompt_as_prefix(model, model.start(len(rows), capacity, source))
     ids, counts = pad_prompts(rows, state.lengths.device)
     ragged = min(map(len, rows)) < ids.shape[1]
     logits, state = model.step(ids, state, counts=counts if ragged else None)

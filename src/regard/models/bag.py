@@ -37,7 +37,7 @@ class BagConfig(Settings):
         return "bag"
 
 
-class Bag(nn.Module):
+class BagOfWords(nn.Module):
     r"""A linear classifier of word counts; the order of words is lost.
 
     c_w = how often w occurs,    logits = W c + b

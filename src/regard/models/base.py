@@ -97,10 +97,10 @@ class SupportsHidden(Language, Protocol):
         """Read ids as `step` does; return the hidden state after each."""
 
 
-def as_prefix(model: Any, state: Any) -> Any:
+def mark_prompt_as_prefix(model: Any, state: Any) -> Any:
     """An empty state whose next ids are the prompt, which a prefix LM reads bidirectionally.
 
-    Other models read it as always.
+    For other models the state is returned unchanged.
     """
     inner = getattr(model, "model", model)  # of an engine
     if not getattr(getattr(inner, "config", None), "prefix", False):

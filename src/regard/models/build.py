@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from regard.config import build, merge, to_table
 from regard.errors import CheckpointError, ConfigError, unknown
 from regard.models.autoregression import Autoregression, AutoregressionConfig
-from regard.models.bag import Bag, BagConfig
+from regard.models.bag import BagConfig, BagOfWords
 from regard.models.captioner import (
     Captioner,
     CaptionerConfig,
@@ -20,16 +20,16 @@ from regard.models.captioner import (
 )
 from regard.models.cbow import CBOW, CBOWConfig
 from regard.models.convolution import ConvolutionConfig, ConvolutionLM
-from regard.models.feedforward import Feedforward, FeedforwardConfig
+from regard.models.feedforward import FeedforwardConfig, FeedforwardLM
 from regard.models.hmm import HMM, HMMConfig
-from regard.models.linear import Linear, LinearConfig
+from regard.models.linear import LinearConfig, NLinear
 from regard.models.ngram import NGram, NGramConfig
 from regard.models.presets import PRESETS, ModelConfig
 from regard.models.recurrent import RecurrentConfig, RecurrentLM
 from regard.models.seq2seq import EncoderDecoder, Seq2SeqConfig
 from regard.models.soft_window import SoftWindowConfig, SoftWindowLM
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.models.vision import Vision, VisionConfig
+from regard.models.vision import VisionConfig, VisionTransformer
 from regard.nn.lora import has_lora
 
 FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
@@ -37,15 +37,15 @@ FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
     "recurrent": (RecurrentConfig, RecurrentLM),
     "lstm": (RecurrentConfig, RecurrentLM),  # the name in old runs, when it was the only cell
     "seq2seq": (Seq2SeqConfig, EncoderDecoder),
-    "feedforward": (FeedforwardConfig, Feedforward),
+    "feedforward": (FeedforwardConfig, FeedforwardLM),
     "convolution": (ConvolutionConfig, ConvolutionLM),
-    "bag": (BagConfig, Bag),
+    "bag": (BagConfig, BagOfWords),
     "cbow": (CBOWConfig, CBOW),
     "ngram": (NGramConfig, NGram),
     "hmm": (HMMConfig, HMM),
     "autoregression": (AutoregressionConfig, Autoregression),
-    "linear": (LinearConfig, Linear),
-    "vision": (VisionConfig, Vision),
+    "linear": (LinearConfig, NLinear),
+    "vision": (VisionConfig, VisionTransformer),
     "captioner": (CaptionerConfig, Captioner),
     "recurrent_captioner": (RecurrentCaptionerConfig, RecurrentCaptioner),
     "soft_window": (SoftWindowConfig, SoftWindowLM),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.config import Settings
 from regard.errors import ConfigError
-from regard.models.counts import Blocks
+from regard.models.counts import TokenBatch
 from regard.nn.head import IGNORED, Head
 from regard.nn.loss import linear_cross_entropy
 
@@ -120,7 +120,7 @@ class CBOW(nn.Module):
             x, count = x * valid, in_window @ valid
         return in_window @ x / count.clamp_min(1)
 
-    def count_words(self, batches: Iterable[Blocks]) -> None:
+    def count_words(self, batches: Iterable[TokenBatch]) -> None:
         """Set the noise distribution from the word counts of the training data, before training."""
         if not isinstance(self.head, NegativeSamplingHead):
             return

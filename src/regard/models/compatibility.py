@@ -48,7 +48,7 @@ def check_rules(config: Any, rules: tuple[Rule, ...]) -> None:
 
 # heads that need hidden states only
 VECTOR_HEADS = ("forecast", "mixture")  # of models that read vectors
-READOUTS = {
+COMMON_HEADS = {
     name: HEADS[name] for name in ("linear", "classification", "tag", "crf", "span", *VECTOR_HEADS)
 }
 
@@ -70,11 +70,11 @@ def check_input_dim(config: Any) -> None:
         )
 
 
-def require_readout_head(head: Choice) -> None:
+def require_common_head(head: Choice) -> None:
     """Raise `ConfigError` for a head that only a Transformer supports."""
     kind, _ = kind_of(head)
-    if kind not in READOUTS:
-        raise ConfigError(unknown("head", kind, READOUTS))
+    if kind not in COMMON_HEADS:
+        raise ConfigError(unknown("head", kind, COMMON_HEADS))
 
 
 def require_generating_head(head: Any, choice: Choice) -> None:
@@ -225,9 +225,9 @@ TRANSFORMER: tuple[Rule, ...] = (
         "architecture='encoder-decoder' needs pre, post, sandwich, deepnorm or no_residual",
     ),
     (
-        lambda c: c.factored != "tables" and c.embed_dim is None,
-        "factored={c.factored!r} needs embed_dim, the width of the factorised embedding; "
-        "set embed_dim, or leave out factored",
+        lambda c: not c.factorize_positions and c.embed_dim is None,
+        "factorize_positions=false needs embed_dim, the width of the factorised embedding; "
+        "set embed_dim, or leave out factorize_positions",
     ),
     (
         lambda c: c.architecture != "encoder" and _reads_first(c.head),

@@ -13,8 +13,8 @@ from regard.errors import ConfigError
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import (
     check_input_dim,
+    require_common_head,
     require_generating_head,
-    require_readout_head,
 )
 from regard.nn.convolution import CausalConvolution, slice_rows
 from regard.nn.head import HEADS
@@ -35,7 +35,7 @@ class ConvolutionConfig(Settings):
     dropout: float = 0.0  # dropout of the output of every layer
     context: int = 256  # ids per training block; generation has no limit
     input_dim: int = 0  # width of the vectors of series and strokes that are read; 0: ids
-    head: Choice = "linear"  # the output layer (models.compatibility.READOUTS)
+    head: Choice = "linear"  # the output layer (models.compatibility.COMMON_HEADS)
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "layers", "context"):
@@ -53,7 +53,7 @@ class ConvolutionConfig(Settings):
             )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
-        require_readout_head(self.head)
+        require_common_head(self.head)
 
     @property
     def receptive_field(self) -> int:

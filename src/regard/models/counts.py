@@ -22,7 +22,7 @@ Counts = list[tuple[Integers, Integers]]  # of each order: sorted keys, counts
 
 
 @runtime_checkable
-class Blocks(Protocol):
+class TokenBatch(Protocol):
     """Rows of contiguous text: targets[t] = ids[t + 1], or -1 where it is not scored."""
 
     @property
@@ -34,7 +34,7 @@ class Blocks(Protocol):
         """The next id, or -1."""
 
 
-class Table(nn.Module):
+class NGramTable(nn.Module):
     """All n-grams of one order, sorted, with their counts.
 
         key of (h, w) = index of h in the table of the lower order * vocab_size + w
@@ -78,7 +78,7 @@ class Table(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-def count_ngrams(batches: Iterable[Blocks], order: int, vocab_size: int) -> Counts:
+def count_ngrams(batches: Iterable[TokenBatch], order: int, vocab_size: int) -> Counts:
     """The counts of 1-grams to `order`-grams that end in a scored target, in one pass."""
     total: Counts | None = None
     for rows in _chunks(batches, vocab_size):
@@ -89,7 +89,7 @@ def count_ngrams(batches: Iterable[Blocks], order: int, vocab_size: int) -> Coun
     return total
 
 
-def _chunks(batches: Iterable[Blocks], vocab_size: int) -> Iterator[Rows]:
+def _chunks(batches: Iterable[TokenBatch], vocab_size: int) -> Iterator[Rows]:
     """The rows of all batches, concatenated, in chunks of bounded size."""
     rows: list[Rows] = []
     size = 0
@@ -108,7 +108,7 @@ def _concatenate(rows: list[Rows]) -> Rows:
     return tokens, positions, scored
 
 
-def flatten_rows(batch: Blocks, vocab_size: int) -> Rows:
+def flatten_rows(batch: TokenBatch, vocab_size: int) -> Rows:
     """The rows [ids, last target] of a batch, each up to its last scored target, concatenated."""
     ids, targets = batch.ids.cpu().numpy(), batch.targets.cpu().numpy()
     scored = np.pad(targets != IGNORED, ((0, 0), (1, 0)))

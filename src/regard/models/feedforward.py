@@ -35,7 +35,7 @@ class FeedforwardConfig(Settings):
             raise ConfigError(f"order={self.order} must be at least 2: the id before, and the next")
 
 
-class Feedforward(LanguageModel):
+class FeedforwardLM(LanguageModel):
     r"""A feed-forward language model over the concatenated embeddings of the last few ids.
 
         x = [C[id_{t-n+1}]; ...; C[id_t]]

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from regard.config import Settings
 from regard.errors import ConfigError, DataError
 from regard.models.base import LanguageModel, State
-from regard.models.counts import Blocks, flatten_rows
+from regard.models.counts import TokenBatch, flatten_rows
 from regard.nn.head import IdentityHead
 from regard.nn.recurrent import RecurrentState
 from regard.nn.state import Source
@@ -63,7 +63,7 @@ class HMM(LanguageModel):
             sample = nn.init.uniform_(torch.empty(size, dtype=torch.float64), 1e-9, 1.0)
             self.register_buffer(f"log_{name}", _normalise((-sample.log()).log()))
 
-    def fit(self, batches: Iterable[Blocks]) -> None:
+    def fit(self, batches: Iterable[TokenBatch]) -> None:
         """Run `iterations` iterations of EM from the current parameters.
 
         At the end a pseudo-count of 1 / V is added to every emission count, so that unseen
@@ -207,7 +207,7 @@ def _log_matmul(logs: Tensor, matrix: Tensor) -> Tensor:
     return ((logs - largest).exp() @ matrix.exp()).log() + largest
 
 
-def _padded_rows(batch: Blocks, vocab_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _padded_rows(batch: TokenBatch, vocab_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The rows of a batch with their last targets: right-padded ids, and their lengths."""
     tokens, positions, _ = flatten_rows(batch, vocab_size)
     ends = [*(positions == 0).nonzero()[0].tolist(), len(tokens)]

@@ -31,7 +31,7 @@ class LinearConfig(Settings):
             raise ConfigError(f"ridge={self.ridge} must be at least 0")
 
 
-class Linear(nn.Module):
+class NLinear(nn.Module):
     r"""The next values are a linear function of the last ones, relative to the last value.
 
         x_T+h = x_T + bias_h + sum_i weight_h,i (x_i - x_T),      h = 1 ... horizon

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.config import Choice, Settings, make
 from regard.errors import ConfigError
 from regard.models.base import LanguageModel, State
-from regard.models.counts import UNSEEN, Blocks, Table, count_ngrams
+from regard.models.counts import UNSEEN, NGramTable, TokenBatch, count_ngrams
 from regard.models.smoothing import SMOOTHINGS
 from regard.nn.head import IGNORED, IdentityHead
 from regard.nn.recurrent import RecurrentState
@@ -51,12 +51,12 @@ class NGram(LanguageModel):
     def __init__(self, config: NGramConfig) -> None:
         super().__init__()
         self.config = config
-        self.tables = nn.ModuleList(Table() for _ in range(config.order))
+        self.tables = nn.ModuleList(NGramTable() for _ in range(config.order))
         sizes = {"order": config.order, "vocab_size": config.vocab_size}
         self.smoothing = make(config.smoothing, SMOOTHINGS, "smoothing", **sizes)
         self.head = IdentityHead()
 
-    def fit(self, batches: Iterable[Blocks]) -> None:
+    def fit(self, batches: Iterable[TokenBatch]) -> None:
         """Count the n-grams that end in a scored target, in one pass; replaces earlier counts."""
         order, vocab = self.config.order, self.config.vocab_size
         all_counts = count_ngrams(batches, order, vocab)
@@ -199,8 +199,8 @@ class NGram(LanguageModel):
         known = total > 0
         return row, word, probability, backoff.where(known, 1.0), known
 
-    def _tables(self) -> list[Table]:
-        return cast(list[Table], list(self.tables))
+    def _tables(self) -> list[NGramTable]:
+        return cast(list[NGramTable], list(self.tables))
 
     if TYPE_CHECKING:
         __call__ = forward

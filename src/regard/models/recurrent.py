@@ -13,8 +13,8 @@ from regard.models.base import LanguageModel, State
 from regard.models.compatibility import (
     check_input_dim,
     option,
+    require_common_head,
     require_generating_head,
-    require_readout_head,
 )
 from regard.nn.characters import CharacterConvolution
 from regard.nn.head import HEADS
@@ -38,7 +38,7 @@ class RecurrentConfig(Settings):
     tied: bool = True  # output matrix = embedding matrix, where they have the same width
     context: int = 256  # ids per training block; generation has no limit
     input_dim: int = 0  # width of the vectors of series and strokes that are read; 0: ids
-    head: Choice = "linear"  # the output layer (models.compatibility.READOUTS)
+    head: Choice = "linear"  # the output layer (models.compatibility.COMMON_HEADS)
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "layers", "context"):
@@ -56,7 +56,7 @@ class RecurrentConfig(Settings):
         kind, _ = kind_of(self.cell)
         if kind not in CELLS:
             raise ConfigError(unknown("cell", kind, CELLS))
-        require_readout_head(self.head)
+        require_common_head(self.head)
         if self.bidirectional and option(self.head, HEADS, "pool") in ("first", "last"):
             raise ConfigError(
                 f"head={self.head!r} reads one position, where with bidirectional=true only one "

@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.models.counts import Table
+from regard.models.counts import NGramTable
 
 DEFAULT_DISCOUNTS = (0.5, 1.0, 1.5)  # of counts 1, 2 and 3+, where they cannot be estimated
 
@@ -27,7 +27,7 @@ class Smoothing(nn.Module):
 
     uniform_backoff = False  # g(h) weighs the uniform distribution instead of P(w | h')
 
-    def fit(self, tables: Sequence[Table], vocab_size: int) -> None:
+    def fit(self, tables: Sequence[NGramTable], vocab_size: int) -> None:
         """Estimate discounts and replace counts by continuation counts, where needed."""
 
     def forward(
@@ -103,7 +103,7 @@ class KneserNey(Smoothing):
             "discounts", torch.tensor([DEFAULT_DISCOUNTS] * order, dtype=torch.float64)
         )
 
-    def fit(self, tables: Sequence[Table], vocab_size: int) -> None:
+    def fit(self, tables: Sequence[NGramTable], vocab_size: int) -> None:
         """Replace all but the highest-order counts by continuation counts; estimate discounts."""
         shorter = torch.zeros_like(tables[0].keys)  # index of each n-gram without its oldest id
         for table, longer in pairwise(tables):

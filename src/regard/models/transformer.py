@@ -152,7 +152,7 @@ class TransformerConfig(StackConfig):
     encoder_ffn_dim: int | None = None  # width of the encoder's FFN; None: as `ffn_dim`
     encoder_layers: int | None = None  # number of encoder layers; None: as many as `layers`
     embed_dim: int | None = None  # width of the embedding tables; None: dim
-    factored: Literal["tables", "tokens"] = "tables"  # tables: positions have embed_dim too
+    factorize_positions: bool = True  # positions have embed_dim too, not the tokens only
     embed_scaled: bool = False  # multiply embeddings by sqrt(width)
     segments: int = 0  # segment embeddings of an encoder (BERT: 2)
     char_dim: int = 0  # for tagging: width of a vector of the characters of each word
@@ -197,7 +197,7 @@ class Transformer(LanguageModel):
         self.config = config
         self.context = config.context
         encoder_layers, decoder_layers = config.depths
-        tables = config.embed_dim if config.factored == "tables" else None
+        tables = config.embed_dim if config.factorize_positions else None
         embedding = partial(
             Embedding,
             dim=tables or config.dim,

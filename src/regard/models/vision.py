@@ -92,7 +92,7 @@ def _height_and_width(size: int | list[int]) -> tuple[int, int]:
     return height, width
 
 
-class Vision(nn.Module):
+class VisionTransformer(nn.Module):
     """ViT (Dosovitskiy et al. 2020): `forward` returns hidden states, `head` maps them to logits.
 
     For an image of another size than `image_size`, learned position embeddings are interpolated

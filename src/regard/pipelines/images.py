@@ -29,7 +29,7 @@ from regard.data.tables import IMAGE_SUFFIXES
 from regard.data.text_files import suffix
 from regard.errors import ConfigError, DataError
 from regard.models.build import describe, resolve
-from regard.models.vision import Vision, VisionConfig
+from regard.models.vision import VisionConfig, VisionTransformer
 from regard.pipelines.base import (
     EvalData,
     Inputs,
@@ -214,7 +214,7 @@ class ImagesPipeline(Pipeline):
         self, run: TrainedModel, inputs: Sequence[Any], *, top: int
     ) -> list[list[list[tuple[str, float]]]]:
         """The classes of several images, `DEFAULT_ROWS` at a time."""
-        model, task = cast(Vision, run.model), image_task(run.config.task)
+        model, task = cast(VisionTransformer, run.model), image_task(run.config.task)
         predictions = []
         for start in range(0, len(inputs), DEFAULT_ROWS):
             rows = [input_pixels(model, what) for what in inputs[start : start + DEFAULT_ROWS]]

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.data.batch import SeriesBatch
 from regard.data.series import Series
 from regard.models.autoregression import Autoregression, AutoregressionConfig
-from regard.models.linear import Linear, LinearConfig
+from regard.models.linear import LinearConfig, NLinear
 from regard.tasks import Forecast
 
 MAX_ORDER = 24  # of AR(p)
@@ -76,7 +76,7 @@ def _forecasters(task: Forecast, training: Tensor | None) -> dict[str, tuple[int
     forecasters[f"AR({order})"] = (order, ar.forecast)
     context = max(1, min(MAX_CONTEXT, rows // 4))
     if context + task.horizon <= rows:
-        linear = Linear(LinearConfig(context=context, horizon=task.horizon))
+        linear = NLinear(LinearConfig(context=context, horizon=task.horizon))
         linear.fit(batch)
         forecasters[f"linear layer, {context} values"] = (context, linear.forecast)
     return forecasters

@@ -310,14 +310,14 @@ def _embedding(config: Any, is_source: bool) -> list[Part]:
         return [*_cells(config), *_added_position(config)]
     parts = [_lookup(config)] if config.input_dim else [f"embedding {vocab:,} × {table:,}"]
     if config.embed_scaled:
-        parts[0] += f", times sqrt({config.dim if config.factored == 'tokens' else table:,})"
+        parts[0] += f", times sqrt({table if config.factorize_positions else config.dim:,})"
     if config.segments:
         parts.append(f"+ {config.segments} segment embeddings")
     if config.char_dim:
         parts.append(f"+ convolution over characters: {config.char_dim:,} → {config.dim:,}")
     projection = [f"projection to {config.dim:,}"] if config.embed_dim else []
     added = _added_position(config) + ([_norm(config)] if config.embed_norm else [])
-    return [*parts, *(added + projection if config.factored == "tables" else projection + added)]
+    return [*parts, *(added + projection if config.factorize_positions else projection + added)]
 
 
 def _added_position(config: Any) -> list[Part]:

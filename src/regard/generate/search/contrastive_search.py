@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from regard.errors import ConfigError, RegardError
 from regard.generate.decode import MAX_TOKENS
 from regard.generate.search.protocol import Hypothesis, max_new_tokens
-from regard.models.base import Language, SupportsHidden, as_prefix
+from regard.models.base import Language, SupportsHidden, mark_prompt_as_prefix
 from regard.nn.state import Source
 
 
@@ -56,7 +56,7 @@ class ContrastiveSearch:
             return []
         longest, limit = max(map(len, prompts)), max(limits)
         capacity = min(longest + limit, model.context or MAX_TOKENS)
-        state = as_prefix(model, model.start(len(prompts), capacity, source))
+        state = mark_prompt_as_prefix(model, model.start(len(prompts), capacity, source))
         device = state.lengths.device
         counts = torch.tensor([len(prompt) for prompt in prompts], device=device)
         ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)

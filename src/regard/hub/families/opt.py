@@ -40,7 +40,7 @@ def _read(hf: Settings) -> Settings:
     embed_dim = dim if embed_dim is None else embed_dim
     return {
         "embed_dim": embed_dim,
-        "factored": "tokens" if embed_dim != dim else "tables",
+        "factorize_positions": embed_dim == dim,
         "ffn": read_activation(hf["activation_function"]),
         "norm_placement": NORM_PLACEMENTS[hf["do_layer_norm_before"]],
         "position": {"kind": "learned", "offset": 2},

@@ -44,7 +44,9 @@ def opt(dim: int, layers: int, heads: int) -> TransformerConfig:
 
 def opt_350m() -> TransformerConfig:
     """The only post-norm OPT, with embeddings of half its width (as released)."""
-    return replace(opt(1024, 24, 16), norm_placement="post", embed_dim=512, factored="tokens")
+    return replace(
+        opt(1024, 24, 16), norm_placement="post", embed_dim=512, factorize_positions=False
+    )
 
 
 def bloom(dim: int, layers: int, heads: int) -> TransformerConfig:
