@@ -75,17 +75,15 @@ def test_every_command_refuses_a_changed_model_and_none_a_moved_file(run, data, 
     out = tmp_path / "out"
     places = {"RUN": str(run), "OUT": str(out), "DATA": str(data / "cats.txt")}
     change(run, "model.norm_eps", 0.5)
-    for name, words in COMMANDS.items():
+    for used, words in COMMANDS.items():
         for name, place in places.items():
             words = [word.replace(name, place) for word in words]
         code, said = command(capsys, *words)
-        assert code == 4, name
-        assert f"{run}/config.json was changed after the weights were trained:\n" in said.err, (
-            command
-        )
-        assert "\n  model.norm_eps: 1e-05 → 0.5\n" in said.err, name
-        assert f"regard edit {run}\n" in said.err, name
-        assert not out.exists(), name
+        assert code == 4, used
+        assert f"{run}/config.json was changed after the weights were trained:\n" in said.err, used
+        assert "\n  model.norm_eps: 1e-05 → 0.5\n" in said.err, used
+        assert f"regard edit {run}\n" in said.err, used
+        assert not out.exists(), used
 
 
 @pytest.mark.parametrize(

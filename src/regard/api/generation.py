@@ -106,7 +106,7 @@ def stream_text(
     return truncate_at_stop(detokenize_stream(new_ids, run.tokenizer, ids), _stop_texts(until))
 
 
-def stream_answer(
+def stream_response(
     run: "Run",
     messages: str | Sequence[tuple[str, str]],
     *,

@@ -36,7 +36,7 @@ from regard.api.generation import (
     generate_text,
     prompt_ids,
     search_text,
-    stream_answer,
+    stream_response,
     stream_text,
     translate_text,
     translation_search,
@@ -315,7 +315,7 @@ class Run:
         ... )
         True
         """
-        return stream_answer(self, messages, tokens=tokens, sampler=sampler, seed=seed)
+        return stream_response(self, messages, tokens=tokens, sampler=sampler, seed=seed)
 
     def chain(self, words: str | Sequence[str] | None = None, order: str | None = None) -> Chain:
         """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.

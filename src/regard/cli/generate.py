@@ -28,7 +28,7 @@ from regard.errors import CheckpointError, ConfigError
 if TYPE_CHECKING:
     from regard.api import PromptLookup, Run
 
-    Answers = Sequence[tuple[str, float | None]]  # texts, and their scores in a search
+    Completions = Sequence[tuple[str, float | None]]  # texts, and their scores in a search
 
 DRAWINGS_ACROSS = 4  # in a terminal
 PROMPT_LOOKUP = "prompt-lookup"  # the draft that is not a run
@@ -170,18 +170,18 @@ def generate(
                 until=until,
                 int8=int8,
             )
-            found: list[Answers] = [[(each, None)] for each in texts]
+            found: list[Completions] = [[(each, None)] for each in texts]
         else:
             found = [
                 opened.search(each, tokens=tokens, search=search, amateur=amateur_run)
                 for each in prompts
             ]
-        for index, (each, answers) in enumerate(zip(prompts, found, strict=True)):
+        for index, (each, completions) in enumerate(zip(prompts, found, strict=True)):
             if json:
-                print_json(_as_table(each, answers, chain.specs()))
+                print_json(_as_table(each, completions, chain.specs()))
             else:
                 print("\n" if index else "", end="")
-                _print_answers(each, answers)
+                _print_completions(each, completions)
         return
     hypotheses = []
     if search is None:
@@ -209,7 +209,7 @@ def generate(
         for line in as_text(traced, pieces, opened.tokenizer, stdout):
             print(line, flush=True)
     elif len(hypotheses) > 1:
-        _print_answers(text, hypotheses)
+        _print_completions(text, hypotheses)
     else:
         pieces = iter(pieces)
         first = next(pieces, "")  # errors are raised before anything is printed
@@ -243,19 +243,19 @@ def _draw(
     print(out)
 
 
-def _as_table(prompt: str, answers: "Answers", chain: list[Any]) -> dict[str, Any]:
+def _as_table(prompt: str, completions: "Completions", chain: list[Any]) -> dict[str, Any]:
     """The JSON object of a prompt: with the hypotheses of a search, or the chain that sampled."""
-    table: dict[str, Any] = {"prompt": prompt, "text": answers[0][0]}
-    if answers[0][1] is None:
+    table: dict[str, Any] = {"prompt": prompt, "text": completions[0][0]}
+    if completions[0][1] is None:
         return table | {"chain": chain}
-    return table | {"hypotheses": [{"text": text, "score": score} for text, score in answers]}
+    return table | {"hypotheses": [{"text": text, "score": score} for text, score in completions]}
 
 
-def _print_answers(prompt: str, answers: "Answers") -> None:
+def _print_completions(prompt: str, completions: "Completions") -> None:
     """Print a prompt with each of its continuations; with their scores if there are several."""
     out = sys.stdout
-    for text, score in answers:
-        shown = f"{score:9.4f}  " if len(answers) > 1 else ""
+    for text, score in completions:
+        shown = f"{score:9.4f}  " if len(completions) > 1 else ""
         print(f"{shown}{dim(text_for(out, prompt), out)}{text_for(out, text)}")
 
 

@@ -147,7 +147,7 @@ def predict(
         print_json(list(api.predict_rows(opened, rows, top=top or SHOWN)))
     elif as_json:
         predicted = _predict(opened, rows, top or SHOWN)
-        print_json({_label(item): answer for _, item, answer in predicted})
+        print_json({_label(item): prediction for _, item, prediction in predicted})
     else:
         batch = 1 if interactive else BATCH
         predicted = _predict(opened, rows, top or SHOWN, batch)
@@ -174,14 +174,16 @@ def _note_unknown(run: "Run", rows: Inputs, unknown: dict[str, None]) -> Inputs:
 def _print_predictions(run: "Run", predicted: Iterable[tuple[dict[str, Any], Any, Any]]) -> None:
     """Print a line per text or image, or per word or mask of a text."""
     rows: list[tuple[str, ...]] = []
-    for _, what, answer in predicted:
-        if isinstance(answer, str):  # a translation
-            print(text_for(sys.stdout, " ".join(answer.splitlines())), flush=True)
+    for _, what, prediction in predicted:
+        if isinstance(prediction, str):  # a translation
+            print(text_for(sys.stdout, " ".join(prediction.splitlines())), flush=True)
             continue
-        if isinstance(answer, float):
-            rows.append((_label(what), f"{answer:.4g}"))
+        if isinstance(prediction, float):
+            rows.append((_label(what), f"{prediction:.4g}"))
             continue
-        for label, classes in zip(_labels(_label(what), run.predicts_words), answer, strict=False):
+        for label, classes in zip(
+            _labels(_label(what), run.predicts_words), prediction, strict=False
+        ):
             shown = (f"{_printable(name)} {probability:.1%}" for name, probability in classes)
             rows.append((label, *shown))
     for line in align_columns(rows) if rows else []:
@@ -213,8 +215,10 @@ def _forecast(
         return
     named = {  # a list of values for each series and column
         ("" if key is None else key) if len(forecasts) == 1 else f"{path} {key or ''}".strip(): row
-        for path, answer in forecasts.items()
-        for key, row in (answer.items() if isinstance(answer, dict) else [(None, answer)])
+        for path, prediction in forecasts.items()
+        for key, row in (
+            prediction.items() if isinstance(prediction, dict) else [(None, prediction)]
+        )
     }
     dates = run.forecast_dates(series[0], steps=steps) if len(series) == 1 else []
     if out is not None:

@@ -44,10 +44,12 @@ def quickstart(
     with spinner(f"evaluating on {EVALUATED:,} validation examples"):
         pairs = run.validation_pairs(EVALUATED)
         greedy = run.translate([source for source, _ in pairs], beam=1)
-        correct = sum(answer == target for answer, (_, target) in zip(greedy, pairs, strict=True))
+        correct = sum(
+            translation == target for translation, (_, target) in zip(greedy, pairs, strict=True)
+        )
         accuracy = correct / len(pairs)
         shown = pairs[:SHOWN]
-        answers = run.translate([source for source, _ in shown])
+        translations = run.translate([source for source, _ in shown])
     if as_json:
         print_json(
             {
@@ -65,10 +67,10 @@ def quickstart(
     percent = bold(f"{accuracy:.1%}", stream)
     print_status(f"\ntrained in {format_duration(finished.seconds)}")
     print(f"\n{percent} of {len(pairs):,} validation numbers are exactly right\n")
-    for (source, target), answer in zip(shown, answers, strict=True):
-        right = "✓" if answer == target else "✗"
-        print(f"  {source}\n  {right} {text_for(stream, answer)}")
-        if answer != target:
+    for (source, target), translation in zip(shown, translations, strict=True):
+        right = "✓" if translation == target else "✗"
+        print(f"  {source}\n  {right} {text_for(stream, translation)}")
+        if translation != target:
             print(dim(f"  = {target}", stream))
     shortest = min((source for source, _ in shown), key=len)
     ((_, attention),) = run.explain(shortest).items()

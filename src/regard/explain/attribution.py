@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def rollout(
     layers: Sequence[Float[Tensor, "heads time time"]], *, residual: float = 0.5
 ) -> Float[Tensor, "time time"]:
-    r"""How much of each input token arrives at each position after all layers.
+    r"""Attention rollout: the attention of each position to the input tokens through all layers.
 
         R = A_n ... A_2 A_1,      A_l = r I + (1 - r) mean_h W_l,      r = `residual`
 

@@ -191,7 +191,7 @@ def direct_logit_attribution(
     against: int | None = None,
     position: int = -1,
 ) -> dict[str, float]:
-    r"""The parts of a logit that each component writes directly, through the final norm.
+    r"""Direct logit attribution: what each component adds to a logit, through the final norm.
 
         logit = sum_c u . g (c - mean(c)) / s + u . b + bias,      x = sum_c c
 

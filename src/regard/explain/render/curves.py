@@ -20,7 +20,7 @@ LOG_RATIO = 3.0  # largest over smallest value from which an axis is logarithmic
 MAX_TICKS = 9  # of a logarithmic axis
 SMALLEST = 1e-100  # value on a logarithmic axis
 NAME = 48  # columns of the longest name
-ACROSS = {"marker": "", "ls": (0, (6, 3))}  # the line of a run that takes no steps
+HORIZONTAL = {"marker": "", "ls": (0, (6, 3))}  # the line of a run that takes no steps
 TRUTH = -1  # the run of a curve of true values
 COLOURS = 7  # of the style; then lines are dashed
 
@@ -70,7 +70,7 @@ def draw_curves(
         caption += "; line across: a model that takes no steps"
     shown = [printable(name) for name in names]
     levels = {curve.run for curve in curves if curve.level is not None}
-    lines = [_line(run) | (ACROSS if run in levels else {}) for run in range(len(names))]
+    lines = [_line(run) | (HORIZONTAL if run in levels else {}) for run in range(len(names))]
     if any(curve.run == TRUTH for curve in curves):
         shown, lines = [*shown, "true values"], [*lines, _line(TRUTH)]
     columns = max(1, int(across * WIDTH / (0.09 * max(map(len, shown)) + 0.6)))
@@ -110,7 +110,7 @@ def _draw_panel(axes: Any, panel: Panel, x_label: str) -> None:
             axes.plot(*zip(*curve.training, strict=True), **line)
     for curve in curves:  # on top
         if curve.level is not None:
-            axes.axhline(curve.level, **_line(curve.run) | ACROSS)
+            axes.axhline(curve.level, **_line(curve.run) | HORIZONTAL)
         elif curve.validation:
             line = _line(curve.run) | ({} if panel.dots else {"marker": ""})
             axes.plot(*zip(*curve.validation, strict=True), **line)
