@@ -8,12 +8,12 @@ from torch import Tensor
 
 from regard.accel import cublaslt
 from regard.accel.matmul import (
+    autotuned_matmul,
     gelu_mlp,
     matmul_gelu,
     matmul_gelu_backward,
     matmul_into,
     qkv_linear,
-    autotuned_matmul,
 )
 from regard.nn.block import FeedForward, gelu_tanh
 
