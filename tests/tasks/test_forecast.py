@@ -253,7 +253,7 @@ def test_a_table_of_numbers_is_trained_on_evaluated_and_forecast(tmp_path, monke
     assert said.code == 3
     assert "short has 1 rows, but the model needs at least 2" in said.err
     said = invoke(capsys, "train", "short.csv")
-    assert (said.code, "short has 1 row; none is left for validation" in said.err) == (3, True)
+    assert (said.code, "short.csv has 1 row of numbers; none is left" in said.err) == (3, True)
     assert invoke(capsys, "generate", "run", "words").code == 2
     said = invoke(capsys, "train", "line.csv", "task.column=same", "--out", "x")
     assert "all training values of column 'same' are equal" in said.err

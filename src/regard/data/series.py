@@ -35,6 +35,7 @@ class Series:
     before: NDArray[np.float64] | None = field(default=None, repr=False)  # (time, columns)
     training_rows: int = 0
     test: "Series | None" = field(default=None, repr=False)  # the test split, of validation data
+    path: str = ""  # of the file, for messages
 
     def __len__(self) -> int:
         return len(self.values)
@@ -46,7 +47,9 @@ class Series:
     def index(self, name: str) -> int:
         """The index of a column."""
         if name not in self.column_names:
-            raise ConfigError(f"{self.name}: {unknown('column', name, self.column_names)}")
+            raise ConfigError(
+                f"{self.path or self.name}: {unknown('column', name, self.column_names)}"
+            )
         return self.column_names.index(name)
 
     def indices(self, names: Sequence[str]) -> list[int]:
@@ -58,7 +61,10 @@ class Series:
         check_fraction(fraction)
         count = min(max(1, round(fraction * len(self))), len(self) - 1)
         if count < 1:
-            raise DataError(f"{self.name} has {len(self)} row; none is left for validation")
+            raise DataError(
+                f"{self.path or self.name} has {len(self)} row of numbers; none is left for "
+                "validation"
+            )
         train = len(self) - count
         description = f"{self.description}; the first {train:,}"
         training = replace(self, values=self.values[:train], description=description)
@@ -158,7 +164,7 @@ def from_table(table: Table) -> Series:
     note = f"; decimal commas in {', '.join(commas)}" if commas else ""
     note += f"; left out: {', '.join(ignored)}" if ignored else ""
     series = from_columns(table.name, note + ("" if dates is None else dates.note), columns)
-    return replace(series, dates=dates)
+    return replace(series, dates=dates, path=table.path)
 
 
 def _number(cell: Any) -> float | None:
