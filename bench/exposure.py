@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean, stdev
 
-METRICS = ("loss", "loss_own", "exact_match", "bleu", "chrf")
+METRICS = ("loss", "free_running_loss", "exact_match", "bleu", "chrf")
 STUDENT = (0, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 95 %, by freedom
 
 

@@ -77,7 +77,9 @@ def test_a_crlf_is_never_cut_in_two(tmp_path):
     content = "one\r\ntwo more\r\r\nthree\r\n"
     opened = open_data(write_file(tmp_path / "dos.txt", content.encode()))
     for offset in range(1, len(content)):
-        texts = [replace(opened, documents=(part,)) for part in opened.documents[0].cut(offset)]
+        texts = [
+            replace(opened, documents=(part,)) for part in opened.documents[0].split_at(offset)
+        ]
         for limit in (8, 9, 10, 11, 100):
             parts = ["".join(chunk for chunk, _ in text.chunks(limit)) for text in texts]
             assert "".join(parts) == content.replace("\r\n", "\n")

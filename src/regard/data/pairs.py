@@ -16,7 +16,7 @@ from regard.data.validation_split import hash_threshold, row_hash
 from regard.errors import DataError
 
 Row = tuple[str, str]
-NumberedRow = tuple[int, str, str]  # line number, source, target
+NumberedPair = tuple[int, str, str]  # line number, source, target
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def from_table(table: Table, roles: Roles) -> Pairs:
     """The sources and targets of a table."""
     source, target = (table.column(roles.columns[role]) for role in ("source", "target"))
 
-    def numbered() -> Iterator[NumberedRow]:
+    def numbered() -> Iterator[NumberedPair]:
         for number, row in table.rows():
             place = table.position(number)
             yield number, _sentence(place, row[source]), _sentence(place, row[target])
@@ -136,7 +136,7 @@ def from_parallel(source: Path, target: Path) -> Pairs:
     """Two files; line i of one is the translation of line i of the other."""
     scans = scan(source), scan(target)
 
-    def numbered() -> Iterator[NumberedRow]:
+    def numbered() -> Iterator[NumberedPair]:
         return _parallel_rows(source, target, *scans)
 
     digest = _digest(scans[0].digest, scans[1].digest)
@@ -146,7 +146,7 @@ def from_parallel(source: Path, target: Path) -> Pairs:
 def _from_numbered(
     name: str,
     source_format: str,
-    numbered: Callable[[], Iterator[NumberedRow]],
+    numbered: Callable[[], Iterator[NumberedPair]],
     digest: str,
     counts: str = "line",
 ) -> Pairs:
@@ -172,7 +172,7 @@ def _from_numbered(
     return Pairs(name, description, count, rows, digest)
 
 
-def _parallel_rows(source: Path, target: Path, *scans: Scan) -> Iterator[NumberedRow]:
+def _parallel_rows(source: Path, target: Path, *scans: Scan) -> Iterator[NumberedPair]:
     sources, targets = read_lines(source, scans[0]), read_lines(target, scans[1])
     for number, (left, right) in enumerate(zip_longest(sources, targets), 1):
         if left is None or right is None:

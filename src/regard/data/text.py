@@ -25,7 +25,7 @@ class Document:
     digest: str  # sha256 of all bytes of the origin
     start: int
     stop: int
-    ends: bool = True  # False if `split` cut it here
+    ends: bool = True  # False if `split` divided it here
     crlf: bool = False  # whether it has line ends \r\n, which `Text` reads as \n
 
     @property
@@ -49,7 +49,7 @@ class Document:
                     yield data[:cut], not remaining
                 rest = data[cut:]
 
-    def cut(self, offset: int) -> tuple["Document", "Document"]:
+    def split_at(self, offset: int) -> tuple["Document", "Document"]:
         """The parts before and after byte `offset`, or the character that it belongs to."""
         offset += self.start
         with open_bytes(self.origin) as stream:
@@ -125,7 +125,7 @@ class Text:
             remaining -= rest[0].size
             train.append(rest.pop(0))
         if rest and remaining:
-            before, after = rest[0].cut(remaining)
+            before, after = rest[0].split_at(remaining)
             train += [before] if before.size else []
             rest[0] = after
         if not train or not rest:

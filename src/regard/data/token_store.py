@@ -37,7 +37,7 @@ class Tokenizer(Protocol):
 
     @property
     def eos_id(self) -> int:
-        """End of a document (EOS)."""
+        """End of a document."""
 
     def encode_batch(self, texts: list[str], /) -> list[list[int]]:
         """The ids of several texts, if possible on several cores."""
@@ -63,7 +63,7 @@ class TokenStore:
 
 @dataclass(frozen=True, slots=True)
 class PairStore:
-    """Pairs as ids, without start or stop; row i of a side is ids[offsets[i] : offsets[i + 1]]."""
+    """Pairs as ids, without BOS and EOS; row i of a side is ids[offsets[i] : offsets[i + 1]]."""
 
     source_ids: NDArray[Any] = field(repr=False)
     source_offsets: NDArray[np.int64] = field(repr=False)

@@ -39,7 +39,7 @@ AUTO_CLASSES = {  # by architecture, or "images" for a ViT, and head of a model
 OUTPUTS = {"none": "last_hidden_state", "pooled": "pooler_output"}  # all others: logits
 
 
-def comparison_obstacle(config: Any, free_bytes: int) -> str | None:
+def reason_not_to_compare(config: Any, free_bytes: int) -> str | None:
     """The reason why `compare` cannot run for this model; None if it can."""
     try:
         import transformers  # noqa: F401

@@ -232,7 +232,7 @@ class CaptionsPipeline(Pipeline):
             scores = _score(nearest, captions)
             metrics |= {f"nearest_{name}": score for name, score in scores.items()}
         if captions.boxes is not None:
-            metrics["attention_on_named"] = attention_hits(data, model)
+            metrics["pointing_game"] = attention_hits(data, model)
         return metrics
 
     def predict(self, run: TrainedModel, what: Any, *, top: int) -> str:

@@ -269,5 +269,7 @@ def _sequential_batches(
     """All images once, or about `limit` evenly spaced ones: neighbours may be of one class."""
     chosen = evenly_spaced(len(images), limit)
     for start in range(0, len(chosen), rows):
-        part = chosen[start : start + rows]
-        yield task.collate((images.read(part, size), images.labels[part], False), torch.Generator())
+        batch = chosen[start : start + rows]
+        yield task.collate(
+            (images.read(batch, size), images.labels[batch], False), torch.Generator()
+        )

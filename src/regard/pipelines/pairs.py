@@ -195,7 +195,7 @@ class PairsPipeline(Pipeline):
         """Loss and perplexity, the free-running loss, and BLEU, chrF and exact match."""
         return {
             **validation_metrics(data, model, device, None, progress),
-            "loss_own": free_running_loss(data, model, device),
+            "free_running_loss": free_running_loss(data, model, device),
             **translation_metrics(data, model, search=search, progress=progress),
         }
 

@@ -285,13 +285,13 @@ class SpanWindows:
             )
         texts = list(dict.fromkeys(row.context for row in questions))
         contexts = dict(zip(texts, tokenizer.encode_with_offsets(texts), strict=True))
-        asked = tokenizer.encode_batch([row.text for row in questions])
+        question_ids = tokenizer.encode_batch([row.text for row in questions])
         ids: list[NDArray[np.int64]] = []
         places: list[NDArray[np.int64]] = []
         offsets: list[NDArray[np.int64]] = []
-        owners: list[int] = []
+        question_indices: list[int] = []
         strides = set()
-        for index, (row, question) in enumerate(zip(questions, asked, strict=True)):
+        for index, (row, question) in enumerate(zip(questions, question_ids, strict=True)):
             question = question[:longest_question]
             context, spans = contexts[row.context]
             characters = np.array(spans, np.int64).reshape(-1, 2)
@@ -311,9 +311,9 @@ class SpanWindows:
                 ids.append(window)
                 places.append(np.array([begin, begin + stop - start, first, last]))
                 offsets.append(characters[start:stop])
-                owners.append(index)
+                question_indices.append(index)
         begins = np.array([place[0] for place in places])
-        windows = Windows(questions, np.array(owners), begins, offsets)
+        windows = Windows(questions, np.array(question_indices), begins, offsets)
         return cls(
             replace(task, windows=windows),
             PairStore(*concatenate(ids), *concatenate(places), ""),
@@ -321,7 +321,7 @@ class SpanWindows:
             template.segmented,
             min(strides),
             sum(int(place[3]) == 0 for place in places),
-            sum(len(question) > longest_question for question in asked),
+            sum(len(question) > longest_question for question in question_ids),
         )
 
     def batch(self, rows: Sequence[int], width: int, generator: torch.Generator) -> SpanBatch:
@@ -354,5 +354,7 @@ def _answer_tokens(characters: NDArray[np.int64], question: Question) -> tuple[i
     if not question.answers:
         return None
     text, start = question.answers[0]
-    touched = np.flatnonzero((characters[:, 1] > start) & (characters[:, 0] < start + len(text)))
-    return (int(touched[0]), int(touched[-1])) if len(touched) else None
+    overlapping = np.flatnonzero(
+        (characters[:, 1] > start) & (characters[:, 0] < start + len(text))
+    )
+    return (int(overlapping[0]), int(overlapping[-1])) if len(overlapping) else None

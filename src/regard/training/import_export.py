@@ -41,7 +41,7 @@ from regard.hub.onnx import write_onnx
 from regard.hub.peft import write_adapter
 from regard.hub.rope_config import is_interleaved, to_half_split
 from regard.hub.tokenizer_files import write_tokenizers
-from regard.hub.verify_export import compare, comparison_obstacle
+from regard.hub.verify_export import compare, reason_not_to_compare
 from regard.hub.weight_mapping import plan_export
 from regard.models.build import family_of, load_model, on_meta, resolve, weights
 from regard.models.transformer import Transformer, TransformerConfig
@@ -163,7 +163,7 @@ def export_run(
     plan = plan_export(prefixed_rules(chosen, exported), shapes)
     assert not plan.missing, plan.missing  # the rules of a family cover all its models
     require_new_path(out, EXISTS_HINT)
-    unchecked = comparison_obstacle(model, free_memory(torch.device("cpu")))
+    unchecked = reason_not_to_compare(model, free_memory(torch.device("cpu")))
     with atomic_folder(out) as temporary:
         write_external(tensors, plan.mappings, shapes, temporary, transform)
         dtype_name = str(dtype).removeprefix("torch.")
