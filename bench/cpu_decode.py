@@ -1,10 +1,16 @@
-"""Decoding speed on a CPU, compared with transformers: GPT-2 124M and stories260K.
+"""Decoding speed on a CPU, compared with transformers or llama.cpp: GPT-2 124M and stories260K.
 
     REGARD_DATA=… python bench/cpu_decode.py [--models gpt2 stories] [--repeats 5] [--threads 2]
 
 Both use the same weights, float32, batch size 1 and greedy decoding. They are timed alternately, so
-that load on the machine affects both; the median of the ratios is printed. With int8, decode steps
-use int8 weights. In float32 the generated ids must be equal.
+that load on the machine affects both; the median of the ratios is printed. With float16 and int8,
+decode steps use such weights. In float32 and float16 the generated ids must be equal.
+
+    python bench/serve.py make --shape gpt2 --run runs/gpt2
+    for type in f32 f16 q8_0; do regard export runs/gpt2 gguf/$type --format gguf --type $type; done
+    python bench/cpu_decode.py --run runs/gpt2 --llama gguf [--tokens 64] [--cpu-time]
+
+compares with llama.cpp (`llama-cpp-python`) in each of its three types instead.
 """
 
 import argparse
@@ -76,6 +82,7 @@ def compare(name: str, repeats: int, clock: Callable[[], float]) -> None:
         "transformers": transformers_ids,
         "regard, not packed": regard_ids(model),
         "regard": regard_ids(Engine(pack(model))),
+        "regard, float16": regard_ids(Engine(pack(model, float16=True))),
         "regard, int8": regard_ids(Engine(pack(model, int8=True))),
     }
     outputs = {variant: run() for variant, run in variants.items()}
@@ -97,6 +104,80 @@ def compare(name: str, repeats: int, clock: Callable[[], float]) -> None:
         )
 
 
+class LlamaCpp:
+    """Greedy decoding of one row by llama.cpp."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        import llama_cpp
+
+        self.lib = llama_cpp
+        self.quiet = llama_cpp.llama_log_callback(lambda *_: None)
+        llama_cpp.llama_log_set(self.quiet, None)
+        self.model = llama_cpp.llama_model_load_from_file(
+            str(path).encode(), llama_cpp.llama_model_default_params()
+        )
+        settings = llama_cpp.llama_context_default_params()
+        settings.n_ctx, settings.n_threads, settings.n_threads_batch = 1024, threads, threads
+        self.context = llama_cpp.llama_init_from_model(self.model, settings)
+        self.batch = llama_cpp.llama_batch_init(512, 0, 1)
+        self.greedy = llama_cpp.llama_sampler_init_greedy()
+
+    def step(self, ids: list[int], position: int) -> int:
+        """Read ids; the likeliest next one."""
+        batch = self.batch
+        batch.n_tokens = len(ids)
+        for i, token in enumerate(ids):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position + i, 1
+            batch.seq_id[i][0], batch.logits[i] = 0, i == len(ids) - 1
+        assert self.lib.llama_decode(self.context, batch) == 0
+        return int(self.lib.llama_sampler_sample(self.greedy, self.context, -1))
+
+    def generate(self, prompt: list[int], tokens: int) -> list[int]:
+        self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
+        ids = [self.step(prompt, 0)]
+        while len(ids) < tokens:
+            ids.append(self.step(ids[-1:], len(prompt) + len(ids) - 1))
+        return ids
+
+
+def compare_llama(options: argparse.Namespace, clock: Callable[[], float]) -> None:
+    model = regard.load(options.run, device="cpu").model
+    prompt = torch.randint(3, 500, (PROMPT,), generator=torch.Generator().manual_seed(0)).tolist()
+    ratios: dict[str, list[float]] = {}
+    seconds: dict[str, tuple[list[float], list[float]]] = {}
+    runs: dict[str, tuple[Callable[[], list[int]], Callable[[], list[int]]]] = {}
+    for name, words in (("f32", {}), ("f16", {"float16": True}), ("q8_0", {"int8": True})):
+        engine = Engine(pack(model, **words))
+        llama = LlamaCpp(options.llama / name / "model.gguf", options.threads)
+
+        def ours(engine: Any = engine) -> list[int]:
+            return generate(engine, [prompt], GREEDY, tokens=options.tokens)[0]
+
+        def theirs(llama: LlamaCpp = llama) -> list[int]:
+            return llama.generate(prompt, options.tokens)
+
+        runs[name], ratios[name], seconds[name] = (ours, theirs), [], ([], [])
+    expected = runs["f32"][0]()
+    for name, (ours, theirs) in runs.items():
+        equal = [
+            sum(a == b for a, b in zip(run(), expected, strict=True)) for run in (ours, theirs)
+        ]
+        print(f"{name}: {equal} of {options.tokens} ids equal those in float32 (ours, llama.cpp)")
+    for _ in range(options.repeats):
+        for name, pair in runs.items():
+            for run, times in zip(pair, seconds[name], strict=True):
+                start = clock()
+                run()
+                times.append(clock() - start)
+            ratios[name].append(seconds[name][1][-1] / seconds[name][0][-1])
+    for name, values in ratios.items():
+        mine, other = (options.tokens / statistics.median(times) for times in seconds[name])
+        print(
+            f"{name:5} regard {mine:6.1f}, llama.cpp {other:6.1f} tok/s: "
+            f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -105,11 +186,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cpu-time", action="store_true", help="CPU time, not wall-clock time")
+    parser.add_argument("--run", type=Path)
+    parser.add_argument("--llama", type=Path, help="a folder of f32, f16 and q8_0 exports of it")
+    parser.add_argument("--tokens", type=int, default=64)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(f"torch {torch.__version__}, {options.threads} threads")
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    if options.llama is not None:
+        compare_llama(options, clock)
+        return
     for name in options.models:
-        compare(name, options.repeats, time.process_time if options.cpu_time else time.perf_counter)
+        compare(name, options.repeats, clock)
 
 
 if __name__ == "__main__":

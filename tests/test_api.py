@@ -230,6 +230,14 @@ def test_a_decoder_generates_with_int8_weights_where_asked(place):
     assert found == ran.tokenizer.decode(expected)
     with pytest.raises(ConfigError, match="cannot be combined with draft or amateur"):
         ran.generate("the ", draft=PromptLookup(), int8=True)
+    greedy = {"tokens": 20, "sampler": ["greedy"]}
+    assert ran.generate("the cat ", **greedy, float16=True) == ran.generate("the cat ", **greedy)
+    assert ran._engine(float16=True).model.head.weight.dtype == torch.float16
+    with pytest.raises(ConfigError, match="int8 and float16 are two ways"):
+        ran.generate("the ", float16=True, int8=True)
+    ran.model.bfloat16()
+    with pytest.raises(ConfigError, match="float16 rounds float32 weights on a CPU; these are bfl"):
+        ran.generate("the ", float16=True)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from regard.accel import packed
 from regard.accel.packed import PackedLinear
 
 
@@ -37,8 +38,11 @@ def test_the_weights_are_views_of_the_packed_one():
     assert parts[0].weight.data_ptr() == matrix.weight.data_ptr()
 
 
+@pytest.mark.parametrize("fbgemm", [True, False])
 @pytest.mark.parametrize("inputs", [64, 37])
-def test_int8_is_off_by_half_a_step_at_most(inputs):
+def test_int8_is_off_by_half_a_step_at_most(inputs, fbgemm, monkeypatch):
+    exact = fbgemm and packed.has_exact_int8()
+    monkeypatch.setattr(packed, "has_exact_int8", lambda: exact)
     (part,) = linears(50, inputs=inputs)
     with torch.no_grad():
         part.weight[3] = 0.0  # a row without a scale
@@ -49,7 +53,26 @@ def test_int8_is_off_by_half_a_step_at_most(inputs):
     assert ((kept - part.weight).abs() <= 0.501 * step + 1e-12).all()
     x = torch.randn(2, inputs)
     expected = x @ kept.T + part.bias
-    torch.testing.assert_close(whole(x).detach(), expected.detach(), rtol=0.02, atol=0.03)
+    near = {"rtol": 1e-4, "atol": 1e-3} if exact else {"rtol": 0.02, "atol": 0.03}
+    torch.testing.assert_close(whole(x).detach(), expected.detach(), **near)
+    torch.testing.assert_close(whole.add_to(expected, x).detach(), 2 * expected.detach(), **near)
+    zero = whole(torch.zeros(1, inputs))
+    torch.testing.assert_close(zero, part.bias.unsqueeze(0), rtol=1e-6, atol=1e-6)
+    x[1, 2] = torch.inf
+    assert not whole(x)[1].isfinite().any()
+
+
+@pytest.mark.parametrize("fbgemm", [True, False])
+def test_float16_rounds_the_weights_only_to_eleven_bits(fbgemm, monkeypatch):
+    available = fbgemm and packed.has_fbgemm()
+    monkeypatch.setattr(packed, "has_fbgemm", lambda: available)
+    (part,) = linears(50, inputs=37)
+    whole, x = PackedLinear.of(part).to_float16(), torch.randn(3, 37)
+    assert whole.weight.dtype == torch.float16
+    expected = part(x).detach()
+    torch.testing.assert_close(whole(x).detach(), expected, rtol=1e-3, atol=2e-3)
+    assert whole(x).dtype == torch.float32
+    assert not torch.equal(whole(x).detach(), expected)
     torch.testing.assert_close(
-        whole.add_to(expected, x).detach(), 2 * expected.detach(), rtol=0.02, atol=0.03
+        whole.add_to(expected, x).detach(), 2 * expected, rtol=1e-3, atol=2e-3
     )

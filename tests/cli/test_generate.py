@@ -87,6 +87,7 @@ def test_beam_search_has_no_sampling_to_trace(regard, text_run):
 def test_a_run_generates_with_int8_weights(regard, text_run, materials):
     words = ["generate", text_run, "the", "-n", 5, "-s", "greedy"]
     assert len(regard(*words, "--int8").out) > len("the\n")
+    assert regard(*words, "--float16").out == regard(*words).out
     completed = regard("generate", text_run, "the", "--int8", "--beam", 2)
     assert completed.code == 2
     assert "do not sample; leave out --int8" in completed.err

@@ -1,8 +1,11 @@
 """The linear layers of a block, packed for decoding: fewer and larger matmuls per token."""
 
-from collections.abc import Sequence
+import math
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from functools import cache
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +19,7 @@ BLOCKED_ELEMENTS = 1 << 18  # above this size a weight makes a CPU matmul memory
 BLOCKS = 16  # blocks of rows of such a weight, which the cores share
 ROWS_IN_FLOAT32 = 1 << 14  # of a weight that are converted at once
 GEMV_ROWS = 4  # up to this many vectors, the weight is the left factor
+REST = 254  # how much finer the second half of an activation is than the first, which has 8 bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +28,11 @@ class PackedLinear:
 
         W_ij = s_i * w_ij,      s_i = max_j |W_ij| / 127,      w_ij rounded to the nearest
 
-    A decode step is bound by the time to read W; int8 has half the bytes of bfloat16.
+    A decode step is bound by the time to read W; int8 has half the bytes of bfloat16. FBGEMM, which
+    torch contains for x86, multiplies int8 and float16 weights on a CPU:
+
+        float16   x and y are in float32
+        int8      x ~ c (h + r / 254), with h and r in int8, as two rows of one integer matmul
     """
 
     weight: Float[Tensor, "outputs inputs"] | Int8[Tensor, "outputs inputs"]
@@ -32,6 +40,7 @@ class PackedLinear:
     scale: Float[Tensor, " outputs"] | None = None  # None: the weight is in floating point
     transposed: Float[Tensor, "inputs outputs"] | None = None  # of a small weight, on a CPU
     blocks: Float[Tensor, "blocks outputs_per_block inputs"] | None = None  # of a large weight
+    fbgemm: Any = None  # weight, scale and bias in FBGEMM's layout
 
     @classmethod
     def of(cls, *layers: nn.Linear) -> "PackedLinear":
@@ -45,7 +54,17 @@ class PackedLinear:
         weight = self.weight.float()
         scale = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
         rounded = (weight / scale.unsqueeze(1)).round().to(torch.int8)
-        return PackedLinear(rounded, self.bias, scale.to(self.weight.dtype))
+        layer = PackedLinear(rounded, self.bias, scale.to(self.weight.dtype))
+        on_cpu = not weight.is_cuda and self.weight.dtype == torch.float32
+        return replace(layer, fbgemm=_fbgemm_int8(layer)) if on_cpu and has_exact_int8() else layer
+
+    def to_float16(self) -> "PackedLinear":
+        """The same layer with float16 weights, for a CPU."""
+        weight, bias = self.weight.half(), self.bias
+        if not has_fbgemm():
+            return PackedLinear(weight, bias)
+        packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
+        return PackedLinear(weight, bias, fbgemm=packed)
 
     def for_cpu(self) -> "PackedLinear":
         """The same in the layout that a CPU reads fastest, for float32.
@@ -72,8 +91,16 @@ class PackedLinear:
         if self.blocks is not None:
             y = self._blocked_matmul(x, self.blocks)
             return y if self.bias is None else y + self.bias
-        if self.scale is None:
+        if self.fbgemm is not None:
+            if self.scale is None:
+                y = torch.ops.quantized.linear_dynamic_fp16(x, self.fbgemm)
+                return cast(Tensor, y)
+            return _times_int8(x, self.fbgemm)
+        if self.scale is None and x.dtype == self.weight.dtype:
             return F.linear(x, self.weight, self.bias)
+        if self.scale is None:
+            y = F.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
+            return y if self.bias is None else y + self.bias
         if x.is_cuda or x.shape[1] % 64:
             y = F.linear(x, self.weight.to(x.dtype)) * self.scale
         else:  # torch's kernel (2.13) is fast with bfloat16, and wrong for odd widths
@@ -100,7 +127,7 @@ class PackedLinear:
         self, residual: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "rows outputs"]:
         """residual + W x + b."""
-        if self.scale is not None or self.blocks is not None:
+        if self.weight.dtype != x.dtype or self.blocks is not None:
             return residual + self(x)
         if self.bias is not None:
             residual = residual + self.bias
@@ -168,7 +195,9 @@ class PackedBlock:
     down: PackedLinear
 
     @classmethod
-    def of(cls, block: Block, *, int8: bool = False) -> "PackedBlock":
+    def of(
+        cls, block: Block, convert: Callable[[PackedLinear], PackedLinear] = PackedLinear.for_cpu
+    ) -> "PackedBlock":
         """Pack a block; its own weights become views of the packed ones."""
         attention, ffn = block.attention, cast(FeedForward, block.ffn)
         gate_up = [ffn.gate, ffn.up] if isinstance(ffn, GatedFeedForward) else [ffn.up]
@@ -178,8 +207,47 @@ class PackedBlock:
             PackedLinear.of(*gate_up),
             PackedLinear.of(ffn.down),
         ]
-        packed = (layer.quantize_int8() if int8 else layer.for_cpu() for layer in layers)
-        return cls(block, attention, ffn, attention.score.scale, *packed)
+        return cls(block, attention, ffn, attention.score.scale, *map(convert, layers))
+
+
+@cache
+def has_fbgemm() -> bool:
+    """Whether torch has FBGEMM's matmuls."""
+    return "fbgemm" in torch.backends.quantized.supported_engines
+
+
+@cache
+def has_exact_int8() -> bool:
+    """Whether FBGEMM's int8 matmul is exact; without VNNI instructions, 16-bit sums saturate."""
+    if not has_fbgemm():
+        return False
+    largest = torch.full((16, 64), 127, dtype=torch.int8)
+    y = _times_int8(torch.ones(1, 64), _fbgemm_int8(PackedLinear(largest, None, torch.ones(16))))
+    return bool((y == 64 * 127).all())
+
+
+def _fbgemm_int8(layer: PackedLinear) -> Any:
+    """The int8 weight of a layer, its scales and its bias in FBGEMM's layout."""
+    scale = cast(Tensor, layer.scale)
+    zeros = torch.zeros(len(scale), dtype=torch.long)
+    bias = None if layer.bias is None else layer.bias.detach().float() * (REST / (REST + 1))
+    with warnings.catch_warnings():  # torch 2.13 warns that quantized tensors will be removed
+        warnings.simplefilter("ignore")
+        weight = torch._make_per_channel_quantized_tensor(layer.weight, scale.double(), zeros, 0)
+        return torch.ops.quantized.linear_prepack(weight, bias)
+
+
+def _times_int8(x: Float[Tensor, "rows inputs"], fbgemm: Any) -> Float[Tensor, "rows outputs"]:
+    """W x + b, of the sum of both halves of x; the bias is added to both, too, and is scaled."""
+    largest = float(x.abs().max())
+    if not math.isfinite(largest):
+        return torch.full((len(x), fbgemm.unpack()[0].shape[0]), torch.nan)
+    step = max(largest / 127, 1e-30)
+    rest = torch.sub(x, (x * (1 / step)).round_(), alpha=step).mul_(REST)
+    halves = torch.cat((x, rest))
+    y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(halves, step, 128, fbgemm)
+    first, second = y.chunk(2)
+    return torch.add(first, second, alpha=1 / REST)
 
 
 def _pack(tensors: Sequence[Tensor]) -> Tensor:

@@ -44,13 +44,16 @@ class PackedDecoder:
     check this.
     """
 
-    def __init__(self, model: Transformer, *, int8: bool = False) -> None:
+    def __init__(self, model: Transformer, *, int8: bool = False, float16: bool = False) -> None:
         self.model, self.context = model, model.config.context
         self.stack = cast(Stack, model.decoder)
-        packed = {block: PackedBlock.of(block, int8=int8) for block in self.stack.blocks}  # type: ignore[arg-type]
+        convert = PackedLinear.for_cpu
+        if int8 or float16:
+            convert = PackedLinear.quantize_int8 if int8 else PackedLinear.to_float16
+        packed = {block: PackedBlock.of(block, convert) for block in self.stack.blocks}  # type: ignore[arg-type]
         self.layers = [packed[block] for block in self.stack.layers]
         head = PackedLinear(model.head.matrix.detach(), model.head.bias)
-        self.head = head.quantize_int8() if int8 else head.for_cpu()
+        self.head = convert(head)
         self.embed, self.prepare, self.cap = model.embed, model.head.prepare, model.head.cap
         embed, position = model.embed, self.stack.position
         only_table = embed.scale == 1.0 and embed.segment is None and embed.project is None
@@ -70,7 +73,9 @@ class PackedDecoder:
         self.rotations = self._rotation_tables(
             torch.arange(self.context, device=head.weight.device)
         )
-        copied = sys.maxsize if int8 or self._copies_large_weights() else BLOCKED_ELEMENTS
+        copied = (
+            sys.maxsize if int8 or float16 or self._copies_large_weights() else BLOCKED_ELEMENTS
+        )
         self.fingerprint = ModelFingerprint(model, copied_elements=copied)
         self.checks_contents = True  # False: who uses the decoder does so before `start`
         self.frozen = False  # True: nothing writes to the model, and nothing is checked

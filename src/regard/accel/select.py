@@ -35,11 +35,12 @@ class DecodingPath:
     unsupported_reasons: Mapping[str, str] = field(default_factory=dict)  # of each faster path
 
 
-def decoding_path(model: Language, *, int8: bool = False) -> DecodingPath:
+def decoding_path(model: Language, *, int8: bool = False, float16: bool = False) -> DecodingPath:
     """The fastest decoder of a model on its device.
 
     Its weights are packed in place: parameters keep their names and values, but become views of
-    larger tensors. With `int8`, decode steps use int8 weights; prompts use the original ones.
+    larger tensors. With `int8`, decode steps use int8 weights, with `float16`, on a CPU, float16
+    ones; prompts use the original ones.
     """
     try:
         description = inspect_decoder(model)
@@ -55,15 +56,15 @@ def decoding_path(model: Language, *, int8: bool = False) -> DecodingPath:
     unsupported_reasons["triton"] = reason
     if reason := packed_unsupported_reason(description):
         return DecodingPath("plain", model, {**unsupported_reasons, "packed": reason})
-    decoder = PackedDecoder(transformer, int8=int8)
+    decoder = PackedDecoder(transformer, int8=int8, float16=float16)
     if reason := cpu_unsupported_reason(description):
         return DecodingPath("packed", decoder, {**unsupported_reasons, "packed_cpu": reason})
     return DecodingPath("packed_cpu", decoder, unsupported_reasons)
 
 
-def pack(model: Language, *, int8: bool = False) -> Language:
+def pack(model: Language, *, int8: bool = False, float16: bool = False) -> Language:
     """The fastest decoder of a model, or the model itself; see `decoding_path`."""
-    return decoding_path(model, int8=int8).language
+    return decoding_path(model, int8=int8, float16=float16).language
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Also what they are made with: the ids of a prompt, the chain of samplers and the
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import nn
 
 from regard.accel import ModelFingerprint, decoding_path
@@ -59,11 +60,12 @@ def generate_text(
             "".join(stream_text(run, text, sampler=sampler, seed=row_seed, draft=draft, **options))
             for text, row_seed in zip(prompt, seeds, strict=True)
         ]
-    if options["int8"] and options["amateur"] is not None:
-        raise ConfigError("int8 cannot be combined with draft or amateur")
+    rounded = {name: options[name] for name in ("int8", "float16")}
+    if options["amateur"] is not None:
+        _check_not_rounded(**rounded)
     model = _language(run, options["amateur"])
     return generate_texts(
-        run._engine(options["int8"]) if options["amateur"] is None else model,
+        run._engine(**rounded) if options["amateur"] is None else model,
         run.tokenizer,
         [run._prompt(text) for text in prompt],
         _chain(run, sampler),
@@ -84,14 +86,15 @@ def stream_text(
     amateur: "Run | None",
     until: str | Sequence[str],
     int8: bool,
+    float16: bool,
 ) -> Iterator[str]:
     """Continue a prompt, and yield the text in pieces."""
-    if int8 and (draft is not None or amateur is not None):
-        raise ConfigError("int8 cannot be combined with draft or amateur")
+    if draft is not None or amateur is not None:
+        _check_not_rounded(int8, float16)
     model, chain = _language(run, amateur), _chain(run, sampler)
     ids, stop = run._prompt(prompt), set(run.tokenizer.stop_ids)
     if draft is None:
-        model = run._engine(int8) if amateur is None else model
+        model = run._engine(int8, float16) if amateur is None else model
         new_ids = stream(model, ids, chain, tokens=tokens, stop=stop, seed=seed)
     else:
         new_ids = stream_speculative(
@@ -266,36 +269,53 @@ def generate_texts(
     return texts
 
 
+def _check_not_rounded(int8: bool, float16: bool, other: str = "draft or amateur") -> None:
+    if int8 or float16:
+        name = "int8" if int8 else "float16"
+        raise ConfigError(f"{name} cannot be combined with {other}")
+
+
 class EngineCache:
     """Caches the decode engine of a model, until the model changes."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._engine: Engine | None = None
-        self._int8 = False
+        self._rounded = (False, False)
         self._fingerprint: ModelFingerprint | None = None
 
-    def engine(self, int8: bool = False) -> Engine:
-        """The engine of the fastest decoder, with int8 weights if `int8`.
+    def engine(self, int8: bool = False, float16: bool = False) -> Engine:
+        """The engine of the fastest decoder, with int8 or, on a CPU, float16 weights if asked for.
 
         While a forward hook is registered, as inside `explain.trace`, it is the model itself.
         """
         if any(module._forward_hooks for module in self.model.modules()):
-            if int8:
-                raise ConfigError("int8 cannot be combined with trace or forward hooks")
+            _check_not_rounded(int8, float16, "trace or forward hooks")
             return Engine(cast(Language, self.model), capture=False)
         unchanged = self._fingerprint is not None and self._fingerprint.find_change() is None
-        if self._engine is None or self._int8 != int8 or not unchanged:
-            path = decoding_path(cast(Language, self.model), int8=int8)
-            if int8 and path.name == "plain":
+        if self._engine is None or self._rounded != (int8, float16) or not unchanged:
+            if float16:
+                self._check_float16(int8)
+            path = decoding_path(cast(Language, self.model), int8=int8, float16=float16)
+            if (int8 or float16) and path.name == "plain":
                 raise ConfigError(
-                    "int8 is not supported by this model: "
+                    f"{'int8' if int8 else 'float16'} is not supported by this model: "
                     f"{path.unsupported_reasons['packed']}; leave it out"
                 )
-            self._engine, self._int8 = Engine(path.language), int8
+            self._engine, self._rounded = Engine(path.language), (int8, float16)
             if isinstance(path.language, PackedDecoder):
                 self._fingerprint = path.language.fingerprint
                 path.language.checks_contents = False  # it was done above
             else:
                 self._fingerprint = ModelFingerprint(self.model)
         return self._engine
+
+    def _check_float16(self, int8: bool) -> None:
+        if int8:
+            raise ConfigError("int8 and float16 are two ways to round weights; give one")
+        weight = next(self.model.parameters(), torch.empty(0))
+        if weight.is_cuda or weight.dtype != torch.float32:
+            raise ConfigError(
+                f"float16 rounds float32 weights on a CPU; these are {str(weight.dtype)[6:]} on "
+                f"{weight.device.type}: leave it out"
+            )

@@ -93,6 +93,9 @@ def generate(
         bool,
         Option("--int8", help="8-bit weights: faster for large models, slightly less accurate."),
     ] = False,
+    float16: Annotated[
+        bool, Option("--float16", help="16-bit weights on a CPU: faster for large models.")
+    ] = False,
     trace: Annotated[
         bool, Option("--trace", help="Show the effect of each sampler on every token.")
     ] = False,
@@ -131,6 +134,7 @@ def generate(
         "--seed": seed is not None,
         "--draft": draft,
         "--int8": int8,
+        "--float16": float16,
         "--trace": trace,
     }
     if beam is not None and search is not None:
@@ -169,6 +173,7 @@ def generate(
                 amateur=amateur_run,
                 until=until,
                 int8=int8,
+                float16=float16,
             )
             found: list[Completions] = [[(each, None)] for each in texts]
         else:
@@ -194,6 +199,7 @@ def generate(
             amateur=amateur_run,
             until=until,
             int8=int8,
+            float16=float16,
         )
     else:
         hypotheses = opened.search(text, tokens=tokens, search=search, amateur=amateur_run)
