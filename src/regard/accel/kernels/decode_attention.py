@@ -274,7 +274,7 @@ def attend(
     _attention_kernel[(rows, kv_heads, splits)](
         qkv,
         pairs and pairs.partner,
-        pairs and pairs.num_frequencies,
+        pairs and pairs.column_frequency_index,
         pairs and pairs.signs,
         *tables,
         *(options.qk_gains or (None, None)),
