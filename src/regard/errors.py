@@ -91,6 +91,7 @@ RENAMED = {  # settings of earlier versions, and what they are called now
     "order": "norm_placement",
     "rounds": "iterations",
     "width": "kernel_size",
+    "curves": "components",
     "norm_order": "norm_placement",
     "stream_scale": "residual_scale",
     "inputs": "input_dim",

@@ -118,10 +118,10 @@ def test_only_matching_layers_get_a_fused_forward():
     stack = stack_of(Position())
     attach_fused_layers(stack)
     assert ["forward" in vars(block.ffn) for block in stack.layers] == [True, False, False]
-    assert all("_packed_qkv" in vars(block.attention) for block in stack.layers)
+    assert all("_fused_qkv" in vars(block.attention) for block in stack.layers)
     for other in (stack_of(Rotary(4)), stack_of(Position(), qk_norm=LayerNorm)):
         attach_fused_layers(other)
-        assert not any("_packed_qkv" in vars(block.attention) for block in other.layers)
+        assert not any("_fused_qkv" in vars(block.attention) for block in other.layers)
 
 
 def test_a_copy_of_a_model_with_fused_layers_runs_its_own_weights():

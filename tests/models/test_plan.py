@@ -127,7 +127,7 @@ def test_a_slow_link_is_what_a_step_waits_for():
     slow = replace(quick, link=1e9)
     counted = cost(TINYLLAMA)
     (fast, *_), (waiting, *_) = training_plans(counted, quick, 1), training_plans(counted, slow, 1)
-    assert (fast.limit, waiting.limit) == ("compute", "communication")
+    assert (fast.bottleneck, waiting.bottleneck) == ("compute", "communication")
     # all gradients in float32 go there and back, less the share a GPU has itself
     seconds = 2 * 4 * counted.parameters * 7 / 8 / (1e9 * slow.link_utilization)
     assert waiting.tokens_per_second == pytest.approx(8 * 2048 / seconds)

@@ -199,7 +199,7 @@ def test_key_heads_must_divide_the_heads():
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_packed_qkv_in_training_gives_what_three_matmuls_give(kv_heads, bias):
+def test_fused_qkv_in_training_gives_what_three_matmuls_give(kv_heads, bias):
     attention = Attention(16, 4, kv_heads=kv_heads, bias=bias)
     x, inputs = (
         torch.randn(2, 5, 16),

@@ -9,7 +9,7 @@ from regard.nn.state import Source
 
 def test_the_window_is_that_of_the_formula():
     torch.manual_seed(0)
-    window = SoftWindow(4, curves=2).double()
+    window = SoftWindow(4, components=2).double()
     h, kappa = torch.randn(2, 4).double(), torch.rand(2, 2).double()
     text, lengths = torch.randn(2, 5, 3).double(), torch.tensor([5, 3])
     w, after = window(h, kappa, text, lengths)
@@ -19,15 +19,15 @@ def test_the_window_is_that_of_the_formula():
         assert all(math.isclose(x, y) for x, y in zip(after[row].tolist(), moved, strict=True))
         expected = torch.zeros(3).double()
         for u in range(int(lengths[row])):
-            curves = zip(a, b, moved, strict=True)
-            phi = sum(x * math.exp(-y * (k - u) ** 2) for x, y, k in curves)
+            components = zip(a, b, moved, strict=True)
+            phi = sum(x * math.exp(-y * (k - u) ** 2) for x, y, k in components)
             expected += phi * text[row, u]
         torch.testing.assert_close(w[row], expected, rtol=0, atol=1e-12)
 
 
 def test_steps_and_padding_change_nothing_and_the_future_is_not_seen():
     torch.manual_seed(0)
-    table = {"family": "soft_window", "dim": 6, "layers": 3, "curves": 3, "vocab_size": 4}
+    table = {"family": "soft_window", "dim": 6, "layers": 3, "components": 3, "vocab_size": 4}
     model = build_model(resolve(table)).eval()
     points, source = (
         torch.randn(2, 6, 5),

@@ -19,7 +19,7 @@ from regard.tasks.handwriting import Handwriting
 NETWORKS = {
     "lstm": {"preset": "lstm", "dim": 12, "layers": 1},
     "decoder": {"preset": "tiny-decoder", "dim": 8, "layers": 1, "heads": 2},
-    "window": {"family": "soft_window", "dim": 8, "curves": 3},
+    "window": {"family": "soft_window", "dim": 8, "components": 3},
 }
 
 

@@ -124,8 +124,8 @@ def attach_fused_layers(model: nn.Module) -> None:
             module.forward = MethodType(_fused_feed_forward, module)
         if isinstance(module, Stack) and type(module.position).rotation is Position.rotation:
             for block in module.layers:
-                if block.attention.q_norm is None and block.attention.packs_qkv:
-                    block.attention._packed_qkv = MethodType(  # type: ignore[method-assign]
+                if block.attention.q_norm is None and block.attention.fuses_qkv:
+                    block.attention._fused_qkv = MethodType(  # type: ignore[method-assign]
                         _split_gradient_qkv, block.attention
                     )
         if isinstance(module, Stack):
@@ -144,7 +144,7 @@ def _fused_feed_forward(ffn: FeedForward, x: Tensor) -> Tensor:
 
 def _split_gradient_qkv(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if not _compiles_large_matmul(x, attention.query.weight):
-        return Attention._packed_qkv(attention, x)
+        return Attention._fused_qkv(attention, x)
     layers = (attention.query, attention.key, attention.value)
     has_bias = attention.query.bias is not None
     bias = torch.cat([layer.bias for layer in layers]) if has_bias else None

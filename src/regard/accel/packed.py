@@ -168,7 +168,7 @@ class FusedNormLinear:
         if norm is None:
             return cls(layer, bias=layer.bias)
         if isinstance(norm, RMSNorm):
-            return cls(layer, norm.scale.detach().float(), norm.eps, None, layer.bias)
+            return cls(layer, norm.gain.detach().float(), norm.eps, None, layer.bias)
         assert isinstance(norm, LayerNorm)
         gain, shift = norm.weight.detach().float(), norm.bias
         bias = None if layer.bias is None else layer.bias.detach().float()

@@ -268,7 +268,7 @@ def _norm_function(norm: nn.Module | None) -> Callable[[Tensor], Tensor]:
     if not isinstance(norm, RMSNorm) or norm.weight.is_cuda or norm.weight.itemsize < 4:
         return norm
     dim, vector_norm = len(norm.weight), torch.linalg.vector_norm
-    gain = norm.scale.detach() * math.sqrt(dim)
+    gain = norm.gain.detach() * math.sqrt(dim)
     eps = gain.new_tensor(math.sqrt(dim * norm.eps))
     return lambda x: (x / vector_norm(x, dim=-1, keepdim=True).hypot_(eps)).mul_(gain)
 

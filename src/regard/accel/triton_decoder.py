@@ -122,7 +122,7 @@ class TritonDecoder(PackedDecoder):
         }.get(kind)
         gains = None
         if isinstance(attention.q_norm, RMSNorm) and isinstance(attention.k_norm, RMSNorm):
-            gains = tuple(n.scale.detach().float() for n in (attention.q_norm, attention.k_norm))
+            gains = tuple(n.gain.detach().float() for n in (attention.q_norm, attention.k_norm))
         options = AttentionOptions(
             attention.score.scale,
             attention.score.cap,

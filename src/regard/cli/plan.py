@@ -126,7 +126,7 @@ def _speed(plan: "Plan") -> list[list[str]]:
                 with_prefix(strategy.tokens_per_second, ""),
                 with_prefix(strategy.tokens_per_second / plan.cluster.gpus, ""),
                 format_time(seconds),
-                strategy.limit,
+                strategy.bottleneck,
             ]
         )
     return rows

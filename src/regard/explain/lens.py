@@ -242,7 +242,7 @@ def direct_logit_attribution(
         scale = (total.var(correction=0) + norm.eps).sqrt()
         stream, gain = stream - stream.mean(-1, keepdim=True), norm.weight.double()
     else:
-        scale, gain = (total.square().mean() + norm.eps).sqrt(), norm.scale.double()
+        scale, gain = (total.square().mean() + norm.eps).sqrt(), norm.gain.double()
     head = cast(Head, head)
     u = _direction(head, token, against)
     values_of = (stream * gain / scale) @ u

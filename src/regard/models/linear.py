@@ -54,8 +54,8 @@ class NLinear(nn.Module):
     def fit(self, batches: Iterable[SeriesBatch]) -> None:
         """Solve the normal equations, which are summed series by series."""
         size, read = self.context + 1, self.context
-        left = self.weight.new_zeros(size, size)
-        right = self.weight.new_zeros(size, self.horizon)
+        gram = self.weight.new_zeros(size, size)
+        moment = self.weight.new_zeros(size, self.horizon)
         for batch in batches:
             for series in batch.series.to(self.weight):
                 if len(series) < read + self.horizon:
@@ -63,17 +63,17 @@ class NLinear(nn.Module):
                 rows = series.unfold(0, read + self.horizon, 1)
                 rows = rows - rows[:, read - 1 : read]
                 inputs = torch.cat([rows[:, :read], torch.ones_like(rows[:, :1])], 1)
-                left += inputs.mT @ inputs
-                right += inputs.mT @ rows[:, read:]
-        if not left.any():
+                gram += inputs.mT @ inputs
+                moment += inputs.mT @ rows[:, read:]
+        if not gram.any():
             raise DataError(
                 f"reading {read} values and forecasting {self.horizon} needs a training series of "
                 f"at least {read + self.horizon} values; lower task.context or task.horizon"
             )
-        penalty = torch.full_like(left[0], self.config.ridge)
+        penalty = torch.full_like(gram[0], self.config.ridge)
         penalty[-1] = 0  # not of the bias
         # the last value minus itself is always 0, so the matrix is singular without a penalty
-        solution = torch.linalg.pinv(left + penalty.diag(), hermitian=True) @ right
+        solution = torch.linalg.pinv(gram + penalty.diag(), hermitian=True) @ moment
         self.weight, self.bias = solution[:-1].mT.contiguous(), solution[-1].clone()
 
     def forward(self, series: Float[Tensor, "batch time"]) -> Float64[Tensor, "batch horizon"]:

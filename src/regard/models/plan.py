@@ -84,7 +84,7 @@ class TrainingPlan:
     sequences: int  # per GPU; 0 if one sequence or the evaluation does not fit
     used_bytes: int  # peak memory with them
     tokens_per_second: float
-    limit: str  # the bottleneck of a step: "compute" or "communication"
+    bottleneck: str  # of a step: "compute" or "communication"
 
     @property
     def static_bytes(self) -> int:
@@ -213,7 +213,7 @@ def _plan(
         tokens_per_second=gpus * tokens / max(compute_time, communication_time)
         if sequences
         else 0.0,
-        limit="communication" if communication_time > compute_time else "compute",
+        bottleneck="communication" if communication_time > compute_time else "compute",
     )
 
 

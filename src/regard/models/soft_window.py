@@ -1,4 +1,4 @@
-"""A recurrent network that draws a text: it reads points, and characters through a soft window."""
+"""Handwriting synthesis: a recurrent network that reads points, and a text by a soft window."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -26,20 +26,20 @@ class SoftWindowConfig(Settings):
     input_dim: int = 5  # width of a point: dx, dy, and the pen as one of three classes
     cell: Choice = "lstm"  # the recurrent cell (nn.recurrent.CELLS)
     dim: int = 128  # width of every layer
-    layers: int = 2  # the first moves the window, the others read what is in it
-    curves: int = 10  # curves of the soft window
+    layers: int = 2  # the first moves the window, the others read the window vector w
+    components: int = 10  # mixture components of the soft window
     dropout: float = 0.0  # dropout between layers, and of the head's input
     head: Choice = "mixture"  # the output layer (nn.head.HEADS)
     context: int = 256  # points of a training drawing
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "input_dim", "dim", "curves", "context"):
+        for name in ("vocab_size", "input_dim", "dim", "components", "context"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
         if self.layers < 2:
             raise ConfigError(
                 f"layers={self.layers} must be at least 2: the first layer moves the window, the "
-                "others read what is in it"
+                "others read the window vector"
             )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
@@ -77,7 +77,7 @@ class SoftWindowLM(LanguageModel):
         dim, width = config.dim, config.vocab_size
         self.embed = nn.Linear(config.input_dim, dim)
         self.first = make(config.cell, CELLS, "cell", dim_in=dim + width, dim_out=dim)
-        self.window = SoftWindow(dim, curves=config.curves)
+        self.window = SoftWindow(dim, components=config.components)
         self.layers = Recurrent(
             config.cell, 2 * dim + width, dim, config.layers - 1, dropout=config.dropout
         )
@@ -86,10 +86,10 @@ class SoftWindowLM(LanguageModel):
         )
 
     def forward(
-        self, ids: Float[Tensor, "batch time input_dim"], *, source: Source
+        self, points: Float[Tensor, "batch time input_dim"], *, source: Source
     ) -> Float[Tensor, "batch time dim"]:
         """The hidden states for points; `source` holds the characters of each text."""
-        x, read, _ = self._read(ids, self.start(len(ids), ids.shape[1], source))
+        x, read, _ = self._read(points, self.start(len(points), points.shape[1], source))
         x, _ = self.layers(torch.cat([x, read], -1))
         return x
 
@@ -103,17 +103,17 @@ class SoftWindowLM(LanguageModel):
             [cast(RecurrentLayer, cell).start(rows) for cell in self.layers],
             like.new_zeros(rows, self.config.vocab_size),
             like.new_zeros(
-                rows, self.config.curves, dtype=torch.promote_types(like.dtype, torch.float32)
+                rows, self.config.components, dtype=torch.promote_types(like.dtype, torch.float32)
             ),
             F.one_hot(source.ids, self.config.vocab_size).to(like.dtype),
             source.lengths,
         )
 
     def step(
-        self, ids: Float[Tensor, "rows time input_dim"], state: WindowState
+        self, points: Float[Tensor, "rows time input_dim"], state: WindowState
     ) -> tuple[Float[Tensor, "rows 1 parameters"], WindowState]:
         """The output of the head after these points, and the state."""
-        x, read, after = self._read(ids, state)
+        x, read, after = self._read(points, state)
         x, rest = torch.cat([x, read], -1), []
         for cell, before in zip(self.layers, state.rest, strict=True):
             states = cast(RecurrentLayer, cell).loop(x, before)
@@ -124,9 +124,9 @@ class SoftWindowLM(LanguageModel):
             after.first, rest, after.w, after.kappa, state.text, state.lengths
         )
 
-    def _read(self, ids: Tensor, state: WindowState) -> tuple[Tensor, Tensor, WindowState]:
+    def _read(self, points: Tensor, state: WindowState) -> tuple[Tensor, Tensor, WindowState]:
         """The points, [h^1; w] after each, and the state of layer and window."""
-        x: Tensor = self.embed(ids)
+        x: Tensor = self.embed(points)
         cell, (first, w, kappa) = self.first, (state.first, state.w, state.kappa)
         read = []
         for step, point in enumerate(x.unbind(1)):

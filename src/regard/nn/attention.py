@@ -272,8 +272,8 @@ class Attention(nn.Module):
         """The attention output; `state` is the KV cache, `memory_kv` are precomputed k and v."""
         if inputs.layer_position is not None:
             x = x + inputs.layer_position.to(x.dtype)
-        if self.training and memory is None and memory_kv is None and self.packs_qkv:
-            q, k, v = self._packed_qkv(x)
+        if self.training and memory is None and memory_kv is None and self.fuses_qkv:
+            q, k, v = self._fused_qkv(x)
         else:
             q = split_heads(self.query(x), self.heads)  # (batch, heads, time, head_dim)
             if memory_kv is None:
@@ -303,11 +303,11 @@ class Attention(nn.Module):
         return k if self.k_norm is None else self.k_norm(k)
 
     @property
-    def packs_qkv(self) -> bool:
+    def fuses_qkv(self) -> bool:
         """Whether the three projections are plain matrices, without LoRA."""
         return all(type(layer) is nn.Linear for layer in (self.query, self.key, self.value))
 
-    def _packed_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _fused_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project `x` to q, k and v with one matmul on the concatenated weights.
 
         Faster in training. Not used for decoding, where concatenating would copy the weights for

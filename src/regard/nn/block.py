@@ -118,9 +118,9 @@ class LayerNormStd(LayerNorm):
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
         """The normalised vectors; computed in float32, also under autocast."""
-        wide = x if x.dtype == torch.float64 else x.float()
-        centred = wide - wide.mean(-1, keepdim=True)
-        # the slope of a root at 0 is infinite, so a constant vector needs a smallest variance
+        values = x if x.dtype == torch.float64 else x.float()
+        centred = values - values.mean(-1, keepdim=True)
+        # the gradient of sqrt at 0 is infinite, so the variance is clamped
         std = centred.square().mean(-1, keepdim=True).clamp_min(1e-30).sqrt()
         y = centred / (std + self.eps) * self.weight
         return (y if self.bias is None else y + self.bias).to(x.dtype)
@@ -134,9 +134,9 @@ class BatchNorm(nn.Module):
 
         m <- 0.9 m + 0.1 mean(x),      v <- 0.9 v + 0.1 var(x)
 
-    In training the output at one position thus depends on all others, those to come included: it
-    is for encoders only. The averages are of one forward pass per step, in one process, of the
-    trained weights: no activation checkpointing, no distributed training, no `train.ema`.
+    In training the output at one position thus depends on all others, including later ones, so it
+    is for encoders only. Activation checkpointing, distributed training and `train.ema` would make
+    the moving averages wrong and are rejected.
     """
 
     momentum = 0.1
@@ -155,22 +155,22 @@ class BatchNorm(nn.Module):
         self, x: Float[Tensor, "*rows dim"], valid: Bool[Tensor, "*#rows"] | None = None
     ) -> Float[Tensor, "*rows dim"]:
         """The normalised vectors; `valid` is False on padding. Computed in float32."""
-        wide = x if x.dtype == torch.float64 else x.float()
+        values = x if x.dtype == torch.float64 else x.float()
         m, v = self.mean, self.variance
         if self.training:
-            m, v = self._statistics(wide, valid)
-        y = (wide - m) * (v + self.eps).rsqrt() * self.weight
+            m, v = self._statistics(values, valid)
+        y = (values - m) * (v + self.eps).rsqrt() * self.weight
         return (y if self.bias is None else y + self.bias).to(x.dtype)
 
     def _statistics(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """Mean and variance over all valid positions, which also update the moving averages."""
         axes = tuple(range(x.dim() - 1))
-        share = torch.ones_like(x[..., :1])
+        weights = torch.ones_like(x[..., :1])
         if valid is not None:
-            share = share * valid.unsqueeze(-1)
-        share = share / share.sum()
-        m = (share * x).sum(axes)
-        v = (share * (x - m).square()).sum(axes)
+            weights = weights * valid.unsqueeze(-1)
+        weights = weights / weights.sum()
+        m = (weights * x).sum(axes)
+        v = (weights * (x - m).square()).sum(axes)
         with torch.no_grad():
             self.mean.lerp_(m.to(self.mean.dtype), self.momentum)
             self.variance.lerp_(v.to(self.variance.dtype), self.momentum)
@@ -186,15 +186,15 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     @property
-    def scale(self) -> Tensor:
+    def gain(self) -> Tensor:
         """The gain g."""
         return self.weight
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
         """The normalised vectors; computed in float32, also under autocast."""
-        wide = x if x.dtype == torch.float64 else x.float()
-        weight = self.scale.to(wide.dtype)  # the kernel needs both in one dtype
-        return F.rms_norm(wide, weight.shape, weight, self.eps).to(x.dtype)
+        values = x if x.dtype == torch.float64 else x.float()
+        weight = self.gain.to(values.dtype)  # the kernel needs both in one dtype
+        return F.rms_norm(values, weight.shape, weight, self.eps).to(x.dtype)
 
 
 class RMSNormPlusOne(RMSNorm):
@@ -208,7 +208,7 @@ class RMSNormPlusOne(RMSNorm):
         nn.init.zeros_(self.weight)
 
     @property
-    def scale(self) -> Tensor:
+    def gain(self) -> Tensor:
         """1 + g."""
         return 1 + self.weight
 

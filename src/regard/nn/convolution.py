@@ -28,9 +28,9 @@ class CausalConvolution(nn.Module):
         self.out = nn.Linear(dim, dim)  # V, c
         self.carry_hook = StateHookPoint()
 
-    def forward(self, seen: Float[Tensor, "batch seen dim"]) -> Float[Tensor, "batch time dim"]:
+    def forward(self, x: Float[Tensor, "batch seen dim"]) -> Float[Tensor, "batch time dim"]:
         """y for all inputs except the first `left_context`, which are only read."""
-        channels_first = seen.transpose(1, 2)
+        channels_first = x.transpose(1, 2)
         gated = self.filter(channels_first).tanh() * self.gate(channels_first).sigmoid()
         return self.out(gated.transpose(1, 2))
 

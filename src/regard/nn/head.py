@@ -382,10 +382,10 @@ class ForecastHead(nn.Module):
             pooled = x.flatten(1)
         else:
             pooled = x[:, -1] if self.pool == "last" else x.mean(1)
-        return self.each(pooled)
+        return self.project(pooled)
 
-    def each(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows steps outputs"]:
-        """The values after each of some pooled vectors."""
+    def project(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows steps outputs"]:
+        """The values after each of the pooled vectors."""
         values: Tensor = self.out(x)
         return values.unflatten(-1, (self.steps, self.outputs))
 

@@ -48,7 +48,7 @@ class LoRALinear(nn.Module):
     @property
     def weight(self) -> Float[Tensor, "outputs inputs"]:
         """The merged weight, computed in float32 at least."""
-        return merged(self.base.weight, self.lora_A, self.lora_B, self.scale)
+        return merge_weights(self.base.weight, self.lora_A, self.lora_B, self.scale)
 
     @property
     def bias(self) -> Float[Tensor, " outputs"] | None:
@@ -62,15 +62,17 @@ class LoRALinear(nn.Module):
         return self.base(x) + F.linear(low * self.scale, self.lora_B)
 
 
-def merged(
+def merge_weights(
     weight: Float[Tensor, "outputs inputs"],
     a: Float[Tensor, "rank inputs"],
     b: Float[Tensor, "outputs rank"],
     scale: float,
 ) -> Float[Tensor, "outputs inputs"]:
     """W + scale B A, in the dtype of W."""
-    wide = torch.promote_types(weight.dtype, torch.float32)
-    return (weight.to(wide) + scale * (b.to(wide) @ a.to(wide))).to(weight.dtype)
+    compute_dtype = torch.promote_types(weight.dtype, torch.float32)
+    return (weight.to(compute_dtype) + scale * (b.to(compute_dtype) @ a.to(compute_dtype))).to(
+        weight.dtype
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +116,7 @@ class Adapter:
                     "use it with the model that it was trained on"
                 )
             device = tensors[name].device
-            result[name] = merged(tensors[name], a.to(device), b.to(device), scale)
+            result[name] = merge_weights(tensors[name], a.to(device), b.to(device), scale)
         return result
 
 

@@ -35,10 +35,10 @@ def softmax_gradient(
 
     Columns from `vocab` on are padding: their gradient is 0.
     """
-    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    compute_dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     scored = targets != IGNORED
     targets = targets.clamp_min(0).unsqueeze(-1)
-    capped = logits[:, :vocab].to(wide)  # softmax in float32, always
+    capped = logits[:, :vocab].to(compute_dtype)  # softmax in float32, always
     capped = capped if bias is None else capped + bias
     cap_gradient = None
     if cap is not None:
@@ -156,13 +156,13 @@ def _empty_results(
     x: Tensor, weight: Tensor, bias: Tensor | None, needs_grad: bool, frozen: bool
 ) -> list[Tensor]:
     """Buffers for the loss and its gradients; sums are float32 at least."""
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    loss = x.new_empty((), dtype=wide)
+    compute_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    loss = x.new_empty((), dtype=compute_dtype)
     if not needs_grad:
         return [loss]
-    dbias = x.new_empty(0 if bias is None else len(bias), dtype=wide)
+    dbias = x.new_empty(0 if bias is None else len(bias), dtype=compute_dtype)
     shape = (0, 0) if frozen else weight.shape
-    return [loss, x.new_empty(x.shape), weight.new_empty(shape, dtype=wide), dbias]
+    return [loss, x.new_empty(x.shape), weight.new_empty(shape, dtype=compute_dtype), dbias]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -51,8 +51,8 @@ class MixtureHead(nn.Module):
     def mixture(self, parameters: Float[Tensor, "*rows parameters"]) -> Mixture:
         """The distribution that the output of `forward` describes, in float32 or more."""
         m = self.components
-        precise = torch.promote_types(parameters.dtype, torch.float32)
-        weights, mean, log_sigma, rho, pen = parameters.to(precise).split(
+        compute_dtype = torch.promote_types(parameters.dtype, torch.float32)
+        weights, mean, log_sigma, rho, pen = parameters.to(compute_dtype).split(
             [m, 2 * m, 2 * m, m, PEN_STATES], -1
         )
         return Mixture(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.nn.hook_point import StepHookPoint
 from regard.nn.options import require_positive
 
-LOG_LIMIT = 8.0  # of the logarithms of heights, widths and steps, so that no product overflows
+LOG_LIMIT = 8.0  # of the logarithms of importances, widths and steps, so that no product overflows
 FIRST_STEP = -3.0  # log of the first steps: about twenty points for a character
 
 
@@ -20,43 +20,43 @@ class SoftWindow(nn.Module):
         phi(t, u) = sum_k exp(a_k) exp(-exp(b_k) (kappa_{t,k} - u)^2)
         w_t = sum_u phi(t, u) c_u
 
-    Each of the K curves has a height, a width and a place kappa, which only moves forward: which
-    character to write next is learned with everything else. The weights phi depend on places and
-    not on what the characters are, and need not sum to 1. Graves 2013, section 5.1; a, b and d are
-    clamped here.
+    Each of the K mixture components has an importance exp(a), a width exp(b) and a location kappa,
+    which only moves forward. The alignment of points and characters is learned end to end. The
+    weights phi depend on locations, not on the characters, and need not sum to 1. Graves 2013,
+    section 5.1; a, b and d are clamped here.
     """
 
-    def __init__(self, dim: int, *, curves: int = 10) -> None:
+    def __init__(self, dim: int, *, components: int = 10) -> None:
         super().__init__()
-        require_positive("soft window", curves=curves)
-        self.curves = curves
-        self.out = nn.Linear(dim, 3 * curves)  # W, v
+        require_positive("soft window", components=components)
+        self.components = components
+        self.out = nn.Linear(dim, 3 * components)  # W, v
         nn.init.zeros_(self.out.bias)
-        nn.init.constant_(self.out.bias[2 * curves :], FIRST_STEP)
+        nn.init.constant_(self.out.bias[2 * components :], FIRST_STEP)
         self.weights_hook = StepHookPoint()
 
     def forward(
         self,
         h: Float[Tensor, "batch dim"],
-        kappa: Float[Tensor, "batch curves"],
+        kappa: Float[Tensor, "batch components"],
         text: Float[Tensor, "batch source vocab"],
         lengths: Int[Tensor, " batch"],
         *,
         first: int = 0,
         steps: int | None = None,
-    ) -> tuple[Float[Tensor, "batch vocab"], Float[Tensor, "batch curves"]]:
+    ) -> tuple[Float[Tensor, "batch vocab"], Float[Tensor, "batch components"]]:
         """w_t and kappa_t, from the state h_t; `lengths` are those of the texts."""
-        precise = torch.promote_types(h.dtype, torch.float32)
-        limited = self.out(h).to(precise).clamp(-LOG_LIMIT, LOG_LIMIT)
-        a, b, d = limited.exp().split(self.curves, -1)
+        compute_dtype = torch.promote_types(h.dtype, torch.float32)
+        limited = self.out(h).to(compute_dtype).clamp(-LOG_LIMIT, LOG_LIMIT)
+        a, b, d = limited.exp().split(self.components, -1)
         kappa = kappa + d
         u = torch.arange(text.shape[1], device=h.device)
-        away = (kappa.unsqueeze(-1) - u).square()  # (batch, curves, source)
+        away = (kappa.unsqueeze(-1) - u).square()  # (batch, components, source)
         phi = (a.unsqueeze(-1) * torch.exp(-b.unsqueeze(-1) * away)).sum(1)
         phi = phi.masked_fill(u >= lengths.unsqueeze(1), 0.0)  # (batch, source)
         if self.weights_hook.has_hooks:
             phi = self.weights_hook(phi[:, None, None], first, steps)[:, 0, 0]
-        w = (phi.unsqueeze(1) @ text.to(precise)).squeeze(1)
+        w = (phi.unsqueeze(1) @ text.to(compute_dtype)).squeeze(1)
         return w.to(h.dtype), kappa
 
     if TYPE_CHECKING:

@@ -210,7 +210,7 @@ class Forecast(Task):
         targets = torch.cat([series[:, 1:, :columns], batch.targets[:, :1]], 1)
         if self.channel_independent:
             series, targets = (x.mT.flatten(0, 1).unsqueeze(2) for x in (series, targets))
-        predicted = model.head.each(model(series)).squeeze(2)  # type: ignore[operator, union-attr]
+        predicted = model.head.project(model(series)).squeeze(2)  # type: ignore[operator, union-attr]
         error: Tensor = predicted - targets
         return error.square().sum()
 

@@ -66,7 +66,7 @@ class BranchNorm(NamedTuple):
         if isinstance(norm, LayerNorm):
             return cls(norm.weight.detach().float(), norm.bias, norm.eps, True)
         assert isinstance(norm, RMSNorm)
-        return cls(norm.scale.detach().float(), None, norm.eps, False)
+        return cls(norm.gain.detach().float(), None, norm.eps, False)
 
 
 def add_branch(

@@ -108,7 +108,7 @@ def _recurrent(config: Any) -> Lines:
 def _soft_window(config: Any) -> Lines:
     cell = CELLS.get(kind_of(config.cell)[0], kind_of(config.cell)[0])
     dim, width = config.dim, config.vocab_size
-    window = f"soft window over the text: {config.curves} Gaussian components, monotonic"
+    window = f"soft window over the text: {config.components} Gaussian components, monotonic"
     rest = f"{cell} {2 * dim + width:,} → {dim:,}, recurrent in time"
     return [
         *input_line(_read(config)),

@@ -33,6 +33,7 @@ RENAMED = {
     "model.width": "model.kernel_size",
     "model.score.norm_distances": "model.score.norm_relative_embeddings",
     "model.factored": "model.factorize_positions",
+    "model.curves": "model.components",
     "model.norm_order": "model.norm_placement",
     "model.stream_scale": "model.residual_scale",
     "model.shape": "model.architecture",
