@@ -2,7 +2,7 @@
 
     python bench/serve.py engine --run RUN [--streams 64] [--peer FOLDER]
     python bench/serve.py engine --shape llama-1.1b [--streams 64] [--peer] [--offline]
-    python bench/serve.py http --run RUN [--streams 16]
+    python bench/serve.py http --run RUN [--streams 16] [--peer FOLDER]
     python bench/serve.py make --shape gpt2 --run RUN
 
 `engine` drives the engine in this process: each of the streams sends its next request when its
@@ -14,8 +14,8 @@ of transformers, the engine of `transformers serve`: of the exported FOLDER of t
 equal length as there are streams, the upper bound. `--profile` shows the host time of functions.
 `--llama` runs the same requests through llama.cpp in this process, of a file that
 `regard export --format gguf` wrote, with as many threads; its server adds HTTP. `make` writes a
-run of a shape with random weights. `http` starts `regard serve RUN` and measures the same through
-HTTP, streaming.
+run of a shape with random weights. `http` starts `regard serve RUN`, and with `--peer`
+`transformers serve FOLDER` (which needs `openai`), and measures the same through HTTP, streaming.
 """
 
 import argparse
@@ -31,6 +31,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import deque
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -335,57 +336,104 @@ async def ask(host: str, port: int, body: dict[str, Any], figures: Figures) -> N
             if first:
                 figures.first.append(time.perf_counter() - began)
                 first = False
-            if b'"usage"' in line:
-                figures.tokens += json.loads(line[6:])["usage"]["completion_tokens"]
+            if b'"usage"' in line and (usage := json.loads(line[6:])["usage"]):
+                figures.tokens += usage["completion_tokens"]
     writer.close()
 
 
-async def drive(address: str, bodies: list[dict[str, Any]], streams: int) -> Figures:
+async def drive(
+    address: str, bodies: list[dict[str, Any]], streams: int, name: str, seconds: float
+) -> Figures:
+    """As many requests at a time as there are streams, each of which ends after `seconds`."""
     host, port = address.removeprefix("http://").rsplit(":", 1)
-    figures, waiting = Figures("regard serve, HTTP streams"), iter(bodies)
+    figures, waiting = Figures(name), iter(bodies)
+    began = time.perf_counter()
 
     async def client() -> None:
         for body in waiting:
             await ask(host, int(port), body, figures)
+            if time.perf_counter() - began > seconds:
+                break
 
-    began = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(streams)))
     figures.seconds = time.perf_counter() - began
     return figures
 
 
-def measure_http(run: str, streams: int, requests: int) -> None:
+def start_peer(folder: str, streams: int) -> tuple[subprocess.Popen[str], str]:
+    """`transformers serve` with continuous batching, once it answers."""
+    port = 8765
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", folder]
+    command += ["--continuous-batching", "--port", str(port), "--host", "127.0.0.1"]
+    command += ["--cb-num-blocks", str(32 * streams), "--cb-max-batch-tokens", "512"]
+    command += ["--cb-block-size", "32"]
+    process = subprocess.Popen(command, text=True, env=os.environ)
+    while process.poll() is None:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+            return process, f"http://127.0.0.1:{port}"
+        time.sleep(0.5)
+    raise SystemExit("transformers serve has ended")
+
+
+def measure_http(arguments: argparse.Namespace) -> None:
+    """`regard serve`, and with `--peer` `transformers serve`, with the same texts as prompts."""
     import regard
 
+    run, streams = arguments.run, arguments.streams
     opened = regard.load(run)
     context = opened.model.context or 512
-    work = workload(requests, opened.tokenizer.vocab_size, context)
+    work = workload(arguments.requests or 4 * streams, opened.tokenizer.vocab_size, context)
+    shared = [
+        {
+            "model": arguments.peer or None,
+            "prompt": opened.tokenizer.decode(ids),
+            "max_tokens": tokens,
+            "stream": True,
+        }
+        for ids, tokens in work
+    ]
+    ours = [
+        {
+            **body,
+            "model": None,
+            "seed": number,
+            "sampler": ["top_k=50", "temperature=0.8"],
+            "ignore_eos": True,
+            "stream_options": {"include_usage": True},
+        }
+        for number, body in enumerate(shared)
+    ]
+    settings = {"do_sample": True, "temperature": 0.8, "top_k": 50, "eos_token_id": -1}
+    theirs = [
+        {
+            **body,
+            "generation_config": json.dumps({**settings, "max_new_tokens": body["max_tokens"]}),
+        }
+        for body in shared
+    ]
+    command = [sys.executable, "-m", "regard", "serve", run, "--port", "0"]
     server = subprocess.Popen(
-        [sys.executable, "-m", "regard", "serve", run, "--port", "0", "--sequences", str(streams)],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ,
+        [*command, "--sequences", str(streams)], stderr=subprocess.PIPE, text=True, env=os.environ
     )
+    assert server.stderr is not None
+    measured = [(server, server.stderr.readline().split()[-1], ours, "regard serve")]
+    if arguments.peer:
+        measured.append((*start_peer(arguments.peer, streams), theirs, "transformers serve"))
+    rates = []
     try:
-        assert server.stderr is not None
-        address = server.stderr.readline().split()[-1]
-        bodies = [
-            {
-                "prompt": ids,
-                "max_tokens": tokens,
-                "seed": number,
-                "sampler": ["top_k=50", "temperature=0.8"],
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-            for number, (ids, tokens) in enumerate(work)
-        ]
-        asyncio.run(drive(address, bodies[:streams], streams))
-        asyncio.run(drive(address, bodies, streams)).show()
+        for _, address, bodies, name in measured:
+            limit = arguments.seconds
+            asyncio.run(drive(address, bodies[:streams], streams, name, limit / 3))
+            figures = asyncio.run(drive(address, bodies, streams, f"{name}, HTTP", limit))
+            figures.show()
+            rates.append(figures.tokens / figures.seconds)
     finally:
-        server.terminate()
-        server.wait()
+        for process, *_ in measured:
+            process.kill()
+            process.wait()
+    if arguments.peer:
+        print(f"regard / transformers, over HTTP: {rates[0] / rates[1]:.2f}")
 
 
 def measure_engine(arguments: argparse.Namespace) -> None:
@@ -478,7 +526,7 @@ def main() -> None:
     if arguments.what == "make":
         make_run(arguments.shape, arguments.run)
     elif arguments.what == "http":
-        measure_http(arguments.run, arguments.streams, arguments.requests or 4 * arguments.streams)
+        measure_http(arguments)
     else:
         measure_engine(arguments)
 

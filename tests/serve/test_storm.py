@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -31,10 +32,13 @@ class Process:
 
     def __init__(self, run, *words):
         command = [sys.executable, "-m", "regard", "serve", str(run), "--port", "0", *words]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        line = self.process.stderr.readline()
-        assert "serving at" in line, line + self.process.stderr.read()
-        self.address = line.split()[-1]
+        self.log = tempfile.NamedTemporaryFile("r+")  # a pipe that nobody reads fills up
+        self.process = subprocess.Popen(command, stderr=self.log, text=True)
+        while not (line := Path(self.log.name).read_text()).endswith("\n"):
+            assert self.process.poll() is None, line
+            time.sleep(0.05)
+        assert "serving at" in line, line
+        self.address = line.split("\n")[0].split()[-1]
         self.host, port = self.address.removeprefix("http://").split(":")
         self.port = int(port)
 
@@ -60,7 +64,7 @@ class Process:
     def __exit__(self, *_):
         self.process.kill()
         self.process.wait()
-        self.process.stderr.close()
+        self.log.close()
 
     async def ask(self, path, body=None, leave_after=None):
         """Status, headers and content; `leave_after` closes the connection after some lines."""
@@ -326,8 +330,11 @@ def test_fuzzed_requests_cause_no_server_error(text_run, pair_run, tmp_path, key
             re.findall(r'^regard_http_responses_total\{status="(\d+)"\} (\d+)$', text, re.M)
         )
         total = sum(map(int, counts.values()))
+        log = Path(server.log.name).read_text()
         print(
-            f"\n{total:,} fuzzed requests: {counts}; memory {before:.0f} → {server.memory:.0f} MiB"
+            f"\n{total:,} fuzzed requests: {counts}; memory {before:.0f} → {server.memory:.0f} "
+            f"MiB; {len(log.splitlines())} lines in the log"
         )
+        assert "Traceback" not in log, log[-5000:]
         assert not [status for status in counts if status.startswith("5")], done.stdout[-5000:]
         assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
