@@ -32,7 +32,8 @@ class Process:
 
     def __init__(self, run, *words):
         command = [sys.executable, "-m", "regard", "serve", str(run), "--port", "0", *words]
-        self.log = tempfile.NamedTemporaryFile("r+")  # a pipe that nobody reads fills up
+        # not a pipe: one that nobody reads fills up, and the server waits
+        self.log = tempfile.NamedTemporaryFile("r+")  # noqa: SIM115
         self.process = subprocess.Popen(command, stderr=self.log, text=True)
         while not (line := Path(self.log.name).read_text()).endswith("\n"):
             assert self.process.poll() is None, line
