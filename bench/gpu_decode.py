@@ -113,6 +113,7 @@ def decoders(model: Transformer) -> dict[str, Callable[[], Any]]:
         "packed, CUDA graph": lambda: Engine(PackedDecoder(model)),
         "Triton, CUDA graph": lambda: Engine(pack(model)),
         "Triton int8, CUDA graph": lambda: Engine(pack(model, int8=True)),
+        "Triton int4, CUDA graph": lambda: Engine(pack(model, int4=True)),
     }
 
 
@@ -141,8 +142,9 @@ def tune(model: Transformer, bandwidth: float) -> None:
         for size in ((8192, 4), (16384, 4), (16384, 8), (32768, 8)):
             gemv.PROGRAM_SIZES[kind] = size
 
-            def run(name: str = f"{kind} {size}", int8: bool = kind[1]) -> None:
-                report(name, Engine(pack(model, int8=int8)), 1, _weight_bytes(model), bandwidth, 2)
+            def run(name: str = f"{kind} {size}", bits: int = kind[1]) -> None:
+                decoder = Engine(pack(model, int8=bits == 8, int4=bits == 4))
+                report(name, decoder, 1, _weight_bytes(model), bandwidth, 2)
 
             run_and_report_errors(run)
         gemv.PROGRAM_SIZES[kind] = default
@@ -226,7 +228,7 @@ def main() -> None:
 
             def run(name: str = name, make: Callable[[], Any] = make, rows: int = rows) -> None:
                 decoder = make()
-                read_bytes = weights / 2 if "int8" in name else weights
+                read_bytes = weights / (2 if "int8" in name else 4 if "int4" in name else 1)
                 report(name, decoder, rows, read_bytes, bandwidth, options.repeats)
                 if name != "eager":
                     print("          ", logits_difference(model, decoder, rows))

@@ -63,24 +63,28 @@ CHANGES = [
 ]
 INTERPRETER_CHANGES = [CHANGES[number] for number in (0, 1, 3, 7, 8, 9)]  # one of each kind
 LONG = [pytest.mark.long] if INTERPRETED else []
-MODES = [(False, 0), (False, 4), (True, 0), (True, 4)]  # int8, and rows up to which GEMV is used
+# the format of weights, and rows up to which GEMV is used
+MODES = [({}, 0), ({"int8": True}, 4), ({"int4": True}, 4), ({}, 4), ({"int8": True}, 0)]
 
 
-def weights(layer):
-    return layer.weight if layer.scale is None else layer.weight * layer.scale.unsqueeze(1)
+def copy_weights(layer, *modules):
+    """Give modules the dequantized weights of a packed layer."""
+    w = layer.dequantize(torch.float32)[:, : modules[0].weight.shape[1]]
+    for module, part in zip(modules, w.split([len(m.weight) for m in modules]), strict=True):
+        module.weight.copy_(part.clone())
 
 
 @pytest.mark.parametrize(
-    ("change", "int8", "gemv_rows"),
-    [  # the interpreter takes a second for each: there, a change has one of the first and the last
+    ("change", "quantized", "gemv_rows"),
+    [  # the interpreter takes a second for each: there, a change has one of the first three
         (change, *mode)
         for number, change in enumerate(INTERPRETER_CHANGES if INTERPRETED else CHANGES)
-        for mode in ([MODES[-(number % 2)]] if INTERPRETED else MODES)
+        for mode in ([MODES[number % 3]] if INTERPRETED else MODES)
     ],
     ids=str,
 )
 @torch.inference_mode()
-def test_a_decode_step_gives_the_logits_of_the_model(change, int8, gemv_rows, monkeypatch):
+def test_a_decode_step_gives_the_logits_of_the_model(change, quantized, gemv_rows, monkeypatch):
     monkeypatch.setattr(triton_decoder, "GEMV_ROWS", {4: gemv_rows})
     monkeypatch.setattr(decode_attention, "TILE_BYTES", 4 * 16 * 16)  # several splits of the keys,
     monkeypatch.setattr(
@@ -93,7 +97,7 @@ def test_a_decode_step_gives_the_logits_of_the_model(change, int8, gemv_rows, mo
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
     assert triton_unsupported_reason(inspect_decoder(model)) is None
-    fast = TritonDecoder(model, int8=int8)
+    fast = TritonDecoder(model, **quantized)
     ids, counts = torch.randint(0, 53, (3, 40)), torch.tensor([40, 25, 3])
     ids, counts = ids.to(DEVICE), counts.to(DEVICE)
     _, state = model.step(ids, model.start(3, 64), counts=counts)
@@ -101,21 +105,13 @@ def test_a_decode_step_gives_the_logits_of_the_model(change, int8, gemv_rows, mo
     fast_state = fast_state.with_static_shapes()
     for packed in fast.layers:  # give the model the dequantized weights
         attention, ffn = packed.block.attention, packed.block.ffn
-        parts = [attention.query, attention.key, attention.value]
-        for part, weight in zip(
-            parts,
-            weights(packed.qkv).split([len(part.weight) for part in parts]),
-            strict=True,
-        ):
-            part.weight.copy_(weight.clone())
-        attention.out.weight.copy_(weights(packed.out).clone())
-        ffn.up.weight.copy_(weights(packed.gate_up)[-len(ffn.up.weight) :].clone())
-        if hasattr(ffn, "gate"):
-            ffn.gate.weight.copy_(weights(packed.gate_up)[: len(ffn.up.weight)].clone())
-        ffn.down.weight.copy_(weights(packed.down).clone())
+        copy_weights(packed.qkv, attention.query, attention.key, attention.value)
+        copy_weights(packed.out, attention.out)
+        copy_weights(packed.gate_up, *([ffn.gate] if hasattr(ffn, "gate") else []), ffn.up)
+        copy_weights(packed.down, ffn.down)
     if not model.config.tied:
-        model.head.weight.copy_(weights(fast.head).clone())
-    tolerance = 0.05 if int8 and model.config.tied else 1e-4
+        copy_weights(fast.head, model.head)
+    tolerance = 0.05 if quantized and model.config.tied else 1e-4
     for t in range(2):
         expected, state = model.step(ids[:, t : t + 1], state)
         actual, fast_state = fast.step(ids[:, t : t + 1], fast_state)

@@ -135,18 +135,18 @@ def compiled(request, monkeypatch, tmp_path):
 
 
 @torch.inference_mode()
-def step_of_llama(rows, int8):
+def step_of_llama(rows, **quantized):
     config = preset("tinyllama", layers=1)
-    model = TritonDecoder(Transformer(config).to(torch.bfloat16).eval(), int8=int8)
+    model = TritonDecoder(Transformer(config).to(torch.bfloat16).eval(), **quantized)
     for capacity in (48, 2048):  # one split of the keys, and several
         _, state = model.step(torch.zeros(rows, 8, dtype=torch.long), model.start(rows, capacity))
         model.step(torch.zeros(rows, 1, dtype=torch.long), state.with_static_shapes())
 
 
 @pytest.mark.parametrize("rows", [1, 64])
-@pytest.mark.parametrize("int8", [False, True])
-def test_a_step_of_llama(compiled, rows, int8):
-    step_of_llama(rows, int8)
+@pytest.mark.parametrize("quantized", [{}, {"int8": True}, {"int4": True}], ids=str)
+def test_a_step_of_llama(compiled, rows, quantized):
+    step_of_llama(rows, **quantized)
     kernels = {"_attention_kernel", "_store_kernel", "_norm_kernel", "_gate_kernel"}
     gemm_kernels = {"_start_kernel", "_project_kernel", "_add_kernel"}
     kernels |= {"_qkv_kernel", "_linear_kernel"} if rows == 1 else gemm_kernels

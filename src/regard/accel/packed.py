@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int8
+from jaxtyping import Float, Int8, Int32
 from torch import Tensor, nn
 
 from regard.nn.attention import Attention
@@ -18,6 +18,8 @@ from regard.nn.block import Block, FeedForward, GatedFeedForward, LayerNorm, RMS
 BLOCKED_ELEMENTS = 1 << 18  # above this size a weight makes a CPU matmul memory-bound
 BLOCKS = 16  # blocks of rows of such a weight, which the cores share
 ROWS_IN_FLOAT32 = 1 << 14  # of a weight that are converted at once
+INT4_GROUP = 128  # inputs that share a scale
+INT4_CLIPS = (1.0, 0.9, 0.8)  # of the largest weight of a group; the least error counts
 GEMV_ROWS = 4  # up to this many vectors, the weight is the left factor
 REST = 254  # how much finer the second half of an activation is than the first, which has 8 bits
 
@@ -28,6 +30,10 @@ class PackedLinear:
 
         W_ij = s_i * w_ij,      s_i = max_j |W_ij| / 127,      w_ij rounded to the nearest
 
+    or in int4 with one scale for each output and group of 128 inputs, w from -8 to 7, the largest
+    weight of a group at -8. Eight inputs are one int32, the first in its lowest bits, each stored
+    as w + 8; inputs are padded with zeros to whole groups. These are for kernels only.
+
     A decode step is bound by the time to read W; int8 has half the bytes of bfloat16. FBGEMM, which
     torch contains for x86, multiplies int8 and float16 weights on a CPU:
 
@@ -35,9 +41,14 @@ class PackedLinear:
         int8      x ~ c (h + r / 254), with h and r in int8, as two rows of one integer matmul
     """
 
-    weight: Float[Tensor, "outputs inputs"] | Int8[Tensor, "outputs inputs"]
+    weight: (
+        Float[Tensor, "outputs inputs"]
+        | Int8[Tensor, "outputs inputs"]
+        | Int32[Tensor, "outputs words"]
+    )
     bias: Float[Tensor, " outputs"] | None = None
-    scale: Float[Tensor, " outputs"] | None = None  # None: the weight is in floating point
+    # None: the weight is in floating point
+    scale: Float[Tensor, " outputs"] | Float[Tensor, "outputs groups"] | None = None
     transposed: Float[Tensor, "inputs outputs"] | None = None  # of a small weight, on a CPU
     blocks: Float[Tensor, "blocks outputs_per_block inputs"] | None = None  # of a large weight
     fbgemm: Any = None  # weight, scale and bias in FBGEMM's layout
@@ -65,6 +76,34 @@ class PackedLinear:
             return PackedLinear(weight, bias)
         packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
         return PackedLinear(weight, bias, fbgemm=packed)
+
+    def quantize_int4(self) -> "PackedLinear":
+        """The same layer with int4 weights; biases are unchanged."""
+        parts = [_int4(rows) for rows in self.weight.detach().split(ROWS_IN_FLOAT32)]
+        words, scales = (torch.cat(each) for each in zip(*parts, strict=True))
+        return PackedLinear(words, self.bias, scales)
+
+    @property
+    def bits(self) -> int:
+        """Bits of a weight."""
+        is_int4 = self.scale is not None and self.scale.ndim == 2
+        return 4 if is_int4 else 8 * self.weight.itemsize
+
+    @property
+    def inputs(self) -> int:
+        """The number of inputs, in int4 that of whole groups."""
+        return self.weight.shape[1] * (8 if self.bits == 4 else 1)
+
+    def dequantize(self, dtype: torch.dtype) -> Float[Tensor, "outputs inputs"]:
+        """W in floating point, in int4 with padded inputs."""
+        if self.scale is None:
+            return self.weight.to(dtype)
+        if self.bits == 8:
+            return self.weight.to(dtype) * self.scale.to(dtype).unsqueeze(1)
+        shifts = torch.arange(0, 32, 4, device=self.weight.device, dtype=torch.int32)
+        w = ((self.weight.unsqueeze(2) >> shifts) & 15) - 8
+        grouped = w.view(len(w), -1, INT4_GROUP).to(dtype)
+        return (grouped * self.scale.to(dtype).unsqueeze(2)).flatten(1)
 
     def for_cpu(self) -> "PackedLinear":
         """The same in the layout that a CPU reads fastest, for float32.
@@ -110,6 +149,8 @@ class PackedLinear:
 
     def matvec_float32(self, x: Float[Tensor, " inputs"]) -> Float[Tensor, " outputs"]:
         """W x in float32, for one vector: exact also for weights of lower precision."""
+        if self.bits == 4:
+            return self.dequantize(torch.float32) @ F.pad(x, (0, self.inputs - len(x)))
         y = torch.cat([rows.float() @ x for rows in self.weight.detach().split(ROWS_IN_FLOAT32)])
         return y if self.scale is None else y * self.scale.float()
 
@@ -248,6 +289,25 @@ def _times_int8(x: Float[Tensor, "rows inputs"], fbgemm: Any) -> Float[Tensor, "
     y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(halves, step, 128, fbgemm)
     first, second = y.chunk(2)
     return torch.add(first, second, alpha=1 / REST)
+
+
+def _int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The words and the scales of some rows of W."""
+    dtype, padding = weight.dtype, -weight.shape[1] % INT4_GROUP
+    groups = F.pad(weight.float(), (0, padding)).unflatten(1, (-1, INT4_GROUP))
+    largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    best, w, scale = torch.full_like(largest, torch.inf), groups, largest
+    for clip in INT4_CLIPS:
+        tried = largest * (clip / -8)
+        tried = tried.where(tried != 0, 1.0).to(dtype).float()  # as it is stored
+        rounded = (groups / tried).round().clamp(-8, 7)
+        error = (rounded * tried - groups).square().sum(2, keepdim=True)
+        better = error < best
+        best, scale = best.where(~better, error), scale.where(~better, tried)
+        w = w.where(~better, rounded)
+    shifts = torch.arange(0, 32, 4, device=weight.device, dtype=torch.int32)
+    nibbles = (w.flatten(1).to(torch.int32) + 8).unflatten(1, (-1, 8))
+    return (nibbles << shifts).sum(2, dtype=torch.int32), scale.squeeze(2).to(dtype)
 
 
 def _pack(tensors: Sequence[Tensor]) -> Tensor:

@@ -44,16 +44,24 @@ class PackedDecoder:
     check this.
     """
 
-    def __init__(self, model: Transformer, *, int8: bool = False, float16: bool = False) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        int8: bool = False,
+        float16: bool = False,
+        int4: bool = False,
+    ) -> None:
         self.model, self.context = model, model.config.context
         self.stack = cast(Stack, model.decoder)
         convert = PackedLinear.for_cpu
         if int8 or float16:
             convert = PackedLinear.quantize_int8 if int8 else PackedLinear.to_float16
-        packed = {block: PackedBlock.of(block, convert) for block in self.stack.blocks}  # type: ignore[arg-type]
+        convert_block = PackedLinear.quantize_int4 if int4 else convert
+        packed = {block: PackedBlock.of(block, convert_block) for block in self.stack.blocks}  # type: ignore[arg-type]
         self.layers = [packed[block] for block in self.stack.layers]
         head = PackedLinear(model.head.matrix.detach(), model.head.bias)
-        self.head = convert(head)
+        self.head = head.quantize_int8() if int4 else convert(head)
         self.embed, self.prepare, self.cap = model.embed, model.head.prepare, model.head.cap
         embed, position = model.embed, self.stack.position
         only_table = embed.scale == 1.0 and embed.segment is None and embed.project is None
@@ -73,9 +81,8 @@ class PackedDecoder:
         self.rotations = self._rotation_tables(
             torch.arange(self.context, device=head.weight.device)
         )
-        copied = (
-            sys.maxsize if int8 or float16 or self._copies_large_weights() else BLOCKED_ELEMENTS
-        )
+        copies = int8 or float16 or int4 or self._copies_large_weights()
+        copied = sys.maxsize if copies else BLOCKED_ELEMENTS
         self.fingerprint = ModelFingerprint(model, copied_elements=copied)
         self.checks_contents = True  # False: who uses the decoder does so before `start`
         self.frozen = False  # True: nothing writes to the model, and nothing is checked

@@ -16,8 +16,11 @@ from regard.accel.support import (
     triton_unsupported_reason,
 )
 from regard.config import TrainConfig
+from regard.errors import ConfigError
 from regard.models.base import Language
 from regard.models.transformer import Transformer
+
+INT4_REFUSED = "int4 is not supported here: {}; leave it out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +38,21 @@ class DecodingPath:
     unsupported_reasons: Mapping[str, str] = field(default_factory=dict)  # of each faster path
 
 
-def decoding_path(model: Language, *, int8: bool = False, float16: bool = False) -> DecodingPath:
+def decoding_path(
+    model: Language, *, int8: bool = False, float16: bool = False, int4: bool = False
+) -> DecodingPath:
     """The fastest decoder of a model on its device.
 
     Its weights are packed in place: parameters keep their names and values, but become views of
     larger tensors. With `int8`, decode steps use int8 weights, with `float16`, on a CPU, float16
-    ones; prompts use the original ones.
+    ones, with `int4` int4 ones; prompts use the original ones. Only the Triton path has int4: where
+    it does not apply, `ConfigError` is raised.
     """
     try:
         description = inspect_decoder(model)
     except UnsupportedModel as error:
+        if int4:
+            raise ConfigError(INT4_REFUSED.format(error)) from None
         return DecodingPath("plain", model, {"packed": str(error)})
     transformer, unsupported_reasons = cast(Transformer, model), {}
     weight = transformer.embed.token.weight
@@ -52,7 +60,9 @@ def decoding_path(model: Language, *, int8: bool = False, float16: bool = False)
     if reason is None:
         from regard.accel.triton_decoder import TritonDecoder
 
-        return DecodingPath("triton", TritonDecoder(transformer, int8=int8))
+        return DecodingPath("triton", TritonDecoder(transformer, int8=int8, int4=int4))
+    if int4:
+        raise ConfigError(INT4_REFUSED.format(reason))
     unsupported_reasons["triton"] = reason
     if reason := packed_unsupported_reason(description):
         return DecodingPath("plain", model, {**unsupported_reasons, "packed": reason})
@@ -62,9 +72,11 @@ def decoding_path(model: Language, *, int8: bool = False, float16: bool = False)
     return DecodingPath("packed_cpu", decoder, unsupported_reasons)
 
 
-def pack(model: Language, *, int8: bool = False, float16: bool = False) -> Language:
+def pack(
+    model: Language, *, int8: bool = False, float16: bool = False, int4: bool = False
+) -> Language:
     """The fastest decoder of a model, or the model itself; see `decoding_path`."""
-    return decoding_path(model, int8=int8, float16=float16).language
+    return decoding_path(model, int8=int8, float16=float16, int4=int4).language
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from regard.nn.state import KVCache, TransformerState
 # The largest batch that is decoded with gemv, by bytes per weight; larger ones use gemm, which is
 # faster from two rows of bfloat16 on: tensor cores do not take float32.
 GEMV_ROWS = {2: 1, 4: 4, 8: 4}
+INT4_ROWS = 4  # rows up to which int4 weights are used: more are faster on tensor cores
 ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
 
 
@@ -68,17 +69,20 @@ class TritonDecoder(PackedDecoder):
     `support.triton_unsupported_reason` must return None for the model. Several rows and prefill
     use faster kernels where `support.gemm_unsupported_reason` and
     `support.prefill_unsupported_reason` return None.
+
+    With `int4` the blocks have int4 weights and the head int8, in steps of up to `INT4_ROWS` rows.
     """
 
-    def __init__(self, model: Transformer, *, int8: bool = False) -> None:
-        super().__init__(model, int8=int8)
+    def __init__(self, model: Transformer, *, int8: bool = False, int4: bool = False) -> None:
+        super().__init__(model, int8=int8, int4=int4)
+        self.for_many_rows = TritonDecoder(model) if int4 else None
         description = inspect_decoder(model)
         self.supports_gemm = gemm_unsupported_reason(description) is None
         self.supports_packed_step = packed_unsupported_reason(description) is None
         self.supports_prefill = prefill_unsupported_reason(description) is None
         device, position = model.device, self.stack.position
         self.prefill_layers = self.layers
-        if int8:  # prefill uses the original weights
+        if int8 or int4:  # prefill uses the original weights
             packed = {block: PackedBlock.of(block) for block in self.stack.blocks}  # type: ignore[arg-type]
             self.prefill_layers = [packed[block] for block in self.stack.layers]
         attention, rotated, tables = self.layers[0].attention, 0, (torch.zeros(0, 0),) * 2
@@ -206,6 +210,8 @@ class TritonDecoder(PackedDecoder):
         return self.model.head(x).squeeze(1)
 
     def _decodes_rows(self, rows: int) -> bool:
+        if self.for_many_rows is not None:
+            return rows <= INT4_ROWS or self.for_many_rows._decodes_rows(rows)
         few = rows <= GEMV_ROWS[self.model.embed.token.weight.itemsize]
         return few or self.supports_gemm or self.supports_packed_step
 
@@ -241,6 +247,9 @@ class TritonDecoder(PackedDecoder):
         return x.view(shape)
 
     def _decode(self, x: Float[Tensor, "rows dim"], state: TransformerState) -> Tensor:
+        if self.for_many_rows is not None:
+            few = len(x) <= INT4_ROWS
+            return self._decode_by_gemv(x, state) if few else self.for_many_rows._decode(x, state)
         if len(x) <= GEMV_ROWS[x.itemsize]:
             return self._decode_by_gemv(x, state)
         return self._decode_by_gemm(x, state) if self.supports_gemm else super()._decode(x, state)

@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime import driver
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # where inline assembly does not run
+PLAIN = tl.constexpr(INTERPRETED)
 
 
 @triton.jit
@@ -92,6 +93,51 @@ def unpack_int8(w):
         is_pure=True,
         pack=1,
     )
+
+
+@triton.jit
+def dequantize_words(words, BITS: tl.constexpr):
+    """Integers of BITS bits in float32, from int32 words of consecutive columns.
+
+    int8 is stored as it is, int4 as w + 8.
+    """
+    if BITS == 4:
+        high = words >> 16
+        a = tl.join(_unpack(words, 0, BITS), _unpack(high, 0, BITS))  # columns 0 and 4 of eight
+        b = tl.join(_unpack(words, 1, BITS), _unpack(high, 1, BITS))
+        c = tl.join(_unpack(words, 2, BITS), _unpack(high, 2, BITS))
+        d = tl.join(_unpack(words, 3, BITS), _unpack(high, 3, BITS))
+        columns = tl.join(tl.join(a, c), tl.join(b, d))
+    else:
+        words ^= -0x7F7F7F80  # w + 128 in each byte
+        high = words >> 16
+        a = tl.join(_unpack(words, 0, BITS), _unpack(high, 0, BITS))  # columns 0 and 2 of four
+        b = tl.join(_unpack(words, 1, BITS), _unpack(high, 1, BITS))
+        columns = tl.join(a, b)
+    return tl.reshape(columns, (words.shape[0], 32 // BITS * words.shape[1]))
+
+
+@triton.jit
+def _unpack(words, NUMBER: tl.constexpr, BITS: tl.constexpr):
+    """An integer from the lowest 16 bits of a word, less 2^(BITS - 1), in two instructions.
+
+    As the last bits of 2^23 it is a float that many units above 2^23. A conversion of an integer
+    takes four times as long as both instructions.
+    """
+    UNIT: tl.constexpr = 2 ** (BITS * NUMBER)
+    mask = (2**BITS - 1) * UNIT
+    if PLAIN:
+        bits = (words & mask) | 0x4B000000
+    else:  # ptxas would make two instructions of it
+        bits = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, $2, 0x4B000000, 0xEA;",
+            "=r,r,r",
+            [words, mask],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    return bits.to(tl.float32, bitcast=True) * (1 / UNIT) - (8388608 / UNIT + 2 ** (BITS - 1))
 
 
 @triton.jit

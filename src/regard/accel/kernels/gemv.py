@@ -5,7 +5,8 @@ rotation and the KV cache; attention; its output projection and the residual; no
 down and the residual. Norms of q and k are one more, as is a norm after a branch.
 `accel.packed_decoder` computes the same in torch.
 
-The residual stream is float32. Weights are floating point, or int8 with a scale per output. With
+The residual stream is float32. Weights are floating point, int8 with a scale per output, or int4
+with a scale per output and group of inputs (`accel.packed`). With
 programmatic dependent launch (PDL) each kernel loads what the previous one does not write, above
 all its weights, and only then waits for it: the memory is never idle between two kernels. Results
 of kernels before the previous one are already visible.
@@ -21,36 +22,65 @@ from regard.accel.kernels.common import (
     Activation,
     RotaryPairs,
     activate,
+    dequantize_words,
     load_per_output,
     load_vector,
     pdl_options,
     wait_for_previous,
 )
-from regard.accel.packed import FusedNormLinear, PackedLinear
+from regard.accel.packed import INT4_GROUP, FusedNormLinear, PackedLinear
 from regard.nn.state import KVCache
 
 MIN_PROGRAMS = 1 if INTERPRETED else 128  # occupies most of the multiprocessors of an H200
 BLOCK_INPUTS = 2048  # inputs that are multiplied at once
-# Elements of W in a program and its warps, by (rows of W per output, int8 weights), for an H200.
+GROUP = tl.constexpr(INT4_GROUP)
+# Elements of W in a program and its warps, by (rows of W per output, bits of a weight): H200.
 PROGRAM_SIZES = {
-    (1, False): (1 << 14, 8),
-    (2, False): (1 << 13, 4),
-    (1, True): (1 << 13, 4),
-    (2, True): (1 << 14, 4),
+    (1, 16): (1 << 14, 8),
+    (2, 16): (1 << 13, 4),
+    (1, 8): (1 << 13, 4),
+    (2, 8): (1 << 14, 4),
+    (1, 4): (1 << 14, 4),
+    (2, 4): (1 << 14, 4),
 }
 
 
 @triton.jit
-def _load_rows(weight, rows, inside, begin, width, BLOCK: tl.constexpr):
-    """A block of columns of the given rows of W."""
-    columns = begin + tl.arange(0, BLOCK)
-    position = rows.to(tl.int64)[:, None] * width + columns[None, :]
-    return tl.load(weight + position, mask=inside[:, None] & (columns < width)[None, :], other=0.0)
+def _load_rows(weight, scale, rows, inside, begin, width, BLOCK: tl.constexpr, BITS: tl.constexpr):
+    """A block of columns of the given rows of W, of int8 and int4 as words; and scales of int4."""
+    scales = 0.0
+    if BITS == 0:
+        w = _load_block(weight, rows, inside, begin, width, BLOCK)
+    elif BITS == 8:
+        words = weight.to(tl.pointer_type(tl.int32))
+        w = _load_block(words, rows, inside, begin // 4, width // 4, BLOCK // 4)
+    else:
+        groups = tl.cdiv(width, GROUP)
+        w = _load_block(weight, rows, inside, begin // 8, groups * (GROUP // 8), BLOCK // 8)
+        scales = _load_block(scale, rows, inside, begin // GROUP, groups, BLOCK // GROUP)
+    return w, scales
 
 
 @triton.jit
-def _dot(w, v):
-    return tl.sum(w.to(tl.float32) * v[None, :], 1)
+def _load_block(x, rows, inside, begin, width, BLOCK: tl.constexpr):
+    columns = begin + tl.arange(0, BLOCK)
+    position = rows.to(tl.int64)[:, None] * width + columns[None, :]
+    return tl.load(x + position, mask=inside[:, None] & (columns < width)[None, :], other=0)
+
+
+@triton.jit
+def _dot(rows_of_weight, v, BITS: tl.constexpr):
+    w, scales = rows_of_weight
+    if BITS == 0:
+        y = tl.sum(w.to(tl.float32) * v[None, :], 1)
+    else:
+        products = dequantize_words(w, BITS) * v[None, :]
+        if BITS == 8:
+            y = tl.sum(products, 1)
+        else:
+            groups = tl.reshape(products, (w.shape[0], v.shape[0] // GROUP, GROUP))
+            y = tl.sum(tl.sum(groups, 2) * scales.to(tl.float32), 1)
+    return y
 
 
 @triton.jit
@@ -106,6 +136,7 @@ def _qkv_kernel(
     HAS_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HEAD: tl.constexpr,
+    BITS: tl.constexpr,
     BLOCK: tl.constexpr,
     OUTPUTS: tl.constexpr,
     PDL: tl.constexpr,
@@ -115,8 +146,8 @@ def _qkv_kernel(
     inside = p < pairs
     first_output = tl.load(first + p, mask=inside, other=0)
     second_output = tl.load(second + p, mask=inside, other=0)
-    first_weight = _load_rows(weight, first_output, inside, 0, width, BLOCK)
-    second_weight = _load_rows(weight, second_output, inside, 0, width, BLOCK)
+    first_weight = _load_rows(weight, scale, first_output, inside, 0, width, BLOCK, BITS)
+    second_weight = _load_rows(weight, scale, second_output, inside, 0, width, BLOCK, BITS)
     if NORM:
         g = load_vector(gain, 0, width, BLOCK)
     position = tl.load(lengths + row)
@@ -133,8 +164,8 @@ def _qkv_kernel(
         mean = tl.sum(v) / width if LAYER_NORM else 0.0
         inverse = tl.rsqrt(tl.sum(v * v) / width - mean * mean + eps)
         v *= g
-    a = _dot(first_weight, v) * first_scale
-    b = _dot(second_weight, v) * second_scale
+    a = _dot(first_weight, v, BITS) * first_scale
+    b = _dot(second_weight, v, BITS) * second_scale
     if NORM:
         a = (a - mean * first_mean_weight) * inverse
         b = (b - mean * second_mean_weight) * inverse
@@ -168,6 +199,7 @@ def _linear_kernel(
     HAS_RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    BITS: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -177,7 +209,7 @@ def _linear_kernel(
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     inside = n < outputs
-    w = _load_rows(weight, n, inside, 0, width, BLOCK)
+    w = _load_rows(weight, scale, n, inside, 0, width, BLOCK, BITS)
     scales = load_per_output(scale, n, inside, HAS_SCALE, 1.0)
     biases = load_per_output(bias, n, inside, HAS_BIAS, 0.0)
     mean_weights = load_per_output(mean_weight, n, inside, LAYER_NORM, 0.0)
@@ -185,7 +217,7 @@ def _linear_kernel(
     if HAS_RESIDUAL:
         residual_in = tl.load(residual + row * outputs + n, mask=inside, other=0.0)
     if GATED:
-        w_up = _load_rows(weight, n + outputs, inside, 0, width, BLOCK)
+        w_up = _load_rows(weight, scale, n + outputs, inside, 0, width, BLOCK, BITS)
         scales_up = load_per_output(scale, n + outputs, inside, HAS_SCALE, 1.0)
         biases_up = load_per_output(bias, n + outputs, inside, HAS_BIAS, 0.0)
         mean_weights_up = load_per_output(mean_weight, n + outputs, inside, LAYER_NORM, 0.0)
@@ -197,9 +229,10 @@ def _linear_kernel(
     total, squares = tl.zeros((), tl.float32), tl.zeros((), tl.float32)
     for block in tl.static_range(NUM_BLOCKS):
         if block > 0:
-            w = _load_rows(weight, n, inside, block * BLOCK, width, BLOCK)
+            begin = block * BLOCK
+            w = _load_rows(weight, scale, n, inside, begin, width, BLOCK, BITS)
             if GATED:
-                w_up = _load_rows(weight, n + outputs, inside, block * BLOCK, width, BLOCK)
+                w_up = _load_rows(weight, scale, n + outputs, inside, begin, width, BLOCK, BITS)
             if NORM:
                 g = load_vector(gain, block * BLOCK, width, BLOCK)
         v = load_vector(x, block * BLOCK, width, BLOCK)
@@ -208,9 +241,9 @@ def _linear_kernel(
             if LAYER_NORM:
                 total += tl.sum(v)
             v *= g
-        y += _dot(w, v)
+        y += _dot(w, v, BITS)
         if GATED:
-            up += _dot(w_up, v)
+            up += _dot(w_up, v, BITS)
     y *= scales
     if GATED:
         up *= scales_up
@@ -266,7 +299,6 @@ def project_qkv(
         cache.keys.shape[2],
         NORM=normed.gain is not None,
         LAYER_NORM=normed.mean_weight is not None,
-        HAS_SCALE=layer.scale is not None,
         HAS_BIAS=normed.bias is not None,
         HEAD=cache.keys.shape[3],
         **shape,
@@ -301,7 +333,6 @@ def linear(
         normed.eps,
         NORM=normed.gain is not None,
         LAYER_NORM=normed.mean_weight is not None,
-        HAS_SCALE=layer.scale is not None,
         HAS_BIAS=normed.bias is not None,
         HAS_RESIDUAL=residual is not None,
         GATED=activation.gated,
@@ -314,13 +345,15 @@ def linear(
 
 def _shape(layer: PackedLinear, rows_together: int) -> dict[str, int]:
     """The sizes of a program, so that it reads enough of W to hide latency."""
-    width = layer.weight.shape[1]
+    width = layer.inputs
     block = min(BLOCK_INPUTS, triton.next_power_of_2(width))
-    elements, warps = PROGRAM_SIZES[rows_together, layer.weight.itemsize == 1]
+    elements, warps = PROGRAM_SIZES[rows_together, min(16, layer.bits)]
     outputs = max(1, elements // (block * rows_together))
     while outputs > 1 and len(layer.weight) < outputs * rows_together * MIN_PROGRAMS:
         outputs //= 2
     return {
+        "BITS": 0 if layer.bits > 8 or width % 4 else layer.bits,
+        "HAS_SCALE": layer.bits == 8,
         "NUM_BLOCKS": triton.cdiv(width, block),
         "BLOCK": block,
         "OUTPUTS": outputs,
