@@ -36,7 +36,7 @@ def given():
 def test_tuned_matmuls_replace_those_of_torch(given, monkeypatch):
     monkeypatch.setattr(inductor_pass, "_is_large", lambda a, b: True)
     traced = make_fx(work)(*given)
-    inductor_pass.TunedMatmuls()(traced.graph)
+    inductor_pass.AutotunedMatmuls()(traced.graph)
     traced.recompile()
     tuned = traced.graph.find_nodes(
         op="call_function", target=torch.ops.regard.autotuned_matmul.default
@@ -48,7 +48,7 @@ def test_tuned_matmuls_replace_those_of_torch(given, monkeypatch):
 def test_matmuls_on_a_cpu_and_small_ones_stay(given):
     traced = make_fx(work)(*given)
     before = str(traced.graph)
-    inductor_pass.TunedMatmuls()(traced.graph)
+    inductor_pass.AutotunedMatmuls()(traced.graph)
     assert str(traced.graph) == before
 
 
@@ -178,7 +178,7 @@ def test_the_compiler_is_given_the_pass(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: given.update(options))
     compile_for_training(abs, torch.nn.Linear(4, 4))
     found = given["options"]["post_grad_custom_post_pass"]
-    assert isinstance(found, inductor_pass.TunedMatmuls)
+    assert isinstance(found, inductor_pass.AutotunedMatmuls)
 
 
 @pytest.mark.long  # g++ takes ten seconds

@@ -115,7 +115,7 @@ def test_a_run_resumes_bit_for_bit(folder, tmp_path, monkeypatch):
             {"batch": 1},
             "needs at least 2 rows per micro-batch",
         ),
-        ({"model": {"context": 2}}, {}, "context=2 has no room for text"),
+        ({"model": {"context": 2}}, {}, "context=2 has no position for text"),
         (
             {"model": {"context": 9000}},
             {},

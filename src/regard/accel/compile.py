@@ -38,12 +38,12 @@ def compile_for_training(function: Callable[..., T], model: nn.Module) -> Callab
     The backward pass runs in the calling thread: it is traced there, and other threads do not have
     the autocast dtype, which breaks indexing in bfloat16 (torch 2.11).
     """
-    from regard.accel.inductor_pass import TunedMatmuls  # imports the compiler: two seconds
+    from regard.accel.inductor_pass import AutotunedMatmuls  # imports the compiler: two seconds
 
     prepare_tracing()
     if any(parameter.is_cuda for parameter in model.parameters()):
         attach_fused_layers(model)
-    options: dict[str, Any] = {"post_grad_custom_post_pass": TunedMatmuls()}
+    options: dict[str, Any] = {"post_grad_custom_post_pass": AutotunedMatmuls()}
     fast = torch.compile(function, dynamic=False, options=options)
 
     def call(*args: Any, **kwargs: Any) -> T:

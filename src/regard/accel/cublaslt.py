@@ -1,4 +1,4 @@
-"""Tuned matmuls by cuBLASLt, called through ctypes.
+"""Autotuned matmuls by cuBLASLt, called through ctypes.
 
 The library's heuristic returns several algorithms for a matmul, sorted by estimated time. torch
 uses the first one. Here all are timed at the third call of the same matmul, and the fastest is
@@ -55,7 +55,7 @@ class _Algorithm(ctypes.Structure):
 
     @property
     def name(self) -> str:
-        """What identifies it for one version of the library, which may be stored."""
+        """An identifier to store; it is valid for one version of the library."""
         return bytes(self.algo).hex()
 
 

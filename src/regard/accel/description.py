@@ -255,7 +255,9 @@ class ModelFingerprint:
         for watched, before, now in zip(
             (self.small, self.large), self.contents, self._contents(), strict=True
         ):
-            if not torch.equal(_joined(before), _joined(now)):  # one synchronization on a GPU
+            if not torch.equal(
+                _concatenate(before), _concatenate(now)
+            ):  # one synchronization on a GPU
                 same = map(torch.equal, before, now)
                 return next(
                     name for (_, name), equal in zip(watched, same, strict=True) if not equal
@@ -265,14 +267,14 @@ class ModelFingerprint:
     def _contents(self) -> tuple[list[Tensor], list[Tensor]]:
         """The bytes of small tensors and the hashes of large ones."""
         small = [tensor.detach().flatten().view(torch.uint8) for tensor, _ in self.small]
-        joined = _joined(small)  # a copy
+        copied = _concatenate(small)
         return (
-            list(joined.split([len(each) for each in small])),
+            list(copied.split([len(each) for each in small])),
             [_hash(tensor) for tensor, _ in self.large],
         )
 
 
-def _joined(tensors: list[Tensor]) -> Tensor:
+def _concatenate(tensors: list[Tensor]) -> Tensor:
     return torch.cat(tensors) if tensors else torch.empty(0)
 
 

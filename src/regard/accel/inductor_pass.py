@@ -11,7 +11,7 @@ from regard.accel import matmul
 aten: Any = torch.ops.aten
 
 
-class TunedMatmuls(CustomGraphPass):
+class AutotunedMatmuls(CustomGraphPass):
     """Replaces large matmuls in half precision on a GPU by `accel.matmul.autotuned_matmul`."""
 
     def __call__(self, graph: fx.Graph) -> None:

@@ -66,12 +66,12 @@ class Instruct(Task):
             first = 0
             for number, (tokens, scored) in enumerate(dialogues, 1):
                 length = len(tokens) - 1
-                place = slice(first, first + length)
-                ids[row, place] = torch.from_numpy(tokens[:-1])
+                columns = slice(first, first + length)
+                ids[row, columns] = torch.from_numpy(tokens[:-1])
                 next_ids = np.where(scored[1:], tokens[1:], IGNORED)
-                targets[row, place] = torch.from_numpy(next_ids)
-                documents[row, place] = number
-                positions[row, place] = torch.arange(length)
+                targets[row, columns] = torch.from_numpy(next_ids)
+                documents[row, columns] = number
+                positions[row, columns] = torch.arange(length)
                 first += length
             prefixes[row] = int(np.argmax(dialogues[0][1]))  # tokens before the first response
         return DialogueBatch(ids, targets, documents, positions, prefixes)

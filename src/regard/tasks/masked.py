@@ -69,7 +69,7 @@ class Masked(Task):
             )
 
     def check_model(self, model: ModelConfig) -> None:
-        """The model needs a head for masked tokens, segments for pairs, and room for text."""
+        """The model needs a head for masked tokens, segments for pairs, and space for text."""
         super().check_model(model)
         head = cast(Any, model).head
         kind, options = kind_of(head)
@@ -85,7 +85,7 @@ class Masked(Task):
             )
         if model.context <= self.special_tokens:
             raise ConfigError(
-                f"model.context={model.context} has no room for text between special tokens; "
+                f"model.context={model.context} has no position for text between special tokens; "
                 f"set {self.special_tokens + 1} or more"
             )
 
@@ -113,7 +113,7 @@ class Masked(Task):
         text, following = examples
         lengths = (following != IGNORED).sum(1)
         rows, time = len(text), text.shape[1] + self.special_tokens
-        # Drawn row by row, so that a row gets the same numbers in every division into batches.
+        # Row by row, so that a row gets the same random numbers in every division into batches.
         random = torch.rand(rows, time, 3, generator=generator, dtype=torch.float64).numpy()
         parts = [[row[:length]] for row, length in zip(text, lengths, strict=True)]
         next_sentence = None

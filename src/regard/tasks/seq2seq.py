@@ -91,7 +91,7 @@ class Seq2Seq(Task):
     def shift(
         self, sentences: Sequence[np.ndarray], width: int
     ) -> tuple[Int[Tensor, "batch time"], Int[Tensor, "batch time"]]:
-        """What the decoder reads, and the target of each position, padded to `width`."""
+        """The input ids of the decoder, and the target of each position, padded to `width`."""
         first = len(self.prefix_ids)
         ids = np.zeros((len(sentences), width), dtype=np.int64)
         targets = np.full((len(sentences), width), IGNORED, dtype=np.int64)

@@ -186,8 +186,8 @@ class Span(Task):
         if self.no_answer:
             totals = [*totals, null]
             best = ranked[0][1] if ranked else -np.inf
-            place = 0 if null > best + self.no_answer_threshold else 1
-            ranked.insert(place, (NO_ANSWER, null))
+            rank = 0 if null > best + self.no_answer_threshold else 1
+            ranked.insert(rank, (NO_ANSWER, null))
         total = float(np.logaddexp.reduce(totals))
         return [(text, float(np.exp(score - total))) for text, score in ranked]
 

@@ -1,4 +1,4 @@
-"""How far a run goes: a number of steps, or as many as fit into a number of minutes."""
+"""The length of a run: a number of steps, or as many as fit into a number of minutes."""
 
 import math
 import time
@@ -34,7 +34,7 @@ class StepBudget:
 
     @property
     def max_steps(self) -> int:
-        """More steps than these are not taken."""
+        """An upper bound of the number of steps."""
         return self.steps
 
     @property
@@ -83,7 +83,7 @@ class StepBudget:
         return max(MIN_FINAL_SECONDS, trained)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
+        """The entries of state.json that restore it."""
         return {}
 
     def summary_lines(self) -> list[str]:
@@ -163,7 +163,7 @@ class TimeBudget(StepBudget):
 
     @property
     def max_steps(self) -> int:
-        """More steps than these are not taken."""
+        """An upper bound of the number of steps."""
         return 1 << 40
 
     @property
@@ -194,9 +194,9 @@ class TimeBudget(StepBudget):
 
     @property
     def interval(self) -> float:
-        """The progress between two evaluations: less often where they take long."""
-        least = self.evaluation_seconds / (EVALUATION_SHARE * self.seconds)
-        return max(self.evaluate_every / self.settings.steps, least)
+        """The progress between two evaluations: larger where evaluations take long."""
+        affordable = self.evaluation_seconds / (EVALUATION_SHARE * self.seconds)
+        return max(self.evaluate_every / self.settings.steps, affordable)
 
     @property
     def evaluation_seconds(self) -> float:
@@ -276,7 +276,7 @@ class TimeBudget(StepBudget):
         return max(remaining, 0.02 * self.seconds)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it; a resumed run has the rest of the time."""
+        """The entries of state.json that restore it; a resumed run has the remaining time."""
         used = self.seconds - (self.deadline - time.perf_counter())
         return {"time_plan": asdict(replace(self.plan, seconds=used))}
 

@@ -22,7 +22,7 @@ def edit_run(path: Path, overrides: Mapping[str, Any]) -> list[str]:
     settings. They must fit the model. Nothing is trained.
     """
     folder = RunFolder(path)
-    folder.read_config()  # what is no run has no lock either
+    folder.read_config()  # raises if this is not a run folder
     with folder.hold_lock():
         before = folder.read_config()
         config = build(RunConfig, merge(to_table(before), overrides))

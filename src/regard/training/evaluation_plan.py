@@ -9,7 +9,7 @@ from regard.tasks import TASKS
 SHARE = 0.1  # of the cost of a run, at most, for its evaluations while training
 EVALUATIONS = 10  # after the start, at most
 MAX_TARGETS = 200_000  # of an evaluation while training
-LEAST_STEPS = 8  # an evaluation has at least as many targets as this number of steps
+MIN_STEPS = 8  # an evaluation has at least as many targets as this number of steps
 BACKWARD = 2  # cost of a backward pass, in forward passes
 
 
@@ -48,7 +48,7 @@ def plan_evaluations(settings: TrainConfig, data: TrainingData) -> EvaluationPla
     limit = settings.evaluate_targets
     if limit is None:
         evaluations = counts[0] + (every is None)
-        fitting = max(int(budget / evaluations), LEAST_STEPS * step_targets)
+        fitting = max(int(budget / evaluations), MIN_STEPS * step_targets)
         limit = min(MAX_TARGETS, fitting)
     targets = data.targets(limit)
     count = next((n for n in counts if (n + 1) * targets <= budget), counts[-1])

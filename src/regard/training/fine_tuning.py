@@ -186,9 +186,9 @@ def cast_frozen_weights(model: nn.Module, dtype: torch.dtype) -> None:
     Embeddings stay as they are: autocast does not cast them, and the residual stream has their
     dtype.
     """
-    kept = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     for parameter in model.parameters():
-        if not parameter.requires_grad and parameter.dim() > 1 and id(parameter) not in kept:
+        if not parameter.requires_grad and parameter.dim() > 1 and id(parameter) not in embeddings:
             parameter.data = parameter.data.to(dtype)
 
 

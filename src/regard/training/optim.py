@@ -210,7 +210,9 @@ def state_tensors(
                 yield f"{names[param]}/{key}", value
 
 
-def without_state(model: nn.Module, all_optimizers: list[torch.optim.Optimizer]) -> list[str]:
+def parameters_without_state(
+    model: nn.Module, all_optimizers: list[torch.optim.Optimizer]
+) -> list[str]:
     """The parameters that never had a gradient, so that the optimizers keep no state for them."""
     names = {param: name for name, param in model.named_parameters()}
     groups = [(o.state, group) for o in all_optimizers for group in o.param_groups]

@@ -35,8 +35,8 @@ from regard.training.optim import (
     EMA,
     expected_state,
     load_state_tensors,
+    parameters_without_state,
     state_tensors,
-    without_state,
 )
 from regard.training.parallel import launch
 from regard.training.parallel.strategy import ParallelStrategy
@@ -247,7 +247,7 @@ class TrainState:
             "settings": to_table(self.config),
             "data": self.data.fingerprint,
             "evaluation_pending": self.evaluation_pending,
-            "without_state": without_state(strategy.local_model, self.optimizers),
+            "without_state": parameters_without_state(strategy.local_model, self.optimizers),
             "ema": bool(self.ema.decay),
             "matmuls": cublaslt.choices(),
             **self.budget.state(),

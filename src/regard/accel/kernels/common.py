@@ -196,7 +196,7 @@ def from_sort_key(key):
 
 @triton.jit
 def uniform(key, count):
-    """A random number in [0, 1), as `generate.sampling_state.RowGenerators` draws it."""
+    """A random number in [0, 1), as `generate.sampling_state.RowGenerators` generates it."""
     mixed = key + count * -7046029254386353131
     mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
     mixed = (mixed ^ ((mixed >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685

@@ -34,7 +34,7 @@ def _normalise(x, gain, partner_gain, partners, head_dim, eps):
 def _scores(
     queries, k, seen, distance, slopes, scale, cap, HAS_CAP: tl.constexpr, ALIBI: tl.constexpr
 ):
-    """The scores of keys at these distances; -inf for those that are not seen."""
+    """The scores of keys at these distances; -inf for those that may not be attended to."""
     score = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
     if HAS_CAP:
         score = soft_cap(score, cap)
@@ -222,7 +222,7 @@ def _attention_kernel(
 
 
 class AttentionOptions(NamedTuple):
-    """What a layer does to q, k and their scores; None where it does not."""
+    """The options of the attention of a layer; None for those that it does not use."""
 
     scale: float
     cap: float | None = None  # of the scores: soft-capping

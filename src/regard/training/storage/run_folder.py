@@ -43,7 +43,7 @@ from regard.training.storage.lock import LOCK, hold_lock
 from regard.training.storage.weight_settings import as_metadata, changes, current_settings
 
 logger = logging.getLogger(__name__)
-FORMAT = 2  # of config.json; raise it when a setting is renamed
+FORMAT = 2  # of config.json; to be raised for changes that `weight_settings.RENAMED` cannot express
 MAX_ROW = 1_000_000  # bytes of a line of metrics.jsonl
 FILES = (  # that training writes
     *("config.json", "environment.json", "model.safetensors", "metrics.jsonl", "samples.txt"),
