@@ -8,7 +8,7 @@ from regard.accel.packed_decoder import PackedDecoder
 from regard.errors import ConfigError, RegardError
 from regard.generate import Chain, Engine, generate, parse_chain, stream, stream_text
 from regard.generate.decode_loop import CudaGraphLoop, EagerLoop
-from regard.generate.stop_text import truncate_at_stop
+from regard.generate.stop_strings import truncate_at_stop
 from regard.models.transformer import Transformer, TransformerConfig
 
 CHAIN = parse_chain(["repetition=1.3", "top_k=6", "temperature=0.9"])
@@ -145,8 +145,8 @@ def test_what_cannot_begin_a_stop_is_not_held_back():
     assert list(pieces) == []
 
 
-def test_an_empty_stop_text_is_refused():
-    with pytest.raises(ConfigError, match="a stop text must have"):
+def test_an_empty_stop_string_is_refused():
+    with pytest.raises(ConfigError, match="a stop string must have"):
         list(truncate_at_stop(["a"], [""]))
 
 
@@ -155,10 +155,10 @@ class Letters:
         return "".join("abcdefghijk"[id] for id in ids)
 
 
-def test_a_stop_text_ends_a_stream():
+def test_a_stop_string_ends_a_stream():
     model = small()
     whole = "".join(stream_text(model, Letters(), [1, 2], CHAIN, tokens=30, seed=3))
     stop = whole[11:14]
-    options = {"tokens": 30, "seed": 3, "stop_texts": [stop]}
+    options = {"tokens": 30, "seed": 3, "stop_strings": [stop]}
     text = "".join(stream_text(model, Letters(), [1, 2], CHAIN, **options))
     assert text == whole[: whole.index(stop)]

@@ -26,7 +26,7 @@ from regard.generate import (
     stream_speculative,
 )
 from regard.generate.decode import detokenize_stream
-from regard.generate.stop_text import truncate_at_stop
+from regard.generate.stop_strings import truncate_at_stop
 from regard.models.base import Language
 from regard.pipelines.dialogues import fit_prompt
 from regard.pipelines.pairs import translate
@@ -71,7 +71,7 @@ def generate_text(
         _chain(run, sampler),
         tokens=options["tokens"],
         seeds=seeds,
-        until=_stop_texts(options["until"]),
+        until=_stop_strings(options["until"]),
     )
 
 
@@ -106,7 +106,7 @@ def stream_text(
             stop=stop,
             seed=seed,
         )
-    return truncate_at_stop(detokenize_stream(new_ids, run.tokenizer, ids), _stop_texts(until))
+    return truncate_at_stop(detokenize_stream(new_ids, run.tokenizer, ids), _stop_strings(until))
 
 
 def stream_response(
@@ -205,7 +205,7 @@ def _chain(run: "Run", sampler: str | Sequence[str] | Chain) -> Chain:
     return sampler if isinstance(sampler, Chain) else run.chain(sampler)
 
 
-def _stop_texts(until: str | Sequence[str]) -> Sequence[str]:
+def _stop_strings(until: str | Sequence[str]) -> Sequence[str]:
     return [until] if isinstance(until, str) else until
 
 

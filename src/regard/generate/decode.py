@@ -15,7 +15,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.generate.chain import Chain
 from regard.generate.decode_loop import CudaGraphLoop, DecodeLoop, EagerLoop, Engine
 from regard.generate.sampling_state import SamplingState, pad_rows
-from regard.generate.stop_text import truncate_at_stop
+from regard.generate.stop_strings import truncate_at_stop
 from regard.models.base import Language, State, mark_prompt_as_prefix
 from regard.nn.state import Source
 
@@ -83,14 +83,14 @@ def stream_text(
     stop: Collection[int] = (),
     seed: int | Sequence[int] | None = None,
     source: Source | None = None,
-    stop_texts: Sequence[str] = (),
+    stop_strings: Sequence[str] = (),
 ) -> Iterator[str]:
     """Continue one prompt and yield pieces of text, never an incomplete character.
 
-    The text also ends before the first of `stop_texts`, however they are tokenized.
+    The text also ends before the first of `stop_strings`, however they are tokenized.
     """
     ids = stream(model, prompt, chain, tokens=tokens, stop=stop, seed=seed, source=source)
-    return truncate_at_stop(detokenize_stream(ids, tokenizer, prompt), stop_texts)
+    return truncate_at_stop(detokenize_stream(ids, tokenizer, prompt), stop_strings)
 
 
 def detokenize_stream(

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from regard.generate.decode import IncrementalText
-from regard.generate.stop_text import StoppedText
+from regard.generate.stop_strings import StoppedText
 from regard.serve.models import ServedModel
 from regard.serve.request import Event, FinishReason, Request, TokenScore
 from regard.serve.worker import Worker
@@ -71,7 +71,7 @@ class Answers:
             raise
 
     async def deltas(
-        self, model: ServedModel, request: Request, stop_texts: Sequence[str]
+        self, model: ServedModel, request: Request, stop_strings: Sequence[str]
     ) -> AsyncIterator[Delta]:
         """The deltas of the continuations of a submitted request, as they are generated.
 
@@ -79,7 +79,7 @@ class Answers:
         """
         queue = self._queues[request]
         texts = [
-            (IncrementalText(model.tokenizer, request.prompt), StoppedText(stop_texts))
+            (IncrementalText(model.tokenizer, request.prompt), StoppedText(stop_strings))
             for _ in range(request.n)
         ]
         going_on = set(range(request.n))
@@ -121,11 +121,11 @@ class Answers:
         self.worker.cancel(request)
 
     async def complete(
-        self, model: ServedModel, request: Request, stop_texts: Sequence[str]
+        self, model: ServedModel, request: Request, stop_strings: Sequence[str]
     ) -> list[Continuation]:
         """The continuations of a submitted request, when all are complete."""
         continuations = [Continuation() for _ in range(request.n)]
-        async for delta in self.deltas(model, request, stop_texts):
+        async for delta in self.deltas(model, request, stop_strings):
             continuations[delta.index].add(delta)
         return continuations
 

@@ -11,7 +11,7 @@ from regard.generate.samplers import SAMPLERS
 MAX_TOKENS = 4096  # new tokens of a response
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
-MAX_STOPS, MAX_STOP = 4, 256  # stop texts, and characters of each
+MAX_STOPS, MAX_STOP = 4, 256  # stop strings, and characters of each
 MAX_TEXT = 200_000  # characters of a prompt
 MAX_PROMPTS = 64
 MAX_LIST = 1024  # entries of a sampler's list, and of logit_bias
@@ -86,7 +86,7 @@ class Sampling(Body):
         return _checked_text(value)
 
     def stops(self) -> list[str]:
-        """The stop texts."""
+        """The stop strings."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     def sampler_fields(self) -> dict[str, Any]:

@@ -1,0 +1,62 @@
+"""Stop strings: end a generated text before a given string, however it is tokenized."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from regard.errors import ConfigError
+
+
+def truncate_at_stop(pieces: Iterable[str], stop_strings: Sequence[str]) -> Iterator[str]:
+    """The pieces of a text up to the first complete stop string, which is not included.
+
+    Characters that may begin a stop string are buffered until later pieces decide.
+
+    >>> list(truncate_at_stop(["On", "ce.\\n", "\\nTh", "e end"], ["\\n\\n"]))
+    ['On', 'ce.']
+    """
+    text = StoppedText(stop_strings)
+    for piece in pieces:
+        if safe := text.append(piece):
+            yield safe
+        if text.stopped:
+            return
+    if rest := text.end():
+        yield rest
+
+
+class StoppedText:
+    """A text that ends before the first complete stop string, piece by piece."""
+
+    def __init__(self, stop_strings: Sequence[str]) -> None:
+        if "" in stop_strings:
+            raise ConfigError("a stop string must have at least one character")
+        self.stop_strings = stop_strings
+        self.stopped = False  # a stop string is complete; the text has ended before it
+        self._pending = ""  # may begin a stop string
+
+    def append(self, piece: str) -> str:
+        """What is certainly part of the text after this piece."""
+        pending = self._pending + piece
+        ends = [
+            (pending.index(stop) + len(stop), pending.index(stop))
+            for stop in self.stop_strings
+            if stop in pending
+        ]
+        self.stopped = bool(ends)
+        safe = min(ends)[1] if ends else len(pending) - _partial_match(pending, self.stop_strings)
+        self._pending = "" if ends else pending[safe:]
+        return pending[:safe]
+
+    def end(self) -> str:
+        """What was held back, at the end of the pieces."""
+        return self._pending
+
+
+def _partial_match(text: str, stop_strings: Sequence[str]) -> int:
+    """The length of the longest suffix of `text` that begins a stop string."""
+    lengths = (
+        length
+        for stop in stop_strings
+        for length in range(1, len(stop))
+        if text.endswith(stop[:length])
+    )
+    return max(lengths, default=0)
