@@ -46,7 +46,7 @@ def test_idx_files_are_found_and_read(mnist):
     found = open_data(str(folder))
     assert isinstance(found, Images)
     assert (found.name, found.class_names, found.channels) == ("digits", ("0", "1", "2"), 1)
-    assert found.description == "20 images, 4 × 6 pixels, grey, 3 classes"
+    assert found.description == "20 images, 4 × 6 pixels, grayscale, 3 classes"
     assert found.labels.tolist()[:4] == [0, 1, 2, 0]
     squeezed = resize(parts["train"][[3, 5], None], 4)
     assert np.array_equal(found.read(np.array([3, 5]), 4), squeezed)
@@ -140,7 +140,7 @@ def test_channels_may_stand_at_either_end(tmp_path, channels, order):
     assert np.array_equal(found.read(np.arange(8), 5), images)
 
 
-def test_an_array_without_channels_is_grey(tmp_path):
+def test_an_array_without_channels_is_grayscale(tmp_path):
     images = pixels(8, 5, 5)
     found = open_data(save(tmp_path / "a.npz", x=images, y=np.arange(8) % 2))
     assert found.channels == 1
@@ -286,7 +286,7 @@ def test_a_folder_for_each_class_is_read(zoo):
     found = open_data(str(zoo))
     assert (found.name, found.class_names, found.channels) == ("zoo", ("cat", "dog"), 1)
     assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert found.description == "6 images, 2 sizes, most often 8 × 6 pixels, grey, 2 classes"
+    assert found.description == "6 images, 2 sizes, most often 8 × 6 pixels, grayscale, 2 classes"
     read = found.read(np.array([2, 4]), 5)
     assert read.shape == (2, 1, 5, 5)
     assert set(read[0].flatten()) == {80}

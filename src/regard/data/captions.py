@@ -188,10 +188,10 @@ def from_table(table: Table, roles: Roles) -> Captions:
     outside = sum(not Path(normpath(path)).is_relative_to(inside) for path in paths)
     if outside:  # a table of unknown origin could name the user's own images
         grouped += f"; {outside:,} images are outside of the folder of the table"
-    colour = "in colour" if files.channels == 3 else "grey"
+    mode = "RGB" if files.channels == 3 else "grayscale"
     return Captions(
         name=table.name,
-        description=f"captions, {len(paths):,} images, {files.sizes}, {colour}, "
+        description=f"captions, {len(paths):,} images, {files.sizes}, {mode}, "
         f"{table.format}{roles.note}{note}{grouped}",
         captions=[tuple(captions) for captions in by_image.values()],
         groups=[groups[path] for path in paths],

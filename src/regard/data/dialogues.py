@@ -54,7 +54,7 @@ class Dialogues:
         )
 
     def first_rows(self, count: int) -> list[str]:
-        """The first dialogues, as a reader would check them."""
+        """The first dialogues, for a preview."""
         return [
             " ".join(f"{role}: {preview(content)}" for role, content in row)
             for row in islice(self.rows, count)

@@ -359,7 +359,7 @@ def file_pixels(path: Path, size: Size, channels: int) -> Pixels:
     """The pixels of one image file, (channels, height, width)."""
     image = open_image(path, _read_bytes(path))
     try:
-        if image.mode.startswith("I"):  # 16-bit grey, which `convert` would clip to 8 bits
+        if image.mode.startswith("I"):  # 16-bit grayscale, which `convert` would clip to 8 bits
             image = image.point(lambda value: value / 256, "F").convert("L")
         image = image.convert("L" if channels == 1 else "RGB")
     except (OSError, ValueError, SyntaxError) as error:
@@ -420,8 +420,8 @@ def _with_test(images: Images, test: Images | None = None) -> Images:
 
 
 def _description(count: int, sizes: str, channels: int, classes: int) -> str:
-    colour = "in colour" if channels == 3 else "grey"
-    return f"{count:,} images, {sizes}, {colour}, {classes:,} classes"
+    mode = "RGB" if channels == 3 else "grayscale"
+    return f"{count:,} images, {sizes}, {mode}, {classes:,} classes"
 
 
 def _digest(*values: object) -> str:

@@ -39,7 +39,7 @@ class LabelledText:
         return len(self.rows)
 
     def first_rows(self, count: int) -> list[str]:
-        """The first texts with their classes, as a reader would check them."""
+        """The first texts with their classes, for a preview."""
         lines = []
         for parts, classes in self.rows[:count]:
             names = [self.class_names[id] for id in classes]

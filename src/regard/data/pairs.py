@@ -66,7 +66,7 @@ class Pairs:
         )
 
     def first_rows(self, count: int) -> list[str]:
-        """The first pairs, as a reader would check them."""
+        """The first pairs, for a preview."""
         rows = islice(self.rows(), count)
         return [f"{preview(source)} → {preview(target)}" for source, target in rows]
 

@@ -17,7 +17,7 @@ class ScoredText(LabelledText):
     """Texts with a number each, which is in the place of the class."""
 
     def first_rows(self, count: int) -> list[str]:
-        """The first texts with their numbers, as a reader would check them."""
+        """The first texts with their numbers, for a preview."""
         return [
             f"{' | '.join(map(preview, parts))} → {number:g}"
             for parts, (number,) in self.rows[:count]

@@ -45,7 +45,7 @@ class Sentences:
         )
 
     def first_rows(self, count: int) -> list[str]:
-        """The first pairs, as a reader would check them."""
+        """The first pairs, for a preview."""
         return [f"{preview(a)} ~ {preview(b)}" for a, b in islice(self.rows, count)]
 
     def note_overlap(self, train: "Sentences") -> "Sentences":

@@ -20,7 +20,7 @@ NUMERIC_SHARE = 0.5  # minimum fraction of numeric cells in a numeric column; ot
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Columns of numbers; rows are in the order of time.
+    """Numeric columns; rows are in chronological order.
 
     A validation or test split knows the rows `before` it, which a forecast of its first values
     reads; the first `training_rows` of them are the training data.

@@ -48,7 +48,7 @@ class Questions:
         return len(self.rows)
 
     def first_rows(self, count: int) -> list[str]:
-        """The first questions with their answers, as a reader would check them."""
+        """The first questions with their answers, for a preview."""
         return [
             f"{preview(row.text)} → {preview(row.answers[0][0]) if row.answers else 'no answer'}"
             for row in self.rows[:count]

@@ -30,7 +30,7 @@ class Strokes:
     offsets: NDArray[np.int64] = field(repr=False)  # (drawings + 1): the points of each
     labels: NDArray[np.int64] | None = field(default=None, repr=False)  # a class per drawing
     class_names: tuple[str, ...] = ()
-    texts: tuple[str, ...] | None = field(default=None, repr=False)  # what each drawing shows
+    texts: tuple[str, ...] | None = field(default=None, repr=False)  # shown by each
     validation: "Strokes | None" = field(default=None, repr=False)
     test: "Strokes | None" = field(default=None, repr=False)
 
@@ -42,7 +42,7 @@ class Strokes:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The points of each drawing."""
+        """The number of points of each drawing."""
         return np.diff(self.offsets)
 
     def subset(self, rows: NDArray[np.int64], description: str) -> "Strokes":

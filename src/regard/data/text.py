@@ -141,7 +141,7 @@ class Text:
         )
 
     def first_rows(self, count: int) -> list[str]:
-        """The beginnings of the first texts, as a reader would check them."""
+        """The beginnings of the first texts, for a preview."""
         first = (next(document.chunks(256))[0] for document in self.documents[:count])
         return [preview(data.decode("utf-8")) for data in first]
 

@@ -146,7 +146,7 @@ def write_rope(
 
 
 def is_interleaved(config: Any) -> bool:
-    """Whether a model rotates pairs of neighbouring coordinates."""
+    """Whether the RoPE of a model is interleaved: it rotates the pairs (2i, 2i + 1)."""
     kind, options = kind_of(config.position)
     return kind == "rotary" and options.get("interleaved", False)
 

@@ -64,7 +64,7 @@ class CaptionerConfig(ImageGrid, TransformerConfig):
     architecture: Literal["encoder-decoder"] = "encoder-decoder"  # which stacks there are
     image_size: int = 64  # side of an image, in pixels
     patch: int = 8  # side of a region, in pixels
-    channels: int = 3  # channels of an image: 3 for RGB, 1 for grey
+    channels: int = 3  # channels of an image: 3 for RGB, 1 for grayscale
     features: Features = "convolution"  # how regions become vectors (nn.image_features.FEATURES)
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class RecurrentCaptionerConfig(ImageGrid, Settings):
     encoder_layers: int = 1  # convolutions over the regions; 0: none
     image_size: int = 64  # side of an image, in pixels
     patch: int = 8  # side of a region, in pixels
-    channels: int = 3  # channels of an image: 3 for RGB, 1 for grey
+    channels: int = 3  # channels of an image: 3 for RGB, 1 for grayscale
     features: Features = "convolution"  # how regions become vectors (nn.image_features.FEATURES)
     score: Choice = "additive"  # the attention score (nn.score.SCORES)
     # where attention is: before the decoder (bahdanau), after it (luong), after its first layer

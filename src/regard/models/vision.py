@@ -35,7 +35,7 @@ class VisionConfig(StackConfig):
     input_kind: ClassVar[str] = "images"  # instead of text
     image_size: int | list[int] = 224  # side of a square, or height and width, in pixels
     patch: int | list[int] = 16  # side of a square patch, or its height and width
-    channels: int = 3  # channels of an image: 3 for RGB, 1 for grey
+    channels: int = 3  # channels of an image: 3 for RGB, 1 for grayscale
     cls: bool = True  # a class token before the patches; without it head.pool is "mean"
     head: Choice = "classification"  # the output layer (nn.head.HEADS)
 

@@ -94,7 +94,7 @@ class Windows:
 
 
 class SeriesPipeline(Pipeline):
-    """Columns of numbers in the order of time; the validation data is the end of the series."""
+    """Numeric columns in chronological order; the validation data is the end of the series."""
 
     name: ClassVar[str] = "series"
     needs: ClassVar[str] = "columns of numbers"
