@@ -20,7 +20,8 @@ from regard import api
 from regard.cli.studio import _exit_on_hangup
 from regard.errors import ConfigError
 from regard.serve.middleware import MAX_BODY, LimitsMiddleware
-from regard.serve.studio import routes
+from regard.serve.studio import routes, training_process
+from regard.serve.studio import trainer as trainer_module
 from regard.serve.studio.app import create_studio
 from regard.serve.studio.folder import RunsFolder
 from regard.serve.studio.trainer import SUFFIXES, Busy, Trainer
@@ -325,6 +326,24 @@ def test_a_run_that_is_deleted_meanwhile_is_not_listed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "is_file", is_file)
     assert RunsFolder(tmp_path).names() == ["kept"]
+
+
+def test_a_training_stops_when_the_studio_is_killed(tmp_path):
+    """What SIGKILL leaves of the studio is a closed pipe."""
+    assert trainer_module.COMMAND[-1] == training_process.__name__
+    script = tmp_path / "child.py"
+    script.write_text(
+        f"import runpy, time\npath = {training_process.__file__!r}\n"
+        "runpy.run_path(path)['stop_with_parent'](0)\nprint('begun', flush=True)\ntime.sleep(60)"
+    )
+    trainer = Trainer(RunsFolder(tmp_path / "runs"), (sys.executable, "-S", str(script)))
+    trainer.train_text("first", "text", ".txt", [])
+    while "begun" not in trainer.state()["output"]:
+        time.sleep(0.02)
+    assert trainer.state()["running"]
+    trainer._process.stdin.close()
+    assert trainer._process.wait(10) == -signal.SIGTERM
+    trainer.close()
 
 
 def test_one_training_at_a_time_in_a_child_process(tmp_path):

@@ -7,13 +7,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from regard.errors import ConfigError
 from regard.files.atomic import atomic_file
 from regard.serve.studio.folder import TEXTS, RunsFolder, check_name
 
 SUFFIXES = (".txt", ".md", ".tsv", ".csv", ".jsonl")  # of uploaded files
+COMMAND = (sys.executable, "-m", "regard.serve.studio.training_process")
 LOG_BYTES = 16 * 1024  # the end of the output that is shown
 STOP_SECONDS = 30  # for a training to save when the studio ends
 
@@ -25,9 +26,7 @@ class Busy(ConfigError):
 class Trainer:
     """Starts, stops and follows the training of a studio."""
 
-    def __init__(
-        self, folder: RunsFolder, command: Sequence[str] = (sys.executable, "-m", "regard")
-    ) -> None:
+    def __init__(self, folder: RunsFolder, command: Sequence[str] = COMMAND) -> None:
         self.folder, self.command = folder, command
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -80,6 +79,7 @@ class Trainer:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            cast(IO[bytes], process.stdin).close()
         with self._lock:
             if self._log is not None:
                 self._end = self._output()
@@ -126,10 +126,12 @@ class Trainer:
     def _start(self, name: str, words: Sequence[str]) -> None:
         if self._log is not None:
             self._log.close()
+        if self._process is not None:
+            cast(IO[bytes], self._process.stdin).close()
         self._log = tempfile.NamedTemporaryFile("ab")  # noqa: SIM115 -- open while it is read
         self._process = subprocess.Popen(
             [*self.command, *words],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # closed when the studio ends, by whatever signal
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,  # Ctrl-C in the terminal is for the server, which stops it

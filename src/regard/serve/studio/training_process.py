@@ -1,0 +1,26 @@
+"""`regard` as a child process of the studio: it stops, as by SIGTERM, when the studio has ended."""
+
+import os
+import signal
+import threading
+
+
+def stop_with_parent(pipe: int) -> None:
+    """Send SIGTERM to this process when the parent has closed its end of a pipe.
+
+    The system closes it too when the parent is killed.
+    """
+
+    def watch() -> None:
+        while os.read(pipe, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    from regard.cli import main
+
+    stop_with_parent(0)
+    main()
