@@ -17,6 +17,7 @@ from regard.hub.config_json import write_config
 from regard.hub.gguf import architecture_of
 from regard.hub.gguf_q4_k import quantize_q4_k
 from regard.hub.gguf_tokenizer import write_vocabulary
+from regard.hub.llama_cpp import compare_llama_cpp
 from regard.text import train_tokenizer
 from regard.text.chat_template import CHATML_JINJA, render
 from regard.training import import_export
@@ -257,6 +258,14 @@ def test_llama_cpp_embeds_as_our_encoder(tmp_path):
     config = model_config("bert", **WIDE, vocab_size=tokenizers.vocab_size)
     model = make_run(tmp_path / "run", config, task="masked", tokenizers=tokenizers)
     result = regard.export(tmp_path / "run", tmp_path / "out", format="gguf")
+    assert result.engine == "llama.cpp"
+    assert result.difference < 1e-2
+    path = result.path / "model.gguf"
+    assert compare_llama_cpp(path, model, "f32") == result.difference
+    model.embed.token.weight.data.neg_()
+    with pytest.raises(CheckpointError, match="its embeddings are off by"):
+        compare_llama_cpp(path, model, "f32")
+    model.embed.token.weight.data.neg_()
     llama = llama_cpp.Llama(
         str(result.path / "model.gguf"), n_ctx=32, embedding=True, verbose=False
     )

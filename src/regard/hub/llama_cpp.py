@@ -1,4 +1,4 @@
-"""Check that llama.cpp computes the logits of an exported decoder, if llama-cpp-python is there."""
+"""Check that llama.cpp computes what an exported model does, if llama-cpp-python is there."""
 
 from pathlib import Path
 from typing import Any
@@ -22,24 +22,24 @@ def compare_llama_cpp(path: Path, model: Transformer, type: str) -> float | None
         import llama_cpp
     except ImportError:
         return None
-    if model.config.architecture != "decoder":
-        return None
+    decodes = model.config.architecture == "decoder"
     length = min(model.config.context, 16)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (1, length), generator=generator)
     try:
-        theirs = _logits(llama_cpp, path, ids[0].tolist())
+        theirs = (_logits if decodes else _embeddings)(llama_cpp, path, ids[0].tolist())
     except ValueError as error:
         raise CheckpointError(
             f"llama.cpp cannot open the file; nothing was written: {error}"
         ) from error
     with torch.no_grad():
-        ours = model.head(model(ids))[0].numpy()
+        hidden = model(ids)
+        ours = (model.head(hidden) if decodes else hidden)[0].numpy()
     difference = float(np.abs(theirs - ours).max())
     if type == "f32" and not difference <= TOLERANCE * max(1.0, float(np.abs(ours).max())):
         raise CheckpointError(
-            f"llama.cpp opens the file, but its logits are off by {difference:.2g}; nothing was "
-            "written"
+            f"llama.cpp opens the file, but its {'logits' if decodes else 'embeddings'} are off by "
+            f"{difference:.2g}; nothing was written"
         )
     return difference
 
@@ -59,4 +59,31 @@ def _logits(llama_cpp: Any, path: Path, ids: list[int]) -> Any:
         llama.eval(ids)
         return np.array(llama.scores[: len(ids)])
     finally:
+        llama.close()
+
+
+def _embeddings(llama_cpp: Any, path: Path, ids: list[int]) -> Any:
+    """The embedding of each token, without pooling."""
+    llama = llama_cpp.Llama(
+        str(path),
+        n_ctx=len(ids),
+        n_batch=len(ids),
+        n_ubatch=len(ids),
+        embedding=True,
+        pooling_type=llama_cpp.LLAMA_POOLING_TYPE_NONE,
+        verbose=False,
+    )
+    batch = llama_cpp.llama_batch_init(len(ids), 0, 1)
+    try:
+        batch.n_tokens = len(ids)
+        for place, token in enumerate(ids):
+            batch.token[place], batch.pos[place], batch.n_seq_id[place] = token, place, 1
+            batch.seq_id[place][0], batch.logits[place] = 0, True
+        context = llama._ctx.ctx
+        if llama_cpp.llama_decode(context, batch) != 0:
+            raise ValueError("it cannot compute the embeddings of a text")
+        rows = [llama_cpp.llama_get_embeddings_ith(context, place) for place in range(len(ids))]
+        return np.array([row[: llama.n_embd()] for row in rows])
+    finally:
+        llama_cpp.llama_batch_free(batch)
         llama.close()
