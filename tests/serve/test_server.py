@@ -244,6 +244,7 @@ class Predictor:
     """A run of some kind of data that gives back what it predicts from."""
 
     takes_source, name = False, "any"
+    config = SimpleNamespace(task={"kind": "forecast", "column": ["a", "b"]})
 
     def __init__(self, kind, inputs=("text",)):
         self.run, self.pipeline, self.inputs = self, SimpleNamespace(name=kind), inputs
@@ -253,9 +254,6 @@ class Predictor:
 
     def forecast(self, path, *, steps):
         return path.read_text().split(), steps
-
-    def _series_task(self):
-        return SimpleNamespace(columns=["a", "b"])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 import typer
 
@@ -145,12 +145,19 @@ def main(words: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     """Print a warning of this library as one line, others with their place in the code."""
     if issubclass(category, RegardWarning):
         print(f"warning: {shorten(str(message))}", file=sys.stderr)
     else:
-        sys.stderr.write(warnings.formatwarning(message, category, *place[:2]))
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def _print_error(message: str, code: int) -> int:

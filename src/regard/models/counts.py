@@ -42,8 +42,8 @@ class NGramTable(nn.Module):
     The followers of a history are adjacent, and a lookup is a binary search.
     """
 
-    keys: Int[Tensor, " grams"]
-    counts: Int[Tensor, " grams"]
+    keys: Int[Tensor, " ngrams"]
+    counts: Int[Tensor, " ngrams"]
 
     def __init__(self) -> None:
         super().__init__()

@@ -121,7 +121,7 @@ class KneserNey(Smoothing):
         return (count - discount) / total[row], discounted / total
 
 
-def _estimate_discounts(counts: Int[Tensor, " grams"]) -> tuple[float, float, float]:
+def _estimate_discounts(counts: Int[Tensor, " ngrams"]) -> tuple[float, float, float]:
     n1, n2, n3, n4 = torch.bincount(counts.clamp_max(5), minlength=6)[1:5].tolist()
     if min(n1, n2, n3) == 0:
         return DEFAULT_DISCOUNTS

@@ -17,6 +17,7 @@ from regard.errors import ConfigError, DataError
 from regard.explain.attention import has_attention
 from regard.generate.sampler_trace import TracedChain
 from regard.models.base import Language
+from regard.pipelines.series import series_task
 from regard.serve.engine_request import source_ids
 from regard.serve.models import ServedModel
 from regard.serve.schema import PredictBody, Sampling
@@ -139,7 +140,7 @@ def predict(model: ServedModel, body: PredictBody) -> Any:
 
 
 def _forecast(model: ServedModel, series: Any, steps: int | None) -> Any:
-    columns = model.run._series_task().columns
+    columns = series_task(model.run.config.task).columns
     if isinstance(series, list):
         series = {columns[0]: series}
     missing = [name for name in columns if name not in series]

@@ -259,7 +259,7 @@ def export_onnx(run: Path, out: Path) -> ExportResult:
         for side, tokenizer in sides.items():
             if tokenizer is not None:
                 cast(Tokenizer, tokenizer).save(temporary / f"{side}tokenizer.json")
-    return ExportResult(out, "onnx", settings.shape, difference, None, "ONNX Runtime")
+    return ExportResult(out, "onnx", settings.architecture, difference, None, "ONNX Runtime")
 
 
 def export_gguf(run: Path, out: Path, family: str | None, type: str) -> ExportResult:
