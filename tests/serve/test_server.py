@@ -384,7 +384,7 @@ def test_bombs_are_refused_by_name(client, live):
     with client.open("/v1/completions", {**body, "mirror": 1, "user": "me"}) as answer:
         assert answer.headers["x-regard-ignored"] == "mirror"
     for path, field in (("/tokenize", "prompt"), ("/explain", "text")):
-        with client.open(path, {field: "the cat", "mirror": 1}) as answer:
+        with client.open(path, {field: "the cat", " ": 1, "mirror": 1, "": 1}) as answer:
             assert answer.headers["x-regard-ignored"] == "mirror"
     _, answer = client("/v1/completions", {**body, "sampler": ["greedy"], "min_p": 0.1})
     assert answer["error"]["param"] == "sampler"

@@ -88,5 +88,6 @@ def check_body(body: Body) -> dict[str, str]:
         if extra.get(name):
             raise ApiError(400, f"{name} is not supported here", param=name, code="unsupported")
     ignored = body.ignored() if isinstance(body, Sampling) else list(extra)
-    printable = [name for name in ignored[:20] if name.isascii() and name.isprintable()]
-    return {"x-regard-ignored": ", ".join(printable)[:500]} if printable else {}
+    names = [name.strip() for name in ignored[:20] if name.isascii() and name.isprintable()]
+    header = ", ".join(filter(None, names))[:500].strip()  # h11 refuses spaces at its ends
+    return {"x-regard-ignored": header} if header else {}
