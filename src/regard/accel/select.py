@@ -96,8 +96,8 @@ def training_path(
     By default steps are compiled on CUDA only, where it pays off within about a minute.
     """
     if settings.compile == "off" or (settings.compile == "auto" and device.type != "cuda"):
-        reason = f"train.compile={settings.compile} on {device.type}"
-        return TrainingPath(False, False, {"compile": reason, "cuda_graph": "not compiled"})
+        setting = f"train.compile={settings.compile} on {device.type}"
+        return TrainingPath(False, False, {"compile": setting, "cuda_graph": "not compiled"})
     reason = None
     if device.type != "cuda":
         reason = f"{device.type} has no CUDA graphs"

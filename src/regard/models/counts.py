@@ -59,7 +59,7 @@ class NGramTable(nn.Module):
 
     def followers(
         self, histories: Int[Tensor, " rows"], vocab_size: int
-    ) -> tuple[Int[Tensor, " ngrams"], Int[Tensor, " ngrams"], Float64[Tensor, " ngrams"]]:
+    ) -> tuple[Int[Tensor, " matches"], Int[Tensor, " matches"], Float64[Tensor, " matches"]]:
         """All ids seen after these histories: row, id and count of each."""
         low = torch.searchsorted(self.keys, histories * vocab_size)
         high = torch.searchsorted(self.keys, (histories + 1) * vocab_size)  # 0 for history -1

@@ -14,7 +14,7 @@ from regard.models.counts import NGramTable
 
 DEFAULT_DISCOUNTS = (0.5, 1.0, 1.5)  # of counts 1, 2 and 3+, where they cannot be estimated
 
-Smoothed = tuple[Float64[Tensor, " ngrams"], Float64[Tensor, " rows"]]  # p(hw), g(h)
+Smoothed = tuple[Float64[Tensor, " matches"], Float64[Tensor, " rows"]]  # p(hw), g(h)
 
 
 class Smoothing(nn.Module):
@@ -33,8 +33,8 @@ class Smoothing(nn.Module):
     def forward(
         self,
         order: int,
-        count: Float64[Tensor, " ngrams"],
-        row: Int[Tensor, " ngrams"],
+        count: Float64[Tensor, " matches"],
+        row: Int[Tensor, " matches"],
         total: Float64[Tensor, " rows"],
     ) -> Smoothed:
         """`row` is the row of each n-gram, `total` the count of each row's history, at least 1."""
