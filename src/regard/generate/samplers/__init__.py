@@ -1,8 +1,8 @@
 """The table of samplers: logits processors by the names that `-s NAME=VALUE` uses.
 
 To add a sampler to the library, write its class in one of these modules and one line in
-`SAMPLERS`. Its fields are its settings; `setting(default, off=...)` says at which value it
-changes nothing.
+`SAMPLERS`. Its fields are its settings; `setting(default, off=...)` gives the value that
+switches it off.
 """
 
 from collections.abc import Callable

@@ -30,7 +30,7 @@ def token_mask(
 
 @dataclass(frozen=True, slots=True)
 class Bias(LogitsProcessor):
-    """Logit bias: add `value` to the logits of `tokens`. 0, or no tokens, changes nothing."""
+    """Logit bias: add `value` to the logits of `tokens`. 0, or no tokens, switches it off."""
 
     tokens: tuple[int, ...] = setting((), per_row=False)
     value: float = setting(0.0, per_row=False)
@@ -43,7 +43,7 @@ class Bias(LogitsProcessor):
 
     @property
     def is_off(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether it is off."""
         return not self.tokens or self.value == 0
 
     def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
@@ -54,7 +54,7 @@ class Bias(LogitsProcessor):
 
 @dataclass(frozen=True, slots=True)
 class Ban(LogitsProcessor):
-    """Never generate these tokens. No tokens: changes nothing."""
+    """Never generate these tokens. No tokens: it is off."""
 
     tokens: tuple[int, ...] = setting((), off=(), per_row=False)
 
@@ -67,7 +67,7 @@ class Ban(LogitsProcessor):
 
 @dataclass(frozen=True, slots=True)
 class Allow(LogitsProcessor):
-    """Generate these tokens only. No tokens: all are allowed, nothing changes."""
+    """Generate these tokens only. No tokens: it is off."""
 
     tokens: tuple[int, ...] = setting((), off=(), per_row=False)
 
@@ -102,7 +102,7 @@ class Force(LogitsProcessor):
 
 @dataclass(frozen=True, slots=True)
 class MinLength(LogitsProcessor):
-    """Do not stop before the completion has this many tokens. 0 changes nothing."""
+    """Do not stop before the completion has this many tokens. 0 switches it off."""
 
     tokens: int = setting(0, off=0)
     # the ids that end a text; empty: those of the `SamplingState`

@@ -70,7 +70,7 @@ class Mirostat2(Mirostat):
 
     mu starts at twice the target; the likeliest token is always kept. The surprisal of the
     sampled token is measured after truncation, as in llama.cpp, or with `surprisal="full"`
-    before it, as in the paper. target = 0 changes nothing.
+    before it, as in the paper. target = 0 switches it off.
     """
 
     target: float = setting(5.0, off=0.0)
@@ -96,7 +96,7 @@ class Mirostat1(Mirostat, SortedLogitsProcessor):
 
     The k likeliest tokens are kept, at least one; all of them where s is not above 0. As in
     llama.cpp, k is rounded down and the surprisal is measured after truncation (before it with
-    `surprisal="full"`). target = 0 changes nothing.
+    `surprisal="full"`). target = 0 switches it off.
     """
 
     target: float = setting(5.0, off=0.0)

@@ -69,7 +69,7 @@ class Repetition(LogitsProcessor):
         l_v <- l_v / penalty  if l_v > 0  else  l_v penalty
 
     It depends on the sign of the logits, and so belongs before samplers that shift them.
-    penalty = 1 changes nothing.
+    penalty = 1 switches it off.
     """
 
     penalty: float = setting(1.0, off=1.0)
@@ -105,7 +105,7 @@ class Frequency(LogitsProcessor):
 
         l_v <- l_v - penalty count(v)
 
-    A negative penalty favours tokens of the text; 0 changes nothing.
+    A negative penalty favours tokens of the text; 0 switches it off.
     """
 
     penalty: float = setting(0.0, off=0.0)
@@ -143,7 +143,7 @@ class Presence(Frequency):
 
         l_v <- l_v - penalty [count(v) > 0]
 
-    A negative penalty favours tokens of the text; 0 changes nothing.
+    A negative penalty favours tokens of the text; 0 switches it off.
     """
 
     binary = True
@@ -155,7 +155,7 @@ class NoRepeatNGram(LogitsProcessor):
 
         remove v  iff  t_{i-n+1} .. t_{i-1} v  occurs in the text
 
-    n = 0 changes nothing.
+    n = 0 switches it off.
     """
 
     size: int = setting(0, off=0, per_row=False)
@@ -192,7 +192,7 @@ class DRY(LogitsProcessor):
         l_v <- l_v - multiplier base^(m_v - allowed_length)      where m_v >= allowed_length
 
     with the largest m_v over all earlier v. Breakers are never penalised. multiplier = 0
-    changes nothing.
+    switches it off.
     """
 
     multiplier: float = setting(0.0, off=0.0)

@@ -19,7 +19,7 @@ class Temperature(LogitsProcessor):
 
         l_v <- l_v / T
 
-    T = 1 changes nothing. T = 0 is greedy: it keeps the first of the largest logits only.
+    T = 1 switches it off. T = 0 is greedy: it keeps the first of the largest logits only.
     """
 
     value: float = setting(1.0, off=1.0)
@@ -59,7 +59,7 @@ class DynamicTemperature(LogitsProcessor):
         T = low + (high - low) (H / ln n)^exponent,      l_v <- l_v / T
 
     H is the entropy in nats and n the number of remaining tokens, so H / ln n lies in [0, 1].
-    low = high = 1 changes nothing; T = 0 is greedy; a single remaining token is not changed.
+    low = high = 1 switches it off; T = 0 is greedy; a single remaining token is not changed.
     """
 
     low: float = setting(1.0, off=1.0)
@@ -89,7 +89,7 @@ class Quadratic(LogitsProcessor):
 
         d_v = l_v - max l,      l_v <- max l - (3 - c)/2 f d_v^2 + (c - 1)/2 f d_v^3
 
-    f is the factor and c the curve: 1 is purely quadratic, 3 purely cubic. f = 0 changes nothing.
+    f is the factor and c the curve: 1 is purely quadratic, 3 purely cubic. f = 0 switches it off.
     """
 
     factor: float = setting(0.0, off=0.0)

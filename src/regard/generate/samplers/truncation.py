@@ -47,7 +47,7 @@ class TopK(LogitsProcessor):
         keep v  iff  l_v >= the k-th largest logit
 
     so all tokens tied with the k-th are kept; with `exact`, only those with the lowest ids, k
-    in total. k = 0 changes nothing.
+    in total. k = 0 switches it off.
     """
 
     k: int = setting(40, off=0)
@@ -88,7 +88,7 @@ class TopP(SortedLogitsProcessor):
 
         keep v  iff  sum of P(u) over all u ranked above v  <  p
 
-    Tokens of equal probability are ranked by id. p = 0 keeps one token, p = 1 changes nothing.
+    Tokens of equal probability are ranked by id. p = 0 keeps one token, p = 1 switches it off.
     """
 
     p: float = setting(0.9, off=1.0)
@@ -111,7 +111,7 @@ class MinP(LogitsProcessor):
 
         keep v  iff  P(v) >= m max P
 
-    m = 0 changes nothing, m = 1 keeps the likeliest token and its ties.
+    m = 0 switches it off, m = 1 keeps the likeliest token and its ties.
     """
 
     m: float = setting(0.05, off=0.0)
@@ -132,7 +132,7 @@ class TopA(LogitsProcessor):
 
         keep v  iff  P(v) >= a (max P)^2
 
-    a = 0 changes nothing.
+    a = 0 switches it off.
     """
 
     a: float = setting(0.2, off=0.0)
@@ -154,7 +154,7 @@ class TopNSigma(LogitsProcessor):
         keep v  iff  l_v >= max l - n sigma,      sigma over the remaining tokens
 
     A temperature before it does not change which tokens it keeps, another truncation does: use
-    it first. n = 0 changes nothing.
+    it first. n = 0 switches it off.
     """
 
     n: float = setting(1.0, off=0.0)
@@ -186,7 +186,7 @@ class TopH(SortedLogitsProcessor):
         keep v  iff  sum of -P(u) ln P(u) over u = v and all u ranked above  <=  h H
 
     P and H are computed over the 100 likeliest tokens; the likeliest is always kept. h = 0
-    changes nothing.
+    switches it off.
     """
 
     h: float = setting(0.4, off=0.0)
@@ -210,7 +210,7 @@ class TailFree(SortedLogitsProcessor):
         c_j = cumulative sum of |second difference of P at rank j|, normalised;
         keep rank 0, remove rank j iff c_{j-1} > z, remove the last rank
 
-    z = 1 changes nothing. Rows with fewer than three tokens, or with equal probabilities, are
+    z = 1 switches it off. Rows with fewer than three tokens, or with equal probabilities, are
     not changed either.
     """
 
@@ -242,7 +242,7 @@ class Epsilon(LogitsProcessor):
 
         keep v  iff  P(v) >= epsilon
 
-    or the likeliest token alone if there is none. epsilon = 0 changes nothing.
+    or the likeliest token alone if there is none. epsilon = 0 switches it off.
     """
 
     epsilon: float = setting(3e-4, off=0.0)
@@ -264,7 +264,7 @@ class Eta(LogitsProcessor):
 
         keep v  iff  P(v) >= min(epsilon, sqrt(epsilon) exp(-H))
 
-    or the likeliest token alone if there is none. epsilon = 0 changes nothing.
+    or the likeliest token alone if there is none. epsilon = 0 switches it off.
     """
 
     epsilon: float = setting(3e-4, off=0.0)
@@ -288,7 +288,7 @@ class Typical(SortedLogitsProcessor):
         d_v = |-ln P(v) - H|,      keep v  iff  sum of P(u) over all u with d_u < d_v  <  mass
 
     so the fewest tokens with surprisal nearest to the entropy H that reach the mass; the likeliest
-    token may be removed. mass = 1 changes nothing.
+    token may be removed. mass = 1 switches it off.
     """
 
     mass: float = setting(0.95, off=1.0)
@@ -325,8 +325,8 @@ class XTC(LogitsProcessor):
         remove all but the least likely
 
     It uses one random number per token, whether or not any token qualifies. A row in which a
-    token of `protect` would be removed is not changed. probability = 0 changes nothing, nor does
-    a threshold above 1/2.
+    token of `protect` would be removed is not changed. probability = 0 switches it off, and so
+    does a threshold above 1/2.
     """
 
     probability: float = setting(0.5, off=0.0)
@@ -341,7 +341,7 @@ class XTC(LogitsProcessor):
 
     @property
     def is_off(self) -> bool:
-        """Whether it changes nothing: two tokens cannot both have a probability above 1/2."""
+        """Whether it is off: two tokens cannot both have a probability above 1/2."""
         return self.probability == 0 or self.threshold > 0.5
 
     @property
