@@ -167,7 +167,7 @@ def _memory(cost: Any) -> list[tuple[str, str, str, str]]:
         rows.append(("KV cache, per token", size, size // 2, "2 × layers × kv width"))
     if cost.state_bytes:
         name = f"KV cache, {tokens}" if cost.state_bytes_per_token else "state of a sequence"
-        note = "including cross-attention to the source" if "cross-attention" in cost.parts else ""
+        note = "including cross-attention" if "cross-attention" in cost.parts else ""
         note = note if cost.state_bytes_per_token else "for any length"
         rows.append((name, cost.state_bytes, cost.state_bytes // 2, note))
     if cost.window_bytes < cost.state_bytes:
