@@ -19,6 +19,8 @@ pytest.importorskip("fastapi")
 from regard import api
 from regard.cli.studio import _exit_on_hangup
 from regard.errors import ConfigError
+from regard.generate.chain import DEFAULT_SAMPLERS
+from regard.generate.sampler_spec import parse_sampler
 from regard.serve.middleware import MAX_BODY, LimitsMiddleware
 from regard.serve.studio import routes, training_process
 from regard.serve.studio import trainer as trainer_module
@@ -130,6 +132,10 @@ def test_settings_that_name_files_are_refused(studio):
     choices = ask(address, "/studio/choices")[2]
     assert choices["max_bytes"] < MAX_BODY - 1024  # the page says so before the guard refuses
     assert choices["suffixes"] == list(SUFFIXES)
+    for slider in choices["sliders"]:  # at `off` a sampler does nothing
+        assert parse_sampler(f"{slider['name']}={slider['off']}").is_off
+    shown = {s["name"]: s["value"] for s in choices["sliders"] if s["value"] != s["off"]}
+    assert [f"{name}={value}" for name, value in shown.items()] == list(DEFAULT_SAMPLERS)
 
 
 def test_pages_of_other_sites_cannot_write(studio):

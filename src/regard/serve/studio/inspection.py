@@ -1,7 +1,7 @@
 """What the page shows of a model: sampler stages, attention maps, figures, structure."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,9 @@ from regard.explain.figures import FIGURES
 from regard.explain.figures.panels import Table
 from regard.explain.render.explorer import PAGE_STYLE, explorer
 from regard.explain.render.figure import page, to_svg
-from regard.generate.sampler_spec import format_sampler
+from regard.generate.chain import DEFAULT_SAMPLERS
+from regard.generate.sampler_spec import format_sampler, parse_sampler
+from regard.generate.samplers import SAMPLERS
 from regard.generate.samplers.logits_processor import entropy
 from regard.generate.sampling_state import SamplingState
 from regard.models.base import Language
@@ -31,7 +33,28 @@ from regard.serve.studio.folder import RunsFolder
 from regard.training.setup.configure import RECIPES, recipes
 
 NO_SAMPLER = "the model"
+SLIDERS = {  # of samplers, in the order in which they are applied: smallest, largest, step
+    "repetition": (1, 2, 0.05),
+    "temperature": (0, 2, 0.05),
+    "top_k": (0, 50, 1),
+    "top_p": (0.05, 1, 0.01),
+    "min_p": (0, 0.5, 0.01),
+}
 MAX_TOKENS = 256  # of a text whose figures are drawn
+
+
+def list_sliders() -> list[dict[str, Any]]:
+    """The sliders of the page; `off` is where the sampler changes nothing."""
+    defaults = {spec.partition("=")[0]: parse_sampler(spec) for spec in DEFAULT_SAMPLERS}
+    sliders = []
+    for name, (low, high, step) in SLIDERS.items():
+        first = fields(cast(Any, SAMPLERS[name]))[0]
+        off = first.metadata["off"]
+        value = getattr(defaults[name], first.name) if name in defaults else off
+        sliders.append(
+            {"name": name, "min": low, "max": high, "step": step, "value": value, "off": off}
+        )
+    return sliders
 
 
 @torch.inference_mode()

@@ -120,12 +120,13 @@ async def list_runs(http: Request) -> dict[str, Any]:
 
 @router.get("/studio/choices")
 async def list_choices() -> dict[str, Any]:
-    """Recipes, presets, figures, orders of samplers, and the texts that can be sent."""
+    """Recipes, presets, figures, samplers with sliders, and the texts that can be sent."""
     return {
         "recipes": await asyncio.to_thread(inspection.list_recipes),
         "presets": presets(),
         "figures": inspection.list_figures(),
         "orders": list(SAMPLER_ORDERS),
+        "sliders": inspection.list_sliders(),
         "suffixes": SUFFIXES,
         "max_bytes": MAX_TEXT,
     }

@@ -3,29 +3,23 @@
 import {$, complete, el, fail, number, post, visible} from "/page/dom.js";
 import {generates, translates} from "/page/state.js";
 
-// Samplers in the order in which they are applied; at `neutral` one changes nothing.
-const SLIDERS = [
-  {name: "repetition", label: "Repetition penalty", min: 1, max: 2, step: 0.05, value: 1, neutral: 1},
-  {name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, value: 0.8, neutral: 1},
-  {name: "top_k", label: "Top-k", min: 0, max: 50, step: 1, value: 0, neutral: 0},
-  {name: "top_p", label: "Top-p", min: 0.05, max: 1, step: 0.01, value: 0.95, neutral: 1},
-  {name: "min_p", label: "Min-p", min: 0, max: 0.5, step: 0.01, value: 0, neutral: 0},
-];
+let sliders = []; // of samplers, in the order in which they are applied; at `off` one changes nothing
 let pending = null, generating = null, timer = null;
 
 export function start(choices) {
   $("order").append(...choices.orders.map(order => el("option", {}, order)));
-  $("sliders").replaceChildren(...SLIDERS.map(slider => {
+  sliders = choices.sliders;
+  $("sliders").replaceChildren(...sliders.map(slider => {
     const id = `slider-${slider.name}`, value = el("output", {for: id}), {min, max, step} = slider;
     const input = el("input", {id, type: "range", min, max, step, value: slider.value});
     const write = () => {
-      const off = +input.value === slider.neutral;
+      const off = +input.value === slider.off;
       value.textContent = off ? "off" : input.value;
       input.setAttribute("aria-valuetext", off ? `${input.value}, off` : input.value);
     };
     input.addEventListener("input", () => { write(); later(); });
     write();
-    return el("div", {class: "slider"}, el("label", {for: id}, slider.label), value, input);
+    return el("div", {class: "slider"}, el("label", {for: id}, labelOf(slider.name)), value, input);
   }));
   for (const id of ["generate-run", "prompt", "seed", "other-samplers", "order"])
     $(id).addEventListener("input", later);
@@ -35,6 +29,9 @@ export function start(choices) {
   document.addEventListener("runs", () => { if (!$("panel-generate").hidden) later(); });
 }
 
+// top_p: "Top-p"
+const labelOf = name => (name[0].toUpperCase() + name.slice(1)).replaceAll("_", "-");
+
 export function shown() { later(); }
 
 function later() {
@@ -43,7 +40,7 @@ function later() {
 }
 
 export function sampling() {
-  const sampler = SLIDERS.filter(slider => +$(`slider-${slider.name}`).value !== slider.neutral)
+  const sampler = sliders.filter(slider => +$(`slider-${slider.name}`).value !== slider.off)
     .map(slider => `${slider.name}=${$(`slider-${slider.name}`).value}`);
   sampler.push(...($("other-samplers").value.trim().match(/[a-z_0-9]+(=(\{[^}]*\}|\S+))?/g) ?? []));
   const body = {model: $("generate-run").value, sampler: sampler.length ? sampler : ["temperature=1"], seed: +$("seed").value || 0};

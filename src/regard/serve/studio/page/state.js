@@ -4,10 +4,7 @@ import {$, el, get} from "/page/dom.js";
 
 export const shared = {runs: [], training: {running: false}, choices: null};
 
-const TASKS = {causal: "next token", instruct: "conversations", seq2seq: "translation", masked: "masked tokens", text_classification: "classes of texts",
-  tag: "tags of words", span: "answers", cbow: "word vectors", contrastive: "sentence vectors", image_classification: "classes of images", caption: "captions",
-  forecast: "the next values", handwriting: "handwriting"};
-export const learns = run => TASKS[run.task] ?? run.task ?? run.model;
+export const taskName = run => run.task?.replaceAll("_", " ") ?? run.model;
 
 const writes = run => run.methods.some(method => ["generate", "translate", "chat"].includes(method));
 export const generates = name => shared.runs.some(run => run.name === name && writes(run));
@@ -29,7 +26,7 @@ function fillRuns(select) {
   const old = select.value;
   if (names.join("/") === [...select.options].map(option => option.value).join("/")) return;
   select.replaceChildren(...(ready.length
-    ? ready.map(run => el("option", {value: run.name}, `${run.name} (${learns(run)})`))
+    ? ready.map(run => el("option", {value: run.name}, `${run.name} (${taskName(run)})`))
     : [el("option", {value: ""}, "no trained run yet")]));
   const second = select.id === "compare-b" ? names[1] : names[0];
   select.value = select.dataset.chosen && names.includes(old) ? old : second ?? names[0] ?? "";

@@ -2,7 +2,7 @@
 
 import {$, el, fail, get, number, post} from "/page/dom.js";
 import {drawChart} from "/page/chart.js";
-import {learns, refreshRuns, shared} from "/page/state.js";
+import {refreshRuns, shared, taskName} from "/page/state.js";
 import {exampleText} from "/page/example.js";
 
 const POLL = 700; // milliseconds between two looks at a training
@@ -214,7 +214,7 @@ function showRuns() {
     const training = shared.training.running && shared.training.name === run.name;
     const state = run.problem ?? (training ? "training" : run.ready ? "ready" : "no weights yet");
     const action = (label, act) => el("button", {type: "button", class: "quiet", "aria-label": `${label} ${run.name}`, onclick: act}, label);
-    return el("tr", {}, el("th", {scope: "row"}, run.name), el("td", {}, learns(run) ?? "–"), el("td", {}, run.model ?? "–"), el("td", {}, state),
+    return el("tr", {}, el("th", {scope: "row"}, run.name), el("td", {}, taskName(run) ?? "–"), el("td", {}, run.model ?? "–"), el("td", {}, state),
       el("td", {class: "buttons"}, run.problem || !run.task ? null : action("Show", () => { watch(run.name); $("live").scrollIntoView({block: "nearest"}); }),
         run.ready && run.methods.length ? action("Use", () => use(run)) : null));
   }));
