@@ -154,7 +154,6 @@ def test_what_has_no_place_here_is_refused_by_name(table, why):
         ),
         ("gpt2", {"norm": "rms"}, ["norm = 'rms'"]),
         ("gpt2", {"score": "shaw"}, ["gpt2", "score = 'shaw'"]),
-        ("lstm", {}, ["the kind of model"]),
     ],
 )
 def test_a_model_that_no_family_has_is_refused_with_what_stands_in_the_way(name, fields, obstacles):

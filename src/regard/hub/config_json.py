@@ -116,6 +116,11 @@ def write_config(config: ModelConfig, family: str | None = None) -> tuple[Family
             "exported;\ntrain with model.head=tag"
         )
     families = MODEL_TYPES.values() if family is None else [MODEL_TYPES[family]]
+    if family is None and family_of(config) not in {each.model_family for each in families}:
+        raise ConfigError(
+            f"no Hugging Face family has models of model.family={family_of(config)}, so such a "
+            "run is not exported"
+        )
     failures: list[tuple[int, str, Differences]] = []  # distance, family, differing settings
     for equivalent in equivalent_configs(config):
         for candidate in families:
