@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -270,3 +272,33 @@ def test_a_compiled_model_runs_eagerly_inside_and_says_so():
     assert list(activations) == ["decoder.blocks.0.out_hook", "decoder.blocks.1.out_hook"]
     assert (edited - before).abs().max() > 1e-3
     assert torch.equal(compiled(IDS), before)
+
+
+def test_a_hook_point_calls_every_kind_of_hook():
+    point, seen, x = HookPoint(), [], torch.ones(2, requires_grad=True)
+
+    def see(*_):
+        seen.append(1)
+
+    everywhere = nn.modules.module
+    registers = [point.register_forward_pre_hook, point.register_forward_hook]
+    registers += [point.register_full_backward_pre_hook, point.register_full_backward_hook]
+    registers += [everywhere.register_module_forward_pre_hook]
+    registers += [everywhere.register_module_forward_hook]
+    registers += [everywhere.register_module_full_backward_pre_hook]
+    registers += [everywhere.register_module_full_backward_hook]
+    for count, register in enumerate(registers, 1):
+        handle = register(see)
+        point(x).sum().backward()
+        handle.remove()
+        assert len(seen) == count, register
+    assert point(x) is x
+
+
+def test_hook_points_are_submodules_that_can_be_copied_and_replaced():
+    model = decoder()
+    block, twin = model.decoder.blocks[0], copy.deepcopy(model).decoder.blocks[0]
+    assert block.out_hook is dict(block.named_children())["out_hook"] is not twin.out_hook
+    assert twin.out_hook is dict(twin.named_children())["out_hook"]
+    block.out_hook = HookPoint()
+    assert block.out_hook is block._modules["out_hook"]

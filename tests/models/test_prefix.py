@@ -44,8 +44,9 @@ def test_a_prompt_is_read_bidirectionally_and_what_follows_causally(model):
 
 def test_training_scores_what_follows_a_random_prefix(model):
     ids = torch.arange(48).view(3, 16) % 11
-    batch = Causal().draw_prefixes(
-        TextBatch(ids[:, :-1], ids[:, 1:]), torch.Generator().manual_seed(1)
+    block = ids.numpy()
+    batch = Causal().collate_with_prefixes(
+        (block[:, :-1], block[:, 1:]), torch.Generator().manual_seed(1)
     )
     assert batch.prefixes.unique().numel() > 1
     for row in range(3):

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.data.batch import Batch
 from regard.data.token_store import PairStore, TokenStore
 from regard.errors import ConfigError, DataError
-from regard.seeds import permute, shuffle_key
+from regard.seeds import batch_generator, permute, shuffle_key
 
 T = TypeVar("T")
 
@@ -81,6 +82,16 @@ class TextLoader:
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """The text from its beginning, for evaluation; see `sequential_blocks`."""
         return sequential_blocks(self.tokens, self.context, self.batch, limit_tokens)
+
+
+def text_batches(loader: TextLoader, collate: Callable[..., Batch]) -> Callable[[int], Batch]:
+    """The batches of a text by their index, with the random numbers of (seed, index)."""
+
+    def batch(index: int) -> Batch:
+        block = loader.examples(index)
+        return collate((block[:, :-1], block[:, 1:]), batch_generator(loader.seed, index))
+
+    return batch
 
 
 class RowLoader:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.config import Choice, make
 from regard.errors import ShapeError
-from regard.nn.hook_point import HookPoint
+from regard.nn.hook_point import HookPoint, add_hook_points
 from regard.nn.position import Position, Rotation
 from regard.nn.score import SCORES, Disentangled
 from regard.nn.state import KVCache
@@ -220,6 +220,11 @@ class Attention(nn.Module):
     runs while attention is observed.
     """
 
+    q_hook: HookPoint
+    k_hook: HookPoint
+    v_hook: HookPoint
+    heads_hook: HookPoint
+
     def __init__(
         self,
         dim: int,
@@ -253,12 +258,8 @@ class Attention(nn.Module):
         self.score = make(score, SCORES, "score", dim=dim, heads=heads, head_dim=head_dim)
         if not self.score.biased_keys:
             self.key.bias = None
-        self.q_hook, self.k_hook, self.v_hook, self.heads_hook = (
-            HookPoint(),
-            HookPoint(),
-            HookPoint(),
-            HookPoint(),
-        )
+        names = ("q_hook", "k_hook", "v_hook", "heads_hook")
+        add_hook_points(self, **{name: HookPoint() for name in names})
 
     def forward(
         self,

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.nn.attention import Attention, AttentionInputs, Mask
-from regard.nn.hook_point import HookPoint, StateHookPoint
+from regard.nn.hook_point import HookPoint, StateHookPoint, add_hook_points
 from regard.nn.position import Position
 from regard.nn.score import RelativePositionEmbedding
 from regard.nn.state import KVCache, TransformerState
@@ -238,6 +238,8 @@ Activation = Callable[[Tensor], Tensor]
 class FeedForward(nn.Module):
     r"""y = f(x W_up + b) W_down + c,   f = ReLU (2017), GELU x Φ(x), its tanh form (GPT-2) …"""
 
+    hidden_hook: HookPoint
+
     def __init__(
         self,
         dim: int,
@@ -250,7 +252,7 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(dim, ffn_dim, bias=bias)
         self.down = nn.Linear(ffn_dim, dim, bias=bias)
         self.activation, self.dropout = activation, dropout
-        self.hidden_hook = HookPoint()
+        add_hook_points(self, hidden_hook=HookPoint())
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
         """Project up, apply the activation, project down."""
@@ -383,6 +385,9 @@ class Block(nn.Module):
     al. 2021).
     """
 
+    carry_hook: StateHookPoint
+    out_hook: HookPoint
+
     def __init__(
         self,
         attention: Attention,
@@ -407,7 +412,7 @@ class Block(nn.Module):
         self.ffn, self.ffn_post_norm = ffn, None if ffn is None else post_norm()
         self.ffn_norm = None if ffn is None or norm_placement.kind == "parallel" else norm()
         self.norm_placement, self.dropout = norm_placement, dropout
-        self.carry_hook, self.out_hook = StateHookPoint(), HookPoint()
+        add_hook_points(self, carry_hook=StateHookPoint(), out_hook=HookPoint())
 
     def forward(
         self,

@@ -1,6 +1,14 @@
 """Hook points: named identity modules at which activations are read and replaced."""
 
+from typing import Any
+
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+)
 
 
 class _Identity(nn.Identity):
@@ -10,6 +18,22 @@ class _Identity(nn.Identity):
     def has_hooks(self) -> bool:
         """Whether a forward hook is registered; a fused layer then runs its explicit path."""
         return bool(self._forward_hooks)
+
+    def __call__(self, x: Tensor, *args: Any) -> Tensor:
+        """x; a hook point without hooks, as in `nn.Module.__call__`, costs one function call."""
+        if (
+            self._forward_hooks
+            or self._forward_pre_hooks
+            or self._backward_hooks
+            or self._backward_pre_hooks
+            or _global_forward_hooks
+            or _global_forward_pre_hooks
+            or _global_backward_hooks
+            or _global_backward_pre_hooks
+        ):
+            hooked: Tensor = super().__call__(x, *args)
+            return hooked
+        return x
 
 
 class HookPoint(_Identity):
@@ -34,3 +58,13 @@ class StateHookPoint(_Identity):
     `explain.gradient_flow` records it: the residual stream that attention or a convolution reads,
     (batch, time, dim), or the state of a recurrent cell after each position, (batch, dim).
     """
+
+
+def add_hook_points(module: nn.Module, **points: HookPoint | StateHookPoint) -> None:
+    """Add submodules, each also in the `__dict__` of the module, where Python finds them at once.
+
+    Other submodules are found by `nn.Module.__getattr__`, which takes longer than the identity.
+    """
+    for name, point in points.items():
+        module.add_module(name, point)
+        module.__dict__[name] = point

@@ -13,7 +13,7 @@ from torch import nn
 from regard.config import Choice, RunConfig, kind_of, make
 from regard.data.batch import Batch, TextBatch
 from regard.data.columns import Roles
-from regard.data.loader import TextLoader, sequential_blocks, sliding_windows
+from regard.data.loader import TextLoader, sequential_blocks, sliding_windows, text_batches
 from regard.data.tables import Table
 from regard.data.text import Text, from_file, from_files, from_table
 from regard.data.token_store import TokenStore, text_store
@@ -34,7 +34,6 @@ from regard.pipelines.base import (
     rows_per_step,
 )
 from regard.pipelines.tokenizer_cache import cached_tokenizer
-from regard.seeds import batch_generator
 from regard.tasks import TASKS, Causal, CBOWTask, Masked, Task
 from regard.text import Tokenizer, train_tokenizer
 from regard.text.pair_tokenizers import JOINT
@@ -126,17 +125,12 @@ class TextPipeline(Pipeline):
             store, model.context, rows, config.train.seed, reserved=_special_tokens(task)
         )
 
-        def batch(index: int) -> Batch:
-            block = loader.examples(index)
-            generator = batch_generator(config.train.seed, index)
-            collated = task.collate((block[:, :-1], block[:, 1:]), generator)
-            if isinstance(task, Causal) and getattr(model, "prefix", False):
-                return task.draw_prefixes(cast(TextBatch, collated), generator)
-            return collated
-
+        collate: Callable[..., Batch] = task.collate
+        if isinstance(task, Causal) and getattr(model, "prefix", False):
+            collate = task.collate_with_prefixes
         return TrainingData(
             **vars(data),
-            batch=mark_scheduled_sampling(config, task, batch),
+            batch=mark_scheduled_sampling(config, task, text_batches(loader, collate)),
             example_ids=loader.example_ids,
             all_batches=lambda: _sequential_batches(config, task, model, store, None),
             description=[

@@ -89,12 +89,15 @@ class Causal(Task):
             prefixes = batch.ids.new_full((rows,), time - batch.targets.shape[1] + 1)
         return {"mask": Mask.prefix(prefixes)}
 
-    def draw_prefixes(self, batch: TextBatch, generator: torch.Generator) -> TextBatch:
+    def collate_with_prefixes(
+        self, examples: tuple[np.ndarray, np.ndarray], generator: torch.Generator
+    ) -> TextBatch:
         """A batch for a prefix LM: each row has a prefix of random length, which is not scored.
 
         Lengths are uniform, as in Raffel et al. 2020. The last token of the prefix predicts the
         first one after it.
         """
+        batch = self.collate(examples, generator)
         rows, time = batch.ids.shape
         prefixes = torch.randint(1, time + 1, (rows,), generator=generator)
         inside = torch.arange(time) < prefixes.unsqueeze(1) - 1
