@@ -7,6 +7,7 @@ from regard.hub import MODEL_TYPES
 from regard.hub.config_json import read_config, write_config
 from regard.models.build import preset
 
+REQUIRED = {"deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}}
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
 
 
@@ -19,14 +20,16 @@ def test_a_config_with_nothing_but_its_type_is_that_of_the_class(name):
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoConfig.for_model(name).to_dict()
     theirs["architectures"] = [next(iter(MODEL_TYPES[name].heads))]
-    assert read_config({"model_type": name})[1] == read_config(theirs)[1]
+    ours, required = {"model_type": name}, REQUIRED.get(name, {})
+    assert read_config(ours | required)[1] == read_config(theirs | required)[1]
 
 
 @pytest.mark.parametrize("name", MODEL_TYPES)
 @pytest.mark.parametrize("number", range(4))
 def test_what_is_written_reads_as_it_was(name, number):
     for architecture in list(MODEL_TYPES[name].heads)[number : number + 1]:
-        _, config = read_config({"model_type": name, "architectures": [architecture]})
+        table = {"model_type": name, "architectures": [architecture], **REQUIRED.get(name, {})}
+        _, config = read_config(table)
         family, table = write_config(config, name)
         assert read_config(table) == (family, config)
 
