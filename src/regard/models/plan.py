@@ -123,8 +123,8 @@ def training_plans(
     """
     if not cost.layer_parameters:
         raise ConfigError(
-            "only the training of a Transformer can be estimated: FLOPs determine its time;\n"
-            "they do not for recurrent models and for models fitted without gradients"
+            "the estimate assumes that FLOPs determine the time of a step, which holds for "
+            "Transformers only;\nchoose a preset of a Transformer, such as gpt2"
         )
     if sequences is not None and sequences < 1:
         raise ConfigError(f"sequences={sequences} must be more than 0")

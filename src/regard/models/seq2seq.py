@@ -371,7 +371,7 @@ class EncoderDecoder(LanguageModel):
     def _attend(
         self, q: Tensor, memory: Memory, step: tuple[int, int | None] = (0, None)
     ) -> list[AttentionOutput]:
-        """The output of each attention hop; `step` is the number of the first q and of all."""
+        """The output of each attention hop; `step`: index of the first q, number of all."""
         first, steps = step
         hops: list[AttentionOutput] = []
         for attention, (k, v) in zip(self._attentions(), memory.hops, strict=True):

@@ -117,16 +117,12 @@ class StackConfig(Settings):
 
     @property
     def biases(self) -> tuple[bool, bool, bool]:
-        """Whether there are biases: of queries, keys and values; of attention outputs; elsewhere.
-
-        "qkv" and "attention" (with the outputs) have biases there only (Qwen 2, LLaMA); "not_qkv"
-        and "not_attention" everywhere else (ViT, GPT-NeoX).
-        """
+        """Whether there are biases of queries, keys and values; of attention outputs; elsewhere."""
         named = {
-            "qkv": (True, False, False),
-            "attention": (True, True, False),
-            "not_qkv": (False, True, True),
-            "not_attention": (False, False, True),
+            "qkv": (True, False, False),  # Qwen 2
+            "attention": (True, True, False),  # LLaMA with attention_bias
+            "not_qkv": (False, True, True),  # ViT
+            "not_attention": (False, False, True),  # GPT-NeoX
         }
         return (self.bias,) * 3 if isinstance(self.bias, bool) else named[self.bias]
 

@@ -161,7 +161,7 @@ class AttentionInputs:
     layer_position: Float[Tensor, "#batch time dim"] | None = None  # added to every layer's x
     # relative position embeddings, which `Disentangled` reads
     relative_embeddings: Float[Tensor, "distances dim"] | None = None
-    head_position: Float[Tensor, "#batch time head_dim"] | None = None  # … to its q, k and v
+    head_position: Float[Tensor, "#batch time head_dim"] | None = None  # added to q, k and v
 
     @classmethod
     def of(
@@ -214,10 +214,10 @@ class Attention(nn.Module):
 
     With `kv_heads < heads`, neighbouring query heads share one key and value head: grouped-query
     attention (GQA); with one for all it is multi-query attention. `qk_norm` normalises each query
-    and each key (Qwen 3). Positions P of every layer are added to the input, Q = (x + P) W, or if
-    `projected` to the projections, Q = x W + P, K and V likewise. The hook points see q, k, v and
-    the output of each head; `explain` recomputes the weights from q and k, so the fused kernel also
-    runs while attention is observed.
+    and each key (Qwen 3). With positions P in every layer, Q = (x + P) W; if they are `projected`,
+    Q = x W + P; K and V likewise. The hook points see q, k, v and the output of each head;
+    `explain` recomputes the weights from q and k, so the fused kernel also runs while attention is
+    observed.
     """
 
     q_hook: HookPoint
@@ -334,7 +334,7 @@ class Attention(nn.Module):
         k: Float[Tensor, "batch kv_heads seen head_dim"],
         inputs: AttentionInputs,
     ) -> Float[Tensor, "batch heads time seen"]:
-        """The attention weights, by the formula; of some heads if q and k are theirs only."""
+        """The attention weights, by the formula; q and k may hold a subset of the heads."""
         k = repeat_kv_heads(self.score.prepare(k), q.shape[1])
         relative = self._project_relative(inputs)
         scores = self.score(q, k, inputs.query_positions, inputs.key_positions, *relative)

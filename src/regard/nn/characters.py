@@ -34,7 +34,7 @@ class CharacterConvolution(nn.Module):
 class CharacterEmbedding(nn.Module):
     r"""P c_t, to be added to the embedding of a token; c_t as in `CharacterConvolution`.
 
-    A model whose tokens are in lower case so sees the case of the word.
+    This way a model with lower-cased tokens still sees capital letters.
     """
 
     def __init__(self, width: int, dim: int) -> None:

@@ -82,7 +82,7 @@ class RecurrentAttention(nn.Module):
     ) -> AttentionOutput:
         """Attend with every s to the keys and values of `keys_values`.
 
-        A decoder that attends step by step gives the number of the first s and of all steps.
+        A decoder that attends step by step gives the index of the first step and their number.
         """
         q = split_heads(s if self.query is None else self.query(s), self.heads)
         positions = torch.arange(max(s.shape[1], k.shape[2]), device=s.device).unsqueeze(0)

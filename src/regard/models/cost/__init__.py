@@ -24,11 +24,11 @@ class Cost:
     Bytes are for float32 unless stated otherwise; a multiply-add is two FLOPs. A source is assumed
     to be as long as its target.
 
-        forward     = 2 N + 4 A T h d_h        per token: N weights of matmuls, A attention layers
-        training    = 3 forward                the backward pass is two
-        decoding    = forward of one token that attends to T others; the source is encoded before
-        KV cache    = 2 A k d_h                values per token, k the number of KV heads
-        training    = 4 + 4 + 8                bytes per parameter: weights, gradients, moments
+        forward FLOPs     = 2 N + 4 A T h d_h    per token: N weights of matmuls, A attention layers
+        training FLOPs    = 3 forward            the backward pass is two
+        decoding FLOPs    = forward of one token that attends to T others, the source encoded
+        KV cache          = 2 A k d_h            values per token, k the number of KV heads
+        training memory   = 4 + 4 + 8            bytes per parameter: weights, gradients, moments
 
     A sliding window of w < T replaces T. A causal mask is not counted as half, as in Chowdhery
     et al. 2022. A layer with shared weights counts every time it runs; an embedding lookup
@@ -40,10 +40,11 @@ class Cost:
         norm            d + 2, RMSNorm 2 d + 1, and d for its output
         attention       2 h d_h + 2 k d_h + h;  with RoPE (2 h + k) d_h more
         feed-forward    2 f;  ReLU f, gated 4 f;  f its width
-        T keys          a window T, T5 h T, scores without a fused kernel 2 h T to 4 h T,
-                        additive h d_h T more
 
-    and once per layer the concatenated matrix of queries, keys and values. The loss saves d more,
+    and values per token that grow with T: a sliding window T, the biases of T5 h T, scores without
+    a fused kernel 2 h T to 4 h T, the additive score h d_h T more;
+
+    once per layer the concatenated matrix of queries, keys and values. The loss saves d more,
     never the logits. With activation checkpointing only the input of each layer is saved, and
     one layer in full.
 
