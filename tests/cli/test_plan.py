@@ -64,7 +64,7 @@ def test_a_run_can_be_planned(regard, text_run):
         (["gpt2", "--card", "h1000"], "did you mean 'h100'"),
         (["gpt2", "--tokens", -1], "tokens=-1"),
         (["gpt2", "--sequences", 10**6], "at most"),
-        (["ngram"], "only the training of a Transformer can be estimated"),
+        (["ngram"], "FLOPs determine the time of a step"),
         (["llama-65b", "--gpus", 4, "--memory", 240], "it fits on 11 GPUs"),
         (["llama-65b", "--gpus", 64], "and gathers 130.6 GB of weights for an evaluation"),
         (["llama-65b"], "a sequence of 2,048 tokens"),
