@@ -107,7 +107,7 @@ class BeamSearch:
         stop: Collection[int] = (),
         source: Source | None = None,
     ) -> list[list[Hypothesis]]:
-        """The best hypotheses of each prompt with their scores, group by group."""
+        """The `n_best` hypotheses of every group of each prompt, best first."""
         limits = max_new_tokens(model, prompts, tokens, source)
         if not prompts:
             return []
