@@ -120,8 +120,8 @@ async def _chat_chunks(
 ) -> AsyncIterator[dict[str, Any]]:
     used, begun = 0, set()
     for index in range(prepared.request.n):
-        delta = {"role": "assistant", "content": ""}
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        opening = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": opening, "logprobs": None, "finish_reason": None}
         yield {**base, "choices": [choice]}
     async for _, delta in deltas(http, model, [prepared]):
         used += len(delta.tokens)
