@@ -235,6 +235,8 @@ def test_a_decoder_generates_with_int8_weights_where_asked(place):
     assert ran._engine(float16=True).model.head.weight.dtype == torch.float16
     with pytest.raises(ConfigError, match="int8 and float16 are two ways"):
         ran.generate("the ", float16=True, int8=True)
+    with pytest.raises(ConfigError, match="float16 and int4 are two ways"):
+        ran.generate("the ", float16=True, int4=True)
     ran.model.bfloat16()
     with pytest.raises(ConfigError, match="float16 rounds float32 weights on a CPU; these are bfl"):
         ran.generate("the ", float16=True)

@@ -76,3 +76,25 @@ def test_float16_rounds_the_weights_only_to_eleven_bits(fbgemm, monkeypatch):
     torch.testing.assert_close(
         whole.add_to(expected, x).detach(), 2 * expected, rtol=1e-3, atol=2e-3
     )
+
+
+@pytest.mark.parametrize("inputs", [256, 37])
+def test_int4_is_off_by_less_than_one_clipped_step(inputs):
+    (part,) = linears(50, inputs=inputs)
+    with torch.no_grad():
+        part.weight[3] = 0.0  # a row without a scale
+        part.weight[4, :2] = torch.tensor([-9.0, 9.0])  # 9 is not stored: w is from -8 to 7
+    whole = PackedLinear.of(part).quantize_int4()
+    assert (whole.bits, whole.inputs % 128, whole.weight.dtype) == (4, 0, torch.int32)
+    groups = torch.nn.functional.pad(part.weight, (0, whole.inputs - inputs)).unflatten(
+        1, (-1, 128)
+    )
+    error = (whole.dequantize(torch.float32).view_as(groups) - groups).abs()
+    largest = groups.abs().amax(2, keepdim=True)
+    assert (error <= 0.21 * largest + 1e-12).all()  # clipped at 0.8, or 7 of 8 steps
+    rounding = (error**2).sum(2) / (largest[..., 0] / 8).square().clamp_min(1e-12)
+    assert (rounding <= 128 / 12 + 8).all()  # as if all errors within a step were equally likely
+    assert not whole.dequantize(torch.float32)[3].any()
+    vector = torch.randn(inputs)
+    expected = whole.dequantize(torch.float32)[:, :inputs] @ vector
+    torch.testing.assert_close(whole.matvec_float32(vector), expected)

@@ -96,6 +96,8 @@ def test_a_run_generates_with_int8_weights(regard, text_run, materials):
     completed = regard("generate", "counted", "the", "--int8")
     assert completed.code == 2
     assert "int8 is not supported by this model" in completed.err
+    completed = regard("generate", text_run, "the", "--int4")
+    assert "int4 is not supported here: Triton kernels need a CUDA GPU, not cpu" in completed.err
 
 
 def test_errors_come_before_any_output(regard, text_run):

@@ -60,7 +60,7 @@ def generate_text(
             "".join(stream_text(run, text, sampler=sampler, seed=row_seed, draft=draft, **options))
             for text, row_seed in zip(prompt, seeds, strict=True)
         ]
-    rounded = {name: options[name] for name in ("int8", "float16")}
+    rounded = {name: options[name] for name in ("int8", "float16", "int4")}
     if options["amateur"] is not None:
         _check_not_rounded(**rounded)
     model = _language(run, options["amateur"])
@@ -87,14 +87,16 @@ def stream_text(
     until: str | Sequence[str],
     int8: bool,
     float16: bool,
+    int4: bool,
 ) -> Iterator[str]:
     """Continue a prompt, and yield the text in pieces."""
+    rounded = {"int8": int8, "float16": float16, "int4": int4}
     if draft is not None or amateur is not None:
-        _check_not_rounded(int8, float16)
+        _check_not_rounded(**rounded)
     model, chain = _language(run, amateur), _chain(run, sampler)
     ids, stop = run._prompt(prompt), set(run.tokenizer.stop_ids)
     if draft is None:
-        model = run._engine(int8, float16) if amateur is None else model
+        model = run._engine(**rounded) if amateur is None else model
         new_ids = stream(model, ids, chain, tokens=tokens, stop=stop, seed=seed)
     else:
         new_ids = stream_speculative(
@@ -269,10 +271,10 @@ def generate_texts(
     return texts
 
 
-def _check_not_rounded(int8: bool, float16: bool, other: str = "draft or amateur") -> None:
-    if int8 or float16:
-        name = "int8" if int8 else "float16"
-        raise ConfigError(f"{name} cannot be combined with {other}")
+def _check_not_rounded(other: str = "draft or amateur", **rounded: bool) -> None:
+    for name, given in rounded.items():
+        if given:
+            raise ConfigError(f"{name} cannot be combined with {other}")
 
 
 class EngineCache:
@@ -281,28 +283,32 @@ class EngineCache:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._engine: Engine | None = None
-        self._rounded = (False, False)
+        self._rounded: dict[str, bool] = {}
         self._fingerprint: ModelFingerprint | None = None
 
-    def engine(self, int8: bool = False, float16: bool = False) -> Engine:
-        """The engine of the fastest decoder, with int8 or, on a CPU, float16 weights if asked for.
+    def engine(self, int8: bool = False, float16: bool = False, int4: bool = False) -> Engine:
+        """The engine of the fastest decoder, with rounded weights if asked for.
 
         While a forward hook is registered, as inside `explain.trace`, it is the model itself.
         """
         if any(module._forward_hooks for module in self.model.modules()):
-            _check_not_rounded(int8, float16, "trace or forward hooks")
+            _check_not_rounded("trace or forward hooks", int8=int8, float16=float16, int4=int4)
             return Engine(cast(Language, self.model), capture=False)
         unchanged = self._fingerprint is not None and self._fingerprint.find_change() is None
-        if self._engine is None or self._rounded != (int8, float16) or not unchanged:
+        rounded = {"int8": int8, "float16": float16, "int4": int4}
+        if self._engine is None or self._rounded != rounded or not unchanged:
+            given = [name for name, value in rounded.items() if value]
+            if len(given) > 1:
+                raise ConfigError(f"{' and '.join(given)} are two ways to round weights; give one")
             if float16:
-                self._check_float16(int8)
-            path = decoding_path(cast(Language, self.model), int8=int8, float16=float16)
-            if (int8 or float16) and path.name == "plain":
+                self._check_float16()
+            path = decoding_path(cast(Language, self.model), **rounded)
+            if given and path.name == "plain":
                 raise ConfigError(
-                    f"{'int8' if int8 else 'float16'} is not supported by this model: "
+                    f"{given[0]} is not supported by this model: "
                     f"{path.unsupported_reasons['packed']}; leave it out"
                 )
-            self._engine, self._rounded = Engine(path.language), (int8, float16)
+            self._engine, self._rounded = Engine(path.language), rounded
             if isinstance(path.language, PackedDecoder):
                 self._fingerprint = path.language.fingerprint
                 path.language.checks_contents = False  # it was done above
@@ -310,9 +316,7 @@ class EngineCache:
                 self._fingerprint = ModelFingerprint(self.model)
         return self._engine
 
-    def _check_float16(self, int8: bool) -> None:
-        if int8:
-            raise ConfigError("int8 and float16 are two ways to round weights; give one")
+    def _check_float16(self) -> None:
         weight = next(self.model.parameters(), torch.empty(0))
         if weight.is_cuda or weight.dtype != torch.float32:
             raise ConfigError(

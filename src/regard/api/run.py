@@ -240,6 +240,7 @@ class Run:
         until: str | Sequence[str] = (),
         int8: bool = False,
         float16: bool = False,
+        int4: bool = False,
     ) -> Any:
         """Continue a prompt, or each of a list; prompts are not repeated.
 
@@ -250,8 +251,8 @@ class Run:
         `PromptLookup()`. The distribution of texts does not change; whether it is faster depends
         on the draft's acceptance rate and cost. `amateur` is a run with a weaker model for
         contrastive decoding. With `int8` a decoder uses 8-bit weights: faster where it is large,
-        at a small loss of accuracy; with `float16`, on a CPU, 16-bit weights. An empty prompt
-        starts a new line of text.
+        at a small loss of accuracy; with `float16`, on a CPU, 16-bit weights; with `int4`, on a
+        GPU, 4-bit weights. An empty prompt starts a new line of text.
 
         >>> settings = {"tokens": 20, "sampler": ["temperature=0.7", "top_k=5"], "seed": 1}
         >>> run.generate("the ", **settings) == run.generate("the ", **settings)
@@ -268,6 +269,7 @@ class Run:
             until=until,
             int8=int8,
             float16=float16,
+            int4=int4,
         )
 
     def stream(
@@ -282,6 +284,7 @@ class Run:
         until: str | Sequence[str] = (),
         int8: bool = False,
         float16: bool = False,
+        int4: bool = False,
     ) -> Iterator[str]:
         """Continue a prompt and yield the text in pieces; see `generate`.
 
@@ -300,6 +303,7 @@ class Run:
             until=until,
             int8=int8,
             float16=float16,
+            int4=int4,
         )
 
     def chat(
@@ -771,8 +775,8 @@ class Run:
             raise ConfigError(f"prompt={text!r} must be a string")
         return prompt_ids(self.tokenizer, self._normalize(text))
 
-    def _engine(self, int8: bool = False, float16: bool = False) -> Engine:
-        return self._engines.engine(int8, float16)
+    def _engine(self, int8: bool = False, float16: bool = False, int4: bool = False) -> Engine:
+        return self._engines.engine(int8, float16, int4)
 
     def _task_class(self, what: str) -> type[Task]:
         """The class of the run's task; an imported model may have a head that no task trains."""

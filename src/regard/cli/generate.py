@@ -93,6 +93,9 @@ def generate(
         bool,
         Option("--int8", help="8-bit weights: faster for large models, slightly less accurate."),
     ] = False,
+    int4: Annotated[
+        bool, Option("--int4", help="4-bit weights on a GPU: faster still, and less accurate.")
+    ] = False,
     float16: Annotated[
         bool, Option("--float16", help="16-bit weights on a CPU: faster for large models.")
     ] = False,
@@ -134,6 +137,7 @@ def generate(
         "--seed": seed is not None,
         "--draft": draft,
         "--int8": int8,
+        "--int4": int4,
         "--float16": float16,
         "--trace": trace,
     }
@@ -174,6 +178,7 @@ def generate(
                 until=until,
                 int8=int8,
                 float16=float16,
+                int4=int4,
             )
             found: list[Completions] = [[(each, None)] for each in texts]
         else:
@@ -200,6 +205,7 @@ def generate(
             until=until,
             int8=int8,
             float16=float16,
+            int4=int4,
         )
     else:
         hypotheses = opened.search(text, tokens=tokens, search=search, amateur=amateur_run)
