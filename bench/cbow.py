@@ -46,7 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     text = options.text.read_text(encoding="utf-8")
-    tokenizer = train_tokenizer({"kind": "word", "size": 20_000, "lower": True}, [text])
+    tokenizer = train_tokenizer({"kind": "word", "vocab_size": 20_000, "lower": True}, [text])
     ids = np.array(tokenizer.encode(text))
     ids = ids[: len(ids) // (TIME * ROWS) * TIME * ROWS].reshape(-1, ROWS, TIME)
     words = ids.size

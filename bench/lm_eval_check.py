@@ -28,7 +28,7 @@ MODEL = [
     "model.heads=4",
     "model.kv_heads=2",
     "model.context=128",
-    'data.tokenizer={kind="bpe",size=1000}',
+    'data.tokenizer={kind="bpe",vocab_size=1000}',
 ]
 TASK = """\
 task: regard_documents

@@ -30,7 +30,7 @@ def repeated_ids(path: str, size: int, tokens: int) -> tuple[np.ndarray, int, in
     text = open_data(path)
     assert isinstance(text, Text)
     pieces = [piece for piece, _ in text.chunks()]
-    tokenizer = train_tokenizer({"kind": "bpe", "size": size}, iter(pieces), total=text.size)
+    tokenizer = train_tokenizer({"kind": "bpe", "vocab_size": size}, iter(pieces), total=text.size)
     text_ids = np.concatenate([np.asarray(tokenizer.encode(piece)) for piece in pieces])
     random = np.random.default_rng(1)
     ids = np.tile(text_ids, -(-tokens // len(text_ids)))[:tokens]

@@ -274,7 +274,10 @@ def make_run(shape: str, out: str) -> None:
 
     torch.manual_seed(0)
     config = preset(SHAPES[shape])
-    model, tokenizer = build_model(config), train_tokenizer({"kind": "bpe", "size": 300}, [__doc__])
+    model, tokenizer = (
+        build_model(config),
+        train_tokenizer({"kind": "bpe", "vocab_size": 300}, [__doc__]),
+    )
     run = RunConfig(name=Path(out).name, task="causal", model=describe(config))
 
     def write(file: Path, metadata: Any) -> None:

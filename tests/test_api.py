@@ -62,7 +62,7 @@ def recipe(tmp_path, place):
         task = {{ kind = "causal", label_smoothing = 0.1 }}
         [data]
         path = "{place / "cats.txt"}"
-        tokenizer = {{ kind = "bpe", size = 300 }}
+        tokenizer = {{ kind = "bpe", vocab_size = 300 }}
         [model]
         preset = "tiny-decoder"
         dim = 16
@@ -415,7 +415,7 @@ def test_another_tokenizer_or_corrupted_facts_are_noticed_when_a_run_is_opened(p
 
 def test_a_second_start_trains_no_tokenizer(place, monkeypatch):
     config = configure(
-        str(place / "cats.txt"), {"data": {"tokenizer": {"kind": "bpe", "size": 300}}}
+        str(place / "cats.txt"), {"data": {"tokenizer": {"kind": "bpe", "vocab_size": 300}}}
     )
     first = prepare_training(config).tokenizers
     monkeypatch.setattr("regard.pipelines.text.train_tokenizer", None)

@@ -86,6 +86,7 @@ RENAMED = {  # settings of earlier versions, and what they are called now
     "recompute": "activation_checkpointing",
     "watch": "trackers",
     "season": "seasonal_period",
+    "size": "vocab_size",  # of a tokenizer
     "evaluate_tokens": "evaluate_targets",
     "held_out": "validation_fraction",
     "order": "norm_placement",

@@ -147,7 +147,9 @@ def test_info_of_a_run_shows_its_metrics(regard, text_run):
 
 def test_info_of_a_recipe(regard):
     with open("mine.toml", "w") as file:
-        file.write('data = { tokenizer = { kind = "bpe", size = 300 } }\nmodel = { dim = 64 }\n')
+        file.write(
+            'data = { tokenizer = { kind = "bpe", vocab_size = 300 } }\nmodel = { dim = 64 }\n'
+        )
     output = json.loads(regard("info", "mine.toml", "--json").out)
     assert output["kind"] == "recipe"
     assert output["config"]["vocab_size"] == 300

@@ -190,7 +190,7 @@ def test_positions_of_a_model_are_its_own():
 
 def test_merges_are_those_of_the_most_frequent_pair():
     text = "low low low lower lowest newer newest wider\n" * 5
-    tokenizer = train_tokenizer({"kind": "bpe", "size": 280}, [text])
+    tokenizer = train_tokenizer({"kind": "bpe", "vocab_size": 280}, [text])
     words = {tuple(word): count for word, count in word_counts(tokenizer, text).items()}
     for pair, count, after in merge_steps(tokenizer, text):
         pairs = Counter()

@@ -13,7 +13,7 @@ TEXT = "The cat didn't sit, the cats sat on 12 mats.\n"
 
 @pytest.mark.parametrize("kind", ["char", "word", "bpe", "wordpiece", "unigram"])
 def test_tokens_of_every_kind_form_the_same_words(kind):
-    size = {} if kind in ("char", "word") else {"size": 300}
+    size = {} if kind in ("char", "word") else {"vocab_size": 300}
     tokenizer = train_tokenizer({"kind": kind, **size}, [TEXT] * 4)
     ids = tokenizer.encode("the cat sat on 12 mats")
     groups = word_groups(tokenizer, ids)

@@ -21,7 +21,7 @@ SMALL = {"dim": 16, "layers": 2, "heads": 2, "context": 32}
 
 
 def tokenizer(kind="bpe"):
-    return train_tokenizer({"kind": kind, "size": 280} if kind == "bpe" else kind, TEXT)
+    return train_tokenizer({"kind": kind, "vocab_size": 280} if kind == "bpe" else kind, TEXT)
 
 
 def model_config(name="modern", **fields):

@@ -221,7 +221,7 @@ def test_a_tokenizer_without_an_eos_token_is_refused():
 
 
 def test_bpe_without_merges_is_refused():
-    plain = train_tokenizer({"kind": "bpe", "size": 300}, ["a cat"])
+    plain = train_tokenizer({"kind": "bpe", "vocab_size": 300}, ["a cat"])
     with pytest.raises(ConfigError, match="it has no merges"):
         write_vocabulary(gguf.GGUFWriter(None, "gpt2"), gguf, plain, plain.vocab_size, "gpt2")
 
@@ -243,7 +243,7 @@ SAMPLES = ("the cat sat", "  Two  spaces,\nZoë's 12 dogs!", "it's", "")
 def test_llama_cpp_has_our_token_ids(kind, tmp_path):
     llama_cpp = pytest.importorskip("llama_cpp")
     texts = [*TEXT, "  Two  spaces,\nZoë's 12 dogs! it's theirs", "12 13 14"]
-    options = {"size": 300} if kind == "bpe" else {"size": 60}
+    options = {"vocab_size": 300 if kind == "bpe" else 60}
     tokenizers = train_tokenizer({"kind": kind, **options}, texts)
     result = export(tmp_path, "llama", tokenizers=tokenizers)
     llama = llama_cpp.Llama(str(result.path / "model.gguf"), n_ctx=32, verbose=False)

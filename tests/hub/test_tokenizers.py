@@ -36,7 +36,7 @@ IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 @cache
 def learned(kind, lower=False):
-    options = {"size": SIZES[kind]} if kind in SIZES else {}
+    options = {"vocab_size": SIZES[kind]} if kind in SIZES else {}
     return train_tokenizer({"kind": kind, "lower": lower, **options}, CORPUS)
 
 

@@ -107,7 +107,7 @@ def test_shapes_say_what_is_where():
 @pytest.mark.parametrize("kind", ["char", "word", "bpe", "unigram"])
 def test_the_last_token_of_each_word_is_that_of_the_sentence(kind):
     words = ["a", "red", "circle", "above", "the", "blue", "square"]
-    choice = kind if kind in ("char", "word") else {"kind": kind, "size": 290}
+    choice = kind if kind in ("char", "word") else {"kind": kind, "vocab_size": 290}
     tokenizer = train_tokenizer(choice, [" ".join(words), "a large red square", "the blue one"])
     ((ids, lasts),) = encode_words(tokenizer, [words])
     assert ids.tolist() == tokenizer.encode(" ".join(words))

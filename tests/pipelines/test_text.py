@@ -45,7 +45,7 @@ def config(path, over=None, **train) -> RunConfig:
     base = {
         "name": "test",
         "task": {"kind": "masked"},
-        "data": {"path": str(path), "tokenizer": {"kind": "wordpiece", "size": 120}},
+        "data": {"path": str(path), "tokenizer": {"kind": "wordpiece", "vocab_size": 120}},
         "model": {"preset": "tiny-encoder", "dim": 8, "layers": 1, "heads": 2, "context": 24},
         "train": {"steps": 6, "batch": 4, "evaluate_every": 3, "save_every": 2, **train},
         "device": "cpu",
@@ -145,13 +145,13 @@ def test_a_text_of_a_megabyte_is_tokenized_into_sub_words_on_a_cpu(tmp_path):
             found[size, gpu] = (settings["data"]["tokenizer"], settings["model"]["context"])
     assert found == {
         (499_999, False): ("char", 64),
-        (500_000, False): ({"kind": "bpe", "size": 1000}, 64),
-        (1_000_000, False): ({"kind": "bpe", "size": 2000}, 64),
-        (10_000_000, False): ({"kind": "bpe", "size": 20_000}, 128),
+        (500_000, False): ({"kind": "bpe", "vocab_size": 1000}, 64),
+        (1_000_000, False): ({"kind": "bpe", "vocab_size": 2000}, 64),
+        (10_000_000, False): ({"kind": "bpe", "vocab_size": 20_000}, 128),
         (499_999, True): ("char", 256),
         (500_000, True): ("char", 256),
         (1_000_000, True): ("char", 256),
-        (10_000_000, True): ({"kind": "bpe", "size": 20_000}, 256),
+        (10_000_000, True): ({"kind": "bpe", "vocab_size": 20_000}, 256),
     }
 
 
@@ -170,7 +170,7 @@ def test_own_data_gets_an_encoder_where_masking_is_asked_for(folder):
 def run(folder, tmp_path_factory):
     place = tmp_path_factory.mktemp("runs") / "masked"
     return regard.train(
-        config(folder, {"data": {"tokenizer": {"kind": "bpe", "size": 300}}}), out=place
+        config(folder, {"data": {"tokenizer": {"kind": "bpe", "vocab_size": 300}}}), out=place
     )
 
 

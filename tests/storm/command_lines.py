@@ -63,7 +63,13 @@ SETTINGS = ["model.dim", "model.layers", "model.heads", "model.context", "model.
 SETTINGS += ["model.norm", "model.dropout", "model.ffn", "model.vocab_size", "train.batch", "seed"]
 SETTINGS += ["train.lr", "train.optimizer", "train.schedule", "train.warmup", "train.clip", "train"]
 SETTINGS += ["train.ema", "train.save_every", "train.evaluate_every", "train.precision", "device"]
-SETTINGS += ["data.path", "data.tokenizer", "data.tokenizer.size", "data.validation", "data.kind"]
+SETTINGS += [
+    "data.path",
+    "data.tokenizer",
+    "data.tokenizer.vocab_size",
+    "data.validation",
+    "data.kind",
+]
 SETTINGS += [
     "task",
     "task.kind",

@@ -22,8 +22,8 @@ from regard.text import Tokenizer, train_tokenizer
 SECONDS, BYTES, HANG = 2.0, 500_000_000, 60
 WORDS = ["the", "cat", "sat", "on", "the", "mat,", "'twas", "1,234.50", "dogs!", "Was", "it?"]
 WORDS += ["(yes)", "\n"]
-KINDS = ({"kind": "char"}, *({"kind": kind, "size": 300} for kind in ("bpe", "wordpiece")))
-KINDS += ({"kind": "unigram", "size": 50}, {"kind": "word", "size": 60})
+KINDS = ({"kind": "char"}, *({"kind": kind, "vocab_size": 300} for kind in ("bpe", "wordpiece")))
+KINDS += ({"kind": "unigram", "vocab_size": 50}, {"kind": "word", "vocab_size": 60})
 
 
 def prose(length, seed=0):

@@ -21,7 +21,7 @@ def whole(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REGARD_HOME", str(folder / "home"))
-        settings = {"data": {"tokenizer": {"kind": "bpe", "size": 300}}}
+        settings = {"data": {"tokenizer": {"kind": "bpe", "vocab_size": 300}}}
         list(begin(config(data / "cats.txt", settings, steps=6), folder / "run"))
     return folder
 

@@ -17,7 +17,7 @@ from text import files
 @pytest.fixture(scope="module")
 def tables():
     """A tokenizer.json of three kinds."""
-    kinds = {"char": {}, "bpe": {"size": 300}, "unigram": {"size": 50}}
+    kinds = {"char": {}, "bpe": {"vocab_size": 300}, "unigram": {"vocab_size": 50}}
     trained = [
         train_tokenizer({"kind": kind, **size}, [prose(3000)]) for kind, size in kinds.items()
     ]

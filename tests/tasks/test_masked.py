@@ -27,8 +27,8 @@ TEXT = (
     "The simple form is equivalent to raising an exception! Is it? Formatting 12345 numbers, "
     "un-believable étymologies and other embeddings are shown below.\n"
 ) * 4
-SIZES = {"char": {}, "word": {}, "bpe": {"size": 300}, "wordpiece": {"size": 110}}
-SIZES["unigram"] = {"size": 80}
+SIZES = {"char": {}, "word": {}, "bpe": {"vocab_size": 300}, "wordpiece": {"vocab_size": 110}}
+SIZES["unigram"] = {"vocab_size": 80}
 KINDS = {kind: train_tokenizer({"kind": kind, **size}, [TEXT]) for kind, size in SIZES.items()}
 TOKENIZER = KINDS["wordpiece"]
 SPECIAL = len(SPECIAL_TOKENS)

@@ -25,7 +25,7 @@ def test_a_joint_vocabulary_is_one_tokenizer_in_one_file(tmp_path):
 
 
 def test_separate_vocabularies_are_two_tokenizers_in_two_files(tmp_path):
-    pair = train_pair({"kind": "word", "shared": False, "size": 100}, rows)
+    pair = train_pair({"kind": "word", "shared": False, "vocab_size": 100}, rows)
     assert not pair.joint
     assert pair.source.encode("deux") == [pair.source.unk_id]
     assert pair.target.encode("two") == [pair.target.unk_id]

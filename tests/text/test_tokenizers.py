@@ -48,7 +48,7 @@ HOSTILE = st.lists(
 
 @cache
 def trained(kind: str, lower: bool = False) -> Tokenizer:
-    options = {"size": SIZES[kind]} if kind in SIZES else {}
+    options = {"vocab_size": SIZES[kind]} if kind in SIZES else {}
     return train_tokenizer({"kind": kind, "lower": lower, **options}, CORPUS)
 
 
@@ -210,12 +210,12 @@ def test_no_text_is_an_error(kind):
 @pytest.mark.parametrize("kind", SIZES)
 def test_a_size_that_cannot_be_is_refused(kind, size):
     with pytest.raises(ConfigError, match=r"size(=3)? must be (a whole number|an integer)"):
-        train_tokenizer({"kind": kind, "size": size}, CORPUS)
+        train_tokenizer({"kind": kind, "vocab_size": size}, CORPUS)
 
 
 def test_characters_have_no_size_and_unknown_kinds_get_a_suggestion():
-    with pytest.raises(ConfigError, match="unknown option 'size'"):
-        train_tokenizer({"kind": "char", "size": 100}, CORPUS)
+    with pytest.raises(ConfigError, match="unknown option 'vocab_size'"):
+        train_tokenizer({"kind": "char", "vocab_size": 100}, CORPUS)
     with pytest.raises(ConfigError, match="did you mean 'wordpiece'"):
         train_tokenizer("wordpieces", CORPUS)
 
@@ -309,13 +309,13 @@ def test_words_lose_only_the_number_of_spaces():
 
 
 def test_the_most_frequent_words_are_kept_and_have_one_form():
-    tokenizer = TOKENIZERS["word"](["one two two three three three (three) three"], size=9)
+    tokenizer = TOKENIZERS["word"](["one two two three three three (three) three"], vocab_size=9)
     assert [tokenizer.piece(id) for id in (7, 8)] == ["three", "two"]
     assert tokenizer.encode("(three three one") == [3, 7, 7, 3]
 
 
 def test_word_pieces_continue_with_a_double_sharp():
-    tokenizer = TOKENIZERS["wordpiece"](["hug hugs pug pugs hugging bugs"] * 5, size=30)
+    tokenizer = TOKENIZERS["wordpiece"](["hug hugs pug pugs hugging bugs"] * 5, vocab_size=30)
     pieces = [tokenizer.piece(id) for id in tokenizer.encode("nugs, hugs")]
     assert "".join(pieces).replace("##", "") == "nugs<unk>hugs"
     assert pieces[0] == "n"
@@ -326,7 +326,7 @@ def test_word_pieces_continue_with_a_double_sharp():
 def test_word_pieces_say_when_the_letters_alone_are_too_many():
     text = "".join(map(chr, range(0x430, 0x450)))
     with pytest.raises(ConfigError, match=r"size=50 .* at least 71:\n.*64 letters"):
-        TOKENIZERS["wordpiece"]([text, "b"], size=50)
+        TOKENIZERS["wordpiece"]([text, "b"], vocab_size=50)
 
 
 def test_unigram_pieces_keep_all_spaces():
@@ -340,7 +340,7 @@ def test_unigram_pieces_keep_all_spaces():
 def test_unigram_says_when_the_characters_alone_are_too_many():
     text = "".join(map(chr, range(0x4E00, 0x4E80)))
     with pytest.raises(ConfigError, match=r"size=50 .* at least 135:\n.*128 characters"):
-        TOKENIZERS["unigram"]([text], size=50)
+        TOKENIZERS["unigram"]([text], vocab_size=50)
 
 
 # Files

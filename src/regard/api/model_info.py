@@ -262,7 +262,7 @@ def _recipe_model(what: str, over: dict[str, Any]) -> tuple[Any, list[str]]:
     check_not_study(table)
     run = build(RunConfig, merge(table, over))
     options = kind_of(run.data.tokenizer)[1]
-    size = options.get("size")
+    size = options.get("vocab_size")
     note = "vocab_size depends on the trained tokenizer; shown here: "
     if size is not None:
         source = None if options.get("shared", True) else size

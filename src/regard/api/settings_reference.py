@@ -25,6 +25,7 @@ from regard.models.presets import PRESETS
 from regard.nn.position import SCALINGS
 from regard.pipelines import PIPELINES, default_settings
 from regard.tasks import TASKS
+from regard.text import TOKENIZERS
 from regard.training.setup.configure import RECIPES, USED_WITHOUT_GRADIENTS, recipes
 
 TABLE = re.compile(r" \(((?:\w+\.)+[A-Z_]+)\)")  # in a field's comment
@@ -392,10 +393,12 @@ def _choices(
     table: Mapping[str, Any], *, options: bool = True, hidden: Iterable[str] = ()
 ) -> dict[str, Any]:
     """The entries of a table: the first sentence of their docstring, and their options."""
+    # a tokenizer chooses the vocabulary size, which is provided to the entries of other tables
+    provided = PROVIDED - {"vocab_size"} if table is TOKENIZERS else PROVIDED
     return {
         name: {
             "description": _summary(entry),
-            "options": _options(entry, {*PROVIDED, *hidden}) if options else {},
+            "options": _options(entry, {*provided, *hidden}) if options else {},
         }
         for name, entry in table.items()
     }

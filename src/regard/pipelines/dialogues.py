@@ -75,7 +75,7 @@ class DialoguesPipeline(Pipeline):
         )
         return {
             "task": "instruct",
-            "data": {"tokenizer": {"kind": "bpe", "size": vocab_size}},
+            "data": {"tokenizer": {"kind": "bpe", "vocab_size": vocab_size}},
             "model": {"preset": "tiny-decoder", **sizes},
             "train": {
                 "steps": 2000,

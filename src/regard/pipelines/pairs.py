@@ -71,7 +71,7 @@ class PairsPipeline(Pipeline):
         dim, layers = (256, 4) if gpu else (128, 2)
         return {
             "task": "seq2seq",
-            "data": {"tokenizer": {"kind": "bpe", "size": vocab_size}},
+            "data": {"tokenizer": {"kind": "bpe", "vocab_size": vocab_size}},
             "model": {
                 "preset": "tiny-encoder-decoder",
                 "dropout": 0.1,

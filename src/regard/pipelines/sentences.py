@@ -65,7 +65,7 @@ class SentencesPipeline(Pipeline):
         )
         return {
             "task": "contrastive",
-            "data": {"tokenizer": {"kind": "bpe", "size": vocab_size}},
+            "data": {"tokenizer": {"kind": "bpe", "vocab_size": vocab_size}},
             "model": {
                 "preset": "tiny-encoder",
                 "context": 64,

@@ -93,7 +93,7 @@ class SpansPipeline(Pipeline):
         """A small Transformer encoder with segments, over WordPiece."""
         return {
             "task": "span",
-            "data": {"tokenizer": {"kind": "wordpiece", "size": 8000}},
+            "data": {"tokenizer": {"kind": "wordpiece", "vocab_size": 8000}},
             "model": {
                 "preset": "tiny-encoder",
                 "dim": 256 if gpu else 128,

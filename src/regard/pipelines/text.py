@@ -300,7 +300,9 @@ def _causal_defaults(data: Text, gpu: bool) -> dict[str, Any]:
         else {"dim": 128, "layers": 4, "heads": 4, "context": 64 if data.size < SMALL_TEXT else 128}
     )
     return {
-        "data": {"tokenizer": "char" if by_character else {"kind": "bpe", "size": vocab_size}},
+        "data": {
+            "tokenizer": "char" if by_character else {"kind": "bpe", "vocab_size": vocab_size}
+        },
         "model": {"preset": "tiny-decoder", **_limit_context(sizes, data.size // 20)},
         "train": {
             "steps": 3000 if gpu else 2000,
@@ -324,7 +326,7 @@ def _masked_defaults(data: Text, gpu: bool, *, pairs: bool) -> dict[str, Any]:
     head = {"head": {"kind": "masked", "next_sentence": True}, "segments": 2} if pairs else {}
     return {
         "task": "masked",
-        "data": {"tokenizer": {"kind": "bpe", "size": vocab_size}},
+        "data": {"tokenizer": {"kind": "bpe", "vocab_size": vocab_size}},
         "model": {
             "preset": "tiny-encoder",
             **_limit_context(sizes, data.size // 20, least=8),
@@ -347,7 +349,7 @@ def _cbow_defaults(data: Text) -> dict[str, Any]:
     rows = min(128, max(1, words // 64))
     return {
         "task": "cbow",
-        "data": {"tokenizer": {"kind": "word", "size": 20_000, "lower": True}},
+        "data": {"tokenizer": {"kind": "word", "vocab_size": 20_000, "lower": True}},
         "model": {"preset": "cbow", **_limit_context({"context": 64}, words // 4)},
         "train": {
             "steps": min(20_000, max(500, 20 * words // (64 * rows))),

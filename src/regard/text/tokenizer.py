@@ -435,12 +435,12 @@ def check_text(text: str) -> str:
     return text
 
 
-def check_size(size: int, required: int, description: str) -> None:
-    """Raise ConfigError if `size` is less than the special and the `required` tokens."""
+def check_vocab_size(vocab_size: int, required: int, description: str) -> None:
+    """Raise ConfigError if `vocab_size` is less than the special and the `required` tokens."""
     minimum = len(SPECIAL_TOKENS) + required
-    if not isinstance(size, int) or size < minimum:
+    if not isinstance(vocab_size, int) or vocab_size < minimum:
         raise ConfigError(
-            f"tokenizer size={size!r} must be a whole number of at least {minimum}:\n"
+            f"tokenizer vocab_size={vocab_size!r} must be a whole number of at least {minimum}:\n"
             f"{len(SPECIAL_TOKENS)} special tokens and {description}"
         )
 

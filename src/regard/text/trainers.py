@@ -37,7 +37,7 @@ def train_tokenizer(
     number of bytes of all texts if known, only avoids collecting text that would be dropped again.
     `progress` is called with the characters that the trainer has taken so far, and all of them.
 
-    >>> train_tokenizer({"kind": "bpe", "size": 300}, ["a rose is a rose is a rose"])
+    >>> train_tokenizer({"kind": "bpe", "vocab_size": 300}, ["a rose is a rose is a rose"])
     Tokenizer('bpe', vocab_size=270)
     """
     limit = MAX_BPE_BYTES if kind_of(choice)[0] == "bpe" else MAX_TRAINING_BYTES

@@ -7,10 +7,16 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from regard.text.special_tokens import SPECIAL_TOKENS
-from regard.text.tokenizer import SPACE, Tokenizer, added_special_tokens, characters, check_size
+from regard.text.tokenizer import (
+    SPACE,
+    Tokenizer,
+    added_special_tokens,
+    characters,
+    check_vocab_size,
+)
 
 
-def train(texts: Iterable[str], *, size: int = 8000, lower: bool = False) -> Tokenizer:
+def train(texts: Iterable[str], *, vocab_size: int = 8000, lower: bool = False) -> Tokenizer:
     """Each piece has a probability; a text gets its most probable segmentation.
 
         p(x_1 … x_n) = p(x_1) · … · p(x_n),     pieces(text) = argmax over all segmentations
@@ -22,7 +28,9 @@ def train(texts: Iterable[str], *, size: int = 8000, lower: bool = False) -> Tok
     """
     texts = list(texts)
     alphabet = characters(texts, lower=lower)
-    check_size(size, len(alphabet), f"{len(alphabet)} characters; bpe needs only 256 bytes")
+    check_vocab_size(
+        vocab_size, len(alphabet), f"{len(alphabet)} characters; bpe needs only 256 bytes"
+    )
     backend = tokenizers.Tokenizer(models.Unigram())
     if lower:
         backend.normalizer = normalizers.Lowercase()
@@ -37,7 +45,7 @@ def train(texts: Iterable[str], *, size: int = 8000, lower: bool = False) -> Tok
     )
     backend.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="never")
     trainer = trainers.UnigramTrainer(
-        vocab_size=size,
+        vocab_size=vocab_size,
         special_tokens=added_special_tokens(),
         unk_token="<unk>",
         show_progress=False,

@@ -9,13 +9,13 @@ from regard.text.tokenizer import (
     JOINER,
     Tokenizer,
     added_special_tokens,
-    check_size,
     check_text,
+    check_vocab_size,
 )
 
 
-def train(texts: Iterable[str], *, size: int = 20_000, lower: bool = False) -> Tokenizer:
-    """The `size` most frequent words and punctuation marks; the rest is `<unk>`.
+def train(texts: Iterable[str], *, vocab_size: int = 20_000, lower: bool = False) -> Tokenizer:
+    """The `vocab_size` most frequent words and punctuation marks; the rest is `<unk>`.
 
     A word is a run of letters, digits and underscores. Every other visible character is one token,
     and so is a line end. A joiner on a punctuation mark says on which side it had no space, so
@@ -26,7 +26,7 @@ def train(texts: Iterable[str], *, size: int = 20_000, lower: bool = False) -> T
     Not restored: the number of spaces between two words, spaces around line ends, and a "￭" of
     the text.
     """
-    check_size(size, 1, "a word")
+    check_vocab_size(vocab_size, 1, "a word")
     backend = tokenizers.Tokenizer(models.WordLevel(unk_token="<unk>"))
     joiners = [
         normalizers.Replace(Regex(r"(?<=\S)(?=[^\w\s])"), JOINER),
@@ -46,7 +46,7 @@ def train(texts: Iterable[str], *, size: int = 20_000, lower: bool = False) -> T
         ]
     )
     trainer = trainers.WordLevelTrainer(
-        vocab_size=size, special_tokens=added_special_tokens(), show_progress=False
+        vocab_size=vocab_size, special_tokens=added_special_tokens(), show_progress=False
     )
     backend.train_from_iterator(map(check_text, texts), trainer)
     return Tokenizer(backend)

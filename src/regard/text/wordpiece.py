@@ -6,12 +6,12 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from regard.text.special_tokens import SPECIAL_TOKENS
-from regard.text.tokenizer import Tokenizer, added_special_tokens, check_size, check_text
+from regard.text.tokenizer import Tokenizer, added_special_tokens, check_text, check_vocab_size
 
 CONTINUATION = "##"  # prefix of a piece that continues a word
 
 
-def train(texts: Iterable[str], *, size: int = 8000, lower: bool = False) -> Tokenizer:
+def train(texts: Iterable[str], *, vocab_size: int = 8000, lower: bool = False) -> Tokenizer:
     """Words are split greedily from the left into the longest pieces in the vocabulary.
 
         embeddings   ->   em  ##bed  ##ding  ##s
@@ -29,10 +29,12 @@ def train(texts: Iterable[str], *, size: int = 8000, lower: bool = False) -> Tok
     # between pairs by id. So a first run without merges collects them, and a second run gets them
     # in a fixed order.
     texts = [check_text(text) for text in texts]
-    letters = _train(backend, texts, size=0).keys() - SPECIAL_TOKENS
-    check_size(size, len(letters), f"{len(letters)} letters that begin or continue words")
+    letters = _train(backend, texts, vocab_size=0).keys() - SPECIAL_TOKENS
+    check_vocab_size(
+        vocab_size, len(letters), f"{len(letters)} letters that begin or continue words"
+    )
     continuing = sorted(token for token in letters if token.startswith(CONTINUATION))
-    vocab = _train(backend, texts, size=size, initial_tokens=continuing)
+    vocab = _train(backend, texts, vocab_size=vocab_size, initial_tokens=continuing)
 
     backend.model = models.WordPiece(vocab, unk_token="<unk>")
     backend.add_special_tokens(added_special_tokens())
@@ -43,12 +45,12 @@ def _train(
     backend: tokenizers.Tokenizer,
     texts: list[str],
     *,
-    size: int,
+    vocab_size: int,
     initial_tokens: Iterable[str] = (),
 ) -> dict[str, int]:
     """Train a copy of `backend` and return its vocabulary."""
     trainer = trainers.WordPieceTrainer(
-        vocab_size=size,
+        vocab_size=vocab_size,
         min_frequency=2,
         special_tokens=[*added_special_tokens(), *map(AddedToken, initial_tokens)],
         continuing_subword_prefix=CONTINUATION,

@@ -57,7 +57,7 @@ def bpe_merges(
         raise ConfigError(f"merges={merges} must be at least 1")
     if model is None:
         size = 256 + len(train_tokenizer("char", [text]).special_ids) + merges
-        tokenizer = train_tokenizer({"kind": "bpe", "size": size}, [text])
+        tokenizer = train_tokenizer({"kind": "bpe", "vocab_size": size}, [text])
     else:
         tokenizer = model.require_tokenizer()
         if tokenizer.kind != "bpe":
@@ -162,7 +162,7 @@ def train_all(corpus: list[str], size: int) -> dict[str, Tokenizer]:
     """Every kind of tokenizer, trained on the same text."""
     if size < 300:
         raise ConfigError(f"size={size} must be at least 300: the 256 bytes and some tokens")
-    sized = {kind: {"kind": kind, "size": size} for kind in SMALL_VOCABULARY}
+    sized = {kind: {"kind": kind, "vocab_size": size} for kind in SMALL_VOCABULARY}
     return {kind: train_tokenizer(sized.get(kind, kind), corpus) for kind in TOKENIZERS}
 
 

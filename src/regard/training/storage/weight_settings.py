@@ -37,6 +37,7 @@ RENAMED = {
     "model.norm_order": "model.norm_placement",
     "model.stream_scale": "model.residual_scale",
     "model.shape": "model.architecture",
+    "data.tokenizer.size": "data.tokenizer.vocab_size",
     "data.path.colours": "data.path.types",
     "train.evaluate_tokens": "train.evaluate_targets",
     "task.season": "task.seasonal_period",
