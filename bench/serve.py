@@ -266,7 +266,7 @@ def make_run(shape: str, out: str) -> None:
 
     from regard.config import RunConfig
     from regard.files.directory import Directory
-    from regard.models.build import build_model, describe, preset, weights
+    from regard.models.build import build_model, config_table, preset, weights
     from regard.pipelines import tokenizer_fingerprint
     from regard.text import train_tokenizer
     from regard.training.storage.checkpoint import write_tensors
@@ -278,7 +278,7 @@ def make_run(shape: str, out: str) -> None:
         build_model(config),
         train_tokenizer({"kind": "bpe", "vocab_size": 300}, [__doc__]),
     )
-    run = RunConfig(name=Path(out).name, task="causal", model=describe(config))
+    run = RunConfig(name=Path(out).name, task="causal", model=config_table(config))
 
     def write(file: Path, metadata: Any) -> None:
         write_tensors(Directory(file.parent), file.name, weights(model), metadata)

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from regard.config import RunConfig, build, merge
-from regard.models.build import describe, preset
+from regard.models.build import config_table, preset
 from regard.training.storage.evaluation import Evaluation
 from regard.training.storage.run_folder import RunFolder
 
@@ -30,7 +30,7 @@ def logged(
         "name": path.name,
         "task": "causal",
         "data": {"path": "/data/cats.txt", "tokenizer": "char"},
-        "model": describe(preset(preset_name, vocab_size=65, context=64)),
+        "model": config_table(preset(preset_name, vocab_size=65, context=64)),
         "train": {"steps": STEPS, "batch": 12},
     }
     path.mkdir()
@@ -142,7 +142,7 @@ def test_hostile_names_stay_text_on_a_page(regard, tmp_path):
 
 
 def test_an_image_costs_the_flops_of_all_its_patches(regard, tmp_path):
-    model = describe(preset("tiny-vit"))
+    model = config_table(preset("tiny-vit"))
     run = logged(tmp_path / "images", over={"task": "image_classification", "model": model})
     (output,) = json.loads(regard("compare", run, "--json").out)["runs"]
     each = json.loads(regard("info", "tiny-vit", "--json").out)
@@ -225,7 +225,7 @@ def test_only_settings_that_apply_to_several_runs_and_differ_are_listed(regard, 
 
 def test_one_name_has_one_meaning(regard, tmp_path):
     cbow = logged(tmp_path / "cbow", over={"model": {"family": "cbow", "vocab_size": 65}})
-    model = {**describe(preset("tiny-decoder", vocab_size=65)), "window": 8}
+    model = {**config_table(preset("tiny-decoder", vocab_size=65)), "window": 8}
     windowed = logged(tmp_path / "windowed", over={"model": model})
     assert "model.window" not in regard("compare", cbow, windowed).out
 

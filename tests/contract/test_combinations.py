@@ -25,7 +25,7 @@ from choices import (
 )
 from pairwise import Covering, all_pairs, pairs_of
 from regard.errors import ConfigError
-from regard.models.build import build_model, describe, load_weights, resolve, weights
+from regard.models.build import build_model, config_table, load_weights, resolve, weights
 from regard.models.compatibility import option
 from regard.models.transformer import TransformerConfig
 from regard.nn.attention import Mask
@@ -205,7 +205,7 @@ def test_a_combination_survives_the_way_through_files(row, tmp_path):
     subject = Subject(config)
     enlarge_weights(subject.model).eval()
     save_file(weights(subject.model), tmp_path / "model.safetensors")
-    again = resolve(json.loads(json.dumps(describe(config))))
+    again = resolve(json.loads(json.dumps(config_table(config))))
     assert again == config
     torch.manual_seed(2)
     twin = Subject(again)

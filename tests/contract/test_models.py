@@ -14,7 +14,7 @@ from regard.models.bag import BagConfig
 from regard.models.base import Language
 from regard.models.build import (
     build_model,
-    describe,
+    config_table,
     load_weights,
     resolve,
     weights,
@@ -464,7 +464,7 @@ def test_a_model_runs_in_half_precision(case):
 @every_model
 def test_a_configuration_survives_the_way_through_json(case):
     config = CASES[case]
-    table = json.loads(json.dumps(describe(config)))
+    table = json.loads(json.dumps(config_table(config)))
     assert resolve(table) == config
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from regard.models.build import build_model, describe, load_weights, resolve, weights
+from regard.models.build import build_model, config_table, load_weights, resolve, weights
 
 MODELS = {
     "elman": {"preset": "elman", "dim": 8},
@@ -42,7 +42,7 @@ def test_every_weight_gets_a_gradient_and_weights_are_saved(name, head, tmp_path
         assert parameter.grad.isfinite().all(), weight
         assert parameter.grad.any() or weight.endswith("key.bias"), weight
     save_file(weights(model), tmp_path / "w")
-    again = build_model(resolve(describe(model.config))).eval()
+    again = build_model(resolve(config_table(model.config))).eval()
     load_weights(again, load_file(tmp_path / "w"), "w")
     assert torch.equal(again.head(again(x)), out)
 

@@ -10,7 +10,7 @@ from regard.files.directory import Directory
 from regard.hub.config_json import write_config
 from regard.hub.external_checkpoint import prefixed_rules
 from regard.hub.weight_mapping import plan_export
-from regard.models.build import build_model, describe, preset, weights
+from regard.models.build import build_model, config_table, preset, weights
 from regard.pipelines import tokenizer_fingerprint
 from regard.text import train_tokenizer
 from regard.training.storage.checkpoint import write_tensors
@@ -35,7 +35,7 @@ def make_run(path, config=None, task="causal", tokenizers=None, dtype=torch.floa
     config = model_config() if config is None else config
     tokenizers = tokenizer() if tokenizers is None else tokenizers
     model = random_model(config, dtype)
-    run = RunConfig(name=path.name, task=task, model=describe(config))
+    run = RunConfig(name=path.name, task=task, model=config_table(config))
     facts = {"data": None, "tokenizer": tokenizer_fingerprint(tokenizers)}
 
     def write(file, metadata):

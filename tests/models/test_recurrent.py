@@ -6,7 +6,7 @@ from safetensors.torch import load, save
 
 from regard.errors import ConfigError, ShapeError
 from regard.models.base import Language
-from regard.models.build import describe, resolve
+from regard.models.build import config_table, resolve
 from regard.models.recurrent import RecurrentConfig, RecurrentLM
 from regard.nn.recurrent import CELLS
 from regard.nn.state import Source
@@ -61,7 +61,7 @@ def test_every_cell_makes_a_model_whose_steps_equal_its_forward_pass(cell):
 def test_a_run_from_before_there_were_other_cells_is_an_lstm():
     table = {"family": "lstm", "vocab_size": 5, "dim": 8}
     assert resolve(table) == RecurrentConfig(vocab_size=5, dim=8, cell="lstm")
-    assert describe(resolve(table))["family"] == "recurrent"
+    assert config_table(resolve(table))["family"] == "recurrent"
 
 
 def test_nothing_leaks_from_the_future():

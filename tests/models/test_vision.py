@@ -10,8 +10,8 @@ from regard.errors import ConfigError, ShapeError
 from regard.explain import attention_maps
 from regard.models.build import (
     build_model,
+    config_table,
     count_parameters,
-    describe,
     load_weights,
     preset,
     resolve,
@@ -168,7 +168,7 @@ def test_the_mean_is_over_all_patches():
 @every_case
 def test_settings_and_weights_make_an_equal_model(case):
     model = build_case(case)
-    twin = build_model(resolve(describe(CASES[case]))).eval()
+    twin = build_model(resolve(config_table(CASES[case]))).eval()
     load_weights(twin, weights(model), "here")
     images = torch.randn(2, 2, 12, 12)
     assert torch.equal(model(images), twin(images))

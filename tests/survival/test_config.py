@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cli.conftest import TEXT_WORDS, invoke, shell
 from regard.config import DataConfig, RunConfig, TrainConfig, build, to_table
 from regard.errors import RegardError
-from regard.models.build import describe, preset
+from regard.models.build import config_table, preset
 from regard.training import run
 from training.runs import config
 
@@ -149,7 +149,7 @@ LENGTHY = {("train", "steps"), ("train",), ("model",)}  # of which a large one, 
 KEYS = [
     *(("data", each.name) for each in fields(DataConfig)),
     *(("train", each.name) for each in fields(TrainConfig)),
-    *(("model", name) for name in describe(preset("tiny-decoder", vocab_size=1))),
+    *(("model", name) for name in config_table(preset("tiny-decoder", vocab_size=1))),
     *((each.name,) for each in fields(RunConfig)),
 ]
 SEEDED = settings(

@@ -7,7 +7,7 @@ import torch
 
 from regard.config import TrainConfig
 from regard.data.batch import ImageBatch, TextBatch
-from regard.models.build import count_parameters, describe, resolve
+from regard.models.build import config_table, count_parameters, resolve
 from regard.pipelines import prepare_training
 from regard.tasks import ImageClassification, Masked, Seq2Seq
 from regard.training.setup import time_budget
@@ -144,7 +144,7 @@ def test_compiling_is_no_part_of_the_time_of_a_step(data, monkeypatch):
     ids = torch.zeros(2, 8).long()
     rows = lambda number: TextBatch(ids[:, : number + 1], ids[:, : number + 1])  # noqa: E731
     training_data = replace(training_data, batch=rows)
-    given = replace(given, model=describe(training_data.model))
+    given = replace(given, model=config_table(training_data.model))
     found = time_budget._seconds_per_step(given, training_data, torch.device("cpu"), compiled=True)
     assert found == pytest.approx(0.001 * given.train.accumulate)
     assert len(compiled) == 1
@@ -156,7 +156,7 @@ def test_of_several_ranks_each_has_its_share_of_a_step(accumulate, rows, data, m
         monkeypatch.setenv(name, str(value))
     given = config(data / "cats.txt", batch=24, accumulate=accumulate)
     training_data = prepare_training(given)
-    given = replace(given, model=describe(training_data.model))
+    given = replace(given, model=config_table(training_data.model))
     train, seen = time_budget.train, []
 
     def watched(objective, batches, *words, **options):

@@ -6,7 +6,7 @@ from pathlib import Path
 from regard.api.overrides import override_words
 from regard.config import RunConfig, kind_of
 from regard.data.text import Text
-from regard.models.build import count_parameters, describe, is_fitted_without_gradients
+from regard.models.build import config_table, count_parameters, is_fitted_without_gradients
 from regard.pipelines import open_split, pipeline_of, smallest_model
 from regard.pipelines.prepare import check_compatible
 from regard.training.setup.setting_checks import check_before_data
@@ -42,7 +42,7 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
     if isinstance(validation, Text) and validation.size < FEW_TARGETS:  # a token has a byte or more
         notes = {**notes, "caution": describe_few(validation.size, "bytes")}
     config = pipeline.fit_settings(config, training)
-    model = describe(smallest_model(config))
+    model = config_table(smallest_model(config))
     kind, options = kind_of(model.get("head") or "none")
     if "classes" in options:  # those of the data are counted when training begins
         model["head"] = {"kind": kind, **{k: v for k, v in options.items() if k != "classes"}}

@@ -19,8 +19,8 @@ from regard.explain.render.figure import check_suffix, encode, page, save, to_sv
 from regard.hub.external_checkpoint import is_external_checkpoint
 from regard.models.build import (
     build_model,
+    config_table,
     count_parameters,
-    describe,
     family_of,
     is_fitted_without_gradients,
     resolve,
@@ -258,6 +258,6 @@ def _untrained_run(name: str, table: Mapping[str, Any], texts: list[str]) -> Run
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = build_model(config)
-    run_config = RunConfig(name=name, task=TASKS[architecture], model=describe(config))
+    run_config = RunConfig(name=name, task=TASKS[architecture], model=config_table(config))
     device = pick_device("cpu")
     return Run(RunFolder(name), run_config, model.to(device).eval(), tokenizer, device)

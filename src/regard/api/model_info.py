@@ -19,7 +19,7 @@ from regard.errors import ConfigError, unknown
 from regard.explain.render.diagram import diagram
 from regard.html import html_table
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
-from regard.models.build import describe, family_of, resolve
+from regard.models.build import config_table, family_of, resolve
 from regard.models.compatibility import with_defaults
 from regard.models.cost import Cost, cost
 from regard.models.presets import PRESETS, PUBLISHED, ModelConfig
@@ -80,7 +80,7 @@ class ModelInfo:
     @property
     def settings(self) -> dict[str, Any]:
         """Every setting of the model."""
-        return describe(self.config)
+        return config_table(self.config)
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def diff(first: str | Path | ModelConfig, second: str | Path | ModelConfig) -> M
 
 def full_settings(config: Any) -> dict[str, Any]:
     """The settings of a model, with the sizes that are derived from others filled in."""
-    settings = _applicable(describe(config))
+    settings = _applicable(config_table(config))
     if "kv_heads" in settings:
         settings["kv_heads"] = settings["kv_heads"] or settings["heads"]
         settings["head_dim"] = settings["head_dim"] or settings["dim"] // settings["heads"]
@@ -227,7 +227,7 @@ def _find(
 ) -> tuple[str, Any, Evaluation, list[str]]:
     """The kind of `what`, its model's configuration, its evaluation, and notes."""
     if not isinstance(what, str | Path):
-        model = resolve(merge(describe(what), over.get("model", {})))
+        model = resolve(merge(config_table(what), over.get("model", {})))
         return "configuration", model, NOT_EVALUATED, []
     what = str(what)
     if what in PRESETS:

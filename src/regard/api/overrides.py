@@ -19,7 +19,7 @@ from regard.config import (
     to_table,
 )
 from regard.errors import ConfigError, unknown
-from regard.models.build import FAMILIES, describe, is_fitted_without_gradients, resolve
+from regard.models.build import FAMILIES, config_table, is_fitted_without_gradients, resolve
 from regard.models.presets import ModelConfig
 from regard.tasks import TASKS
 
@@ -74,7 +74,7 @@ def _model_table(model: Any) -> Any:
     """The table of a configuration or a preset's name; what is neither, unchanged."""
     if isinstance(model, str):
         return {"preset": model}
-    return describe(cast(ModelConfig, model)) if is_dataclass(model) else model
+    return config_table(cast(ModelConfig, model)) if is_dataclass(model) else model
 
 
 def _without_paths(value: Any) -> Any:

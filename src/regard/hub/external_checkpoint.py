@@ -30,7 +30,7 @@ from regard.hub.weight_mapping import (
     plan_export,
     plan_import,
 )
-from regard.models.build import describe, on_meta, resolve, weights
+from regard.models.build import config_table, on_meta, resolve, weights
 from regard.models.presets import ModelConfig
 from regard.text import PairTokenizers, Tokenizer
 
@@ -114,7 +114,7 @@ class ExternalCheckpoint:
         """
         if not settings:
             return self
-        config = resolve(merge(describe(self.config), settings))
+        config = resolve(merge(config_table(self.config), settings))
         shapes = _shapes(config)
         problems = [f"{name} is missing" for name in shapes if name not in self.shapes]
         for name, shape in self.shapes.items():

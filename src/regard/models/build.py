@@ -105,7 +105,7 @@ def is_fitted_without_gradients(family: str) -> bool:
     return hasattr(FAMILIES[family][1], "fit")
 
 
-def describe(config: ModelConfig) -> dict[str, Any]:
+def config_table(config: ModelConfig) -> dict[str, Any]:
     """The table from which `resolve` makes an equal configuration; every field is explicit."""
     return {"family": family_of(config), **to_table(config)}
 

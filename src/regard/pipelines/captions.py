@@ -23,7 +23,7 @@ from regard.explain.image_attention import ImageAttentionMap
 from regard.explain.token_map import AttentionMaps, ShownImage
 from regard.generate import BeamSearch, Search
 from regard.models.base import Language
-from regard.models.build import describe, resolve
+from regard.models.build import config_table, resolve
 from regard.models.presets import ModelConfig
 from regard.nn.state import ImageSource
 from regard.pipelines.base import (
@@ -138,7 +138,7 @@ class CaptionsPipeline(Pipeline):
         mean, std = (task.mean, task.std) if task.mean else train.statistics(model.image_size)
         derived = {"task": {"mean": mean, "std": std}}
         choice = merge({"task": config.task}, derived)["task"]
-        config = replace(config, task=choice, model=describe(model))
+        config = replace(config, task=choice, model=config_table(model))
         data = self.evaluation_data(config, validation, tokenizers)
         task = cast(Caption, data.task)
         examples = _Examples(train, tokenizers, model)

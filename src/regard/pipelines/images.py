@@ -28,7 +28,7 @@ from regard.data.loader import RowLoader
 from regard.data.tables import IMAGE_SUFFIXES
 from regard.data.text_files import suffix
 from regard.errors import ConfigError, DataError
-from regard.models.build import describe, resolve
+from regard.models.build import config_table, resolve
 from regard.models.vision import VisionConfig, VisionTransformer
 from regard.pipelines.base import (
     EvalData,
@@ -130,7 +130,7 @@ class ImagesPipeline(Pipeline):
         mean, std = (task.mean, task.std) if task.mean else train.statistics(size)
         derived = {"task": {"names": names, "mean": mean, "std": std}}
         choice = merge({"task": config.task}, derived)["task"]
-        config = replace(config, task=choice, model=describe(model))
+        config = replace(config, task=choice, model=config_table(model))
         data = self.evaluation_data(config, validation, None)
         task = image_task(choice)
         loader = RowLoader(len(train), rows, settings.seed)

@@ -21,7 +21,7 @@ from regard.data.text_files import suffix
 from regard.errors import ConfigError
 from regard.generate import Search
 from regard.models.bag import BagConfig
-from regard.models.build import describe, family_of, resolve
+from regard.models.build import config_table, family_of, resolve
 from regard.models.presets import ModelConfig
 from regard.models.transformer import TransformerConfig
 from regard.nn.loss import IGNORED
@@ -113,7 +113,7 @@ class LabelsPipeline(Pipeline):
         derived |= {"paired": True} if train.is_paired else {}
         choice = merge({"task": config.task}, {"task": derived})["task"]
         model = add_head(config.model, task, classes=len(names), vocab_size=tokenizers.vocab_size)
-        config = replace(config, task=choice, model=describe(model))
+        config = replace(config, task=choice, model=config_table(model))
         data = self.evaluation_data(config, validation, tokenizers)
         task = label_task(choice)
         texts = EncodedTexts.encode(task, named, tokenizers, model)

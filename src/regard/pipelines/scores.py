@@ -15,7 +15,7 @@ from regard.data.columns import Roles
 from regard.data.scores import ScoredText, from_table
 from regard.data.tables import Table
 from regard.generate import Search
-from regard.models.build import describe, resolve
+from regard.models.build import config_table, resolve
 from regard.models.presets import ModelConfig
 from regard.pipelines.base import EvalData, Progress, TrainedModel, TrainingData
 from regard.pipelines.batching import (
@@ -67,7 +67,7 @@ class ScoresPipeline(LabelsPipeline):
         choice = merge({"task": config.task}, {"task": derived})["task"]
         task = regression_task(choice)
         model = add_head(config.model, task, classes=1, vocab_size=tokenizers.vocab_size)
-        config = replace(config, task=choice, model=describe(model))
+        config = replace(config, task=choice, model=config_table(model))
         data = self.evaluation_data(config, validation, tokenizers)
         texts = EncodedTexts.encode(task, train, tokenizers, model)
         loader = text_loader(config, model, texts.store)

@@ -19,7 +19,7 @@ from regard.data.spans import Question, Questions, from_squad, from_table, is_sq
 from regard.data.tables import Table
 from regard.data.token_store import PairStore
 from regard.errors import ConfigError
-from regard.models.build import describe, resolve
+from regard.models.build import config_table, resolve
 from regard.models.presets import ModelConfig
 from regard.pipelines.base import (
     EvalData,
@@ -138,7 +138,7 @@ class SpansPipeline(Pipeline):
             choice = merge({"task": config.task}, {"task": derived})["task"]
             config = replace(config, task=choice)
         model = add_span_head(config, vocab_size=tokenizers.vocab_size)
-        config = replace(config, model=describe(model))
+        config = replace(config, model=config_table(model))
         data = self.evaluation_data(config, validation, tokenizers)
         windows = SpanWindows.encode(span_task(config.task), train.rows, tokenizers, model)
         loader = text_loader(config, model, windows.store)

@@ -17,7 +17,7 @@ from regard.data.strokes import Strokes, from_npz, is_strokes
 from regard.data.text_files import suffix
 from regard.errors import DataError
 from regard.explain.render.strokes import to_svg, to_text
-from regard.models.build import describe, resolve
+from regard.models.build import config_table, resolve
 from regard.pipelines.base import EvalData, Pipeline, Progress, TextWithSvg, TrainingData
 from regard.pipelines.batching import describe_classes, evenly_spaced, rows_per_micro_batch
 from regard.tasks import TASKS, Handwriting
@@ -99,7 +99,7 @@ class StrokesPipeline(Pipeline):
         config = replace(config, task=merge({"task": config.task}, {"task": derived})["task"])
         task = stroke_task(config.task)
         model = resolve(config.model, **task.model_settings())
-        config = replace(config, model=describe(model))
+        config = replace(config, model=config_table(model))
         data = self.evaluation_data(config, validation, None)
         loader = RowLoader(len(train), rows, settings.seed)
 

@@ -22,8 +22,8 @@ from regard.data.batch import Batch, pin_memory
 from regard.data.loader import prefetch
 from regard.models.build import (
     build_model,
+    config_table,
     count_parameters,
-    describe,
     is_fitted_without_gradients,
     weights,
 )
@@ -97,7 +97,7 @@ def begin(
     if config.train.start is not None:
         tokenizers = open_start(config.train.start).tokenizers
     data = prepare_training(config, tokenizers, progress)
-    config = replace(config, model=describe(data.model), task=data.task_choice)
+    config = replace(config, model=config_table(data.model), task=data.task_choice)
     config = with_best_metric(config)
     check_model(config, data.model, device, path)
     run_environment = environment(device) | {

@@ -18,8 +18,8 @@ from regard.accel.cuda_graph import WARM_UP_STEPS
 from regard.config import RunConfig, TrainConfig, kind_of
 from regard.models.build import (
     build_model,
+    config_table,
     count_parameters,
-    describe,
     is_fitted_without_gradients,
     resolve,
 )
@@ -67,7 +67,7 @@ def fit_to_minutes(
     now = time.perf_counter()
     deadline = 60 * config.minutes + (now if started is None else started)
     data = prepare_training(config)
-    table = describe(data.model)
+    table = config_table(data.model)
     if is_fitted_without_gradients(table["family"]):  # there are no steps to choose
         return replace(config, minutes=None)
     deadline -= time.perf_counter() - now  # the data is prepared again when the run begins

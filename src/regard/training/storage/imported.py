@@ -6,14 +6,14 @@ from regard.config import Choice, DataConfig, RunConfig
 from regard.files.untrusted import read_json
 from regard.hub.external_checkpoint import ExternalCheckpoint
 from regard.hub.families import vit
-from regard.models.build import describe
+from regard.models.build import config_table
 
 
 def imported_run_config(checkpoint: ExternalCheckpoint, name: str) -> RunConfig:
     """The run settings of an imported checkpoint."""
     tokenizers = checkpoint.tokenizers
     data = DataConfig() if tokenizers is None else DataConfig(tokenizer=tokenizers.kind)
-    model = describe(checkpoint.config)
+    model = config_table(checkpoint.config)
     return RunConfig(name=name, task=_task(checkpoint), data=data, model=model)
 
 
