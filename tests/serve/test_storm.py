@@ -318,7 +318,7 @@ def test_fuzzed_requests_cause_no_server_error(text_run, pair_run, tmp_path, key
             str(Path(CLIENTS).with_name("schemathesis")),
             *("run", f"{server.address}/openapi.json"),
             *("--checks", "not_a_server_error,response_schema_conformance"),
-            *("--max-time", os.environ.get("REGARD_FUZZ", "600"), "--max-examples", "1000"),
+            *("--max-time", os.environ.get("REGARD_FUZZ", "600"), "--max-examples", "2000"),
             *("--phases", "examples,coverage,fuzzing", "--seed", "1", "--continue-on-failure"),
             *([] if key is None else ["--header", f"Authorization: Bearer {key}"]),
         ]
