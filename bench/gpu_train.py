@@ -41,7 +41,6 @@ from regard.training.parallel.strategy import Objective, SingleProcess
 from regard.training.setup.device import checkpoint_activations
 
 DEVICE = torch.device("cuda")
-FLOAT8 = "regard, float8"
 Turn = tuple[float, float]  # seconds of a step, and the peak memory in GB
 # builds a model and returns a forward and backward pass, which compiles it, and its training step
 Trial = Callable[[], tuple[Callable[[], None], Callable[[], None]]]
@@ -101,9 +100,7 @@ def autocast() -> torch.autocast:
     return torch.autocast(DEVICE.type, torch.bfloat16)
 
 
-def ours(
-    config: Any, task: Any, batch: Any, *, checkpointing: bool = False, float8: bool = False
-) -> Trial:
+def ours(config: Any, task: Any, batch: Any, *, checkpointing: bool = False) -> Trial:
     """A step of `training.loop.train`, as `regard train` runs it on a GPU."""
 
     def trial() -> tuple[Callable[[], None], Callable[[], None]]:
@@ -114,7 +111,7 @@ def ours(
         objective = Objective(model, task).train()
         strategy = SingleProcess(objective)
         if DEVICE.type == "cuda":
-            strategy.compile(float8=float8)
+            strategy.compile()
         steps = train(
             objective,
             iter(lambda: batch, None),
@@ -190,7 +187,6 @@ def gpt2(nanogpt: str, bias: bool = False) -> Row:
         {
             "regard": ours(config, Causal(), TextBatch(x, y)),
             "nanoGPT": theirs(peer, lambda model: model(x, y)[1]),
-            FLOAT8: ours(config, Causal(), TextBatch(x, y), float8=True),
         },
     )
 
@@ -227,9 +223,6 @@ def decoder(
         {
             "regard": ours(config, Causal(), TextBatch(x, y), checkpointing=checkpointing),
             "transformers": theirs(peer, lambda model: model(x, labels=x).loss),
-            FLOAT8: ours(
-                config, Causal(), TextBatch(x, y), checkpointing=checkpointing, float8=True
-            ),
         },
     )
 
@@ -458,7 +451,6 @@ def main() -> None:
     parser.add_argument("--nanogpt", default="")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--no-peer", nargs="*", default=[], help="rows of regard alone")
-    parser.add_argument("--float8", nargs="*", default=[], help="rows with 8-bit matmuls, too")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2, help="of steps that are timed at once")
     parser.add_argument("--compile-limit", type=float, default=600, help="seconds")
@@ -476,9 +468,7 @@ def main() -> None:
     workers: dict[str, dict[str, Worker]] = {}
     for name in options.rows:
         rows[name] = row = ROWS[name](options.nanogpt)
-        libraries = [*row.trials][:1] if name in options.no_peer else [*row.trials][:2]
-        if name in options.float8:
-            libraries.append(FLOAT8)
+        libraries = [*row.trials][:1] if name in options.no_peer else [*row.trials]
         row.trials.clear()  # with their tensors
         workers[name] = {
             library: Worker(

@@ -123,8 +123,7 @@ class TrainConfig(Settings):
     baseline: bool = True
     # activations whose statistics are logged, by glob patterns of hook-point names
     log: list[str] = field(default_factory=list)
-    # autocast; auto: bfloat16 on CUDA; float8: bfloat16 with the large matmuls of blocks in 8 bits
-    precision: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # autocast; auto: bfloat16 on CUDA
     compile: Literal["auto", "on", "off"] = "auto"  # torch.compile; auto: on CUDA only
     activation_checkpointing: bool = False  # recompute blocks in backward, to save memory
     # CPU threads; None: at most the usable cores, and fewer on a busy machine where that is faster

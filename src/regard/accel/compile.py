@@ -20,9 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.accel import sparse_attention
-from regard.accel.float8 import ATTACHED as FLOAT8_ATTACHED
-from regard.accel.float8 import attach_float8
-from regard.accel.matmul import gelu_mlp, is_large_in_graph, qkv_linear
+from regard.accel.matmul import AUTOTUNED_FLOPS, gelu_mlp, qkv_linear
 from regard.models.seq2seq import EncoderDecoder
 from regard.nn.attention import Attention, AttentionInputs, split_heads
 from regard.nn.block import FeedForward, Stack, gelu_tanh
@@ -34,10 +32,8 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def compile_for_training(
-    function: Callable[..., T], model: nn.Module, *, float8: bool = False
-) -> Callable[..., T]:
-    """A function that runs `model`, compiled for one shape; with `float8`, by 8-bit matmuls.
+def compile_for_training(function: Callable[..., T], model: nn.Module) -> Callable[..., T]:
+    """A function that runs `model`, compiled for one shape.
 
     The backward pass runs in the calling thread: it is traced there, and other threads do not have
     the autocast dtype, which breaks indexing in bfloat16 (torch 2.11).
@@ -47,8 +43,6 @@ def compile_for_training(
     prepare_tracing()
     if any(parameter.is_cuda for parameter in model.parameters()):
         attach_fused_layers(model)
-        if float8:
-            attach_float8(model)
     options: dict[str, Any] = {"post_grad_custom_post_pass": AutotunedMatmuls()}
     fast = torch.compile(function, dynamic=False, options=options)
 
@@ -143,13 +137,13 @@ def attach_fused_layers(model: nn.Module) -> None:
 
 
 def _fused_feed_forward(ffn: FeedForward, x: Tensor) -> Tensor:
-    if (ffn.dropout and ffn.training) or not is_large_in_graph(x, ffn.up.weight):
+    if (ffn.dropout and ffn.training) or not _compiles_large_matmul(x, ffn.up.weight):
         return FeedForward.forward(ffn, x)
     return gelu_mlp(x, ffn.up.weight, ffn.up.bias, ffn.down.weight, ffn.down.bias)
 
 
 def _split_gradient_qkv(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    if not is_large_in_graph(x, attention.query.weight):
+    if not _compiles_large_matmul(x, attention.query.weight):
         return Attention._fused_qkv(attention, x)
     layers = (attention.query, attention.key, attention.value)
     has_bias = attention.query.bias is not None
@@ -176,9 +170,17 @@ def _sparse_attention(
 
 
 ATTACHED = (
-    *FLOAT8_ATTACHED,
     _fused_feed_forward,
     _split_gradient_qkv,
     _sparse_attention,
     sparse_attention.attend_in_blocks,
 )
+
+
+def _compiles_large_matmul(x: Tensor, weight: Tensor) -> bool:
+    return (
+        torch.compiler.is_compiling()
+        and x.is_cuda
+        and torch.is_autocast_enabled("cuda")
+        and 2 * x.numel() * len(weight) >= AUTOTUNED_FLOPS
+    )

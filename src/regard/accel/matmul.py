@@ -80,16 +80,6 @@ def _(a: list[Tensor], b: list[Tensor]) -> Tensor:
     return a[0].new_empty(a[0].shape[0], b[0].shape[1])
 
 
-def is_large_in_graph(x: Tensor, weight: Tensor) -> bool:
-    """Whether a matmul belongs to a compiled graph of mixed precision on a GPU, and is large."""
-    return (
-        torch.compiler.is_compiling()
-        and x.is_cuda
-        and torch.is_autocast_enabled("cuda")
-        and 2 * x.numel() * len(weight) >= AUTOTUNED_FLOPS
-    )
-
-
 def _plain_matmul(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return a @ b if bias is None else torch.addmm(bias, a, b)
 

@@ -66,9 +66,9 @@ class ParallelStrategy:
         """Whether this rank stores only a part of each tensor."""
         return self.shard[1] > 1
 
-    def compile(self, *, float8: bool = False) -> None:
+    def compile(self) -> None:
         """Compile the loss: a function, so that no parameter name changes."""
-        self.loss = compile_for_training(self.loss, self.objective.model, float8=float8)
+        self.loss = compile_for_training(self.loss, self.objective.model)
 
     def attach(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Connect the optimizers to the other ranks, where they need them."""
@@ -203,9 +203,8 @@ class Sharded(_Distributed):
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
             _dry_run(objective, unscored_row(batch).to(device))
 
-    def compile(self, *, float8: bool = False) -> None:
+    def compile(self) -> None:
         """Compile block by block: between blocks, weights are gathered and freed."""
-        assert not float8, "require_float8 refuses it"
         for block in self.blocks:
             block.forward = _compile_training_forward(block)  # type: ignore[method-assign]
 
@@ -362,5 +361,5 @@ def make_strategy(
     else:
         strategy = Replicated(objective.to(device), ranks, data.batch(0))
     if training_path(settings, device).compile:
-        strategy.compile(float8=settings.precision == "float8")
+        strategy.compile()
     return strategy

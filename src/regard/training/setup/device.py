@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.accel import float8
 from regard.config import RunConfig, TrainConfig
 from regard.errors import ConfigError, unknown
 from regard.models.cost import training_bytes
@@ -44,8 +43,6 @@ def prepare_device(config: RunConfig) -> torch.device:
     use_threads(config.train.threads)
     if device.type == "cpu" and config.train.precision == "bfloat16":
         _check_bfloat16()
-    if config.train.precision == "float8":
-        require_float8(config.train, device)
     return device
 
 
@@ -103,20 +100,6 @@ def usable_cores() -> int:
         return math.ceil(quota / period)
     except (OSError, ValueError):  # no cgroup, or no limit: "max 100000"
         return os.cpu_count() or 1
-
-
-def require_float8(config: TrainConfig, device: torch.device) -> None:
-    """Raise `ConfigError` where training cannot multiply 8-bit floats."""
-    reason = float8.unsupported_reason(device)
-    if reason is None and config.compile == "off":
-        reason = "it needs train.compile=auto or on"
-    if reason is None and launch.world_size() > 1:
-        reason = f"it is for one GPU, not {launch.world_size()} ranks"
-    if reason is not None:
-        raise ConfigError(
-            f"train.precision=float8 does not work here: {reason}\n"
-            f"leave it out, or set train.precision=bfloat16"
-        )
 
 
 def _check_bfloat16() -> None:

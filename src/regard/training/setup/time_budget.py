@@ -153,7 +153,7 @@ def _seconds_per_step(
     objective = Objective(model, data.task)
     strategy = SingleProcess(objective)
     if compiled:
-        strategy.compile(float8=settings.precision == "float8")
+        strategy.compile()
     accumulate = ranks.local_accumulate(settings.accumulate)
     batch_of = partial(ranks.local_batch, data.batch, settings.accumulate)
     batches = [batch_of(number).to(device) for number in range(TIMED_STEPS * accumulate)]
