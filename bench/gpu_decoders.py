@@ -201,6 +201,7 @@ def prepare_presets(specs: list[Spec], check: bool, repeats: int, device: str) -
 
 def checked(spec: Spec) -> str:
     """Whether the greedy ids of the chosen decoder are those of the model."""
+    torch.set_float32_matmul_precision("highest")  # not TF32, which rounds to ten bits
     config = spec.config(layers=4)
     model = build(config, torch.float32)
     with torch.no_grad():
