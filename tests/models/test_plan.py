@@ -11,6 +11,7 @@ from regard.models.plan import (
     GPU_SPECS,
     GPUS_PER_MACHINE,
     Cluster,
+    decode_seconds,
     fastest,
     gpus_needed,
     host_bytes,
@@ -24,15 +25,23 @@ SMALL = replace(TINYLLAMA, dim=128, layers=4, heads=4, ffn_dim=256, context=128)
 def cluster(card, gpus, memory=None):
     sheet = GPU_SPECS[card]
     link = sheet.link if gpus <= GPUS_PER_MACHINE else sheet.network
-    return Cluster(gpus=gpus, memory=memory or sheet.memory, peak=sheet.peak, link=link)
+    memory = memory or sheet.memory
+    return Cluster(gpus=gpus, memory=memory, bandwidth=sheet.bandwidth, peak=sheet.peak, link=link)
 
 
-# One H200, compiled, AdamW in float32, autocast to bfloat16: bench/gpu_train.py
+# One H200, compiled, AdamW in float32, autocast to bfloat16: bench/gpu_train.py. The batch, the
+# tokens per second and the memory
+LONG = replace(TINYLLAMA, context=16_384)
 MEASURED = {
-    "GPT-2": (preset("gpt2"), 64, 606e3, 22.6e9),
-    "LLaMA shape": (TINYLLAMA, 8, 75.6e3, 41.5e9),
-    "BERT": (preset("bert-base"), 64, 588e3, 12.6e9),
-    "ViT": (preset("vit-b16"), 256, 197 * 3796, 17.0e9),
+    "GPT-2": (preset("gpt2"), 64, 608e3, 22.6e9),
+    "LLaMA shape": (TINYLLAMA, 8, 73.6e3, 41.5e9),
+    "BERT": (preset("bert-base"), 64, 584e3, 12.6e9),
+    "ViT": (preset("vit-b16"), 256, 197 * 3738, 17.0e9),
+    "Transformer base": (replace(preset("transformer-base"), context=64), 256, 749e3, 5.5e9),
+    "T5 small": (replace(preset("t5-small"), context=256), 64, 704e3, None),
+    "BLOOM": (preset("bloom-560m"), 8, 114e3, 23.0e9),
+    "16,384 tokens": (LONG, 1, 43.8e3, 41.4e9),
+    "a window": (replace(LONG, window=1024), 1, 68.2e3, 41.4e9),
 }
 
 
@@ -40,8 +49,30 @@ MEASURED = {
 def test_one_gpu_takes_the_memory_and_has_the_speed_that_were_measured(name):
     config, rows, speed, used = MEASURED[name]
     plain = training_plans(cost(config), cluster("h200", 1), rows)[0]
-    assert plain.used_bytes == pytest.approx(used, rel=0.12)  # what a compiler saves differs
-    assert plain.tokens_per_second == pytest.approx(speed, rel=0.2)  # 39 to 47 % are reached
+    assert plain.tokens_per_second == pytest.approx(speed, rel=0.1)
+    if used is not None:
+        assert plain.used_bytes == pytest.approx(used, rel=0.15)  # what a compiler saves differs
+
+
+# Tokens per second of one sequence on one H200: bench/gpu_decoders.py
+DECODED = {
+    "gpt2": 3365,
+    "bloom-560m": 1377,
+    "qwen3-0.6b": 1207,
+    "pythia-1b": 1137,
+    "llama-3.2-1b": 1091,
+    "opt-1.3b": 857,
+    "phi-1.5": 856,
+    "qwen2-1.5b": 725,
+    "gpt2-xl": 585,
+    "qwen3-1.7b": 676,
+}
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_one_sequence_is_decoded_at_the_speed_that_was_measured(name):
+    seconds = decode_seconds(cost(preset(name)), cluster("h200", 1))
+    assert 1 / seconds == pytest.approx(DECODED[name], rel=0.1)
 
 
 LARGE = 400e9  # bytes more than they had: an evaluation gathers all weights at once
@@ -64,7 +95,7 @@ def test_many_gpus_have_the_speed_that_was_published(name):
     plans = training_plans(cost(config), cluster(card, gpus, memory))
     best = fastest([plan for plan in plans if plan.activation_checkpointing is checkpointed])
     assert best is fastest(plans) or name == "gpt3-175b"  # with so much memory it need not
-    # 25 %: the share of the peak differs, 45 % assumed here, 56 % reached by TinyLlama
+    # 25 %: what other programs reach differs, 45 % of the peak for GPT-3, 56 % for TinyLlama
     assert best.tokens_per_second / gpus == pytest.approx(speed, rel=0.25)
 
 
@@ -118,7 +149,7 @@ def test_every_rank_of_a_machine_makes_the_whole_model_in_its_memory(gpus, model
 def test_activation_checkpointing_costs_a_third_more_compute():
     plain, again = training_plans(cost(TINYLLAMA), cluster("h100", 1))
     assert again.activation_bytes < plain.activation_bytes / 4
-    assert plain.tokens_per_second / again.tokens_per_second == pytest.approx(4 / 3)
+    assert plain.tokens_per_second / again.tokens_per_second == pytest.approx(4 / 3, rel=0.05)
     assert fastest([plain, again]) is plain
 
 

@@ -16,6 +16,7 @@ from regard.models.plan import (
     TOKENS_PER_PARAMETER,
     Cluster,
     TrainingPlan,
+    decode_seconds,
     fastest,
     gpus_needed,
     host_bytes,
@@ -26,11 +27,12 @@ from regard.models.presets import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class GenerationMemory:
-    """Memory of bfloat16 inference on one GPU."""
+    """Memory and speed of bfloat16 inference on one GPU."""
 
     weight_bytes: int
     state_bytes: int  # the KV cache of one sequence
     sequences: int  # that fit at a time
+    tokens_per_second: float  # of one sequence, with a short prompt; 0 if it does not generate
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,8 @@ def plan(
     """Plan the training of a preset, a run's model or a recipe on `gpus` GPUs.
 
     `memory` in GB and `peak` in TFLOP/s of each GPU and `link` in GB/s replace the card's
-    data sheet; `utilization` is the fraction of the peak that is reached. By default there are 20
-    `tokens` per parameter (Hoffmann et al. 2022), and as many `sequences` per GPU as fit.
+    data sheet; `utilization` is the fraction of the peak that matmuls reach. By default there are
+    20 `tokens` per parameter (Hoffmann et al. 2022), and as many `sequences` per GPU as fit.
 
     >>> regard.plan("llama-7b", gpus=8).best.sharded
     True
@@ -86,6 +88,7 @@ def plan(
     cluster = Cluster(
         gpus=gpus,
         memory=sheet.memory if memory is None else memory * 1e9,
+        bandwidth=sheet.bandwidth,
         peak=sheet.peak if peak is None else peak * 1e12,
         link=sheet_link if link is None else link * 1e9,
         **({} if utilization is None else {"utilization": utilization}),
@@ -114,7 +117,8 @@ def plan(
 def _generation_memory(cost: Cost, cluster: Cluster) -> GenerationMemory:
     weights, state = cost.weight_bytes // 2, cost.state_bytes // 2
     free = max(0, cluster.usable_memory - weights)
-    return GenerationMemory(weights, state, int(free // state) if state else 0)
+    speed = 1 / decode_seconds(cost, cluster) if cost.decode_flops_per_token else 0.0
+    return GenerationMemory(weights, state, int(free // state) if state else 0, speed)
 
 
 def _too_large(what: str, cost: Cost, cluster: Cluster, sequences: int | None) -> str:

@@ -37,7 +37,7 @@ def plan(
         Option(metavar="TFLOPS", help="bfloat16 TFLOP/s of each GPU; by default the card's."),
     ] = None,
     utilization: Annotated[
-        float | None, Option(metavar="FRACTION", help="Fraction of the peak that is reached.")
+        float | None, Option(metavar="FRACTION", help="Fraction of the peak that matmuls reach.")
     ] = None,
     link: Annotated[
         float | None, Option(metavar="GB/S", help="Bandwidth between two GPUs, in each direction.")
@@ -163,7 +163,7 @@ def _assumptions(plan: "Plan", *, default_tokens: bool) -> list[tuple[str, str, 
     peak = with_prefix(cluster.peak, "FLOP/s")
     return [
         ("card", f"{plan.card}, {peak} in bfloat16", "--card, --peak"),
-        ("utilization", f"{cluster.utilization:.0%}, recomputation included", "--utilization"),
+        ("utilization", f"{cluster.utilization:.0%} of the peak in matmuls", "--utilization"),
         ("memory", f"{with_prefix(cluster.memory, 'B')}, {usable:.0%} of it usable", "--memory"),
         *(communication if cluster.gpus > 1 else []),
         ("tokens", f"{with_prefix(plan.tokens, '')}, {source}", "--tokens"),
@@ -177,6 +177,7 @@ def _generation(plan: "Plan") -> list[tuple[str, str]]:
         ("weights", with_prefix(memory.weight_bytes, "B")),
         (f"KV cache, {plan.cost.context or 1:,} tokens", with_prefix(memory.state_bytes, "B")),
         ("sequences that fit", f"{memory.sequences:,}" if memory.sequences else "-"),
+        ("tokens/s of one sequence", with_prefix(memory.tokens_per_second, "")),
     ]
 
 

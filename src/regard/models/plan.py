@@ -1,7 +1,8 @@
 """Estimates of training on several GPUs: which strategy fits in memory, its speed, its time.
 
 Nothing is measured. Bytes and FLOPs come from `models.cost`, peak FLOP/s and bandwidths from the
-GPU's data sheet. The assumed utilization is a field of `Cluster`.
+GPU's data sheet. The assumed utilization is a field of `Cluster`; it and the constants below were
+fitted to nine measured and five published models (docs/results.md).
 """
 
 import math
@@ -15,6 +16,13 @@ from regard.nn.loss import CHUNK_ELEMENTS_CUDA
 USABLE_MEMORY = 0.95  # fraction; the rest is for the driver, kernels and fragmentation
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, "Chinchilla"
 GPUS_PER_MACHINE = 8
+ATTENTION_UTILIZATION = 0.83  # of the peak; FLOPs of a causal mask are counted in full
+ACTIVATION_PASSES = 4  # how often saved activations, or as many bytes, are read or written
+OPTIMIZER_BYTES = 40  # read and written per parameter and step
+LAYER_SECONDS = 4e-4  # of a step for each attention layer, however few its tokens
+SEVERAL_GPUS = 0.82  # of the speed of one GPU, what each of several keeps
+DECODE_BANDWIDTH = 0.87  # of the data sheet: what a copy reaches
+DECODE_LAYER_SECONDS = 20e-6  # of a decode step for each layer, besides reading its weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +30,19 @@ class GPUSpec:
     """The data sheet of a GPU: bytes, dense bfloat16 FLOP/s, bytes per second in each direction."""
 
     memory: float
+    bandwidth: float  # of its memory
     peak: float
     link: float  # of one GPU to the others of its machine
     network: float  # of one machine of 8 GPUs to the other machines
 
 
 GPU_SPECS: dict[str, GPUSpec] = {
-    "a100": GPUSpec(80e9, 312e12, 300e9, 200e9),
-    "h100": GPUSpec(80e9, 989e12, 450e9, 400e9),
-    "h200": GPUSpec(141e9, 989e12, 450e9, 400e9),
-    "b200": GPUSpec(180e9, 2250e12, 900e9, 400e9),
-    "l40s": GPUSpec(48e9, 362e12, 32e9, 100e9),
-    "rtx4090": GPUSpec(24e9, 165e12, 32e9, 12e9),
+    "a100": GPUSpec(80e9, 2.04e12, 312e12, 300e9, 200e9),
+    "h100": GPUSpec(80e9, 3.35e12, 989e12, 450e9, 400e9),
+    "h200": GPUSpec(141e9, 4.8e12, 989e12, 450e9, 400e9),
+    "b200": GPUSpec(180e9, 8e12, 2250e12, 900e9, 400e9),
+    "l40s": GPUSpec(48e9, 0.864e12, 362e12, 32e9, 100e9),
+    "rtx4090": GPUSpec(24e9, 1.008e12, 165e12, 32e9, 12e9),
 }
 
 
@@ -43,15 +52,17 @@ class Cluster:
 
     gpus: int
     memory: float  # bytes of each
+    bandwidth: float  # bytes per second of the memory of each
     peak: float  # FLOP/s of each
     link: float  # bytes per second between any two, in each direction
-    utilization: float = 0.45  # fraction of the peak, recomputed activations included
+    utilization: float = 0.59  # fraction of the peak that matmuls reach
     link_utilization: float = 0.7  # fraction of the link's bandwidth
 
     def __post_init__(self) -> None:
         for name, value in (
             ("gpus", self.gpus),
             ("memory", self.memory),
+            ("bandwidth", self.bandwidth),
             ("peak", self.peak),
             ("link", self.link),
         ):
@@ -115,7 +126,10 @@ def training_plans(
 
     A step takes the longer of
 
-        compute          n · T · F / (peak · utilization);  with activation checkpointing 4/3
+        compute          n · T (F_matmul / (peak · utilization) + F_attention / (0.83 peak)
+                         + 4 activation bytes / bandwidth);  with activation checkpointing 4/3
+                         + 40 P / bandwidth + 0.4 ms for each attention layer;
+                         divided by 0.82 if N > 1
         communication    8 P (N-1)/N / (link · utilization)
 
     since the two overlap. DDP all-reduces the gradients in float32; FSDP all-gathers the weights
@@ -136,9 +150,10 @@ def training_plans(
 
 
 def fastest(plans: list[TrainingPlan]) -> TrainingPlan | None:
-    """The fastest plan that fits in memory, the simplest of equally fast ones."""
+    """The simplest of the fastest plans that fit in memory: at most 3 % slower than the fastest."""
     fitting = [plan for plan in plans if plan.sequences]
-    return max(fitting, key=lambda plan: plan.tokens_per_second, default=None)
+    fast = 0.97 * max((plan.tokens_per_second for plan in fitting), default=0)
+    return next((plan for plan in fitting if plan.tokens_per_second >= fast), None)
 
 
 def gpus_needed(cost: Cost, cluster: Cluster) -> int | None:
@@ -190,8 +205,10 @@ def _plan(
 
     tokens = sequences * (cost.context or 1)
     passes = (2 + BACKWARD) / (1 + BACKWARD) if activation_checkpointing else 1
-    flops = cost.training_flops_per_token * passes
-    compute_time = tokens * flops / (cluster.peak * cluster.utilization)
+    compute_time = sequences * passes * _sequence_seconds(cost, cluster)
+    compute_time += OPTIMIZER_BYTES * cost.parameters / cluster.bandwidth
+    compute_time += LAYER_SECONDS * cost.attention_layers
+    compute_time /= SEVERAL_GPUS if gpus > 1 else 1
     per_parameter = 2 * BFLOAT16 + FLOAT32 if sharded else 2 * FLOAT32
     bytes_sent = per_parameter * cost.parameters * (gpus - 1) / gpus
     communication_time = bytes_sent / (cluster.link * cluster.link_utilization)
@@ -215,6 +232,24 @@ def _plan(
         else 0.0,
         bottleneck="communication" if communication_time > compute_time else "compute",
     )
+
+
+def _sequence_seconds(cost: Cost, cluster: Cluster) -> float:
+    """Compute time of one sequence: matmuls, attention, and everything between them."""
+    weights = (cost.mixed_training_bytes - cost.training_bytes) // BFLOAT16
+    total = cost.training_flops_per_token
+    matmuls = min(2 * weights * (1 + BACKWARD), total)
+    return (
+        (cost.context or 1) * matmuls / (cluster.peak * cluster.utilization)
+        + (cost.context or 1) * (total - matmuls) / (cluster.peak * ATTENTION_UTILIZATION)
+        + ACTIVATION_PASSES * cost.mixed_activation_bytes / cluster.bandwidth
+    )
+
+
+def decode_seconds(cost: Cost, cluster: Cluster) -> float:
+    """One decode step of one sequence in bfloat16: every weight is read once."""
+    read = BFLOAT16 * cost.parameters / (cluster.bandwidth * DECODE_BANDWIDTH)
+    return read + DECODE_LAYER_SECONDS * cost.attention_layers
 
 
 def _gathered_bytes(cost: Cost) -> int:

@@ -70,6 +70,7 @@ class Cost:
     mixed_activation_bytes: int  # in bfloat16, compiled
     mixed_checkpointed_bytes: int
     logits_per_token: int  # in the loss, which computes them in chunks; 0 without a vocabulary
+    attention_layers: int  # cross-attention counts as one; 0 without a Transformer
     layer_parameters: int  # of the largest layer
     outside_parameters: int  # of everything that is in no layer
     state_bytes_per_token: int  # of the KV cache; 0 for a state of fixed size
@@ -116,6 +117,9 @@ def cost(config: ModelConfig) -> Cost:
         mixed_activation_bytes=mixed,
         mixed_checkpointed_bytes=mixed_checkpointed,
         logits_per_token=len(head.matrix) if isinstance(head, Head) else 0,
+        attention_layers=sum(
+            1 + (block.cross is not None) for stack in stacks(model) for block in stack.layers
+        ),
         layer_parameters=max(layers.values(), default=0),
         outside_parameters=parameters - sum(layers.values()),
         state_bytes_per_token=FLOAT32 * state.per_token,

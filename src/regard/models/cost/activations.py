@@ -73,7 +73,7 @@ def _mixed_block_bytes(block: Block, stack: Stack, window: int | None, time: int
     norms = len([norm for norm in _norms(block) if norm is not None])
     values = _branch_inputs(block) * dim
     for attention, attention_stack, keys in (
-        (block.attention, stack, window),
+        (block.attention, stack, None),  # a kernel computes a window itself
         (block.cross, None, time),
     ):
         if attention is not None:
