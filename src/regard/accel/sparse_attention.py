@@ -140,8 +140,11 @@ def attend_within(
     mask = Mask.causal() & Mask.documents(torch.searchsorted(bounds, at, right=True))
     if window is not None:
         mask = mask & Mask.window(window)
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
     y = F.scaled_dot_product_attention(
-        *(x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)),
+        q,
+        k,
+        v,
         attn_mask=mask.dense(at, at),
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],

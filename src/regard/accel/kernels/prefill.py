@@ -41,6 +41,7 @@ def _store_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr,
+    OUTPUTS: tl.constexpr,  # heads that are returned
     BLOCK_HEAD: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -52,12 +53,10 @@ def _store_kernel(
         stored = row >= 0
         row = tl.maximum(row, 0)
         position = tl.load(lengths + token)
-        OUTPUTS: tl.constexpr = HEADS + KV_HEADS
     else:
         row = token // time
         stored = row >= 0
         position = tl.load(lengths + row) + token % time
-        OUTPUTS: tl.constexpr = HEADS
     column, h = tl.arange(0, BLOCK_HEAD), (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[:, None]
     valid = column < HEAD
     partner_column = tl.load(partner + column, mask=valid, other=0)
@@ -171,6 +170,7 @@ def rotate_and_cache(
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD=head_dim,
+        OUTPUTS=outputs,
         BLOCK_HEAD=block_head,
         BLOCK=block,
         **pdl_options(),
