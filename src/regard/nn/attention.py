@@ -257,7 +257,7 @@ class Attention(nn.Module):
         self.k_norm = None if qk_norm is None else qk_norm(head_dim)
         self.score = make(score, SCORES, "score", dim=dim, heads=heads, head_dim=head_dim)
         if not self.score.biased_keys:
-            self.key.bias = None
+            self.key.register_parameter("bias", None)
         names = ("q_hook", "k_hook", "v_hook", "heads_hook")
         add_hook_points(self, **{name: HookPoint() for name in names})
 
