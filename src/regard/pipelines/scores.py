@@ -168,7 +168,7 @@ def predict_numbers(
     model.eval()
     for chosen, batch in encoded.by_length(task, next(model.parameters()).device):
         numbers[chosen] = task.predict_numbers(model, cast(ScoreBatch, batch)).cpu()
-    return cast(list[float], numbers.tolist())
+    return numbers.tolist()
 
 
 def _constant(task: TextRegression, data: ScoredText) -> dict[str, float]:
