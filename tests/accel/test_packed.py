@@ -91,7 +91,7 @@ def test_int4_is_off_by_less_than_one_clipped_step(inputs):
     )
     error = (whole.dequantize(torch.float32).view_as(groups) - groups).abs()
     largest = groups.abs().amax(2, keepdim=True)
-    assert (error <= 0.21 * largest + 1e-12).all()  # clipped at 0.8, or 7 of 8 steps
+    assert (error <= 0.31 * largest + 1e-12).all()  # clipped at 0.7
     rounding = (error**2).sum(2) / (largest[..., 0] / 8).square().clamp_min(1e-12)
     assert (rounding <= 128 / 12 + 8).all()  # as if all errors within a step were equally likely
     assert not whole.dequantize(torch.float32)[3].any()

@@ -236,7 +236,9 @@ class ModelFingerprint:
         copied = [(t, name) for t, *_, name in self.tensors if t.numel() <= copied_elements]
         self.small = [(t, name) for t, name in copied if t.numel() < BLOCKED_ELEMENTS]
         self.large = [(t, name) for t, name in copied if t.numel() >= BLOCKED_ELEMENTS]
-        self.contents = self._contents()
+        # a changed address is found before the contents are read, so that views stay valid
+        self.views = [_bytes(t) if t.is_contiguous() else None for t, _ in self.small]
+        self.contents = [_concatenate(parts) for parts in self._contents()]
 
     def find_change(self, *, contents: bool = True) -> str | None:
         """The name of the first value that has changed; None if none has.
@@ -255,23 +257,23 @@ class ModelFingerprint:
         for watched, before, now in zip(
             (self.small, self.large), self.contents, self._contents(), strict=True
         ):
-            if not torch.equal(
-                _concatenate(before), _concatenate(now)
-            ):  # one synchronization on a GPU
-                same = map(torch.equal, before, now)
-                return next(
-                    name for (_, name), equal in zip(watched, same, strict=True) if not equal
-                )
+            if not torch.equal(before, _concatenate(now)):  # one synchronization on a GPU
+                parts = zip(watched, before.split([len(part) for part in now]), now, strict=True)
+                return next(name for (_, name), a, b in parts if not torch.equal(a, b))
         return None
 
     def _contents(self) -> tuple[list[Tensor], list[Tensor]]:
         """The bytes of small tensors and the hashes of large ones."""
-        small = [tensor.detach().flatten().view(torch.uint8) for tensor, _ in self.small]
-        copied = _concatenate(small)
-        return (
-            list(copied.split([len(each) for each in small])),
-            [_hash(tensor) for tensor, _ in self.large],
-        )
+        small = [
+            _bytes(tensor) if view is None else view
+            for (tensor, _), view in zip(self.small, self.views, strict=True)
+        ]
+        return small, [_hash(tensor) for tensor, _ in self.large]
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor: a view if it is contiguous, else a copy."""
+    return tensor.detach().flatten().view(torch.uint8)
 
 
 def _concatenate(tensors: list[Tensor]) -> Tensor:
@@ -280,7 +282,7 @@ def _concatenate(tensors: list[Tensor]) -> Tensor:
 
 def _hash(tensor: Tensor) -> Tensor:
     """A hash of every chunk of a tensor: the sum of its 8-byte words times random odd numbers."""
-    data = tensor.detach().flatten().view(torch.uint8)
+    data = _bytes(tensor)
     if data.storage_offset() % 8 or len(data) % 8:  # not words
         data = F.pad(data, (0, -len(data) % 8)).clone()
     words, factors = data.view(torch.int64), _factors(data.device)

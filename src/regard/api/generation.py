@@ -3,7 +3,7 @@
 Also what they are made with: the ids of a prompt, the chain of samplers and the decode engine.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -62,7 +62,7 @@ def generate_text(
         ]
     rounded = {name: options[name] for name in ("int8", "float16", "int4")}
     if options["amateur"] is not None:
-        _check_not_rounded(**rounded)
+        _check_not_rounded(rounded)
     model = _language(run, options["amateur"])
     return generate_texts(
         run._engine(**rounded) if options["amateur"] is None else model,
@@ -92,7 +92,7 @@ def stream_text(
     """Continue a prompt, and yield the text in pieces."""
     rounded = {"int8": int8, "float16": float16, "int4": int4}
     if draft is not None or amateur is not None:
-        _check_not_rounded(**rounded)
+        _check_not_rounded(rounded)
     model, chain = _language(run, amateur), _chain(run, sampler)
     ids, stop = run._prompt(prompt), set(run.tokenizer.stop_ids)
     if draft is None:
@@ -271,7 +271,7 @@ def generate_texts(
     return texts
 
 
-def _check_not_rounded(other: str = "draft or amateur", **rounded: bool) -> None:
+def _check_not_rounded(rounded: Mapping[str, bool], other: str = "draft or amateur") -> None:
     for name, given in rounded.items():
         if given:
             raise ConfigError(f"{name} cannot be combined with {other}")
@@ -291,11 +291,11 @@ class EngineCache:
 
         While a forward hook is registered, as inside `explain.trace`, it is the model itself.
         """
+        rounded = {"int8": int8, "float16": float16, "int4": int4}
         if any(module._forward_hooks for module in self.model.modules()):
-            _check_not_rounded("trace or forward hooks", int8=int8, float16=float16, int4=int4)
+            _check_not_rounded(rounded, "trace or forward hooks")
             return Engine(cast(Language, self.model), capture=False)
         unchanged = self._fingerprint is not None and self._fingerprint.find_change() is None
-        rounded = {"int8": int8, "float16": float16, "int4": int4}
         if self._engine is None or self._rounded != rounded or not unchanged:
             given = [name for name, value in rounded.items() if value]
             if len(given) > 1:
