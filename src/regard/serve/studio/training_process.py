@@ -1,6 +1,7 @@
 """`regard` as a child process of the studio: it stops, as by SIGTERM, when the studio has ended."""
 
 import os
+import runpy
 import signal
 import threading
 
@@ -20,7 +21,5 @@ def stop_with_parent(pipe: int) -> None:
 
 
 if __name__ == "__main__":
-    from regard.cli import main
-
     stop_with_parent(0)
-    main()
+    runpy.run_module("regard", run_name="__main__")
