@@ -141,7 +141,7 @@ class LlamaCpp:
 
 
 def compare_llama(options: argparse.Namespace, clock: Callable[[], float]) -> None:
-    model = regard.load(options.run, device="cpu").model
+    model: Any = regard.load(options.run, device="cpu").model
     prompt = torch.randint(3, 500, (PROMPT,), generator=torch.Generator().manual_seed(0)).tolist()
     ratios: dict[str, list[float]] = {}
     seconds: dict[str, tuple[list[float], list[float]]] = {}
@@ -158,11 +158,10 @@ def compare_llama(options: argparse.Namespace, clock: Callable[[], float]) -> No
 
         runs[name], ratios[name], seconds[name] = (ours, theirs), [], ([], [])
     expected = runs["f32"][0]()
-    for name, (ours, theirs) in runs.items():
-        equal = [
-            sum(a == b for a, b in zip(run(), expected, strict=True)) for run in (ours, theirs)
-        ]
-        print(f"{name}: {equal} of {options.tokens} ids equal those in float32 (ours, llama.cpp)")
+    for name, pair in runs.items():
+        found = [list(map(int.__eq__, run(), expected)) for run in pair]
+        equal = " and ".join(str(sum(each)) for each in found)
+        print(f"{name:5} {equal} of {options.tokens} ids equal those in float32")
     for _ in range(options.repeats):
         for name, pair in runs.items():
             for run, times in zip(pair, seconds[name], strict=True):
