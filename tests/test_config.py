@@ -321,9 +321,11 @@ def test_an_unknown_choice_is_refused_before_anything_is_built(name):
 
 def test_a_feed_forward_is_four_times_as_wide_or_as_costly():
     plain = TransformerConfig(vocab_size=8, dim=512)
-    assert plain.width == 2048
-    assert TransformerConfig(vocab_size=8, dim=512, ffn="swiglu").width == 1368  # 3 of 8/3 dim
-    assert TransformerConfig(vocab_size=8, ffn_dim=100).width == 100
+    assert plain.resolved_ffn_dim == 2048
+    assert (
+        TransformerConfig(vocab_size=8, dim=512, ffn="swiglu").resolved_ffn_dim == 1368
+    )  # 3 of 8/3 dim
+    assert TransformerConfig(vocab_size=8, ffn_dim=100).resolved_ffn_dim == 100
 
 
 def test_a_preset_is_a_table_with_fields_laid_over_it():

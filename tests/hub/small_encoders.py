@@ -54,6 +54,9 @@ T5 = {
 }
 MARIAN = PAIR | {"pad_token_id": 60, "decoder_start_token_id": 60, "scale_embedding": True}
 
+REQUIRED = {  # settings of config.json whose default is not supported, by model_type
+    "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+}
 SETTINGS = {  # a name of ours: the family, and what differs from the family's defaults
     "bert": ("bert", ENCODER),
     "bert-tanh": ("bert", ENCODER | {"hidden_act": "gelu_new", "type_vocab_size": 3}),

@@ -2,12 +2,12 @@
 
 import pytest
 
+from hub.small_encoders import REQUIRED
 from regard.errors import ConfigError
 from regard.hub import MODEL_TYPES
 from regard.hub.config_json import read_config, write_config
 from regard.models.build import preset
 
-REQUIRED = {"deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}}
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
 
 

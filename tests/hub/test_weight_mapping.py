@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hub.small_encoders import REQUIRED
 from regard.hub import MODEL_TYPES
 from regard.hub.config_json import read_config
 from regard.hub.external_checkpoint import prefixed_rules
@@ -98,6 +99,7 @@ def test_parts_of_one_head_lie_together():
 def test_every_head_of_every_family_has_a_rule_for_every_tensor(family):
     for architecture in family.heads:
         table = {"model_type": family.name, "architectures": [architecture]}
+        table |= REQUIRED.get(family.name, {})
         config = replace(read_config(table)[1], layers=2)
         names = weights(on_meta(config))
         plan = plan_export(prefixed_rules(family, config), names)
