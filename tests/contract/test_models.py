@@ -116,6 +116,9 @@ def shrink(config):
         config = replace(config, image_size=12, patch=4)
     kind, options = kind_of(config.position)
     options.pop("base", None)
+    score = config.score
+    if isinstance(score, dict) and "own_projections" in score:
+        score = {**score, "max_distance": 8}
     narrow = {None: None, config.heads: None, 1: 1}  # all share one head of keys, some, or none
     return replace(
         config,
@@ -130,6 +133,7 @@ def shrink(config):
         ffn_dim=None,
         context=16,
         position={"kind": kind, **options} if options else kind,
+        score=score,
         window=None if config.window is None else 3,
         norm_eps=1e-5,
         residual_scale=None if config.residual_scale is None else 2.0,
