@@ -107,7 +107,7 @@ def run_engine(engine: Any, work: list[tuple[list[int], int]], streams: int) -> 
         now = time.perf_counter()
         for event in events:
             assert event.error is None, event.error
-            if event.finish:
+            if event.finish_reason:
                 running -= 1
             else:
                 figures.tokens += not figures.seconds

@@ -186,7 +186,9 @@ def test_a_cancelled_request_leaves_before_the_next_step():
     assert len(engine.sequences) == 2
     assert len(engine.waiting) == 1
     running.cancelled = waiting.cancelled = True
-    finished = {event.request: event.finish for event in engine.step() if event.finish}
+    finished = {
+        event.request: event.finish_reason for event in engine.step() if event.finish_reason
+    }
     assert finished == {running: "cancelled", waiting: "cancelled"}
     assert [text.request for text in engine.sequences] == [reading]
     assert engine.counters.cancelled == 2
@@ -217,7 +219,7 @@ def test_a_request_that_fails_does_not_harm_the_others():
     engine.submit(bad)
     while engine.busy:
         events += engine.step()
-    tokens = [event.token for event in events if event.request is good and not event.finish]
+    tokens = [event.token for event in events if event.request is good and not event.finish_reason]
     errors = [str(event.error) for event in events if event.error]
     assert [[tokens]] == expected
     assert len(errors) == 1
@@ -244,7 +246,7 @@ def test_a_token_that_a_constraint_refuses_fails_its_text():
     events = []
     while engine.busy:
         events += engine.step()
-    assert [str(event.error or event.finish) for event in events] == [
+    assert [str(event.error or event.finish_reason) for event in events] == [
         "None",
         "the token was refused",
     ]
@@ -262,7 +264,7 @@ def test_a_model_that_raises_fails_the_rows_of_this_step_only(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(engine.rows, "step", broken)
         (event,) = engine.step()
-    assert (event.finish, str(event.error)) == ("error", "the device is gone")
+    assert (event.finish_reason, str(event.error)) == ("error", "the device is gone")
     assert engine.run([request()]) == expected
 
 
@@ -454,7 +456,7 @@ def test_a_long_text_does_not_hold_up_short_ones():
         for event in engine.step():
             if event.token is not None:
                 tokens[event.request].append(event.token)
-            if event.finish:
+            if event.finish_reason:
                 steps[event.request] = engine.counters.steps
     assert list(tokens.values()) == expected
     assert steps[short] < 15 < steps[long]

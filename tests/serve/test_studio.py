@@ -130,7 +130,7 @@ def test_settings_that_name_files_are_refused(studio):
     ):
         assert ask(address, "/studio/train", body)[0] == 400
     choices = ask(address, "/studio/choices")[2]
-    assert choices["max_bytes"] < MAX_BODY - 1024  # the page says so before the guard refuses
+    assert choices["max_bytes"] < MAX_BODY - 1024  # the page says so before the middleware refuses
     assert choices["suffixes"] == list(SUFFIXES)
     for slider in choices["sliders"]:  # at `off` a sampler does nothing
         assert parse_sampler(f"{slider['name']}={slider['off']}").is_off
@@ -152,8 +152,8 @@ def test_pages_of_other_sites_cannot_write(studio):
 
 def test_a_key_protects_all_but_the_page(folder):
     app = create_studio([folder], key="secret")
-    guard = next(m for m in app.user_middleware if "open_paths" in m.kwargs)
-    refuses = LimitsMiddleware(app, **guard.kwargs)._refusal
+    middleware = next(m for m in app.user_middleware if "open_paths" in m.kwargs)
+    refuses = LimitsMiddleware(app, **middleware.kwargs)._refusal
     for path in ("/", "/page/main.js", "/maps/x", "/health"):
         assert refuses({"path": path, "method": "GET"}, {b"host": "a"}) is None
     for path in ("/studio/runs", "/studio/choices", "/v1/models", "/pagex", "/openapi.json"):

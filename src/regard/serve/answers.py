@@ -19,7 +19,7 @@ class Delta:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
-    finish: FinishReason | None = None
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(slots=True)
@@ -29,14 +29,14 @@ class Continuation:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
-    finish: FinishReason = "length"
+    finish_reason: FinishReason = "length"
 
     def add(self, delta: Delta) -> None:
         """Append a delta."""
         self.text += delta.text
         self.tokens += delta.tokens
         self.scores += delta.scores
-        self.finish = delta.finish or self.finish
+        self.finish_reason = delta.finish_reason or self.finish_reason
 
     @property
     def mean_logprob(self) -> float:
@@ -104,11 +104,11 @@ class Answers:
                     else:
                         delta.text += stopped.append(text.end())
                         delta.text += "" if stopped.stopped else stopped.end()
-                        delta.finish = event.finish
+                        delta.finish_reason = event.finish_reason
                     if stopped.stopped:
                         request.ended.add(event.index)
-                        delta.finish = "stop"
-                    if delta.finish:
+                        delta.finish_reason = "stop"
+                    if delta.finish_reason:
                         going_on.discard(event.index)
                 for delta in deltas.values():
                     yield delta

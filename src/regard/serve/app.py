@@ -1,4 +1,4 @@
-"""The HTTP application: the routes behind the guard, with errors in the form of OpenAI's API."""
+"""The HTTP application: routes behind the middleware, with errors in the form of OpenAI's API."""
 
 import asyncio
 import contextlib

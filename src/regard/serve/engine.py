@@ -458,7 +458,9 @@ class BatchEngine:
             self.counters.failed += 1
         else:
             self.counters.finished += 1
-        self.events.append(Event(sequence.request, sequence.index, finish=reason, error=error))
+        self.events.append(
+            Event(sequence.request, sequence.index, finish_reason=reason, error=error)
+        )
 
     def _drop_all(self, error: Exception) -> None:
         """Every sequence has failed; the engine goes on with the next requests."""

@@ -68,7 +68,7 @@ def tokenizer_info(model: ServedModel) -> dict[str, Any]:
 
 @torch.inference_mode()
 def embed(model: ServedModel, inputs: Sequence[str | list[int]]) -> tuple[list[list[float]], int]:
-    """The mean of the hidden states of each text, with length 1; and the number of tokens."""
+    """The L2-normalized mean of the hidden states of each text, and the number of tokens."""
     network = model.run.model
     if model.takes_source or not hasattr(network, "head") or hasattr(network, "fit"):
         raise ConfigError(
@@ -83,7 +83,8 @@ def embed(model: ServedModel, inputs: Sequence[str | list[int]]) -> tuple[list[l
         limit = model.context
         if limit is not None and len(ids) > limit:
             raise ConfigError(
-                f"input: a text has {len(ids)} tokens, and the model's sampling is {limit}"
+                f"input: a text has {len(ids)} tokens, and the model's context is {limit}; "
+                "shorten it"
             )
         if max(ids) >= model.tokenizer.vocab_size:
             raise ConfigError(f"input: token {max(ids)} is not in the vocabulary")
@@ -97,8 +98,8 @@ def embed(model: ServedModel, inputs: Sequence[str | list[int]]) -> tuple[list[l
 def translate(model: ServedModel, texts: list[str], beam: int, penalty: float) -> list[str]:
     """The translations of sentences."""
     _check_sources(model, texts)
-    found: list[str] = model.run.translate(texts, beam=beam, length_penalty=penalty)
-    return found
+    translations: list[str] = model.run.translate(texts, beam=beam, length_penalty=penalty)
+    return translations
 
 
 def predict(model: ServedModel, body: PredictBody) -> Any:
@@ -116,27 +117,27 @@ def predict(model: ServedModel, body: PredictBody) -> Any:
         return _forecast(model, body.series, body.steps)
     if body.steps is not None:
         raise ConfigError("steps: it is for a series")
-    found: list[Any]
+    predictions: list[Any]
     if body.image is not None:
         images = [body.image] if isinstance(body.image, str) else body.image
         with TemporaryDirectory() as folder:
             paths = [_write_image(Path(folder), *pair) for pair in enumerate(images)]
             _check_pixels(paths)
-            found = model.run.predict(paths, top=body.top)
-        return found
+            predictions = model.run.predict(paths, top=body.top)
+        return predictions
     given_texts = cast("str | list[str] | list[list[str]]", body.input)
     inputs = [given_texts] if isinstance(given_texts, str) else given_texts
     names = model.run.inputs
-    for each in inputs:
-        if (1 if isinstance(each, str) else len(each)) != len(names):
+    for texts in inputs:
+        if (1 if isinstance(texts, str) else len(texts)) != len(names):
             form = json.dumps(["…"] if len(names) == 1 else [[f"the {name}" for name in names]])
             raise ConfigError(f"input: the model {model.name!r} reads {form}, a list of inputs")
-        if isinstance(each, str):
-            _check_sources(model, [each])
-    found = model.run.predict(
-        [each if isinstance(each, str) else tuple(each) for each in inputs], top=body.top
+        if isinstance(texts, str):
+            _check_sources(model, [texts])
+    predictions = model.run.predict(
+        [texts if isinstance(texts, str) else tuple(texts) for texts in inputs], top=body.top
     )
-    return found
+    return predictions
 
 
 def _forecast(model: ServedModel, series: Any, steps: int | None) -> Any:

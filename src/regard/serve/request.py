@@ -56,11 +56,11 @@ class TokenScore:
 
 @dataclass(slots=True)  # not frozen: one is made for every token
 class Event:
-    """A new token of a continuation, or its end; the last event has a `finish`."""
+    """A new token of a continuation, or its end; the last event has a `finish_reason`."""
 
     request: Request
     index: int  # of the continuation
     token: int | None = None
     score: TokenScore | None = None
-    finish: FinishReason | None = None
+    finish_reason: FinishReason | None = None
     error: Exception | None = None

@@ -148,7 +148,7 @@ def _event(chunk: dict[str, Any]) -> bytes:
     return f"{name}data: {json.dumps(chunk, ensure_ascii=False)}\n\n".encode()
 
 
-def finish_reason(reason: str | None) -> str | None:
+def openai_finish_reason(reason: str | None) -> str | None:
     """Why a text ended, in the words of OpenAI's API."""
     return "stop" if reason == "stop" else None if reason is None else "length"
 

@@ -115,7 +115,7 @@ class Worker:
         """Tell every request that it will not be answered."""
         failure = EngineStopped(f"the engine has failed: {type(error).__name__}: {error}")
         events = [
-            Event(request, index, finish="error", error=failure)
+            Event(request, index, finish_reason="error", error=failure)
             for engine in self.engines.values()
             for request in engine.requests()
             for index in range(request.n)

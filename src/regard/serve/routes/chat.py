@@ -20,8 +20,8 @@ from regard.serve.streaming import (
     complete,
     deltas,
     event_stream,
-    finish_reason,
     includes_usage,
+    openai_finish_reason,
     submit,
     usage_of,
 )
@@ -63,7 +63,7 @@ async def chat_completions(http: Request, body: ChatBody) -> Response:
             "logprobs": {"content": [_chat_logprob(model, score) for score in continuation.scores]}
             if body.logprobs
             else None,
-            "finish_reason": finish_reason(continuation.finish),
+            "finish_reason": openai_finish_reason(continuation.finish_reason),
         }
         for index, continuation in enumerate(answers[0])
     ]
@@ -140,12 +140,12 @@ async def _chat_chunks(
                 "finish_reason": None,
             }
             yield {**base, "choices": [choice]}
-        if delta.finish:
+        if delta.finish_reason:
             choice = {
                 "index": delta.index,
                 "delta": {},
                 "logprobs": None,
-                "finish_reason": finish_reason(delta.finish),
+                "finish_reason": openai_finish_reason(delta.finish_reason),
             }
             yield {**base, "choices": [choice]}
     if includes_usage(body):

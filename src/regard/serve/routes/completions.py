@@ -22,8 +22,8 @@ from regard.serve.streaming import (
     complete,
     deltas,
     event_stream,
-    finish_reason,
     includes_usage,
+    openai_finish_reason,
     submit,
     usage_of,
 )
@@ -76,7 +76,7 @@ async def completions(http: Request, body: CompletionBody) -> Response:
     choices, used = [], 0
     for number, (each, continuations) in enumerate(zip(prepared, answers, strict=True)):
         if tokens == 0:  # the engine generates at least one
-            continuations = [Continuation(finish=one.finish) for one in continuations]
+            continuations = [Continuation(finish_reason=one.finish_reason) for one in continuations]
         used += sum(len(continuation.tokens) for continuation in continuations)
         if best_of > n:
             continuations = sorted(continuations, key=lambda c: -c.mean_logprob)[:n]
@@ -86,7 +86,7 @@ async def completions(http: Request, body: CompletionBody) -> Response:
                     "index": number * n + index,
                     "text": (each.text if body.echo else "") + continuation.text,
                     "logprobs": _completion_logprobs(model, body, each, continuation),
-                    "finish_reason": finish_reason(continuation.finish),
+                    "finish_reason": openai_finish_reason(continuation.finish_reason),
                 }
             )
     return JSONResponse(
@@ -116,12 +116,12 @@ async def _completion_chunks(
             first = body.echo and index not in begun
             logprobs = logprob_table(model, each if first else None, delta.scores, body.logprobs)
         begun.add(index)
-        if text or delta.finish or logprobs:
+        if text or delta.finish_reason or logprobs:
             choice = {
                 "index": index,
                 "text": text,
                 "logprobs": logprobs,
-                "finish_reason": finish_reason(delta.finish),
+                "finish_reason": openai_finish_reason(delta.finish_reason),
             }
             yield {**base, "choices": [choice]}
     if includes_usage(body):

@@ -12,7 +12,14 @@ from regard.serve.api_errors import ApiError
 from regard.serve.routes.chat import prepare_chat, trim
 from regard.serve.schema import Message, ResponsesBody
 from regard.serve.service import check_body, service_of
-from regard.serve.streaming import complete, deltas, event_stream, finish_reason, submit, usage_of
+from regard.serve.streaming import (
+    complete,
+    deltas,
+    event_stream,
+    openai_finish_reason,
+    submit,
+    usage_of,
+)
 
 router = APIRouter()
 
@@ -74,8 +81,8 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
             },
         }
 
-    def status(finish: str | None) -> str:
-        return "completed" if finish_reason(finish) == "stop" else "incomplete"
+    def status(reason: str | None) -> str:
+        return "completed" if openai_finish_reason(reason) == "stop" else "incomplete"
 
     async def events() -> AsyncIterator[dict[str, Any]]:
         number = 0
@@ -95,16 +102,16 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
             item={**message, "status": "in_progress", "content": []},
         )
         yield event("response.content_part.added", **place, part=empty)
-        text, used, finish = "", 0, None
+        text, used, reason = "", 0, None
         async for _, delta in deltas(http, model, [prepared]):
             used += len(delta.tokens)
             added = delta.text if text else trim(delta.text)
-            text, finish = text + added, delta.finish or finish
+            text, reason = text + added, delta.finish_reason or reason
             if added:
                 yield event("response.output_text.delta", **place, delta=added, logprobs=[])
         yield event("response.output_text.done", **place, text=text, logprobs=[])
         yield event("response.content_part.done", **place, part={**empty, "text": text})
-        final = response(text, status(finish), used)
+        final = response(text, status(reason), used)
         yield event("response.output_item.done", output_index=0, item=final["output"][0])
         kind = "response.completed" if final["status"] == "completed" else "response.incomplete"
         yield event(kind, response=final)
@@ -116,5 +123,5 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
     if answers is None:
         return Response(status_code=499)
     (continuation,) = answers[0]
-    text, finish = trim(continuation.text), continuation.finish
-    return JSONResponse(response(text, status(finish), len(continuation.tokens)), headers=headers)
+    text, reason = trim(continuation.text), continuation.finish_reason
+    return JSONResponse(response(text, status(reason), len(continuation.tokens)), headers=headers)

@@ -51,7 +51,7 @@ async def tokenizer_info(http: Request) -> dict[str, Any]:
 
 @router.post("/v1/embeddings")
 async def embeddings(http: Request, body: EmbeddingsBody) -> Response:
-    """A vector for each text: the mean of the hidden states, with length 1."""
+    """A vector for each text: the L2-normalized mean of the hidden states."""
     headers = check_body(body)
     service = service_of(http)
     model = await service.model(http, body.model)
@@ -78,8 +78,8 @@ async def translate(http: Request, body: TranslateBody) -> Response:
     service = service_of(http)
     model = await service.model(http, body.model)
     texts = [body.text] if isinstance(body.text, str) else body.text
-    found = await service.job(jobs.translate, model, texts, body.beam, body.length_penalty)
-    return JSONResponse({"model": model.name, "translations": found}, headers=headers)
+    translations = await service.job(jobs.translate, model, texts, body.beam, body.length_penalty)
+    return JSONResponse({"model": model.name, "translations": translations}, headers=headers)
 
 
 @router.post("/predict")
@@ -88,8 +88,8 @@ async def predict(http: Request, body: PredictBody) -> Response:
     headers = check_body(body)
     service = service_of(http)
     model = await service.model(http, body.model)
-    found = await service.job(jobs.predict, model, body)
-    return JSONResponse({"model": model.name, "predictions": found}, headers=headers)
+    predictions = await service.job(jobs.predict, model, body)
+    return JSONResponse({"model": model.name, "predictions": predictions}, headers=headers)
 
 
 @router.post("/explain")

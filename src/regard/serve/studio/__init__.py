@@ -1,1 +1,1 @@
-"""The studio: the server with a page that trains, generates and looks inside, in one folder."""
+"""The studio: the server with a page that trains, runs and inspects the models of one folder."""

@@ -38,7 +38,7 @@ class TrainBody(StudioBody):
     """A run to train: on a text or by a recipe."""
 
     name: Name
-    text: str | None = None  # the guard limits the whole body
+    text: str | None = None  # the middleware limits the whole body
     suffix: Literal[SUFFIXES] = ".txt"  # type: ignore[valid-type]
     recipe: Word | None = None
     settings: Annotated[list[Word], Field(max_length=32)] = []
