@@ -126,7 +126,7 @@ def check_lengths(engine):
     for sequence, length, in_cache in rows:
         started = sequence in flying
         assert in_cache == len(sequence.window) - 1 + started
-        assert length == len(sequence.request.prompt) + sequence.count + started
+        assert length == len(sequence.request.prompt) + sequence.new_tokens + started
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from regard.serve import jobs
 from regard.serve.engine import EngineConfig
 from regard.serve.engine_request import prepare
 from regard.serve.request import TokenScore
-from regard.serve.worker import STALL
+from regard.serve.worker import STALL_SECONDS
 from serve.conftest import serving
 
 pytest.importorskip("fastapi")
@@ -456,27 +456,27 @@ def test_a_full_queue_refuses_and_a_client_that_leaves_frees_its_row(text_run):
         for expected in (1, 2):
             sockets.append(socket.create_connection((host, int(port))))
             sockets[-1].sendall(request)
-            wait_until(lambda expected=expected: len(shared.answers) == expected)
+            wait_until(lambda expected=expected: len(shared.async_engine) == expected)
         with client.open("/v1/completions", long) as answer:
             assert answer.status == 429
             assert answer.headers["Retry-After"] == "1"
             assert json.loads(answer.read())["error"]["type"] == "rate_limit_exceeded"
         sockets[1].close()  # it waits
-        wait_until(lambda: len(shared.answers) == 1 and not engine.waiting)
+        wait_until(lambda: len(shared.async_engine) == 1 and not engine.waiting)
         sockets[0].recv(100)
         sockets[0].close()  # it is being generated
         wait_until(lambda: not engine.busy)
         tokens = engine.counters.tokens
         assert client("/v1/completions", {"prompt": "a", "max_tokens": 3})[0] == 200
         assert engine.counters.tokens <= tokens + 3
-        assert len(shared.answers) == 0
+        assert len(shared.async_engine) == 0
 
 
 def test_a_dying_engine_is_seen(text_run, monkeypatch):
     """An exception outside of a request, then a step that does not end."""
     with serving([text_run]) as (address, server):
         client, shared = Client(address), server.app.state.service
-        worker, engine = shared.answers.worker, shared.models.loaded["cats"].engine
+        worker, engine = shared.async_engine.worker, shared.models.loaded["cats"].engine
         assert client("/health")[0] == 200
         began, step = [], engine.step
         monkeypatch.setattr(engine, "step", lambda: began.append(worker._began) or step())
@@ -486,7 +486,7 @@ def test_a_dying_engine_is_seen(text_run, monkeypatch):
         assert None not in began[1:]
         wait_until(lambda: not engine.busy and worker._began is None)
         monkeypatch.setattr(worker, "slowest", 0.0)
-        monkeypatch.setattr(worker, "_began", time.monotonic() - STALL - 5)
+        monkeypatch.setattr(worker, "_began", time.monotonic() - STALL_SECONDS - 5)
         status, answer = client("/health")
         assert (status, "has not finished a step" in answer["message"]) == (503, True)
         monkeypatch.setattr(worker, "_began", None)
@@ -530,7 +530,7 @@ def test_models_are_loaded_when_asked_and_unloaded_when_idle(text_run, pair_run,
     monkeypatch.setattr(
         "regard.serve.routes.completions.prepare",
         lambda model, *args, **options: (
-            users.append(model.users) or prepare(model, *args, **options)
+            users.append(model.active_requests) or prepare(model, *args, **options)
         ),
     )
     with serving([text_run.parent, pair_run], idle=0.4) as (address, server):

@@ -37,7 +37,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.answers.start()
+        service.async_engine.start()
         unloading = asyncio.create_task(service.models.unload_idle())
         yield
         unloading.cancel()

@@ -176,15 +176,15 @@ class BatchEngine:
             prefill = self.waiting[0]
             rows = len(self.sequences) + sum(len(other.sequences) for other in self.prefiller.queue)
             rows += len(prefill.sequences)
-            need = prefill.need(self.language.context)
-            prompts = self.prefiller.ids + len(prefill.ids)
-            if rows > self.max_rows or not self.rows.fits(rows, need, prompts):
+            max_length = prefill.max_length(self.language.context)
+            prompt_tokens = self.prefiller.prompt_tokens + len(prefill.ids)
+            if rows > self.max_rows or not self.rows.fits(rows, max_length, prompt_tokens):
                 if rows > len(prefill.sequences):
                     self._preempt_longest()
                     return
                 error = RegardError(
-                    f"n={len(prefill.sequences)} sequences of up to {need} tokens do not fit into "
-                    "the KV cache; ask for fewer"
+                    f"n={len(prefill.sequences)} sequences of up to {max_length} tokens do not fit "
+                    "into the KV cache; ask for fewer"
                 )
                 for sequence in self.waiting.popleft().sequences:
                     self._finish(sequence, "error", error)
@@ -194,10 +194,10 @@ class BatchEngine:
     def _preempt_longest(self) -> None:
         """Preempt the sequence that has run longest, if its time slice is over."""
         self._process_in_flight()
-        turns = [sequence.since for sequence in self.sequences]
-        if turns and max(turns) >= self.config.time_slice and not self.prefiller.queue:
+        ages = [sequence.tokens_since_prefill for sequence in self.sequences]
+        if ages and max(ages) >= self.config.time_slice and not self.prefiller.queue:
             self.counters.preempted += 1
-            self._requeue([turns.index(max(turns))], self.waiting)
+            self._requeue([ages.index(max(ages))], self.waiting)
 
     def _requeue(self, rows: abc.Sequence[int], queue: deque[Prefill]) -> None:
         """Evict sequences; they will be prefilled again from their ids."""
@@ -213,11 +213,11 @@ class BatchEngine:
         sequences = [sequence for prefill in group for sequence in prefill.sequences]
         rows = [row for row, prefill in enumerate(group) for _ in prefill.sequences]
         lengths = [len(sequence.window) for sequence in sequences]
-        need = max(prefill.need(self.language.context) for prefill in group)
+        max_length = max(prefill.max_length(self.language.context) for prefill in group)
         if state is None:  # they were prefilled in the rows
-            cast(GraphRows, self.rows).append(lengths, need)
+            cast(GraphRows, self.rows).append(lengths, max_length)
         else:
-            self.rows.join(state, rows, lengths, need)
+            self.rows.join(state, rows, lengths, max_length)
         try:
             sampling = reduce(join_sampling_states, self._sampling_states(group))
             if rows != list(range(len(group))):
@@ -232,7 +232,7 @@ class BatchEngine:
             self.rows.keep(range(len(self.sequences)))
             raise
         for sequence in sequences:
-            sequence.since = 0
+            sequence.tokens_since_prefill = 0
         self.sequences = self.sequences + sequences
         last = step.ids if overlaps else sampled.ids
         if self.sampling is None:
@@ -250,7 +250,7 @@ class BatchEngine:
         """A prefill has failed: without memory for it, it waits until a sequence has ended."""
         if isinstance(error, torch.OutOfMemoryError) and self.sequences:
             self.max_rows = len(self.sequences)
-            self.waiting.append(replace(prefill, state=None, done=0))
+            self.waiting.append(replace(prefill, state=None, prefilled=0))
             return
         for sequence in prefill.sequences:
             self._finish(sequence, "error", error)
@@ -266,8 +266,8 @@ class BatchEngine:
                     )
                 )
             else:  # copies, since sampling may fail
-                own = [cast(SamplingState, prefill.sampling) for prefill in prefills]
-                states += [each.select(torch.arange(len(each.lengths))) for each in own]
+                saved = [cast(SamplingState, prefill.sampling) for prefill in prefills]
+                states += [state.select(torch.arange(len(state.lengths))) for state in saved]
         return states
 
     def _new_sampling_state(self, sequences: list[Sequence]) -> SamplingState:
@@ -339,13 +339,13 @@ class BatchEngine:
     def _process_sampled(self, sequences: list[Sequence], sampled: Sampled) -> None:
         """Append the sampled tokens; evict sequences that have ended or filled the context."""
         alive, full = self._append(sequences, sampled)
-        gone = {
+        ended = {
             id(sequence) for sequence, goes_on in zip(sequences, alive, strict=True) if not goes_on
         }
         again = [sequences[row] for row in full]
-        if gone:
+        if ended:
             self._keep(
-                [row for row, sequence in enumerate(self.sequences) if id(sequence) not in gone]
+                [row for row, sequence in enumerate(self.sequences) if id(sequence) not in ended]
             )
         if again:
             rows = [row for row, sequence in enumerate(self.sequences) if sequence in again]
@@ -438,11 +438,11 @@ class BatchEngine:
                 self._finish(sequence, "error", error)
                 return False
         sequence.window.append(token)
-        sequence.count += 1
-        sequence.since += 1
+        sequence.new_tokens += 1
+        sequence.tokens_since_prefill += 1
         self.counters.tokens += 1
         self.events.append(Event(request, sequence.index, token, score))
-        if sequence.count == request.tokens:
+        if sequence.new_tokens == request.tokens:
             self._finish(sequence, "length")
             return False
         return True
@@ -471,25 +471,27 @@ class BatchEngine:
 
     def _evict_cancelled(self) -> None:
         for queue in (self.waiting, self.prefiller.queue):
-            gone_prefills = [each for each in queue if all(map(_is_cancelled, each.sequences))]
-            for prefill in gone_prefills:
+            cancelled_prefills = [
+                prefill for prefill in queue if all(map(_is_cancelled, prefill.sequences))
+            ]
+            for prefill in cancelled_prefills:
                 queue.remove(prefill)
                 for sequence in prefill.sequences:
                     self._finish(sequence, "cancelled")
-        gone = list(map(_is_cancelled, self.sequences))
-        if any(gone):
-            for sequence, cancelled in zip(self.sequences, gone, strict=True):
-                if cancelled:
+        cancelled = list(map(_is_cancelled, self.sequences))
+        if any(cancelled):
+            for sequence, is_cancelled in zip(self.sequences, cancelled, strict=True):
+                if is_cancelled:
                     self._finish(sequence, "cancelled")
-            self._keep([row for row, cancelled in enumerate(gone) if not cancelled])
+            self._keep([row for row, is_cancelled in enumerate(cancelled) if not is_cancelled])
 
     def _keep(self, rows: list[int]) -> None:
-        """Keep these rows. The last ones take the places of evicted ones."""
+        """Keep these rows; the last ones replace evicted ones."""
         kept, order = set(rows), list(range(len(rows)))
         movable = [row for row in rows if row >= len(rows)]
-        for place in order:
-            if place not in kept:
-                order[place] = movable.pop()
+        for row in order:
+            if row not in kept:
+                order[row] = movable.pop()
         self.rows.keep(order)
         self.sequences = [self.sequences[row] for row in order]
         if not order:

@@ -34,8 +34,8 @@ class ServedModel:
     name: str
     run: Run
     engine: BatchEngine | None
-    used: float = field(default_factory=time.monotonic)  # when it was last asked
-    users: int = 0  # requests that use it now
+    last_used: float = field(default_factory=time.monotonic)  # when it was last asked
+    active_requests: int = 0
     chains: dict[Any, Chain] = field(default_factory=dict)
 
     @property
@@ -148,13 +148,13 @@ class Models:
             if name not in self.loaded:
                 self.loaded[name] = await asyncio.to_thread(self._load, name)
             model = self.loaded[name]
-            model.users += 1
+            model.active_requests += 1
             return model
 
     def release(self, model: ServedModel) -> None:
         """Release a model obtained by `get`."""
-        model.users -= 1
-        model.used = time.monotonic()
+        model.active_requests -= 1
+        model.last_used = time.monotonic()
 
     def _load(self, name: str) -> ServedModel:
         run = load(self.paths[name], self.device, adapter=self.adapters.get(name))
@@ -176,8 +176,8 @@ class Models:
             await asyncio.sleep(min(1.0, self.idle / 2))
             now = time.monotonic()
             for name, model in list(self.loaded.items()):
-                busy = model.users or (model.engine is not None and model.engine.busy)
-                if not busy and now - model.used > self.idle:
+                busy = model.active_requests or (model.engine is not None and model.engine.busy)
+                if not busy and now - model.last_used > self.idle:
                     self.unload(name)
                     del model
                     gc.collect()

@@ -21,7 +21,7 @@ from regard.serve.rows import to_device
 from regard.serve.sampling import score_tokens
 from regard.serve.sequences import Prefill
 
-MULTIPLE = 16  # of ids: Triton compiles other kernels for other sizes
+LENGTH_MULTIPLE = 16  # of ids: Triton compiles other kernels for other sizes
 CHUNK_SECONDS = 0.25  # that all sequences wait for a chunk of a prompt
 MAX_WAIT = 16  # decode steps that a prompt waits for others
 # cuDNN's attention makes a plan for each new shape, which takes as long as many steps.
@@ -33,7 +33,7 @@ class Prefiller:
 
     `join` gets prefilled prompts, the logits after each and their state, or None where `graphs`
     have prefilled them in the rows of the engine; `fail` gets a prefill that has failed and the
-    error. With `groups`, a prompt waits for others to be prefilled with.
+    error. With `groups`, a prompt may wait until others can be prefilled with it.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Prefiller:
         self.steps_waited = 0  # since a prefill could have begun
 
     @property
-    def ids(self) -> int:
-        """The tokens of the prompts in prefill: their states need memory."""
+    def prompt_tokens(self) -> int:
+        """The number of tokens of the prompts in prefill, whose states need memory."""
         return sum(len(prefill.ids) for prefill in self.queue)
 
     def step(self, running: int) -> None:
@@ -137,7 +137,7 @@ class Prefiller:
             self.fail(group[0], error)
             return
         for prefill in group:
-            prefill.state, prefill.done = None, 0
+            prefill.state, prefill.prefilled = None, 0
             try:
                 self._prefill_together([prefill])
             except torch.AcceleratorError:
@@ -152,7 +152,7 @@ class Prefiller:
         if group[0].request.source is not None:
             sources = [list(cast(Sequence[int], prefill.request.source)) for prefill in group]
             source = Source(*pad_prompts(sources, self.language.device))
-            capacity = max(prefill.need(self.language.context) for prefill in group)
+            capacity = max(prefill.max_length(self.language.context) for prefill in group)
         state = self.language.start(len(group), capacity, source)
         cached = [0] * len(group)
         if self.prefixes is not None and group[0].request.prompt_logprobs is None:
@@ -167,7 +167,7 @@ class Prefiller:
     def _width(self, group: list[Prefill]) -> int:
         """The length of the longest prompt; on a GPU padded, so that fewer kernels are compiled."""
         longest = max(len(prefill.ids) for prefill in group)
-        padded = -(-longest // MULTIPLE) * MULTIPLE if self.groups else longest
+        padded = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE if self.groups else longest
         return min(padded, self.language.context or padded)
 
     def _prefill_together(self, group: list[Prefill]) -> None:
@@ -207,15 +207,15 @@ class Prefiller:
 
     def _prefill_chunk(self, prefill: Prefill) -> None:
         if prefill.state is None:
-            prefill.state, (prefill.done,) = self._start([prefill])
-        ids = prefill.ids[prefill.done : prefill.done + self.chunk]
+            prefill.state, (prefill.prefilled,) = self._start([prefill])
+        ids = prefill.ids[prefill.prefilled : prefill.prefilled + self.chunk]
         scored = prefill.request.prompt_logprobs is not None
         tensor = to_device(ids, prefill.state.lengths.device).unsqueeze(0)
         logits, prefill.state = self.language.step(tensor, prefill.state, all_logits=scored)
         self.tokens += len(ids)
-        prefill.done += len(ids)
-        if scored and prefill.sequences[0].count == 0:
-            following = prefill.ids[prefill.done - len(ids) + 1 : prefill.done + 1]
+        prefill.prefilled += len(ids)
+        if scored and prefill.sequences[0].new_tokens == 0:
+            following = prefill.ids[prefill.prefilled - len(ids) + 1 : prefill.prefilled + 1]
             if following:
                 scores = score_tokens(
                     logits[0, : len(following)],
@@ -223,7 +223,7 @@ class Prefiller:
                     cast(int, prefill.request.prompt_logprobs),
                 )
                 prefill.request.prompt_scores += scores
-        if prefill.done < len(prefill.ids):
+        if prefill.prefilled < len(prefill.ids):
             self.queue.append(prefill)
         else:
             self._complete([prefill], logits[:, -1], prefill.state)

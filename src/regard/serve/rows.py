@@ -14,18 +14,20 @@ from regard.accel.cpu_decoder import CpuDecoderState, Workspace
 from regard.models.base import Language, State
 from regard.nn.state import KVCache, TransformerState
 
-STEP = 64  # capacities are multiples of this
+CAPACITY_MULTIPLE = 64  # ids
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # rows of a CUDA graph
 
 
 class Rows(Protocol):
     """The rows of one model. New rows are appended; `keep` moves the others together."""
 
-    def fits(self, rows: int, capacity: int, prompts: int) -> bool:
-        """Whether `rows` sequences of `capacity` tokens fit, with `prompts` tokens in prefill."""
+    def fits(self, rows: int, capacity: int, prompt_tokens: int) -> bool:
+        """Whether `rows` sequences of `capacity` tokens fit, with `prompt_tokens` in prefill."""
 
-    def join(self, state: State, rows: Sequence[int], lengths: Sequence[int], need: int) -> None:
-        """Append these rows of a prefilled state, which will hold up to `need` ids."""
+    def join(
+        self, state: State, rows: Sequence[int], lengths: Sequence[int], max_length: int
+    ) -> None:
+        """Append these rows of a prefilled state, which will hold up to `max_length` ids."""
 
     def keep(self, order: Sequence[int]) -> None:
         """Keep these rows, in this order; order[i] >= i."""
@@ -41,11 +43,13 @@ class StateRows:
         self.language = language
         self.state: State | None = None
 
-    def fits(self, rows: int, capacity: int, prompts: int) -> bool:
+    def fits(self, rows: int, capacity: int, prompt_tokens: int) -> bool:
         """Whether so many rows fit: their states are small."""
         return True
 
-    def join(self, state: State, rows: Sequence[int], lengths: Sequence[int], need: int) -> None:
+    def join(
+        self, state: State, rows: Sequence[int], lengths: Sequence[int], max_length: int
+    ) -> None:
         """Append these rows of a prefilled state."""
         new = state.select(torch.tensor(rows, device=state.lengths.device))
         self.state = new if self.state is None else concatenate(self.state, new)
@@ -83,18 +87,18 @@ class KVRows:
         self.kv: Tensor | None = None
         self.caches: list[KVCache] = []
         self.lengths: list[int] = []
-        self.needs: list[int] = []
+        self.max_lengths: list[int] = []
         self.state: TransformerState | None = None  # of the rows in use
 
-    def fits(self, rows: int, capacity: int, prompts: int) -> bool:
+    def fits(self, rows: int, capacity: int, prompt_tokens: int) -> bool:
         """Whether so many rows fit into the budget beside the prompts, or there is only one."""
-        rows_made, capacity_made = self._size(rows, max([capacity, *self.needs]))
-        ids = rows_made * capacity_made + prompts
+        rows_made, capacity_made = self._size(rows, max([capacity, *self.max_lengths]))
+        ids = rows_made * capacity_made + prompt_tokens
         return rows == 1 or ids * self.bytes_per_id <= self.budget
 
     def _size(self, rows: int, capacity: int) -> tuple[int, int]:
         """The rows and the capacity of buffers for so many; they do not shrink while in use."""
-        capacity = _round_up(capacity, STEP)
+        capacity = _round_up(capacity, CAPACITY_MULTIPLE)
         if self.lengths:
             capacity = max(capacity, self.capacity)
         context = self.language.context
@@ -103,19 +107,21 @@ class KVRows:
         rounded = min(1 << (rows - 1).bit_length(), max(rows, most))
         return max(rounded, self.rows if self.lengths else 0), capacity
 
-    def join(self, state: State, rows: Sequence[int], lengths: Sequence[int], need: int) -> None:
+    def join(
+        self, state: State, rows: Sequence[int], lengths: Sequence[int], max_length: int
+    ) -> None:
         """Append these rows of a prefilled state."""
         first, longest = len(self.lengths), max(lengths)
-        self._resize(first + len(rows), max([need, *self.needs]))
-        places, layers = slice(first, first + len(rows)), cast(TransformerState, state).layers
+        self._resize(first + len(rows), max([max_length, *self.max_lengths]))
+        new_rows, layers = slice(first, first + len(rows)), cast(TransformerState, state).layers
         if list(rows) != list(range(len(layers[0].keys))):
             index = to_device(rows, state.lengths.device)
             layers = [cache.select(index) for cache in layers]
         for cache, new in zip(self.caches, layers, strict=True):
-            cache.keys[places, :, :longest] = new.keys[:, :, :longest]
-            cache.values[places, :, :longest] = new.values[:, :, :longest]
+            cache.keys[new_rows, :, :longest] = new.keys[:, :, :longest]
+            cache.values[new_rows, :, :longest] = new.values[:, :, :longest]
         self.lengths = [*self.lengths, *lengths]
-        self.needs += [need] * len(rows)
+        self.max_lengths += [max_length] * len(rows)
         self.state = None
 
     def keep(self, order: Sequence[int]) -> None:
@@ -124,7 +130,7 @@ class KVRows:
             if old != row:
                 self._move(old, row)
         self.lengths = [self.lengths[row] for row in order]
-        self.needs = [self.needs[row] for row in order]
+        self.max_lengths = [self.max_lengths[row] for row in order]
         self.state = None
 
     def step(self, last: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
@@ -213,10 +219,10 @@ class GraphRows(KVRows):
         self.graphs: dict[int, Callable[[], Tensor]] = {}
         self.pool: Any = None
 
-    def fits(self, rows: int, capacity: int, prompts: int) -> bool:
+    def fits(self, rows: int, capacity: int, prompt_tokens: int) -> bool:
         """Whether there are so many rows, and room for the prompts beside them."""
         room = self.budget - self.rows * self.capacity * self.bytes_per_id
-        return rows <= self.rows and (rows == 1 or prompts * self.bytes_per_id <= room)
+        return rows <= self.rows and (rows == 1 or prompt_tokens * self.bytes_per_id <= room)
 
     def step(self, last: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
         """Read the last id of each row; return the next logits."""
@@ -246,10 +252,10 @@ class GraphRows(KVRows):
         logits, _ = self.language.step(self.last[:bucket].unsqueeze(1), state)
         return logits[:, -1]
 
-    def append(self, lengths: Sequence[int], need: int) -> None:
+    def append(self, lengths: Sequence[int], max_length: int) -> None:
         """Append the rows after those in use: prompts were read into them."""
         self.lengths = [*self.lengths, *lengths]
-        self.needs += [need] * len(lengths)
+        self.max_lengths += [max_length] * len(lengths)
         self.state = None
 
     def capture(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:

@@ -14,8 +14,8 @@ class Sequence:
     request: Request
     index: int
     window: list[int]  # the ids that the model has read, and the newest
-    count: int = 0  # new tokens
-    since: int = 0  # new tokens since it was last prefilled
+    new_tokens: int = 0
+    tokens_since_prefill: int = 0  # new tokens since it was last prefilled
 
 
 @dataclass(eq=False, slots=True)
@@ -26,17 +26,17 @@ class Prefill:
     ids: list[int]
     sampling: SamplingState | None = None  # of a sequence that continues
     state: State | None = None
-    done: int = 0  # tokens that are prefilled
+    prefilled: int = 0  # tokens
 
     @property
     def request(self) -> Request:
         """The request of its sequences."""
         return self.sequences[0].request
 
-    def need(self, context: int | None) -> int:
+    def max_length(self, context: int | None) -> int:
         """The most ids that each of its sequences will hold."""
-        need = len(self.ids) + self.request.tokens - self.sequences[0].count - 1
-        return max(1, need if context is None else min(need, context))
+        length = len(self.ids) + self.request.tokens - self.sequences[0].new_tokens - 1
+        return max(1, length if context is None else min(length, context))
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from regard.serve.engine import EngineConfig
 from regard.serve.middleware import LOOPBACK, DeadlineProtocol
 
 DRAIN_SECONDS = 25  # for running requests after SIGTERM
-CONNECTIONS = 2000
+MAX_CONNECTIONS = 2000
 
 
 class DrainingServer(uvicorn.Server):
@@ -75,8 +75,8 @@ def make_server(
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS,
-        backlog=CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS,
+        backlog=MAX_CONNECTIONS,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=DRAIN_SECONDS,
         h11_max_incomplete_event_size=64 * 1024,

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from regard.errors import RegardError
-from regard.serve.answers import Answers
 from regard.serve.api_errors import ApiError
+from regard.serve.async_engine import AsyncEngine
 from regard.serve.engine import EngineConfig, QueueFull
 from regard.serve.metrics import Metrics
 from regard.serve.models import Models, ServedModel
 from regard.serve.schema import REFUSED, Body, Sampling
 
-JOBS = 16  # translations, predictions and explanations that wait
+MAX_JOBS = 16  # translations, predictions and explanations that wait
 T = TypeVar("T")
 
 
@@ -32,8 +32,8 @@ class Service:
         idle: float | None = None,
         models: type[Models] = Models,
     ) -> None:
-        self.answers = Answers()
-        self.models = models(paths, self.answers.worker, config, device=device, idle=idle)
+        self.async_engine = AsyncEngine()
+        self.models = models(paths, self.async_engine.worker, config, device=device, idle=idle)
         self.metrics = Metrics()
         self.draining = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="regard-jobs")
@@ -57,8 +57,8 @@ class Service:
 
     async def job(self, function: Callable[..., T], *args: Any) -> T:
         """Run something else than generation in a thread of its own; few may wait."""
-        if self._jobs >= JOBS:
-            raise QueueFull(f"{JOBS} jobs wait already; try again later")
+        if self._jobs >= MAX_JOBS:
+            raise QueueFull(f"{MAX_JOBS} jobs wait already; try again later")
         self._jobs += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
@@ -67,11 +67,11 @@ class Service:
 
     def problem(self) -> str | None:
         """Why nothing can be generated."""
-        return self.answers.worker.problem()
+        return self.async_engine.worker.problem()
 
     def close(self) -> None:
         """End the threads."""
-        self.answers.worker.stop()
+        self.async_engine.worker.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

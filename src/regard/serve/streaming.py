@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
-from regard.serve.answers import Answers, Continuation, Delta
 from regard.serve.api_errors import as_api_error
+from regard.serve.async_engine import AsyncEngine, Continuation, Delta
 from regard.serve.engine_request import Prepared
 from regard.serve.models import ServedModel
 from regard.serve.schema import Sampling
@@ -43,12 +43,12 @@ async def complete(
     http: Request, model: ServedModel, prepared: Sequence[Prepared]
 ) -> list[list[Continuation]] | None:
     """All continuations of several prompts; None if the client has left."""
-    answers = service_of(http).answers
+    async_engine = service_of(http).async_engine
     submit(http, model, prepared)
 
     async def collect() -> list[list[Continuation]]:
         tasks = [
-            asyncio.create_task(answers.complete(model, each.request, each.stops))
+            asyncio.create_task(async_engine.complete(model, each.request, each.stops))
             for each in prepared
         ]
         try:
@@ -57,22 +57,22 @@ async def complete(
             for task in tasks:
                 task.cancel()
             for each in prepared:
-                answers.forget(each.request)
+                async_engine.forget(each.request)
 
     return await _unless_disconnected(http, collect())
 
 
 def submit(http: Request, model: ServedModel, prepared: Sequence[Prepared]) -> None:
     """Queue all requests or none."""
-    answers = service_of(http).answers
+    async_engine = service_of(http).async_engine
     submitted: list[Prepared] = []
     try:
         for each in prepared:
-            answers.submit(model, each.request)
+            async_engine.submit(model, each.request)
             submitted.append(each)
     except BaseException:
         for each in submitted:
-            answers.forget(each.request)
+            async_engine.forget(each.request)
         raise
 
 
@@ -80,27 +80,27 @@ async def deltas(
     http: Request, model: ServedModel, prepared: Sequence[Prepared]
 ) -> AsyncIterator[tuple[int, Delta]]:
     """The deltas of several prompts as they come, with the number of the prompt."""
-    answers = service_of(http).answers
+    async_engine = service_of(http).async_engine
     try:
         if len(prepared) == 1:
-            async for delta in answers.deltas(model, prepared[0].request, prepared[0].stops):
+            async for delta in async_engine.deltas(model, prepared[0].request, prepared[0].stops):
                 yield 0, delta
         else:
-            async for pair in _interleave(answers, model, prepared):
+            async for pair in _interleave(async_engine, model, prepared):
                 yield pair
     finally:
         for each in prepared:
-            answers.forget(each.request)
+            async_engine.forget(each.request)
 
 
 async def _interleave(
-    answers: Answers, model: ServedModel, prepared: Sequence[Prepared]
+    async_engine: AsyncEngine, model: ServedModel, prepared: Sequence[Prepared]
 ) -> AsyncIterator[tuple[int, Delta]]:
     queue: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
 
     async def read(number: int, each: Prepared) -> None:
         try:
-            async for delta in answers.deltas(model, each.request, each.stops):
+            async for delta in async_engine.deltas(model, each.request, each.stops):
                 queue.put_nowait((number, delta))
             queue.put_nowait((number, None))
         except Exception as error:

@@ -11,7 +11,7 @@ from regard.errors import RegardError
 from regard.serve.engine import BatchEngine
 from regard.serve.request import Event, Request
 
-STALL = 2.0  # seconds that a step may take, beside four times the slowest one so far
+STALL_SECONDS = 2.0  # seconds that a step may take, beside four times the slowest one so far
 logger = logging.getLogger(__name__)
 
 
@@ -45,7 +45,7 @@ class Worker:
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive():
-            self._thread.join(timeout=STALL)
+            self._thread.join(timeout=STALL_SECONDS)
 
     def add(self, name: str, engine: BatchEngine, threads: int) -> None:
         """Step this engine too, from now on with so many CPU threads."""
@@ -77,7 +77,7 @@ class Worker:
         if not self._thread.is_alive():
             return "the engine thread is not running"
         began = self._began
-        limit = STALL + 4 * self.slowest
+        limit = STALL_SECONDS + 4 * self.slowest
         if began is not None and time.monotonic() - began > limit:
             return f"the engine has not finished a step for {limit:.1f} seconds"
         return None

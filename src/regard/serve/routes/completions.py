@@ -10,8 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from regard.serve.answers import Continuation
 from regard.serve.api_errors import ApiError
+from regard.serve.async_engine import Continuation
 from regard.serve.engine_request import Prepared, prepare
 from regard.serve.models import ServedModel
 from regard.serve.request import TokenScore

@@ -28,7 +28,7 @@ async def show_metrics(http: Request) -> Response:
     """The counters in the text format of Prometheus."""
     service = service_of(http)
     return PlainTextResponse(
-        service.metrics.text(service.models, service.problem() is None, len(service.answers)),
+        service.metrics.text(service.models, service.problem() is None, len(service.async_engine)),
         media_type="text/plain; version=0.0.4; charset=utf-8",
     )
 

@@ -176,7 +176,11 @@ class FolderModels(Models):
         if name in self.paths:
             version = _version(self.paths[name])
             loaded = self.loaded.get(name)
-            if loaded is not None and self._versions.get(name) != version and not loaded.users:
+            if (
+                loaded is not None
+                and self._versions.get(name) != version
+                and not loaded.active_requests
+            ):
                 self.unload(name)
             if name not in self.loaded:
                 self._versions[name] = version

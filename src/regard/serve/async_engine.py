@@ -45,8 +45,8 @@ class Continuation:
         return sum(scores) / len(scores) if scores else 0.0
 
 
-class Answers:
-    """Hands the events of the engine thread to the coroutines that wait for them."""
+class AsyncEngine:
+    """Submits requests to the engine thread, and yields its events to the coroutines that wait."""
 
     def __init__(self) -> None:
         self.worker = Worker(self._deliver)
@@ -82,9 +82,9 @@ class Answers:
             (IncrementalText(model.tokenizer, request.prompt), StoppedText(stop_strings))
             for _ in range(request.n)
         ]
-        going_on = set(range(request.n))
+        unfinished = set(range(request.n))
         try:
-            while going_on:
+            while unfinished:
                 events = [await queue.get()]
                 while not queue.empty():  # under load, several tokens make one delta
                     events.append(queue.get_nowait())
@@ -92,7 +92,7 @@ class Answers:
                 for event in events:
                     if event.error is not None:
                         raise event.error
-                    if event.index not in going_on:
+                    if event.index not in unfinished:
                         continue
                     delta = deltas.setdefault(event.index, Delta(event.index))
                     text, stopped = texts[event.index]
@@ -109,7 +109,7 @@ class Answers:
                         request.ended.add(event.index)
                         delta.finish_reason = "stop"
                     if delta.finish_reason:
-                        going_on.discard(event.index)
+                        unfinished.discard(event.index)
                 for delta in deltas.values():
                     yield delta
         finally:
