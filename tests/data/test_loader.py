@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from regard.data.loader import (
     PairLoader,
     TextLoader,
-    _bucket_widths,
+    _bucket_lengths,
     prefetch,
     sequential_blocks,
     sliding_windows,
@@ -173,11 +173,11 @@ def test_the_loader_gives_its_text_in_order():
         list(sequential_blocks(text_of(1).tokens, 10, 3))
 
 
-def test_the_ladder_of_widths_is_fixed():
-    assert _bucket_widths(200) == [8, 16, 24, 32, 40, 56, 72, 96, 120, 152, 192, 200]
-    assert _bucket_widths(8) == [8]
-    assert _bucket_widths(5) == [5]
-    long = _bucket_widths(4096)
+def test_the_list_of_bucket_lengths_is_fixed():
+    assert _bucket_lengths(200) == [8, 16, 24, 32, 40, 56, 72, 96, 120, 152, 192, 200]
+    assert _bucket_lengths(8) == [8]
+    assert _bucket_lengths(5) == [5]
+    long = _bucket_lengths(4096)
     assert all(big / small <= 1.5 for small, big in pairwise(long[2:]))
 
 
@@ -186,22 +186,22 @@ def test_every_pair_is_visited_once_an_epoch(options):
     store = random_pairs(1000)
     loader = PairLoader(store, seed=1, longest=64, **options)
     needed = np.maximum(store.source_lengths, store.target_lengths) + 1
-    widths, batches = set(), set()
+    lengths, batches = set(), set()
     for epoch in range(3):
         counts, shapes, order = np.zeros(1000, int), set(), []
         for step in range(loader.steps_per_epoch):
             rows = loader.examples(epoch * loader.steps_per_epoch + step)
-            assert (needed[rows.indices] <= rows.width).all()
-            shapes.add((len(rows.indices), rows.width))
+            assert (needed[rows.indices] <= rows.length).all()
+            shapes.add((len(rows.indices), rows.length))
             np.add.at(counts, rows.indices, 1)
-            order.append(rows.width)
+            order.append(rows.length)
             batches.add(frozenset(rows.indices.tolist()))
         assert counts.min() == 1
         narrowest = loader.buckets[0]
         assert counts.sum() - 1000 < narrowest.rows  # only what fills the narrowest bucket
         assert len(shapes) == len(loader.buckets)
-        widths.add(tuple(order))
-    assert len(widths) == 3  # another order of buckets …
+        lengths.add(tuple(order))
+    assert len(lengths) == 3  # another order of buckets …
     assert (
         len(batches) > 2 * loader.steps_per_epoch
     )  # … and of the pairs inside them in every epoch
@@ -209,8 +209,8 @@ def test_every_pair_is_visited_once_an_epoch(options):
 
 def test_a_bucket_has_as_many_rows_as_fill_the_tokens():
     loader = PairLoader(random_pairs(1000), 256, 1, longest=64)
-    assert {bucket.width: bucket.rows for bucket in loader.buckets} == {
-        width: 256 // width for width in (8, 16, 24, 32, 40, 56, 64)
+    assert {bucket.length: bucket.rows for bucket in loader.buckets} == {
+        length: 256 // length for length in (8, 16, 24, 32, 40, 56, 64)
     }
     wide = PairLoader(pairs_of([100, 100], [3, 3]), 10, 1, longest=200)
     assert len(wide.examples(0).indices) == 1
@@ -224,7 +224,7 @@ def test_pairs_of_like_length_stand_together():
     for step in range(loader.steps_per_epoch):
         rows = loader.examples(step)
         used += needed[rows.indices].sum()
-        total += len(rows.indices) * rows.width
+        total += len(rows.indices) * rows.length
     assert used / total > 0.85
 
 
@@ -232,7 +232,7 @@ def test_few_long_pairs_are_joined_by_shorter_ones_not_repeated():
     loader = PairLoader(pairs_of([4] * 100 + [30], [4] * 100 + [30]), None, 1, longest=64, batch=10)
     steps = [loader.examples(step) for step in range(loader.steps_per_epoch)]
     wide = next(rows for rows in steps if 100 in rows.indices)
-    assert wide.width == 32
+    assert wide.length == 32
     assert len(set(wide.indices.tolist())) == 10
     assert loader.steps_per_epoch == 11  # 101 pairs
 
@@ -241,7 +241,7 @@ def test_a_step_of_pairs_is_a_pure_function_of_seed_and_number():
     one, two = (PairLoader(random_pairs(300), 200, 3, longest=64) for _ in range(2))
     for step in (400, 2, 17):
         first, second = one.examples(step), two.examples(np.int64(step))
-        assert first.width == second.width
+        assert first.length == second.length
         assert np.array_equal(first.indices, second.indices)
     other = PairLoader(random_pairs(300), 200, 4, longest=64)
     assert any(
@@ -270,13 +270,13 @@ def test_fewer_pairs_than_rows_fill_a_batch_by_beginning_again():
     assert sorted(indices[:3]) == [0, 1, 2]
 
 
-def test_in_order_every_pair_comes_once_by_width():
+def test_in_order_every_pair_comes_once_by_length():
     store = random_pairs(100)
     loader = PairLoader(store, 128, 1, longest=64)
     batches = list(loader.sequential())
     assert sorted(int(i) for rows in batches for i in rows.indices) == list(range(100))
-    widths = [rows.width for rows in batches]
-    assert widths == sorted(widths)
+    lengths = [rows.length for rows in batches]
+    assert lengths == sorted(lengths)
 
 
 def test_in_order_with_a_limit_is_a_fixed_sample_of_all_lengths():

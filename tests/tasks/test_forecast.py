@@ -193,13 +193,13 @@ def test_baselines_are_what_they_are_called():
     assert found["naive"]["mse"] == pytest.approx(expected)
     assert found["seasonal naive (6 rows)"]["mae"] == pytest.approx(6 / 2)  # a rise of 6 in 6 steps
     assert found["linear layer, 10 values"]["mse"] < 0.01
-    some = evaluate_baselines(task, validation, train.values, every=4)  # as a recursive network
+    some = evaluate_baselines(task, validation, train.values, stride=4)  # as a recursive network
     expected = (np.square(far[::4]).mean() + np.square(rise).mean()) / 2
     assert some["naive"]["mse"] == pytest.approx(expected)
     other = replace(validation, before=None)
     far = [[wave[t + 8 + h] - wave[t + 7] for h in range(3)] for t in range(4, 10, 4)]
     expected = (np.square(far).mean() + np.square(rise).mean()) / 2
-    some = evaluate_baselines(replace(task, seasonal_period=9), other, None, every=4)
+    some = evaluate_baselines(replace(task, seasonal_period=9), other, None, stride=4)
     assert some["naive"]["mse"] == pytest.approx(expected)  # row 12: the first, 8, has no 9
     assert list(evaluate_baselines(task, other, None)) == ["naive", "seasonal naive (6 rows)"]
 

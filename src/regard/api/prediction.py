@@ -66,7 +66,7 @@ def _table_rows(run: "Run", path: Path, column: str | None) -> Inputs:
     def rows() -> Iterator[tuple[Row, Any]]:
         for number, cells in table.rows():
             row = dict(zip(table.columns, cells, strict=True))
-            yield row, _text(table.position(number), run.pipeline.cell_text(cells[index]))
+            yield row, _text(table.location(number), run.pipeline.cell_text(cells[index]))
 
     return Inputs(f"{table.format}; texts in column {name!r}{note}", rows())
 
@@ -83,40 +83,40 @@ def _two_texts(run: "Run", table: Table, column: str | None) -> Inputs:
     def rows() -> Iterator[tuple[Row, Any]]:
         for number, cells in table.rows():
             row = dict(zip(table.columns, cells, strict=True))
-            place = table.position(number)
-            yield row, tuple(_text(place, cells[index]) for index in indices)
+            location = table.location(number)
+            yield row, tuple(_text(location, cells[index]) for index in indices)
 
     names = " and ".join(repr(table.columns[index]) for index in indices)
     return Inputs(f"{table.format}; texts in columns {names}", rows())
 
 
-def _text(place: str, cell: Any) -> str:
+def _text(location: str, cell: Any) -> str:
     if cell is not None and not isinstance(cell, str):
-        raise DataError(f"{place}: a text is a string, not {preview(str(cell))}")
+        raise DataError(f"{location}: a text is a string, not {preview(str(cell))}")
     if not (cell or "").strip():
-        raise DataError(f"{place}: nothing to predict: the text is empty")
+        raise DataError(f"{location}: nothing to predict: the text is empty")
     return str(cell)
 
 
-def input_lines(run: "Run", lines: Iterable[str], place: str) -> Iterator[tuple[Row, Any]]:
+def input_lines(run: "Run", lines: Iterable[str], location: str) -> Iterator[tuple[Row, Any]]:
     """A text on each line, or the file of an image."""
     if len(run.inputs) > 1:
-        return _tabbed_lines(run.inputs, lines, place)
+        return _tabbed_lines(run.inputs, lines, location)
     name = "file" if run.pipeline.predicts_from_files else "text"
     return (
-        ({name: line}, _text(f"{place}, line {number}", line))
+        ({name: line}, _text(f"{location}, line {number}", line))
         for number, line in enumerate(lines, 1)
     )
 
 
 def _tabbed_lines(
-    names: Sequence[str], lines: Iterable[str], place: str
+    names: Sequence[str], lines: Iterable[str], location: str
 ) -> Iterator[tuple[Row, Any]]:
     for number, line in enumerate(lines, 1):
         parts = tuple(line.split("\t"))
         if len(parts) != len(names) or not all(part.strip() for part in parts):
             raise DataError(
-                f"{place}, line {number}: a line has {' and '.join(names)} with a tab between "
+                f"{location}, line {number}: a line has {' and '.join(names)} with a tab between "
                 f"them, not {preview(line)}"
             )
         yield dict(zip(names, parts, strict=True)), parts
@@ -188,8 +188,8 @@ def _prediction_columns(run: "Run", prediction: Any, top: int) -> Row:
     if isinstance(prediction, str | float):  # a translation, or a number
         return {"prediction": prediction}
     if run.predicts_words or len(prediction) != 1:
-        places = [classes[0][0] if top == 1 else classes for classes in prediction]
-        return {"prediction": places}
+        predictions = [classes[0][0] if top == 1 else classes for classes in prediction]
+        return {"prediction": predictions}
     if top > 1:
         return {"prediction": prediction[0]}
     ((best, probability),) = prediction[0]

@@ -84,7 +84,7 @@ def forecast_curves(
         curves = truths.setdefault((*end.before[-1:], *end.truth), [])
         if not curves:
             curves.append(_true_values(end))
-        curves.append(_far_values(run, end))
+        curves.append(_multi_step_values(run, end))
     for curves in truths.values():
         title = f"forecast of the last {len(curves[1].validation) - 1:,} validation values"
         panels.append(Panel(title, "value", curves, x_label="steps ahead", linear=True, dots=False))
@@ -101,7 +101,7 @@ def forecast_figure(end: ForecastEnd, metrics: Mapping[str, float], method: str)
     names = [f"{method} forecast", "one step ahead"]
     steps = len(end.forecast)
     known = len(end.truth)  # no values for a forecast of the future
-    curves = [_true_values(end), _far_values(0, end)]
+    curves = [_true_values(end), _multi_step_values(0, end)]
     start = 1 if known else 1 - len(end.one_step)
     curves.append(Curve(1, [], list(enumerate(end.one_step, start))))
     title = f"{end.column}: {'the last' if known else 'the next'} {steps:,} values"
@@ -116,7 +116,7 @@ def _true_values(end: ForecastEnd) -> Curve:
     return Curve(TRUTH, [], list(enumerate([*end.before, *end.truth], 1 - len(end.before))))
 
 
-def _far_values(run: int, end: ForecastEnd) -> Curve:
+def _multi_step_values(run: int, end: ForecastEnd) -> Curve:
     return Curve(run, [], list(enumerate([end.before[-1], *end.forecast])))
 
 

@@ -161,16 +161,16 @@ def from_table(table: Table, roles: Roles) -> Captions:
     folder = Path(table.path).parent
     by_image: dict[Path, list[str]] = {}
     groups: dict[Path, str] = {}
-    places: dict[Path, str] = {}
-    for place, file, captions, group in _rows(table, roles):
-        path = _image_path(folder, place, file)
+    locations: dict[Path, str] = {}
+    for location, file, captions, group in _rows(table, roles):
+        path = _image_path(folder, location, file)
         by_image.setdefault(path, []).extend(captions)
         groups.setdefault(path, str(path) if group is None else group)
-        places.setdefault(path, place)
+        locations.setdefault(path, location)
     if not by_image:
         raise DataError(f"{table.path} has no image with a caption")
     paths = list(by_image)
-    files = survey_files(paths, [path.name for path in paths], [*places.values()])
+    files = survey_files(paths, [path.name for path in paths], [*locations.values()])
 
     def read(rows: NDArray[np.int64], size: Size) -> Pixels:
         return np.stack([_pixels(paths[row], size) for row in rows])
@@ -179,7 +179,7 @@ def from_table(table: Table, roles: Roles) -> Captions:
         try:
             return file_pixels(path, size, files.channels)
         except DataError as error:
-            raise DataError(f"{places[path]}: {error}") from None
+            raise DataError(f"{locations[path]}: {error}") from None
 
     several = sum(map(len, by_image.values()))
     note = f"; {several:,} captions" if several > len(paths) else ""
@@ -209,28 +209,33 @@ def _rows(table: Table, roles: Roles) -> Iterator[tuple[str, str, list[str], str
     for number, cells in table.rows():
         if not any(cells):
             continue  # an empty line
-        place, file, captions = (
-            table.position(number),
+        location, file, captions = (
+            table.location(number),
             cells[column["source"]],
             cells[column["target"]],
         )
         if not isinstance(file, str) or not file.strip():
-            raise DataError(f"{place}: the caption {preview(str(captions))} has no image")
+            raise DataError(f"{location}: the caption {preview(str(captions))} has no image")
         texts = captions if isinstance(captions, list) else [captions]
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-            raise DataError(f"{place}: the image {file} has no caption")
+            raise DataError(f"{location}: the image {file} has no caption")
         group = cells[column["group"]] if "group" in column else None
-        yield place, file, [text.strip() for text in texts], None if group is None else str(group)
+        yield (
+            location,
+            file,
+            [text.strip() for text in texts],
+            None if group is None else str(group),
+        )
 
 
-def _image_path(folder: Path, place: str, file: str) -> Path:
+def _image_path(folder: Path, location: str, file: str) -> Path:
     candidates = [folder / file, folder / "images" / file]
     try:
         path = next((path for path in candidates if path.is_file()), None)
     except OSError as error:  # a name that is too long
-        raise DataError(f"{place}: {preview(file)}: {error.strerror}") from None
+        raise DataError(f"{location}: {preview(file)}: {error.strerror}") from None
     if path is None:
-        raise DataError(f"{place}: there is no image {folder / file}")
+        raise DataError(f"{location}: there is no image {folder / file}")
     if suffix(path) not in IMAGE_SUFFIXES:
-        raise DataError(f"{place}: {path} is not an image ({' '.join(IMAGE_SUFFIXES)})")
+        raise DataError(f"{location}: {path} is not an image ({' '.join(IMAGE_SUFFIXES)})")
     return path

@@ -13,7 +13,7 @@ from typing import Any
 from regard.data.tables import (
     IMAGE_SUFFIXES,
     LABEL,
-    MOSTLY_NUMBERS,
+    MIN_NUMERIC_FRACTION,
     PAIRS,
     SCORE,
     TAGS,
@@ -253,9 +253,9 @@ Columns = tuple[dict[str, str], set[str]] | None  # role → column, and the rol
 
 
 def _is_flawed_series(profiles: Sequence[Profile]) -> bool:
-    """Whether columns are numbers, but for a few cells, and dates."""
-    flawed = [p for p in profiles if MOSTLY_NUMBERS <= p.numbers < 1]
-    others = [p for p in profiles if p.numbers < MOSTLY_NUMBERS]
+    """Whether columns hold dates, or numbers except in a few cells, and some have such cells."""
+    flawed = [p for p in profiles if MIN_NUMERIC_FRACTION <= p.numbers < 1]
+    others = [p for p in profiles if p.numbers < MIN_NUMERIC_FRACTION]
     return bool(flawed) and all(p.letters < 0.2 for p in others)
 
 
@@ -324,7 +324,9 @@ def _find_scores(
     """One or two columns of texts, and one of numbers, which are not whole unless asked for."""
     inferred = set()
     numbers = [p for p in profiles if p.is_numeric and (asked or not p.is_whole)]
-    flawed = [p for p in profiles if p.name.lower() in SCORE and MOSTLY_NUMBERS <= p.numbers < 1]
+    flawed = [
+        p for p in profiles if p.name.lower() in SCORE and MIN_NUMERIC_FRACTION <= p.numbers < 1
+    ]
     if "label" not in named:
         known = _by_name([*numbers, *flawed], (*SCORE, *LABEL))
         others = [p.name for p in numbers if p.name.lower() not in METADATA]
@@ -465,7 +467,7 @@ def _find_text(
 def _find_series(
     table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
 ) -> Columns:
-    others = [p for p in profiles if p.numbers < MOSTLY_NUMBERS]
+    others = [p for p in profiles if p.numbers < MIN_NUMERIC_FRACTION]
     dates_or_groups = all(p.letters < 0.2 or p.is_label or p.distinct < 2 for p in others)
     is_series = len(others) < len(profiles) and (asked or dates_or_groups)
     return ({}, set()) if is_series else None

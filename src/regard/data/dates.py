@@ -179,14 +179,14 @@ def _read_checked(table: Table, rows: Sequence[Row], columns: tuple[int, ...], p
         cells = ", ".join(repr(row[index]) for index in columns)
         if date is None:
             raise DataError(
-                f"{table.position(number)}: {', '.join(names)} is {cells}, not a date;\n"
+                f"{table.location(number)}: {', '.join(names)} is {cells}, not a date;\n"
                 "correct it, or remove the row"
             )
         if dates and date <= dates[-1]:
-            before = table.position(rows[len(dates) - 1][0])
+            before = table.location(rows[len(dates) - 1][0])
             rule = "has the same date as" if date == dates[-1] else "is earlier than"
             raise DataError(
-                f"{table.position(number)}: {cells} {rule} {before};\n"
+                f"{table.location(number)}: {cells} {rule} {before};\n"
                 "a series has one row for each date, in their order: sort the rows, and remove "
                 "repeated ones"
             )

@@ -12,7 +12,7 @@ from regard.data.tables import (
     DECIMAL_COMMA,
     IMAGE_SUFFIXES,
     KNOWN_NAMES,
-    MOSTLY_NUMBERS,
+    MIN_NUMERIC_FRACTION,
     SAMPLE_ROWS,
     Row,
     Table,
@@ -180,7 +180,7 @@ def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     for name, cells in zip(names, columns, strict=True):
         values = set(cells)
         numbers = [is_number(cell) or has_comma(cell) for cell in cells if cell.strip()]
-        if numbers and sum(numbers) >= MOSTLY_NUMBERS * len(numbers):
+        if numbers and sum(numbers) >= MIN_NUMERIC_FRACTION * len(numbers):
             return True
         if cells and len(values) * 4 <= len(cells) and name not in values:
             return True

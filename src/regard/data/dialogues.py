@@ -87,12 +87,12 @@ def from_jsonl(path: Path) -> Dialogues:
     """Read a dialogue from each line; an error names the line."""
     rows: list[tuple[Message, ...]] = []
     for number, line in _lines(path):
-        place = f"{path}:{number}"
+        location = f"{path}:{number}"
         try:
             value = parse_json(line)
         except ValueError as error:
-            raise DataError(f"{place} is not JSON: {error}") from None
-        rows.append(_messages(place, value))
+            raise DataError(f"{location} is not JSON: {error}") from None
+        rows.append(_messages(location, value))
     if not rows:
         raise DataError(f"{path} has no dialogues; each line is {FORM}")
     responses = sum(role == "assistant" for row in rows for role, _ in row)
@@ -106,41 +106,43 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _messages(place: str, value: Any) -> tuple[Message, ...]:
+def _messages(location: str, value: Any) -> tuple[Message, ...]:
     if not isinstance(value, Mapping):
-        raise DataError(f"{place}: a dialogue is an object, {FORM}, not {quote(value)}")
+        raise DataError(f"{location}: a dialogue is an object, {FORM}, not {quote(value)}")
     listed = next((value[key] for key in MESSAGE_KEYS if key in value), None)
-    messages = _pair(place, value) if listed is None else _list(place, listed)
+    messages = _pair(location, value) if listed is None else _list(location, listed)
     if not any(role == "assistant" for role, _ in messages):
-        raise DataError(f"{place}: the dialogue has no response, a message of the role assistant")
+        raise DataError(
+            f"{location}: the dialogue has no response, a message of the role assistant"
+        )
     return messages
 
 
-def _list(place: str, listed: Any) -> tuple[Message, ...]:
+def _list(location: str, listed: Any) -> tuple[Message, ...]:
     if not isinstance(listed, list) or not listed:
-        raise DataError(f"{place}: messages is a list of objects with role and content")
+        raise DataError(f"{location}: messages is a list of objects with role and content")
     messages = []
     for item in listed:
         if not isinstance(item, Mapping):
-            raise DataError(f"{place}: a message has a role and a content, not {quote(item)}")
+            raise DataError(f"{location}: a message has a role and a content, not {quote(item)}")
         role, content = item.get("role", item.get("from")), item.get("content", item.get("value"))
         if not isinstance(role, str) or role not in ROLES:
             raise DataError(
-                f"{place}: the role of a message is one of {', '.join(ROLES)}, not {quote(role)}"
+                f"{location}: the role of a message is one of {', '.join(ROLES)}, not {quote(role)}"
             )
         if not isinstance(content, str) or not content.strip():
-            raise DataError(f"{place}: the content of a message is a text, not {quote(content)}")
+            raise DataError(f"{location}: the content of a message is a text, not {quote(content)}")
         messages.append((ROLES[role], content))
     return tuple(messages)
 
 
-def _pair(place: str, value: Mapping[str, Any]) -> tuple[Message, ...]:
+def _pair(location: str, value: Mapping[str, Any]) -> tuple[Message, ...]:
     prompt = next((value[key] for key in PROMPT_KEYS if key in value), None)
     response = next((value[key] for key in RESPONSE_KEYS if key in value), None)
     for name, text in (("prompt", prompt), ("response", response)):
         if not isinstance(text, str) or not text.strip():
             raise DataError(
-                f"{place}: no {name}; a line is {FORM}, and this one has {', '.join(value)}"
+                f"{location}: no {name}; a line is {FORM}, and this one has {', '.join(value)}"
             )
     more = value.get("input")
     assert isinstance(prompt, str)

@@ -48,8 +48,8 @@ def write_number(text: str, random: Random) -> NDArray[np.float32]:
     size, slant = random.uniform(0.8, 1.2), random.uniform(-0.25, 0.25)
     slope = random.gauss(0, 0.04)
     points: list[tuple[float, float, float]] = []
-    for place, digit in enumerate(text):
-        left = place * (WIDTH + GAP) + random.gauss(0, 0.15)
+    for position, digit in enumerate(text):
+        left = position * (WIDTH + GAP) + random.gauss(0, 0.15)
         height = random.uniform(0.9, 1.1)
         for stroke in DIGITS[digit]:
             for index, (x, y) in enumerate(stroke):

@@ -320,16 +320,16 @@ class ImageFiles:
 
 
 def survey_files(
-    paths: Sequence[Path], names: Sequence[str], places: Sequence[str] | None = None
+    paths: Sequence[Path], names: Sequence[str], locations: Sequence[str] | None = None
 ) -> ImageFiles:
-    """Open every image file once, without decoding its pixels; errors name the `places`."""
+    """Open every image file once, without decoding its pixels; errors name the `locations`."""
     digest, sizes, colours = hashlib.sha256(), Counter[tuple[int, int]](), Counter[bool]()
     for index, (path, name) in enumerate(zip(paths, names, strict=True)):
         try:
             content = _read_bytes(path)
             image = open_image(path, content)
         except DataError as error:
-            raise DataError(f"{places[index]}: {error}" if places else str(error)) from None
+            raise DataError(f"{locations[index]}: {error}" if locations else str(error)) from None
         digest.update(f"{name} {len(content)}\n".encode("utf-8", "surrogatepass") + content)
         sizes[image.size] += 1
         colours[image.mode not in ("1", "L", "LA", "I", "I;16")] += 1

@@ -50,11 +50,11 @@ def from_json(path: Path) -> Table:
     return from_objects(path, f"JSON objects{where}", scanned.digest, objects, "row")
 
 
-def _parse(place: str, text: str) -> Any:
+def _parse(location: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is not JSON: {error}") from None
+        raise DataError(f"{location} is not JSON: {error}") from None
 
 
 def _records(path: Path, content: Any) -> tuple[list[dict[str, Any]], str]:
@@ -115,7 +115,7 @@ def from_objects(
     format: str,
     digest: str,
     objects: Callable[[], Iterator[tuple[int, dict[str, Any]]]],
-    counts: str,
+    row_unit: str,
 ) -> Table:
     """A table with a column for each key of the first objects."""
     keys: dict[str, None] = {}
@@ -129,5 +129,5 @@ def from_objects(
         columns=columns,
         rows=lambda: ((n, tuple(map(item.get, columns))) for n, item in objects()),
         digest=digest,
-        counts=counts,
+        row_unit=row_unit,
     )

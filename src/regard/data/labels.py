@@ -162,12 +162,12 @@ def from_table(table: Table, roles: Roles) -> LabelledText:
 
     def rows() -> Iterator[LocatedRow]:
         for number, row in table.rows():
-            place = table.position(number)
+            location = table.location(number)
             if kind == "tags":
-                yield place, _words(place, row[texts[0]]), _words(place, row[label])
+                yield location, _words(location, row[texts[0]]), _words(location, row[label])
             else:
-                parts = [read_text(place, row[text]) for text in texts]
-                yield place, parts, [_label(place, row[label])]
+                parts = [read_text(location, row[text]) for text in texts]
+                yield location, parts, [_label(location, row[label])]
 
     # The columns of a table with a header need no mention where they have the usual names.
     note = "" if roles.columns == {"text": "text", "label": "label"} else roles.note
@@ -176,26 +176,28 @@ def from_table(table: Table, roles: Roles) -> LabelledText:
     return replace(data, columns=roles.to_save)
 
 
-def read_text(place: str, cell: Any) -> str:
-    """The text of a cell; raises an error with its place for other values."""
+def read_text(location: str, cell: Any) -> str:
+    """The text of a cell; raises an error with its location for other values."""
     if cell is not None and not isinstance(cell, str):
-        raise DataError(f"{place}: a text is a string, not {preview(str(cell))}")
+        raise DataError(f"{location}: a text is a string, not {preview(str(cell))}")
     return cell or ""
 
 
-def _label(place: str, cell: Any) -> str:
+def _label(location: str, cell: Any) -> str:
     if isinstance(cell, float) and cell.is_integer():
         cell = int(cell)
     if cell is not None and not isinstance(cell, str | int):
-        raise DataError(f"{place}: a label is a string or a whole number, not {preview(str(cell))}")
+        raise DataError(
+            f"{location}: a label is a string or a whole number, not {preview(str(cell))}"
+        )
     return "" if cell is None else str(cell)
 
 
-def _words(place: str, cell: Any) -> list[str]:
+def _words(location: str, cell: Any) -> list[str]:
     """The words or tags of a cell: a list, or a string with spaces between them."""
     parts = cell.split() if isinstance(cell, str) else cell
     if not isinstance(parts, list):
-        raise DataError(f"{place}: words and tags are lists, not {preview(str(cell))}")
+        raise DataError(f"{location}: words and tags are lists, not {preview(str(cell))}")
     return ["" if part is None else str(part) for part in parts]
 
 
@@ -222,28 +224,28 @@ def _from_located_rows(
     `hint` tells how to choose other tags, where these have too many classes.
     """
     labelled: list[tuple[Sequence[str], Sequence[str]]] = []
-    places: list[str] = []
+    locations: list[str] = []
     skipped, first = 0, ""
-    for place, parts, labels in rows:
+    for location, parts, labels in rows:
         empty = [not part.strip() for part in parts]
         if all(empty) or (kind == "labels" and any(empty)):
             skipped += 1
-            first = first or place
+            first = first or location
             continue
         if kind == "tags" and len(parts) != len(labels):
-            raise DataError(f"{place} has {len(parts)} words and {len(labels)} tags")
+            raise DataError(f"{location} has {len(parts)} words and {len(labels)} tags")
         if not all(label.strip() for label in labels):
             what = "label" if kind == "labels" else "tag"
-            raise DataError(f"{place} has no {what}: {preview(' '.join(parts))}")
+            raise DataError(f"{location} has no {what}: {preview(' '.join(parts))}")
         labelled.append((parts, [label.strip() for label in labels]))
-        places.append(place)
+        locations.append(location)
     if not labelled:
         raise DataError(f"{path} has no text with a label; at least two classes are needed")
     note = ""
     if kind == "tags":
         check_classes(path, [tags for _, tags in labelled], hint)
         scheme = to_iob2([tags for _, tags in labelled])
-        note = scheme.note(places)
+        note = scheme.note(locations)
         labelled = [(words, tags) for (words, _), tags in zip(labelled, scheme.tags, strict=True)]
     data = from_rows(kind, name, source_format, labelled)
     if skipped:

@@ -167,15 +167,15 @@ def sliding_windows(
 
 @dataclass(frozen=True, slots=True)
 class PairIndices:
-    """The pairs of a batch, and its width (with BOS or EOS)."""
+    """The pairs of a batch, and the length to which they are padded (with BOS or EOS)."""
 
     indices: NDArray[np.int64]
-    width: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    width: int
+    length: int
     rows: int
     begin: int  # its pairs, as a range of the pairs ordered by length
     end: int
@@ -188,11 +188,11 @@ class _Bucket:
 class PairLoader:
     """Batches of pairs of similar length (bucketing), in a few fixed shapes.
 
-    A pair needs max(source, target) + 1 positions and belongs to the smallest of a fixed list of
-    widths that fits; all batches of a bucket have the same number of rows, about `tokens` / width
-    (or `batch`). The last batch of a bucket is filled with the longest pairs of the next narrower
-    bucket, that of the narrowest from its own beginning. With n_b batches in bucket b, an epoch has
-    sum_b n_b steps:
+    A pair needs max(source, target) + 1 positions and belongs to the bucket of the smallest of a
+    fixed list of lengths that fits. All batches of a bucket have the same number of rows, about
+    `tokens` / length (or `batch`). The last batch of a bucket is filled with the longest pairs of
+    the next shorter bucket, that of the shortest bucket with its own first pairs. With n_b batches
+    in bucket b, an epoch has sum_b n_b steps:
 
         step s -> epoch e and index k = s mod sum n;  p_e(k) names bucket b and its batch j;
         its rows are  p_{e,b}(j·rows … (j + 1)·rows - 1),  modulo the size of the bucket
@@ -245,7 +245,7 @@ class PairLoader:
         start = (batch - int(self._first_batch[index])) * bucket.rows
         positions = np.arange(start, start + bucket.rows) % size
         chosen = bucket.begin + permute(positions, size, shuffle_key(self.seed, epoch, index))
-        return PairIndices(self._order[chosen], bucket.width)
+        return PairIndices(self._order[chosen], bucket.length)
 
     def example_ids(self, step: int) -> list[int]:
         """The indices of the pairs of a step, for the log."""
@@ -259,16 +259,18 @@ class PairLoader:
         for bucket in self.buckets:
             in_bucket = positions[(positions >= bucket.begin) & (positions < bucket.end)]
             for start in range(0, len(in_bucket), bucket.rows):
-                yield PairIndices(self._order[in_bucket[start : start + bucket.rows]], bucket.width)
+                yield PairIndices(
+                    self._order[in_bucket[start : start + bucket.rows]], bucket.length
+                )
 
 
-def _bucket_widths(longest: int) -> list[int]:
+def _bucket_lengths(longest: int) -> list[int]:
     """Multiples of 8, each about a quarter more than the one before, up to `longest`."""
-    widths, width = [], 8
-    while width < longest:
-        widths.append(width)
-        width += max(8, -(-width // 32) * 8)
-    return [*widths, longest]
+    lengths, length = [], 8
+    while length < longest:
+        lengths.append(length)
+        length += max(8, -(-length // 32) * 8)
+    return [*lengths, longest]
 
 
 def _buckets(
@@ -276,14 +278,14 @@ def _buckets(
 ) -> list[_Bucket]:
     """Divide pairs into buckets by the positions that they need; `needed` is sorted."""
     buckets: list[_Bucket] = []
-    widths = [0, *_bucket_widths(longest)]
+    lengths = [0, *_bucket_lengths(longest)]
     end = len(needed)
-    for narrower, width in reversed(list(pairwise(widths))):
-        count = end - int(np.searchsorted(needed[:end], narrower, side="right"))
+    for shorter, length in reversed(list(pairwise(lengths))):
+        count = end - int(np.searchsorted(needed[:end], shorter, side="right"))
         if count:
-            rows = batch if batch is not None else max(1, (tokens or 0) // width)
+            rows = batch if batch is not None else max(1, (tokens or 0) // length)
             begin = max(0, end - -(-count // rows) * rows)
-            buckets.insert(0, _Bucket(width, rows, begin, end))
+            buckets.insert(0, _Bucket(length, rows, begin, end))
             end = begin
     return buckets
 

@@ -43,7 +43,7 @@ def read_arrays(
 def _check_size(path: Path, archive: Any, names: list[str]) -> None:
     """Raise if arrays are larger than the memory: zeros compress to a thousandth of their size.
 
-    No more than the size in the archive is unpacked, so that it cannot be understated.
+    Unpacking stops at the size that the archive states, so a false size cannot fill the memory.
     """
     files = {info.filename.removesuffix(".npy"): info.file_size for info in archive.zip.infolist()}
     size, memory = sum(files.get(name, 0) for name in names), _memory()

@@ -114,21 +114,21 @@ def from_table(table: Table, roles: Roles) -> Pairs:
 
     def numbered() -> Iterator[NumberedPair]:
         for number, row in table.rows():
-            place = table.position(number)
-            yield number, _sentence(place, row[source]), _sentence(place, row[target])
+            location = table.location(number)
+            yield number, _sentence(location, row[source]), _sentence(location, row[target])
 
     plain = not table.header and len(table.columns) == 2
     digest = _digest(table.digest) if plain else _digest(table.digest, source, target)
     note = "" if plain else roles.note
     pairs = _from_numbered(
-        table.name, f"{table.format}{note}", numbered, digest, counts=table.counts
+        table.name, f"{table.format}{note}", numbered, digest, row_unit=table.row_unit
     )
     return replace(pairs, columns=roles.to_save)
 
 
-def _sentence(place: str, cell: Any) -> str:
+def _sentence(location: str, cell: Any) -> str:
     if cell is not None and not isinstance(cell, str):
-        raise DataError(f"{place}: a sentence is a string, not {preview(str(cell))}")
+        raise DataError(f"{location}: a sentence is a string, not {preview(str(cell))}")
     return cell or ""
 
 
@@ -148,7 +148,7 @@ def _from_numbered(
     source_format: str,
     numbered: Callable[[], Iterator[NumberedPair]],
     digest: str,
-    counts: str = "line",
+    row_unit: str = "line",
 ) -> Pairs:
     """Read all lines once to check them; lines with an empty side are skipped and counted."""
     count = skipped = first = 0
@@ -160,7 +160,7 @@ def _from_numbered(
             first = first or number
     if not count:
         raise DataError(
-            f"{name}: each of the {skipped} {counts}s has an empty side; there is no pair"
+            f"{name}: each of the {skipped} {row_unit}s has an empty side; there is no pair"
         )
 
     def rows() -> Iterator[Row]:
@@ -168,7 +168,9 @@ def _from_numbered(
 
     description = f"pairs, {count:,} rows, {source_format}"
     if skipped:
-        description += f"; skipped: {skipped:,} with an empty side (the first is {counts} {first})"
+        description += (
+            f"; skipped: {skipped:,} with an empty side (the first is {row_unit} {first})"
+        )
     return Pairs(name, description, count, rows, digest)
 
 

@@ -14,7 +14,7 @@ from regard.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class ScoredText(LabelledText):
-    """Texts with a number each, which is in the place of the class."""
+    """Texts with a number each, in place of a class."""
 
     def first_rows(self, count: int) -> list[str]:
         """The first texts with their numbers, for a preview."""
@@ -34,13 +34,13 @@ def from_table(table: Table, roles: Roles) -> ScoredText:
     rows: list[Any] = []
     skipped, first = 0, ""
     for line, cells in table.rows():
-        place = table.position(line)
-        parts = tuple(read_text(place, cells[text]) for text in texts)
+        location = table.location(line)
+        parts = tuple(read_text(location, cells[text]) for text in texts)
         if not all(part.strip() for part in parts):
             skipped += 1
-            first = first or place.removeprefix(f"{table.path}, ")
+            first = first or location.removeprefix(f"{table.path}, ")
             continue
-        rows.append((parts, (_number(place, roles.columns["label"], cells[label]),)))
+        rows.append((parts, (_number(location, roles.columns["label"], cells[label]),)))
     if not rows:
         raise DataError(f"{table.path} has no text with a number")
     _check(table.path, roles.columns["label"], [number for _, (number,) in rows])
@@ -50,11 +50,11 @@ def from_table(table: Table, roles: Roles) -> ScoredText:
     return ScoredText("scores", table.name, description, rows, (), roles.to_save)
 
 
-def _number(place: str, column: str, cell: Any) -> float:
+def _number(location: str, column: str, cell: Any) -> float:
     if cell is None or not str(cell).strip():
-        raise DataError(f"{place} has no number in the column {column!r}")
+        raise DataError(f"{location} has no number in the column {column!r}")
     if not is_number(cell) or not math.isfinite(float(cell)):
-        raise DataError(f"{place}: {column} is {preview(str(cell))}, not a finite number")
+        raise DataError(f"{location}: {column} is {preview(str(cell))}, not a finite number")
     return float(cell)
 
 

@@ -78,7 +78,7 @@ def from_path(path: Path) -> Sentences:
     for number, row in table.rows():
         pair = (row[first], row[second])
         if not all(isinstance(cell, str) and cell.strip() for cell in pair):
-            raise DataError(f"{table.position(number)}: two sentences are needed, not {pair!r:.80}")
+            raise DataError(f"{table.location(number)}: two sentences are needed, not {pair!r:.80}")
         rows.append((str(pair[0]), str(pair[1])))
     described = f"pairs of sentences, {len(rows):,} rows of {table.format}{roles.note}"
     return Sentences(table.name, described, rows)

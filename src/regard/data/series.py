@@ -15,7 +15,7 @@ from regard.data.tables import Table, has_comma
 from regard.data.validation_split import check_fraction
 from regard.errors import ConfigError, DataError, unknown
 
-NUMERIC_SHARE = 0.5  # minimum fraction of numeric cells in a numeric column; others are errors
+MIN_NUMERIC_FRACTION = 0.5  # of the cells of a column that is read as numbers; others are errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,8 @@ def from_table(table: Table) -> Series:
         index
         for index in range(len(table.columns))
         if index not in date_columns
-        and sum(_number(row[index]) is not None for _, row in rows) > NUMERIC_SHARE * len(rows)
+        and sum(_number(row[index]) is not None for _, row in rows)
+        > MIN_NUMERIC_FRACTION * len(rows)
     ]
     for index, name in enumerate(table.columns):
         cells = [row[index] for _, row in rows]
@@ -154,7 +155,7 @@ def from_table(table: Table) -> Series:
             value = _number(row[index])
             if value is None:
                 raise DataError(
-                    f"{table.position(number)}: {table.columns[index]} is {row[index]!r}, not a "
+                    f"{table.location(number)}: {table.columns[index]} is {row[index]!r}, not a "
                     "number;\nfill in missing values, or remove the column"
                 )
             columns[table.columns[index]].append(value)

@@ -148,16 +148,16 @@ def from_squad(path: Path) -> Questions:
     return _check(stem(path), str(path), format, _squad_rows(str(path), content))
 
 
-Row = tuple[str, str, Any, Any, Any]  # place, id, question, context, answers
+Row = tuple[str, str, Any, Any, Any]  # location, id, question, context, answers
 
 
 def _squad_rows(path: str, content: Any) -> Iterator[Row]:
     for a, article in enumerate(_list(path, content, "data"), 1):
         where = f"{path}, article {a}"
         for p, paragraph in enumerate(_list(where, article, "paragraphs"), 1):
-            place = f"{where}, paragraph {p}"
-            for q, item in enumerate(_list(place, paragraph, "qas"), 1):
-                name = f"{place}, question {q}"
+            location = f"{where}, paragraph {p}"
+            for q, item in enumerate(_list(location, paragraph, "qas"), 1):
+                name = f"{location}, question {q}"
                 if not isinstance(item, dict):
                     raise DataError(f"{name} is not an object: {preview(str(item))}")
                 id = str(item.get("id", f"{a}-{p}-{q}"))
@@ -171,10 +171,10 @@ def _squad_rows(path: str, content: Any) -> Iterator[Row]:
                 )
 
 
-def _list(place: str, table: Any, key: str) -> list[Any]:
+def _list(location: str, table: Any, key: str) -> list[Any]:
     value = table.get(key) if isinstance(table, dict) else None
     if not isinstance(value, list):
-        raise DataError(f"{place} has no list {key!r};\n{NEEDS}")
+        raise DataError(f"{location} has no list {key!r};\n{NEEDS}")
     return value
 
 
@@ -192,14 +192,14 @@ def from_table(table: Table, roles: Roles) -> Questions:
                 starts = starts if isinstance(starts, list) else [starts]
                 if len(starts) != len(answers or []):
                     raise DataError(
-                        f"{table.position(number)} has {len(answers or [])} answers and "
+                        f"{table.location(number)} has {len(answers or [])} answers and "
                         f"{len(starts)} starts"
                     )
                 pairs = zip(answers or [], starts, strict=True)
                 answers = [{"text": text, "answer_start": start} for text, start in pairs]
             id = str(cells[column["id"]]) if "id" in column else str(number)
             question, context = cells[column["question"]], cells[column["context"]]
-            yield table.position(number), id, question, context, answers or []
+            yield table.location(number), id, question, context, answers or []
 
     return _check(table.name, table.path, table.format + roles.note, rows())
 
@@ -207,30 +207,31 @@ def from_table(table: Table, roles: Roles) -> Questions:
 def _check(name: str, path: str, format: str, rows: Iterable[Row]) -> Questions:
     """Check all rows; an answer that is not in its context is refused, a wrong start corrected."""
     questions: list[Question] = []
-    places: dict[str, str] = {}  # of the ids
+    locations: dict[str, str] = {}  # of the ids
     moved, first = 0, ""
-    for place, id, question, context, answers in rows:
-        if id in places:
+    for location, id, question, context, answers in rows:
+        if id in locations:
             raise DataError(
-                f"{place} has the id {preview(id)} of {places[id].removeprefix(f'{path}, ')}; "
-                "every question has an id of its own"
+                f"{location} has the id {preview(id)} of "
+                f"{locations[id].removeprefix(f'{path}, ')}; every question has an id of its own"
             )
-        places[id] = place
+        locations[id] = location
         for what, value in (("question", question), ("context", context)):
             if not isinstance(value, str) or not value.strip():
-                raise DataError(f"{place} has no {what}")
+                raise DataError(f"{location} has no {what}")
         if not isinstance(answers, list):
-            raise DataError(f"{place}: answers are a list, not {preview(str(answers))}")
+            raise DataError(f"{location}: answers are a list, not {preview(str(answers))}")
         checked = []
         for answer in answers:
-            text, start = _answer(place, answer)
+            text, start = _answer(location, answer)
             found = _locate(context, text, start)
             if found is None:
                 raise DataError(
-                    f"{place}: the answer {preview(text)} is not in its context\n{preview(context)}"
+                    f"{location}: the answer {preview(text)} is not in its context\n"
+                    f"{preview(context)}"
                 )
             moved += start is not None and found != start
-            first = first or (place if start is not None and found != start else "")
+            first = first or (location if start is not None and found != start else "")
             checked.append((text, found))
         questions.append(Question(id, question, context, tuple(checked)))
     if not questions:
@@ -247,18 +248,18 @@ def _check(name: str, path: str, format: str, rows: Iterable[Row]) -> Questions:
     return Questions(name, description, questions)
 
 
-def _answer(place: str, answer: Any) -> tuple[str, int | None]:
+def _answer(location: str, answer: Any) -> tuple[str, int | None]:
     """The text of an answer, and where it should begin."""
     text, start = answer, None
     if isinstance(answer, dict):
         text, start = answer.get("text"), answer.get("answer_start")
     if not isinstance(text, str) or not text.strip():
-        raise DataError(f"{place}: an answer has a text, not {preview(str(answer))}")
+        raise DataError(f"{location}: an answer has a text, not {preview(str(answer))}")
     if isinstance(start, str) and start.strip().isdecimal():
         with suppress(ValueError):  # more digits than Python reads
             start = int(start)
     if start is not None and (not isinstance(start, int) or isinstance(start, bool)):
-        raise DataError(f"{place}: answer_start is a whole number, not {preview(str(start))}")
+        raise DataError(f"{location}: answer_start is a whole number, not {preview(str(start))}")
     return text, start
 
 
@@ -267,4 +268,4 @@ def _locate(context: str, text: str, start: int | None) -> int | None:
     if start is not None and start >= 0 and context.startswith(text, start):
         return start
     matches = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
-    return min(matches, key=lambda place: abs(place - (start or 0)), default=None)
+    return min(matches, key=lambda match: abs(match - (start or 0)), default=None)

@@ -96,7 +96,7 @@ def _join(folder: Path, files: Sequence[Path]) -> Table:
         rows=lambda: ((n, row[1]) for n, row in enumerate(_chain(tables), 1)),
         digest=digest,
         header=first.header,
-        counts="row",
+        row_unit="row",
     )
 
 

@@ -54,7 +54,7 @@ KNOWN_NAMES = {
     *TAGS,
     *(name for pair in (*PAIRS, *TEXT_PAIRS) for name in pair),
 }
-MOSTLY_NUMBERS = 0.9  # minimum fraction of numeric cells in a numeric column; others are errors
+MIN_NUMERIC_FRACTION = 0.9  # of the cells of a column that is taken for numbers
 DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?(e[+-]?\d+)?\s*$", re.I)
 _THOUSANDS = re.compile(r"\s*[+-]?\d{1,3}(,\d{3})+(,\d{3}|\.\d+)\s*$")  # 1,234,567 and 1,234.5
 _GROUPED = re.compile(r"\s*[+-]?(0|[1-9]\d{0,2}(,\d{3})*)(\.\d+)?\s*$")  # 12 and 1,234 and 1,234.5
@@ -76,7 +76,7 @@ class Table:
     rows: Callable[[], Iterator[Row]] = field(repr=False)
     digest: str  # of the content
     header: bool = True  # False: the columns are named by their numbers
-    counts: str = "line"  # the unit of row numbers: "line" or "row"
+    row_unit: str = "line"  # what row numbers count: "line" or "row"
     decimal_commas: tuple[str, ...] = ()  # columns of such numbers; their cells have points
 
     def column(self, name: str) -> int:
@@ -87,9 +87,9 @@ class Table:
             return int(name) - 1
         raise DataError(f"{self.path} has no column {name!r}\n{self.listing()}")
 
-    def position(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """The location of a row, for a message."""
-        return f"{self.path}, {self.counts} {number}"
+        return f"{self.path}, {self.row_unit} {number}"
 
     def listing(self) -> str:
         """The columns with the beginning of their first cells, for a message."""
@@ -122,7 +122,7 @@ def has_decimal_commas(cells: Sequence[str], *, three_digits: bool) -> bool:
     filled = sum(bool(cell.strip()) for cell in cells)
     return (
         any("," in cell for cell in numbers)
-        and len(numbers) >= MOSTLY_NUMBERS * filled
+        and len(numbers) >= MIN_NUMERIC_FRACTION * filled
         and (
             not all(map(_GROUPED.match, numbers))
             or (three_digits and not any(map(_THOUSANDS.match, cells)))

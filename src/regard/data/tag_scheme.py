@@ -18,16 +18,16 @@ class TagScheme:
     tags: Sequence[Sequence[str]]
     invalid: Sequence[int]  # the text of each invalid transition
 
-    def note(self, places: Sequence[str]) -> str:
-        """The scheme for a description; `places` say where each text is."""
+    def note(self, locations: Sequence[str]) -> str:
+        """The scheme for a description; `locations` say where each text is."""
         if self.name is None:
             return ""
         note = f"; {self.name}" + ("" if self.name == "IOB2" else " tags, read as IOB2")
         if not self.invalid:
             return note
-        place = places[self.invalid[0]].rsplit(", ", 1)[-1]
+        location = locations[self.invalid[0]].rsplit(", ", 1)[-1]
         count = f"{len(self.invalid):,} invalid transition{'s' if len(self.invalid) > 1 else ''}"
-        return f"{note}; {count} (the first in the text at {place})"
+        return f"{note}; {count} (the first in the text at {location})"
 
 
 def to_iob2(texts: Sequence[Sequence[str]]) -> TagScheme:

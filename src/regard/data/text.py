@@ -186,7 +186,7 @@ def from_table(table: Table, roles: Roles) -> Text:
     for number, row in table.rows():
         cell = row[column]
         if cell is not None and not isinstance(cell, str):
-            raise DataError(f"{table.position(number)}: a text is a string, not {cell!r:.60}")
+            raise DataError(f"{table.location(number)}: a text is a string, not {cell!r:.60}")
         if cell and cell.strip():
             documents.append(cell.replace("\r\n", "\n"))
         else:

@@ -44,7 +44,7 @@ from regard.pipelines.batching import (
     seeded_batches,
 )
 from regard.pipelines.images import image_files, input_pixels
-from regard.pipelines.tokenizer_cache import joint_tokenizer
+from regard.pipelines.tokenizer_cache import train_cached_tokenizer
 from regard.tasks import TASKS
 from regard.tasks.caption import Caption
 from regard.tasks.metrics import bleu, chrf
@@ -115,7 +115,7 @@ class CaptionsPipeline(Pipeline):
         self, config: RunConfig, train: Captions, validation: Captions, progress: Progress | None
     ) -> Tokenizer:
         """A tokenizer trained on the captions."""
-        return joint_tokenizer(config.data.tokenizer, train, train.texts)
+        return train_cached_tokenizer(config.data.tokenizer, train, train.texts)
 
     def training_data(
         self,
@@ -356,7 +356,7 @@ def attention_hits(data: EvalData, model: nn.Module) -> float:
                 hits += inside and top < box[2] and left < box[3]
                 words += 1
     if not words:
-        raise DataError("nothing to measure: no word of the captions names a place in its image")
+        raise DataError("nothing to measure: no word of the captions has a bounding box")
     return hits / words
 
 

@@ -135,7 +135,7 @@ def _applicable_columns(path: Choice, columns: Mapping[str, Any]) -> Mapping[str
     return columns if read_table(place).header else {}
 
 
-def is_name(path: str) -> bool:
+def is_data_set_name(path: str) -> bool:
     """Whether a data set has a name instead of a path: built in, or on the Hugging Face hub."""
     return path in BUILTINS or path.startswith(HUB)
 

@@ -296,14 +296,14 @@ def _best_fit(dialogues: list[Dialogue], context: int) -> list[list[Dialogue]]:
         room = min((left for left in free if left >= needed), default=None)
         if room is None:
             rows.append([])
-            room, place = context, len(rows) - 1
+            room, row = context, len(rows) - 1
         else:
-            place = free[room].pop()
+            row = free[room].pop()
             if not free[room]:
                 del free[room]
-        rows[place].append(dialogues[index])
+        rows[row].append(dialogues[index])
         if room - needed:
-            free.setdefault(room - needed, []).append(place)
+            free.setdefault(room - needed, []).append(row)
     return rows
 
 

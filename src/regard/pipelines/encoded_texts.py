@@ -175,7 +175,7 @@ class EncodedTexts:
 
     def collate(self, task: TextTask, rows: PairIndices, generator: torch.Generator) -> Batch:
         """A batch of the texts that a loader chose."""
-        return self.batch(task, rows.indices.tolist(), rows.width - 1, generator)
+        return self.batch(task, rows.indices.tolist(), rows.length - 1, generator)
 
     def by_length(self, task: TextTask, device: torch.device) -> Iterator[tuple[list[int], Any]]:
         """All texts in batches of similar length: their rows, and the batch."""

@@ -44,7 +44,7 @@ from regard.pipelines.batching import (
 )
 from regard.pipelines.by_length import ByLength, by_length
 from regard.pipelines.encoded_texts import EncodedTexts, special_ids
-from regard.pipelines.tokenizer_cache import joint_tokenizer
+from regard.pipelines.tokenizer_cache import train_cached_tokenizer
 from regard.seeds import batch_generator
 from regard.tasks import TASKS, TextClassification, TextRegression
 from regard.text import Tokenizer
@@ -93,7 +93,7 @@ class LabelsPipeline(Pipeline):
         progress: Progress | None,
     ) -> Tokenizer:
         """Train on the texts of the training data."""
-        return joint_tokenizer(config.data.tokenizer, train, train.texts)
+        return train_cached_tokenizer(config.data.tokenizer, train, train.texts)
 
     def training_data(
         self,
@@ -320,7 +320,7 @@ def _default_pool(model: ModelConfig) -> str:
     return "first" if isinstance(model, TransformerConfig) else "ends"
 
 
-def whole_inputs(texts: Sequence[str | tuple[str, ...]], *, paired: bool) -> list[tuple[str, ...]]:
+def input_parts(texts: Sequence[str | tuple[str, ...]], *, paired: bool) -> list[tuple[str, ...]]:
     """The parts of each input: one text, or the two of a pair; raises if these are mixed."""
     whole = [(text,) if isinstance(text, str) else text for text in texts]
     if len({len(row) for row in whole}) > 1 or any(len(row) > 2 for row in whole):
@@ -340,7 +340,7 @@ def predict_classes(
     top: int = 1,
 ) -> list[Classes]:
     """For each text, or pair of texts, the likeliest classes of it or of each of its words."""
-    whole = whole_inputs(texts, paired=task.paired)
+    whole = input_parts(texts, paired=task.paired)
     parts = [tuple(row[0].split()) for row in whole] if task.predicts_words else whole
     rows = [(row, (0,) * (len(row) if task.predicts_words else 1)) for row in parts]
     kind = cast(LabelKind, task.data_kind)

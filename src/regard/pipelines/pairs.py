@@ -359,4 +359,4 @@ def _collate(
 ) -> Batch:
     sources = [store.source(row) for row in rows.indices]
     targets = [store.target(row) for row in rows.indices]
-    return task.collate((sources, targets, rows.width), generator)
+    return task.collate((sources, targets, rows.length), generator)

@@ -26,7 +26,7 @@ from regard.pipelines.batching import (
 )
 from regard.pipelines.by_length import ByLength, by_length
 from regard.pipelines.encoded_texts import EncodedTexts
-from regard.pipelines.labels import SAMPLE_TEXTS, LabelsPipeline, add_head, whole_inputs
+from regard.pipelines.labels import SAMPLE_TEXTS, LabelsPipeline, add_head, input_parts
 from regard.tasks import TASKS, TextRegression
 from regard.tasks.text_regression import Numbers
 from regard.text import Tokenizer
@@ -148,7 +148,7 @@ class ScoresPipeline(LabelsPipeline):
         """The numbers of several texts, in batches of similar length."""
         task, tokenizer = regression_task(run.config.task), cast(Tokenizer, run.tokenizers)
         texts = [item if isinstance(item, tuple) else str(item) for item in inputs]
-        rows = whole_inputs(texts, paired=task.paired)
+        rows = input_parts(texts, paired=task.paired)
         return cast(list[Any], predict_numbers(run.model, task, tokenizer, rows))
 
 

@@ -27,7 +27,7 @@ from regard.pipelines.base import (
 )
 from regard.pipelines.batching import describe_data
 from regard.pipelines.encoded_texts import special_tokens
-from regard.pipelines.tokenizer_cache import joint_tokenizer
+from regard.pipelines.tokenizer_cache import train_cached_tokenizer
 from regard.seeds import batch_generator
 from regard.tasks import TASKS, Contrastive
 from regard.text import Tokenizer
@@ -89,7 +89,7 @@ class SentencesPipeline(Pipeline):
         def texts() -> list[str]:
             return [text for row in train.rows for text in row]
 
-        return joint_tokenizer(config.data.tokenizer, train, texts)
+        return train_cached_tokenizer(config.data.tokenizer, train, texts)
 
     def training_data(
         self,

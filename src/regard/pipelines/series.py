@@ -54,7 +54,7 @@ class Windows:
 
     @classmethod
     def of(
-        cls, series: Series, task: Forecast, *, every: int = 1, double: bool = False
+        cls, series: Series, task: Forecast, *, stride: int = 1, double: bool = False
     ) -> "Windows":
         """All windows whose forecast rows are in the split; those before it may be read."""
         assert task.context is not None
@@ -70,7 +70,7 @@ class Windows:
             )
         values = task.scaled(rows[:, series.indices(task.read_columns)])
         tensor = torch.from_numpy(values).to(torch.float64 if double else torch.float32)
-        return cls(tensor, task.context, task.horizon, np.arange(0, len(rows) - size + 1, every))
+        return cls(tensor, task.context, task.horizon, np.arange(0, len(rows) - size + 1, stride))
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -147,7 +147,7 @@ class SeriesPipeline(Pipeline):
         note = _forecast_note(given, task)
         model = _model(config, task)
         data = self.evaluation_data(config, validation, None)
-        without_gradients = is_fitted_without_gradients(data_family(config))
+        without_gradients = is_fitted_without_gradients(_model_family(config))
         training = Windows.of(train, task, double=without_gradients)
         loader = RowLoader(len(training), rows, settings.seed)
 
@@ -164,7 +164,7 @@ class SeriesPipeline(Pipeline):
             example_ids=loader.example_ids,
             all_batches=whole,
             baselines=lambda: evaluate_baselines(
-                task, validation, train.values, every=_spacing(task, model)
+                task, validation, train.values, stride=_evaluation_stride(task, model)
             ),
             description=[
                 f"data       {train.description}",
@@ -184,10 +184,12 @@ class SeriesPipeline(Pipeline):
         """All windows of the validation series; the task must know columns, mean and std."""
         task = series_task(config.task)
         model = _model(config, task)
-        without_gradients = is_fitted_without_gradients(data_family(config))
+        without_gradients = is_fitted_without_gradients(_model_family(config))
         if task.context is None:  # a run of an earlier version
             task = replace(task, context=model.context)
-        windows = Windows.of(data, task, every=_spacing(task, model), double=without_gradients)
+        windows = Windows.of(
+            data, task, stride=_evaluation_stride(task, model), double=without_gradients
+        )
         values = len(windows) * task.horizon * len(task.columns)
         return EvalData(
             task=task,
@@ -219,8 +221,8 @@ class SeriesPipeline(Pipeline):
             f"mae [{name}]": error for name, error in _column_errors(data, model, device).items()
         }
         training = None if series.before is None else series.before[: series.training_rows]
-        every = _spacing(task, data.model)
-        baselines = evaluate_baselines(task, series, training, every=every)
+        stride = _evaluation_stride(task, data.model)
+        baselines = evaluate_baselines(task, series, training, stride=stride)
         return metrics | {
             f"{name}: {metric}": value
             for name, values in baselines.items()
@@ -287,8 +289,10 @@ def forecast_end(
             f"{series.name} has {len(rows)} rows, and the model reads {len(rows) - steps}; a "
             "forecast of the last values needs more rows"
         )
-    far = forecast(model, task, replace(series, values=rows[:-steps]), steps)
-    return _ending(model, task, replace(series, values=rows), column, steps, far)
+    multi_step = forecast(model, task, replace(series, values=rows[:-steps]), steps)
+    return _with_one_step_forecasts(
+        model, task, replace(series, values=rows), column, steps, multi_step
+    )
 
 
 def forecast_future(
@@ -297,32 +301,34 @@ def forecast_future(
     """A multi-step forecast after a series, and one-step-ahead forecasts of its last values."""
     future = forecast(model, task, series, steps)
     known = min(len(future), len(series) - (task.context or cast(int, model.context)))
-    end = _ending(model, task, series, column, known, future)
+    end = _with_one_step_forecasts(model, task, series, column, known, future)
     return replace(end, before=[*end.before, *end.truth], truth=[])
 
 
-def _ending(
+def _with_one_step_forecasts(
     model: nn.Module,
     task: Forecast,
     series: Series,
     column: str | None,
     count: int,
-    far: NDArray[np.float64],
+    multi_step: NDArray[np.float64],
 ) -> ForecastEnd:
-    """The last `count` values with one-step-ahead forecasts, and the multi-step forecast `far`."""
+    """The last `count` values with one-step-ahead forecasts, and this multi-step forecast."""
     output, context = task.column_index(column), task.context or cast(int, model.context)
     name = task.columns[output]
     values = series.column(name).tolist()
     last = replace(series, values=series.values[-(context + count) :], before=None)
-    one = replace(task, horizon=1, context=context)
-    near: list[float] = []
+    one_step_task = replace(task, horizon=1, context=context)
+    one_step: list[float] = []
     if count:
-        windows = Windows.of(last, one, double=hasattr(model, "fit"))
+        windows = Windows.of(last, one_step_task, double=hasattr(model, "fit"))
         read = windows.read(np.arange(len(windows)))[:, :-1].to(_device(model))
         with torch.no_grad():
-            near = task.unscale(task.rollout(model, read, 1)[:, 0])[:, output].tolist()
-    before = values[: len(values) - count][-2 * len(far) :]
-    return ForecastEnd(name, before, values[len(values) - count :], far[:, output].tolist(), near)
+            one_step = task.unscale(task.rollout(model, read, 1)[:, 0])[:, output].tolist()
+    before = values[: len(values) - count][-2 * len(multi_step) :]
+    return ForecastEnd(
+        name, before, values[len(values) - count :], multi_step[:, output].tolist(), one_step
+    )
 
 
 def series_task(choice: Choice) -> Forecast:
@@ -353,13 +359,13 @@ def forecast(
         return task.unscale(task.rollout(model, window.unsqueeze(0), steps)[0])
 
 
-def data_family(config: RunConfig) -> str:
+def _model_family(config: RunConfig) -> str:
     """The family of the model of a run."""
     return family_of(resolve(config.model, vocab_size=1))
 
 
-def _spacing(task: Forecast, model: ModelConfig) -> int:
-    """Rows between two windows that are evaluated; a recursive forecast gets fewer windows."""
+def _evaluation_stride(task: Forecast, model: ModelConfig) -> int:
+    """Rows by which evaluated windows advance; a recursive forecast gets fewer windows."""
     recursive = not (task.is_direct or is_fitted_without_gradients(family_of(model)))
     return max(1, task.horizon // RECURSIVE_STARTS) if recursive else 1
 
@@ -399,7 +405,7 @@ def _derive_settings(config: RunConfig, train: Series) -> tuple[dict[str, Any], 
         scales[name] = given
     if not np.all(np.array(scales["std"]) > 0):
         raise ConfigError(f"task.std={scales['std']} must be above 0")
-    family = data_family(config)
+    family = _model_family(config)
     context = task.context
     if family == "autoregression":
         order = resolve(config.model).context
@@ -424,7 +430,7 @@ def _complete_settings(config: RunConfig, train: Series) -> tuple[RunConfig, lis
 
 def _model(config: RunConfig, task: Forecast) -> ModelConfig:
     """The model's configuration, with the sizes that follow from the task."""
-    family = data_family(config)
+    family = _model_family(config)
     if family == "autoregression":
         return resolve(config.model)
     if family == "linear":

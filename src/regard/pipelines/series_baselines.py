@@ -20,11 +20,11 @@ Forecaster = Callable[[Tensor, int], Tensor]  # (rows, time), steps → (rows, s
 
 
 def evaluate_baselines(
-    task: Forecast, series: Series, training: NDArray[np.float64] | None, *, every: int = 1
+    task: Forecast, series: Series, training: NDArray[np.float64] | None, *, stride: int = 1
 ) -> dict[str, dict[str, float]]:
     """`mse` and `mae` of each baseline on windows of a split, as `Forecast` computes them.
 
-    Windows begin every `every` rows, as in the evaluation of a network.
+    Windows advance by `stride` rows, as in the evaluation of a network.
     AR(p) and the linear layer are fitted to the training rows; without them they are left out.
     """
     columns = series.indices(task.columns)
@@ -43,7 +43,7 @@ def evaluate_baselines(
     values = scale(rows)
     context = read if series.before is not None else max(task.context or 1, context)
     first = max(0, (task.context or 1) - before)  # the first row that the network forecasts
-    offset = (first - (context - read)) % every
+    offset = (first - (context - read)) % stride
     metrics = {}
     for name, (needed, forecaster) in forecasters.items():
         if needed > context or values.shape[1] < context + task.horizon + offset:
@@ -51,7 +51,7 @@ def evaluate_baselines(
         squares = absolute = 0.0
         count = 0
         for column in values:  # one at a time, to save memory
-            windows = column[offset:].unfold(0, context + task.horizon, every)
+            windows = column[offset:].unfold(0, context + task.horizon, stride)
             forecast = forecaster(windows[:, context - needed : context], task.horizon)
             error = forecast - windows[:, context:]
             squares += float(error.square().sum())

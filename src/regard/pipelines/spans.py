@@ -39,7 +39,7 @@ from regard.pipelines.batching import (
     text_loader,
 )
 from regard.pipelines.text_pairs import pair_template
-from regard.pipelines.tokenizer_cache import joint_tokenizer
+from regard.pipelines.tokenizer_cache import train_cached_tokenizer
 from regard.seeds import shuffle_key
 from regard.tasks import TASKS
 from regard.tasks.span import NO_ANSWER, Span, Windows
@@ -121,7 +121,7 @@ class SpansPipeline(Pipeline):
         progress: Progress | None,
     ) -> Tokenizer:
         """A tokenizer trained on the questions and the contexts."""
-        return joint_tokenizer(config.data.tokenizer, train, train.texts)
+        return train_cached_tokenizer(config.data.tokenizer, train, train.texts)
 
     def training_data(
         self,
@@ -287,7 +287,7 @@ class SpanWindows:
         contexts = dict(zip(texts, tokenizer.encode_with_offsets(texts), strict=True))
         question_ids = tokenizer.encode_batch([row.text for row in questions])
         ids: list[NDArray[np.int64]] = []
-        places: list[NDArray[np.int64]] = []
+        bounds: list[NDArray[np.int64]] = []
         offsets: list[NDArray[np.int64]] = []
         question_indices: list[int] = []
         strides = set()
@@ -309,29 +309,29 @@ class SpanWindows:
                 if answer is not None and start <= answer[0] and answer[1] < stop:
                     first, last = (begin + token - start for token in answer)
                 ids.append(window)
-                places.append(np.array([begin, begin + stop - start, first, last]))
+                bounds.append(np.array([begin, begin + stop - start, first, last]))
                 offsets.append(characters[start:stop])
                 question_indices.append(index)
-        begins = np.array([place[0] for place in places])
+        begins = np.array([bound[0] for bound in bounds])
         windows = Windows(questions, np.array(question_indices), begins, offsets)
         return cls(
             replace(task, windows=windows),
-            PairStore(*concatenate(ids), *concatenate(places), ""),
+            PairStore(*concatenate(ids), *concatenate(bounds), ""),
             windows,
             template.segmented,
             min(strides),
-            sum(int(place[3]) == 0 for place in places),
+            sum(int(bound[3]) == 0 for bound in bounds),
             sum(len(question) > longest_question for question in question_ids),
         )
 
     def batch(self, rows: Sequence[int], width: int, generator: torch.Generator) -> SpanBatch:
         """A batch of some of the windows."""
-        ids, places = map(self.store.source, rows), map(self.store.target, rows)
-        return self.task.collate((list(ids), list(places), rows, width, self.segmented), generator)
+        ids, bounds = map(self.store.source, rows), map(self.store.target, rows)
+        return self.task.collate((list(ids), list(bounds), rows, width, self.segmented), generator)
 
     def collate(self, rows: PairIndices, generator: torch.Generator) -> SpanBatch:
         """A batch of the windows that a loader chose."""
-        return self.batch(rows.indices.tolist(), rows.width - 1, generator)
+        return self.batch(rows.indices.tolist(), rows.length - 1, generator)
 
     def batches(self, rows: NDArray[np.int64]) -> Iterator[SpanBatch]:
         """Batches of these windows, those of similar length together."""

@@ -16,7 +16,9 @@ def cached_tokenizer(choice: Choice, data: Sequence[Any], write: Callable[[Path]
     return cached_folder("tokenizers", key, write)[0]
 
 
-def joint_tokenizer(choice: Choice, data: Any, texts: Callable[[], Iterable[str]]) -> Tokenizer:
+def train_cached_tokenizer(
+    choice: Choice, data: Any, texts: Callable[[], Iterable[str]]
+) -> Tokenizer:
     """One tokenizer, trained on the `texts` of the data, or from the cache."""
 
     def write(folder: Path) -> None:

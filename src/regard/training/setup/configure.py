@@ -28,7 +28,7 @@ from regard.pipelines import (
     check_data_kind,
     column_settings,
     default_settings,
-    is_name,
+    is_data_set_name,
     open_data,
     run_name,
 )
@@ -150,11 +150,11 @@ def _combine(
     over = dict(over)
     data = merge(base.get("data", {}), over.get("data", {}))
     for key in ("path",) if data.get("path") else ("source", "target"):
-        if isinstance(data.get(key), str) and not is_name(data[key]):
+        if isinstance(data.get(key), str) and not is_data_set_name(data[key]):
             data[key] = _absolute(data[key])
     if data.get("validation"):
         paths = [data["validation"]] if isinstance(data["validation"], str) else data["validation"]
-        data["validation"] = [path if is_name(path) else _absolute(path) for path in paths]
+        data["validation"] = [path if is_data_set_name(path) else _absolute(path) for path in paths]
     over = merge(over, {"data": data})
     if over.get("train", {}).get("start") is not None:
         over = merge(over, {"train": {"start": _absolute(over["train"]["start"])}})
