@@ -63,9 +63,9 @@ OPTIONS = {  # of an entry of a table; without any it is taken as it is
     "sinusoidal": [
         {},
         {"each_layer": True},
-        {"interleaved": False, "base": 100.0, "each_layer": True, "projected": True},
+        {"interleaved": False, "base": 100.0, "each_layer": True, "after_projection": True},
     ],
-    "learned": [{}, {"offset": 2, "each_layer": True, "projected": True}],
+    "learned": [{}, {"offset": 2, "each_layer": True, "after_projection": True}],
     "rotary": [
         {},
         {"partial_rotary_factor": 0.5, "scaling": {"kind": "linear", "factor": 2.0}},

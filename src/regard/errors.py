@@ -91,6 +91,7 @@ RENAMED = {  # settings of earlier versions, and what they are called now
     "held_out": "validation_fraction",
     "order": "norm_placement",
     "rounds": "iterations",
+    "projected": "after_projection",
     "width": "kernel_size",
     "curves": "components",
     "norm_order": "norm_placement",

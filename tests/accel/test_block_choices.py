@@ -68,7 +68,7 @@ CHOICES = {
         {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}},
         {"kind": "learned", "each_layer": True},
         {"kind": "sinusoidal", "each_layer": True},
-        {"kind": "sinusoidal", "each_layer": True, "projected": True},
+        {"kind": "sinusoidal", "each_layer": True, "after_projection": True},
     ],
     "window": [1, 3, 40],
     "global_every": [2],

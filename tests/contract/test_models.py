@@ -45,7 +45,7 @@ VARIATIONS = [
     {"position": {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}}},
     {"position": {"kind": "sinusoidal", "each_layer": True}},
     {"position": {"kind": "learned", "each_layer": True}},
-    {"position": {"kind": "sinusoidal", "each_layer": True, "projected": True}},
+    {"position": {"kind": "sinusoidal", "each_layer": True, "after_projection": True}},
     *({"score": name} for name in SCORES if name != "location"),  # it meets no keys
     *({"norm": name} for name in NORMS if name != "batch"),  # that one is for encoders
     *({"ffn": name} for name in (*FFNS, None)),

@@ -48,7 +48,9 @@ def test_positions_of_each_layer_are_added_before_every_attention(position):
 
 @pytest.mark.parametrize("position", ["sinusoidal", "learned"])
 def test_projected_positions_are_added_to_queries_keys_and_values(position):
-    stack = encoder(position={"kind": position, "each_layer": True, "projected": True}).eval()
+    stack = encoder(
+        position={"kind": position, "each_layer": True, "after_projection": True}
+    ).eval()
     attention, seen = stack.blocks[1].attention, {}
     for name in ("query", "key", "value", "q_hook", "k_hook", "v_hook"):
         getattr(attention, name).register_forward_hook(

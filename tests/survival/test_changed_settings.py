@@ -224,10 +224,10 @@ def test_a_run_with_the_earlier_names_of_settings_loads(run):
     assert RunFolder(run).load_config() == before
     tokenizer = current_settings({"data": {"tokenizer": {"kind": "bpe", "size": 9}}})
     assert tokenizer == {"data": {"tokenizer": {"kind": "bpe", "vocab_size": 9}}}
-    position = {"kind": "sinusoidal", "halves": True}
+    position = {"kind": "sinusoidal", "halves": True, "projected": True}
     assert current_settings({"model": {"position": position, "smoothing": "interpolated"}}) == {
         "model": {
-            "position": {"kind": "sinusoidal", "interleaved": False},
+            "position": {"kind": "sinusoidal", "interleaved": False, "after_projection": True},
             "smoothing": "witten_bell",
         }
     }

@@ -31,7 +31,7 @@ def with_defaults(choice: Choice, table: Mapping[str, Callable[..., Any]]) -> di
     """A choice with all its options, defaults included.
 
     >>> with_defaults("learned", POSITIONS)
-    {'kind': 'learned', 'offset': 0, 'each_layer': False, 'projected': False}
+    {'kind': 'learned', 'offset': 0, 'each_layer': False, 'after_projection': False}
     """
     kind, options = kind_of(choice)
     parameters = inspect.signature(table[kind]).parameters.values()

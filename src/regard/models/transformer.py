@@ -407,7 +407,9 @@ def build_stack(
     head_dim = config.dim // heads if config.head_dim is None else config.head_dim
     position_dim = embed_dim
     if option(config.position, POSITIONS, "each_layer"):
-        position_dim = head_dim if option(config.position, POSITIONS, "projected") else config.dim
+        position_dim = (
+            head_dim if option(config.position, POSITIONS, "after_projection") else config.dim
+        )
     position = make(
         config.position,
         POSITIONS,

@@ -190,9 +190,9 @@ class AttentionInputs:
             allowed,
             bias,
             position.rotation(query_positions),
-            None if position.projected else embedded,
+            None if position.after_projection else embedded,
             relative_embeddings,
-            embedded if position.projected else None,
+            embedded if position.after_projection else None,
         )
 
     @property
@@ -214,10 +214,10 @@ class Attention(nn.Module):
 
     With `kv_heads < heads`, neighbouring query heads share one key and value head: grouped-query
     attention (GQA); with one for all it is multi-query attention. `qk_norm` normalises each query
-    and each key (Qwen 3). With positions P in every layer, Q = (x + P) W; if they are `projected`,
-    Q = x W + P; K and V likewise. The hook points see q, k, v and the output of each head;
-    `explain` recomputes the weights from q and k, so the fused kernel also runs while attention is
-    observed.
+    and each key (Qwen 3). With positions P in every layer, Q = (x + P) W, or with
+    `after_projection` Q = x W + P; K and V likewise. The hook points see q, k, v and the output of
+    each head; `explain` recomputes the weights from q and k, so the fused kernel also runs while
+    attention is observed.
     """
 
     q_hook: HookPoint

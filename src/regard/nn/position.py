@@ -60,7 +60,7 @@ class Position(nn.Module):
     """
 
     each_layer = False  # add `embed` to the input of every layer's attention, not once
-    projected = False  # … to its queries, keys and values instead
+    after_projection = False  # … to its queries, keys and values instead, which are projected
 
     def in_window(self) -> "Position":
         """The position encoding of layers with a sliding window."""
@@ -89,7 +89,7 @@ class Sinusoidal(Position):
     so that p_{t+k} = M_k p_t for a matrix that does not depend on t (Vaswani et al. 2017).
     Without `interleaved` all sines come before all cosines, as in the authors' code and in Marian.
     They are added to the embeddings; with `each_layer` to the input of every attention layer; with
-    `projected` also to every layer, after its projections: Q = X W + P, d then the width of a head.
+    `after_projection` to its queries, keys and values: Q = X W + P, d then the width of a head.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Sinusoidal(Position):
         base: float = 10_000.0,
         interleaved: bool = True,
         each_layer: bool = False,
-        projected: bool = False,
+        after_projection: bool = False,
     ) -> None:
         super().__init__()
         if dim % 2:
@@ -107,7 +107,9 @@ class Sinusoidal(Position):
             )
         require_positive("position 'sinusoidal'", base=base)
         self.dim, self.base, self.interleaved = dim, base, interleaved
-        self.each_layer, self.projected = _in_layers("sinusoidal", each_layer, projected)
+        self.each_layer, self.after_projection = _in_layers(
+            "sinusoidal", each_layer, after_projection
+        )
 
     def embed(self, positions: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:
         """The sines and cosines at `positions`."""
@@ -121,7 +123,7 @@ class Learned(Position):
     """One learned vector for each position below `context` (Gehring et al. 2017; GPT, BERT).
 
     The first `offset` rows of the table are unused: OPT, BART and RoBERTa have two.
-    `each_layer` and `projected` as for `Sinusoidal`; all layers and heads share one table.
+    `each_layer` and `after_projection` as for `Sinusoidal`; all layers and heads share one table.
     """
 
     def __init__(
@@ -130,26 +132,27 @@ class Learned(Position):
         context: int,
         offset: int = 0,
         each_layer: bool = False,
-        projected: bool = False,
+        after_projection: bool = False,
     ) -> None:
         super().__init__()
         if offset < 0:
             raise ShapeError(f"position 'learned': offset={offset} must be at least 0")
         self.table = nn.Embedding(context + offset, dim)
         self.offset = offset
-        self.each_layer, self.projected = _in_layers("learned", each_layer, projected)
+        self.each_layer, self.after_projection = _in_layers("learned", each_layer, after_projection)
 
     def embed(self, positions: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:
         """The rows of the table at `positions`."""
         return self.table(positions + self.offset if self.offset else positions)
 
 
-def _in_layers(name: str, each_layer: bool, projected: bool) -> tuple[bool, bool]:
-    if projected and not each_layer:
+def _in_layers(name: str, each_layer: bool, after_projection: bool) -> tuple[bool, bool]:
+    if after_projection and not each_layer:
         raise ShapeError(
-            f"position {name!r}: projected=true adds positions in every layer; set each_layer=true"
+            f"position {name!r}: after_projection=true adds positions in every layer; "
+            "set each_layer=true"
         )
-    return each_layer, projected
+    return each_layer, after_projection
 
 
 Frequencies = Float[Tensor, " pairs"]

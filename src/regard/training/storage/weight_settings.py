@@ -29,6 +29,7 @@ RENAMED = {
     "model.rounds": "model.iterations",
     "model.position.fraction": "model.position.partial_rotary_factor",
     "model.position.halves": "model.position.interleaved",
+    "model.position.projected": "model.position.after_projection",
     "model.score.width": "model.score.scale_dim",
     "model.width": "model.kernel_size",
     "model.score.norm_distances": "model.score.norm_relative_embeddings",
