@@ -53,5 +53,5 @@ def test_batch_norm_is_refused_where_its_averages_would_not_be_those_of_the_weig
         with pytest.raises(ConfigError, match=f"model.norm=batch with train.{name}"):
             check_values(refused)
     monkeypatch.setattr(launch, "world_size", lambda: 2)
-    with pytest.raises(ConfigError, match=r"norm=batch with 2 processes"):
+    with pytest.raises(ConfigError, match=r"norm=batch with 2 ranks"):
         check_values(chosen)

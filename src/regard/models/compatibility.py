@@ -60,8 +60,9 @@ def check_input_dim(config: Any) -> None:
     kind, _ = kind_of(config.head)
     if config.input_dim and kind not in VECTOR_HEADS:
         raise ConfigError(
-            f"head={kind!r} predicts tokens or classes, but input_dim={config.input_dim} makes it "
-            f"read vectors; its head is {' or '.join(map(repr, VECTOR_HEADS))}"
+            f"head={kind!r} predicts tokens or classes, but a model with "
+            f"input_dim={config.input_dim} reads vectors; set head to "
+            f"{' or '.join(map(repr, VECTOR_HEADS))}"
         )
     if config.input_dim and getattr(config, "char_dim", 0):
         raise ConfigError(
@@ -256,7 +257,7 @@ SEQ2SEQ: tuple[Rule, ...] = (
     (
         lambda c: c.score is not None and kind_of(c.score)[0] in RELATIVE,
         "score={c.score!r} compares positions within one sequence, but a decoder attends to "
-        "another; choose additive, content, dot, general, location or scaled_dot",
+        "another; choose additive, cosine, dot, general, location or scaled_dot",
     ),
     (
         lambda c: c.placement == "between" and c.score is not None and c.layers < 2,

@@ -17,12 +17,12 @@ USABLE_MEMORY = 0.95  # fraction; the rest is for the driver, kernels and fragme
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, "Chinchilla"
 GPUS_PER_MACHINE = 8
 ATTENTION_UTILIZATION = 0.83  # of the peak; FLOPs of a causal mask are counted in full
-ACTIVATION_PASSES = 4  # how often saved activations, or as many bytes, are read or written
+ACTIVATION_PASSES = 4  # memory traffic between matmuls, as a multiple of the saved activations
 OPTIMIZER_BYTES = 40  # read and written per parameter and step
-LAYER_SECONDS = 4e-4  # of a step for each attention layer, however few its tokens
-SEVERAL_GPUS = 0.82  # of the speed of one GPU, what each of several keeps
-DECODE_BANDWIDTH = 0.87  # of the data sheet: what a copy reaches
-DECODE_LAYER_SECONDS = 20e-6  # of a decode step for each layer, besides reading its weights
+LAYER_SECONDS = 4e-4  # fixed overhead of a step for each attention layer
+SCALING_EFFICIENCY = 0.82  # speed of each of several GPUs, relative to a single one
+BANDWIDTH_UTILIZATION = 0.87  # fraction of the data sheet's bandwidth that a copy reaches
+DECODE_LAYER_SECONDS = 20e-6  # fixed overhead of a decode step for each layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ def _plan(
     compute_time = sequences * passes * _sequence_seconds(cost, cluster)
     compute_time += OPTIMIZER_BYTES * cost.parameters / cluster.bandwidth
     compute_time += LAYER_SECONDS * cost.attention_layers
-    compute_time /= SEVERAL_GPUS if gpus > 1 else 1
+    compute_time /= SCALING_EFFICIENCY if gpus > 1 else 1
     per_parameter = 2 * BFLOAT16 + FLOAT32 if sharded else 2 * FLOAT32
     bytes_sent = per_parameter * cost.parameters * (gpus - 1) / gpus
     communication_time = bytes_sent / (cluster.link * cluster.link_utilization)
@@ -248,7 +248,7 @@ def _sequence_seconds(cost: Cost, cluster: Cluster) -> float:
 
 def decode_seconds(cost: Cost, cluster: Cluster) -> float:
     """One decode step of one sequence in bfloat16: every weight is read once."""
-    read = BFLOAT16 * cost.parameters / (cluster.bandwidth * DECODE_BANDWIDTH)
+    read = BFLOAT16 * cost.parameters / (cluster.bandwidth * BANDWIDTH_UTILIZATION)
     return read + DECODE_LAYER_SECONDS * cost.attention_layers
 
 

@@ -265,8 +265,8 @@ def _train_from(start: int, state: TrainState, progress: Progress | None) -> Ite
             )
             if not (due or signal):
                 continue
-            (moved,) = strategy.all_reduce_max(folder.status())
-            if moved == LOST:
+            (status,) = strategy.all_reduce_max(folder.status())
+            if status == LOST:
                 raise folder.status_error(done)
             strategy.ranks.all_or_fail(log.flush)
             yield from state.replan(done)
@@ -275,13 +275,13 @@ def _train_from(start: int, state: TrainState, progress: Progress | None) -> Ite
             if evaluating:
                 finish = last or strategy.is_sharded  # then all ranks evaluate, to the end
                 yield from state.evaluate(done, None if finish else interrupts)
-                signal, moved = strategy.all_reduce_max(interrupts.received or 0, folder.status())
-                if moved == LOST:
+                signal, status = strategy.all_reduce_max(interrupts.received or 0, folder.status())
+                if status == LOST:
                     raise folder.status_error(done)
             stopping = evaluating and state.stopped_early
-            if saving or stopping or signal or moved:
+            if saving or stopping or signal or status:
                 state.save(done)
-            if moved:
+            if status:
                 raise folder.status_error(done)
             if signal and not last:
                 raise interrupts.stop_error(signal, done, budget.steps, folder.path)

@@ -155,7 +155,7 @@ def _matmul_weights(model: nn.Module) -> int:
 def _part(name: str) -> str:
     """The part of the model that a parameter of this name belongs to."""
     path = name.split(".")
-    if any("norm" in module or module.endswith("_after") for module in path):
+    if any("norm" in module for module in path):
         return "norms"
     known = {
         "cross": "cross-attention",

@@ -88,7 +88,7 @@ def _mixed_block_bytes(block: Block, stack: Stack, window: int | None, time: int
 
 def _norms(block: Block) -> list[Any]:
     children = block.named_children()
-    return [module for name, module in children if "norm" in name or name.endswith("_after")]
+    return [module for name, module in children if "norm" in name]
 
 
 def _branch_inputs(block: Block) -> int:

@@ -130,17 +130,17 @@ def check_train_config(settings: TrainConfig) -> None:
         )
 
 
-def _check_batch_norm(settings: TrainConfig, processes: int) -> None:
+def _check_batch_norm(settings: TrainConfig, ranks: int) -> None:
     """Raise if the moving averages of BatchNorm would not be those of the trained weights."""
     if settings.activation_checkpointing:
         raise ConfigError(
             "model.norm=batch with train.activation_checkpointing would count every batch twice "
             "in its averages; leave out one of them"
         )
-    if processes > 1:
+    if ranks > 1:
         raise ConfigError(
-            f"model.norm=batch with {processes} processes would average over the rows of one of "
-            "them only; train with one, or set model.norm=layer"
+            f"model.norm=batch with {ranks} ranks would compute its statistics on each rank alone; "
+            "train with one rank, or set model.norm=layer"
         )
     if settings.ema > 0:
         raise ConfigError(
