@@ -15,7 +15,7 @@ import torch
 
 from regard.explain import attention_maps
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.nn.hook_point import HookPoint, StateHookPoint
+from regard.nn.hook_point import CarryHookPoint, HookPoint
 
 
 def _identity(x):
@@ -26,7 +26,7 @@ def without_hook_points(model):
     """The same model, with plain functions in place of its hook points."""
     for module in model.modules():
         for name, child in list(module.named_children()):
-            if isinstance(child, HookPoint | StateHookPoint):
+            if isinstance(child, HookPoint | CarryHookPoint):
                 delattr(module, name)
                 setattr(module, name, _identity)
     return model

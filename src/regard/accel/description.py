@@ -32,7 +32,7 @@ from regard.nn.block import (
     Stack,
 )
 from regard.nn.head import Head
-from regard.nn.hook_point import HookPoint, StateHookPoint
+from regard.nn.hook_point import CarryHookPoint, HookPoint
 from regard.nn.position import T5, ALiBi, Learned, Position, Rotary, Sinusoidal
 from regard.nn.score import Dot, ScaledDot
 
@@ -69,7 +69,7 @@ KNOWN_ATTRIBUTES: dict[type, str] = {
     ALiBi: "slope",
     T5: "causal buckets max_distance table",
     HookPoint: "",
-    StateHookPoint: "",
+    CarryHookPoint: "",
     nn.ModuleList: "",
     nn.Linear: "in_features out_features weight bias",
     nn.Embedding: "num_embeddings embedding_dim padding_idx max_norm norm_type "

@@ -18,7 +18,7 @@ from regard.explain.render.figure import encode, save
 from regard.explain.render.token_text import visible
 from regard.explain.trace import matching_modules, run_eagerly
 from regard.html import html_table
-from regard.nn.hook_point import StateHookPoint
+from regard.nn.hook_point import CarryHookPoint
 from regard.nn.state import Source
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def gradient_flow(
     with ExitStack() as stack, torch.enable_grad():
         stack.enter_context(run_eagerly())
         carries = matching_modules(
-            model, StateHookPoint, pattern, "layer that reads earlier positions"
+            model, CarryHookPoint, pattern, "layer that reads earlier positions"
         )
         for name, carry in carries.items():
 

@@ -11,7 +11,7 @@ from regard.config import Settings
 from regard.errors import ConfigError
 from regard.models.base import LanguageModel, State
 from regard.nn.head import Head
-from regard.nn.hook_point import StateHookPoint
+from regard.nn.hook_point import CarryHookPoint
 from regard.nn.recurrent import RecurrentState
 from regard.nn.state import Source
 
@@ -51,7 +51,7 @@ class FeedforwardLM(LanguageModel):
         self.config = config
         width = (config.order - 1) * config.dim
         self.embed = nn.Embedding(config.vocab_size, config.dim)  # C
-        self.carry_hook = StateHookPoint()
+        self.carry_hook = CarryHookPoint()
         self.hidden_layer = nn.Linear(width, config.hidden_dim)  # H, d
         features = config.hidden_dim + config.direct * width
         self.head = Head(features, config.vocab_size, bias=True)  # U, W, b

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.nn.attention import Attention, AttentionInputs, Mask
-from regard.nn.hook_point import HookPoint, StateHookPoint, add_hook_points
+from regard.nn.hook_point import CarryHookPoint, HookPoint, add_hook_points
 from regard.nn.position import Position
 from regard.nn.score import RelativePositionEmbedding
 from regard.nn.state import KVCache, TransformerState
@@ -385,7 +385,7 @@ class Block(nn.Module):
     al. 2021).
     """
 
-    carry_hook: StateHookPoint
+    carry_hook: CarryHookPoint
     out_hook: HookPoint
 
     def __init__(
@@ -412,7 +412,7 @@ class Block(nn.Module):
         self.ffn, self.ffn_post_norm = ffn, None if ffn is None else post_norm()
         self.ffn_norm = None if ffn is None or norm_placement.kind == "parallel" else norm()
         self.norm_placement, self.dropout = norm_placement, dropout
-        add_hook_points(self, carry_hook=StateHookPoint(), out_hook=HookPoint())
+        add_hook_points(self, carry_hook=CarryHookPoint(), out_hook=HookPoint())
 
     def forward(
         self,

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.nn.hook_point import StateHookPoint
+from regard.nn.hook_point import CarryHookPoint
 
 
 class CausalConvolution(nn.Module):
@@ -26,7 +26,7 @@ class CausalConvolution(nn.Module):
         self.filter = nn.Conv1d(dim, dim, kernel_size, dilation=dilation)  # W_f
         self.gate = nn.Conv1d(dim, dim, kernel_size, dilation=dilation)  # W_g
         self.out = nn.Linear(dim, dim)  # V, c
-        self.carry_hook = StateHookPoint()
+        self.carry_hook = CarryHookPoint()
 
     def forward(self, x: Float[Tensor, "batch seen dim"]) -> Float[Tensor, "batch time dim"]:
         """y for all inputs except the first `left_context`, which are only read."""

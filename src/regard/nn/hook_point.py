@@ -20,7 +20,7 @@ class _Identity(nn.Identity):
         return bool(self._forward_hooks)
 
     def __call__(self, x: Tensor, *args: Any) -> Tensor:
-        """x; a hook point without hooks, as in `nn.Module.__call__`, costs one function call."""
+        """Return x; `nn.Module.__call__` runs only if there are hooks, since it takes longer."""
         if (
             self._forward_hooks
             or self._forward_pre_hooks
@@ -52,7 +52,7 @@ class StepHookPoint(HookPoint):
         return x
 
 
-class StateHookPoint(_Identity):
+class CarryHookPoint(_Identity):
     """The tensor through which later positions depend on earlier ones.
 
     `explain.gradient_flow` records it: the residual stream that attention or a convolution reads,
@@ -60,7 +60,7 @@ class StateHookPoint(_Identity):
     """
 
 
-def add_hook_points(module: nn.Module, **points: HookPoint | StateHookPoint) -> None:
+def add_hook_points(module: nn.Module, **points: HookPoint | CarryHookPoint) -> None:
     """Add submodules, each also in the `__dict__` of the module, where Python finds them at once.
 
     Other submodules are found by `nn.Module.__getattr__`, which takes longer than the identity.

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.config import Choice, make
 from regard.errors import ShapeError
-from regard.nn.hook_point import StateHookPoint, StepHookPoint
+from regard.nn.hook_point import CarryHookPoint, StepHookPoint
 
 CellState = tuple[Tensor, ...]  # the state of a cell, (batch, dim) each: h, or h and c
 Hook = Callable[[str, Tensor], Tensor]  # the value of a gate, which a hook point may replace
@@ -99,7 +99,7 @@ class RecurrentLayer(nn.Module):
         nn.init.zeros_(self.input.bias)
         if hidden_bias:
             nn.init.zeros_(self.hidden.bias)
-        self.carry_hook = StateHookPoint()
+        self.carry_hook = CarryHookPoint()
         for name in ("state", *self.hook_names):
             self.add_module(f"{name}_hook", StepHookPoint())
 
