@@ -14,7 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime import driver
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # where inline assembly does not run
-PLAIN = tl.constexpr(INTERPRETED)
+IS_INTERPRETED = tl.constexpr(INTERPRETED)
 
 
 @triton.jit
@@ -126,7 +126,7 @@ def _unpack(words, NUMBER: tl.constexpr, BITS: tl.constexpr):
     """
     UNIT: tl.constexpr = 2 ** (BITS * NUMBER)
     mask = (2**BITS - 1) * UNIT
-    if PLAIN:
+    if IS_INTERPRETED:
         bits = (words & mask) | 0x4B000000
     else:  # ptxas would make two instructions of it
         bits = tl.inline_asm_elementwise(

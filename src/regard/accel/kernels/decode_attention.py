@@ -76,8 +76,8 @@ def _attention_kernel(
     ALIBI: tl.constexpr,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    HEAD: tl.constexpr,
-    BLOCK_HEAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_HEAD_DIM: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     SINGLE_SPLIT: tl.constexpr,
     MANY_TILES: tl.constexpr,
@@ -98,22 +98,22 @@ def _attention_kernel(
     group = row * KV_HEADS + head
     query, d, s = (
         tl.arange(0, BLOCK_QUERIES),
-        tl.arange(0, BLOCK_HEAD),
+        tl.arange(0, BLOCK_HEAD_DIM),
         split * tiles * TILE + tl.arange(0, TILE),
     )
-    column = d < HEAD
-    head_offset = (head * GROUP + query)[:, None] * HEAD
+    column = d < HEAD_DIM
+    head_offset = (head * GROUP + query)[:, None] * HEAD_DIM
     out_offset = head_offset + d[None, :]
-    out_offset = row * HEADS * HEAD + (permute_columns(out_offset) if PERMUTE else out_offset)
+    out_offset = row * HEADS * HEAD_DIM + (permute_columns(out_offset) if PERMUTE else out_offset)
     valid = (query < GROUP)[:, None] & column[None, :]
     position = tl.load(lengths + row)
     owns_position = position // (TILE * tiles) == split
-    keys += group * capacity * HEAD
-    values += group * capacity * HEAD
+    keys += group * capacity * HEAD_DIM
+    values += group * capacity * HEAD_DIM
     seen = (s < position) & (s > position - window)
     inside = seen[:, None] & column[None, :]
-    k = tl.load(keys + s[:, None] * HEAD + d[None, :], mask=inside, other=0.0)
-    v = tl.load(values + s[:, None] * HEAD + d[None, :], mask=inside, other=0.0)
+    k = tl.load(keys + s[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
+    v = tl.load(values + s[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
     partner_column = d
     if PACKED_QKV and ROTARY:
         partner_column = tl.load(partner + d, mask=column, other=0)
@@ -130,34 +130,34 @@ def _attention_kernel(
     wait_for_previous(PDL)
     dtype = keys.dtype.element_ty
     if PACKED_QKV:
-        qkv += row * (HEADS + 2 * KV_HEADS) * HEAD
+        qkv += row * (HEADS + 2 * KV_HEADS) * HEAD_DIM
         queries = tl.load(qkv + head_offset + d[None, :], mask=valid, other=0.0).to(tl.float32)
         partners = tl.load(qkv + head_offset + partner_column[None, :], mask=valid, other=0.0)
         partners = partners.to(tl.float32)
-        qkv += (HEADS + head) * HEAD
+        qkv += (HEADS + head) * HEAD_DIM
         new_k = tl.load(qkv + d, mask=column, other=0.0).to(tl.float32)[None, :]
         new_partner = tl.load(qkv + partner_column, mask=column, other=0.0).to(tl.float32)[None, :]
-        new_v = tl.load(qkv + KV_HEADS * HEAD + d, mask=column, other=0.0).to(dtype)
+        new_v = tl.load(qkv + KV_HEADS * HEAD_DIM + d, mask=column, other=0.0).to(dtype)
         if QK_NORM:
             g = tl.load(q_gain + d, mask=column, other=0.0)
             partner_g = tl.load(q_gain + partner_column, mask=column, other=0.0)
-            queries, partners = _normalise(queries, g, partner_g, partners, HEAD, eps)
+            queries, partners = _normalise(queries, g, partner_g, partners, HEAD_DIM, eps)
             g = tl.load(k_gain + d, mask=column, other=0.0)
             partner_g = tl.load(k_gain + partner_column, mask=column, other=0.0)
-            new_k, new_partner = _normalise(new_k, g, partner_g, new_partner, HEAD, eps)
+            new_k, new_partner = _normalise(new_k, g, partner_g, new_partner, HEAD_DIM, eps)
         if ROTARY:
             queries = queries * c[None, :] + partners * signed_sin[None, :]
             new_k = new_k * c[None, :] + new_partner * signed_sin[None, :]
         queries, new_k = queries.to(dtype), new_k.to(dtype)
         kept = column & owns_position
-        tl.store(keys + position * HEAD + d[None, :], new_k, mask=kept[None, :])
-        tl.store(values + position * HEAD + d, new_v, mask=kept)
+        tl.store(keys + position * HEAD_DIM + d[None, :], new_k, mask=kept[None, :])
+        tl.store(values + position * HEAD_DIM + d, new_v, mask=kept)
         new_v = new_v.to(tl.float32)
     else:
-        qkv += row * HEADS * HEAD
+        qkv += row * HEADS * HEAD_DIM
         queries = tl.load(qkv + head_offset + d[None, :], mask=valid, other=0.0).to(dtype)
-        new_k = tl.load(keys + position * HEAD + d, mask=column, other=0.0)[None, :]
-        new_v = tl.load(values + position * HEAD + d, mask=column, other=0.0).to(tl.float32)
+        new_k = tl.load(keys + position * HEAD_DIM + d, mask=column, other=0.0)[None, :]
+        new_v = tl.load(values + position * HEAD_DIM + d, mask=column, other=0.0).to(tl.float32)
     score = _scores(queries, k, seen, position - s, slopes, scale, cap, HAS_CAP, ALIBI)
     new_score = tl.sum(queries.to(tl.float32) * new_k.to(tl.float32), 1) * scale
     if HAS_CAP:
@@ -174,8 +174,8 @@ def _attention_kernel(
             t = s + tile * TILE
             seen = (t < position) & (t > position - window)
             inside = seen[:, None] & column[None, :]
-            k = tl.load(keys + t[:, None] * HEAD + d[None, :], mask=inside, other=0.0)
-            v = tl.load(values + t[:, None] * HEAD + d[None, :], mask=inside, other=0.0)
+            k = tl.load(keys + t[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
+            v = tl.load(values + t[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
             score = _scores(queries, k, seen, position - t, slopes, scale, cap, HAS_CAP, ALIBI)
             new_max = tl.maximum(running_max, tl.max(score, 1))
             weights, rescale = tl.exp(score - new_max[:, None]), tl.exp(running_max - new_max)
@@ -192,7 +192,7 @@ def _attention_kernel(
         )
     else:
         partial = (group * splits + split) * BLOCK_QUERIES + query
-        tl.store(partials + partial[:, None] * BLOCK_HEAD + d[None, :], accumulated)
+        tl.store(partials + partial[:, None] * BLOCK_HEAD_DIM + d[None, :], accumulated)
         tl.store(stats + 2 * partial, running_max)
         tl.store(stats + 2 * partial + 1, total)
         tl.debug_barrier()  # all of this split is written before it is counted
@@ -200,7 +200,7 @@ def _attention_kernel(
             tl.store(counters + group, 0)
             running_max = tl.full((BLOCK_QUERIES,), -1e30, tl.float32)
             total = tl.zeros((BLOCK_QUERIES,), tl.float32)
-            accumulated = tl.zeros((BLOCK_QUERIES, BLOCK_HEAD), tl.float32)
+            accumulated = tl.zeros((BLOCK_QUERIES, BLOCK_HEAD_DIM), tl.float32)
             for other_split in range(splits):
                 partial = (group * splits + other_split) * BLOCK_QUERIES + query
                 split_max = tl.load(stats + 2 * partial, volatile=True)
@@ -210,7 +210,7 @@ def _attention_kernel(
                     stats + 2 * partial + 1, volatile=True
                 )
                 split_values = tl.load(
-                    partials + partial[:, None] * BLOCK_HEAD + d[None, :], volatile=True
+                    partials + partial[:, None] * BLOCK_HEAD_DIM + d[None, :], volatile=True
                 )
                 accumulated = accumulated * rescale[:, None] + split_scale[:, None] * split_values
                 running_max = new_max
@@ -251,24 +251,28 @@ def attend(
     """
     rows, kv_heads, capacity, head_dim = cache.keys.shape
     heads = qkv.shape[1] // head_dim - (0 if only_q else 2 * kv_heads)
-    group, block_head = heads // kv_heads, triton.next_power_of_2(head_dim)
+    group, block_head_dim = heads // kv_heads, triton.next_power_of_2(head_dim)
     # 16 is the smallest size of a tensor core matmul
     block_queries = max(16, triton.next_power_of_2(group))
     # small tiles then leave shared memory for other programs
     full_occupancy = rows * kv_heads >= FULL_OCCUPANCY_PROGRAMS
     tile = (
-        FULL_OCCUPANCY_TILE if full_occupancy else TILE_BYTES // (cache.keys.itemsize * block_head)
+        FULL_OCCUPANCY_TILE
+        if full_occupancy
+        else TILE_BYTES // (cache.keys.itemsize * block_head_dim)
     )
     tile = min(triton.next_power_of_2(max(capacity, 16)), tile)
     tiles_loaded = 4 if full_occupancy else 2  # of keys and values at once
-    shared_bytes = shared_memory(qkv) - (1 << 14) - block_queries * block_head * cache.keys.itemsize
-    while tile > 16 and tiles_loaded * tile * block_head * cache.keys.itemsize > shared_bytes:
+    shared_bytes = (
+        shared_memory(qkv) - (1 << 14) - block_queries * block_head_dim * cache.keys.itemsize
+    )
+    while tile > 16 and tiles_loaded * tile * block_head_dim * cache.keys.itemsize > shared_bytes:
         tile //= 2
     tiles = triton.cdiv(capacity, tile) if full_occupancy else 1
     splits = triton.cdiv(capacity, tile * tiles)
     out = qkv.new_empty(rows, heads * head_dim)
     num_partials = rows * kv_heads * splits * block_queries
-    partials = torch.empty(num_partials, block_head, dtype=torch.float32, device=qkv.device)
+    partials = torch.empty(num_partials, block_head_dim, dtype=torch.float32, device=qkv.device)
     stats = torch.empty(num_partials, 2, dtype=torch.float32, device=qkv.device)
     pairs, tables = (None, (None, None)) if options.rotary is None else options.rotary
     _attention_kernel[(rows, kv_heads, splits)](
@@ -301,14 +305,14 @@ def attend(
         ALIBI=options.slopes is not None,
         HEADS=heads,
         GROUP=group,
-        HEAD=head_dim,
-        BLOCK_HEAD=block_head,
+        HEAD_DIM=head_dim,
+        BLOCK_HEAD_DIM=block_head_dim,
         BLOCK_QUERIES=block_queries,
         SINGLE_SPLIT=splits == 1,
         MANY_TILES=tiles > 1,
         TILE=tile,
         PERMUTE=permute,
-        num_warps=8 if tile * block_head > 8192 else 4,
+        num_warps=8 if tile * block_head_dim > 8192 else 4,
         num_stages=STAGES,
         **pdl_options(),
     )

@@ -358,8 +358,8 @@ class ResidualStream(NamedTuple):
         x, layer = self.scaled, normed.layer
         outputs = len(layer.weight) // (1 + activation.gated)
         out = x.new_empty(len(x), outputs, dtype=dtype)
-        grid, shape = _shape(x, layer)
-        assert self.permuted == shape["PACKED_INT8"]
+        grid, options = _launch_options(x, layer)
+        assert self.permuted == options["PACKED_INT8"]
         _project_kernel[grid](
             x,
             self.sums,
@@ -368,12 +368,12 @@ class ResidualStream(NamedTuple):
             normed.bias,
             normed.mean_weight,
             out,
-            _empty_partials(x, grid, shape),
+            _empty_partials(x, grid, options),
             counters,
             len(x),
             outputs,
             x.shape[1],
-            shape.pop("inputs_per_split"),
+            options.pop("inputs_per_split"),
             normed.eps,
             self.sums.shape[1],
             NUM_PARTS=triton.next_power_of_2(self.sums.shape[1]),
@@ -384,7 +384,7 @@ class ResidualStream(NamedTuple):
             ACTIVATION=activation.name,
             SPLITS=grid[1],
             PERMUTE=consumer is not None and reads_packed_int8(consumer, out.dtype),
-            **shape,
+            **options,
             **pdl_options(),
         )
         return out
@@ -402,7 +402,7 @@ class ResidualStream(NamedTuple):
         be the one that wrote it.
         """
         outputs = len(layer.weight)
-        grid, shape = _shape(x, layer)
+        grid, options = _launch_options(x, layer)
         result = self._of(self.scaled, grid[0], self.permuted)
         _add_kernel[grid](
             x,
@@ -412,24 +412,24 @@ class ResidualStream(NamedTuple):
             self.stream,
             consumer.gain,
             *result[:3],
-            _empty_partials(x, grid, shape),
+            _empty_partials(x, grid, options),
             counters,
             len(x),
             outputs,
             x.shape[1],
-            shape.pop("inputs_per_split"),
+            options.pop("inputs_per_split"),
             HAS_SCALE=layer.scale is not None,
             HAS_BIAS=layer.bias is not None,
             SPLITS=grid[1],
             PERMUTE=self.permuted,
-            **shape,
+            **options,
             **pdl_options(),
         )
         return result
 
 
-def _shape(x: Tensor, layer: PackedLinear) -> tuple[tuple[int, int, int], dict[str, int]]:
-    """The grid (tiles of outputs, splits of inputs, blocks of rows), and the sizes of a program."""
+def _launch_options(x: Tensor, layer: PackedLinear) -> tuple[tuple[int, int, int], dict[str, int]]:
+    """The grid (tiles of outputs, splits of inputs, blocks of rows), and options of a launch."""
     (rows, width), outputs = x.shape, len(layer.weight)
     many_outputs, packed_int8 = outputs >= 64 * PROGRAMS, reads_packed_int8(layer, x.dtype)
     outputs_per_program, max_block, stages, warps = PROGRAM_SIZES[
@@ -452,7 +452,7 @@ def _shape(x: Tensor, layer: PackedLinear) -> tuple[tuple[int, int, int], dict[s
         * x.itemsize
         * (layer.scale is not None and not packed_int8)
     )
-    shape = {
+    options = {
         "inputs_per_split": inputs_per_split,
         "EVEN_INPUTS": width % block_inputs == 0,
         "BLOCK_ROWS": BLOCK_ROWS,
@@ -467,11 +467,11 @@ def _shape(x: Tensor, layer: PackedLinear) -> tuple[tuple[int, int, int], dict[s
         output_tiles,
         triton.cdiv(width, inputs_per_split),
         triton.cdiv(rows, BLOCK_ROWS),
-    ), shape
+    ), options
 
 
-def _empty_partials(x: Tensor, grid: tuple[int, int, int], shape: dict[str, int]) -> Tensor:
+def _empty_partials(x: Tensor, grid: tuple[int, int, int], options: dict[str, int]) -> Tensor:
     """A buffer for the partial sums of the splits."""
     output_tiles, splits, blocks = grid
-    size = 0 if splits == 1 else output_tiles * splits * blocks * BLOCK_ROWS * shape["OUTPUTS"]
+    size = 0 if splits == 1 else output_tiles * splits * blocks * BLOCK_ROWS * options["OUTPUTS"]
     return x.new_empty(size, dtype=torch.float32)

@@ -95,15 +95,19 @@ def _load_rotation(p, inside, position, frequency_index, cos, sin, num_frequenci
 
 @triton.jit
 def _store_qkv(
-    y, n, inside, position, row, q, keys, values, q_width, k_width, capacity, HEAD: tl.constexpr
+    y, n, inside, position, row, q, keys, values, q_width, k_width, capacity, HEAD_DIM: tl.constexpr
 ):
     """Store outputs n of the packed projection: to q, or to the KV cache at `position`."""
     tl.store(q + row * q_width + n, y.to(q.dtype.element_ty), mask=inside & (n < q_width))
     k = n - q_width
     dtype = keys.dtype.element_ty
-    offset = (row * (k_width // HEAD) + k // HEAD) * capacity * HEAD + position * HEAD + k % HEAD
+    offset = (
+        (row * (k_width // HEAD_DIM) + k // HEAD_DIM) * capacity * HEAD_DIM
+        + position * HEAD_DIM
+        + k % HEAD_DIM
+    )
     tl.store(keys + offset, y.to(dtype), mask=inside & (k >= 0) & (k < k_width))
-    offset -= (k_width // HEAD) * capacity * HEAD  # of v = k - k_width
+    offset -= (k_width // HEAD_DIM) * capacity * HEAD_DIM  # of v = k - k_width
     tl.store(values + offset, y.to(dtype), mask=inside & (k >= k_width))
 
 
@@ -135,7 +139,7 @@ def _qkv_kernel(
     LAYER_NORM: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    HEAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -172,10 +176,32 @@ def _qkv_kernel(
     a, b = a + first_bias, b + second_bias
     a, b = a * c - b * s, b * c + a * s
     _store_qkv(
-        a, first_output, inside, position, row, q, keys, values, q_width, k_width, capacity, HEAD
+        a,
+        first_output,
+        inside,
+        position,
+        row,
+        q,
+        keys,
+        values,
+        q_width,
+        k_width,
+        capacity,
+        HEAD_DIM,
     )
     _store_qkv(
-        b, second_output, inside, position, row, q, keys, values, q_width, k_width, capacity, HEAD
+        b,
+        second_output,
+        inside,
+        position,
+        row,
+        q,
+        keys,
+        values,
+        q_width,
+        k_width,
+        capacity,
+        HEAD_DIM,
     )
 
 
@@ -272,10 +298,10 @@ def project_qkv(
     k_width = cache.keys.shape[1] * cache.keys.shape[3]
     q_width = len(layer.weight) - 2 * k_width
     q = torch.empty(rows, q_width, dtype=torch.float32, device=x.device)
-    shape = _shape(layer, 2)
-    blocks = shape.pop("NUM_BLOCKS")
-    shape |= {"BLOCK": shape["BLOCK"] * triton.next_power_of_2(blocks)}
-    _qkv_kernel[(rows, triton.cdiv(len(pairs.first), shape["OUTPUTS"]))](
+    options = _launch_options(layer, 2)
+    blocks = options.pop("NUM_BLOCKS")
+    options |= {"BLOCK": options["BLOCK"] * triton.next_power_of_2(blocks)}
+    _qkv_kernel[(rows, triton.cdiv(len(pairs.first), options["OUTPUTS"]))](
         x,
         normed.gain,
         layer.weight,
@@ -300,8 +326,8 @@ def project_qkv(
         NORM=normed.gain is not None,
         LAYER_NORM=normed.mean_weight is not None,
         HAS_BIAS=normed.bias is not None,
-        HEAD=cache.keys.shape[3],
-        **shape,
+        HEAD_DIM=cache.keys.shape[3],
+        **options,
         **pdl_options(),
     )
     return q
@@ -318,8 +344,8 @@ def linear(
     (rows, width), layer = x.shape, normed.layer
     outputs = len(layer.weight) // (1 + activation.gated)
     out = torch.empty(rows, outputs, dtype=torch.float32, device=x.device)
-    shape = _shape(layer, 1 + activation.gated)
-    _linear_kernel[(rows, triton.cdiv(outputs, shape["OUTPUTS"]))](
+    options = _launch_options(layer, 1 + activation.gated)
+    _linear_kernel[(rows, triton.cdiv(outputs, options["OUTPUTS"]))](
         x,
         normed.gain,
         layer.weight,
@@ -337,14 +363,14 @@ def linear(
         HAS_RESIDUAL=residual is not None,
         GATED=activation.gated,
         ACTIVATION=activation.name,
-        **shape,
+        **options,
         **pdl_options(),
     )
     return out
 
 
-def _shape(layer: PackedLinear, rows_together: int) -> dict[str, int]:
-    """The sizes of a program, so that it reads enough of W to hide latency."""
+def _launch_options(layer: PackedLinear, rows_together: int) -> dict[str, int]:
+    """Options of a launch with which a program reads enough of W to hide latency."""
     width = layer.inputs
     block = min(BLOCK_INPUTS, triton.next_power_of_2(width))
     elements, warps = PROGRAM_SIZES[rows_together, min(16, layer.bits)]

@@ -11,14 +11,14 @@ STEPS = 16  # ids compared before it checks whether any position still matches
 
 
 @triton.jit
-def _recent(n, history, lengths, prompts, history_capacity, width, vocab):
+def _recent(n, history, lengths, prompt_lengths, history_capacity, window, vocab):
     """The ids of the row `n` positions back, newest first, and which of them are penalised."""
     row = tl.program_id(0).to(tl.int64)
     position = tl.load(lengths + row) - 1 - n
     first = 0
-    if prompts is not None:
-        first = tl.load(prompts + row)
-    valid = (n < width) & (position >= first)
+    if prompt_lengths is not None:
+        first = tl.load(prompt_lengths + row)
+    valid = (n < window) & (position >= first)
     ids = tl.load(history + row * history_capacity + position, mask=valid, other=0)
     return ids, valid & (ids < vocab)
 
@@ -29,16 +29,16 @@ def _repetition_kernel(
     out,
     history,
     lengths,
-    prompts,
+    prompt_lengths,
     history_capacity,
-    width,
+    window,
     vocab,
     penalty,
     BLOCK: tl.constexpr,
 ):
     """As `generate.samplers.penalties.Repetition`; a repeated id stores the same value."""
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    ids, valid = _recent(n, history, lengths, prompts, history_capacity, width, vocab)
+    ids, valid = _recent(n, history, lengths, prompt_lengths, history_capacity, window, vocab)
     ids += tl.program_id(0).to(tl.int64) * vocab
     x = tl.load(logits + ids, mask=valid)
     tl.store(out + ids, tl.where(x > 0, x / penalty, x * penalty), mask=valid)
@@ -50,9 +50,9 @@ def _frequency_kernel(
     out,
     history,
     lengths,
-    prompts,
+    prompt_lengths,
     history_capacity,
-    width,
+    window,
     vocab,
     penalty,
     PRESENCE: tl.constexpr,
@@ -64,7 +64,13 @@ def _frequency_kernel(
     integer; the difference from the original bits is the number of occurrences.
     """
     ids, valid = _recent(
-        tl.arange(0, BLOCK_HISTORY), history, lengths, prompts, history_capacity, width, vocab
+        tl.arange(0, BLOCK_HISTORY),
+        history,
+        lengths,
+        prompt_lengths,
+        history_capacity,
+        window,
+        vocab,
     )
     ids += tl.program_id(0).to(tl.int64) * vocab
     x = tl.load(logits + ids, mask=valid)
@@ -88,7 +94,7 @@ def _dry_kernel(
     lengths,
     breakers,
     history_capacity,
-    width,
+    window,
     vocab,
     multiplier,
     base,
@@ -105,7 +111,7 @@ def _dry_kernel(
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row)
     newest = history + row * history_capacity + length - 1
-    text = tl.minimum(length, width).to(tl.int32)
+    text = tl.minimum(length, window).to(tl.int32)
     lag = tl.program_id(1) * LAGS + 1 + tl.arange(0, LAGS)
     matches = lag < text
     following = tl.load(newest - lag + 1, mask=matches, other=0)
@@ -139,25 +145,25 @@ def repetition(
     logits: Float[Tensor, "rows vocab"],
     history: Int[Tensor, "rows capacity"],
     lengths: Int[Tensor, " rows"],
-    prompts: Int[Tensor, " rows"] | None,
-    width: int,
+    prompt_lengths: Int[Tensor, " rows"] | None,
+    window: int,
     penalty: float,
 ) -> Float[Tensor, "rows vocab"]:
-    """As `generate.samplers.penalties.Repetition` over the last `width` ids.
+    """As `generate.samplers.penalties.Repetition` over the last `window` ids.
 
-    `prompts`: for each row, the number of its first ids that are not penalised.
+    `prompt_lengths`: for each row, the number of its first ids that are not penalised.
     """
     (rows, vocab), history_capacity = logits.shape, history.shape[1]
     logits, history = logits.contiguous(), history.contiguous()
     out = logits.clone()
-    _repetition_kernel[(rows, triton.cdiv(width, BLOCK))](
+    _repetition_kernel[(rows, triton.cdiv(window, BLOCK))](
         logits,
         out,
         history,
         lengths,
-        prompts,
+        prompt_lengths,
         history_capacity,
-        width,
+        window,
         vocab,
         float(penalty),
         BLOCK=BLOCK,
@@ -169,24 +175,24 @@ def frequency(
     logits: Float[Tensor, "rows vocab"],
     history: Int[Tensor, "rows capacity"],
     lengths: Int[Tensor, " rows"],
-    prompts: Int[Tensor, " rows"] | None,
-    width: int,
+    prompt_lengths: Int[Tensor, " rows"] | None,
+    window: int,
     penalty: float,
     *,
     presence: bool,
 ) -> Float[Tensor, "rows vocab"]:
-    """As `generate.samplers.penalties.Frequency`, or `Presence`, over the last `width` ids."""
+    """As `generate.samplers.penalties.Frequency`, or `Presence`, over the last `window` ids."""
     (rows, vocab), history_capacity = logits.shape, history.shape[1]
     logits, history = logits.contiguous(), history.contiguous()
-    out, block_history = logits.clone(), max(BLOCK, triton.next_power_of_2(width))
+    out, block_history = logits.clone(), max(BLOCK, triton.next_power_of_2(window))
     _frequency_kernel[(rows,)](
         logits,
         out,
         history,
         lengths,
-        prompts,
+        prompt_lengths,
         history_capacity,
-        width,
+        window,
         vocab,
         float(penalty),
         PRESENCE=presence,
@@ -202,24 +208,24 @@ def dry(
     history: Int[Tensor, "rows capacity"],
     lengths: Int[Tensor, " rows"],
     breakers: Bool[Tensor, " vocab"] | None,
-    width: int,
+    window: int,
     multiplier: float,
     base: float,
     allowed_length: int,
     max_penalty: float,
 ) -> Float[Tensor, "rows vocab"]:
-    """As `generate.samplers.penalties.DRY` over the last `width` ids."""
+    """As `generate.samplers.penalties.DRY` over the last `window` ids."""
     (rows, vocab), history_capacity = logits.shape, history.shape[1]
     logits, history = logits.contiguous(), history.contiguous()
     out = logits.clone()
-    _dry_kernel[(rows, triton.cdiv(width - 1, LAGS))](
+    _dry_kernel[(rows, triton.cdiv(window - 1, LAGS))](
         logits,
         out,
         history,
         lengths,
         breakers,
         history_capacity,
-        width,
+        window,
         vocab,
         float(multiplier),
         float(base),

@@ -40,9 +40,9 @@ def _store_kernel(
     QK_NORM: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    HEAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     OUTPUTS: tl.constexpr,  # heads that are returned
-    BLOCK_HEAD: tl.constexpr,
+    BLOCK_HEAD_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -57,8 +57,11 @@ def _store_kernel(
         row = token // time
         stored = row >= 0
         position = tl.load(lengths + row) + token % time
-    column, h = tl.arange(0, BLOCK_HEAD), (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[:, None]
-    valid = column < HEAD
+    column, h = (
+        tl.arange(0, BLOCK_HEAD_DIM),
+        (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[:, None],
+    )
+    valid = column < HEAD_DIM
     partner_column = tl.load(partner + column, mask=valid, other=0)
     frequency_index = tl.load(column_frequency_index + column, mask=valid, other=-1)
     c = tl.load(
@@ -76,24 +79,26 @@ def _store_kernel(
         k_partner_g = tl.load(k_gain + partner_column, mask=valid, other=0.0)[None, :]
         partner_g = tl.where(is_query, partner_g, k_partner_g)
     wait_for_previous(PDL)
-    qkv += token * (HEADS + 2 * KV_HEADS) * HEAD
+    qkv += token * (HEADS + 2 * KV_HEADS) * HEAD_DIM
     inside = (h < HEADS + 2 * KV_HEADS) & valid[None, :]
-    x = tl.load(qkv + h * HEAD + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    y = tl.load(qkv + h * HEAD + partner_column[None, :], mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(qkv + h * HEAD_DIM + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(qkv + h * HEAD_DIM + partner_column[None, :], mask=inside, other=0.0).to(tl.float32)
     rotated = x * c[None, :] + y * s[None, :]
     if QK_NORM:
-        inverse_rms = tl.rsqrt(tl.sum(x * x, 1) / HEAD + eps)[:, None]
+        inverse_rms = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
         rotated = (x * g * c[None, :] + y * partner_g * s[None, :]) * inverse_rms
     y = tl.where(h < HEADS + KV_HEADS, rotated, x)
-    q += token * OUTPUTS * HEAD
+    q += token * OUTPUTS * HEAD_DIM
     is_output = (h < OUTPUTS) & valid[None, :]
-    tl.store(q + h * HEAD + column[None, :], y.to(q.dtype.element_ty), mask=is_output)
+    tl.store(q + h * HEAD_DIM + column[None, :], y.to(q.dtype.element_ty), mask=is_output)
     dtype = keys.dtype.element_ty
     k, v = h - HEADS, h - HEADS - KV_HEADS
-    offset = row * KV_HEADS * capacity * HEAD + position * HEAD + column[None, :]
+    offset = row * KV_HEADS * capacity * HEAD_DIM + position * HEAD_DIM + column[None, :]
     is_key = (k >= 0) & (k < KV_HEADS) & valid[None, :] & stored
-    tl.store(keys + offset + k * capacity * HEAD, y.to(dtype), mask=is_key)
-    tl.store(values + offset + v * capacity * HEAD, y.to(dtype), mask=(v >= 0) & inside & stored)
+    tl.store(keys + offset + k * capacity * HEAD_DIM, y.to(dtype), mask=is_key)
+    tl.store(
+        values + offset + v * capacity * HEAD_DIM, y.to(dtype), mask=(v >= 0) & inside & stored
+    )
 
 
 @triton.jit
@@ -147,8 +152,8 @@ def rotate_and_cache(
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     outputs = heads if rows is None else heads + kv_heads
     q = qkv.new_empty(len(qkv), outputs * head_dim)
-    block_head = triton.next_power_of_2(head_dim)
-    block = max(1, (1024 if time > 1 else 256) // block_head)
+    block_head_dim = triton.next_power_of_2(head_dim)
+    block = max(1, (1024 if time > 1 else 256) // block_head_dim)
     _store_kernel[(len(qkv), triton.cdiv(heads + 2 * kv_heads, block))](
         qkv,
         pairs.partner,
@@ -169,9 +174,9 @@ def rotate_and_cache(
         QK_NORM=options.qk_gains is not None,
         HEADS=heads,
         KV_HEADS=kv_heads,
-        HEAD=head_dim,
+        HEAD_DIM=head_dim,
         OUTPUTS=outputs,
-        BLOCK_HEAD=block_head,
+        BLOCK_HEAD_DIM=block_head_dim,
         BLOCK=block,
         **pdl_options(),
     )

@@ -89,10 +89,10 @@ class Repetition(LogitsProcessor):
         if kernel_supports(logits, self.penalty):
             from regard.accel.kernels.penalties import repetition
 
-            prompts = sampling.prompt_lengths if self.scope == "completion" else None
+            prompt_lengths = sampling.prompt_lengths if self.scope == "completion" else None
             width = window_size(sampling, self.window)
             return repetition(
-                logits, sampling.history, sampling.lengths, prompts, width, self.penalty
+                logits, sampling.history, sampling.lengths, prompt_lengths, width, self.penalty
             )
         seen = token_counts(sampling, logits.shape[1], self.window, self.scope, logits.dtype) > 0
         penalised = torch.where(logits > 0, logits / self.penalty, logits * self.penalty)
@@ -129,9 +129,9 @@ class Frequency(LogitsProcessor):
             from regard.accel.kernels.penalties import frequency
 
             history, lengths = sampling.history, sampling.lengths
-            prompts = sampling.prompt_lengths if self.scope == "completion" else None
+            prompt_lengths = sampling.prompt_lengths if self.scope == "completion" else None
             return frequency(
-                logits, history, lengths, prompts, width, self.penalty, presence=self.binary
+                logits, history, lengths, prompt_lengths, width, self.penalty, presence=self.binary
             )
         counts = token_counts(sampling, logits.shape[1], self.window, self.scope, logits.dtype)
         return logits - self.penalty * (counts.clamp_max(1) if self.binary else counts)
