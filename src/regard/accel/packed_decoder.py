@@ -32,7 +32,7 @@ class ConcatenatedPrompts:
     ids: Int[Tensor, " tokens"]
     rows: Int[Tensor, " tokens"]  # of the KV caches; -1: not stored
     positions: Int[Tensor, " tokens"]
-    bounds: Int[Tensor, " bounds"]  # where each prompt begins, and the end of the last
+    cu_seqlens: Int[Tensor, " cu_seqlens"]  # cumulative lengths: where each prompt begins, the end
 
 
 class PackedDecoder:
@@ -98,7 +98,7 @@ class PackedDecoder:
         return self.model.device
 
     @property
-    def concatenates(self) -> bool:
+    def supports_concatenated_prompts(self) -> bool:
         """Whether it can read concatenated prompts (`TritonDecoder.prefill_concatenated`)."""
         return False
 

@@ -84,8 +84,8 @@ def attend(
     return y
 
 
-def causal_window(q: Tensor, k: Tensor, v: Tensor, width: int, scale: float) -> Tensor:
-    """FlashAttention over the last `width` positions; (batch, time, heads, head_dim), 16 bits."""
+def causal_window(q: Tensor, k: Tensor, v: Tensor, window_size: int, scale: float) -> Tensor:
+    """FlashAttention over a causal window; (batch, time, heads, head_dim), 16 bits."""
     time: int = q.shape[1]
     y, *_ = torch.ops.aten._flash_attention_forward(
         q,
@@ -99,33 +99,33 @@ def causal_window(q: Tensor, k: Tensor, v: Tensor, width: int, scale: float) -> 
         is_causal=True,
         return_debug_mask=False,
         scale=scale,
-        window_size_left=width - 1,
+        window_size_left=window_size - 1,
         window_size_right=0,
     )
     return y
 
 
-def attend_within(
+def varlen_attention(
     q: Float[Tensor, "tokens heads head_dim"],
     k: Float[Tensor, "tokens kv_heads head_dim"],
     v: Float[Tensor, "tokens kv_heads head_dim"],
-    bounds: Int[Tensor, " bounds"],
+    cu_seqlens: Int[Tensor, " cu_seqlens"],
     window: int | None,
     scale: float,
 ) -> Float[Tensor, "tokens heads head_dim"]:
-    """Causal attention within each of several concatenated sequences, which begin at `bounds`.
+    """Causal attention within each of several concatenated sequences.
 
-    On a GPU by FlashAttention, in 16 bits.
+    `cu_seqlens` holds their cumulative lengths, 0 first. On a GPU by FlashAttention, in 16 bits.
     """
     tokens = len(q)
     if q.is_cuda:
-        ends = bounds.to(torch.int32)
+        cu_seqlens = cu_seqlens.to(torch.int32)
         y, *_ = torch.ops.aten._flash_attention_forward(
             q,
             k,
             v,
-            ends,
-            ends,
+            cu_seqlens,
+            cu_seqlens,
             tokens,
             tokens,
             0.0,
@@ -136,8 +136,8 @@ def attend_within(
             window_size_right=None if window is None else 0,
         )
         return y
-    at = torch.arange(tokens).unsqueeze(0)
-    mask = Mask.causal() & Mask.documents(torch.searchsorted(bounds, at, right=True))
+    positions = torch.arange(tokens).unsqueeze(0)
+    mask = Mask.causal() & Mask.documents(torch.searchsorted(cu_seqlens, positions, right=True))
     if window is not None:
         mask = mask & Mask.window(window)
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
@@ -145,7 +145,7 @@ def attend_within(
         q,
         k,
         v,
-        attn_mask=mask.dense(at, at),
+        attn_mask=mask.dense(positions, positions),
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
@@ -186,27 +186,28 @@ def suits_blocks(inputs: AttentionInputs) -> bool:
 
 
 def causal_window_blocks(
-    q: Tensor, k: Tensor, v: Tensor, width: int, *, scale: float, dropout: float = 0.0
+    q: Tensor, k: Tensor, v: Tensor, window_size: int, *, scale: float, dropout: float = 0.0
 ) -> Tensor:
-    """Attention over the last `width` positions; (batch, heads, time, head_dim).
+    """Attention over the last `window_size` positions; (batch, heads, time, head_dim).
 
-    The queries of a block of `width` positions need the keys of their own and the previous block.
+    The queries of a block of `window_size` positions need the keys of their own block and of the
+    previous one.
     """
     batch, time = q.shape[0], q.shape[2]
-    blocks = -(-time // width)
-    padding = blocks * width - time
+    blocks = -(-time // window_size)
+    padding = blocks * window_size - time
 
     def per_block(x: Tensor) -> Tensor:  # (batch blocks, heads, positions, head_dim)
         return x.transpose(1, 2).flatten(0, 1)
 
     def with_previous(x: Tensor) -> Tensor:
-        padded = F.pad(x, (0, 0, width, padding)).unflatten(2, (blocks + 1, width))
+        padded = F.pad(x, (0, 0, window_size, padding)).unflatten(2, (blocks + 1, window_size))
         return per_block(torch.cat([padded[:, :, :-1], padded[:, :, 1:]], dim=3))
 
-    queries = F.pad(q, (0, 0, 0, padding)).unflatten(2, (blocks, width))
-    distance = torch.arange(width).unsqueeze(1) + width - torch.arange(2 * width)
-    allowed = ((distance >= 0) & (distance < width)).repeat(blocks, 1, 1, 1)
-    allowed[0, ..., :width] = False  # there is no block before the first
+    queries = F.pad(q, (0, 0, 0, padding)).unflatten(2, (blocks, window_size))
+    distance = torch.arange(window_size).unsqueeze(1) + window_size - torch.arange(2 * window_size)
+    allowed = ((distance >= 0) & (distance < window_size)).repeat(blocks, 1, 1, 1)
+    allowed[0, ..., :window_size] = False  # there is no block before the first
     y = F.scaled_dot_product_attention(
         per_block(queries),
         with_previous(k),
@@ -231,10 +232,10 @@ def block_mask(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> "B
     some, every = _blocks(mask, query_positions, key_positions)
     partial = some & ~every
     documents, prefixes, lengths = mask.document_ids, mask.prefixes, mask.key_lengths
-    many = query_positions.shape[0] > 1
+    positions_per_row = query_positions.shape[0] > 1
 
     def allowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        row = b if many else 0 * b
+        row = b if positions_per_row else 0 * b
         query, key = query_positions[row, i], key_positions[row, j]
         result = key >= 0
         if mask.is_causal:
@@ -249,15 +250,15 @@ def block_mask(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> "B
         return result
 
     return BlockMask.from_kv_blocks(
-        *_ordered(partial),
-        *_ordered(every),
+        *_order_blocks(partial),
+        *_order_blocks(every),
         BLOCK_SIZE=BLOCK,
         mask_mod=allowed,
         seq_lengths=(time, seen),
     )
 
 
-def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _order_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """How many blocks of keys each block of queries needs, and which, the needed ones first."""
     indices = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), indices.to(torch.int32).contiguous()

@@ -17,7 +17,7 @@ from regard.accel.kernels.gemm import ResidualStream, reads_packed_int8
 from regard.accel.kernels.residual import BranchNorm, add_branch
 from regard.accel.packed import FusedNormLinear, PackedBlock
 from regard.accel.packed_decoder import ConcatenatedPrompts, PackedDecoder
-from regard.accel.sparse_attention import FLASH_DTYPES, attend_within, causal_window
+from regard.accel.sparse_attention import FLASH_DTYPES, causal_window, varlen_attention
 from regard.accel.support import (
     gemm_unsupported_reason,
     packed_unsupported_reason,
@@ -176,7 +176,7 @@ class TritonDecoder(PackedDecoder):
         return self.model.head(cast(RMSNorm, self.stack.norm)(x)), state.advance(counts, time)
 
     @property
-    def concatenates(self) -> bool:
+    def supports_concatenated_prompts(self) -> bool:
         """Whether it can read concatenated prompts; FlashAttention on a GPU takes 16 bits."""
         weight = self.embed.token.weight
         head_dim = self.layers[0].attention.head_dim
@@ -201,11 +201,13 @@ class TritonDecoder(PackedDecoder):
             ).unflatten(1, (heads + kv_heads, -1))
             v = qkv.unflatten(1, (heads + 2 * kv_heads, -1))[:, heads + kv_heads :]
             q, k = qk[:, :heads], qk[:, heads:]
-            y = attend_within(q, k, v, prompts.bounds, layer.options.window, packed.score_scale)
+            y = varlen_attention(
+                q, k, v, prompts.cu_seqlens, layer.options.window, packed.score_scale
+            )
             x = packed.out.add_to(x, y.flatten(1))
             gate_up = packed.gate_up(prefill.rms_norm(x, layer.gate_up))
             x = packed.down.add_to(x, prefill.apply_activation(gate_up, layer.activation))
-        last = (prompts.bounds[1:] - 1).clamp_min(0)
+        last = (prompts.cu_seqlens[1:] - 1).clamp_min(0)
         x = cast(RMSNorm, self.stack.norm)(x[last].unsqueeze(1))
         return self.model.head(x).squeeze(1)
 

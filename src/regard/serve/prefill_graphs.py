@@ -44,15 +44,15 @@ class PrefillGraphs:
         for prompt in prompts:
             numbers.extend(prompt)
         numbers.extend([0] * (size - tokens))
-        bounds = [0]
+        cu_seqlens = [0]
         for row, prompt in enumerate(prompts):
             numbers.extend([first + row] * len(prompt))
-            bounds.append(bounds[-1] + len(prompt))
+            cu_seqlens.append(cu_seqlens[-1] + len(prompt))
         numbers.extend([-1] * (size - tokens))
         for prompt in prompts:
             numbers.extend(range(len(prompt)))
         numbers.extend([0] * (size - tokens))
-        numbers.extend(bounds + [tokens] * (SEQUENCES + 1 - len(bounds)))
+        numbers.extend(cu_seqlens + [tokens] * (SEQUENCES + 1 - len(cu_seqlens)))
         values = torch.frombuffer(numbers, dtype=torch.long)
         if size in self.graphs:
             inputs, replay = self.graphs[size]
@@ -65,14 +65,14 @@ class PrefillGraphs:
         return logits[: len(prompts)]
 
     def _run(self, inputs: Tensor, size: int) -> Tensor:
-        ids, rows, positions, bounds = inputs.split([size, size, size, SEQUENCES + 1])
-        prompts = ConcatenatedPrompts(ids, rows, positions, bounds)
+        ids, rows, positions, cu_seqlens = inputs.split([size, size, size, SEQUENCES + 1])
+        prompts = ConcatenatedPrompts(ids, rows, positions, cu_seqlens)
         return self.language.prefill_concatenated(prompts, self.rows.caches)
 
 
 def make_prefill_graphs(language: Language, rows: Rows) -> PrefillGraphs | None:
     """The graphs of a model, where its kernels can prefill concatenated prompts."""
-    fast = isinstance(language, PackedDecoder) and language.concatenates
+    fast = isinstance(language, PackedDecoder) and language.supports_concatenated_prompts
     if not fast or not isinstance(rows, GraphRows):
         return None
     return PrefillGraphs(cast("TritonDecoder", language), rows)
