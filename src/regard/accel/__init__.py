@@ -1,4 +1,4 @@
-"""Fast paths for `nn` and `models`, which do not know them: methods of modules are replaced.
+"""Fast paths for `nn` and `models`, which do not import them: they replace methods of modules.
 
 `decoding_path` and `training_path` choose the fastest one that supports a model on its device.
 """

@@ -19,9 +19,9 @@ BLOCKED_ELEMENTS = 1 << 18  # above this size a weight makes a CPU matmul memory
 BLOCKS = 16  # blocks of rows of such a weight, which the cores share
 ROWS_IN_FLOAT32 = 1 << 14  # of a weight that are converted at once
 INT4_GROUP = 128  # inputs that share a scale
-INT4_CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # of the largest weight of a group: tried
+INT4_CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # clipping ratios that are tried for each group
 GEMV_ROWS = 4  # up to this many vectors, the weight is the left factor
-REST = 254  # how much finer the second half of an activation is than the first, which has 8 bits
+RESIDUAL_SCALE = 254  # an int8 activation has a residual in int8, with a step smaller by this
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ class PackedLinear:
     torch contains for x86, multiplies int8 and float16 weights on a CPU:
 
         float16   x and y are in float32
-        int8      x ~ c (h + r / 254), with h and r in int8, as two rows of one integer matmul
+        int8      x ~ c (h + r / 254), h and the residual r in int8, two rows of one integer matmul
     """
 
     weight: (
@@ -80,7 +80,7 @@ class PackedLinear:
 
     def quantize_int4(self) -> "PackedLinear":
         """The same layer with int4 weights; biases are unchanged."""
-        parts = [_int4(rows) for rows in self.weight.detach().split(ROWS_IN_FLOAT32)]
+        parts = [_quantize_int4(rows) for rows in self.weight.detach().split(ROWS_IN_FLOAT32)]
         words, scales = (torch.cat(each) for each in zip(*parts, strict=True))
         return PackedLinear(words, self.bias, scales)
 
@@ -135,7 +135,7 @@ class PackedLinear:
             if self.scale is None:
                 y = torch.ops.quantized.linear_dynamic_fp16(x, self.fbgemm)
                 return cast(Tensor, y)
-            return _times_int8(x, self.fbgemm)
+            return _matmul_int8(x, self.fbgemm)
         if self.scale is None and x.dtype == self.weight.dtype:
             return F.linear(x, self.weight, self.bias)
         if self.scale is None:
@@ -264,7 +264,7 @@ def has_exact_int8() -> bool:
     if not has_fbgemm():
         return False
     largest = torch.full((16, 64), 127, dtype=torch.int8)
-    y = _times_int8(torch.ones(1, 64), _fbgemm_int8(PackedLinear(largest, None, torch.ones(16))))
+    y = _matmul_int8(torch.ones(1, 64), _fbgemm_int8(PackedLinear(largest, None, torch.ones(16))))
     return bool((y == 64 * 127).all())
 
 
@@ -272,27 +272,34 @@ def _fbgemm_int8(layer: PackedLinear) -> Any:
     """The int8 weight of a layer, its scales and its bias in FBGEMM's layout."""
     scale = cast(Tensor, layer.scale)
     zeros = torch.zeros(len(scale), dtype=torch.long)
-    bias = None if layer.bias is None else layer.bias.detach().float() * (REST / (REST + 1))
+    bias = (
+        None
+        if layer.bias is None
+        else layer.bias.detach().float() * (RESIDUAL_SCALE / (RESIDUAL_SCALE + 1))
+    )
     with warnings.catch_warnings():  # torch 2.13 warns that quantized tensors will be removed
         warnings.simplefilter("ignore")
         weight = torch._make_per_channel_quantized_tensor(layer.weight, scale.double(), zeros, 0)
         return torch.ops.quantized.linear_prepack(weight, bias)
 
 
-def _times_int8(x: Float[Tensor, "rows inputs"], fbgemm: Any) -> Float[Tensor, "rows outputs"]:
-    """W x + b, of the sum of both halves of x; the bias is added to both, too, and is scaled."""
+def _matmul_int8(x: Float[Tensor, "rows inputs"], fbgemm: Any) -> Float[Tensor, "rows outputs"]:
+    """W x + b, with x as an int8 vector and its int8 residual, two rows of one matmul.
+
+    The bias is added to both rows, so `_fbgemm_int8` has scaled it.
+    """
     largest = float(x.abs().max())
     if not math.isfinite(largest):
         return torch.full((len(x), fbgemm.unpack()[0].shape[0]), torch.nan)
     step = max(largest / 127, 1e-30)
-    rest = torch.sub(x, (x * (1 / step)).round_(), alpha=step).mul_(REST)
-    halves = torch.cat((x, rest))
-    y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(halves, step, 128, fbgemm)
+    residual = torch.sub(x, (x * (1 / step)).round_(), alpha=step).mul_(RESIDUAL_SCALE)
+    both = torch.cat((x, residual))
+    y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(both, step, 128, fbgemm)
     first, second = y.chunk(2)
-    return torch.add(first, second, alpha=1 / REST)
+    return torch.add(first, second, alpha=1 / RESIDUAL_SCALE)
 
 
-def _int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+def _quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
     """The words and the scales of some rows of W."""
     dtype, padding = weight.dtype, -weight.shape[1] % INT4_GROUP
     groups = F.pad(weight.float(), (0, padding)).unflatten(1, (-1, INT4_GROUP))

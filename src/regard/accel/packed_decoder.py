@@ -84,7 +84,7 @@ class PackedDecoder:
         copies = int8 or float16 or int4 or self._copies_large_weights()
         copied = sys.maxsize if copies else BLOCKED_ELEMENTS
         self.fingerprint = ModelFingerprint(model, copied_elements=copied)
-        self.checks_contents = True  # False: who uses the decoder does so before `start`
+        self.checks_contents = True  # in `start`; False if the caller checks them
         self.frozen = False  # True: nothing writes to the model, and nothing is checked
 
     @property
