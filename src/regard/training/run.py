@@ -47,6 +47,7 @@ from regard.training.parallel.ranks import (
 )
 from regard.training.parallel.strategy import make_strategy, should_shard
 from regard.training.setup.device import autocast, environment, prepare_device
+from regard.training.setup.fit_to_minutes import long_warmup
 from regard.training.setup.resume_checks import (
     changed_machine,
     changed_settings,
@@ -60,7 +61,6 @@ from regard.training.setup.setting_checks import (
     check_model,
     save_interval,
 )
-from regard.training.setup.time_budget import long_warmup
 from regard.training.signals import Interrupts
 from regard.training.storage import checkpoint
 from regard.training.storage.evaluation import evaluation_of, few_targets

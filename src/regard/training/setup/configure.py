@@ -34,9 +34,9 @@ from regard.pipelines import (
 )
 from regard.tasks import TASKS
 from regard.training.setup.device import pick_device
+from regard.training.setup.fit_to_minutes import fit_to_minutes
 from regard.training.setup.setting_checks import check_train_config
 from regard.training.setup.start_settings import start_from
-from regard.training.setup.time_budget import fit_to_minutes
 from regard.training.storage.start import open_start
 
 # The settings in `train` of models without training steps.

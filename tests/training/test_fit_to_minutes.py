@@ -10,8 +10,8 @@ from regard.data.batch import ImageBatch, TextBatch
 from regard.models.build import config_table, count_parameters, resolve
 from regard.pipelines import prepare_training
 from regard.tasks import ImageClassification, Masked, Seq2Seq
-from regard.training.setup import time_budget
-from regard.training.setup.time_budget import fit_to_minutes, fit_to_steps, long_warmup
+from regard.training.setup import fit_to_minutes as fitting
+from regard.training.setup.fit_to_minutes import fit_to_minutes, fit_to_steps, long_warmup
 from training.objectives import masked_batch, pair_batch
 from training.runs import config
 
@@ -31,8 +31,8 @@ def seconds(monkeypatch):
         asked.append((candidate.model["dim"], compiled))
         return 0.25 if compiled else 1.0
 
-    monkeypatch.setattr(time_budget, "_seconds_per_step", told)
-    monkeypatch.setattr(time_budget.time, "perf_counter", lambda: 0.0)  # no time passes
+    monkeypatch.setattr(fitting, "_seconds_per_step", told)
+    monkeypatch.setattr(fitting.time, "perf_counter", lambda: 0.0)  # no time passes
     return asked
 
 
@@ -47,7 +47,7 @@ def test_the_largest_size_that_sees_enough_tokens_is_taken(over, needed, data, s
         dim: count_parameters(
             resolve({**chosen.model, "dim": dim, "layers": n, "heads": dim // 32})
         )
-        for dim, n in time_budget.SIZES
+        for dim, n in fitting.SIZES
     }
     larger = list(sizes)[len(widths)]
     assert needed * sizes[widths[-1]] <= 192_000 * 4 * 8 < needed * sizes[larger]
@@ -80,9 +80,9 @@ def test_only_the_steps_are_chosen_where_the_model_is_given(data, seconds):
 
 
 def test_a_larger_size_whose_steps_are_slower_is_timed_and_left(data, seconds, monkeypatch):
-    told = time_budget._seconds_per_step
+    told = fitting._seconds_per_step
     monkeypatch.setattr(
-        time_budget,
+        fitting,
         "_seconds_per_step",
         lambda candidate, *rest, **options: (
             told(candidate, *rest, **options) * (100 if candidate.model["dim"] > 64 else 1)
@@ -138,14 +138,14 @@ def test_compiling_is_no_part_of_the_time_of_a_step(data, monkeypatch):
         return loss
 
     monkeypatch.setattr(torch, "compile", slow_at_first)
-    monkeypatch.setattr(time_budget.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(fitting.time, "perf_counter", lambda: now[0])
     given = config(data / "cats.txt")
     training_data = prepare_training(given)
     ids = torch.zeros(2, 8).long()
     rows = lambda number: TextBatch(ids[:, : number + 1], ids[:, : number + 1])  # noqa: E731
     training_data = replace(training_data, batch=rows)
     given = replace(given, model=config_table(training_data.model))
-    found = time_budget._seconds_per_step(given, training_data, torch.device("cpu"), compiled=True)
+    found = fitting._seconds_per_step(given, training_data, torch.device("cpu"), compiled=True)
     assert found == pytest.approx(0.001 * given.train.accumulate)
     assert len(compiled) == 1
 
@@ -157,13 +157,13 @@ def test_of_several_ranks_each_has_its_share_of_a_step(accumulate, rows, data, m
     given = config(data / "cats.txt", batch=24, accumulate=accumulate)
     training_data = prepare_training(given)
     given = replace(given, model=config_table(training_data.model))
-    train, seen = time_budget.train, []
+    train, seen = fitting.train, []
 
     def watched(objective, batches, *words, **options):
         batches = list(batches)
         seen.extend(len(batch.targets) for batch in batches)
         return train(objective, batches, *words, **options)
 
-    monkeypatch.setattr(time_budget, "train", watched)
-    time_budget._seconds_per_step(given, training_data, torch.device("cpu"), compiled=False)
-    assert seen == rows * (1 + time_budget.TIMED_STEPS)
+    monkeypatch.setattr(fitting, "train", watched)
+    fitting._seconds_per_step(given, training_data, torch.device("cpu"), compiled=False)
+    assert seen == rows * (1 + fitting.TIMED_STEPS)
