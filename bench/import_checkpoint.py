@@ -57,14 +57,14 @@ def write_checkpoint(folder: Path, gigabytes: float) -> None:
     from regard.hub.external_checkpoint import prefixed_rules
     from regard.hub.safetensors_writer import SafetensorsWriter
     from regard.hub.weight_mapping import plan_export
-    from regard.models.build import on_meta, preset, weights
+    from regard.models.build import build_on_meta, preset, weights
 
     layers = max(1, round((gigabytes * 1e9 / 4 - 2 * 32000 * 1024) / 12.6e6))
     config = preset(
         "modern", vocab_size=32000, dim=1024, heads=16, kv_heads=16, layers=layers, tied=False
     )
     family, table = write_config(config)
-    shapes = {name: weight.shape for name, weight in weights(on_meta(config)).items()}
+    shapes = {name: weight.shape for name, weight in weights(build_on_meta(config)).items()}
     mappings = plan_export(prefixed_rules(family, config), shapes).mappings
     specs = {mapping.external: (torch.float32, shapes[mapping.internal[0]]) for mapping in mappings}
     folder.mkdir()

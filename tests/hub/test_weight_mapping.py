@@ -22,7 +22,7 @@ from regard.hub.weight_mapping import (
     plan_export,
     plan_import,
 )
-from regard.models.build import on_meta, weights
+from regard.models.build import build_on_meta, weights
 
 RULES = [
     Rule("wte.weight", "embed.weight"),
@@ -101,7 +101,7 @@ def test_every_head_of_every_family_has_a_rule_for_every_tensor(family):
         table = {"model_type": family.name, "architectures": [architecture]}
         table |= REQUIRED.get(family.name, {})
         config = replace(read_config(table)[1], layers=2)
-        names = weights(on_meta(config))
+        names = weights(build_on_meta(config))
         plan = plan_export(prefixed_rules(family, config), names)
         assert not plan.missing, architecture
         theirs = [mapping.external for mapping in plan.mappings]

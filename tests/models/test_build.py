@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.errors import CheckpointError
-from regard.models.build import build_model, load_model, on_meta, preset, weights
+from regard.models.build import build_model, build_on_meta, load_model, preset, weights
 
 SMALL = {"vocab_size": 30, "dim": 16, "layers": 2, "heads": 2}
 
@@ -16,19 +16,20 @@ SMALL = {"vocab_size": 30, "dim": 16, "layers": 2, "heads": 2}
 def test_a_hollow_model_has_all_names_and_shapes_and_no_numbers(name):
     sizes = SMALL if name != "lstm" else {"vocab_size": 30, "dim": 16}
     config = preset(name, **sizes, **({"kv_heads": 1} if name == "modern" else {}))
-    whole, empty = weights(build_model(config)), weights(on_meta(config))
+    whole, empty = weights(build_model(config)), weights(build_on_meta(config))
     assert {n: t.shape for n, t in whole.items()} == {n: t.shape for n, t in empty.items()}
     assert all(tensor.is_meta for tensor in empty.values())
 
 
 def test_what_is_not_learned_is_there_in_a_hollow_model_too():
-    slope = on_meta(preset("gpt2", position="alibi", **SMALL)).decoder.position.slope
+    slope = build_on_meta(preset("gpt2", position="alibi", **SMALL)).decoder.position.slope
     assert torch.equal(slope, torch.tensor([2**-4, 2**-8]))
 
 
 def test_a_hollow_model_does_not_wait_for_the_compiler():
     code = (
-        "import sys; from regard.models.build import on_meta, preset; on_meta(preset('modern'));"
+        "import sys; from regard.models.build import build_on_meta, preset;"
+        "build_on_meta(preset('modern'));"
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from regard.models.build import _SkipInit, build_model, on_meta, preset
+from regard.models.build import _SkipInit, build_model, build_on_meta, preset
 from regard.nn.position import POSITIONS
 
 SMALL = {"vocab_size": 30, "dim": 16, "layers": 2, "heads": 2, "context": 8}
@@ -26,7 +26,10 @@ def test_under_a_default_device_everything_is_on_it(position):
 def test_after_the_meta_device_buffers_have_their_values():
     config = model_config("alibi")
     expected = build_model(config).decoder.position.slope
-    empty = on_meta(config)
-    for model in (empty.to_empty(device="cpu"), on_meta(config).to_empty(device="cpu").bfloat16()):
+    empty = build_on_meta(config)
+    for model in (
+        empty.to_empty(device="cpu"),
+        build_on_meta(config).to_empty(device="cpu").bfloat16(),
+    ):
         slope = model.decoder.position.slope
         assert torch.equal(slope, expected.to(slope.dtype))

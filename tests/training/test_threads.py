@@ -37,8 +37,8 @@ def machine(monkeypatch):
         made = Machine(speeds, waiting, others)
         monkeypatch.setattr(threads.time, "perf_counter", lambda: made.now)
         monkeypatch.setattr(threads.time, "process_time", lambda: made.own)
-        monkeypatch.setattr(threads, "_waited", lambda: made.waited)
-        monkeypatch.setattr(threads, "_used", lambda: made.used)
+        monkeypatch.setattr(threads, "_wait_seconds", lambda: made.waited)
+        monkeypatch.setattr(threads, "_cpu_seconds", lambda: made.used)
         monkeypatch.setattr(torch, "get_num_threads", lambda: made.threads)
         monkeypatch.setattr(torch, "set_num_threads", lambda n: setattr(made, "threads", n))
         for name in threads.VARIABLES:
@@ -127,10 +127,10 @@ def test_a_checkpoint_during_a_trial_has_the_threads_from_before_it(machine):
 
 def test_the_time_that_threads_wait_is_known_on_linux_only(monkeypatch, tmp_path):
     if threads.THREADS_DIR.exists():
-        assert threads._waited() >= 0
+        assert threads._wait_seconds() >= 0
     monkeypatch.setattr(threads, "THREADS_DIR", tmp_path / "nowhere")
-    assert threads._waited() is None
+    assert threads._wait_seconds() is None
     if threads.CORES.exists():
-        assert threads._used() > 0
+        assert threads._cpu_seconds() > 0
     monkeypatch.setattr(threads, "CORES", tmp_path / "nowhere")
-    assert threads._used() is None
+    assert threads._cpu_seconds() is None

@@ -134,7 +134,7 @@ def _passes(
             )
         count = min(draft_tokens, target.free_positions)
         proposal = drafter.propose(sampling, chain, count) if count else Proposal.empty(sampling)
-        proposal = proposal.at_most([more - 1 for more in remaining.values()])
+        proposal = proposal.truncate([more - 1 for more in remaining.values()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +150,12 @@ class Proposal:
         """No draft token for any row."""
         return cls(sampling.history[:, :0], torch.zeros_like(sampling.lengths))
 
-    def at_most(self, limits: list[int]) -> "Proposal":
+    def truncate(self, limits: list[int]) -> "Proposal":
         """The first tokens of each row, up to its limit."""
         bound = torch.tensor(limits, device=self.counts.device)
         return replace(self, counts=self.counts.minimum(bound))
 
-    def at(
+    def token(
         self, rows: Int[Tensor, " selected"], number: int, vocab: int
     ) -> tuple[Int[Tensor, " selected"], Float[Tensor, "selected vocab"]]:
         """Draft token `number` of these rows and its Q; -1 and zeros for a row without one."""
@@ -373,7 +373,7 @@ def _verify(
     for number in range(logits.shape[1]):
         row_chain, row_sampling = chain.select(rows), sampling.select(rows)
         row_logits = logits[rows, number]
-        draft_ids, q = proposal.at(rows, number, logits.shape[-1])
+        draft_ids, q = proposal.token(rows, number, logits.shape[-1])
         ids = row_chain.sample(
             row_logits, row_sampling, _accept_or_resample(draft_ids, q, row_sampling)
         )

@@ -30,7 +30,7 @@ from regard.hub.weight_mapping import (
     plan_export,
     plan_import,
 )
-from regard.models.build import config_table, on_meta, resolve, weights
+from regard.models.build import build_on_meta, config_table, resolve, weights
 from regard.models.presets import ModelConfig
 from regard.text import PairTokenizers, Tokenizer
 
@@ -130,7 +130,7 @@ class ExternalCheckpoint:
 
     def load(self) -> nn.Module:
         """Load the model, without a second copy of the weights in memory."""
-        model = on_meta(self.config)
+        model = build_on_meta(self.config)
         with self.tensors:
             self._check_duplicates()
             state = dict(read_internal(self.tensors, self.plan.mappings, self.shapes, self.dtype))
@@ -284,7 +284,7 @@ def _bulleted(problems: list[str]) -> str:
 
 
 def _shapes(config: ModelConfig) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in weights(on_meta(config)).items()}
+    return {name: tensor.shape for name, tensor in weights(build_on_meta(config)).items()}
 
 
 def _plan(family: Family, config: Any, tensors: Tensors) -> tuple[list[str], Shapes, WeightPlan]:

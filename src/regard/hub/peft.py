@@ -41,7 +41,7 @@ from regard.hub.weight_mapping import (
     plan_export,
     plan_import,
 )
-from regard.models.build import on_meta, weights
+from regard.models.build import build_on_meta, weights
 from regard.models.presets import ModelConfig
 from regard.nn.lora import Adapter
 
@@ -85,7 +85,7 @@ def write_adapter(
     """
     family, hf = write_config(config, family_name)
     exported = read_config_as(family, hf)
-    names = weights(on_meta(exported))
+    names = weights(build_on_meta(exported))
     mappings = plan_export(prefixed_rules(family, exported), names).mappings
 
     def transform(name: str, tensor: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
         raise CheckpointError(
             f"{folder / MODEL}: {quote(incomplete)} has only one of lora_A and lora_B"
         )
-    shapes = {name: tensor.shape for name, tensor in weights(on_meta(config)).items()}
+    shapes = {name: tensor.shape for name, tensor in weights(build_on_meta(config)).items()}
     external = [*(f"{layer}.weight" for layer in factors), *others]
     unexpected: list[str] | None = None  # by the names of the first family
     for plan in _plans(config, external, shapes):

@@ -131,7 +131,7 @@ class _SkipInit(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def on_meta(config: ModelConfig) -> nn.Module:
+def build_on_meta(config: ModelConfig) -> nn.Module:
     """A model on the meta device: names and shapes of weights, nothing allocated or initialised."""
     with torch.device("meta"), _SkipInit():
         return build_model(config)
@@ -139,7 +139,7 @@ def on_meta(config: ModelConfig) -> nn.Module:
 
 def count_parameters(config: ModelConfig) -> int:
     """The number of parameters, counted on the meta device."""
-    return sum(p.numel() for p in on_meta(config).parameters())
+    return sum(p.numel() for p in build_on_meta(config).parameters())
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -162,7 +162,7 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 def load_model(config: ModelConfig, tensors: Mapping[str, Tensor], origin: str) -> nn.Module:
     """A model with saved weights, which are assigned, not copied, and keep their dtype."""
-    model = on_meta(config)
+    model = build_on_meta(config)
     if hasattr(model, "fit"):
         model = build_model(config)
         load_weights(model, tensors, origin)

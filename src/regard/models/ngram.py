@@ -85,7 +85,7 @@ class NGram(LanguageModel):
         p = torch.full(words.shape, 1 / vocab, dtype=torch.float64, device=words.device)
         for order, histories in enumerate(self._histories(ids)):
             distinct, row_of = histories[scored].unique(return_inverse=True)
-            row, word, probability, backoff, known = self._smoothed(order, distinct)
+            row, word, probability, backoff, known = self._smooth(order, distinct)
             keys, target_keys = row * vocab + word, row_of * vocab + words
             index = torch.searchsorted(keys, target_keys).clamp_max(max(0, len(keys) - 1))
             if self.smoothing.uniform_backoff:
@@ -109,7 +109,7 @@ class NGram(LanguageModel):
         parts = [torch.full(words.shape, 1 / vocab, dtype=torch.float64, device=words.device)]
         for order, histories in enumerate(self._histories(ids)):
             distinct, row_of = histories[scored].unique(return_inverse=True)
-            row, word, probability, backoff, known = self._smoothed(order, distinct)
+            row, word, probability, backoff, known = self._smooth(order, distinct)
             if self.smoothing.uniform_backoff:  # a seen history leaves only the uniform part
                 uniform = torch.full_like(parts[0], 1 / vocab)
                 parts = [
@@ -176,7 +176,7 @@ class NGram(LanguageModel):
         p = torch.full((1, vocab), 1 / vocab, dtype=torch.float64, device=histories[0].device)
         for order, history in enumerate(histories):
             history = history if order else history[:1]  # the empty history is the same everywhere
-            row, word, probability, backoff, known = self._smoothed(order, history)
+            row, word, probability, backoff, known = self._smooth(order, history)
             if self.smoothing.uniform_backoff:
                 p = p.where(~known.unsqueeze(-1), 1 / vocab)
             p *= backoff.unsqueeze(-1)
@@ -184,7 +184,7 @@ class NGram(LanguageModel):
             p = p if order else p.repeat(positions, 1)
         return p
 
-    def _smoothed(
+    def _smooth(
         self, order: int, histories: Int[Tensor, " rows"]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The smoothed probabilities after these histories.

@@ -38,7 +38,7 @@ from regard.pipelines.by_length import ByLength, by_length
 from regard.pipelines.tokenizer_cache import cached_tokenizer
 from regard.tasks import TASKS, Seq2Seq
 from regard.tasks.metrics import bleu, chrf, exact_match
-from regard.tasks.scheduled_sampling import free_running
+from regard.tasks.scheduled_sampling import free_running_inputs
 from regard.text import PairTokenizers, train_pair
 
 logger = logging.getLogger(__name__)
@@ -300,7 +300,7 @@ def free_running_loss(data: EvalData, model: nn.Module, device: torch.device) ->
 
     def with_predictions(batch: PairBatch) -> PairBatch:
         everywhere = torch.ones_like(batch.ids, dtype=torch.bool)
-        return replace(batch, ids=free_running(model, batch.ids, everywhere, batch.source))
+        return replace(batch, ids=free_running_inputs(model, batch.ids, everywhere, batch.source))
 
     model.eval()
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -68,7 +68,7 @@ class Windows:
                 f"{task.context} and forecasting {task.horizon} takes {size};\nadd data, raise "
                 "data.validation_fraction, or lower task.horizon or task.context"
             )
-        values = task.scaled(rows[:, series.indices(task.read_columns)])
+        values = task.standardize(rows[:, series.indices(task.read_columns)])
         tensor = torch.from_numpy(values).to(torch.float64 if double else torch.float32)
         return cls(tensor, task.context, task.horizon, np.arange(0, len(rows) - size + 1, stride))
 
@@ -324,7 +324,7 @@ def _with_one_step_forecasts(
         windows = Windows.of(last, one_step_task, double=hasattr(model, "fit"))
         read = windows.read(np.arange(len(windows)))[:, :-1].to(_device(model))
         with torch.no_grad():
-            one_step = task.unscale(task.rollout(model, read, 1)[:, 0])[:, output].tolist()
+            one_step = task.unstandardize(task.rollout(model, read, 1)[:, 0])[:, output].tolist()
     before = values[: len(values) - count][-2 * len(multi_step) :]
     return ForecastEnd(
         name, before, values[len(values) - count :], multi_step[:, output].tolist(), one_step
@@ -352,11 +352,11 @@ def forecast(
             f"{series.name} has {len(series)} rows, but the model needs at least {context}"
         )
     model.eval()
-    rows = task.scaled(series.values[-context:, series.indices(task.read_columns)])
+    rows = task.standardize(series.values[-context:, series.indices(task.read_columns)])
     dtype = torch.float64 if hasattr(model, "fit") else torch.float32
     window = torch.from_numpy(rows).to(_device(model), dtype)
     with torch.no_grad():
-        return task.unscale(task.rollout(model, window.unsqueeze(0), steps)[0])
+        return task.unstandardize(task.rollout(model, window.unsqueeze(0), steps)[0])
 
 
 def _model_family(config: RunConfig) -> str:

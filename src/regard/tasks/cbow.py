@@ -53,7 +53,7 @@ class CBOWTask(Task):
     def metrics(self, model: nn.Module, batches: Iterable[TextBatch]) -> dict[str, float]:
         """Nats per word and accuracy, and the same for unigram frequencies."""
         return prediction_metrics(
-            model, (_scored(_hidden(model, batch), batch.targets) for batch in batches)
+            model, (_select_scored(_hidden(model, batch), batch.targets) for batch in batches)
         )
 
 
@@ -62,5 +62,5 @@ def _hidden(model: Any, batch: TextBatch) -> Float[Tensor, "batch time dim"]:
     return x
 
 
-def _scored(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _select_scored(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return x[targets != IGNORED], targets[targets != IGNORED]

@@ -41,13 +41,13 @@ class Contrastive(Task):
             raise ConfigError(f"task.temperature={self.temperature} must be above 0")
 
     def collate(self, examples: tuple[Ids, Ids, int], generator: torch.Generator) -> SentenceBatch:
-        """Both texts of each pair, padded."""
+        """Both texts of each pair, pad_texts."""
         first, second, width = examples
 
-        def padded(texts: Ids) -> Source:
+        def pad_texts(texts: Ids) -> Source:
             return Source(pad(texts, width, 0), torch.tensor([len(text) for text in texts]))
 
-        return SentenceBatch(padded(first), padded(second))
+        return SentenceBatch(pad_texts(first), pad_texts(second))
 
     def embed(self, model: nn.Module, texts: Source) -> Float[Tensor, "batch dim"]:
         """The L2-normalized embedding of each text."""

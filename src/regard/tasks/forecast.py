@@ -176,7 +176,7 @@ class Forecast(Task):
                     raise ConfigError(f"task.{name} is for networks; leave it out")
             if self.patch > 1 or self.channel_independent:
                 raise ConfigError(
-                    "task.patch and task.channel_independent are for networks; leave out"
+                    "task.patch and task.channel_independent are for networks; leave them out"
                 )
 
     def collate(
@@ -188,16 +188,16 @@ class Forecast(Task):
         windows, context = examples
         return WindowBatch(windows[:, :context], windows[:, context:, : len(self.columns)])
 
-    def scaled(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    def standardize(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Values of the columns that are read, centred and scaled."""
         mean, std = self.scale
         return (values - mean) / std
 
-    def unscale(self, values: Tensor) -> NDArray[np.float64]:
-        """Undo `scaled`, for the columns that are forecast."""
+    def unstandardize(self, values: Tensor) -> NDArray[np.float64]:
+        """Undo `standardize`, for the columns that are forecast."""
         mean, std = (part[: len(self.columns)] for part in self.scale)
-        unscaled: NDArray[np.float64] = values.double().cpu().numpy() * std + mean
-        return unscaled
+        unstandardized: NDArray[np.float64] = values.double().cpu().numpy() * std + mean
+        return unstandardized
 
     def loss(self, model: nn.Module, batch: WindowBatch) -> Float[Tensor, ""]:
         """Summed squared error of the forecast rows, or of the next row at every position."""

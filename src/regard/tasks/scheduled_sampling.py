@@ -90,12 +90,12 @@ def mix_predictions(
     are from P(. | y_1 ... y_{t-1}). No gradient flows through the samples.
     Bengio et al. 2015; Mihaylova & Martins 2019.
     """
-    sample = _sample_in_one_pass if isinstance(model, Transformer) else free_running
+    sample = _sample_in_one_pass if isinstance(model, Transformer) else free_running_inputs
     with torch.no_grad():
         return run_eagerly(sample)(model, ids, use_prediction, source)
 
 
-def free_running(
+def free_running_inputs(
     model: nn.Module,
     ids: Int[Tensor, "batch time"],
     use_prediction: Bool[Tensor, "batch time"],

@@ -52,7 +52,9 @@ class TextRegression(Task):
         targets = torch.tensor([n for (n,) in numbers], dtype=torch.float32)
         return ScoreBatch(pad(texts, width, 0), lengths, targets)
 
-    def standardized(self, model: nn.Module, batch: ScoreBatch) -> Float[Tensor, " batch"]:
+    def standardized_predictions(
+        self, model: nn.Module, batch: ScoreBatch
+    ) -> Float[Tensor, " batch"]:
         """f(text) of each text."""
         extra = {} if batch.segments is None else {"segments": batch.segments}
         x = model(batch.ids, lengths=batch.lengths, **extra)
@@ -61,7 +63,7 @@ class TextRegression(Task):
 
     def loss(self, model: nn.Module, batch: ScoreBatch) -> Float[Tensor, ""]:
         """Summed squared errors, divided by the variance of the training numbers."""
-        error = self.standardized(model, batch) - (batch.targets - self.mean) / self.std
+        error = self.standardized_predictions(model, batch) - (batch.targets - self.mean) / self.std
         return error.square().sum()
 
     def count(self, batch: ScoreBatch) -> Int[Tensor, ""]:
@@ -71,7 +73,7 @@ class TextRegression(Task):
     @torch.no_grad()
     def predict_numbers(self, model: nn.Module, batch: ScoreBatch) -> Float[Tensor, " batch"]:
         """The number of each text."""
-        return self.mean + self.std * self.standardized(model, batch)
+        return self.mean + self.std * self.standardized_predictions(model, batch)
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         """The loss, mean squared and absolute error, and Pearson's and Spearman's correlation."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from regard.config import RunConfig, build, flatten, make, merge, to_table
 from regard.files.safetensors import read_metadata
-from regard.models.build import check_weights, on_meta, resolve
+from regard.models.build import build_on_meta, check_weights, resolve
 from regard.tasks import TASKS
 from regard.training.fine_tuning import has_adapter, tuning
 from regard.training.setup.setting_checks import check_values
@@ -33,10 +33,10 @@ def edit_run(path: Path, overrides: Mapping[str, Any]) -> list[str]:
         tensors = read_tensors(folder.model) if has_weights else {}
         accepted = changes(read_metadata(folder.model), config) if has_weights else []
         if has_weights:
-            empty = on_meta(model)
+            meta_model = build_on_meta(model)
             if has_adapter(config):
-                tuning(config.train.tune).prepare(empty)
-            check_weights(empty, tensors, str(folder.model))
+                tuning(config.train.tune).prepare(meta_model)
+            check_weights(meta_model, tensors, str(folder.model))
         if config != before:
             folder.save_config(config)
         if accepted != []:

@@ -43,7 +43,7 @@ from regard.hub.rope_config import is_interleaved, to_half_split
 from regard.hub.tokenizer_files import write_tokenizers
 from regard.hub.verify_export import compare, reason_not_to_compare
 from regard.hub.weight_mapping import plan_export
-from regard.models.build import family_of, load_model, on_meta, resolve, weights
+from regard.models.build import build_on_meta, family_of, load_model, resolve, weights
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vision import VisionConfig
 from regard.pipelines import tokenizer_fingerprint
@@ -156,10 +156,10 @@ def export_run(
         chosen, hf = write_config(shifted, chosen.name)
     fold = _fold_statistics(run, config)
     if fold is not None:
-        transform = _then(transform, fold)
+        transform = _compose(transform, fold)
     exported = read_config_as(chosen, hf)
     tensors, dtype = _open_weights(model, folder.model)
-    shapes = {name: weight.shape for name, weight in weights(on_meta(exported)).items()}
+    shapes = {name: weight.shape for name, weight in weights(build_on_meta(exported)).items()}
     plan = plan_export(prefixed_rules(chosen, exported), shapes)
     assert not plan.missing, plan.missing  # the rules of a family cover all its models
     require_new_path(out, EXISTS_HINT)
@@ -192,7 +192,7 @@ def export_run(
     return ExportResult(out, chosen.name, hf["architectures"][0], difference, unchecked)
 
 
-def _then(first: TensorTransform | None, fold: TensorTransform) -> TensorTransform:
+def _compose(first: TensorTransform | None, fold: TensorTransform) -> TensorTransform:
     return lambda name, tensor: fold(name, tensor if first is None else first(name, tensor))
 
 
@@ -280,9 +280,9 @@ def export_gguf(run: Path, out: Path, family: str | None, type: str) -> ExportRe
             f"model.architecture={getattr(settings, 'architecture', None)}"
         )
     require_new_path(out, EXISTS_HINT)
-    with TemporaryDirectory() as place, atomic_folder(out) as temporary:
+    with TemporaryDirectory() as scratch, atomic_folder(out) as temporary:
         family = family_for_gguf(settings, family)
-        exported = export_run(run, Path(place) / "hf", family, verify=False)
+        exported = export_run(run, Path(scratch) / "hf", family, verify=False)
         path = temporary / "model.gguf"
         difference = write_gguf(exported.path, tokenizer, path, type)
         (temporary / "Modelfile").write_text("FROM ./model.gguf\n", encoding="utf-8")
@@ -291,7 +291,7 @@ def export_gguf(run: Path, out: Path, family: str | None, type: str) -> ExportRe
         if (outputs := compare_llama_cpp(path, cast(Transformer, model), type)) is not None:
             difference, engine = outputs, "llama.cpp"
             if type != "f32":  # rounding would hide a wrong layout
-                exact = Path(place) / "f32.gguf"
+                exact = Path(scratch) / "f32.gguf"
                 write_gguf(exported.path, tokenizer, exact, "f32")
                 compare_llama_cpp(exact, cast(Transformer, model), "f32")
     return ExportResult(out, f"gguf, {exported.family}", type, difference, None, engine)

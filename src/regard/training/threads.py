@@ -1,7 +1,7 @@
 """The number of CPU threads while a run trains: fewer where other programs use the cores.
 
-A step is done when its slowest thread is. With a thread per core, a core that another program has
-half of makes the whole step take twice as long; one thread less leaves that core alone.
+A step ends when its slowest thread does. With one thread per core, another program that uses half
+of one core makes the whole step take twice as long; with one thread less, that core is not used.
 """
 
 import os
@@ -30,10 +30,9 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 class Threads:
     """Tries half or twice as many threads on a busy machine, and keeps what is faster.
 
-    Only where nothing else says how many there are: `train.threads` and `OMP_NUM_THREADS` are
-    kept. On a free machine nothing is tried, and nothing on systems that do not tell how long
-    threads wait for a core (Linux does). Sums are in another order with another number of threads,
-    so that the last bits of the results change.
+    A number that is set by `train.threads` or `OMP_NUM_THREADS` is kept. Nothing is tried on a free
+    machine, or where the system does not report how long threads wait for a core (Linux does).
+    Another number of threads sums in another order, which changes the last bits of the results.
     """
 
     def __init__(self, settings: TrainConfig, device: torch.device, world_size: int) -> None:
@@ -42,7 +41,7 @@ class Threads:
         self.adapts = (
             not given and device.type == "cpu" and world_size == 1 and self.max_threads > 1
         )
-        self.adapts = self.adapts and _waited() is not None
+        self.adapts = self.adapts and _wait_seconds() is not None
         self.before: tuple[int, float] | None = None  # threads and speed before a trial
         self.try_fewer = True  # whether the next trial on a busy machine is with fewer threads
         self.wait = WAIT
@@ -51,8 +50,8 @@ class Threads:
 
     def start_clock(self, done: int) -> None:
         """Begin to time steps, after `done` of them."""
-        self.clock, self.clock_step, self.clock_waited = time.perf_counter(), done, _waited()
-        self.clock_used, self.clock_own = _used(), time.process_time()
+        self.clock, self.clock_step, self.clock_waited = time.perf_counter(), done, _wait_seconds()
+        self.clock_cpu, self.clock_process = _cpu_seconds(), time.process_time()
 
     @property
     def current_threads(self) -> int:
@@ -90,11 +89,11 @@ class Threads:
 
     def _is_busy(self, seconds: float) -> bool:
         """Whether threads have waited for cores that other programs use, since the clock began."""
-        waiting = ((_waited() or 0.0) - (self.clock_waited or 0.0)) / seconds
-        used, own = _used(), time.process_time() - self.clock_own
-        if used is None or self.clock_used is None or used - self.clock_used < own / 2:
+        waiting = ((_wait_seconds() or 0.0) - (self.clock_waited or 0.0)) / seconds
+        cpu, process = _cpu_seconds(), time.process_time() - self.clock_process
+        if cpu is None or self.clock_cpu is None or cpu - self.clock_cpu < process / 2:
             return waiting > BUSY  # it is not known what others use
-        others = (used - self.clock_used - own) / seconds
+        others = (cpu - self.clock_cpu - process) / seconds
         return waiting > BUSY and others > OTHER_LOAD
 
     def _end_trial(self, threads: int, speed: float) -> int | None:
@@ -112,7 +111,7 @@ class Threads:
         return None
 
 
-def _waited() -> float | None:
+def _wait_seconds() -> float | None:
     """The seconds that all threads of this process have waited for a core; None if unknown."""
     waited = []
     with suppress(OSError):
@@ -122,7 +121,7 @@ def _waited() -> float | None:
     return sum(waited) / 1e9 if waited else None
 
 
-def _used() -> float | None:
+def _cpu_seconds() -> float | None:
     """The seconds for which any program has used the cores of this process; None if unknown."""
     used = 0
     with suppress(OSError, IndexError, ValueError, AttributeError):

@@ -15,7 +15,7 @@ from regard import pipelines
 from regard.accel import cublaslt
 from regard.config import Choice, RunConfig, to_table
 from regard.files.fault_injection import inject_fault
-from regard.models.build import load_weights, on_meta, weights
+from regard.models.build import build_on_meta, load_weights, weights
 from regard.models.presets import ModelConfig
 from regard.pipelines.base import Progress, TrainingData
 from regard.tasks.metrics import better
@@ -85,7 +85,7 @@ class Best:
         if saved is None:
             return None
         tensors = {**saved.tensors("model"), **saved.tensors("ema")}
-        expected = on_meta(model)
+        expected = build_on_meta(model)
         tuning(tune).prepare(expected)
         checkpoint.check_fit(str(saved.path), weights(expected), tensors)
         return tensors

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from regard.models.build import on_meta
+from regard.models.build import build_on_meta
 from regard.models.cost.activations import activation_bytes
 from regard.models.cost.flops import decode_flops, forward_flops
 from regard.models.cost.parts import BFLOAT16, FLOAT32, stacks
@@ -84,7 +84,7 @@ class Cost:
 
 def cost(config: ModelConfig) -> Cost:
     """Estimate the parameters, FLOPs and memory of a model."""
-    model = on_meta(config)
+    model = build_on_meta(config)
     parts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         part = _part(name)

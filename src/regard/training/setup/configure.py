@@ -69,7 +69,7 @@ def configure(
         base = read_recipe(file)
         check_not_study(base)
     else:
-        base, class_names = _for_data(what, over)
+        base, class_names = _default_settings(what, over)
         start = over.get("train", {}).get("start")
         if start is not None and not {"family", "preset"} & set(over.get("model", {})):
             opened = open_start(_absolute(start))
@@ -197,7 +197,7 @@ def _absolute(path: str) -> str:
     return str(Path(os.path.expanduser(full)).absolute())
 
 
-def _for_data(
+def _default_settings(
     what: str | None, over: dict[str, Any]
 ) -> tuple[dict[str, Any], Sequence[str] | None]:
     """The default settings for data, and the names of its classes if it has classes."""

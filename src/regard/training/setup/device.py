@@ -184,7 +184,7 @@ def check_memory(
 def environment(device: torch.device) -> dict[str, Any]:
     """The versions and hardware of a run."""
     return {
-        "regard": version("regard") if _installed() else "source",
+        "regard": version("regard") if _is_installed() else "source",
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "platform": platform.platform(),
@@ -193,7 +193,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _installed() -> bool:
+def _is_installed() -> bool:
     from importlib.metadata import PackageNotFoundError
 
     try:

@@ -9,7 +9,7 @@ from torch import nn
 from regard.config import RunConfig, TrainConfig
 from regard.errors import ConfigError
 from regard.files.disk_space import check_disk_space
-from regard.models.build import count_parameters, on_meta
+from regard.models.build import build_on_meta, count_parameters
 from regard.models.presets import ModelConfig
 from regard.pipelines import smallest_model
 from regard.pipelines.base import DEFAULT_TOKENS, rows_per_step
@@ -43,22 +43,22 @@ def check_before_data(config: RunConfig) -> torch.device:
 
 def check_model(config: RunConfig, model: ModelConfig, device: torch.device, path: Path) -> None:
     """Raise if the model does not fit into memory or on the disk, or contradicts the settings."""
-    empty = on_meta(model)
-    tuning(config.train.tune).prepare(empty)
-    trained = sum(p.numel() for p in empty.parameters() if p.requires_grad)
+    meta_model = build_on_meta(model)
+    tuning(config.train.tune).prepare(meta_model)
+    trained = sum(p.numel() for p in meta_model.parameters() if p.requires_grad)
     check_memory(count_parameters(model), config.train, device, trained)
     check_disk(path, config, trained if has_adapter(config) else count_parameters(model))
     check_hook_points(config, model)
     if config.train.activation_checkpointing:
-        checkpoint_activations(on_meta(model))
+        checkpoint_activations(build_on_meta(model))
     if config.train.start is not None:
-        load_initial_weights(config, on_meta(model))
+        load_initial_weights(config, build_on_meta(model))
 
 
 def check_hook_points(config: RunConfig, model: ModelConfig) -> None:
     """Raise if a pattern of `train.log` matches no hook point."""
     if config.train.log:
-        find_hook_points(on_meta(model), config.train.log)
+        find_hook_points(build_on_meta(model), config.train.log)
 
 
 def check_disk(path: Path, config: RunConfig, parameters: int) -> None:
