@@ -60,7 +60,7 @@ def both(sampler, logits, sampling, monkeypatch):
     """The logits after the plain sampler, and after the kernel."""
     before, results = logits.clone(), []
     for uses_kernel in (False, True):
-        monkeypatch.setattr(penalties, "usable", lambda _, answer=uses_kernel: answer)
+        monkeypatch.setattr(penalties, "can_run_kernels", lambda _, answer=uses_kernel: answer)
         results.append(sampler.process(logits, sampling))
         assert torch.equal(logits, before)
     return results

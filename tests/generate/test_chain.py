@@ -482,7 +482,7 @@ def test_one_place_decides_how_a_token_is_sampled(
     def stub(name):
         return lambda logits, *_: used.append(name) or logits.new_zeros(len(logits)).long()
 
-    monkeypatch.setattr(chains, "usable", lambda tensor: True)
+    monkeypatch.setattr(chains, "can_run_kernels", lambda tensor: True)
     monkeypatch.setattr(chains, "supports_fused_tail", lambda logits: supported)
     monkeypatch.setattr(chains, "_sample_kernel", lambda context: stub("kernel"))
     monkeypatch.setattr(chains, "sample_token", stub("sample_token"))

@@ -9,7 +9,7 @@ from cli.commands import command
 from regard.errors import DataError
 from regard.pipelines import open_data
 from regard.pipelines.text_pairs import encode_pair
-from regard.tasks.metrics import better
+from regard.tasks.metrics import is_better
 from regard.tasks.text_regression import TextRegression, correlation, ranks
 
 THINGS, ACTS = ["dog", "cat", "horse", "cow"], ["runs", "sleeps", "eats", "jumps"]
@@ -131,6 +131,6 @@ def test_correlations_equal_their_definitions():
     assert correlation(a, b) == pytest.approx(np.corrcoef(a, b)[0, 1])
     assert ranks(a).tolist() == [1.0, 2.5, 2.5, 5.0, 4.0]
     assert correlation(np.ones(5), b) == 0.0
-    assert better("spearman", {"spearman": 0.9}, {"spearman": 0.8})
+    assert is_better("spearman", {"spearman": 0.9}, {"spearman": 0.8})
     metrics = TextRegression(std=2.0).errors(a, b)
     assert metrics["loss"] == pytest.approx(np.square(a - b).mean() / 4)

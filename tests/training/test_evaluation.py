@@ -16,7 +16,7 @@ from regard.errors import ConfigError
 from regard.models.build import build_model
 from regard.pipelines import prepare_training, validation_metrics
 from regard.tasks import Tag, TextClassification
-from regard.tasks.metrics import better
+from regard.tasks.metrics import is_better
 from regard.training import budget, train_state
 from regard.training.evaluation_plan import plan_evaluations, with_best_metric
 from regard.training.events import Evaluated, RunFinished
@@ -225,7 +225,7 @@ def test_the_best_weights_are_chosen_by_the_metric_of_the_task(data):
 
 def test_of_equal_accuracies_the_one_with_the_lower_loss_is_better():
     old = {"accuracy": 0.5, "loss": 1.0}
-    assert better("accuracy", {"accuracy": 0.5, "loss": 0.9}, old)
-    assert not better("accuracy", {"accuracy": 0.5, "loss": 1.1}, old)
-    assert better("accuracy", {"accuracy": 0.6, "loss": 2.0}, old)
-    assert not better("accuracy", {"accuracy": 0.4, "loss": 0.1}, old)
+    assert is_better("accuracy", {"accuracy": 0.5, "loss": 0.9}, old)
+    assert not is_better("accuracy", {"accuracy": 0.5, "loss": 1.1}, old)
+    assert is_better("accuracy", {"accuracy": 0.6, "loss": 2.0}, old)
+    assert not is_better("accuracy", {"accuracy": 0.4, "loss": 0.1}, old)

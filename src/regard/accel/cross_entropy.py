@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.accel.kernels import usable
+from regard.accel.kernels import can_run_kernels
 from regard.accel.matmul import matmul_into
 from regard.nn import loss
 
@@ -47,7 +47,7 @@ def _softmax_gradient(
     label_smoothing: float,
     cap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    if not usable(logits):
+    if not can_run_kernels(logits):
         return loss.softmax_gradient(logits, bias, targets, vocab, label_smoothing, cap)
     from regard.accel.kernels import cross_entropy as kernels
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.accel.kernels import usable
+from regard.accel.kernels import can_run_kernels
 from regard.errors import ConfigError, RegardError
 from regard.generate.fused_chain import FusedTail, supports_fused_tail
 from regard.generate.sampler_orders import arrange
@@ -172,7 +172,7 @@ class Chain:
                 before = Chain(self.active[: fused.start])
                 processed = before.process(logits, sampling) if fused.start else logits
                 return fused.sample(processed, sampling, failure_lengths(sampling))
-            if use_kernel and not self.greedy and usable(sampling.lengths):
+            if use_kernel and not self.greedy and can_run_kernels(sampling.lengths):
                 sample_ids = None if self.fused_tail is not None else _sample_kernel(sampling)
         processed, order, stateful = at_least_float32(logits), None, []
         skip_samplers = self._argmax_only and sample_ids is None

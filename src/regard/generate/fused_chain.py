@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.accel.kernels import usable
+from regard.accel.kernels import can_run_kernels
 from regard.generate.samplers.logits_processor import LogitsProcessor
 from regard.generate.samplers.temperature import Temperature
 from regard.generate.samplers.truncation import XTC, MinP, TopK, TopNSigma, TopP, Typical
@@ -101,7 +101,7 @@ class FusedTail:
 
 def supports_fused_tail(logits: Float[Tensor, "rows vocab"]) -> bool:
     """Whether the fused kernels can run on the device and dtype of these logits."""
-    return usable(logits) and logits.dtype in DTYPES
+    return can_run_kernels(logits) and logits.dtype in DTYPES
 
 
 def _has_kernel(sampler: LogitsProcessor) -> bool:

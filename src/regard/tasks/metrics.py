@@ -25,14 +25,14 @@ def mean_loss(task: Any, model: nn.Module, batches: Iterable[Any]) -> float:
     return float(torch.stack(losses).cpu().double().sum() / count.cpu())  # MPS has no float64
 
 
-def better(name: str, new: Mapping[str, float], old: Mapping[str, float]) -> bool:
+def is_better(name: str, new: Mapping[str, float], old: Mapping[str, float]) -> bool:
     """Whether the metric `name` improved, or, where it is the same, the loss.
 
     Higher is better for accuracy, F1, exact match and correlations, lower for all others.
 
-    >>> better("loss", {"loss": 0.9}, {"loss": 1.0})
+    >>> is_better("loss", {"loss": 0.9}, {"loss": 1.0})
     True
-    >>> better("accuracy", {"accuracy": 0.5, "loss": 0.9}, {"accuracy": 0.5, "loss": 1.0})
+    >>> is_better("accuracy", {"accuracy": 0.5, "loss": 0.9}, {"accuracy": 0.5, "loss": 1.0})
     True
     """
     if math.isnan(old[name]):

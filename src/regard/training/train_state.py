@@ -18,7 +18,7 @@ from regard.files.fault_injection import inject_fault
 from regard.models.build import build_on_meta, load_weights, weights
 from regard.models.presets import ModelConfig
 from regard.pipelines.base import Progress, TrainingData
-from regard.tasks.metrics import better
+from regard.tasks.metrics import is_better
 from regard.training.activation_log import activation_statistics
 from regard.training.budget import StepBudget
 from regard.training.evaluation_plan import EvaluationPlan
@@ -66,7 +66,7 @@ class Best:
 
     def update(self, step: int, metrics: dict[str, float], name: str, targets: int) -> bool:
         """Compare an evaluation with the best one by the metric `name`; whether it is better."""
-        is_best = name == "last" or self.step is None or better(name, metrics, self.metrics)
+        is_best = name == "last" or self.step is None or is_better(name, metrics, self.metrics)
         if is_best:
             self.step, self.metrics, self.since, self.targets = step, metrics, 0, targets
         else:

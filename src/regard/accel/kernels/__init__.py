@@ -9,7 +9,7 @@ from torch import Tensor
 MIN_COMPUTE_CAPABILITY = (8, 0)
 
 
-def usable(x: Tensor) -> bool:
+def can_run_kernels(x: Tensor) -> bool:
     """Whether the kernels can run on the device of `x`."""
     return x.is_cuda and kernels_unsupported_reason(x) is None
 

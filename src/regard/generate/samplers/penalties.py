@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.accel.kernels import usable
+from regard.accel.kernels import can_run_kernels
 from regard.errors import ConfigError
 from regard.generate.samplers.constraints import token_mask
 from regard.generate.samplers.logits_processor import (
@@ -32,7 +32,7 @@ def window_size(sampling: SamplingState, window: Window) -> int:
     return min(window, capacity) if window else capacity
 
 
-def recent(
+def recent_ids(
     sampling: SamplingState, window: Window, scope: Scope = "text"
 ) -> tuple[Int[Tensor, "rows time"], Bool[Tensor, "rows time"]]:
     """The last `window` ids of each row, newest last, and which of them are valid."""
@@ -46,14 +46,18 @@ def token_counts(
     sampling: SamplingState, vocab: int, window: Window, scope: Scope, dtype: torch.dtype
 ) -> Float[Tensor, "rows vocab"]:
     """How often each token occurs in the window."""
-    ids, valid = recent(sampling, window, scope)
+    ids, valid = recent_ids(sampling, window, scope)
     zeros = torch.zeros(len(ids), vocab, dtype=dtype, device=ids.device)
     return zeros.scatter_add_(1, ids, valid.to(dtype))
 
 
 def kernel_supports(logits: Tensor, *settings: float) -> bool:
     """Whether the kernels can run: on a GPU, in float32, with the same settings for all rows."""
-    return usable(logits) and logits.dtype == torch.float32 and not any(map(is_per_row, settings))
+    return (
+        can_run_kernels(logits)
+        and logits.dtype == torch.float32
+        and not any(map(is_per_row, settings))
+    )
 
 
 def check_window(name: str, window: Window) -> None:
@@ -233,7 +237,7 @@ class DRY(LogitsProcessor):
             )
             settings = self.multiplier, self.base, self.allowed_length, MAX_PENALTY
             return dry(logits, history, lengths, breakers, width, *settings)
-        ids, valid = recent(sampling, window)
+        ids, valid = recent_ids(sampling, window)
         newest_first = ids.masked_fill(~valid, -1).flip(-1)  # (rows, window)
         span = ids.shape[1]
         earlier = pad(newest_first, (0, span), value=-1).unfold(1, span, 1)[:, 1:span]

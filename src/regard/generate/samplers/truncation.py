@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.accel.kernels import usable
+from regard.accel.kernels import can_run_kernels
 from regard.errors import ConfigError
 from regard.generate.samplers.constraints import token_mask
 from regard.generate.samplers.logits_processor import (
@@ -62,7 +62,7 @@ class TopK(LogitsProcessor):
         if self.k >= logits.shape[-1]:
             return logits
         has_kernel = logits.dtype == torch.float32 and not self.exact
-        if usable(logits) and has_kernel and logits.shape[-1] <= MAX_KERNEL_VOCAB:
+        if can_run_kernels(logits) and has_kernel and logits.shape[-1] <= MAX_KERNEL_VOCAB:
             from regard.accel.kernels.sampling import top_k
 
             return top_k(logits, self.k)

@@ -28,7 +28,7 @@ from regard.files.safetensors import read_metadata
 from regard.files.untrusted import open_regular_file, parse_json, path_exists, quote, read_json
 from regard.pipelines import has_tokenizer, load_tokenizers, save_tokenizers
 from regard.tasks import TASKS, Task
-from regard.tasks.metrics import better
+from regard.tasks.metrics import is_better
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.parallel.launch import launch_id, restart_count
 from regard.training.storage.checkpoint import (
@@ -269,7 +269,7 @@ class RunFolder:
             return Evaluation(metrics={})
         best, *others = rows
         for row in others:
-            best = row if better(name, row["validation"], best["validation"]) else best
+            best = row if is_better(name, row["validation"], best["validation"]) else best
         targets, total = best.get("validation_targets"), best.get("validation_total")
         return Evaluation(
             metrics=dict(best["validation"]),
