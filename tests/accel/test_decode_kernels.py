@@ -227,15 +227,15 @@ def test_the_kernel_draws_what_torch_draws():
         lengths, failed = lengths.to(DEVICE), failed.to(DEVICE)
         for _ in range(4 if INTERPRETED else 15):
             expected = sample_token(logits, one)
-            actual = sampling.sample_token(logits, other.keys, other.used, lengths, failed)
+            actual = sampling.sample_token(logits, other.keys, other.counters, lengths, failed)
             assert torch.equal(actual, expected)
         assert failed.tolist() == [99] * 4
         logits[1], logits[2, 1] = -torch.inf, torch.nan
-        sampling.sample_token(logits, other.keys, other.used, lengths, failed)
+        sampling.sample_token(logits, other.keys, other.counters, lengths, failed)
         lengths += 1
-        sampling.sample_token(logits, other.keys, other.used, lengths, failed)
+        sampling.sample_token(logits, other.keys, other.counters, lengths, failed)
         assert failed.tolist() == [99, 6, 7, 99]
-        assert torch.equal(one.used + 2, other.used)
+        assert torch.equal(one.counters + 2, other.counters)
 
 
 def test_the_kernel_keeps_the_top_k():

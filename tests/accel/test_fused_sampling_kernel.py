@@ -54,7 +54,7 @@ def compare(chain, logits, turns=1 if INTERPRETED else 2):
         assert actual.tolist() == expected.tolist(), str(chain)
         one.append(expected)
         other.append(actual)
-    assert one.generators.used.tolist() == other.generators.used.tolist()
+    assert one.generators.counters.tolist() == other.generators.counters.tolist()
     assert one.row_states.keys() == other.row_states.keys()
     for key in one.row_states:
         assert one.row_states[key].tolist() == other.row_states[key].tolist()
@@ -167,7 +167,7 @@ def test_a_row_with_nothing_to_draw_from_is_noted():
         assert ids.min() >= 0
         sampling.append(ids)
     assert failure_lengths(sampling).tolist() == [1, NOT_FAILED, 1, 3, 1]
-    assert sampling.generators.used.tolist() == [4] * 5
+    assert sampling.generators.counters.tolist() == [4] * 5
 
 
 @pytest.mark.parametrize(

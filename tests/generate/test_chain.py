@@ -149,7 +149,7 @@ def test_greedy_is_the_argmax_and_needs_no_chance():
     logits = torch.tensor([[1.0, 3.0, 3.0], [5.0, 0.0, -torch.inf]])
     sampling = state_of(2)
     assert parse_chain(["greedy"])(logits, sampling).tolist() == [1, 0]
-    assert sampling.generators.used.tolist() == [0, 0]
+    assert sampling.generators.counters.tolist() == [0, 0]
 
 
 def test_half_precision_logits_are_sampled_in_float32():

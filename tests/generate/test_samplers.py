@@ -473,7 +473,7 @@ def test_xtc_tosses_one_coin_per_token_whatever_qualifies():
     sampling = state_of([0], [0], seed=3)
     logits = torch.tensor([[9.0, 0.0, 0.0], [1.0, 1.0, 1.0]])  # one top choice; three
     acted = sum(kept(XTC(0.3, 0.2), logits, sampling)[1].sum().item() == 1 for _ in range(1000))
-    assert sampling.generators.used.tolist() == [1000, 1000]
+    assert sampling.generators.counters.tolist() == [1000, 1000]
     assert abs(acted - 300) < 3.3 * math.sqrt(1000 * 0.3 * 0.7)  # 99.9 % of the time
 
 

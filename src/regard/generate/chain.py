@@ -265,8 +265,10 @@ class Chain:
         rows = torch.tensor([row], device=logits.device)
         chain, replay = self.select(rows), sampling.select(rows)
         # rewind the random numbers to those of the failed token; every token uses as many
-        used, tokens_since = replay.row_states["used"], (replay.lengths - length - 1).clamp_min(0)
-        replay.generators.used = used - tokens_since * (replay.generators.used - used)
+        counters = replay.row_states["rng_counters"]
+        tokens_since = (replay.lengths - length - 1).clamp_min(0)
+        per_token = replay.generators.counters - counters
+        replay.generators.counters = counters - tokens_since * per_token
         replay.lengths = torch.full_like(replay.lengths, length)
         for trace in Chain.run_samplers(chain, logits, replay):
             if not trace.after.amax().isfinite():
@@ -290,15 +292,15 @@ def _sample_kernel(sampling: SamplingState) -> Callable[[Tensor], Tensor]:
     """`sample_token` and `record_failures` as one kernel."""
     from regard.accel.kernels import sampling as kernel
 
-    keys, used = sampling.generators.keys, sampling.generators.used
+    keys, counters = sampling.generators.keys, sampling.generators.counters
     failed = failure_lengths(sampling)
-    return lambda logits: kernel.sample_token(logits, keys, used, sampling.lengths, failed)
+    return lambda logits: kernel.sample_token(logits, keys, counters, sampling.lengths, failed)
 
 
 def record_rng_counts(sampling: SamplingState) -> None:
     """Record how many random numbers each row had used before a token, to replay it."""
-    used = sampling.generators.used
-    sampling.row_state("used", lambda: torch.zeros_like(used)).copy_(used)
+    counters = sampling.generators.counters
+    sampling.row_state("rng_counters", lambda: torch.zeros_like(counters)).copy_(counters)
 
 
 def failure_lengths(sampling: SamplingState) -> Int[Tensor, " rows"]:

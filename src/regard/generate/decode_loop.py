@@ -246,6 +246,6 @@ def _tensors(sampling: SamplingState) -> list[Tensor]:
         sampling.lengths,
         sampling.prompt_lengths,
         generators.keys,
-        generators.used,
+        generators.counters,
     ]
     return [*fixed, *(sampling.row_states[key] for key in sorted(sampling.row_states, key=str))]

@@ -93,7 +93,7 @@ class FusedTail:
             has_min_keep,
             settings,
             generators.keys,
-            generators.used,
+            generators.counters,
             sampling.lengths,
             failed,
         )

@@ -29,7 +29,7 @@ class RowGenerators:
     """
 
     keys: Int[Tensor, " rows"]
-    used: Int[Tensor, " rows"]
+    counters: Int[Tensor, " rows"]  # how many numbers each row has used
 
     @classmethod
     def from_seed(
@@ -55,18 +55,18 @@ class RowGenerators:
 
     def uniform(self, where: Bool[Tensor, " rows"] | None = None) -> Float[Tensor, " rows"]:
         """The next number of each row, in [0, 1); only rows in `where` advance."""
-        mixed = self.keys + self.used * _INCREMENT
+        mixed = self.keys + self.counters * _INCREMENT
         for shift, factor in _ROUNDS:
             mixed = (mixed ^ _shift_right(mixed, shift)) * factor
         mixed = mixed ^ _shift_right(mixed, 31)
-        self.used += 1 if where is None else where
+        self.counters += 1 if where is None else where
         if mixed.device.type == "mps":  # the Metal backend has no float64
             return _shift_right(mixed, 40).float() * 2.0**-24
         return _shift_right(mixed, 11).double() * 2.0**-53
 
     def select(self, rows: Int[Tensor, " selected"]) -> "RowGenerators":
         """The generators of a subset of the rows."""
-        return RowGenerators(self.keys[rows], self.used[rows])
+        return RowGenerators(self.keys[rows], self.counters[rows])
 
 
 def pad_rows(texts: Sequence[Sequence[int]], width: int) -> Int[Tensor, "rows time"]:
@@ -138,7 +138,7 @@ class SamplingState:
     def update_rows(self, rows: Int[Tensor, " selected"], selected: "SamplingState") -> None:
         """Copy back the rows of a state that `select` made and that has changed since."""
         self.history[rows], self.lengths[rows] = selected.history, selected.lengths
-        self.generators.used[rows] = selected.generators.used
+        self.generators.counters[rows] = selected.generators.counters
         for key, tensor in selected.row_states.items():
             self.row_states.setdefault(key, tensor.clone())[rows] = tensor
 

@@ -279,7 +279,8 @@ class BatchEngine:
         )
         device = self.language.device
         generators = RowGenerators(
-            to_device(sampling.generators.keys, device), to_device(sampling.generators.used, device)
+            to_device(sampling.generators.keys, device),
+            to_device(sampling.generators.counters, device),
         )
         sampling = SamplingState(
             to_device(sampling.history, device),
@@ -306,7 +307,7 @@ class BatchEngine:
             self._process_in_flight()
             return
         sampling, has_read = self.sampling, False
-        lengths, used = sampling.lengths.clone(), sampling.generators.used.clone()
+        lengths, counters = sampling.lengths.clone(), sampling.generators.counters.clone()
         state = {key: tensor.clone() for key, tensor in sampling.row_states.items()}
         try:
             logits = self.rows.step(self.last)
@@ -319,7 +320,8 @@ class BatchEngine:
                 return
             sampled = sample_rows(self.sequences, self.chain, logits, self.sampling)
         except torch.OutOfMemoryError as error:
-            sampling.lengths, sampling.generators.used, sampling.row_states = lengths, used, state
+            sampling.lengths, sampling.generators.counters = lengths, counters
+            sampling.row_states = state
             self._process_in_flight()
             if len(self.sequences) < 2:
                 self._drop_all(error)

@@ -82,7 +82,7 @@ def join_sampling_states(first: SamplingState, second: SamplingState) -> Samplin
         torch.cat([first.prompt_lengths, second.prompt_lengths]),
         RowGenerators(
             torch.cat([first.generators.keys, second.generators.keys]),
-            torch.cat([first.generators.used, second.generators.used]),
+            torch.cat([first.generators.counters, second.generators.counters]),
         ),
         first.stop,
         state,

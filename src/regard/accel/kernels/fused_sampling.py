@@ -267,7 +267,7 @@ def _samplers_kernel(
     row_stats,
     settings,
     keys,
-    used,
+    counters,
     lengths,
     failed,
     sampled,
@@ -297,7 +297,7 @@ def _samplers_kernel(
     top = tl.load(row_stats + row * 2)
     finite = top - top == 0  # inf - inf and NaN - NaN are NaN
     weight = tl.where(remaining, tl.exp(x - top), 0.0)
-    key, used_numbers = tl.load(keys + row), tl.load(used + row)
+    key, used_numbers = tl.load(keys + row), tl.load(counters + row)
     for n in tl.static_range(len(OPS)):
         sampler_settings = settings + 3 * n
         if OPS[n] == "temperature":
@@ -357,7 +357,7 @@ def _samplers_kernel(
     sampled_rank = tl.minimum(first, tl.max(tl.where(weight_by_id > 0, index, 0)))
     chosen = tl.sum(tl.where(id_rank == sampled_rank, token, 0))
     tl.store(sampled + row, tl.where(finite, chosen, vocab - 1).to(tl.int64))
-    tl.store(used + row, used_numbers + 1)
+    tl.store(counters + row, used_numbers + 1)
     length = tl.load(lengths + row)
     tl.store(failed + row, tl.minimum(tl.load(failed + row), length), mask=~finite)
 
@@ -447,7 +447,7 @@ def sample(
     min_keeps: tuple[bool, ...],
     settings: Float[Tensor, "any 3"],
     keys: Int[Tensor, " rows"],
-    used: Int[Tensor, " rows"],
+    counters: Int[Tensor, " rows"],
     lengths: Int[Tensor, " rows"],
     failed: Int[Tensor, " rows"],
 ) -> Int[Tensor, " rows"]:
@@ -487,7 +487,7 @@ def sample(
         row_stats,
         settings,
         keys,
-        used,
+        counters,
         lengths,
         failed,
         sampled,

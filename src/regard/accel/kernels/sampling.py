@@ -22,12 +22,12 @@ def _load_blocks(logits, start, vocab, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 
 @triton.jit
 def _sample_kernel(
-    logits, keys, used, lengths, failed, ids, vocab, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
+    logits, keys, counters, lengths, failed, ids, vocab, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """`generate.chain.sample_token`, with numbers from `generate.sampling_state.RowGenerators`."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * vocab
-    count = tl.load(used + row)
+    count = tl.load(counters + row)
     u = uniform(tl.load(keys + row), count)
     largest = -float("inf")
     for start in range(0, vocab, BLOCKS * BLOCK):
@@ -56,7 +56,7 @@ def _sample_kernel(
     first = tl.min(tl.where(passed, n, vocab))
     final = tl.max(tl.where(weights > 0, n, 0))
     tl.store(ids + row, tl.minimum(first, final).to(tl.int64))
-    tl.store(used + row, count + 1)
+    tl.store(counters + row, count + 1)
     finite = (largest - largest == 0) & (total == total)  # the maximum may miss a NaN
     length = tl.load(lengths + row)
     tl.store(failed + row, tl.minimum(tl.load(failed + row), length), mask=~finite)
@@ -82,7 +82,7 @@ def _top_k_kernel(logits, out, vocab, k, BLOCK_VOCAB: tl.constexpr):
 def sample_token(
     logits: Float[Tensor, "rows vocab"],
     keys: Int[Tensor, " rows"],
-    used: Int[Tensor, " rows"],
+    counters: Int[Tensor, " rows"],
     lengths: Int[Tensor, " rows"],
     failed: Int[Tensor, " rows"],
 ) -> Int[Tensor, " rows"]:
@@ -95,7 +95,7 @@ def sample_token(
     _sample_kernel[(rows,)](
         logits.contiguous(),
         keys,
-        used,
+        counters,
         lengths,
         failed,
         ids,
