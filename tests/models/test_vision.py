@@ -86,7 +86,7 @@ def keys(x, a=-0.75):
 def test_positions_are_interpolated_by_the_formula_and_the_first_stay(float64):
     table = torch.randn(2 + 16, 3)
     height, width = 3, 7
-    fast = interpolate_positions(table, (4, 4), (height, width), prefix=2)
+    fast = interpolate_positions(table, (4, 4), (height, width), num_prefix_tokens=2)
     assert torch.equal(fast[:2], table[:2])
     square = table[2:].view(4, 4, 3)
     for row in range(height):

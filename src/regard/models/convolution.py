@@ -44,7 +44,7 @@ class ConvolutionConfig(Settings):
         check_input_dim(self)
         if self.kernel_size < 2:
             raise ConfigError(
-                f"kernel_size={self.kernel_size} must be at least 2; one of 1 sees no earlier id"
+                f"kernel_size={self.kernel_size} must be at least 2: with 1, no earlier id is read"
             )
         if self.layers > MAX_CONVOLUTIONS:
             raise ConfigError(

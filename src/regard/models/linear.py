@@ -53,22 +53,22 @@ class NLinear(nn.Module):
 
     def fit(self, batches: Iterable[SeriesBatch]) -> None:
         """Solve the normal equations, which are summed series by series."""
-        size, read = self.context + 1, self.context
+        size, context = self.context + 1, self.context
         gram = self.weight.new_zeros(size, size)
         moment = self.weight.new_zeros(size, self.horizon)
         for batch in batches:
             for series in batch.series.to(self.weight):
-                if len(series) < read + self.horizon:
+                if len(series) < context + self.horizon:
                     continue
-                rows = series.unfold(0, read + self.horizon, 1)
-                rows = rows - rows[:, read - 1 : read]
-                inputs = torch.cat([rows[:, :read], torch.ones_like(rows[:, :1])], 1)
+                rows = series.unfold(0, context + self.horizon, 1)
+                rows = rows - rows[:, context - 1 : context]
+                inputs = torch.cat([rows[:, :context], torch.ones_like(rows[:, :1])], 1)
                 gram += inputs.mT @ inputs
-                moment += inputs.mT @ rows[:, read:]
+                moment += inputs.mT @ rows[:, context:]
         if not gram.any():
             raise DataError(
-                f"reading {read} values and forecasting {self.horizon} needs a training series of "
-                f"at least {read + self.horizon} values; lower task.context or task.horizon"
+                f"reading {context} values and forecasting {self.horizon} needs a training series "
+                f"of at least {context + self.horizon} values; lower task.context or task.horizon"
             )
         penalty = torch.full_like(gram[0], self.config.ridge)
         penalty[-1] = 0  # not of the bias

@@ -89,8 +89,8 @@ class SoftWindowLM(LanguageModel):
         self, points: Float[Tensor, "batch time input_dim"], *, source: Source
     ) -> Float[Tensor, "batch time dim"]:
         """The hidden states for points; `source` holds the characters of each text."""
-        x, read, _ = self._read(points, self.start(len(points), points.shape[1], source))
-        x, _ = self.layers(torch.cat([x, read], -1))
+        x, h_and_w, _ = self._read(points, self.start(len(points), points.shape[1], source))
+        x, _ = self.layers(torch.cat([x, h_and_w], -1))
         return x
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> WindowState:
@@ -113,8 +113,8 @@ class SoftWindowLM(LanguageModel):
         self, points: Float[Tensor, "rows time input_dim"], state: WindowState
     ) -> tuple[Float[Tensor, "rows 1 parameters"], WindowState]:
         """The output of the head after these points, and the state."""
-        x, read, after = self._read(points, state)
-        x, rest = torch.cat([x, read], -1), []
+        x, h_and_w, after = self._read(points, state)
+        x, rest = torch.cat([x, h_and_w], -1), []
         for cell, before in zip(self.layers, state.rest, strict=True):
             states = cast(RecurrentLayer, cell).loop(x, before)
             x = self.layers.apply_dropout(states[0])
@@ -128,16 +128,16 @@ class SoftWindowLM(LanguageModel):
         """The points, [h^1; w] after each, and the state of layer and window."""
         x: Tensor = self.embed(points)
         cell, (first, w, kappa) = self.first, (state.first, state.w, state.kappa)
-        read = []
+        h_and_w = []
         for step, point in enumerate(x.unbind(1)):
             from_input = cell.input(torch.cat([point, w.to(point.dtype)], -1))
             first = cell.step(from_input, first, cell.hook_function(step, x.shape[1]))
             w, kappa = self.window(
                 first[0], kappa, state.text, state.lengths, first=step, steps=x.shape[1]
             )
-            read.append(torch.cat([first[0], w.to(first[0].dtype)], -1))
+            h_and_w.append(torch.cat([first[0], w.to(first[0].dtype)], -1))
         after = WindowState(first, state.rest, w, kappa, state.text, state.lengths)
-        return x, torch.stack(read, 1), after
+        return x, torch.stack(h_and_w, 1), after
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -125,7 +125,7 @@ class VisionTransformer(nn.Module):
                 position.table.weight,
                 self.config.grid,
                 (height, width),
-                prefix=position.offset + self.config.cls,
+                num_prefix_tokens=position.offset + self.config.cls,
             )
         result: Tensor = functional_call(
             self.encoder, replaced, (x,), {"positions": positions, "mask": Mask()}

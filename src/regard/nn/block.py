@@ -1,7 +1,7 @@
 """A Transformer's layers: embedding, norms, feed-forward network, the block, the stack of blocks.
 
-Norm placement (pre-norm, post-norm; `norm_first` of torch.nn.Transformer) is `norm_placement`. One
-branch after the other, n and m norms:
+`norm_placement` is where the norms of a block are (`norm_first` of torch.nn.Transformer). With
+n and m norms, and f a branch (attention, then the feed-forward network):
 
     pre             x + f(n(x))         GPT-2, LLaMA, ViT
     post            n(x + f(x))         the 2017 Transformer, BERT

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-BYTES = 24  # of a word that are read
+MAX_BYTES = 24  # of a word; further ones are not read
 
 
 class CharacterConvolution(nn.Module):
@@ -25,9 +25,9 @@ class CharacterConvolution(nn.Module):
         self, characters: UInt8[Tensor, "batch time bytes"]
     ) -> Float[Tensor, "batch time dim"]:
         """The vector of each word; bytes of 0 are padding."""
-        letters = characters.flatten(0, 1)  # (batch * time, bytes)
-        x = self.convolution(self.embed(letters.long()).mT)  # (batch * time, dim, bytes)
-        best: Tensor = (F.relu(x) * (letters > 0).unsqueeze(1)).amax(2)
+        flat = characters.flatten(0, 1)  # (batch * time, bytes)
+        x = self.convolution(self.embed(flat.long()).mT)  # (batch * time, dim, bytes)
+        best: Tensor = (F.relu(x) * (flat > 0).unsqueeze(1)).amax(2)
         return best.unflatten(0, characters.shape[:2])
 
 
@@ -56,5 +56,5 @@ def word_bytes(word: str) -> list[int]:
     >>> word_bytes("né")[:4]
     [110, 195, 169, 0]
     """
-    letters = list(word.encode("utf-8", "replace").replace(b"\0", b"")[:BYTES])
-    return letters + [0] * (BYTES - len(letters))
+    data = list(word.encode("utf-8", "replace").replace(b"\0", b"")[:MAX_BYTES])
+    return data + [0] * (MAX_BYTES - len(data))

@@ -197,7 +197,7 @@ class ClassHead(nn.Module):
     def forward(
         self, x: Hidden, lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch classes"]:
-        """The logits; vectors of a row from its entry of `lengths` on are padding."""
+        """The logits; positions of a row from its length on are padding."""
         pooled = self._pool(x, lengths)
         if self.relu:
             pooled = pooled.relu()

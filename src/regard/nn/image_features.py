@@ -15,7 +15,7 @@ class ConvolutionFeatures(nn.Module):
         z_0 = image,    z_i = relu(norm(K_i * z_{i-1}))        3 × 3, stride 2, i = 1 .. log2(patch)
         h   = P z + p                                          row by row
 
-    A vector sees 2 patch - 1 pixels in each direction, so that it describes what is at its region.
+    The receptive field of a vector is 2 patch - 1 pixels wide: its region and a margin around it.
     """
 
     def __init__(self, channels: int, dim: int, patch: int) -> None:
@@ -42,7 +42,7 @@ class ConvolutionFeatures(nn.Module):
 
 
 class _Convolution(nn.Module):
-    """relu(norm(K * z)); the norm is over all channels of a region, so that regions stay apart."""
+    """relu(norm(K * z)); the norm is over the channels of each region alone."""
 
     def __init__(self, channels: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -77,10 +77,10 @@ class RegionConvolution(nn.Module):
     def forward(
         self, regions: Float[Tensor, "batch regions dim"]
     ) -> Float[Tensor, "batch regions dim"]:
-        """The vectors, each with what is around its region."""
+        """The vectors, each with information from the neighbouring regions."""
         z = regions.transpose(1, 2).unflatten(2, (self.grid, self.grid))
-        read: Tensor = self.convolution(z)
-        return regions + read.flatten(2).transpose(1, 2)
+        update: Tensor = self.convolution(z)
+        return regions + update.flatten(2).transpose(1, 2)
 
 
 class RegionPositions(nn.Module):

@@ -33,8 +33,8 @@ class MixtureHead(nn.Module):
 
     All in logarithms: log_softmax for pi, logsumexp over the components, log sigma clamped to
     [-6, 6] and |rho| to 0.99, so that the loss is finite for every output of the network.
-    With a bias b, sampling uses sigma exp(-b) and pi^(1 + b): neater drawings (Graves 2013). He has
-    a Bernoulli variable for the lifted pen; here a third class ends the drawing (Ha & Eck 2018).
+    With a bias b, sampling uses sigma exp(-b) and pi^(1 + b): neater drawings (Graves 2013). The
+    paper has a Bernoulli variable for the pen; here a third class ends the drawing (Ha & Eck 2018).
     """
 
     def __init__(self, dim: int, *, components: int = 20) -> None:

@@ -58,14 +58,14 @@ def interpolate_positions(
     grid: tuple[int, int],
     new_grid: tuple[int, int],
     *,
-    prefix: int,
+    num_prefix_tokens: int,
 ) -> Float[Tensor, "time dim"]:
     """Learned position embeddings of a grid of patches, resized to another grid.
 
-    The grid is interpolated bicubically; the first `prefix` rows of the table belong to no patch
-    and are copied (Dosovitskiy et al. 2020, section 3.2).
+    The grid is interpolated bicubically; the first `num_prefix_tokens` rows of the table
+    belong to no patch and are copied (Dosovitskiy et al. 2020, section 3.2).
     """
-    first, patches = table[:prefix], table[prefix:]
+    first, patches = table[:num_prefix_tokens], table[num_prefix_tokens:]
     image = patches.T.unflatten(1, grid).unsqueeze(0)  # (1, dim, height, width)
     resized = F.interpolate(image, new_grid, mode="bicubic", align_corners=False)
     return torch.cat((first, resized.squeeze(0).flatten(1).T))

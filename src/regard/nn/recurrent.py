@@ -15,7 +15,7 @@ from regard.errors import ShapeError
 from regard.nn.hook_point import CarryHookPoint, StepHookPoint
 
 CellState = tuple[Tensor, ...]  # the state of a cell, (batch, dim) each: h, or h and c
-Hook = Callable[[str, Tensor], Tensor]  # the value of a gate, which a hook point may replace
+Hook = Callable[[str, Tensor], Tensor]  # from a gate's name and value to the value that is used
 OPEN_GATE = 100.0  # a bias whose sigmoid is exactly 1
 
 

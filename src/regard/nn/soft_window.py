@@ -51,8 +51,8 @@ class SoftWindow(nn.Module):
         a, b, d = limited.exp().split(self.components, -1)
         kappa = kappa + d
         u = torch.arange(text.shape[1], device=h.device)
-        away = (kappa.unsqueeze(-1) - u).square()  # (batch, components, source)
-        phi = (a.unsqueeze(-1) * torch.exp(-b.unsqueeze(-1) * away)).sum(1)
+        squared_distance = (kappa.unsqueeze(-1) - u).square()  # (batch, components, source)
+        phi = (a.unsqueeze(-1) * torch.exp(-b.unsqueeze(-1) * squared_distance)).sum(1)
         phi = phi.masked_fill(u >= lengths.unsqueeze(1), 0.0)  # (batch, source)
         if self.weights_hook.has_hooks:
             phi = self.weights_hook(phi[:, None, None], first, steps)[:, 0, 0]

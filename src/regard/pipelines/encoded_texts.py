@@ -15,7 +15,7 @@ from regard.data.token_store import PairStore
 from regard.errors import ConfigError
 from regard.models.presets import ModelConfig
 from regard.models.transformer import TransformerConfig
-from regard.nn.characters import BYTES, word_bytes
+from regard.nn.characters import MAX_BYTES, word_bytes
 from regard.nn.loss import IGNORED
 from regard.pipelines.batching import batches_of_similar_length, concatenate
 from regard.pipelines.text_pairs import pair_template
@@ -168,7 +168,7 @@ class EncodedTexts:
             return replace(cast(LabelBatch, batch), segments=segments)
         if self.characters is None:
             return batch
-        characters = torch.zeros(len(rows), width, BYTES, dtype=torch.uint8)
+        characters = torch.zeros(len(rows), width, MAX_BYTES, dtype=torch.uint8)
         for row, index in zip(characters, rows, strict=True):
             row[: len(self.characters[index])] = torch.from_numpy(self.characters[index])
         return replace(cast(TagBatch, batch), characters=characters)

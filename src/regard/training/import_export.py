@@ -75,8 +75,8 @@ class ExportResult:
     path: Path
     family: str
     architecture: str
-    difference: float | None  # None: it was not compared
-    unchecked: str | None = None  # the reason why not
+    difference: float | None  # None: outputs were not compared
+    unchecked: str | None = None  # why they were not compared, and further notes
     engine: str = "transformers"  # whose outputs were compared with ours
 
 
