@@ -28,7 +28,7 @@ class ShardedMatrices(Protocol):
     ) -> Float[Tensor, "matrices rows columns"]:
         """All rows of several matrices of one shape."""
 
-    def local_rows(
+    def local_shard(
         self, full: Float[Tensor, "matrices rows columns"]
     ) -> Float[Tensor, "matrices local_rows columns"]:
         """The rows of this rank."""
@@ -92,7 +92,7 @@ class Muon(torch.optim.Optimizer):
         if self.shards is None:
             update = orthogonalize(update)
         else:
-            update = self.shards.local_rows(orthogonalize(self.shards.all_gather(update, shape)))
+            update = self.shards.local_shard(orthogonalize(self.shards.all_gather(update, shape)))
         update = update * (0.2 * max(shape) ** 0.5 * group["lr"] * keep)
         decay = 1 - group["lr"] * group["weight_decay"] * keep
         for param, change in zip(params, update, strict=True):

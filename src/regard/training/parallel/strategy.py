@@ -196,7 +196,7 @@ class Sharded(_Distributed):
         ]
         self.shard = (ranks.rank, ranks.world_size)
         self.sharded_parameters: dict[str, Any] = dict(objective.model.named_parameters())
-        self.local_model = self.rows = LocalRows(self.sharded_parameters, ranks)
+        self.local_model = self.shards = LocalShards(self.sharded_parameters, ranks)
         self.buffers = persistent_buffers(objective.model)  # whole on every rank
         # FSDP decides at its first forward pass which group is the outermost. That must not be an
         # evaluation, which calls the model and not the objective.
@@ -212,7 +212,7 @@ class Sharded(_Distributed):
         """Muon orthogonalizes full matrices, so it must gather their rows."""
         for optimizer in optimizers:
             if isinstance(optimizer, Muon):
-                optimizer.shards = self.rows
+                optimizer.shards = self.shards
 
     def sync_gradients(self, enabled: bool) -> AbstractContextManager[object]:
         """Accumulate unsharded gradients until the last micro-batch."""
@@ -249,10 +249,10 @@ class Sharded(_Distributed):
     def local_weights(self) -> dict[str, Tensor]:
         """The rows of this rank, of parameters and of buffers."""
         rows = {name: p.detach() for name, p in self.local_model.named_parameters()}
-        return rows | {name: self._local_rows(buffer) for name, buffer in self.buffers.items()}
+        return rows | {name: self._local_shard(buffer) for name, buffer in self.buffers.items()}
 
-    def _local_rows(self, buffer: Tensor) -> Tensor:
-        return self.rows.local_rows(buffer.unsqueeze(0)).squeeze(0) if buffer.dim() else buffer
+    def _local_shard(self, buffer: Tensor) -> Tensor:
+        return self.shards.local_shard(buffer.unsqueeze(0)).squeeze(0) if buffer.dim() else buffer
 
     def full_weights(self) -> dict[str, Tensor]:
         """Gather one tensor at a time."""
@@ -276,24 +276,24 @@ class Sharded(_Distributed):
         for name, buffer in self.buffers.items():
             if buffer.dim():  # the other ranks have read the other rows
                 rows = local[name].reshape(1, len(local[name]), math.prod(buffer.shape[1:]))
-                buffer.copy_(self.rows.all_gather(rows, buffer.shape).view_as(buffer))
+                buffer.copy_(self.shards.all_gather(rows, buffer.shape).view_as(buffer))
 
 
-class LocalRows(nn.Module):
-    """One rank's rows of the sharded parameters of a model, under the names they have there."""
+class LocalShards(nn.Module):
+    """One rank's shards of the parameters of a model, its rows, under the names they have there."""
 
     def __init__(self, sharded: Mapping[str, Any], ranks: Ranks) -> None:
         super().__init__()
         self.ranks = ranks
-        self.rows = {
+        self.shards = {
             name: nn.Parameter(p.data.to_local(), requires_grad=p.requires_grad)
             for name, p in sharded.items()
         }
-        self.shapes = {self.rows[name]: p.shape for name, p in sharded.items()}
+        self.shapes = {self.shards[name]: p.shape for name, p in sharded.items()}
 
     def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """All of them; torch cannot register parameters whose names have dots."""
-        yield from self.rows.items()
+        yield from self.shards.items()
 
     def full_shape(self, param: nn.Parameter) -> torch.Size:
         """The shape of the unsharded parameter."""
@@ -310,7 +310,7 @@ class LocalRows(nn.Module):
         dist.all_gather(gathered, padded)
         return torch.cat(gathered, 1)[:, : shape[0]]
 
-    def local_rows(self, full: Tensor) -> Tensor:
+    def local_shard(self, full: Tensor) -> Tensor:
         """The rows of this rank."""
         per_rank = -(-full.shape[1] // self.ranks.world_size)
         return full[:, per_rank * self.ranks.rank : per_rank * (self.ranks.rank + 1)]
