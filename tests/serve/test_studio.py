@@ -17,12 +17,13 @@ import pytest
 pytest.importorskip("fastapi")
 
 from regard import api
+from regard.cli import training_process
 from regard.cli.studio import _exit_on_hangup
 from regard.errors import ConfigError
 from regard.generate.chain import DEFAULT_SAMPLERS
 from regard.generate.sampler_spec import parse_sampler
 from regard.serve.middleware import MAX_BODY, LimitsMiddleware
-from regard.serve.studio import routes, training_process
+from regard.serve.studio import routes
 from regard.serve.studio import trainer as trainer_module
 from regard.serve.studio.app import create_studio
 from regard.serve.studio.folder import RunsFolder

@@ -14,7 +14,7 @@ from regard.files.atomic import atomic_file
 from regard.serve.studio.folder import TEXTS, RunsFolder, check_name
 
 SUFFIXES = (".txt", ".md", ".tsv", ".csv", ".jsonl")  # of uploaded files
-COMMAND = (sys.executable, "-m", "regard.serve.studio.training_process")
+COMMAND = (sys.executable, "-m", "regard.cli.training_process")
 LOG_BYTES = 16 * 1024  # the end of the output that is shown
 STOP_SECONDS = 30  # for a training to save when the studio ends
 
