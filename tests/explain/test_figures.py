@@ -274,7 +274,7 @@ def test_attention_without_positions_is_equivariant():
 
 def test_the_receptive_field_is_that_of_the_gradient():
     for width, dilations in ((2, (1, 2, 4)), (3, (1, 3)), (2, (1, 1, 1))):
-        figure = regard.show("receptive-field", width=width, dilations=dilations).data
+        figure = regard.show("receptive-field", kernel_size=width, dilations=dilations).data
         field = figure.numbers["receptive field"]
         assert field == 1 + (width - 1) * sum(dilations)
         x = torch.randn(1, 2 * field, 2, requires_grad=True)
@@ -290,7 +290,7 @@ def test_the_receptive_field_is_that_of_the_gradient():
 
 
 def test_path_lengths_are_those_of_the_table():
-    curves = regard.show("path-lengths", width=4, window=8).data.panels[2].series
+    curves = regard.show("path-lengths", kernel_size=4, window=8).data.panels[2].series
     for n, _ in curves["recurrence"]:
         lengths = {name: dict(points)[n] for name, points in curves.items()}
         assert lengths["recurrence"] == n - 1

@@ -79,7 +79,7 @@ def test_the_count_with_another_head(name, head, expected):
 
 
 def test_the_base_transformer_has_the_parameters_of_its_sizes():
-    # The paper's table says 65 million. Its sizes with its 37,000 shared sub-words are
+    # The paper's table says 65 million. Its sizes with its 37,000 shared subwords are
     #   embedding       37,000 * 512
     #   6 encoder layers of   4 (512^2 + 512) + (2 * 512 * 2048 + 2048 + 512) + 2 * 1024
     #   6 decoder layers of   8 (512^2 + 512) + (2 * 512 * 2048 + 2048 + 512) + 3 * 1024

@@ -21,7 +21,7 @@ from regard.pipelines.dialogues import DialoguesPipeline, encode, pack, show_mas
 from regard.tasks import Instruct
 from regard.text import train_tokenizer
 from regard.text.chat_encoding import chat_prompt_ids
-from regard.text.chat_template import render, segments, turn_end
+from regard.text.chat_template import render, split_responses, turn_end
 from regard.training.storage.run_folder import RunFolder
 from regard.training.storage.start import run_template
 
@@ -80,12 +80,12 @@ def test_an_error_names_the_file_and_the_line(row, message, tmp_path):
 
 
 def test_templates_give_the_answers_with_the_end_of_their_turn():
-    assert segments("chatml", TALK)[2:] == [
+    assert split_responses("chatml", TALK)[2:] == [
         ("<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n", False),
         ("d<|im_end|>\n", True),
     ]
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    assert segments(JINJA, TALK, tokens) == [
+    assert split_responses(JINJA, TALK, tokens) == [
         ("<s>[INST] a [/INST]", False),
         (" b</s>", True),
         ("[INST] c [/INST]", False),
@@ -118,7 +118,7 @@ def test_a_template_runs_in_a_sandbox(template, message, monkeypatch):
     if "takes" in message:
         monkeypatch.setattr("regard.text.chat_template.SECONDS", 0.3)
     with pytest.raises((DataError, ConfigError), match=message):
-        segments(template, TALK)
+        split_responses(template, TALK)
     assert render(JINJA, TALK)
 
 

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from regard.errors import ConfigError
 from regard.text import Tokenizer
 from regard.text.chat_encoding import chat_prompt_ids, dialogue_ids, response_end
-from regard.text.chat_template import segments
+from regard.text.chat_template import split_responses
 from regard.text.special_tokens import SpecialTokens
 
 CHATML = (
@@ -99,7 +99,9 @@ def test_ids_are_those_of_transformers(style):
     if style != "llama3":  # whose two line ends are one token at the end of a prompt
         assert ids == theirs.apply_chat_template(messages)["input_ids"]
     answer = [id for id, is_answer in zip(ids, scored, strict=True) if is_answer]
-    parts = segments(template, talk, {"bos_token": ours.piece(0), "eos_token": ours.piece(1)})
+    parts = split_responses(
+        template, talk, {"bos_token": ours.piece(0), "eos_token": ours.piece(1)}
+    )
     assert theirs.decode(answer).strip() == parts[-1][0].strip()
     assert not any(scored[: len(ids) - len(answer)])
     assert response_end(ours, template)[0] == {ours.eos_id}

@@ -96,12 +96,12 @@ def copying_scores(model: nn.Module) -> dict[str, Float[Tensor, " heads"]]:
     scores = {}
     for index, block in enumerate(cast(list[Block], list(stack.blocks))):
         attention = block.attention
-        through = (table * _gain(block.attention_norm)).T @ unembed  # (dim, dim): E^T U
+        embed_unembed = (table * _gain(block.attention_norm)).T @ unembed  # (dim, dim): E^T U
         heads, kv_heads = attention.heads, attention.kv_heads
         value = attention.value.weight.double().unflatten(0, (kv_heads, -1))
         value = value.repeat_interleave(heads // kv_heads, 0)  # (heads, head_dim, dim)
         out = attention.out.weight.double().unflatten(1, (heads, -1)).transpose(0, 1)
-        values = torch.linalg.eigvals(value @ through @ out)  # (heads, head_dim)
+        values = torch.linalg.eigvals(value @ embed_unembed @ out)  # (heads, head_dim)
         scores[f"{side}.blocks.{index}.attention"] = (
             values.real.sum(-1) / values.abs().sum(-1).clamp_min(1e-300)
         ).float()

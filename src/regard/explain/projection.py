@@ -52,8 +52,8 @@ def tsne(
         weight = 1 / (1 + torch.cdist(y, y).square())
         weight.fill_diagonal_(0)
         q = (weight / weight.sum()).clamp_min(1e-12)
-        pull = ((12.0 if step < steps // 4 else 1.0) * p - q) * weight
-        gradient = 4 * (pull.sum(1, keepdim=True) * y - pull @ y)
+        forces = ((12.0 if step < steps // 4 else 1.0) * p - q) * weight
+        gradient = 4 * (forces.sum(1, keepdim=True) * y - forces @ y)
         gain = torch.where(gradient.sign() != velocity.sign(), gain + 0.2, gain * 0.8)
         gain = gain.clamp_min(0.01)
         velocity = (0.5 if step < steps // 4 else 0.8) * velocity - lr * gain * gradient

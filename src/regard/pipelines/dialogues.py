@@ -33,7 +33,7 @@ from regard.tasks import TASKS, Instruct
 from regard.tasks.instruct import Dialogue
 from regard.text import Tokenizer, train_tokenizer
 from regard.text.chat_encoding import chat_prompt_ids, dialogue_ids, response_end, special_texts
-from regard.text.chat_template import ASSISTANT, Message, render, segments
+from regard.text.chat_template import ASSISTANT, Message, render, split_responses
 from regard.text.pair_tokenizers import JOINT
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -244,7 +244,7 @@ def fit_prompt(
 
 def show_mask(task: Instruct, tokenizer: Tokenizer | None, row: Sequence[Message]) -> str:
     """A dialogue as the model reads it; the parts in ⟦ ⟧ are scored."""
-    parts = segments(task.template, row, special_texts(tokenizer))
+    parts = split_responses(task.template, row, special_texts(tokenizer))
     shown = "".join(f"⟦{text}⟧" if scored else text for text, scored in parts).replace("\n", "⏎")
     return shown if len(shown) <= 300 else f"{shown[:299]}…"
 

@@ -290,7 +290,7 @@ def _with_label(progress: Progress | None, label: str) -> Callable[[int, int], N
 
 
 def _causal_defaults(data: Text, gpu: bool) -> dict[str, Any]:
-    """A decoder: characters for a small text with a small alphabet, sub-words otherwise."""
+    """A decoder: characters for a small text with a small alphabet, subwords otherwise."""
     small = data.size < (SMALL_TEXT if gpu else SMALL_TEXT_CPU)
     by_character = small and len(_alphabet(data)) <= 256
     vocab_size = min(32_000, max(1000, data.size // 500 // 100 * 100))
@@ -316,7 +316,7 @@ def _causal_defaults(data: Text, gpu: bool) -> dict[str, Any]:
 
 
 def _masked_defaults(data: Text, gpu: bool, *, pairs: bool) -> dict[str, Any]:
-    """An encoder over sub-words; with two segments if it reads `pairs` of sentences."""
+    """An encoder over subwords; with two segments if it reads `pairs` of sentences."""
     vocab_size = min(32_000, max(1000, data.size // 200 // 100 * 100))
     sizes = (
         {"dim": 384, "layers": 6, "heads": 6, "context": 256, "dropout": 0.1}

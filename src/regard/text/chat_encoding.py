@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Sequence
 
 from regard.errors import ConfigError
-from regard.text.chat_template import CHATML, Message, render, segments, turn_end
+from regard.text.chat_template import CHATML, Message, render, split_responses, turn_end
 from regard.text.tokenizer import Tokenizer
 
 _DELIMITER = "\ufdd0"  # at both ends of a placeholder; not a character of any text
@@ -44,7 +44,9 @@ def dialogue_ids(
     ids = _prefix(tokenizer, template)
     scored, prefix, text = [False] * len(ids), len(ids), ""
     placeholders = _Placeholders(tokenizer, messages)
-    for part, is_response in segments(template, placeholders.messages, special_texts(tokenizer)):
+    for part, is_response in split_responses(
+        template, placeholders.messages, special_texts(tokenizer)
+    ):
         text += part
         whole = [*ids[:prefix], *placeholders.encode(text)]
         if whole[: len(ids)] != ids:

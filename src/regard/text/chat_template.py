@@ -55,12 +55,12 @@ def render(
     return "".join(turns) + (f"<|im_start|>{ASSISTANT}\n" if prompt else "")
 
 
-def segments(
+def split_responses(
     template: str, messages: Sequence[Message], tokens: Any = None
 ) -> list[tuple[str, bool]]:
     """A dialogue in parts, each with whether it is a response, with the end of its turn.
 
-    >>> segments("chatml", [("user", "1 + 1?"), ("assistant", "2")])[1]
+    >>> split_responses("chatml", [("user", "1 + 1?"), ("assistant", "2")])[1]
     ('2<|im_end|>\\n', True)
     """
     parts: list[tuple[str, bool]] = []
@@ -80,7 +80,7 @@ def segments(
 def turn_end(template: str, tokens: Any = None) -> str:
     """What follows a response, by which a generated one ends: "<|im_end|>" and a newline."""
     response = "RESPONSE"
-    (*_, (text, _)) = segments(template, [("user", "Q"), (ASSISTANT, response)], tokens)
+    (*_, (text, _)) = split_responses(template, [("user", "Q"), (ASSISTANT, response)], tokens)
     return text.partition(response)[2]
 
 

@@ -142,12 +142,12 @@ def permutation(
     if order.tolist() == list(range(len(words))):
         order = order.flip(0)
     y, permuted = attend(attention, x), attend(attention, x[order])
-    places = Sinusoidal(dim).embed(torch.arange(len(words))[None])[0].double()
-    with_places = attend(attention, x + places), attend(attention, x[order] + places)
+    sinusoid = Sinusoidal(dim).embed(torch.arange(len(words))[None])[0].double()
+    with_positions = attend(attention, x + sinusoid), attend(attention, x[order] + sinusoid)
     error = (permuted - y[order]).abs().max().item()
-    effect = (with_places[1] - with_places[0][order]).abs().max().item()
+    effect = (with_positions[1] - with_positions[0][order]).abs().max().item()
     names = [str(dimension) for dimension in range(dim)]
-    moved = [words[place] for place in order.tolist()]
+    moved = [words[index] for index in order.tolist()]
 
     def heat(title: str, rows: list[str], values: Tensor) -> Heatmap:
         across = "dimension of the output"
@@ -163,7 +163,7 @@ def permutation(
         panels=[
             heat("in order", words, y),
             heat("permuted", moved, permuted),
-            heat("change with positions", moved, with_places[1] - with_places[0][order]),
+            heat("change with positions", moved, with_positions[1] - with_positions[0][order]),
         ],
         numbers={
             "largest change without positions": error,

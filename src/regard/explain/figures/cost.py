@@ -47,10 +47,15 @@ class WindowedAttention(Attention):
         return self.out(y)[:, :time]
 
 
-def _layers(dim: int, heads: int, window: int, width: int) -> dict[str, Callable[[Tensor], Tensor]]:
+def _layers(
+    dim: int, heads: int, window: int, kernel_size: int
+) -> dict[str, Callable[[Tensor], Tensor]]:
     """The layers that are compared; attention with its weights, as the formula says."""
     attention, cell = Attention(dim, heads), LSTM(dim, dim)
-    windowed, convolution = WindowedAttention(dim, heads, window), CausalConvolution(dim, width, 1)
+    windowed, convolution = (
+        WindowedAttention(dim, heads, window),
+        CausalConvolution(dim, kernel_size, 1),
+    )
 
     def attend(x: Tensor) -> Tensor:
         inputs = AttentionInputs.of(Mask.causal(), torch.arange(x.shape[1])[None])
@@ -70,7 +75,7 @@ def _layers(dim: int, heads: int, window: int, width: int) -> dict[str, Callable
     return {
         "self-attention": attend,
         "recurrence (LSTM)": recur,
-        f"convolution, width {width}": convolve,
+        f"convolution, width {kernel_size}": convolve,
         f"attention, window {window}": windowed.forward,
     }
 
@@ -81,7 +86,7 @@ def cost(
     dim: int = 16,
     heads: int = 1,
     window: int = 32,
-    width: int = 3,
+    kernel_size: int = 3,
     repeats: int = 3,
     seed: int = 1,
 ) -> FigureData:
@@ -104,7 +109,7 @@ def cost(
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        layers = _layers(dim, heads, window, width)
+        layers = _layers(dim, heads, window, kernel_size)
     measured: dict[str, dict[str, list[Point]]] = {"time (ms)": {}, "memory (MB)": {}}
     measured["FLOPs (millions)"] = {}
     for name, layer in layers.items():

@@ -36,7 +36,7 @@ def loss_landscape(
             f"grid={grid} must be at least 3, span={span} above 0 and steps={steps} at least 0"
         )
     grid += 1 - grid % 2  # so that the weights themselves are in the middle
-    places = [span * (2 * n / (grid - 1) - 1) for n in range(grid)]
+    coordinates = [span * (2 * n / (grid - 1) - 1) for n in range(grid)]
     surfaces = {}
     for model in models:
         model.require_language("loss-landscape")
@@ -44,13 +44,13 @@ def loss_landscape(
         windows = windows_of(model, text)
         if not model.trained and steps:
             fit(model.module, windows, steps)
-        surfaces[model.name] = surface(model.module, windows, places, seed)
+        surfaces[model.name] = surface(model.module, windows, coordinates, seed)
     middle = grid // 2
     panels: list[Panel] = [
         Surface(
             title=f"{name}: loss {values[middle][middle]:.2f} in the middle",
-            x=places,
-            y=places,
+            x=coordinates,
+            y=coordinates,
             values=values,
             low=min(min(map(min, each)) for each in surfaces.values()),
             high=max(max(map(max, each)) for each in surfaces.values()),
@@ -107,9 +107,9 @@ def fit(model: nn.Module, windows: Int[Tensor, "rows time"], steps: int) -> None
 
 @torch.no_grad()
 def surface(
-    model: nn.Module, windows: Int[Tensor, "rows time"], places: list[float], seed: int
+    model: nn.Module, windows: Int[Tensor, "rows time"], coordinates: list[float], seed: int
 ) -> list[list[float]]:
-    """The loss at every pair of places; the weights are put back at the end."""
+    """The loss at every pair of coordinates; the weights are restored at the end."""
     generator = torch.Generator().manual_seed(seed)
     weights = [
         (parameter, parameter.clone(), *(direction(parameter, generator) for _ in range(2)))
@@ -117,9 +117,9 @@ def surface(
     ]
     values: list[list[float]] = []
     try:
-        for y in places:
+        for y in coordinates:
             values.append([])
-            for x in places:
+            for x in coordinates:
                 for parameter, start, first, second in weights:
                     parameter.copy_(start + x * first + y * second)
                 values[-1].append(loss_of(model, windows).item())

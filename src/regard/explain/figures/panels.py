@@ -102,8 +102,8 @@ class Network:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Segments:
-    """Texts cut into pieces: one line for each way to cut."""
+class Segmentations:
+    """One text split into pieces in several ways, a line for each."""
 
     title: str = ""
     labels: Sequence[str]
@@ -112,7 +112,7 @@ class Segments:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surface:
-    """Values over a grid of places, drawn as contour lines."""
+    """Values over a grid, drawn as contour lines."""
 
     title: str = ""
     x: Sequence[float]
@@ -125,7 +125,7 @@ class Surface:
     y_label: str = ""
 
 
-Panel = Table | Heatmap | Lines | Bars | Scatter | Tree | Network | Segments | Surface
+Panel = Table | Heatmap | Lines | Bars | Scatter | Tree | Network | Segmentations | Surface
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -80,7 +80,7 @@ def _panels(kind: str, encoding: Position, length: int) -> list[Panel]:
     if isinstance(table, nn.Embedding) and not isinstance(encoding, T5):
         length = min(length, len(table.weight) - getattr(encoding, "offset", 0))
     names = [str(position) for position in range(length)]
-    places = position_indices(encoding, length)
+    positions = position_indices(encoding, length)
     pair = Heatmap(
         title=f"{kind}: {'bias' if isinstance(encoding, ALiBi | T5) else 'dot product'}",
         rows=names,
@@ -91,7 +91,7 @@ def _panels(kind: str, encoding: Position, length: int) -> list[Panel]:
     )
     if isinstance(encoding, ALiBi | T5):
         with torch.no_grad():
-            bias = encoding.bias(places, places)
+            bias = encoding.bias(positions, positions)
         middle = length // 2
         series = {
             f"head {head}": [
@@ -107,12 +107,12 @@ def _panels(kind: str, encoding: Position, length: int) -> list[Panel]:
         )
         return [curves, pair]
     if isinstance(encoding, Rotary):
-        rotation = encoding.rotation(places)
+        rotation = encoding.rotation(positions)
         values, across = rotation.cos[0, 0], "pair of coordinates"
         title = f"{kind}: cos of the angle"
     else:
         with torch.no_grad():
-            vectors = encoding.embed(places)
+            vectors = encoding.embed(positions)
         assert vectors is not None
         values, across, title = vectors[0], "dimension", f"{kind}: vectors"
     dims = [str(dimension) for dimension in range(values.shape[1])]

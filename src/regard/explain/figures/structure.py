@@ -19,13 +19,13 @@ LONGEST_NETWORK = 40  # positions of a drawn network
 def receptive_field(
     model: FigureModel | None = None,
     *,
-    width: int = 2,
+    kernel_size: int = 2,
     layers: int = 4,
     dilations: tuple[int, ...] | None = None,
 ) -> FigureData:
     r"""The inputs that one output of a stack of causal convolutions depends on.
 
-    field = 1 + (width - 1) (dilation_1 + ... + dilation_L)
+    field = 1 + (kernel_size - 1) (dilation_1 + ... + dilation_L)
 
     By default dilations 1, 2, 4, ...; with a run or a preset, those of its convolutions.
     """
@@ -36,13 +36,13 @@ def receptive_field(
                 f"{model.name} has no convolution; give a run or a preset that has, such as "
                 "convolution"
             )
-        (width,) = convolutions[0].filter.kernel_size
+        (kernel_size,) = convolutions[0].filter.kernel_size
         dilations = tuple(layer.filter.dilation[0] for layer in convolutions)
     dilations = tuple(2**n for n in range(layers)) if dilations is None else dilations
-    if width < 2 or not dilations or min(dilations) < 1:
-        raise ConfigError(f"width={width} must be at least 2, and dilations at least 1")
-    fields = [field_of(width, dilations[:count]) for count in range(len(dilations) + 1)]
-    contiguous = [field_of(width, [1] * count) for count in range(len(dilations) + 1)]
+    if kernel_size < 2 or not dilations or min(dilations) < 1:
+        raise ConfigError(f"kernel_size={kernel_size} must be at least 2, and dilations at least 1")
+    fields = [field_of(kernel_size, dilations[:count]) for count in range(len(dilations) + 1)]
+    contiguous = [field_of(kernel_size, [1] * count) for count in range(len(dilations) + 1)]
     drawn = max(count for count, field in enumerate(fields) if field <= LONGEST_NETWORK)
     more = "" if drawn == len(dilations) else f" Drawn: the first {drawn} layers."
     rows = [
@@ -50,7 +50,7 @@ def receptive_field(
         for layer, (field, plain) in enumerate(zip(fields, contiguous, strict=True))
     ]
     rows[0][1] = 0
-    panels: list[Panel] = [_field_network(width, dilations[:drawn])] if drawn else []
+    panels: list[Panel] = [_field_network(kernel_size, dilations[:drawn])] if drawn else []
     panels.append(
         Table(
             header=["layer", "dilation", "field", "without dilation"],
@@ -59,31 +59,31 @@ def receptive_field(
     )
     return FigureData(
         title="Receptive field of causal convolutions" + (f", {model.name}" if model else ""),
-        caption=f"Kernel width {width}: the last output depends on the inputs that are connected "
-        f"with it. The field is 1 + (width - 1) times the sum of the dilations.{more}",
+        caption=f"Kernel width {kernel_size}: the last output depends on the inputs that are "
+        f"connected with it. The field is 1 + (width - 1) times the sum of the dilations.{more}",
         panels=panels,
         numbers={"receptive field": fields[-1]},
     )
 
 
-def field_of(width: int, dilations: Sequence[int]) -> int:
+def field_of(kernel_size: int, dilations: Sequence[int]) -> int:
     """The receptive field of causal convolutions.
 
     >>> field_of(2, [1, 2, 4, 8])
     16
     """
-    return 1 + (width - 1) * sum(dilations)
+    return 1 + (kernel_size - 1) * sum(dilations)
 
 
-def _field_network(width: int, dilations: Sequence[int]) -> Network:
+def _field_network(kernel_size: int, dilations: Sequence[int]) -> Network:
     """The units of every layer that the last output depends on."""
-    size = field_of(width, dilations)
+    size = field_of(kernel_size, dilations)
     reached = [{size - 1}]
     edges = []
     for index in range(len(dilations), 0, -1):
         below: set[int] = set()
         for position in reached[0]:
-            for k in range(width):
+            for k in range(kernel_size):
                 source = position - k * dilations[index - 1]
                 below.add(source)
                 edges.append((index - 1, source, index, position))
@@ -99,7 +99,7 @@ def _field_network(width: int, dilations: Sequence[int]) -> Network:
 
 
 def path_lengths(
-    *, positions: int = 8, layers: int = 3, width: int = 3, window: int = 4
+    *, positions: int = 8, layers: int = 3, kernel_size: int = 3, window: int = 4
 ) -> FigureData:
     r"""Sequential operations and maximum path length of layers (Vaswani et al. 2017, table 1).
 
@@ -111,17 +111,19 @@ def path_lengths(
 
     Of one layer. Paths are counted on the graph of which positions a layer connects.
     """
-    if not 2 <= positions <= LONGEST_NETWORK or layers < 1 or width < 2 or window < 2:
+    if not 2 <= positions <= LONGEST_NETWORK or layers < 1 or kernel_size < 2 or window < 2:
         raise ConfigError(
             f"positions={positions} must lie between 2 and {LONGEST_NETWORK}, layers={layers} be "
-            f"at least 1, width={width} and window={window} at least 2"
+            f"at least 1, kernel_size={kernel_size} and window={window} at least 2"
         )
     lengths = [2**n for n in range(2, 9)]
     kinds: dict[str, Callable[[int, int], Bool[Tensor, "time seen"]]] = {
         "recurrence": lambda n, layer: _band(n, 2),
         "self-attention": lambda n, layer: _band(n, n),
-        f"convolution, width {width}": lambda n, layer: _band(n, width),
-        f"convolution, width {width}, dilated": lambda n, layer: _band(n, width, width**layer),
+        f"convolution, width {kernel_size}": lambda n, layer: _band(n, kernel_size),
+        f"convolution, width {kernel_size}, dilated": lambda n, layer: _band(
+            n, kernel_size, kernel_size**layer
+        ),
         f"attention, window {window}": lambda n, layer: _band(n, window),
     }
     paths: dict[str, list[Point]] = {

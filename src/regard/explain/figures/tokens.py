@@ -7,13 +7,13 @@ from itertools import pairwise
 
 from regard.errors import ConfigError
 from regard.explain.figures.figure_model import FigureModel
-from regard.explain.figures.panels import Bars, FigureData, Lines, Segments, Table
+from regard.explain.figures.panels import Bars, FigureData, Lines, Segmentations, Table
 from regard.text import TOKENIZERS, Tokenizer, train_tokenizer
 
 BANANAS = "Yes, we have no bananas\nSay yes for bananas\nNo bananas, we say"
 FREQUENCY_RANGES = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, None))  # occurrences
 BOUNDARY_CHARACTERS = 120  # of a text whose boundaries are shown
-SMALL_VOCABULARY = ("bpe", "wordpiece", "unigram")  # tokenizers with a size
+SMALL_VOCABULARY = ("bpe", "wordpiece", "unigram")  # tokenizers with a vocab_size
 
 
 def bag_of_words(text: str = BANANAS) -> FigureData:
@@ -73,14 +73,16 @@ def bpe_merges(
     def show(token: str) -> str:
         return tokenizer.piece(vocabulary[token])
 
-    def left(word: str) -> int:
-        """How many tokens of a word are left after all merges."""
+    def merged_length(word: str) -> int:
+        """How many tokens a word has after all merges."""
         return len(reduce(merge, (pair for pair, _, _ in steps), list(word)))
 
     words = word_counts(tokenizer, text)
     if word is None:  # of the longer words, the one that merges shorten most; ties by frequency
         longer = [each for each in words if len(set(each)) > 5]  # no run of spaces
-        chosen = max(longer or words, key=lambda each: (len(each) - left(each), words[each]))
+        chosen = max(
+            longer or words, key=lambda each: (len(each) - merged_length(each), words[each])
+        )
     else:
         chosen = "".join(part for part, _ in _pre_tokenize(tokenizer, word))
     rows: list[list[str | int | float]] = []
@@ -158,16 +160,18 @@ def _pre_tokenize(tokenizer: Tokenizer, text: str) -> list[tuple[str, tuple[int,
     return words
 
 
-def train_all(corpus: list[str], size: int) -> dict[str, Tokenizer]:
+def train_all(corpus: list[str], vocab_size: int) -> dict[str, Tokenizer]:
     """Every kind of tokenizer, trained on the same text."""
-    if size < 300:
-        raise ConfigError(f"size={size} must be at least 300: the 256 bytes and some tokens")
-    sized = {kind: {"kind": kind, "vocab_size": size} for kind in SMALL_VOCABULARY}
+    if vocab_size < 300:
+        raise ConfigError(
+            f"vocab_size={vocab_size} must be at least 300: the 256 bytes and some tokens"
+        )
+    sized = {kind: {"kind": kind, "vocab_size": vocab_size} for kind in SMALL_VOCABULARY}
     return {kind: train_tokenizer(sized.get(kind, kind), corpus) for kind in TOKENIZERS}
 
 
 def token_boundaries(
-    texts: list[str], models: list[FigureModel] | None = None, *, size: int = 400
+    texts: list[str], models: list[FigureModel] | None = None, *, vocab_size: int = 400
 ) -> FigureData:
     """The tokens of one text under every kind of tokenizer.
 
@@ -176,9 +180,9 @@ def token_boundaries(
     whole, *corpus = texts
     text = whole[:BOUNDARY_CHARACTERS]
     shown = "" if text == whole else f" Shown: the first {BOUNDARY_CHARACTERS} characters."
-    tokenizers = train_all(corpus or texts, size)
+    tokenizers = train_all(corpus or texts, vocab_size)
     tokenizers |= _of_runs(models)
-    pieces = {name: cut(tokenizer, text) for name, tokenizer in tokenizers.items()}
+    pieces = {name: tokenize(tokenizer, text) for name, tokenizer in tokenizers.items()}
     labels = [
         f"{name} ({tokenizers[name].vocab_size:,}): {len(line)} tokens"
         for name, line in pieces.items()
@@ -188,7 +192,7 @@ def token_boundaries(
         title="Token boundaries under every tokenizer",
         caption=f"Trained on {trained}; in parentheses the size of the vocabulary. A space is "
         f"shown as ␣ where it belongs to a token; what a vocabulary does not have is <unk>.{shown}",
-        panels=[Segments(labels=labels, pieces=list(pieces.values()))],
+        panels=[Segmentations(labels=labels, pieces=list(pieces.values()))],
     )
 
 
@@ -199,13 +203,13 @@ def _of_runs(models: list[FigureModel] | None) -> dict[str, Tokenizer]:
     return {model.name: model.require_tokenizer() for model in models or []}
 
 
-def cut(tokenizer: Tokenizer, text: str) -> list[str]:
+def tokenize(tokenizer: Tokenizer, text: str) -> list[str]:
     """The pieces of a text."""
     return [tokenizer.piece(id) for id in tokenizer.encode(text)]
 
 
 def rare_words(
-    text: str, models: list[FigureModel] | None = None, *, size: int = 400
+    text: str, models: list[FigureModel] | None = None, *, vocab_size: int = 400
 ) -> FigureData:
     """How many tokens a word becomes, by how often it occurs in the training text.
 
@@ -220,7 +224,7 @@ def rare_words(
         raise ConfigError(
             f"the text has {len(words)} different words; rare-words needs at least 10"
         )
-    tokenizers = train_all([train], size)
+    tokenizers = train_all([train], vocab_size)
     tokenizers |= _of_runs(models)
     groups = {
         _range_name(low, high): [
@@ -249,7 +253,7 @@ def rare_words(
     return FigureData(
         title="Rare words",
         caption="Words by how often they occur in the training text, in parentheses how many "
-        "different ones. Sub-words cut rare words into more tokens; a vocabulary of words has only "
+        "different ones. Subwords cut rare words into more tokens; a vocabulary of words has only "
         "<unk> for a word that it has not seen.",
         panels=[
             Bars(
@@ -270,7 +274,7 @@ def rare_words(
                 title="the rarest words",
                 header=["word", "occurs", *tokenizers],
                 rows=[
-                    [word, words[word], *("·".join(cut(t, word)) for t in tokenizers.values())]
+                    [word, words[word], *("·".join(tokenize(t, word)) for t in tokenizers.values())]
                     for word in rarest
                 ],
             ),

@@ -12,7 +12,7 @@ from regard.explain.figures.panels import (
     Network,
     Point,
     Scatter,
-    Segments,
+    Segmentations,
     Surface,
     Table,
     Tree,
@@ -87,7 +87,7 @@ def _network_size(panel: Network) -> tuple[float, float]:
     return min(PAGE, 0.34 * len(panel.positions) + 1.6), 0.62 * len(panel.layers) + 0.9
 
 
-def segment_widths(panel: Segments) -> tuple[float, float]:
+def segment_widths(panel: Segmentations) -> tuple[float, float]:
     """The width of the labels, and of the longest line of pieces."""
     longest = max(sum(piece_width(piece) for piece in line) for line in panel.pieces)
     return CHARACTER * (max(map(len, panel.labels)) + 2), longest
@@ -98,7 +98,7 @@ def piece_width(piece: str) -> float:
     return CHARACTER * (len(label(piece)) + 0.9)
 
 
-def _segments_size(panel: Segments) -> tuple[float, float]:
+def _segmentations_size(panel: Segmentations) -> tuple[float, float]:
     return min(PAGE, sum(segment_widths(panel)) + 0.3), 1.35 * LINE * len(panel.labels) + 0.4
 
 
@@ -114,7 +114,7 @@ SIZES: dict[type[Any], Callable[[Any], tuple[float, float]]] = {
     Scatter: _scatter_size,
     Tree: _tree_size,
     Network: _network_size,
-    Segments: _segments_size,
+    Segmentations: _segmentations_size,
     Surface: _surface_size,
 }
 

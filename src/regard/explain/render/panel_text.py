@@ -13,7 +13,7 @@ from regard.explain.figures.panels import (
     Lines,
     Network,
     Scatter,
-    Segments,
+    Segmentations,
     Surface,
     Table,
     Tree,
@@ -165,7 +165,7 @@ def _network(panel: Network, width: int, colour: bool) -> list[str]:
     return _align(rows, set(range(1, len(rows[0]))), width)
 
 
-def _segments(panel: Segments, width: int, colour: bool) -> list[str]:
+def _segmentations(panel: Segmentations, width: int, colour: bool) -> list[str]:
     lines = []
     margin = max(map(len, panel.labels)) + 2
     for name, line in zip(panel.labels, panel.pieces, strict=True):
@@ -197,6 +197,6 @@ TEXT: dict[type[Any], Callable[[Any, int, bool], list[str]]] = {
     Scatter: _scatter,
     Tree: _tree,
     Network: _network,
-    Segments: _segments,
+    Segmentations: _segmentations,
     Surface: _surface,
 }

@@ -12,7 +12,7 @@ from regard.explain.figures.panels import (
     Lines,
     Network,
     Scatter,
-    Segments,
+    Segmentations,
     Surface,
     Table,
     Tree,
@@ -75,7 +75,7 @@ def draw(data: FigureData) -> "Figure":
                 panel = data.panels[index]
                 axes.set_title(panel.title, size=10)
                 DRAW[type(panel)](axes, panel)
-                if isinstance(panel, Table | Segments):  # rows of one height in every figure
+                if isinstance(panel, Table | Segmentations):  # rows of one height in every figure
                     axes.set_ylim(axes.get_ylim()[0] * max(1, height / sizes[index][1]), 0)
         parts[-1].text(0.01, 0.95, caption, size=9, color="#444444", va="top")
     return figure
@@ -302,7 +302,7 @@ def _draw_network(axes: Any, panel: Network) -> None:
     axes.set_ylim(-0.5, len(panel.layers) - 0.5)
 
 
-def _draw_segments(axes: Any, panel: Segments) -> None:
+def _draw_segmentations(axes: Any, panel: Segmentations) -> None:
     """Pieces in two alternating shades, so that their boundaries can be seen."""
     _blank(axes)
     start, longest = segment_widths(panel)
@@ -348,6 +348,6 @@ DRAW: dict[type[Any], Callable[[Any, Any], None]] = {
     Scatter: _draw_scatter,
     Tree: _draw_tree,
     Network: _draw_network,
-    Segments: _draw_segments,
+    Segmentations: _draw_segmentations,
     Surface: _draw_surface,
 }

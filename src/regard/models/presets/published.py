@@ -37,7 +37,7 @@ PUBLISHED: dict[str, Published] = {
     "transformer-base": Published(
         65 * M,
         "Vaswani et al. 2017, table 3",
-        "the sizes in the table with 37 k shared sub-words give 63.1 M; the big model agrees",
+        "the sizes in the table with 37 k shared subwords give 63.1 M; the big model agrees",
     ),
     "transformer-big": Published(213 * M, "Vaswani et al. 2017, table 3"),
     "bert-base": Published(

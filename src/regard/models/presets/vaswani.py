@@ -6,7 +6,7 @@ from regard.models.transformer import TransformerConfig
 
 
 def transformer_base() -> TransformerConfig:
-    """Vaswani et al. 2017, table 3 (base): 65 M by the paper with its 37 k shared sub-words."""
+    """Vaswani et al. 2017, table 3 (base): 65 M by the paper with its 37 k shared subwords."""
     return TransformerConfig(
         vocab_size=37_000,
         dim=512,

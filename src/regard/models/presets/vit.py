@@ -8,7 +8,7 @@ from regard.models.vision import VisionConfig
 def _vit(dim: int, layers: int, heads: int, patch: int) -> VisionConfig:
     """Table 1 of the paper, with the linear head of the models fine-tuned on ImageNet-1k.
 
-    Images of 224 × 224, as in pre-training; GELU and norms with eps 1e-6 as in the authors' code.
+    Images of 224 × 224, as in pretraining; GELU and norms with eps 1e-6 as in the authors' code.
     """
     return VisionConfig(
         dim=dim,
