@@ -116,7 +116,7 @@ def test_templates_give_the_answers_with_the_end_of_their_turn():
 def test_a_template_runs_in_a_sandbox(template, message, monkeypatch):
     render(JINJA, TALK)  # the process has started
     if "takes" in message:
-        monkeypatch.setattr("regard.text.chat_template.SECONDS", 0.3)
+        monkeypatch.setattr("regard.text.chat_template.MAX_SECONDS", 0.3)
     with pytest.raises((DataError, ConfigError), match=message):
         split_responses(template, TALK)
     assert render(JINJA, TALK)

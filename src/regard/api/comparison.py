@@ -22,7 +22,7 @@ from regard.training.storage.evaluation import Evaluation
 from regard.training.tracking.history import History, read_history
 
 # settings of one family that mean something else in the others
-OWN_MEANING = {("cbow", "window"), ("autoregression", "order")}
+FAMILY_SPECIFIC = {("cbow", "window"), ("autoregression", "order")}
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -277,7 +277,7 @@ def _settings(history: History, mixed: bool) -> dict[str, Any]:
     family = config.model["family"]
     tables = {
         "model": {
-            f"{key} of {family}" if mixed and (family, key) in OWN_MEANING else key: value
+            f"{key} of {family}" if mixed and (family, key) in FAMILY_SPECIFIC else key: value
             for key, value in full_settings(resolve(config.model)).items()
         },
         "train": to_table(config.train) if takes_steps(history) else {},

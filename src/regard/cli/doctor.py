@@ -16,26 +16,26 @@ def doctor(as_json: Json = False) -> None:
     regard doctor --json
     """
     with spinner("looking at this machine"):
-        found = api.doctor()
+        diagnosis = api.doctor()
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(diagnosis))
         return
-    gpus = ", ".join(found.gpus) or "none (none is needed)"
+    gpus = ", ".join(diagnosis.gpus) or "none (none is needed)"
     machine = [
-        ("cores", str(found.cores)),
-        ("memory", f"{with_prefix(found.memory, 'B')} free"),
-        ("disk", f"{with_prefix(found.disk, 'B')} free"),
+        ("cores", str(diagnosis.cores)),
+        ("memory", f"{with_prefix(diagnosis.memory, 'B')} free"),
+        ("disk", f"{with_prefix(diagnosis.disk, 'B')} free"),
         ("GPU", gpus),
-        ("device", f"{found.device}; device=… chooses another"),
-        ("cache", found.cache),
+        ("device", f"{diagnosis.device}; device=… chooses another"),
+        ("cache", diagnosis.cache),
     ]
-    print_section("versions", align_columns(list(found.versions.items())))
+    print_section("versions", align_columns(list(diagnosis.versions.items())))
     print_section("this machine", align_columns(machine))
-    present = [(o, found.packages[o.package]) for o in api.OPTIONAL_PACKAGES]
+    present = [(o, diagnosis.packages[o.package]) for o in api.OPTIONAL_PACKAGES]
     rows = [(o.package, version, o.purpose) for o, version in present if version]
     if rows:
         print_section("optional packages", align_columns(rows))
     missing = [(o.package, o.purpose, o.install) for o, version in present if not version]
     if missing:
         print_section("not installed, and needed only for", align_columns(missing))
-    print_section("problems", found.problems or ["none"])
+    print_section("problems", diagnosis.problems or ["none"])

@@ -180,13 +180,13 @@ def generate(
                 float16=float16,
                 int4=int4,
             )
-            found: list[Completions] = [[(each, None)] for each in texts]
+            results: list[Completions] = [[(each, None)] for each in texts]
         else:
-            found = [
+            results = [
                 opened.search(each, tokens=tokens, search=search, amateur=amateur_run)
                 for each in prompts
             ]
-        for index, (each, completions) in enumerate(zip(prompts, found, strict=True)):
+        for index, (each, completions) in enumerate(zip(prompts, results, strict=True)):
             if json:
                 print_json(_as_table(each, completions, chain.specs()))
             else:

@@ -124,7 +124,7 @@ def _lower(text: str) -> str:
 
 
 def is_squad(path: Path) -> bool:
-    """Whether a file is JSON as SQuAD has it: data, paragraphs, qas."""
+    """Whether a file is JSON in SQuAD's format: data, paragraphs, qas."""
     if path.is_dir() or suffix(path) != ".json":
         return False
     try:
@@ -224,15 +224,15 @@ def _check(name: str, path: str, format: str, rows: Iterable[Row]) -> Questions:
         checked = []
         for answer in answers:
             text, start = _answer(location, answer)
-            found = _locate(context, text, start)
-            if found is None:
+            position = _locate(context, text, start)
+            if position is None:
                 raise DataError(
                     f"{location}: the answer {preview(text)} is not in its context\n"
                     f"{preview(context)}"
                 )
-            moved += start is not None and found != start
-            first = first or (location if start is not None and found != start else "")
-            checked.append((text, found))
+            moved += start is not None and position != start
+            first = first or (location if start is not None and position != start else "")
+            checked.append((text, position))
         questions.append(Question(id, question, context, tuple(checked)))
     if not questions:
         raise DataError(f"{path} has no question")

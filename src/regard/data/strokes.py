@@ -107,8 +107,10 @@ def from_npz(path: Path) -> Strokes:
     names = tuple(sorted({str(label) for split in splits.values() for label in split[2]}))
     if len({texts is None for *_, texts in splits.values()}) > 1:
         raise DataError(f"{path}: some splits have texts and others none; give all or none of them")
-    made = {split: _strokes(stem(path), *arrays, names) for split, arrays in splits.items()}
-    return replace(made["train"], validation=made.get("validation"), test=made.get("test"))
+    drawings = {split: _strokes(stem(path), *arrays, names) for split, arrays in splits.items()}
+    return replace(
+        drawings["train"], validation=drawings.get("validation"), test=drawings.get("test")
+    )
 
 
 def _read_split(

@@ -132,7 +132,9 @@ def pair_store(pairs: Pairs, source_tokenizer: Tokenizer, target_tokenizer: Toke
         return _write_pairs(folder, pairs, tokenizers)
 
     def check(folder: Path) -> str | None:
-        sides = (_check_ids(folder / f"{side}.bin", each) for side, each in tokenizers.items())
+        sides = (
+            _check_ids(folder / f"{side}.bin", tokenizer) for side, tokenizer in tokenizers.items()
+        )
         return next((problem for problem in sides if problem is not None), None)
 
     folder, _ = cached_folder("tokens", key, write, check)
@@ -207,8 +209,8 @@ def _to_bytes(ids: Sequence[int] | NDArray[np.uint32], tokenizer: Tokenizer) -> 
         outside = array[(array < 0) | (array >= tokenizer.vocab_size)][0]
         raise DataError(
             f"the {tokenizer.kind} tokenizer gives the id {outside}, and its vocabulary has "
-            f"{tokenizer.vocab_size} ids; its files do not belong together, train or import it "
-            "again"
+            f"{tokenizer.vocab_size} ids; its files do not belong together: train or import the "
+            "tokenizer again"
         )
     return array.astype(_dtype(tokenizer)).tobytes()
 

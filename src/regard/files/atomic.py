@@ -25,14 +25,14 @@ from regard.files.fault_injection import inject_fault
 DAY = 86_400  # seconds after which a temporary file of another machine counts as abandoned
 
 
-def require_new_path(path: Path, way_out: str) -> None:
+def require_new_path(path: Path, hint: str) -> None:
     """Raise if the path exists, since existing files are never overwritten, or cannot be made."""
     try:
         exists = path.exists()
     except OSError as error:
         raise CheckpointError(f"cannot access {path}: {error.strerror}") from None
     if exists:
-        raise ConfigError(f"{path} exists already and is not overwritten;\n{way_out}")
+        raise ConfigError(f"{path} exists already and is not overwritten;\n{hint}")
     parent = next(folder for folder in path.absolute().parents if folder.exists())
     if not parent.is_dir():
         raise CheckpointError(f"cannot write {path}: {parent} is a file, not a folder")

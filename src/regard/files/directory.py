@@ -1,8 +1,8 @@
 """A folder that is held open: what is written through it goes into this folder and nowhere else.
 
 Names are opened relative to the folder's descriptor (`dir_fd`), symbolic links are not followed,
-and only regular files are opened. A link in the folder cannot lead a write outside it, and a
-folder that is moved receives what is written to it, not the one that took its place.
+and only regular files are opened. A link in the folder cannot lead a write outside it. If
+the folder is moved, writes follow it and do not go to a folder that replaces it.
 
 Windows has no descriptors of folders. There the folder is opened by its path each time, and links
 are only looked for before a file is opened.

@@ -116,7 +116,9 @@ def write_config(config: ModelConfig, family: str | None = None) -> tuple[Family
             "exported;\ntrain with model.head=tag"
         )
     families = MODEL_TYPES.values() if family is None else [MODEL_TYPES[family]]
-    if family is None and family_of(config) not in {each.model_family for each in families}:
+    if family is None and family_of(config) not in {
+        candidate.model_family for candidate in families
+    }:
         raise ConfigError(
             f"no Hugging Face family has models of model.family={family_of(config)}, so such a "
             "run is not exported"

@@ -211,7 +211,7 @@ def _tensors(
             tensors |= {name: opened.read(name).float().numpy() for name in opened.entries}
     layers = hf.get("num_hidden_layers") or hf["n_layer"]
     names = gguf.get_tensor_name_map(_enum(gguf, architecture), layers)
-    found = []
+    gguf_tensors = []
     tied = hf.get("tie_word_embeddings", True)
     for name, weight in tensors.items():
         if name.startswith(architecture.ignored) or (name == "lm_head.weight" and tied):
@@ -219,10 +219,10 @@ def _tensors(
         new = names.get_name(name.removeprefix("bert."), try_suffixes=(".weight", ".bias"))
         if new is None:
             raise ConfigError(f"the tensor {name} cannot be exported as GGUF: it has no name there")
-        found.append((new, np.ascontiguousarray(architecture.transform(name, weight, hf))))
+        gguf_tensors.append((new, np.ascontiguousarray(architecture.transform(name, weight, hf))))
     if factors := _rope_factors(hf):
-        found.append(("rope_freqs.weight", np.array(factors, np.float32)))
-    return found
+        gguf_tensors.append(("rope_freqs.weight", np.array(factors, np.float32)))
+    return gguf_tensors
 
 
 def _enum(gguf: Any, architecture: Architecture) -> Any:

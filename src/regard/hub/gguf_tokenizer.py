@@ -86,17 +86,17 @@ def _steps(part: Any) -> list[dict[str, Any]]:
 def _bpe(
     writer: Any, tokenizer: Tokenizer, table: Any, tokens: list[str], types: list[int]
 ) -> None:
-    splits, normal = _steps(table["pre_tokenizer"]), _steps(table["normalizer"])
+    pre_tokenizers, normalizers = _steps(table["pre_tokenizer"]), _steps(table["normalizer"])
     merges = [
         pair.split(" ") if isinstance(pair, str) else pair for pair in table["model"]["merges"]
     ]
-    if any(step["type"] == "ByteLevel" for step in splits):
-        if any(step["type"] != "NFC" for step in normal):
-            _refuse(tokenizer, f"llama.cpp has no normalizer {normal[0]['type']} before BPE")
+    if any(step["type"] == "ByteLevel" for step in pre_tokenizers):
+        if any(step["type"] != "NFC" for step in normalizers):
+            _refuse(tokenizer, f"llama.cpp has no normalizer {normalizers[0]['type']} before BPE")
         if not merges:  # a GGUF file has no empty list
             _refuse(tokenizer, "it has no merges, which llama.cpp needs for BPE")
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(_split_name(tokenizer, splits))
+        writer.add_tokenizer_pre(_split_name(tokenizer, pre_tokenizers))
         writer.add_token_list(tokens)
         writer.add_token_merges([" ".join(pair) for pair in merges])
         return
@@ -113,12 +113,12 @@ def _bpe(
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
     writer.add_token_scores([float(-ranks.get(token, len(ranks))) for token in tokens])
-    _write_spaces(writer, tokenizer, normal, splits)
+    _write_spaces(writer, tokenizer, normalizers, pre_tokenizers)
 
 
-def _split_name(tokenizer: Tokenizer, splits: list[dict[str, Any]]) -> str:
-    patterns = [step["pattern"].get("Regex") for step in splits if step["type"] == "Split"]
-    (level,) = (step for step in splits if step["type"] == "ByteLevel")
+def _split_name(tokenizer: Tokenizer, pre_tokenizers: list[dict[str, Any]]) -> str:
+    patterns = [step["pattern"].get("Regex") for step in pre_tokenizers if step["type"] == "Split"]
+    (level,) = (step for step in pre_tokenizers if step["type"] == "ByteLevel")
     if level.get("add_prefix_space"):
         _refuse(tokenizer, "it adds a space before a text")
     if not patterns and level.get("use_regex", True):
@@ -132,7 +132,7 @@ def _split_name(tokenizer: Tokenizer, splits: list[dict[str, Any]]) -> str:
 def _unigram(
     writer: Any, tokenizer: Tokenizer, table: Any, tokens: list[str], types: list[int]
 ) -> None:
-    splits, normal = _steps(table["pre_tokenizer"]), _steps(table["normalizer"])
+    pre_tokenizers, normalizers = _steps(table["pre_tokenizer"]), _steps(table["normalizer"])
     scores = dict(table["model"]["vocab"])
     if table["model"].get("byte_fallback"):
         _refuse(tokenizer, "llama.cpp's unigram has no bytes for unknown characters")
@@ -140,29 +140,31 @@ def _unigram(
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
     writer.add_token_scores([float(scores.get(token, 0.0)) for token in tokens])
-    charsmap = [step for step in normal if step["type"] == "Precompiled"]
+    charsmap = [step for step in normalizers if step["type"] == "Precompiled"]
     if charsmap:
         writer.add_precompiled_charsmap(base64.b64decode(charsmap[0]["precompiled_charsmap"]))
-    _write_spaces(writer, tokenizer, normal, splits)
+    _write_spaces(writer, tokenizer, normalizers, pre_tokenizers)
 
 
 def _write_spaces(
     writer: Any,
     tokenizer: Tokenizer,
-    normal: list[dict[str, Any]],
-    splits: list[dict[str, Any]],
+    normalizers: list[dict[str, Any]],
+    pre_tokenizers: list[dict[str, Any]],
 ) -> None:
     """Whether a space is put before a text, and repeated ones are removed."""
     known = {"Precompiled", "Prepend", "Replace", "Strip", "Metaspace", "Split", "NFC"}
-    others = [step["type"] for step in (*normal, *splits) if step["type"] not in known]
+    others = [step["type"] for step in (*normalizers, *pre_tokenizers) if step["type"] not in known]
     if others:
         _refuse(tokenizer, f"llama.cpp has no {others[0]}")
-    prepends = any(step["type"] == "Prepend" for step in normal)
+    prepends = any(step["type"] == "Prepend" for step in normalizers)
     prepends |= any(
         step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never"
-        for step in splits
+        for step in pre_tokenizers
     )
-    removes = any(step["type"] == "Replace" and " {2,}" in str(step["pattern"]) for step in normal)
+    removes = any(
+        step["type"] == "Replace" and " {2,}" in str(step["pattern"]) for step in normalizers
+    )
     writer.add_add_space_prefix(prepends)
     writer.add_remove_extra_whitespaces(removes)
 
@@ -170,8 +172,8 @@ def _write_spaces(
 def _wordpiece(
     writer: Any, tokenizer: Tokenizer, table: Any, tokens: list[str], types: list[int]
 ) -> None:
-    normal = _steps(table["normalizer"])
-    if not any(step["type"] == "BertNormalizer" and step["lowercase"] for step in normal):
+    normalizers = _steps(table["normalizer"])
+    if not any(step["type"] == "BertNormalizer" and step["lowercase"] for step in normalizers):
         _refuse(tokenizer, "llama.cpp's WordPiece reads text in lower case")
 
     def to_llama_cpp(token: str, type: int) -> str:

@@ -146,8 +146,8 @@ def _join(
     present = {layer: adapter.layers[layer] for layer in layers if layer in adapter.layers}
     scale = next(iter(present.values()))[2]
     parts = {
-        layer: (a, transform(f"{layer}.weight", b) * (own / scale))
-        for layer, (a, b, own) in present.items()
+        layer: (a, transform(f"{layer}.weight", b) * (layer_scale / scale))
+        for layer, (a, b, layer_scale) in present.items()
     }
     shared = next(iter(parts.values()))[0]
     is_shared = len(parts) == len(layers) and all(torch.equal(a, shared) for a, _ in parts.values())
@@ -156,10 +156,10 @@ def _join(
     for layer in layers:
         block = a.new_zeros(len(names[f"{layer}.weight"]), len(a))
         if layer in parts:
-            own_a, own_b = parts[layer]
+            layer_a, layer_b = parts[layer]
             first = 0 if is_shared else column
-            block[:, first : first + len(own_a)] = own_b
-            column += len(own_a)
+            block[:, first : first + len(layer_a)] = layer_b
+            column += len(layer_a)
         rows.append(block)
     return a, _rows(mapping.layout).join(rows), scale
 
@@ -174,7 +174,7 @@ def _rows(layout: Layout) -> Layout:
 
 
 def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
-    """Read an adapter for a model with this configuration; every tensor must have its place."""
+    """Read an adapter for a model with this configuration; every tensor must match a weight."""
     settings = _read_settings(folder)
     if is_interleaved(config):
         raise ConfigError(
@@ -214,7 +214,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
     else:
         listed = ", ".join(map(quote, (unexpected or external)[:3]))
         raise CheckpointError(
-            f"{folder / MODEL} has tensors for which the model has no place: {listed}\n"
+            f"{folder / MODEL} has tensors that match no weight of the model: {listed}\n"
             "use the adapter with the model it was trained on"
         )
     layers: dict[str, tuple[Tensor, Tensor, float]] = {}

@@ -173,7 +173,7 @@ class Pipeline:
         return {}
 
     def smallest_model(self, config: RunConfig) -> ModelConfig:
-        """The model of a run before its data is read, with the fewest ids and classes."""
+        """The smallest model that the settings allow, before the data is read."""
         return resolve(config.model, vocab_size=1)
 
     def fit_settings(self, config: RunConfig, data: Any) -> RunConfig:

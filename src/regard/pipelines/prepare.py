@@ -73,7 +73,7 @@ def default_settings(
 
 
 def smallest_model(config: RunConfig) -> ModelConfig:
-    """The model of a run before its data is read, with the fewest ids and classes."""
+    """The smallest model that the settings allow, before the data is read."""
     return pipeline_of(config).smallest_model(config)
 
 
@@ -81,7 +81,9 @@ def check_data_kind(task: str, data: Data) -> None:
     """Raise `ConfigError` if the task learns from another kind of data."""
     pipeline = _pipeline_for(task)
     if pipeline.name != data.kind:
-        fitting = ", ".join(name for name, each in TASKS.items() if each.data_kind == data.kind)
+        fitting = ", ".join(
+            name for name, task_class in TASKS.items() if task_class.data_kind == data.kind
+        )
         raise ConfigError(
             f"task={task!r} learns from {pipeline.name}, and {data.name} holds {data.kind};\n"
             f"it needs {pipeline.needs}\nfor {data.kind} there is: {fitting}"

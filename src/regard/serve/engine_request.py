@@ -67,8 +67,8 @@ def prepare(
         stop.add(token)
     constraints = []
     if body.response_format is not None:
-        made = [model.schemas.constraint(body.response_format) for _ in range(n)]
-        constraints = [constraint for constraint in made if constraint is not None]
+        all_constraints = [model.schemas.constraint(body.response_format) for _ in range(n)]
+        constraints = [constraint for constraint in all_constraints if constraint is not None]
     seed = secrets.randbits(62) if body.seed is None else body.seed
     request = Request(
         ids,

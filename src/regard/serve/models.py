@@ -117,13 +117,13 @@ class Models:
 
     def add_adapter(self, name: str, path: Path) -> None:
         """Offer a model with an adapter, by the name BASE:ADAPTER, or ADAPTER for the first."""
-        base, separator, own = name.rpartition(":")
+        base, separator, adapter = name.rpartition(":")
         base = base if separator else self.default
         if base not in self.paths or base in self.adapters:
             raise ConfigError(f"--adapter {name}: there is no run {base!r} among those served")
         if not path.is_dir():
             raise ConfigError(f"--adapter {name}: no adapter at {path}")
-        self._add_adapter(base, own, path)
+        self._add_adapter(base, adapter, path)
 
     def _add_adapter(self, base: str, adapter: str, path: Path) -> None:
         name = f"{base}:{adapter}"
@@ -194,7 +194,7 @@ def _generates(run: Run) -> bool:
 
 def _name_paths(paths: Sequence[Path]) -> dict[str, Path]:
     """Runs by the name of their folder. A folder without a run in it: the runs inside it."""
-    found: dict[str, Path] = {}
+    named: dict[str, Path] = {}
     for path in paths:
         if not path.is_dir():
             raise CheckpointError(f"no run at {path}; regard train writes one")
@@ -203,12 +203,12 @@ def _name_paths(paths: Sequence[Path]) -> dict[str, Path]:
             raise CheckpointError(f"{path} is not a run and has no run in it")
         for run in inside:
             name = run.resolve().name
-            if name in found and found[name].resolve() != run.resolve():
+            if name in named and named[name].resolve() != run.resolve():
                 raise ConfigError(
-                    f"{found[name]} and {run} would both be called {name!r}; rename a folder"
+                    f"{named[name]} and {run} would both be called {name!r}; rename a folder"
                 )
-            found[name] = run
-    return found
+            named[name] = run
+    return named
 
 
 def _is_run(path: Path) -> bool:

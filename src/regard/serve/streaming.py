@@ -28,15 +28,15 @@ async def _unless_disconnected(http: Request, work: Awaitable[T]) -> T | None:
             pass
 
     task = asyncio.ensure_future(work)
-    left = asyncio.create_task(wait_for_disconnect())
+    disconnected = asyncio.create_task(wait_for_disconnect())
     try:
-        await asyncio.wait([task, left], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, disconnected], return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        for other in (task, left):
+        for other in (task, disconnected):
             other.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
-            await left
+            await disconnected
 
 
 async def complete(
@@ -107,14 +107,14 @@ async def _interleave(
             queue.put_nowait((number, error))
 
     tasks = [asyncio.create_task(read(*pair)) for pair in enumerate(prepared)]
-    left = len(tasks)
+    unfinished = len(tasks)
     try:
-        while left:
+        while unfinished:
             number, delta = await queue.get()
             if isinstance(delta, Exception):
                 raise delta
             if delta is None:
-                left -= 1
+                unfinished -= 1
             else:
                 yield number, delta
     finally:

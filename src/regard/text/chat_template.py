@@ -29,7 +29,7 @@ CHATML_JINJA = (  # the same for other programs
     "{% endfor %}"
     f"{{% if add_generation_prompt %}}<|im_start|>{ASSISTANT}{{{{ '\n' }}}}{{% endif %}}"
 )
-SECONDS = 2.0  # of CPU time, to render a dialogue
+MAX_SECONDS = 2.0  # of CPU time, to render a dialogue
 UNSTABLE = (
     "the chat template changes the beginning of a dialogue when it continues, so its responses "
     "cannot be told apart;\nset task.template=chatml"
@@ -87,7 +87,7 @@ def turn_end(template: str, tokens: Any = None) -> str:
 def _render_jinja(template: str, messages: Sequence[Message], prompt: bool, tokens: Any) -> str:
     table = [{"role": role, "content": content} for role, content in messages]
     variables = {"messages": table, "add_generation_prompt": prompt, **tokens}
-    reply = _ask({"template": template, "variables": variables, "seconds": SECONDS})
+    reply = _ask({"template": template, "variables": variables, "seconds": MAX_SECONDS})
     if "limit" in reply:
         raise ConfigError(f"the chat template {reply['limit']}; set task.template=chatml")
     if "error" in reply:
@@ -116,7 +116,7 @@ def _ask(request: dict[str, Any]) -> dict[str, str]:
     if line:
         return dict(json.loads(line))
     if code == -getattr(signal, "SIGPROF", 0):
-        return {"limit": f"takes more than {SECONDS} seconds"}
+        return {"limit": f"takes more than {MAX_SECONDS} seconds"}
     return {"limit": f"ends the process that renders it, with code {code}"}
 
 

@@ -16,8 +16,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-BYTES = 500_000_000
-CHARACTERS = 10_000_000  # of a rendered dialogue
+MAX_BYTES = 500_000_000  # of memory
+MAX_CHARACTERS = 10_000_000  # of a rendered dialogue
 
 
 def main() -> None:
@@ -27,14 +27,14 @@ def main() -> None:
     with suppress(ImportError, OSError, ValueError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     for line in sys.stdin.buffer:
         try:
             request = json.loads(line)
             _limit_time(request["seconds"])
             reply = _render(template, request)
         except MemoryError:
-            reply = {"limit": f"needs more than {BYTES // 1_000_000} MB"}
+            reply = {"limit": f"needs more than {MAX_BYTES // 1_000_000} MB"}
         except Exception as error:  # whatever a template of unknown origin causes
             reply = {"error": str(error)[:1000]}
         _limit_time(0)
@@ -61,8 +61,8 @@ def _render(compiled: Any, request: dict[str, Any]) -> dict[str, str]:
     for piece in compiled(request["template"]).generate(**request["variables"]):
         pieces.append(piece)
         size += len(piece)
-        if size > CHARACTERS:
-            return {"limit": f"writes more than {CHARACTERS:,} characters"}
+        if size > MAX_CHARACTERS:
+            return {"limit": f"writes more than {MAX_CHARACTERS:,} characters"}
     return {"text": "".join(pieces)}
 
 

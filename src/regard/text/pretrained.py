@@ -49,25 +49,25 @@ def _albert_normalizers(settings: Table) -> list[Any]:
     return steps
 
 
-SENTENCEPIECE = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
-BRACKETS = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
-MIXED = BRACKETS | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
-ANGLES = SENTENCEPIECE | {"cls": "<s>", "sep": "</s>", "mask": "<mask>"}
-ENDS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
+SENTENCEPIECE_TOKENS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
+BERT_TOKENS = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
+ALBERT_TOKENS = BERT_TOKENS | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
+ROBERTA_TOKENS = SENTENCEPIECE_TOKENS | {"cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+T5_TOKENS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 
-DEFAULT = TokenizerFamily(SENTENCEPIECE)
+DEFAULT = TokenizerFamily(SENTENCEPIECE_TOKENS)
 GPT2 = TokenizerFamily(dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"))
 QWEN = TokenizerFamily(dict.fromkeys(("eos", "pad", "unk"), "<|endoftext|>"))
-OPT = TokenizerFamily(SENTENCEPIECE | {"bos": "</s>", "unk": "</s>"}, BOS)
-BERT = TokenizerFamily(BRACKETS, CLS)
-ALBERT = TokenizerFamily(MIXED, CLS, normalizers=_albert_normalizers)
-ROBERTA = TokenizerFamily(ANGLES, ("cls A sep", "cls A sep sep B sep"))
+OPT = TokenizerFamily(SENTENCEPIECE_TOKENS | {"bos": "</s>", "unk": "</s>"}, BOS)
+BERT = TokenizerFamily(BERT_TOKENS, CLS)
+ALBERT = TokenizerFamily(ALBERT_TOKENS, CLS, normalizers=_albert_normalizers)
+ROBERTA = TokenizerFamily(ROBERTA_TOKENS, ("cls A sep", "cls A sep sep B sep"))
 LLAMA = TokenizerFamily({"bos": "<s>", "eos": "</s>", "unk": "<unk>"}, BOS)
-GEMMA = TokenizerFamily(SENTENCEPIECE | {"bos": "<bos>", "eos": "<eos>"}, BOS)
+GEMMA = TokenizerFamily(SENTENCEPIECE_TOKENS | {"bos": "<bos>", "eos": "<eos>"}, BOS)
 CAMEMBERT = ROBERTA
-DEBERTA = TokenizerFamily(BRACKETS | {"bos": "[CLS]", "eos": "[SEP]"}, CLS)
-MARIAN = TokenizerFamily(ENDS, ("A eos", "A B eos"))
-T5 = TokenizerFamily(ENDS, EOS, sentinels=100)
+DEBERTA = TokenizerFamily(BERT_TOKENS | {"bos": "[CLS]", "eos": "[SEP]"}, CLS)
+MARIAN = TokenizerFamily(T5_TOKENS, ("A eos", "A B eos"))
+T5 = TokenizerFamily(T5_TOKENS, EOS, sentinels=100)
 
 FAMILIES = {  # by model_type
     "albert": ALBERT,

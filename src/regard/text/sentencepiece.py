@@ -29,7 +29,7 @@ UNIGRAM, BPE = 1, 2  # trainer_spec.model_type
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # types of pieces
 PIECE_TYPES = {NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE}
 CONTROL_TEXT = re.compile(r"<[a-z]+>|</s>|>>.+<<")
-# A piece of n characters has n - 1 cuts into two pieces of n characters: n ** 2 are copied.
+# A piece of n characters is cut at n - 1 points, and each cut copies n characters: about n ** 2.
 MAX_CUTS = 200_000_000  # for all pieces of a BPE model; Gemma has 16 million
 
 

@@ -236,7 +236,7 @@ def _string(step: Table, key: str) -> str:
 MAX_REGEX_LENGTH = 10_000
 # unbounded quantifiers one after the other: time = length ** quantifiers
 MAX_UNBOUNDED_QUANTIFIERS = 3
-MANY = 100  # a quantifier with a larger upper bound counts as unbounded
+MAX_REPETITIONS = 100  # a quantifier with a larger upper bound counts as unbounded
 ANCHORS, CHARACTERS = "AzZbBGyY", "dDhHsSwWnrtfvaeNO0"
 
 
@@ -298,7 +298,7 @@ class _RegexReader:
     def sequence(self, depth: int) -> Width:
         shortest, longest, unbounded, branches = 0, 0.0, 0, 1
         while self.at < len(self.text) and self.text[self.at] not in "|)":
-            part = self.repeated(self.atom(depth))
+            part = self.repetition(self.atom(depth))
             shortest += part.shortest
             longest += part.longest
             unbounded += part.unbounded
@@ -307,7 +307,7 @@ class _RegexReader:
             self.refuse(f"has more than {MAX_UNBOUNDED_QUANTIFIERS} unbounded quantifiers in a row")
         return Width(shortest, longest, unbounded, branches)
 
-    def repeated(self, part: Width) -> Width:
+    def repetition(self, part: Width) -> Width:
         while True:
             bounds = self.quantifier()
             if bounds is None:
@@ -315,7 +315,7 @@ class _RegexReader:
             least, most = bounds
             # `?` after a quantifier makes it lazy, `+` possessive.
             self.take("?") or self.take("+")
-            if most > MANY:
+            if most > MAX_REPETITIONS:
                 if part.unbounded or not part.shortest:
                     self.refuse("has nested unbounded quantifiers, or one of what may be empty")
                 # A repeated part with alternatives or of variable length counts twice; beyond that,
@@ -419,7 +419,7 @@ class _RegexReader:
 
 
 class SpeedCheck:
-    """Refuses texts that a tokenizer is too slow for, before it is given the whole of them.
+    """Refuses a text that would take a tokenizer too long, before all of it is encoded.
 
     The time of a hostile tokenizer grows faster than the length of the text. So a text that is
     longer than any before is first tried in part, and each part may be half as long again as the
@@ -430,16 +430,16 @@ class SpeedCheck:
 
     FIXED = 0.1  # seconds
     PER_ITEM = 20e-6  # seconds per character or id; the slowest tokenizers take 3e-6
-    FIRST = 16  # characters or ids that are never too many
-    ENOUGH = 1 << 16  # a tokenizer that was fast for this many characters or ids is fast
+    MIN_LENGTH = 16  # characters or ids that are not checked
+    MAX_LENGTH = 1 << 16  # characters or ids after which a tokenizer counts as fast
 
     def __init__(self, what: str) -> None:
         self.what = what
-        self.tried = self.FIRST
+        self.tried = self.MIN_LENGTH
 
     def check(self, call: Callable[[T], object], longest: T) -> None:
         """Call with growing parts of `longest`; raise DataError if one takes too long."""
-        while self.tried < min(len(longest), self.ENOUGH):
+        while self.tried < min(len(longest), self.MAX_LENGTH):
             length = min(3 * self.tried // 2, len(longest))
             # The time of this thread: other programs and threads do not count.
             began = time.thread_time()

@@ -37,8 +37,8 @@ def next_token(model: FigureModel, text: str, *, top: int = 4) -> FigureData:
         cells = [
             f"{piece!r} {100 * q:.1f} %" for piece, (_, q) in zip(pieces, guesses, strict=True)
         ]
-        own = f"{model.pieces([id])[0]!r}"
-        rows.append([own, f"{100 * p:.2f} %", scores[index].item(), int(ranks[index]), *cells])
+        token = f"{model.pieces([id])[0]!r}"
+        rows.append([token, f"{100 * p:.2f} %", scores[index].item(), int(ranks[index]), *cells])
         shades.append([0.0, p, 0.0, 0.0, *(float(q) for _, q in guesses)])
     total = scores.sum().item()
     given = model.pieces(ids[:1])[0]

@@ -27,7 +27,7 @@ def word_vectors(model: FigureModel, text: str | None = None, *, words: int = 60
     points, shares = pca(vectors.table[list(chosen.values())].double().cpu())
     return FigureData(
         title=f"Word vectors of {model.name}",
-        caption=f"{len(chosen)} embedding vectors of length 1, projected on their first two "
+        caption=f"{len(chosen)} L2-normalized embedding vectors, projected on their first two "
         f"principal components; words that occur in similar contexts are close.{model.note}",
         panels=[
             Scatter(

@@ -85,8 +85,8 @@ def figure(drawings: Sequence[Points], across: int = 8) -> "Figure":
     across = max(1, min(across, len(drawings)))
     down = -(-len(drawings) // across)
     with style():
-        made = new_figure(across, down)
-        axes = made.subplots()
+        result = new_figure(across, down)
+        axes = result.subplots()
         axes.set_xlim(0, across * CELL)
         axes.set_ylim(down * CELL, 0)
         axes.set_axis_off()
@@ -95,4 +95,4 @@ def figure(drawings: Sequence[Points], across: int = 8) -> "Figure":
             for stroke in _fit(lines(points), CELL - 2 * MARGIN):
                 moved = stroke + np.array([column, row]) * CELL + MARGIN
                 axes.plot(moved[:, 0], moved[:, 1], color="black", lw=1, marker="")
-    return made
+    return result

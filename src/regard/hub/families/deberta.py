@@ -56,15 +56,15 @@ def _rules(config: Any) -> list[Rule]:
 
 
 def _rules_1(config: Any) -> list[Rule]:
-    here, there = "encoder.layer.{i}.attention.self.", "encoder.blocks.{i}.attention."
-    weights = tuple(f"{there}{name}.weight" for name in ("query", "key", "value"))
+    external, internal = "encoder.layer.{i}.attention.self.", "encoder.blocks.{i}.attention."
+    weights = tuple(f"{internal}{name}.weight" for name in ("query", "key", "value"))
     return [
         *module_rules(BODY),
         *module_rules(LAYER_1, "encoder.layer.{i}.", "encoder.blocks.{i}."),
-        Rule(f"{here}in_proj.weight", weights, InterleavedByHead(config.heads)),
-        Rule(f"{here}q_bias", f"{there}query.bias"),
-        Rule(f"{here}v_bias", f"{there}value.bias"),
-        *module_rules(OWN_PROJECTIONS, here, f"{there}score."),
+        Rule(f"{external}in_proj.weight", weights, InterleavedByHead(config.heads)),
+        Rule(f"{external}q_bias", f"{internal}query.bias"),
+        Rule(f"{external}v_bias", f"{internal}value.bias"),
+        *module_rules(OWN_PROJECTIONS, external, f"{internal}score."),
         *module_rules(HEADS.get(kind_of(config.head)[0], {})),
     ]
 

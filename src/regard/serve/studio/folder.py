@@ -52,13 +52,13 @@ class RunsFolder:
 
     def names(self) -> list[str]:
         """The runs, newest first."""
-        found = []
+        times = []
         for path in self.path.iterdir() if self.path.is_dir() else ():
             with suppress(OSError):  # it is being deleted
                 config = path / "config.json"
                 if NAME.fullmatch(path.name) and config.is_file():
-                    found.append((config.stat().st_mtime, path.name))
-        return [name for _, name in sorted(found, reverse=True)]
+                    times.append((config.stat().st_mtime, path.name))
+        return [name for _, name in sorted(times, reverse=True)]
 
     def list(self) -> list[dict[str, Any]]:
         """What the page shows of every run."""

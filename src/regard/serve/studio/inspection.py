@@ -165,7 +165,7 @@ def draw_figure(name: str, model: ServedModel | None, text: str | None) -> dict[
 
 def list_recipes() -> list[dict[str, str]]:
     """The recipes of one run whose data comes with the library."""
-    found = []
+    entries = []
     for name in recipes():
         file = RECIPES / f"{name}.toml"
         table = read_toml(file)
@@ -173,8 +173,8 @@ def list_recipes() -> list[dict[str, str]]:
         if "study" in table or path is None or "/" in str(path):
             continue
         lines = takewhile(lambda line: line.startswith("#"), file.read_text("utf-8").splitlines())
-        found.append({"name": name, "about": " ".join(line[1:].strip() for line in lines)})
-    return found
+        entries.append({"name": name, "about": " ".join(line[1:].strip() for line in lines)})
+    return entries
 
 
 def structure(folder: RunsFolder, name: str) -> dict[str, Any]:
@@ -196,13 +196,13 @@ def structure(folder: RunsFolder, name: str) -> dict[str, Any]:
 
 def differences(folder: RunsFolder, first: str, second: str) -> dict[str, Any]:
     """The settings and parameter counts in which two presets or runs differ."""
-    found = diff(_known(folder, first), _known(folder, second))
+    difference = diff(_known(folder, first), _known(folder, second))
     return {
         "names": [first, second],
         "groups": {
-            "sizes": found.sizes,
-            "choices": found.choices,
-            "parameters": found.parameters,
+            "sizes": difference.sizes,
+            "choices": difference.choices,
+            "parameters": difference.parameters,
         },
     }
 
