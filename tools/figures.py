@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import regard
-from regard.explain.figures import FIGURES, Entry
+from regard.explain.figures import FIGURES, FigureEntry
 from regard.explain.render.figure import encode, style
 
 ROOT = Path(__file__).parents[1]
@@ -107,7 +107,7 @@ def small_png(figure: Figure, dpi: int) -> bytes:
     return out.getvalue()
 
 
-def section(name: str, entry: Entry, file: Path) -> str:
+def section(name: str, entry: FigureEntry, file: Path) -> str:
     """A figure: what it shows, what it takes, its command and its file."""
     command = shlex.join(["regard", "show", name, *COMMANDS[name]])
     options = ", ".join(f"`{key}={as_word(value)}`" for key, value in entry.options.items())

@@ -12,7 +12,7 @@ from regard.api.run import Run, load
 from regard.config import RunConfig, make
 from regard.data.text_files import looks_like_path
 from regard.errors import ConfigError, DataError, unknown
-from regard.explain.figures import FIGURES, Entry
+from regard.explain.figures import FIGURES, FigureEntry
 from regard.explain.figures.figure_model import FigureModel
 from regard.explain.figures.panels import FigureData
 from regard.explain.render.figure import check_suffix, encode, page, save, to_svg
@@ -88,7 +88,7 @@ class LectureFigure:
         save(page(self.data.title, f"{to_svg(self.figure())}\n{numbers}").encode(), path)
 
 
-def figures() -> dict[str, Entry]:
+def figures() -> dict[str, FigureEntry]:
     """The figures that `show` makes, by name."""
     return dict(FIGURES)
 
@@ -143,7 +143,7 @@ def figure(
 
 
 def _inputs(
-    name: str, entry: Entry, models: list[Run | Path | str], texts: list[str]
+    name: str, entry: FigureEntry, models: list[Run | Path | str], texts: list[str]
 ) -> dict[str, Any]:
     """The arguments of a figure for these models and texts; raise on too few and too many."""
     given: dict[str, list[Any]] = {"model": models, "text": texts}

@@ -90,13 +90,15 @@ class Roles:
         return "".join(f"; {part}" for part in (roles, left_out) if part)
 
 
-def find_roles(table: Table, asked: Mapping[str, str | int], kind: str | None) -> Roles | None:
+def find_roles(
+    table: Table, named_columns: Mapping[str, str | int], kind: str | None
+) -> Roles | None:
     """The roles of the columns of a table, for data of a `kind` if one is asked for.
 
-    `asked` are columns that the user has named or numbered, by role. None if the table is not
-    understood.
+    `named_columns` are those that the user has named or numbered, by role. None if the table is
+    not understood.
     """
-    named = {role: table.columns[table.column(str(name))] for role, name in asked.items()}
+    named = {role: table.columns[table.column(str(name))] for role, name in named_columns.items()}
     if kind is not None:
         _check_named(table, named, kind)
     profiles = _profiles(table)
@@ -107,7 +109,9 @@ def find_roles(table: Table, asked: Mapping[str, str | int], kind: str | None) -
         result = _FINDERS[candidate](table, dict(named), profiles, kind is not None)
         if result is not None:
             columns, inferred = result
-            inferred |= {role for role, name in asked.items() if isinstance(name, InferredName)}
+            inferred |= {
+                role for role, name in named_columns.items() if isinstance(name, InferredName)
+            }
             unused = () if candidate == "series" else table.columns
             unused = tuple(name for name in unused if name not in columns.values())
             return Roles(candidate, columns, frozenset(inferred), unused)
@@ -115,15 +119,15 @@ def find_roles(table: Table, asked: Mapping[str, str | int], kind: str | None) -
 
 
 def find_input(
-    table: Table, kind: str, asked: str | None, usual: str | int | None = None
+    table: Table, kind: str, column: str | None, usual: str | int | None = None
 ) -> tuple[str, str]:
     """The column to predict from, and a note if it is inferred.
 
-    The column `asked` for, the one that the run was trained on (`usual`), a common name, the only
+    `column` if given, the one that the run was trained on (`usual`), a common name, the only
     column, or the only one of prose; otherwise an error lists the columns.
     """
-    if asked is not None:
-        return table.columns[table.column(asked)], ""
+    if column is not None:
+        return table.columns[table.column(column)], ""
     if str(usual) in table.columns:
         return str(usual), ""
     profiles = _profiles(table)
@@ -281,9 +285,9 @@ def _longest(profiles: Sequence[Profile]) -> str | None:
 
 
 def _find_labels(
-    table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
+    table: Table, named: dict[str, str], profiles: list[Profile], requested: bool
 ) -> Columns:
-    if not table.header and len(profiles) == 2 and asked:
+    if not table.header and len(profiles) == 2 and requested:
         return {"text": "1", "label": "2"} | named, set()
     inferred = set()
     if "label" not in named:
@@ -305,12 +309,12 @@ def _find_labels(
         if text is None:
             text = _longest([p for p in rest if p.name != named.get("text2")])
             if text is not None and "text2" not in named:
-                _refuse_other_text(table, text, named["label"], rest, asked)
+                _refuse_other_text(table, text, named["label"], rest, requested)
             inferred.add("text")
         if text is None:
             return None
         named["text"] = text
-    if inferred == {"label", "text"} and not asked and not table.header:
+    if inferred == {"label", "text"} and not requested and not table.header:
         # Two columns of words without names are pairs, unless one is surely a label.
         label_profile = next(p for p in profiles if p.name == named["label"])
         if label_profile.distinct * 10 > label_profile.filled:
@@ -319,11 +323,11 @@ def _find_labels(
 
 
 def _find_scores(
-    table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
+    table: Table, named: dict[str, str], profiles: list[Profile], requested: bool
 ) -> Columns:
     """One or two columns of texts, and one of numbers, which are not whole unless asked for."""
     inferred = set()
-    numbers = [p for p in profiles if p.is_numeric and (asked or not p.is_whole)]
+    numbers = [p for p in profiles if p.is_numeric and (requested or not p.is_whole)]
     flawed = [
         p for p in profiles if p.name.lower() in SCORE and MIN_NUMERIC_FRACTION <= p.numbers < 1
     ]
@@ -334,7 +338,7 @@ def _find_scores(
             return None
         named["label"] = known or others[0]
         inferred |= {"label"} if known is None else set()
-    elif not asked and named["label"] not in [p.name for p in numbers]:
+    elif not requested and named["label"] not in [p.name for p in numbers]:
         return None
     rest = [p for p in profiles if p.name not in named.values()]
     if "text" not in named and "text2" not in named:
@@ -352,7 +356,7 @@ def _find_scores(
 
 
 def _refuse_other_text(
-    table: Table, text: str, label: str, profiles: Sequence[Profile], asked: bool
+    table: Table, text: str, label: str, profiles: Sequence[Profile], requested: bool
 ) -> None:
     """Raise if another column holds texts as well: a class may belong to one of them, or to both.
 
@@ -372,7 +376,11 @@ def _refuse_other_text(
     choices = [
         f"data.text={first} data.text2={second} data.label={label} for pairs of texts with a class",
         f"data.text={first} data.label={label} for one of them",
-        *([] if asked else [f"data.source={first} data.target={second} for pairs without {label}"]),
+        *(
+            []
+            if requested
+            else [f"data.source={first} data.target={second} for pairs without {label}"]
+        ),
     ]
     raise DataError(
         f"{table.path}: {', '.join(texts[:-1])} and {texts[-1]} hold texts, and {label} a class\n"
@@ -405,7 +413,7 @@ def text_pair(columns: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _find_pairs(
-    table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
+    table: Table, named: dict[str, str], profiles: list[Profile], requested: bool
 ) -> Columns:
     if set(named) == {"source", "target"}:
         return named, set()
@@ -414,13 +422,13 @@ def _find_pairs(
             columns = _by_name(profiles, [source]), _by_name(profiles, [target])
             if columns[0] and columns[1]:
                 return {"source": columns[0], "target": columns[1]}, set()
-        if asked and _holds_classes(table, profiles):
+        if requested and _holds_classes(table, profiles):
             return None
         nested = [p.name for p in profiles if p.name.startswith("translation.")]
         if len(nested) == 2:
             return {"source": nested[0], "target": nested[1]}, set()
     numbers = all(p.is_numeric for p in profiles)
-    if len(profiles) == 2 and not numbers and (asked or not table.header):
+    if len(profiles) == 2 and not numbers and (requested or not table.header):
         both = [p.name for p in profiles]
     else:
         both = [p.name for p in profiles if p.is_prose and p.name.lower() not in METADATA]
@@ -440,7 +448,7 @@ def _holds_classes(table: Table, profiles: Sequence[Profile]) -> bool:
 
 
 def _find_tags(
-    table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
+    table: Table, named: dict[str, str], profiles: list[Profile], requested: bool
 ) -> Columns:
     lists = [p for p in profiles if p.is_list]
     words = named.get("text") or _by_name(lists, WORDS)
@@ -451,11 +459,11 @@ def _find_tags(
 
 
 def _find_text(
-    table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
+    table: Table, named: dict[str, str], profiles: list[Profile], requested: bool
 ) -> Columns:
     if "text" in named:
         return named, set()
-    if not table.header or (not asked and _label_candidates(profiles)):
+    if not table.header or (not requested and _label_candidates(profiles)):
         return None
     text = _by_name(profiles, TEXT)
     if text is not None:
@@ -465,16 +473,16 @@ def _find_text(
 
 
 def _find_series(
-    table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
+    table: Table, named: dict[str, str], profiles: list[Profile], requested: bool
 ) -> Columns:
     others = [p for p in profiles if p.numbers < MIN_NUMERIC_FRACTION]
     dates_or_groups = all(p.letters < 0.2 or p.is_label or p.distinct < 2 for p in others)
-    is_series = len(others) < len(profiles) and (asked or dates_or_groups)
+    is_series = len(others) < len(profiles) and (requested or dates_or_groups)
     return ({}, set()) if is_series else None
 
 
 def _find_spans(
-    table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
+    table: Table, named: dict[str, str], profiles: list[Profile], requested: bool
 ) -> Columns:
     names = {
         "question": ["question"],
@@ -488,7 +496,7 @@ def _find_spans(
     if not {"question", "context", "answers"} <= set(columns):
         return None
     answers = next(p for p in profiles if p.name == columns["answers"])
-    if answers.is_label and not asked:  # classes (yes, no, maybe) are in no context
+    if answers.is_label and not requested:  # classes (yes, no, maybe) are in no context
         answer, context = (table.column(columns[role]) for role in ("answers", "context"))
         rows = [row for _, row in islice(table.rows(), 100) if row[answer]]
         if not any(str(row[answer]) in str(row[context]) for row in rows):
@@ -497,7 +505,7 @@ def _find_spans(
 
 
 def _find_captions(
-    table: Table, named: dict[str, str], profiles: list[Profile], asked: bool
+    table: Table, named: dict[str, str], profiles: list[Profile], requested: bool
 ) -> Columns:
     texts = [profile for profile in profiles if not profile.is_numeric]
     columns = {

@@ -370,9 +370,9 @@ def nearest_captions(train: Captions, captions: Captions) -> list[str]:
         ]
         return np.concatenate(pixels).reshape(len(data), -1).astype(np.float32)
 
-    known, asked = vectors(train), vectors(captions)
+    known, queries = vectors(train), vectors(captions)
     squares = (known**2).sum(1)
-    nearest = [int((squares - 2 * known @ image).argmin()) for image in asked]
+    nearest = [int((squares - 2 * known @ image).argmin()) for image in queries]
     return [train.captions[row][0] for row in nearest]
 
 

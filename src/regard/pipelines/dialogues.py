@@ -165,7 +165,7 @@ class DialoguesPipeline(Pipeline):
 
     def _evaluation(
         self, config: RunConfig, data: Dialogues, tokenizers: Tokenizer
-    ) -> tuple[EvalData, "Packed"]:
+    ) -> tuple[EvalData, "PackedDialogues"]:
         task = instruct_task(config.task)
         model = resolve(config.model, vocab_size=tokenizers.vocab_size)
         packed = pack(data, task, tokenizers, model)
@@ -250,7 +250,7 @@ def show_mask(task: Instruct, tokenizer: Tokenizer | None, row: Sequence[Message
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedDialogues:
     """Dialogues packed into rows."""
 
     rows: list[list[Dialogue]]
@@ -263,7 +263,9 @@ class Packed:
         return (self.tokens - sum(map(len, self.rows))) / (len(self.rows) * context)
 
 
-def pack(data: Dialogues, task: Instruct, tokenizer: Tokenizer, model: ModelConfig) -> Packed:
+def pack(
+    data: Dialogues, task: Instruct, tokenizer: Tokenizer, model: ModelConfig
+) -> PackedDialogues:
     """Pack dialogues into rows of `model.context` tokens: best-fit decreasing.
 
     The longest come first, and each goes into the row with the least room that
@@ -284,7 +286,7 @@ def pack(data: Dialogues, task: Instruct, tokenizer: Tokenizer, model: ModelConf
         rows = [[dialogue] for dialogue in kept]
     else:
         rows = _best_fit(kept, context)
-    return Packed(rows, sum(len(ids) for ids, _ in kept), truncated, len(cut) - len(kept))
+    return PackedDialogues(rows, sum(len(ids) for ids, _ in kept), truncated, len(cut) - len(kept))
 
 
 def _best_fit(dialogues: list[Dialogue], context: int) -> list[list[Dialogue]]:
@@ -308,7 +310,7 @@ def _best_fit(dialogues: list[Dialogue], context: int) -> list[list[Dialogue]]:
 
 
 def _batches(
-    task: Instruct, packed: Packed, model: ModelConfig, count: int, limit: int | None
+    task: Instruct, packed: PackedDialogues, model: ModelConfig, count: int, limit: int | None
 ) -> Iterator[Batch]:
     done = 0
     for first in range(0, len(packed.rows), count):

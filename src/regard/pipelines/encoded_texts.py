@@ -55,7 +55,7 @@ def special_ids(data: LabelledText, model: ModelConfig, tokenizer: Tokenizer) ->
     return {*before, *after}
 
 
-class Encoded(NamedTuple):
+class EncodedText(NamedTuple):
     """A text as a model reads it."""
 
     ids: NDArray[np.int64]
@@ -67,7 +67,7 @@ class Encoded(NamedTuple):
 
 def encode(
     data: LabelledText, tokenizer: Tokenizer, model: ModelConfig, token: str = "last"
-) -> Iterator[Encoded]:
+) -> Iterator[EncodedText]:
     """The ids of each text and its classes, or its number.
 
     A labelled text has one class. In a tagged text the first or the last `token` of a word has the
@@ -101,19 +101,19 @@ def encode(
             targets += [label, *others] if token == "first" else [*others, label]
         whole = np.array([*before, *ids[:room], *after])
         if data.kind != "tags":
-            yield Encoded(whole, np.array(classes), len(ids) > room)
+            yield EncodedText(whole, np.array(classes), len(ids) > room)
             continue
         tags = np.array([*[IGNORED] * len(before), *targets[:room], *[IGNORED] * len(after)])
         characters = None
         if reads_characters:
             rows = [*none * len(before), *letters[:room], *none * len(after)]
             characters = np.array(rows, dtype=np.uint8)
-        yield Encoded(whole, tags, len(ids) > room, characters)
+        yield EncodedText(whole, tags, len(ids) > room, characters)
 
 
 def _encode_pairs(
     data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
-) -> Iterator[Encoded]:
+) -> Iterator[EncodedText]:
     """Both texts of each row; the longer one is truncated first."""
     template = pair_template(model, tokenizer)
     room = model.context - template.special
@@ -127,7 +127,7 @@ def _encode_pairs(
         a, b = a or [placeholder(tokenizer)], b or [placeholder(tokenizer)]
         kept = min(len(a), max(room - len(b), (room + 1) // 2))
         ids, begin = template.join(a[:kept], b[: room - kept])
-        yield Encoded(ids, np.array(classes), len(a) + len(b) > room, begin=begin)
+        yield EncodedText(ids, np.array(classes), len(a) + len(b) > room, begin=begin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from regard.serve.prefill_graphs import make_prefill_graphs
 from regard.serve.prefix_cache import PrefixCache
 from regard.serve.request import Event, FinishReason, Request, TokenScore
 from regard.serve.rows import GraphRows, KVRows, make_rows, to_device
-from regard.serve.sampling import Sampled, join_sampling_states, sample_rows
+from regard.serve.sampling import SampledTokens, join_sampling_states, sample_rows
 from regard.serve.sequences import Counters, Prefill, Sequence
 
 MiB = 2**20
@@ -338,7 +338,7 @@ class BatchEngine:
         self.last = sampled.ids
         self._process_sampled(self.sequences, sampled)
 
-    def _process_sampled(self, sequences: list[Sequence], sampled: Sampled) -> None:
+    def _process_sampled(self, sequences: list[Sequence], sampled: SampledTokens) -> None:
         """Append the sampled tokens; evict sequences that have ended or filled the context."""
         alive, full = self._append(sequences, sampled)
         ended = {
@@ -403,10 +403,12 @@ class BatchEngine:
                 sequences.append(sequence)
                 tokens.append(token if length == NOT_FAILED else None)
             self._process_sampled(
-                sequences, Sampled(step.ids, tokens, [None] * len(sequences), errors)
+                sequences, SampledTokens(step.ids, tokens, [None] * len(sequences), errors)
             )
 
-    def _append(self, sequences: list[Sequence], sampled: Sampled) -> tuple[list[bool], list[int]]:
+    def _append(
+        self, sequences: list[Sequence], sampled: SampledTokens
+    ) -> tuple[list[bool], list[int]]:
         """Append the sampled tokens to the sequences.
 
         Return which sequences go on, and those of them that have filled the context: they have

@@ -20,7 +20,7 @@ SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistan
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """A request to the engine, and what its answer needs besides."""
 
     request: Request
@@ -43,7 +43,7 @@ def prepare(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
     more_stops: Sequence[str] = (),
-) -> Prepared:
+) -> PreparedRequest:
     """The request to the engine for a prompt; an error if it cannot be answered."""
     if model.engine is None:
         raise ConfigError(f"the model {model.name!r} does not generate text; use /predict")
@@ -82,7 +82,7 @@ def prepare(
         prompt_logprobs,
         constraints,
     )
-    return Prepared(request, text, [*body.stops(), *more_stops])
+    return PreparedRequest(request, text, [*body.stops(), *more_stops])
 
 
 def _prompt(model: ServedModel, prompt: str | Sequence[int]) -> tuple[str, list[int]]:

@@ -16,7 +16,7 @@ from regard.serve.sequences import Sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sampled:
+class SampledTokens:
     """The next id of each row."""
 
     ids: Tensor
@@ -27,7 +27,7 @@ class Sampled:
 
 def sample_rows(
     sequences: abc.Sequence[Sequence], chain: Chain, logits: Tensor, sampling: SamplingState
-) -> Sampled:
+) -> SampledTokens:
     """Sample the next id of each sequence; one that has no token left fails alone."""
     allowed = logits
     if any(sequence.request.constraints for sequence in sequences):
@@ -54,7 +54,7 @@ def sample_rows(
         chosen = ids[scored].tolist()
         for row, score in zip(scored, score_tokens(logits[scored], chosen, most), strict=True):
             scores[row] = score
-    return Sampled(ids, tokens, scores, errors)
+    return SampledTokens(ids, tokens, scores, errors)
 
 
 def join_sampling_states(first: SamplingState, second: SamplingState) -> SamplingState:

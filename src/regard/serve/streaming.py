@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 
 from regard.serve.api_errors import as_api_error
 from regard.serve.async_engine import AsyncEngine, Continuation, Delta
-from regard.serve.engine_request import Prepared
+from regard.serve.engine_request import PreparedRequest
 from regard.serve.models import ServedModel
 from regard.serve.schema import Sampling
 from regard.serve.service import service_of
@@ -40,7 +40,7 @@ async def _unless_disconnected(http: Request, work: Awaitable[T]) -> T | None:
 
 
 async def complete(
-    http: Request, model: ServedModel, prepared: Sequence[Prepared]
+    http: Request, model: ServedModel, prepared: Sequence[PreparedRequest]
 ) -> list[list[Continuation]] | None:
     """All continuations of several prompts; None if the client has left."""
     async_engine = service_of(http).async_engine
@@ -62,10 +62,10 @@ async def complete(
     return await _unless_disconnected(http, collect())
 
 
-def submit(http: Request, model: ServedModel, prepared: Sequence[Prepared]) -> None:
+def submit(http: Request, model: ServedModel, prepared: Sequence[PreparedRequest]) -> None:
     """Queue all requests or none."""
     async_engine = service_of(http).async_engine
-    submitted: list[Prepared] = []
+    submitted: list[PreparedRequest] = []
     try:
         for each in prepared:
             async_engine.submit(model, each.request)
@@ -77,7 +77,7 @@ def submit(http: Request, model: ServedModel, prepared: Sequence[Prepared]) -> N
 
 
 async def deltas(
-    http: Request, model: ServedModel, prepared: Sequence[Prepared]
+    http: Request, model: ServedModel, prepared: Sequence[PreparedRequest]
 ) -> AsyncIterator[tuple[int, Delta]]:
     """The deltas of several prompts as they come, with the number of the prompt."""
     async_engine = service_of(http).async_engine
@@ -94,11 +94,11 @@ async def deltas(
 
 
 async def _interleave(
-    async_engine: AsyncEngine, model: ServedModel, prepared: Sequence[Prepared]
+    async_engine: AsyncEngine, model: ServedModel, prepared: Sequence[PreparedRequest]
 ) -> AsyncIterator[tuple[int, Delta]]:
     queue: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
 
-    async def read(number: int, each: Prepared) -> None:
+    async def read(number: int, each: PreparedRequest) -> None:
         try:
             async for delta in async_engine.deltas(model, each.request, each.stops):
                 queue.put_nowait((number, delta))
@@ -153,7 +153,7 @@ def openai_finish_reason(reason: str | None) -> str | None:
     return "stop" if reason == "stop" else None if reason is None else "length"
 
 
-def usage_of(prepared: Sequence[Prepared], tokens: int) -> dict[str, int]:
+def usage_of(prepared: Sequence[PreparedRequest], tokens: int) -> dict[str, int]:
     """The number of tokens that were read and generated."""
     prompt = sum(each.prompt_tokens for each in prepared)
     return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}

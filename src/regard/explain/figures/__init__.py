@@ -25,7 +25,7 @@ INPUTS = {"model": "RUN", "models": "RUN…", "text": "TEXT", "texts": "TEXT…"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FigureEntry:
     """A figure: the function that computes it, and the topics of the lectures that it shows."""
 
     compute: Callable[..., FigureData]
@@ -76,27 +76,27 @@ DEEP_PAIR = {
 }
 
 # Figures by the name that `regard show` takes, in the order of the lectures.
-FIGURES: dict[str, Entry] = {
-    "bag-of-words": Entry(bag_of_words, ("A1",)),
-    "bpe-merges": Entry(bpe_merges, ("A2", "H3")),
-    "token-boundaries": Entry(token_boundaries, ("A2",)),
-    "rare-words": Entry(rare_words, ("A2",)),
-    "word-vectors": Entry(word_vectors, ("A3", "H3")),
-    "next-token": Entry(next_token, ("A4", "H1")),
-    "shannon": Entry(shannon, ("B1",)),
-    "receptive-field": Entry(receptive_field, ("B4",)),
-    "gates": Entry(gates, ("B8",)),
-    "gradient-flow": Entry(gradient_flow, ("B10",)),
-    "score-variance": Entry(score_variance, ("D1",)),
-    "permutation": Entry(permutation, ("D5",)),
-    "shuffled-words": Entry(shuffled_words, ("D5",)),
-    "positions": Entry(positions, ("D6", "H3")),
-    "path-lengths": Entry(path_lengths, ("D11", "H3")),
-    "cost": Entry(cost, ("D11",)),
-    "parameter-count": Entry(parameter_count, ("H3",)),
-    "loss-landscape": Entry(loss_landscape, ("D7", "G"), DEEP_PAIR),
-    "beam-tree": Entry(beam_tree, ("E1", "H3")),
-    "temperature": Entry(temperature, ("E2",)),
-    "samplers": Entry(samplers, ("E2", "E3", "H3")),
-    "pronoun": Entry(pronoun, ("H6",)),
+FIGURES: dict[str, FigureEntry] = {
+    "bag-of-words": FigureEntry(bag_of_words, ("A1",)),
+    "bpe-merges": FigureEntry(bpe_merges, ("A2", "H3")),
+    "token-boundaries": FigureEntry(token_boundaries, ("A2",)),
+    "rare-words": FigureEntry(rare_words, ("A2",)),
+    "word-vectors": FigureEntry(word_vectors, ("A3", "H3")),
+    "next-token": FigureEntry(next_token, ("A4", "H1")),
+    "shannon": FigureEntry(shannon, ("B1",)),
+    "receptive-field": FigureEntry(receptive_field, ("B4",)),
+    "gates": FigureEntry(gates, ("B8",)),
+    "gradient-flow": FigureEntry(gradient_flow, ("B10",)),
+    "score-variance": FigureEntry(score_variance, ("D1",)),
+    "permutation": FigureEntry(permutation, ("D5",)),
+    "shuffled-words": FigureEntry(shuffled_words, ("D5",)),
+    "positions": FigureEntry(positions, ("D6", "H3")),
+    "path-lengths": FigureEntry(path_lengths, ("D11", "H3")),
+    "cost": FigureEntry(cost, ("D11",)),
+    "parameter-count": FigureEntry(parameter_count, ("H3",)),
+    "loss-landscape": FigureEntry(loss_landscape, ("D7", "G"), DEEP_PAIR),
+    "beam-tree": FigureEntry(beam_tree, ("E1", "H3")),
+    "temperature": FigureEntry(temperature, ("E2",)),
+    "samplers": FigureEntry(samplers, ("E2", "E3", "H3")),
+    "pronoun": FigureEntry(pronoun, ("H6",)),
 }

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from regard.serve.api_errors import ApiError
-from regard.serve.engine_request import Prepared, chat_prompt, prepare
+from regard.serve.engine_request import PreparedRequest, chat_prompt, prepare
 from regard.serve.models import ServedModel
 from regard.serve.request import TokenScore
 from regard.serve.schema import ChatBody, Message, Sampling
@@ -79,7 +79,7 @@ async def prepare_chat(
     messages: Sequence[Message],
     tokens: int | None,
     logprobs: int | None,
-) -> Prepared:
+) -> PreparedRequest:
     """The request to the engine for a conversation."""
     pairs = [(message.role, message.text()) for message in messages]
     prompt, stops = await asyncio.to_thread(chat_prompt, model, pairs)
@@ -115,7 +115,7 @@ async def _chat_chunks(
     http: Request,
     model: ServedModel,
     body: ChatBody,
-    prepared: Prepared,
+    prepared: PreparedRequest,
     base: dict[str, Any],
 ) -> AsyncIterator[dict[str, Any]]:
     used, begun = 0, set()

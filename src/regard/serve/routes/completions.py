@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 
 from regard.serve.api_errors import ApiError
 from regard.serve.async_engine import Continuation
-from regard.serve.engine_request import Prepared, prepare
+from regard.serve.engine_request import PreparedRequest, prepare
 from regard.serve.models import ServedModel
 from regard.serve.request import TokenScore
 from regard.serve.schema import CompletionBody, as_prompts
@@ -98,7 +98,7 @@ async def _completion_chunks(
     http: Request,
     model: ServedModel,
     body: CompletionBody,
-    prepared: Sequence[Prepared],
+    prepared: Sequence[PreparedRequest],
     n: int,
     base: dict[str, Any],
 ) -> AsyncIterator[dict[str, Any]]:
@@ -129,7 +129,7 @@ async def _completion_chunks(
 
 
 def _completion_logprobs(
-    model: ServedModel, body: CompletionBody, each: Prepared, continuation: Continuation
+    model: ServedModel, body: CompletionBody, each: PreparedRequest, continuation: Continuation
 ) -> dict[str, Any] | None:
     if body.logprobs is None:
         return None
@@ -138,7 +138,7 @@ def _completion_logprobs(
 
 
 def logprob_table(
-    model: ServedModel, prompt: Prepared | None, scores: Sequence[TokenScore], top: int
+    model: ServedModel, prompt: PreparedRequest | None, scores: Sequence[TokenScore], top: int
 ) -> dict[str, Any]:
     """Log-probabilities in the form of /v1/completions; with `prompt`, from its first token on."""
     rows: list[tuple[int, TokenScore | None]] = [(score.token, score) for score in scores]
