@@ -128,11 +128,15 @@ def open_validation(
 
 def _applicable_columns(path: Choice, columns: Mapping[str, Any]) -> Mapping[str, Any]:
     """The columns of the training data; none if they are names and the table has no header."""
-    place = Path(os.path.expanduser(path)) if isinstance(path, str) else None
+    file_path = Path(os.path.expanduser(path)) if isinstance(path, str) else None
     named = any(not str(name).isdecimal() for name in columns.values())
-    if not named or "columns" in columns or not (place and place.exists() and is_table(place)):
+    if (
+        not named
+        or "columns" in columns
+        or not (file_path and file_path.exists() and is_table(file_path))
+    ):
         return columns
-    return columns if read_table(place).header else {}
+    return columns if read_table(file_path).header else {}
 
 
 def is_data_set_name(path: str) -> bool:
@@ -152,9 +156,9 @@ def run_name(path: Choice | None, source: str | None) -> str:
         return path.rstrip("/").rsplit("/", 1)[-1]
     if path is not None and not (isinstance(path, str) and Path(path).exists()):
         return kind_of(path)[0]  # a built-in
-    place = Path(str(path if path is not None else source)).resolve()
-    stem = place.name.lstrip(".").split(".")[0]
-    return (place.parent.name if stem in ("input", "train", "data", "") else stem) or "text"
+    file_path = Path(str(path if path is not None else source)).resolve()
+    stem = file_path.name.lstrip(".").split(".")[0]
+    return (file_path.parent.name if stem in ("input", "train", "data", "") else stem) or "text"
 
 
 def _open(
@@ -180,51 +184,53 @@ def _open(
         return make(path, BUILTINS, "built-in data set")
     if path.startswith(HUB):
         return _interpret_table(read_table(path), columns, kind)
-    place = _existing_path(path)
-    if place.is_dir() and all((place / name).exists() for name in ("config.json", "metrics.jsonl")):
+    file_path = _existing_path(path)
+    if file_path.is_dir() and all(
+        (file_path / name).exists() for name in ("config.json", "metrics.jsonl")
+    ):
         raise DataError(
-            f"{place} is a run, not data; continue it with regard resume {place},\n"
-            f"or start from its weights: regard train DATA train.start={place}"
+            f"{file_path} is a run, not data; continue it with regard resume {file_path},\n"
+            f"or start from its weights: regard train DATA train.start={file_path}"
         )
-    if {"source", "target"} & set(columns) and not is_table(place):
+    if {"source", "target"} & set(columns) and not is_table(file_path):
         raise ConfigError(
-            f"give data.path, or data.source and data.target, not both; {place.name} is no table, "
-            "whose columns they could name"
+            f"give data.path, or data.source and data.target, not both; {file_path.name} is no "
+            "table, whose columns they could name"
         )
     if "columns" in columns:
-        return TagsPipeline().open(place, columns["columns"])
-    pipeline = _pipeline_for(place, kind)
-    if _reads_table(pipeline, place, columns):
-        return _open_table(place, columns, kind)
+        return TagsPipeline().open(file_path, columns["columns"])
+    pipeline = _pipeline_for(file_path, kind)
+    if _reads_table(pipeline, file_path, columns):
+        return _open_table(file_path, columns, kind)
     if columns:
         name = next(iter(columns))
-        raise ConfigError(f"data.{name} is a column of a table; {place} holds {pipeline.name}")
-    data: Data = pipeline.open(place)
+        raise ConfigError(f"data.{name} is a column of a table; {file_path} holds {pipeline.name}")
+    data: Data = pipeline.open(file_path)
     return data
 
 
-def _reads_table(pipeline: Pipeline, place: Path, columns: Mapping[str, str]) -> bool:
+def _reads_table(pipeline: Pipeline, path: Path, columns: Mapping[str, str]) -> bool:
     """Whether to read a path as a table: by its suffix, by column settings, or by the task."""
     if pipeline.name == "tags":
-        delimited = suffix(place) in (".csv", ".tsv")  # lines of a word and a tag, unless named
-        return bool(columns) or (is_table(place) and not delimited)
+        delimited = suffix(path) in (".csv", ".tsv")  # lines of a word and a tag, unless named
+        return bool(columns) or (is_table(path) and not delimited)
     if pipeline.name == "text":
-        return bool(columns) or is_table(place)
+        return bool(columns) or is_table(path)
     if pipeline.name in ("spans", "captions"):
-        return is_table(place) and not pipeline.recognizes(place)
+        return is_table(path) and not pipeline.recognizes(path)
     return pipeline.name in ("labels", "scores", "series")
 
 
-def _open_table(place: Path, columns: Mapping[str, str], kind: str | None) -> Data:
+def _open_table(path: Path, columns: Mapping[str, str], kind: str | None) -> Data:
     """A table; for language modelling, an ambiguous table is read as plain text."""
-    if kind != "text" or columns or place.is_dir():
-        return _interpret_table(read_table(place), columns, kind)
+    if kind != "text" or columns or path.is_dir():
+        return _interpret_table(read_table(path), columns, kind)
     with suppress(DataError):
-        return _interpret_table(read_table(place), columns, kind)
+        return _interpret_table(read_table(path), columns, kind)
     with suppress(DataError):
         # raises later: the task needs another kind of data
-        return _interpret_table(read_table(place), columns, None)
-    text: Text = PIPELINES["text"].open(place)
+        return _interpret_table(read_table(path), columns, None)
+    text: Text = PIPELINES["text"].open(path)
     note = "; read as it is, not as a table (data.text=COLUMN reads a column)"
     return replace(text, description=text.description + note)
 
@@ -245,8 +251,8 @@ def _validation_table(path: Choice | None) -> Table | None:
         return None
     if path.startswith(HUB):
         return read_validation(path)
-    place = Path(os.path.expanduser(path))
-    return read_validation(place) if place.is_dir() and is_table(place) else None
+    file_path = Path(os.path.expanduser(path))
+    return read_validation(file_path) if file_path.is_dir() and is_table(file_path) else None
 
 
 def _pipeline_for(path: Path, kind: str | None) -> Pipeline:
@@ -262,25 +268,29 @@ def _check_readable(folder: Path) -> None:
     """Raise for a folder inside that cannot be read: its files would be missing silently."""
     for parent, folders, _ in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for place in (Path(parent), *(Path(parent, name) for name in folders)):
-            if not os.access(place, os.R_OK | os.X_OK):
-                raise DataError(f"{place} cannot be read: Permission denied")
+        for path in (Path(parent), *(Path(parent, name) for name in folders)):
+            if not os.access(path, os.R_OK | os.X_OK):
+                raise DataError(f"{path} cannot be read: Permission denied")
 
 
 def _existing_path(path: str) -> Path:
     try:
-        place = Path(os.path.expanduser(path))
-        if path and place.exists():  # Path("") would be the working folder
-            if place.is_dir():
-                _check_readable(place)
-            return place
+        file_path = Path(os.path.expanduser(path))
+        if path and file_path.exists():  # Path("") would be the working folder
+            if file_path.is_dir():
+                _check_readable(file_path)
+            return file_path
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    siblings = sorted(file.name for file in place.parent.iterdir()) if place.parent.is_dir() else []
-    close = get_close_matches(place.name, [*BUILTINS, *siblings], n=1)
+    siblings = (
+        sorted(file.name for file in file_path.parent.iterdir())
+        if file_path.parent.is_dir()
+        else []
+    )
+    close = get_close_matches(file_path.name, [*BUILTINS, *siblings], n=1)
     hint = ""
     if close:
-        name = close[0] if close[0] in BUILTINS else str(place.parent / close[0])
+        name = close[0] if close[0] in BUILTINS else str(file_path.parent / close[0])
         hint = f"\ndid you mean {name!r}?"
     raise DataError(
         f"no file, folder or built-in data set {path!r}{hint}\nbuilt in: {', '.join(BUILTINS)}"
