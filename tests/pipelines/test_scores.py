@@ -103,6 +103,14 @@ def test_whole_numbers_are_classes_unless_the_task_says_otherwise(tmp_path):
     assert open_data(str(path), kind="scores").numbers()[:3] == [0.0, 1.0, 2.0]
 
 
+@pytest.mark.parametrize("number", ["confidence", "score"])
+def test_a_column_of_labels_comes_before_one_of_numbers(tmp_path, number):
+    path = tmp_path / "labels.csv"
+    rows = (f"some text {chr(97 + n)},{['good', 'bad'][n % 2]},0.{n + 1}\n" for n in range(20))
+    path.write_text(f"text,label,{number}\n" + "".join(rows))
+    assert open_data(str(path)).class_names == ("bad", "good")
+
+
 @pytest.mark.parametrize(
     ("cell", "message"),
     [("high", "line 4: score is 'high', not a finite"), ("nan", "line 4: score"), ("", "line 4")],

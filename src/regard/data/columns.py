@@ -332,6 +332,9 @@ def _find_scores(
         p for p in profiles if p.name.lower() in SCORE and MIN_NUMERIC_FRACTION <= p.numbers < 1
     ]
     if "label" not in named:
+        label = None if asked else _by_name(profiles, LABEL)
+        if label is not None and label not in [p.name for p in numbers]:
+            return None  # classes, beside which the number is a weight or a confidence
         known = _by_name([*numbers, *flawed], (*SCORE, *LABEL))
         others = [p.name for p in numbers if p.name.lower() not in METADATA]
         if known is None and len(others) != 1:
