@@ -58,7 +58,10 @@ def test_int8_is_off_by_half_a_step_at_most(inputs, fbgemm, monkeypatch):
     torch.testing.assert_close(whole.add_to(expected, x).detach(), 2 * expected.detach(), **near)
     zero = whole(torch.zeros(1, inputs))
     torch.testing.assert_close(zero, part.bias.unsqueeze(0), rtol=1e-6, atol=1e-6)
-    x[1, 2] = torch.inf
+    alone = whole(x[:1]).detach()
+    for large in (1e5, torch.inf):  # another row changes nothing
+        x[1, 2] = large
+        torch.testing.assert_close(whole(x)[:1].detach(), alone, rtol=1e-5, atol=1e-5)
     assert not whole(x)[1].isfinite().any()
 
 

@@ -1,6 +1,5 @@
 """The linear layers of a block, packed for decoding: fewer and larger matmuls per token."""
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +51,7 @@ class PackedLinear:
     scale: Float[Tensor, " outputs"] | Float[Tensor, "outputs groups"] | None = None
     transposed: Float[Tensor, "inputs outputs"] | None = None  # of a small weight, on a CPU
     blocks: Float[Tensor, "blocks outputs_per_block inputs"] | None = None  # of a large weight
-    fbgemm: Any = None  # weight, scale and bias in FBGEMM's layout
+    fbgemm: Any = None  # weight and scale, of float16 also the bias, in FBGEMM's layout
 
     @classmethod
     def of(cls, *layers: nn.Linear) -> "PackedLinear":
@@ -135,7 +134,8 @@ class PackedLinear:
             if self.scale is None:
                 y = torch.ops.quantized.linear_dynamic_fp16(x, self.fbgemm)
                 return cast(Tensor, y)
-            return _matmul_int8(x, self.fbgemm)
+            y = _matmul_int8(x, self.fbgemm)
+            return y if self.bias is None else y + self.bias
         if self.scale is None and x.dtype == self.weight.dtype:
             return F.linear(x, self.weight, self.bias)
         if self.scale is None:
@@ -265,38 +265,30 @@ def has_exact_int8() -> bool:
         return False
     largest = torch.full((16, 64), 127, dtype=torch.int8)
     y = _matmul_int8(torch.ones(1, 64), _fbgemm_int8(PackedLinear(largest, None, torch.ones(16))))
-    return bool((y == 64 * 127).all())
+    return bool(torch.allclose(y, torch.full_like(y, 64 * 127)))
 
 
 def _fbgemm_int8(layer: PackedLinear) -> Any:
-    """The int8 weight of a layer, its scales and its bias in FBGEMM's layout."""
+    """The int8 weight of a layer and its scales in FBGEMM's layout."""
     scale = cast(Tensor, layer.scale)
     zeros = torch.zeros(len(scale), dtype=torch.long)
-    bias = (
-        None
-        if layer.bias is None
-        else layer.bias.detach().float() * (RESIDUAL_SCALE / (RESIDUAL_SCALE + 1))
-    )
     with warnings.catch_warnings():  # torch 2.13 warns that quantized tensors will be removed
         warnings.simplefilter("ignore")
         weight = torch._make_per_channel_quantized_tensor(layer.weight, scale.double(), zeros, 0)
-        return torch.ops.quantized.linear_prepack(weight, bias)
+        return torch.ops.quantized.linear_prepack(weight, None)
 
 
 def _matmul_int8(x: Float[Tensor, "rows inputs"], fbgemm: Any) -> Float[Tensor, "rows outputs"]:
-    """W x + b, with x as an int8 vector and its int8 residual, two rows of one matmul.
+    """W x, with x as an int8 vector and its int8 residual, two rows of one matmul.
 
-    The bias is added to both rows, so `_fbgemm_int8` has scaled it.
+    Each row of x has its own scale, so that no row depends on the others.
     """
-    largest = float(x.abs().max())
-    if not math.isfinite(largest):
-        return torch.full((len(x), fbgemm.unpack()[0].shape[0]), torch.nan)
-    step = max(largest / 127, 1e-30)
-    residual = torch.sub(x, (x * (1 / step)).round_(), alpha=step).mul_(RESIDUAL_SCALE)
-    both = torch.cat((x, residual))
-    y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(both, step, 128, fbgemm)
+    scale = (x.abs().amax(1, keepdim=True) / 127).clamp_min(1e-30)
+    x = x / scale
+    both = torch.cat((x, (x - x.round()).mul_(RESIDUAL_SCALE)))
+    y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(both, 1.0, 128, fbgemm)
     first, second = y.chunk(2)
-    return torch.add(first, second, alpha=1 / RESIDUAL_SCALE)
+    return torch.add(first, second, alpha=1 / RESIDUAL_SCALE).mul_(scale)
 
 
 def _quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
