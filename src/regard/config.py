@@ -387,7 +387,7 @@ def check_overrides(table: Mapping[str, Any]) -> None:
         if not isinstance(table.get(key, {}), dict):
             raise ConfigError(f"{key} is a table, set as in {key}.{name}=…, not {table[key]!r}")
         for inside in table:
-            new = RENAMED.get(inside, inside)
+            new = inside if inside in names else RENAMED.get(inside)
             if new in names:
                 raise ConfigError(f"unknown key {inside!r}; did you mean '{key}.{new}'?")
     build(RunConfig, {"name": "", **table})

@@ -108,6 +108,18 @@ RENAMED = {  # settings of earlier versions, and what they are called now
     "shape": "architecture",
     "nested": "dyck",
     "colours": "types",
+    "characters": "char_dim",
+    "factored": "factorize_positions",
+    "fraction": "partial_rotary_factor",
+    "independent": "channel_independent",
+    "most": "max_probability",
+    "over": "ramp_fraction",
+    "label": "text_classification",  # values of settings from here on
+    "classify": "image_classification",
+    "content": "cosine",
+    "last": "last_layers",
+    "gradual": "gradual_unfreezing",
+    "stable_decay": "warmup_stable_decay",
 }
 SHOWN = 40  # names of a table in a message
 
