@@ -57,7 +57,7 @@ OPTIONS = {  # of an entry of a table; without any it is taken as it is
             "max_distance": 9,
             "buckets": 4,
             "norm_relative_embeddings": True,
-            "own_projections": True,
+            "position_projections": True,
         },
     ],
     "sinusoidal": [

@@ -117,7 +117,7 @@ def shrink(config):
     kind, options = kind_of(config.position)
     options.pop("base", None)
     score = config.score
-    if isinstance(score, dict) and "own_projections" in score:
+    if isinstance(score, dict) and "position_projections" in score:
         score = {**score, "max_distance": 8}
     narrow = {None: None, config.heads: None, 1: 1}  # all share one head of keys, some, or none
     return replace(

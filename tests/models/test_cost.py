@@ -35,7 +35,7 @@ CHANGES = [
     {"score": "transformer_xl", "position": "none"},
     {"score": {"kind": "disentangled", "max_distance": 8}, "position": "none"},
     {
-        "score": {"kind": "disentangled", "max_distance": 8, "own_projections": True},
+        "score": {"kind": "disentangled", "max_distance": 8, "position_projections": True},
         "position": "none",
     },
     {"qk_norm": True},

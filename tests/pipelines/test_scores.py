@@ -111,6 +111,23 @@ def test_a_column_of_labels_comes_before_one_of_numbers(tmp_path, number):
     assert open_data(str(path)).class_names == ("bad", "good")
 
 
+def test_classes_under_any_name_come_before_numbers_under_any_name(tmp_path):
+    path = tmp_path / "labels.csv"
+    rows = (f"some text {chr(97 + n)},{['good', 'bad'][n % 2]},0.{n + 1}\n" for n in range(20))
+    path.write_text("review,category,price\n" + "".join(rows))
+    assert open_data(str(path)).class_names == ("bad", "good")
+
+
+@pytest.mark.parametrize("named", [{}, {"text": "text", "label": "height"}])
+def test_a_cell_that_is_no_number_does_not_make_classes_of_numbers(tmp_path, named):
+    path = tmp_path / "bad.csv"
+    cells = [*(f"{n}.5" for n in range(30)), "high"]
+    rows = (f"text {chr(97 + n % 26)} number,{value}\n" for n, value in enumerate(cells))
+    path.write_text("text,height\n" + "".join(rows))
+    with pytest.raises(DataError, match="line 32: height is 'high', not a finite number"):
+        open_data(str(path), columns=named)
+
+
 @pytest.mark.parametrize(
     ("cell", "message"),
     [("high", "line 4: score is 'high', not a finite"), ("nan", "line 4: score"), ("", "line 4")],

@@ -246,7 +246,7 @@ def _profile(name: str, cells: Sequence[Any]) -> Profile:
         is_list=bool(filled) and all(isinstance(cell, list) for cell in filled),
         is_numeric=numeric,
         numbers=sum(is_number(cell) or has_comma(cell) for cell in filled) / max(1, len(filled)),
-        is_whole=numeric and all(float(cell).is_integer() for cell in filled),
+        is_whole=all(float(cell).is_integer() for cell in filled if is_number(cell)),
         length=sum(map(len, sample)) / max(1, len(sample)),
         words=sum(len(text.split()) for text in sample) / max(1, len(sample)),
         letters=sum(map(str.isalpha, characters)) / max(1, len(characters)),
@@ -328,16 +328,22 @@ def _find_scores(
     """One or two columns of texts, and one of numbers, which are not whole unless asked for."""
     inferred = set()
     numbers = [p for p in profiles if p.is_numeric and (requested or not p.is_whole)]
-    flawed = [
-        p for p in profiles if p.name.lower() in SCORE and MIN_NUMERIC_FRACTION <= p.numbers < 1
+    flawed = [  # reading them reports the cells that are not numbers
+        p
+        for p in profiles
+        if MIN_NUMERIC_FRACTION <= p.numbers < 1 and (p.name.lower() in SCORE or not p.is_whole)
     ]
+    numbers += flawed
     if "label" not in named:
-        label = None if asked else _by_name(profiles, LABEL)
+        label = None if requested else _by_name(profiles, LABEL)
         if label is not None and label not in [p.name for p in numbers]:
             return None  # classes, beside which the number is a weight or a confidence
-        known = _by_name([*numbers, *flawed], (*SCORE, *LABEL))
+        known = _by_name(numbers, (*SCORE, *LABEL))
         others = [p.name for p in numbers if p.name.lower() not in METADATA]
         if known is None and len(others) != 1:
+            return None
+        classes = _label_candidates([p for p in profiles if p not in numbers])
+        if known is None and classes and not requested:
             return None
         named["label"] = known or others[0]
         inferred |= {"label"} if known is None else set()

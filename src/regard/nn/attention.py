@@ -350,8 +350,10 @@ class Attention(nn.Module):
         if inputs.relative_embeddings is None:
             return ()
         r = inputs.relative_embeddings.unsqueeze(0)
-        if isinstance(self.score, Disentangled) and self.score.own is not None:
-            return tuple(split_heads(layer(r), self.heads) for layer in self.score.own.values())
+        if isinstance(self.score, Disentangled) and self.score.positions is not None:
+            return tuple(
+                split_heads(layer(r), self.heads) for layer in self.score.positions.values()
+            )
         k = repeat_kv_heads(split_heads(self.key(r), self.kv_heads), self.heads)
         return split_heads(self.query(r), self.heads), k
 

@@ -274,8 +274,8 @@ class Disentangled(Score):
 
     with m = buckets / 2 and M = max_distance. He et al. 2021 (DeBERTa; versions 2 and 3). The paper
     has delta(j - i) in the third term; this is delta(i - j), as in the authors' code. With
-    `own_projections`, Q and K for distances are matrices of their own in every layer, and keys have
-    no bias (version 1).
+    `position_projections`, Q and K for distances are matrices of their own in every layer, and keys
+    have no bias (version 1).
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class Disentangled(Score):
         max_distance: int = 32,
         buckets: int | None = None,
         norm_relative_embeddings: bool = False,
-        own_projections: bool = False,
+        position_projections: bool = False,
     ) -> None:
         super().__init__()
         require_positive("score 'disentangled'", max_distance=max_distance, buckets=buckets)
@@ -297,11 +297,11 @@ class Disentangled(Score):
             )
         self.scale, self.norm_relative_embeddings = (3 * head_dim) ** -0.5, norm_relative_embeddings
         self.max_distance, self.buckets = max_distance, buckets
-        self.biased_keys = not own_projections
-        self.own: nn.ModuleDict | None = None
-        if own_projections:
+        self.biased_keys = not position_projections
+        self.positions: nn.ModuleDict | None = None
+        if position_projections:
             query = nn.Linear(dim, heads * head_dim)
-            self.own = nn.ModuleDict(
+            self.positions = nn.ModuleDict(
                 {"query": query, "key": nn.Linear(dim, heads * head_dim, bias=False)}
             )
 

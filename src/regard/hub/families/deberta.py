@@ -27,7 +27,7 @@ LAYER = {
     for name, internal in bert.LAYER.items()
 }
 LAYER_1 = {name: internal for name, internal in bert.LAYER.items() if name not in PROJECTIONS}
-OWN_PROJECTIONS = {"pos_proj": "own.key", "pos_q_proj": "own.query"}
+POSITION_PROJECTIONS = {"pos_proj": "positions.key", "pos_q_proj": "positions.query"}
 HEADS = {
     "masked": {
         "cls.predictions.transform.dense": "head.dense",
@@ -64,7 +64,7 @@ def _rules_1(config: Any) -> list[Rule]:
         Rule(f"{external}in_proj.weight", weights, InterleavedByHead(config.heads)),
         Rule(f"{external}q_bias", f"{internal}query.bias"),
         Rule(f"{external}v_bias", f"{internal}value.bias"),
-        *module_rules(OWN_PROJECTIONS, external, f"{internal}score."),
+        *module_rules(POSITION_PROJECTIONS, external, f"{internal}score."),
         *module_rules(HEADS.get(kind_of(config.head)[0], {})),
     ]
 
@@ -75,7 +75,7 @@ def _read_1(hf: Settings) -> Settings:
     if score == "scaled_dot":
         raise ConfigError("relative_attention=False is not supported: keys have no bias")
     settings = _read({"embedding_size": None} | hf | both)
-    return settings | {"score": score | {"own_projections": True}}
+    return settings | {"score": score | {"position_projections": True}}
 
 
 def _write_1(config: Any) -> Settings:

@@ -81,7 +81,7 @@ def deberta(dim: int = 768, layers: int = 12, heads: int = 12) -> TransformerCon
     return replace(
         deberta_v3(dim, layers, heads),
         vocab_size=50_265,
-        score={"kind": "disentangled", "max_distance": 512, "own_projections": True},
+        score={"kind": "disentangled", "max_distance": 512, "position_projections": True},
     )
 
 
