@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 BATCH = 64  # inputs predicted at once
 SHOWN = 3  # classes or tokens of a prediction
+LABEL_LENGTH = 80  # characters of a text of two that are both shown
 Inputs = Iterator[tuple[dict[str, Any], Any]]  # the columns of a row, and its input
 
 
@@ -253,8 +254,10 @@ def _labels(text: str, by_word: bool) -> Iterable[str]:
 
 
 def _label(what: Any) -> str:
-    """An input in one line; of two texts, the first."""
-    return str(what[0] if isinstance(what, tuple) else what)
+    """An input in one line; two texts with a bar between them, or the first if one is long."""
+    if isinstance(what, tuple) and max(map(len, what)) > LABEL_LENGTH:
+        return str(what[0])
+    return " | ".join(what) if isinstance(what, tuple) else str(what)
 
 
 def _printable(name: str) -> str:

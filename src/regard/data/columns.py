@@ -40,6 +40,8 @@ COLUMN_HINTS = (  # for messages: how to name the columns
     "data.text=COLUMN data.label=COLUMN for texts with a class each",
     "data.text=COLUMN data.text2=COLUMN data.label=COLUMN for pairs of texts with a class each",
     "data.text=COLUMN data.label=COLUMN task=text_regression for texts with a number each",
+    "data.text=COLUMN data.text2=COLUMN data.label=COLUMN task=text_regression for pairs of texts "
+    "with a number each",
     "data.source=COLUMN data.target=COLUMN for pairs, or for image files and captions",
     "data.text=COLUMN data.tags=COLUMN for words with a tag each",
     "data.text=COLUMN task=causal for text",
