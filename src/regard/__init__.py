@@ -1,4 +1,4 @@
-"""regard: the models of the attention lectures, as values of a small configuration.
+"""regard: sequence models from n-grams to the Transformer, each defined by a small configuration.
 
 >>> import regard
 >>> regard.preset("gpt2").layers
