@@ -1,7 +1,7 @@
 """Settings: frozen dataclasses, parsed strictly from TOML, JSON and `key=value` arguments.
 
 A *choice* is a name or a table: `position = "rotary"` or `{ kind = "rotary", base = 500000 }`.
-The names are keys of tables in other modules, such as `nn.position.POSITIONS`.
+The names are keys of dicts in other modules, such as `nn.position.POSITIONS`.
 """
 
 import inspect
@@ -170,21 +170,21 @@ def kind_of(choice: Choice) -> tuple[str, dict[str, Any]]:
     return str(options.pop("kind")), options
 
 
-def make(choice: Choice, table: Mapping[str, Callable[..., T]], what: str, **provided: Any) -> T:
-    """Build the entry of `table` that `choice` names, with its options.
+def make(choice: Choice, kinds: Mapping[str, Callable[..., T]], what: str, **provided: Any) -> T:
+    """Build the entry of `kinds` that `choice` names, with its options.
 
     `provided` are arguments from the caller, such as sizes; those the entry accepts are passed.
     """
     kind, options = kind_of(choice)
-    if kind not in table:
-        raise ConfigError(unknown(what, kind, table))
-    signature = inspect.signature(table[kind])
+    if kind not in kinds:
+        raise ConfigError(unknown(what, kind, kinds))
+    signature = inspect.signature(kinds[kind])
     accepted = signature.parameters
     for name in options:
         if name not in accepted or name in provided:
             known = [other for other in accepted if other not in provided]
             raise ConfigError(f"{what} {kind!r}: {unknown('option', name, known)}")
-    hints = _hints(table[kind])
+    hints = _hints(kinds[kind])
     options = {
         name: _coerce(hints[name], value, f"{what} {kind!r}: {name}") if name in hints else value
         for name, value in options.items()
@@ -194,7 +194,7 @@ def make(choice: Choice, table: Mapping[str, Callable[..., T]], what: str, **pro
         signature.bind(**arguments)
     except TypeError as error:  # "missing a required argument: 'factor'"
         raise ConfigError(f"{what} {kind!r}: {error}") from None
-    return table[kind](**arguments)
+    return kinds[kind](**arguments)
 
 
 def _hints(part: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from regard.nn.score import LEARNED_MATRIX, RELATIVE
 Rule = tuple[Callable[[Any], bool], str]  # whether a config breaks it, and the message
 
 
-def option(choice: Choice, table: Mapping[str, Callable[..., Any]], name: str) -> Any:
+def option(choice: Choice, kinds: Mapping[str, Callable[..., Any]], name: str) -> Any:
     """The value of an option of a choice, or its default; None if there is no such option.
 
     >>> option({"kind": "learned", "offset": 2}, POSITIONS, "offset")
@@ -23,18 +23,18 @@ def option(choice: Choice, table: Mapping[str, Callable[..., Any]], name: str) -
     0
     """
     kind, options = kind_of(choice)
-    parameter = inspect.signature(table[kind]).parameters.get(name)
+    parameter = inspect.signature(kinds[kind]).parameters.get(name)
     return options.get(name, None if parameter is None else parameter.default)
 
 
-def with_defaults(choice: Choice, table: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+def with_defaults(choice: Choice, kinds: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
     """A choice with all its options, defaults included.
 
     >>> with_defaults("learned", POSITIONS)
     {'kind': 'learned', 'offset': 0, 'each_layer': False, 'after_projection': False}
     """
     kind, options = kind_of(choice)
-    parameters = inspect.signature(table[kind]).parameters.values()
+    parameters = inspect.signature(kinds[kind]).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     return {"kind": kind, **defaults, **options}
 
