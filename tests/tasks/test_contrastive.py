@@ -9,7 +9,7 @@ import torch
 
 import regard
 from regard.cli import main
-from regard.data.batch import SentenceBatch
+from regard.data.batch import ContrastiveBatch
 from regard.data.sentences import from_path
 from regard.errors import ConfigError, DataError
 from regard.models.build import build_model, preset
@@ -37,12 +37,12 @@ def test_the_loss_is_infonce_over_the_batch():
     for i in range(2):
         scores = [math.exp(float(a[i] @ b[j]) / 0.1) for j in range(2)]
         loss -= math.log(scores[i] / sum(scores))
-    batch = SentenceBatch(first, second)
+    batch = ContrastiveBatch(first, second)
     assert task.loss(model, batch).item() == pytest.approx(loss, rel=1e-4)
     assert task.count(batch) == 2
-    same = SentenceBatch(first, first)
+    same = ContrastiveBatch(first, first)
     assert task.metrics(model, [same])["accuracy"] == 1.0
-    crossed = SentenceBatch(first, Source(first.ids.flip(0), first.lengths.flip(0)))
+    crossed = ContrastiveBatch(first, Source(first.ids.flip(0), first.lengths.flip(0)))
     assert task.metrics(model, [crossed])["accuracy"] == 0.0
     with pytest.raises(ConfigError, match="temperature=0"):
         Contrastive(temperature=0.0)

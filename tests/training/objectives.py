@@ -9,7 +9,7 @@ from regard.data.batch import (
     LabelBatch,
     MaskedBatch,
     PairBatch,
-    ScoreBatch,
+    RegressionBatch,
     SpanBatch,
     StrokeBatch,
     TagBatch,
@@ -83,7 +83,7 @@ def label_batch():
 def score_batch():
     lengths = torch.tensor([12, 7, 1])
     targets = torch.tensor([0.5, -2.0, 3.0], dtype=torch.get_default_dtype())
-    return ScoreBatch(torch.randint(23, (3, 12)), lengths, targets)
+    return RegressionBatch(torch.randint(23, (3, 12)), lengths, targets)
 
 
 def tag_batch():

@@ -49,7 +49,7 @@ class DialogueBatch(Batch):
 
 
 @dataclass(frozen=True, slots=True)
-class SentenceBatch(Batch):
+class ContrastiveBatch(Batch):
     """Pairs of texts with the same meaning, right-padded."""
 
     first: Source
@@ -113,8 +113,8 @@ class LabelBatch(Batch):
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreBatch(Batch):
-    """Right-padded texts and their numbers."""
+class RegressionBatch(Batch):
+    """Right-padded texts and their target numbers."""
 
     ids: Int[Tensor, "batch time"]
     lengths: Int[Tensor, " batch"]
@@ -124,7 +124,10 @@ class ScoreBatch(Batch):
 
 @dataclass(frozen=True, slots=True)
 class TagBatch(Batch):
-    """Right-padded texts, and the class of each word at its last token; -1 is ignored."""
+    """Right-padded texts, and the class of each word at its first or last token (`Tag.token`).
+
+    A target of -1 is ignored.
+    """
 
     ids: Int[Tensor, "batch time"]
     lengths: Int[Tensor, " batch"]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from regard.config import Choice, RunConfig, make, merge
-from regard.data.batch import Batch, ScoreBatch
+from regard.data.batch import Batch, RegressionBatch
 from regard.data.columns import Roles
 from regard.data.scores import ScoredText, from_table
 from regard.data.tables import Table
@@ -167,7 +167,7 @@ def predict_numbers(
     numbers = np.empty(len(rows))
     model.eval()
     for chosen, batch in encoded.by_length(task, next(model.parameters()).device):
-        numbers[chosen] = task.predict_numbers(model, cast(ScoreBatch, batch)).cpu()
+        numbers[chosen] = task.predict_numbers(model, cast(RegressionBatch, batch)).cpu()
     return numbers.tolist()
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.data.batch import SentenceBatch
+from regard.data.batch import ContrastiveBatch
 from regard.errors import ConfigError, DataError
 from regard.nn.state import Source
 from regard.tasks.base import Task
@@ -40,14 +40,16 @@ class Contrastive(Task):
         if not self.temperature > 0:
             raise ConfigError(f"task.temperature={self.temperature} must be above 0")
 
-    def collate(self, examples: tuple[Ids, Ids, int], generator: torch.Generator) -> SentenceBatch:
-        """Both texts of each pair, pad_texts."""
+    def collate(
+        self, examples: tuple[Ids, Ids, int], generator: torch.Generator
+    ) -> ContrastiveBatch:
+        """Both texts of each pair, padded."""
         first, second, width = examples
 
         def pad_texts(texts: Ids) -> Source:
             return Source(pad(texts, width, 0), torch.tensor([len(text) for text in texts]))
 
-        return SentenceBatch(pad_texts(first), pad_texts(second))
+        return ContrastiveBatch(pad_texts(first), pad_texts(second))
 
     def embed(self, model: nn.Module, texts: Source) -> Float[Tensor, "batch dim"]:
         """The L2-normalized embedding of each text."""
@@ -57,13 +59,13 @@ class Contrastive(Task):
         valid = torch.arange(x.shape[1], device=x.device) < texts.lengths.unsqueeze(1)
         return F.normalize((x * valid.unsqueeze(-1)).sum(1), dim=-1)
 
-    def loss(self, model: nn.Module, batch: SentenceBatch) -> Float[Tensor, ""]:
+    def loss(self, model: nn.Module, batch: ContrastiveBatch) -> Float[Tensor, ""]:
         """The summed loss over the pairs of the batch."""
         a, b = self.embed(model, batch.first), self.embed(model, batch.second)
         targets = torch.arange(len(a), device=a.device)
         return F.cross_entropy(a @ b.T / self.temperature, targets, reduction="sum")
 
-    def count(self, batch: SentenceBatch) -> Int[Tensor, ""]:
+    def count(self, batch: ContrastiveBatch) -> Int[Tensor, ""]:
         """How many pairs there are."""
         return batch.first.lengths.new_tensor(len(batch.first.lengths))
 

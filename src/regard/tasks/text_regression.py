@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regard.data.batch import ScoreBatch
+from regard.data.batch import RegressionBatch
 from regard.errors import ConfigError, DataError
 from regard.tasks.base import Task
 from regard.tasks.text_classification import Ids, pad
@@ -45,15 +45,15 @@ class TextRegression(Task):
 
     def collate(
         self, examples: tuple[Ids, Sequence[Numbers], int], generator: torch.Generator
-    ) -> ScoreBatch:
-        """Texts, padded to a width, and their numbers."""
+    ) -> RegressionBatch:
+        """Texts, padded to a width, and their target numbers."""
         texts, numbers, width = examples
         lengths = torch.tensor([len(text) for text in texts])
         targets = torch.tensor([n for (n,) in numbers], dtype=torch.float32)
-        return ScoreBatch(pad(texts, width, 0), lengths, targets)
+        return RegressionBatch(pad(texts, width, 0), lengths, targets)
 
     def standardized_predictions(
-        self, model: nn.Module, batch: ScoreBatch
+        self, model: nn.Module, batch: RegressionBatch
     ) -> Float[Tensor, " batch"]:
         """f(text) of each text."""
         extra = {} if batch.segments is None else {"segments": batch.segments}
@@ -61,18 +61,18 @@ class TextRegression(Task):
         output: Tensor = model.head(x, batch.lengths)  # type: ignore[operator]
         return output.squeeze(1).float()
 
-    def loss(self, model: nn.Module, batch: ScoreBatch) -> Float[Tensor, ""]:
+    def loss(self, model: nn.Module, batch: RegressionBatch) -> Float[Tensor, ""]:
         """Summed squared errors, divided by the variance of the training numbers."""
         error = self.standardized_predictions(model, batch) - (batch.targets - self.mean) / self.std
         return error.square().sum()
 
-    def count(self, batch: ScoreBatch) -> Int[Tensor, ""]:
+    def count(self, batch: RegressionBatch) -> Int[Tensor, ""]:
         """How many numbers are predicted."""
         return batch.lengths.new_tensor(len(batch.lengths))
 
     @torch.no_grad()
-    def predict_numbers(self, model: nn.Module, batch: ScoreBatch) -> Float[Tensor, " batch"]:
-        """The number of each text."""
+    def predict_numbers(self, model: nn.Module, batch: RegressionBatch) -> Float[Tensor, " batch"]:
+        """The predicted number of each text."""
         return self.mean + self.std * self.standardized_predictions(model, batch)
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
