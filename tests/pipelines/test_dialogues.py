@@ -155,7 +155,8 @@ def world(tmp_path_factory):
 def test_the_mask_is_shown_and_the_answers_alone_are_scored(world, capsys):
     folder, run, description = world
     assert any(
-        line.startswith("mask ") and "assistant⏎⟦AG<|im_end|>⏎⟧" in line for line in description
+        line.startswith("loss mask ") and "assistant⏎⟦AG<|im_end|>⏎⟧" in line
+        for line in description
     )
     with pytest.raises(SystemExit):
         main(["train", str(folder / "talk.jsonl"), "--dry-run", "--out", str(folder / "never")])

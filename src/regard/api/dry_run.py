@@ -21,7 +21,7 @@ class TrainingPreview:
     folder: str  # that would be written
     data: str
     validation: str
-    notes: dict[str, str]  # such as the mask of a dialogue, or a caution
+    notes: dict[str, str]  # such as the loss mask of a dialogue, or a caution
     tokenizer: str | None  # that would be trained, or the run it comes from; None without text
     family: str
     parameters: int  # with the smallest vocabulary; 0 for models fitted without gradients

@@ -102,7 +102,7 @@ class DialoguesPipeline(Pipeline):
 
     def preview(self, config: RunConfig, data: Dialogues) -> dict[str, str]:
         """The first dialogue as the model reads it, with the scored parts in brackets."""
-        return {"mask": show_mask(instruct_task(config.task), None, data.rows[0])}
+        return {"loss mask": show_mask(instruct_task(config.task), None, data.rows[0])}
 
     def training_data(
         self,
@@ -129,7 +129,7 @@ class DialoguesPipeline(Pipeline):
         description = [
             f"data       {train.description}",
             *first_rows(train),
-            f"mask       {show_mask(task, tokenizers, train.rows[0])}",
+            f"loss mask  {show_mask(task, tokenizers, train.rows[0])}",
             f"validation {validation.description}",
             f"tokenizer  {tokenizers.kind}, {tokenizers.vocab_size:,} tokens; "
             f"{packed.tokens:,} for training, {scored:,} of them in responses",
