@@ -32,17 +32,17 @@ def from_token_list(
         or not {*special_tokens.values()} <= {*tokens}
     ):
         raise CheckpointError("the vocabulary has duplicate tokens, or lacks its special tokens")
-    letters, unk = all(len(token) == 1 for token in ordinary), special_tokens.get("unk")
+    single_characters, unk = all(len(token) == 1 for token in ordinary), special_tokens.get("unk")
     vocab = {token: id for id, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=unk or "none"))
     steps: list[normalizers.Normalizer] = []
     if all(token == token.lower() for token in ordinary):
         steps.append(normalizers.Lowercase())
     if unk is None:
-        steps.append(normalizers.Replace(Regex(_unknown(ordinary, letters)), ""))
+        steps.append(normalizers.Replace(Regex(_unknown(ordinary, single_characters)), ""))
     if steps:
         backend.normalizer = normalizers.Sequence(steps) if len(steps) > 1 else steps[0]
-    if letters:
+    if single_characters:
         backend.pre_tokenizer = pre_tokenizers.Split(Regex(CHARACTER), "isolated")
         backend.decoder = decoders.Fuse()
     else:
@@ -53,7 +53,9 @@ def from_token_list(
     return with_template(tokenizer, template, f"{template} B")
 
 
-def _unknown(tokens: Sequence[str], letters: bool) -> str:
+def _unknown(tokens: Sequence[str], single_characters: bool) -> str:
     """A pattern for the characters, or the words between spaces, that are not among `tokens`."""
     known = list(map(re.escape, tokens))
-    return f"[^{''.join(known)}]" if letters else rf"(?<!\S)(?!(?:{'|'.join(known)})(?!\S))\S+"
+    if single_characters:
+        return f"[^{''.join(known)}]"
+    return rf"(?<!\S)(?!(?:{'|'.join(known)})(?!\S))\S+"

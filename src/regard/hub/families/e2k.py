@@ -1,6 +1,6 @@
 """e2k: a GRU with attention that converts the letters of an English word to katakana.
 
-    memory  = tanh(W [ahead; back])               a bidirectional GRU
+    memory  = tanh(W [forward; backward])         a bidirectional GRU
     a_t     = GRU(embed(y_{t-1}), a_{t-1})
     c_t     = attention of 4 heads, from a_t to memory
     s_t     = GRU([a_t; c_t], s_{t-1}),           logits = W s_t

@@ -45,8 +45,8 @@ DEFAULTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class ThreeAxes:
-    """One tensor with additional first axes of length 1, three axes in all."""
+class LeadingDimensions:
+    """One tensor with leading dimensions of size 1, three dimensions in all."""
 
     def split(self, external: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
         """Return the internal tensor, in a list."""
@@ -78,8 +78,8 @@ NEW_LAYER = {  # the names in transformers 5
     "mlp.fc2": "ffn.down",
 }
 BODY_RULES = [
-    Rule("embeddings.cls_token", "embed.cls", ThreeAxes()),
-    Rule("embeddings.position_embeddings", "encoder.position.table.weight", ThreeAxes()),
+    Rule("embeddings.cls_token", "embed.cls", LeadingDimensions()),
+    Rule("embeddings.position_embeddings", "encoder.position.table.weight", LeadingDimensions()),
     *module_rules(
         {"embeddings.patch_embeddings.projection": "embed.patch", "layernorm": "encoder.norm"}
     ),
