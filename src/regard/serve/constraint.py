@@ -1,4 +1,4 @@
-"""Output that a JSON schema allows, by llguidance."""
+"""Structured output: decoding constrained by a JSON schema, with llguidance."""
 
 import json
 from typing import Any
@@ -48,12 +48,13 @@ class JsonSchemas:
             from llguidance._tokenizer import TokenizerWrapper
         except ImportError:
             raise ConfigError(
-                "a response_format needs llguidance; the server can pip install regard[serve]"
+                "a response_format needs llguidance; install it on the server: "
+                "pip install 'regard[serve]'"
             ) from None
         if tokenizer.kind in ("word", "wordpiece"):
             raise ConfigError(
-                f"response_format: a tokenizer of words ({tokenizer.kind}) cannot write all of "
-                "JSON; use a model with a char, bpe or unigram tokenizer"
+                f"response_format: a {tokenizer.kind} tokenizer cannot represent all of JSON; "
+                "use a model with a char, bpe or unigram tokenizer"
             )
         self.stop = tokenizer.eos_id
         self.tokenizer = LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer)))

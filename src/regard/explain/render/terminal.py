@@ -43,7 +43,7 @@ def heatmap(
 
     A cell's shade grows with the square root of its weight, so that small weights are visible;
     signed values have two scales of shades, which are linear. `high` is the value drawn with the
-    darkest shade, by default the largest value; the last line is a legend. Columns beyond `width`
+    strongest shade, by default the largest value; the last line is a legend. Columns beyond `width`
     are left out, and a line says how many.
     """
     if tuple(weights.shape) != (len(rows), len(columns)):
