@@ -142,7 +142,7 @@ def test_the_pace_is_measured_once_and_only_for_longer_texts():
     for length in (10, 40, 30, 40, 50, 1 << 18):
         pace.check(lambda part: lengths.append(len(part)), "x" * length)
     assert lengths[:5] == [24, 36, 40, 50, 75]
-    assert SpeedCheck.ENOUGH <= lengths[-1] < 2 * SpeedCheck.ENOUGH
+    assert SpeedCheck.MAX_LENGTH <= lengths[-1] < 2 * SpeedCheck.MAX_LENGTH
 
 
 def test_a_random_vocabulary_is_made_certain(load):
