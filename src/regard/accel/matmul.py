@@ -37,13 +37,13 @@ def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @torch.library.custom_op("regard::matmul_gelu", mutates_args=())
 def matmul_gelu(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """GELU(a b + bias) in its tanh form, and its input a b + bias."""
-    out, before = (a.new_empty(len(a), b.shape[1]) for _ in range(2))
+    """The tanh approximation of GELU(a b + bias), and its input a b + bias."""
+    out, pre_activation = (a.new_empty(len(a), b.shape[1]) for _ in range(2))
     epilogue = Epilogue.GELU_AUX if bias is None else Epilogue.GELU_AUX_BIAS
-    if cublaslt.matmul(a, b, out, epilogue=epilogue, bias=bias, aux=before):
-        return out, before
-    before = _plain_matmul(a, b, bias)
-    return F.gelu(before, approximate="tanh"), before
+    if cublaslt.matmul(a, b, out, epilogue=epilogue, bias=bias, aux=pre_activation):
+        return out, pre_activation
+    pre_activation = _plain_matmul(a, b, bias)
+    return F.gelu(pre_activation, approximate="tanh"), pre_activation
 
 
 @matmul_gelu.register_fake
@@ -53,17 +53,17 @@ def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]
 
 
 @torch.library.custom_op("regard::matmul_gelu_backward", mutates_args=())
-def matmul_gelu_backward(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
-    """a b times the derivative of GELU's tanh form at `before`."""
-    out = torch.empty_like(before)
-    if not cublaslt.matmul(a, b, out, epilogue=Epilogue.DGELU, aux=before):
-        out = aten.gelu_backward(a @ b, before, approximate="tanh")
+def matmul_gelu_backward(a: Tensor, b: Tensor, pre_activation: Tensor) -> Tensor:
+    """a b times the derivative of the tanh approximation of GELU at `pre_activation`."""
+    out = torch.empty_like(pre_activation)
+    if not cublaslt.matmul(a, b, out, epilogue=Epilogue.DGELU, aux=pre_activation):
+        out = aten.gelu_backward(a @ b, pre_activation, approximate="tanh")
     return out
 
 
 @matmul_gelu_backward.register_fake
-def _(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
-    return torch.empty_like(before)
+def _(a: Tensor, b: Tensor, pre_activation: Tensor) -> Tensor:
+    return torch.empty_like(pre_activation)
 
 
 @torch.library.custom_op("regard::sum_of_matmuls", mutates_args=())
@@ -108,17 +108,17 @@ class _GeluMLP(torch.autograd.Function):
         down: Tensor,
         down_bias: Tensor | None,
     ) -> Tensor:
-        hidden, before = matmul_gelu(x, up.T, up_bias)
-        ctx.save_for_backward(x, up, down, hidden, before)
+        hidden, pre_activation = matmul_gelu(x, up.T, up_bias)
+        ctx.save_for_backward(x, up, down, hidden, pre_activation)
         ctx.has_bias = up_bias is not None, down_bias is not None
         return autotuned_matmul(hidden, down.T, down_bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, up, down, hidden, before = ctx.saved_tensors
+        x, up, down, hidden, pre_activation = ctx.saved_tensors
         (dy,) = gradients
-        dhidden = matmul_gelu_backward(dy, down, before)
+        dhidden = matmul_gelu_backward(dy, down, pre_activation)
         dup_bias, ddown_bias = (
             gradient.sum(0) if has_bias else None
             for gradient, has_bias in zip((dhidden, dy), ctx.has_bias, strict=True)
@@ -133,7 +133,7 @@ def gelu_mlp(
     down: Float[Tensor, "dim inner"],
     down_bias: Float[Tensor, " dim"] | None,
 ) -> Float[Tensor, "*rows dim"]:
-    """GELU(x up' + b) down' + c, in the dtype of autocast."""
+    """GELU(x upᵀ + b) downᵀ + c, in the dtype of autocast."""
     operands = _autocast(x.flatten(0, -2), up, up_bias, down, down_bias)
     result: Tensor = _GeluMLP.apply(*operands)  # type: ignore[no-untyped-call]
     return result.unflatten(0, x.shape[:-1])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.accel.description import inspect_decoder
 from regard.accel.kernels import gemv, prefill
 from regard.accel.kernels.common import Activation, RotaryPairs
-from regard.accel.kernels.decode_attention import MAX_GROUPS, AttentionOptions, attend
+from regard.accel.kernels.decode_attention import MAX_KV_HEADS, AttentionOptions, attend
 from regard.accel.kernels.gemm import ResidualStream, reads_packed_int8
 from regard.accel.kernels.residual import BranchNorm, add_branch
 from regard.accel.packed import FusedNormLinear, PackedBlock
@@ -109,7 +109,7 @@ class TritonDecoder(PackedDecoder):
         self.normed_head = FusedNormLinear.of(
             self.head, None if self.head_needs_preparation else self.stack.norm
         )
-        self.counters = torch.zeros(MAX_GROUPS, dtype=torch.int32, device=device)
+        self.counters = torch.zeros(MAX_KV_HEADS, dtype=torch.int32, device=device)
 
     def _copies_large_weights(self) -> bool:
         return any(isinstance(m, LayerNorm) for m in self.model.modules())  # W g is a copy

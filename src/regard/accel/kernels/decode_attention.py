@@ -20,12 +20,12 @@ from regard.nn.state import KVCache
 TILE_BYTES = 1 << 16  # of the keys that a program reads
 FULL_OCCUPANCY_PROGRAMS = 128  # so many occupy all multiprocessors without split-KV
 FULL_OCCUPANCY_TILE, STAGES = 128, 3  # keys per iteration and pipeline stages, if so
-MAX_GROUPS = 1 << 16  # the most key heads of all rows together
+MAX_KV_HEADS = 1 << 16  # the most KV heads of all rows together
 
 
 @triton.jit
 def _normalise(x, gain, partner_gain, partners, head_dim, eps):
-    """RMSNorm of each row of q or k, and of the partners of its columns, which are the same."""
+    """RMSNorm of each row of q or k, and of the RoPE partners of its columns: the same RMS."""
     inverse_rms = tl.rsqrt(tl.sum(x * x, 1) / head_dim + eps)[:, None]
     return x * inverse_rms * gain[None, :], partners * inverse_rms * partner_gain[None, :]
 
@@ -85,7 +85,7 @@ def _attention_kernel(
     PERMUTE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One key head, its group of query heads, one split of the keys (split-KV, Flash-Decoding).
+    """One KV head, its group of query heads, one split of the keys (split-KV, Flash-Decoding).
 
     The last program to finish combines the splits.
 
@@ -95,7 +95,7 @@ def _attention_kernel(
     """
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     KV_HEADS: tl.constexpr = HEADS // GROUP
-    group = row * KV_HEADS + head
+    row_head = row * KV_HEADS + head
     query, d, s = (
         tl.arange(0, BLOCK_QUERIES),
         tl.arange(0, BLOCK_HEAD_DIM),
@@ -108,8 +108,8 @@ def _attention_kernel(
     valid = (query < GROUP)[:, None] & column[None, :]
     position = tl.load(lengths + row)
     owns_position = position // (TILE * tiles) == split
-    keys += group * capacity * HEAD_DIM
-    values += group * capacity * HEAD_DIM
+    keys += row_head * capacity * HEAD_DIM
+    values += row_head * capacity * HEAD_DIM
     seen = (s < position) & (s > position - window)
     inside = seen[:, None] & column[None, :]
     k = tl.load(keys + s[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
@@ -191,18 +191,18 @@ def _attention_kernel(
             mask=valid,
         )
     else:
-        partial = (group * splits + split) * BLOCK_QUERIES + query
+        partial = (row_head * splits + split) * BLOCK_QUERIES + query
         tl.store(partials + partial[:, None] * BLOCK_HEAD_DIM + d[None, :], accumulated)
         tl.store(stats + 2 * partial, running_max)
         tl.store(stats + 2 * partial + 1, total)
         tl.debug_barrier()  # all of this split is written before it is counted
-        if tl.atomic_add(counters + group, 1) == splits - 1:
-            tl.store(counters + group, 0)
+        if tl.atomic_add(counters + row_head, 1) == splits - 1:
+            tl.store(counters + row_head, 0)
             running_max = tl.full((BLOCK_QUERIES,), -1e30, tl.float32)
             total = tl.zeros((BLOCK_QUERIES,), tl.float32)
             accumulated = tl.zeros((BLOCK_QUERIES, BLOCK_HEAD_DIM), tl.float32)
             for other_split in range(splits):
-                partial = (group * splits + other_split) * BLOCK_QUERIES + query
+                partial = (row_head * splits + other_split) * BLOCK_QUERIES + query
                 split_max = tl.load(stats + 2 * partial, volatile=True)
                 new_max = tl.maximum(running_max, split_max)
                 rescale, split_scale = tl.exp(running_max - new_max), tl.exp(split_max - new_max)
