@@ -295,9 +295,9 @@ def test_path_lengths_are_those_of_the_table():
         lengths = {name: dict(points)[n] for name, points in curves.items()}
         assert lengths["recurrence"] == n - 1
         assert lengths["self-attention"] == 1
-        assert lengths["convolution, width 4"] == math.ceil((n - 1) / 3)
-        assert lengths["convolution, width 4, dilated"] == math.ceil(math.log(n, 4) - 1e-9)
-        assert lengths["attention, window 8"] == math.ceil((n - 1) / 7)
+        assert lengths["convolution, kernel size 4"] == math.ceil((n - 1) / 3)
+        assert lengths["convolution, kernel size 4, dilated"] == math.ceil(math.log(n, 4) - 1e-9)
+        assert lengths["sliding-window attention, size 8"] == math.ceil((n - 1) / 7)
 
 
 def test_parameters_of_a_dense_layer_grow_with_the_square_of_the_length():

@@ -50,7 +50,7 @@ class WindowedAttention(Attention):
 def _layers(
     dim: int, heads: int, window: int, kernel_size: int
 ) -> dict[str, Callable[[Tensor], Tensor]]:
-    """The layers that are compared; attention with its weights, as the formula says."""
+    """The layers that are compared; attention is unfused: it materializes its weights."""
     attention, cell = Attention(dim, heads), LSTM(dim, dim)
     windowed, convolution = (
         WindowedAttention(dim, heads, window),
@@ -75,8 +75,8 @@ def _layers(
     return {
         "self-attention": attend,
         "recurrence (LSTM)": recur,
-        f"convolution, width {kernel_size}": convolve,
-        f"attention, window {window}": windowed.forward,
+        f"convolution, kernel size {kernel_size}": convolve,
+        f"sliding-window attention, size {window}": windowed.forward,
     }
 
 
@@ -96,11 +96,11 @@ def cost(
         self-attention           n^2 d
         recurrence               n d^2
         convolution              k n d^2
-        restricted attention     r n d
+        sliding-window attention r n d
 
     The exponent is the slope of a line through the logarithms. Memory is what the layer stores
-    for its gradient; time is that of the forward pass, the least of `repeats`. Attention computes
-    its weights, as the formula says: fused kernels store none of them.
+    for its gradient; time is that of the forward pass, the least of `repeats`. Attention runs
+    without a fused kernel, so that it materializes its weights.
     """
     if len(lengths) < 2 or min(lengths) < 1 or repeats < 1 or window < 2:
         raise ConfigError(

@@ -74,7 +74,7 @@ def samplers(
     best = logits.topk(min(top, len(logits))).indices.tolist()
     names = [labels(id) for id in best]
     panels: list[Panel] = []
-    numbers: dict[str, float] = {"bits of the model": _bits(logits)}
+    numbers: dict[str, float] = {"entropy of the model (bits)": _entropy(logits)}
     after = logits
     for number, trace in enumerate(chain.run_samplers(logits[None].float(), sampling), 1):
         before, after = (trace.by_id(side)[0].double() for side in (trace.before, trace.after))
@@ -92,7 +92,7 @@ def samplers(
                 y_label="probability",
             )
         )
-        numbers[f"bits after {name}"] = _bits(after)
+        numbers[f"entropy after {name} (bits)"] = _entropy(after)
     if not panels:
         raise ConfigError("no sampler of the chain changes anything; give some, as in top_p=0.9")
     numbers["probability mass kept, by the model"] = (
@@ -106,7 +106,7 @@ def samplers(
     )
 
 
-def _bits(logits: Float[Tensor, " vocab"]) -> float:
+def _entropy(logits: Float[Tensor, " vocab"]) -> float:
     p = logits.double().softmax(-1)
     return -(p * p.clamp_min(1e-300).log2()).sum().item() + 0.0
 

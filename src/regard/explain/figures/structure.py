@@ -107,7 +107,7 @@ def path_lengths(
         recurrence               n                   n
         self-attention           1                   1
         convolution              1                   n / k, dilated log_k n
-        restricted attention     1                   n / r
+        sliding-window attention 1                   n / r
 
     Of one layer. Paths are counted on the graph of which positions a layer connects.
     """
@@ -120,11 +120,11 @@ def path_lengths(
     kinds: dict[str, Callable[[int, int], Bool[Tensor, "time seen"]]] = {
         "recurrence": lambda n, layer: _band(n, 2),
         "self-attention": lambda n, layer: _band(n, n),
-        f"convolution, width {kernel_size}": lambda n, layer: _band(n, kernel_size),
-        f"convolution, width {kernel_size}, dilated": lambda n, layer: _band(
+        f"convolution, kernel size {kernel_size}": lambda n, layer: _band(n, kernel_size),
+        f"convolution, kernel size {kernel_size}, dilated": lambda n, layer: _band(
             n, kernel_size, kernel_size**layer
         ),
-        f"attention, window {window}": lambda n, layer: _band(n, window),
+        f"sliding-window attention, size {window}": lambda n, layer: _band(n, window),
     }
     paths: dict[str, list[Point]] = {
         name: [(n, path_length(lambda layer, n=n, kind=kind: kind(n, layer))) for n in lengths]  # type: ignore[misc]
