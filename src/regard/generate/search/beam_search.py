@@ -94,7 +94,7 @@ class BeamSearch:
         return self.width // self.groups
 
     def penalty(self, length: int) -> float:
-        """The divisor of log P of a text of this length."""
+        """The divisor of log P of a hypothesis of this length."""
         return NORMALIZATIONS[self.normalization](length, self.length_penalty)
 
     @torch.inference_mode()
@@ -173,7 +173,7 @@ class BeamSearch:
 
     def _extensions(
         self,
-        logits: Float[Tensor, "texts vocab"],
+        logits: Float[Tensor, "hypotheses vocab"],
         sums: Float[Tensor, "rows beams"],
         stops: Int[Tensor, " stops"],
     ) -> Extensions:
@@ -233,7 +233,7 @@ class BeamSearch:
 
 @dataclass(frozen=True, slots=True)
 class _Beams:
-    """Several texts of each row; a score of -inf marks an unused slot."""
+    """Several hypotheses of each row; a score of -inf marks an unused slot."""
 
     ids: Int[Tensor, "rows beams capacity"]
     lengths: Int[Tensor, "rows beams"]
@@ -241,12 +241,12 @@ class _Beams:
 
     @classmethod
     def empty(
-        cls, rows: int, texts: int, capacity: int, score: float, device: torch.device
+        cls, rows: int, beams: int, capacity: int, score: float, device: torch.device
     ) -> "_Beams":
         return cls(
-            torch.zeros(rows, texts, capacity, dtype=torch.long, device=device),
-            torch.zeros(rows, texts, dtype=torch.long, device=device),
-            torch.full((rows, texts), score, device=device),
+            torch.zeros(rows, beams, capacity, dtype=torch.long, device=device),
+            torch.zeros(rows, beams, dtype=torch.long, device=device),
+            torch.full((rows, beams), score, device=device),
         )
 
     def rows(self, chosen: Tensor) -> "_Beams":
@@ -278,8 +278,8 @@ class _Beams:
         rows = zip(self.ids.tolist(), self.lengths.tolist(), self.scores.tolist(), strict=True)
         return [
             [
-                Hypothesis(text[:length], score)
-                for text, length, score in zip(*row, strict=True)
+                Hypothesis(ids[:length], score)
+                for ids, length, score in zip(*row, strict=True)
                 if score > -torch.inf
             ]
             for row in rows
