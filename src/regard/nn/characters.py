@@ -8,7 +8,7 @@ MAX_BYTES = 24  # of a word; further ones are not read
 
 
 class CharacterConvolution(nn.Module):
-    r"""A convolution over the characters of a word, and its maximum over their positions.
+    r"""A convolution over the characters of a word, and max pooling over time.
 
         c = max_i relu(W [b_{i-1}; b_i; b_{i+1}] + v)
 
@@ -27,8 +27,8 @@ class CharacterConvolution(nn.Module):
         """The vector of each word; bytes of 0 are padding."""
         flat = characters.flatten(0, 1)  # (batch * time, bytes)
         x = self.convolution(self.embed(flat.long()).mT)  # (batch * time, dim, bytes)
-        best: Tensor = (F.relu(x) * (flat > 0).unsqueeze(1)).amax(2)
-        return best.unflatten(0, characters.shape[:2])
+        pooled: Tensor = (F.relu(x) * (flat > 0).unsqueeze(1)).amax(2)
+        return pooled.unflatten(0, characters.shape[:2])
 
 
 class CharacterEmbedding(nn.Module):

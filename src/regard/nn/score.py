@@ -46,8 +46,8 @@ class Score(nn.Module):
 class Dot(Score):
     r"""score(q, k) = q . k      (Luong et al. 2015)
 
-    Its variance grows with head_dim, so the Transformer divides it. `cap` is soft-capping,
-    cap tanh(s / cap) between ±cap (Gemma 2); no fused kernel computes it.
+    Its variance grows with head_dim, so the Transformer divides it by sqrt(head_dim). `cap` is
+    soft-capping, cap tanh(s / cap) between ±cap (Gemma 2); no fused kernel computes it.
     """
 
     def __init__(self, scale: float = 1.0, cap: float | None = None) -> None:
@@ -178,7 +178,7 @@ class Location(Score):
         query_positions: Int[Tensor, "#batch time"],
         key_positions: Int[Tensor, "#batch seen"],
     ) -> Scores:
-        """The rows of W q at the positions of the keys."""
+        """The entries of W q at the positions of the keys."""
         if k.shape[-2] > (context := self.place.out_features):
             raise ShapeError(
                 f"score 'location' has context={context} learned positions, not "

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.nn.hook_point import StepHookPoint
 from regard.nn.options import require_positive
 
-LOG_LIMIT = 8.0  # of the logarithms of importances, widths and steps, so that no product overflows
+LOG_LIMIT = 8.0  # of a, b and d below, so that no product overflows
 FIRST_STEP = -3.0  # log of the first steps: about twenty points for a character
 
 
@@ -20,10 +20,10 @@ class SoftWindow(nn.Module):
         phi(t, u) = sum_k exp(a_k) exp(-exp(b_k) (kappa_{t,k} - u)^2)
         w_t = sum_u phi(t, u) c_u
 
-    Each of the K mixture components has an importance exp(a), a width exp(b) and a location kappa,
-    which only moves forward. The alignment of points and characters is learned end to end. The
-    weights phi depend on locations, not on the characters, and need not sum to 1. Graves 2013,
-    section 5.1; a, b and d are clamped here.
+    Each of the K mixture components has an importance exp(a), an inverse width exp(b) and a
+    location kappa, which only moves forward. The alignment of points and characters is learned
+    end to end. The weights phi depend on locations, not on the characters, and need not sum to 1.
+    Graves 2013, section 5.1; a, b and d are clamped here.
     """
 
     def __init__(self, dim: int, *, components: int = 10) -> None:
@@ -48,11 +48,11 @@ class SoftWindow(nn.Module):
         """w_t and kappa_t, from the state h_t; `lengths` are those of the texts."""
         compute_dtype = torch.promote_types(h.dtype, torch.float32)
         limited = self.out(h).to(compute_dtype).clamp(-LOG_LIMIT, LOG_LIMIT)
-        a, b, d = limited.exp().split(self.components, -1)
-        kappa = kappa + d
+        alpha, beta, step = limited.exp().split(self.components, -1)
+        kappa = kappa + step
         u = torch.arange(text.shape[1], device=h.device)
         squared_distance = (kappa.unsqueeze(-1) - u).square()  # (batch, components, source)
-        phi = (a.unsqueeze(-1) * torch.exp(-b.unsqueeze(-1) * squared_distance)).sum(1)
+        phi = (alpha.unsqueeze(-1) * torch.exp(-beta.unsqueeze(-1) * squared_distance)).sum(1)
         phi = phi.masked_fill(u >= lengths.unsqueeze(1), 0.0)  # (batch, source)
         if self.weights_hook.has_hooks:
             phi = self.weights_hook(phi[:, None, None], first, steps)[:, 0, 0]
