@@ -14,7 +14,7 @@ from regard.errors import ConfigError
 from regard.nn.lora import has_lora
 
 Parameters = list[tuple[str, nn.Parameter]]
-Schedule = Callable[[float], float]  # from the step, from 0, to a factor of the learning rate
+Schedule = Callable[[float], float]  # step (counted from 0) -> factor of the learning rate
 
 
 class ShardedMatrices(Protocol):

@@ -141,14 +141,14 @@ class Replicated(_Distributed):
         self.loss = self.wrapped = DistributedDataParallel(objective, gradient_as_bucket_view=True)
         # DDP orders its all-reduces by the arrival of the first gradients. A first step with zero
         # gradients makes a resumed run use the same order as an uninterrupted one, to the bit.
-        _dry_run(self.wrapped, row)
+        _warm_up(self.wrapped, row)
 
     def sync_gradients(self, enabled: bool) -> AbstractContextManager[object]:
         """Use DDP's `no_sync`, which must surround the forward pass too."""
         return nullcontext() if enabled else self.wrapped.no_sync()
 
 
-def _dry_run(wrapped: nn.Module, row: Batch) -> None:
+def _warm_up(wrapped: nn.Module, row: Batch) -> None:
     """Run forward and backward on a row without scored targets."""
     wrapped(row).backward()
     wrapped.zero_grad(set_to_none=True)
@@ -201,7 +201,7 @@ class Sharded(_Distributed):
         # FSDP decides at its first forward pass which group is the outermost. That must not be an
         # evaluation, which calls the model and not the objective.
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-            _dry_run(objective, unscored_row(batch).to(device))
+            _warm_up(objective, unscored_row(batch).to(device))
 
     def compile(self) -> None:
         """Compile block by block: between blocks, weights are gathered and freed."""
@@ -280,7 +280,7 @@ class Sharded(_Distributed):
 
 
 class LocalShards(nn.Module):
-    """One rank's shards of the parameters of a model, its rows, under the names they have there."""
+    """This rank's shard (rows) of every parameter, under the parameter's name."""
 
     def __init__(self, sharded: Mapping[str, Any], ranks: Ranks) -> None:
         super().__init__()

@@ -127,7 +127,7 @@ def autocast(
 def checkpoint_activations(model: nn.Module) -> None:
     """Activation checkpointing: store only the input of each block, recompute the rest in backward.
 
-    Less memory for about a third more arithmetic (Chen et al. 2016). Random generators are reset
+    Less memory for about a third more arithmetic (Chen et al. 2016). The RNG state is restored
     for the recomputation, so dropout masks and gradients are the same.
     """
     blocks = [part for part in model.modules() if isinstance(part, Block)]
