@@ -126,7 +126,7 @@ def _default_attention_factor(kind: str, rope: Settings, context: Any) -> Settin
 def write_rope(
     position: Choice, *, base_key: str = "rope_theta", fraction_key: str | None = None
 ) -> Settings:
-    """The RoPE settings of config.json; empty for other positions.
+    """The RoPE settings of config.json; empty for other position encodings.
 
     A scaling that transformers does not have is left out.
     """

@@ -46,8 +46,8 @@ def check_rules(config: Any, rules: tuple[Rule, ...]) -> None:
             raise ConfigError(reason.format(c=config))
 
 
-# heads that need hidden states only
 VECTOR_HEADS = ("forecast", "mixture")  # of models that read vectors
+# heads that need hidden states only
 COMMON_HEADS = {
     name: HEADS[name] for name in ("linear", "classification", "tag", "crf", "span", *VECTOR_HEADS)
 }
@@ -88,7 +88,7 @@ def require_generating_head(head: Any, choice: Choice) -> None:
 
 
 def _rotates(position: Choice) -> bool:
-    """Whether a position rotates queries and keys (RoPE)."""
+    """Whether a position encoding rotates queries and keys (RoPE)."""
     cls = POSITIONS[kind_of(position)[0]]
     return getattr(cls, "rotation", Position.rotation) is not Position.rotation
 

@@ -127,7 +127,7 @@ def training_plans(
     A step takes the longer of
 
         compute          n · T (F_matmul / (peak · utilization) + F_attention / (0.83 peak)
-                         + 4 activation bytes / bandwidth);  with activation checkpointing 4/3
+                         + 4 activation bytes / bandwidth), times 4/3 with activation checkpointing,
                          + 40 P / bandwidth + 0.4 ms for each attention layer;
                          divided by 0.82 if N > 1
         communication    8 P (N-1)/N / (link · utilization)
@@ -253,7 +253,7 @@ def decode_seconds(cost: Cost, cluster: Cluster) -> float:
 
 
 def _gathered_bytes(cost: Cost) -> int:
-    """FSDP's unsharded weights and gradients: one layer, the prefetched one, and all non-layers."""
+    """FSDP's unsharded weights and gradients: one layer, the next, and what is in no layer."""
     return (BFLOAT16 + BFLOAT16 + FLOAT32) * (cost.outside_parameters + 2 * cost.layer_parameters)
 
 

@@ -110,7 +110,7 @@ class Tag(TextClassification):
 def spans(tags: Sequence[str]) -> set[Span]:
     """The spans that tags mark: B-x begins one of kind x, I-x continues it, O is outside.
 
-    In BILOU and BIOES, L-x or E-x ends a span, and U-x or S-x is one of one word. As in CoNLL's
+    In BILOU and BIOES, L-x or E-x ends a span, and U-x or S-x is a span of one word. As in CoNLL's
     script, an I-x with nothing to continue begins a span; a tag of another form is a span of one
     word.
 

@@ -89,7 +89,7 @@ class TextRegression(Task):
         return self.errors(predicted, true)
 
     def errors(self, predicted: Numbers, true: Numbers) -> dict[str, float]:
-        """The metrics of predictions."""
+        """The loss, the errors and the correlations of predictions."""
         metrics = regression_metrics(predicted, true)
         return {"loss": metrics["mse"] / self.std**2, **metrics}
 

@@ -26,7 +26,8 @@ class Cost:
 
         forward FLOPs     = 2 N + 4 A T h d_h    per token: N weights of matmuls, A attention layers
         training FLOPs    = 3 forward            the backward pass is two
-        decoding FLOPs    = forward of one token that attends to T others, the source encoded
+        decoding FLOPs    = forward of one token that attends to T positions, its own included;
+                            the source is encoded
         KV cache          = 2 A k d_h            values per token, k the number of KV heads
         training memory   = 4 + 4 + 8            bytes per parameter: weights, gradients, moments
 
@@ -72,7 +73,7 @@ class Cost:
     logits_per_token: int  # in the loss, which computes them in chunks; 0 without a vocabulary
     attention_layers: int  # cross-attention counts as one; 0 without a Transformer
     layer_parameters: int  # of the largest layer
-    outside_parameters: int  # of everything that is in no layer
+    outside_parameters: int  # of what is in no layer: embeddings, head, final norm
     state_bytes_per_token: int  # of the KV cache; 0 for a state of fixed size
     state_bytes: int  # of a row of the whole context, keys and values of the source included
     window_bytes: int  # of these, what the sliding windows still attend to
