@@ -131,7 +131,7 @@ def measure(name: str, make: Callable[..., tuple[Step, int]], args: Any) -> tupl
     last = first
     for _ in range(args.steps):
         began = time.perf_counter()
-        last = step()  # reading the loss synchronises
+        last = step()  # reading the loss synchronizes
         seconds.append(time.perf_counter() - began)
     peak = torch.cuda.max_memory_allocated() / 1e9 if cuda else 0.0
     speed = args.rows * args.time / statistics.median(seconds)

@@ -154,7 +154,7 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
     (
         ("norm", lambda norm: norm == "batch"),
         ("architecture", lambda value: value != "encoder"),
-        r"norm='batch' normalises by the mean over all positions, so that in training a decoder "
+        r"norm='batch' normalizes by the mean over all positions, so that in training a decoder "
         r"would see the tokens that it predicts;\nset norm='layer', or architecture='encoder'",
     ),
     (

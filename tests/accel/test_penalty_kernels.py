@@ -75,14 +75,14 @@ def same(sampler, room, monkeypatch):
 @pytest.mark.parametrize(
     "sampler", [Repetition, Frequency, Presence], ids=["repetition", "frequency", "presence"]
 )
-def test_the_kernel_penalises_earlier_tokens(sampler, reach, monkeypatch):
+def test_the_kernel_penalizes_earlier_tokens(sampler, reach, monkeypatch):
     for room in (1, 6, 50, 2500):
         for penalty in (1.3, 0.7):
             same(sampler(penalty, **reach), room, monkeypatch)
 
 
 @pytest.mark.parametrize("settings", DRY_SETTINGS[::3] if INTERPRETED else DRY_SETTINGS, ids=str)
-def test_the_kernel_penalises_the_longest_repetition(settings, monkeypatch):
+def test_the_kernel_penalizes_the_longest_repetition(settings, monkeypatch):
     for room in (1, 6, 300) if INTERPRETED else (1, 2, 6, 50, 1300):
         same(DRY(0.8, **settings), room, monkeypatch)
 

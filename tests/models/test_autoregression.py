@@ -35,7 +35,7 @@ def test_the_weights_are_those_of_numpys_least_squares(order):
     rows = np.array(rows)
     expected, *_ = np.linalg.lstsq(rows[:, :-1], rows[:, -1])
     actual = torch.cat([model.bias.unsqueeze(0), model.weight])
-    # least squares twice, by two factorisations
+    # least squares twice, by two factorizations
     np.testing.assert_allclose(actual.numpy(), expected, rtol=0, atol=1e-10)
 
 

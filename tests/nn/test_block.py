@@ -27,7 +27,7 @@ def test_every_order_computes_its_formula(kind):
 
 
 @pytest.mark.parametrize("kind", ORDERS)
-def test_the_output_of_a_stack_is_normalised_exactly_once(kind):
+def test_the_output_of_a_stack_is_normalized_exactly_once(kind):
     stack = Transformer(
         TransformerConfig(vocab_size=5, dim=8, layers=1, heads=2, norm_placement=kind)
     ).decoder

@@ -59,7 +59,7 @@ def triton_unsupported_reason(description: Description) -> str | None:
         if block.norm_placement not in TRITON_NORM_PLACEMENTS:
             return f"norm_placement={block.norm_placement!r}"
         if block.qk_norm not in (None, *RMS_NORMS):
-            return f"queries and keys are normalised by {block.qk_norm!r}, not RMSNorm"
+            return f"queries and keys are normalized by {block.qk_norm!r}, not RMSNorm"
         if block.head_dim not in TRITON_HEAD_DIMS or block.value_dim != block.head_dim:
             return f"head_dim={block.head_dim} is odd, below 16, above 256 or not that of values"
         if block.heads > MAX_SHARED_HEADS * block.kv_heads:

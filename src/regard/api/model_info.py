@@ -189,7 +189,7 @@ def full_settings(config: Any) -> dict[str, Any]:
 
 
 def _applicable(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings without that of factorised embeddings, if there are none."""
+    """Settings without that of factorized embeddings, if there are none."""
     unused = () if settings.get("embed_dim") else ("factorize_positions",)
     return {key: value for key, value in settings.items() if key not in unused}
 

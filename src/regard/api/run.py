@@ -757,7 +757,7 @@ class Run:
         return unknown_parts(self, text)
 
     def limit_threads(self) -> None:
-        """Decode a small model with one CPU thread: synchronising several would cost more.
+        """Decode a small model with one CPU thread: synchronizing several would cost more.
 
         >>> run.limit_threads()
         """

@@ -331,7 +331,7 @@ def image_attention(
 ) -> AttentionMaps:
     """The self-attention of a Vision Transformer between the patches of an image.
 
-    `image` is normalised as the model reads it, `pixels` is shown. A patch is named by its row and
+    `image` is normalized as the model reads it, `pixels` is shown. A patch is named by its row and
     column in the grid of patches.
     """
     config, stack = cast(Any, model).config, cast(Stack, model.encoder)

@@ -74,7 +74,7 @@ def probe(
 
         min_W,b  mean_n -log softmax(W x_n + b)_{y_n} + l2 |W|^2
 
-    fitted with L-BFGS on standardised x, on all folds but the one that is predicted. The interval
+    fitted with L-BFGS on standardized x, on all folds but the one that is predicted. The interval
     is Wilson's. Compare with `majority`. Alain & Bengio 2016.
     """
     count, classes = len(labels), int(labels.max()) + 1 if len(labels) else 0

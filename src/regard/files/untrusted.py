@@ -122,7 +122,7 @@ def as_checkpoint_error(message: str) -> Iterator[None]:
     """Convert any exception raised inside to a CheckpointError that begins with `message`.
 
     That includes panics of Rust code: PanicException is not a subclass of Exception and cannot be
-    imported, so it is recognised by its name.
+    imported, so it is recognized by its name.
     """
     try:
         yield

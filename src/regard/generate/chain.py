@@ -155,7 +155,7 @@ class Chain:
         *,
         use_kernel: bool = False,
     ) -> Int[Tensor, " rows"]:
-        """Sample the next id of each row, without host synchronisation.
+        """Sample the next id of each row, without host synchronization.
 
         Rows without any token left are recorded, and `raise_if_failed` reports them. How the id
         is sampled is decided here and nowhere else:

@@ -68,7 +68,7 @@ class EagerLoop:
 class CudaGraphLoop:
     """Captures one decode step as a CUDA graph after its first run, and replays it.
 
-    Replaying needs no host synchronisation. All tensors keep their addresses, so that the loop
+    Replaying needs no host synchronization. All tensors keep their addresses, so that the loop
     can be reused for another batch of the same size. On a CPU it runs the same steps uncaptured.
     """
 

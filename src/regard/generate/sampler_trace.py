@@ -64,7 +64,7 @@ class TracedChain(Chain):
 
     @property
     def capturable(self) -> bool:
-        """False: recording needs host synchronisation."""
+        """False: recording needs host synchronization."""
         return False
 
     def run_samplers(

@@ -25,7 +25,7 @@ class RowGenerators:
 
     (SplitMix64; Steele et al. 2014). A row's numbers depend on its key and on how many it has
     used, not on the other rows; they are the same on every device and need no host
-    synchronisation.
+    synchronization.
     """
 
     keys: Int[Tensor, " rows"]

@@ -37,7 +37,7 @@ def speculate(
     `draft`, a smaller model or prompt lookup, proposes up to `draft_tokens` tokens x, sampled
     from Q. One pass of the model gives P at each of them. The first token is verified by
 
-        accept x with probability min(1, P(x) / Q(x)),  else sample from max(0, P - Q), renormalised
+        accept x with probability min(1, P(x) / Q(x)),  else sample from max(0, P - Q), renormalized
 
     then the next, up to the first that is rejected; if all are accepted, one more is sampled from
     P. The result is distributed as P for any Q; greedy decoding gives the same tokens. P and

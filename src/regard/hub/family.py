@@ -62,7 +62,7 @@ class Family:
 
 @dataclass(frozen=True)
 class CheckpointWithoutConfig:
-    """A checkpoint without a config.json; its format is recognised by the content of the file."""
+    """A checkpoint without a config.json; its format is recognized by the content of the file."""
 
     family: Family
     config: ModelConfig

@@ -111,7 +111,7 @@ def config_table(config: ModelConfig) -> dict[str, Any]:
 
 
 def build_model(config: ModelConfig) -> nn.Module:
-    """A new model, freshly initialised."""
+    """A new model, freshly initialized."""
     return FAMILIES[family_of(config)][1](config)
 
 
@@ -132,7 +132,7 @@ class _SkipInit(TorchFunctionMode):
 
 
 def build_on_meta(config: ModelConfig) -> nn.Module:
-    """A model on the meta device: names and shapes of weights, nothing allocated or initialised."""
+    """A model on the meta device: names and shapes of weights, nothing allocated or initialized."""
     with torch.device("meta"), _SkipInit():
         return build_model(config)
 

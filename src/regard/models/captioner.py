@@ -131,7 +131,7 @@ class RecurrentCaptionerConfig(ImageGrid, Settings):
 
     @property
     def depths(self) -> tuple[int, int]:
-        """The number of layers whose final state initialises the decoder, and of the decoder."""
+        """The number of layers whose final state initializes the decoder, and of the decoder."""
         return self.layers, self.layers
 
 

@@ -131,7 +131,7 @@ STACK: tuple[Rule, ...] = (
     ),
     (
         lambda c: c.norm == "batch" and c.depths[1] > 0,
-        "norm='batch' normalises by the mean over all positions, so that in training a decoder "
+        "norm='batch' normalizes by the mean over all positions, so that in training a decoder "
         "would see the tokens that it predicts;\nset norm='layer', or architecture='encoder'",
     ),
     (
@@ -168,7 +168,7 @@ STACK: tuple[Rule, ...] = (
             kind_of(c.init)[0] == "zero_out" and c.norm_placement in ("no_residual", "deepnorm")
         ),
         "init='zero_out' cannot be combined with norm_placement={c.norm_placement!r}: without a "
-        "residual connection the output would be 0, and deepnorm has its own initialisation;\n"
+        "residual connection the output would be 0, and deepnorm has its own initialization;\n"
         "set norm_placement='pre', or init='normal'",
     ),
 )
@@ -227,7 +227,7 @@ TRANSFORMER: tuple[Rule, ...] = (
     ),
     (
         lambda c: not c.factorize_positions and c.embed_dim is None,
-        "factorize_positions=false needs embed_dim, the width of the factorised embedding; "
+        "factorize_positions=false needs embed_dim, the width of the factorized embedding; "
         "set embed_dim, or leave out factorize_positions",
     ),
     (
@@ -251,7 +251,7 @@ SEQ2SEQ: tuple[Rule, ...] = (
     ),
     (
         lambda c: c.bridge and c.depths[0] != c.depths[1],
-        "bridge=true initialises each decoder layer from one encoder layer, but there are "
+        "bridge=true initializes each decoder layer from one encoder layer, but there are "
         "{c.layers} and {c.encoder_layers};\nleave out encoder_layers, or set bridge=false",
     ),
     (

@@ -61,7 +61,7 @@ class HMM(LanguageModel):
         for name, size in sizes.items():
             # uniform on the simplex; EM would never separate equal states
             sample = nn.init.uniform_(torch.empty(size, dtype=torch.float64), 1e-9, 1.0)
-            self.register_buffer(f"log_{name}", _normalise((-sample.log()).log()))
+            self.register_buffer(f"log_{name}", _normalize((-sample.log()).log()))
 
     def fit(self, batches: Iterable[TokenBatch]) -> None:
         """Run `iterations` iterations of EM from the current parameters.
@@ -78,7 +78,7 @@ class HMM(LanguageModel):
             raise DataError("the training data has no scored target; give fit() at least one batch")
         for _ in range(self.config.iterations):
             emissions = self.em_step(texts)
-        self.log_emission = _normalise((emissions + 1 / self.config.vocab_size).log())
+        self.log_emission = _normalize((emissions + 1 / self.config.vocab_size).log())
 
     def em_step(self, texts: Iterable[tuple[Tensor, Tensor]]) -> Float64[Tensor, "states vocab"]:
         """One iteration of Baum-Welch; the likelihood of the texts does not decrease.
@@ -109,7 +109,7 @@ class HMM(LanguageModel):
                 transition += pair[valid[:, t]].sum(0)
         self.log_initial, self.log_transition, self.log_emission = (
             # a state that was never visited keeps its parameters
-            _normalise(new.log().where(new.sum(-1, keepdim=True) > 0, old))
+            _normalize(new.log().where(new.sum(-1, keepdim=True) > 0, old))
             for new, old in zip((initial, transition, emissions), self._logs(), strict=True)
         )
         return emissions
@@ -168,7 +168,7 @@ class HMM(LanguageModel):
         """log P of the next state, before the first id and after each."""
         beliefs = [belief]
         for emission in emissions.unbind(1):
-            belief = _log_matmul(_normalise(belief + emission), self.log_transition)
+            belief = _log_matmul(_normalize(belief + emission), self.log_transition)
             beliefs.append(belief)
         return torch.stack(beliefs, 1)
 
@@ -197,7 +197,7 @@ class HMM(LanguageModel):
         __call__ = forward
 
 
-def _normalise(logs: Tensor) -> Tensor:
+def _normalize(logs: Tensor) -> Tensor:
     return logs - logs.logsumexp(-1, keepdim=True)
 
 

@@ -36,7 +36,7 @@ class NLinear(nn.Module):
 
         x_T+h = x_T + bias_h + sum_i weight_h,i (x_i - x_T),      h = 1 ... horizon
 
-    The weights minimise the squared error of all steps plus ridge |weight|^2, and are shared by all
+    The weights minimize the squared error of all steps plus ridge |weight|^2, and are shared by all
     series. NLinear of Zeng et al. 2023, solved in closed form (Toner & Darlow 2024).
     """
 

@@ -34,7 +34,7 @@ class Seq2SeqConfig(Settings):
     encoder_layers: int | None = None  # number of encoder layers; None: as many as `layers`
     bidirectional: bool = True  # the encoder reads in both directions
     reversed_source: bool = False  # the encoder reads the source backwards
-    bridge: bool = True  # initialise the decoder with the encoder's final state, else with zeros
+    bridge: bool = True  # initialize the decoder with the encoder's final state, else with zeros
     score: Choice | None = None  # the attention score (nn.score.SCORES); None: no attention
     # where attention is: before the decoder (bahdanau), after it (luong), after its first layer
     placement: Literal["bahdanau", "luong", "between"] = "luong"

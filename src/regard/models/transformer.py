@@ -56,18 +56,18 @@ class StackConfig(Settings):
     )
     norm: str = "layer"  # the norm (nn.block.NORMS)
     norm_eps: float = 1e-5  # added to the variance
-    qk_norm: bool = False  # normalise each query and each key
+    qk_norm: bool = False  # normalize each query and each key
     # where the norms are in a block, and whether attention and FFN are computed in parallel
     norm_placement: NormPlacementKind = "pre"
     residual_scale: float | None = (
         None  # DeepNorm's alpha, the scale of the residual; None: by depth
     )
     ffn: str | None = "gelu"  # the feed-forward network (nn.block.FFNS); None: attention only
-    init: Choice = "normal"  # initialisation of the weights (nn.init.INITS)
+    init: Choice = "normal"  # initialization of the weights (nn.init.INITS)
     # which linear layers have a bias: all (true), none (false), or some of them
     bias: bool | Literal["qkv", "attention", "not_qkv", "not_attention"] = True
     shared_layers: bool = False  # all layers share one block (ALBERT)
-    embed_norm: bool = False  # normalise the embeddings, positions included
+    embed_norm: bool = False  # normalize the embeddings, positions included
     dropout: float = 0.0  # dropout of the embeddings and of every residual branch
     attention_dropout: float = 0.0  # dropout of attention weights
     ffn_dropout: float = 0.0  # dropout of the hidden layer of the feed-forward network

@@ -213,7 +213,7 @@ class Attention(nn.Module):
         head_i = softmax(score(x Q_i, m K_i) | allowed) m V_i,     y = [head_1 ... head_h] O
 
     With `kv_heads < heads`, neighbouring query heads share one key and value head: grouped-query
-    attention (GQA); with one for all it is multi-query attention. `qk_norm` normalises each query
+    attention (GQA); with one for all it is multi-query attention. `qk_norm` normalizes each query
     and each key (Qwen 3). With positions P in every layer, Q = (x + P) W, or with
     `after_projection` Q = x W + P; K and V likewise. The hook points see q, k, v and the output of
     each head; `explain` recomputes the weights from q and k, so the fused kernel also runs while
@@ -298,9 +298,9 @@ class Attention(nn.Module):
     def keys_values(self, memory: Float[Tensor, "batch seen dim"]) -> tuple[Tensor, Tensor]:
         """The keys and values of `memory`: (batch, kv_heads, seen, head_dim)."""
         k = split_heads(self.key(memory), self.kv_heads)
-        return self._normalise_keys(k), split_heads(self.value(memory), self.kv_heads)
+        return self._normalize_keys(k), split_heads(self.value(memory), self.kv_heads)
 
-    def _normalise_keys(self, k: Tensor) -> Tensor:
+    def _normalize_keys(self, k: Tensor) -> Tensor:
         return k if self.k_norm is None else self.k_norm(k)
 
     @property
@@ -324,7 +324,7 @@ class Attention(nn.Module):
         q, k, v = F.linear(x, torch.cat(weights), bias).split([len(w) for w in weights], dim=-1)
         return (
             split_heads(q, self.heads),
-            self._normalise_keys(split_heads(k, self.kv_heads)),
+            self._normalize_keys(split_heads(k, self.kv_heads)),
             split_heads(v, self.kv_heads),
         )
 

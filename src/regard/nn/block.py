@@ -39,7 +39,7 @@ class Embedding(nn.Module):
 
     E and S are learned; s = sqrt(dim) in Vaswani et al. 2017 and Gemma, else 1. S is BERT's
     embedding of sentence A or B. If `table_dim` differs from `dim`, a linear layer projects x
-    (factorised embedding, OPT 350M).
+    (factorized embedding, OPT 350M).
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-        """The normalised vectors; computed in float32, also under autocast."""
+        """The normalized vectors; computed in float32, also under autocast."""
         normed = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
         return normed.to(x.dtype)  # autocast gives float32
 
@@ -117,7 +117,7 @@ class LayerNormStd(LayerNorm):
     """
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-        """The normalised vectors; computed in float32, also under autocast."""
+        """The normalized vectors; computed in float32, also under autocast."""
         values = x if x.dtype == torch.float64 else x.float()
         centred = values - values.mean(-1, keepdim=True)
         # the gradient of sqrt at 0 is infinite, so the variance is clamped
@@ -154,7 +154,7 @@ class BatchNorm(nn.Module):
     def forward(
         self, x: Float[Tensor, "*rows dim"], valid: Bool[Tensor, "*#rows"] | None = None
     ) -> Float[Tensor, "*rows dim"]:
-        """The normalised vectors; `valid` is False on padding. Computed in float32."""
+        """The normalized vectors; `valid` is False on padding. Computed in float32."""
         values = x if x.dtype == torch.float64 else x.float()
         m, v = self.mean, self.variance
         if self.training:
@@ -191,7 +191,7 @@ class RMSNorm(nn.Module):
         return self.weight
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-        """The normalised vectors; computed in float32, also under autocast."""
+        """The normalized vectors; computed in float32, also under autocast."""
         values = x if x.dtype == torch.float64 else x.float()
         weight = self.gain.to(values.dtype)  # the kernel needs both in one dtype
         return F.rms_norm(values, weight.shape, weight, self.eps).to(x.dtype)
@@ -200,7 +200,7 @@ class RMSNorm(nn.Module):
 class RMSNormPlusOne(RMSNorm):
     r"""y = x / sqrt(mean(x^2) + eps) * (1 + g)      (Gemma)
 
-    g is initialised to 0, so weight decay pulls the gain to 1.
+    g is initialized to 0, so weight decay pulls the gain to 1.
     """
 
     def __init__(self, dim: int, eps: float = 1e-6) -> None:
@@ -327,7 +327,7 @@ class NormPlacement:
 
     @property
     def final_norm(self) -> bool:
-        """Whether the stack needs a final norm: the last block's output is not normalised."""
+        """Whether the stack needs a final norm: the last block's output is not normalized."""
         return self.kind not in ("post", "deepnorm")
 
     @property
@@ -360,7 +360,7 @@ def residual(
 def deepnorm(
     side: Literal["encoder", "decoder"], encoder_layers: int, decoder_layers: int
 ) -> tuple[float, float]:
-    r"""DeepNorm's residual scale alpha and initialisation gain beta (Wang et al. 2022, table 1).
+    r"""DeepNorm's residual scale alpha and initialization gain beta (Wang et al. 2022, table 1).
 
         encoder only, N layers       alpha = (2N)^(1/4)              beta = (8N)^(-1/4)
         decoder only, M layers       alpha = (2M)^(1/4)              beta = (8M)^(-1/4)

@@ -111,8 +111,8 @@ class MaskedHead(Head):
 
     def prepare(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows width"]:
         """n(f(D x + d))"""
-        normalised: Tensor = self.norm(self.activation(self.dense(x)))
-        return normalised
+        normalized: Tensor = self.norm(self.activation(self.dense(x)))
+        return normalized
 
     def next_sentence(self, x: Hidden) -> Float[Tensor, "batch 2"]:
         """Logits of "follows" and "does not follow", in BERT's order."""

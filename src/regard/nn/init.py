@@ -1,4 +1,4 @@
-"""Weight initialisation."""
+"""Weight initialization."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ def normal(model: nn.Module, layers: int, std: float = 0.02) -> None:
 def zero_out(model: nn.Module, layers: int, std: float = 0.02) -> None:
     """As `normal`, but output projections of attention and FFN are 0 (Zhang et al. 2019).
 
-    Every block is the identity at initialisation.
+    Every block is the identity at initialization.
     """
     normal(model, layers, std)
     for out in _output_projections(model):

@@ -323,7 +323,7 @@ class LSTM(RecurrentLayer):
         h <- o * tanh(c)
 
     W, U and b hold four parts, in the order i, f, g, o. The bias of the forget gate is
-    initialised to 1. With `forget` = false there is no forget gate, f = 1, as in 1997.
+    initialized to 1. With `forget` = false there is no forget gate, f = 1, as in 1997.
     Hochreiter & Schmidhuber 1997; forget gate Gers et al. 2000, its bias Jozefowicz et al. 2015.
     """
 

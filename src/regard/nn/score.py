@@ -350,7 +350,7 @@ class Disentangled(Score):
 
 
 class RelativePositionEmbedding(nn.Module):
-    """A learned vector for each distance, normalised if there is a `norm`."""
+    """A learned vector for each distance, normalized if there is a `norm`."""
 
     def __init__(self, distances: int, dim: int, norm: nn.Module | None) -> None:
         super().__init__()

@@ -85,7 +85,7 @@ class TransformerState:
     layers: list[KVCache]
     lengths: Int[Tensor, " rows"]
     capacity: int  # the most ids a row can hold
-    max_length: int = 0  # an upper bound of `lengths`, known without a device synchronisation
+    max_length: int = 0  # an upper bound of `lengths`, known without a device synchronization
     memory: list[tuple[Tensor, Tensor]] | None = None  # keys and values of cross-attention
     memory_lengths: Int[Tensor, " rows"] | None = None
     equal_lengths: bool = True  # every row has `max_length` ids

@@ -21,7 +21,7 @@ from regard.tasks.seq2seq import Seq2Seq
 class Caption(Seq2Seq):
     r"""P(caption | image) = prod_n P(y_n | y_1 .. y_{n-1}, image), with label smoothing.
 
-    Pixels are normalised as in `ImageClassification`; the decoder is trained as in `Seq2Seq`.
+    Pixels are normalized as in `ImageClassification`; the decoder is trained as in `Seq2Seq`.
     """
 
     data_kind: ClassVar[str] = "captions"

@@ -32,7 +32,7 @@ class Forecast(Task):
     predicting the mean. `loss` is what the model is trained on: the `mse` of a direct model, the
     squared error one step ahead of a recursive (autoregressive) model.
 
-    A network reads windows normalised by themselves (`normalize`), relative to their last value or
+    A network reads windows normalized by themselves (`normalize`), relative to their last value or
     by their mean and standard deviation (RevIN, Kim et al. 2022), and its output is transformed
     back. With `patch`, a position is that many consecutive rows, and with `channel_independent`
     each column is a sequence of its own that the same weights read (PatchTST, Nie et al. 2023).

@@ -22,7 +22,7 @@ from regard.tasks.base import Task, check_label_smoothing, resolve_class_names
 class ImageClassification(Task):
     r"""P(class | image): cross-entropy of the class, with label smoothing.
 
-    A pixel value c from 0 to 255 is normalised to (c / 255 - mean) / std of its channel. In
+    A pixel value c from 0 to 255 is normalized to (c / 255 - mean) / std of its channel. In
     training an image may be shifted by up to `crop` pixels in each direction, padded with black
     pixels, and mirrored with probability 1/2 (`flip`).
     """
@@ -59,7 +59,7 @@ class ImageClassification(Task):
         examples: tuple[NDArray[np.uint8], NDArray[np.int64], bool],
         generator: torch.Generator,
     ) -> ImageBatch:
-        """Normalised images and their classes; `training` also applies random crop and flip."""
+        """Normalized images and their classes; `training` also applies random crop and flip."""
         pixels, labels, training = examples
         images = torch.from_numpy(pixels)
         if training and self.crop:

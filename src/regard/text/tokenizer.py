@@ -167,7 +167,7 @@ class Tokenizer:
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
-        """The ids of a text as an array; for characters one vectorised table lookup.
+        """The ids of a text as an array; for characters one vectorized table lookup.
 
         ids_i = table[code point of character i]
         """

@@ -12,7 +12,7 @@ from regard.text.special_tokens import Table
 from regard.text.tokenizer_limits import check_token_lengths
 
 # Qwen's pre-tokenizer: unlike in GPT-2, each digit is split off, a word may begin with any one
-# punctuation mark, and contractions are recognised in upper case too.
+# punctuation mark, and contractions are recognized in upper case too.
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Log:
-    """Buffers steps as device tensors and writes many at once, to synchronise rarely.
+    """Buffers steps as device tensors and writes many at once, to synchronize rarely.
 
     `example_ids(n)` are the examples of micro-batch n; a step has `accumulate` micro-batches.
     """

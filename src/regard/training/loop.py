@@ -16,7 +16,7 @@ from regard.training.parallel.strategy import Objective, ParallelStrategy, Singl
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The results of one step, as device tensors: reading them synchronises."""
+    """The results of one step, as device tensors: reading them synchronizes."""
 
     number: int
     loss: Tensor  # mean over the step's targets

@@ -42,7 +42,7 @@ class Muon(torch.optim.Optimizer):
     orth replaces the singular values by about 1, by five Newton–Schulz steps; s = 0.2 sqrt(max
     side), so that the RMS of an update matches AdamW's and both share one learning rate (Liu et
     al. 2025). With `found_inf` set on the optimizer the step is skipped on the device, as torch's
-    fused AdamW does: no host synchronisation is needed.
+    fused AdamW does: no host synchronization is needed.
     Where a rank has only some rows of each matrix, `shards` gathers U, and every rank
     orthogonalizes all of it.
     """

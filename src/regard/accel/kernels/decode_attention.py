@@ -24,7 +24,7 @@ MAX_KV_HEADS = 1 << 16  # the most KV heads of all rows together
 
 
 @triton.jit
-def _normalise(x, gain, partner_gain, partners, head_dim, eps):
+def _normalize(x, gain, partner_gain, partners, head_dim, eps):
     """RMSNorm of each row of q or k, and of the RoPE partners of its columns: the same RMS."""
     inverse_rms = tl.rsqrt(tl.sum(x * x, 1) / head_dim + eps)[:, None]
     return x * inverse_rms * gain[None, :], partners * inverse_rms * partner_gain[None, :]
@@ -90,7 +90,7 @@ def _attention_kernel(
     The last program to finish combines the splits.
 
     Only the newest key may still be missing, so the first tile is loaded before the wait. With
-    PACKED_QKV, `qkv` holds q, k and v of the projection: q and k are normalised and rotated here,
+    PACKED_QKV, `qkv` holds q, k and v of the projection: q and k are normalized and rotated here,
     k and v are stored. Otherwise it holds q alone.
     """
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
@@ -141,10 +141,10 @@ def _attention_kernel(
         if QK_NORM:
             g = tl.load(q_gain + d, mask=column, other=0.0)
             partner_g = tl.load(q_gain + partner_column, mask=column, other=0.0)
-            queries, partners = _normalise(queries, g, partner_g, partners, HEAD_DIM, eps)
+            queries, partners = _normalize(queries, g, partner_g, partners, HEAD_DIM, eps)
             g = tl.load(k_gain + d, mask=column, other=0.0)
             partner_g = tl.load(k_gain + partner_column, mask=column, other=0.0)
-            new_k, new_partner = _normalise(new_k, g, partner_g, new_partner, HEAD_DIM, eps)
+            new_k, new_partner = _normalize(new_k, g, partner_g, new_partner, HEAD_DIM, eps)
         if ROTARY:
             queries = queries * c[None, :] + partners * signed_sin[None, :]
             new_k = new_k * c[None, :] + new_partner * signed_sin[None, :]

@@ -12,7 +12,7 @@ STEPS = 16  # ids compared before it checks whether any position still matches
 
 @triton.jit
 def _recent(n, history, lengths, prompt_lengths, history_capacity, window, vocab):
-    """The ids of the row `n` positions back, newest first, and which of them are penalised."""
+    """The ids of the row `n` positions back, newest first, and which of them are penalized."""
     row = tl.program_id(0).to(tl.int64)
     position = tl.load(lengths + row) - 1 - n
     first = 0
@@ -105,8 +105,8 @@ def _dry_kernel(
 ):
     """As `generate.samplers.penalties.DRY`, for a block of earlier positions of a row.
 
-    The token after a position is penalised by the length of the match there; `out` keeps the
-    least of the penalised logits.
+    The token after a position is penalized by the length of the match there; `out` keeps the
+    least of the penalized logits.
     """
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row)
@@ -137,8 +137,8 @@ def _dry_kernel(
     log2_base = tl.log2(tl.full((), base, tl.float32).to(tl.float64))
     growth = tl.exp2(log2_base * (matched - allowed_length)).to(tl.float32)
     penalty = tl.minimum(multiplier * growth, max_penalty)
-    penalised = out + row * vocab + following
-    tl.atomic_min(penalised, x - penalty, mask=counts & (matched >= allowed_length), sem="relaxed")
+    penalized = out + row * vocab + following
+    tl.atomic_min(penalized, x - penalty, mask=counts & (matched >= allowed_length), sem="relaxed")
 
 
 def repetition(
@@ -151,7 +151,7 @@ def repetition(
 ) -> Float[Tensor, "rows vocab"]:
     """As `generate.samplers.penalties.Repetition` over the last `window` ids.
 
-    `prompt_lengths`: for each row, the number of its first ids that are not penalised.
+    `prompt_lengths`: for each row, the number of its first ids that are not penalized.
     """
     (rows, vocab), history_capacity = logits.shape, history.shape[1]
     logits, history = logits.contiguous(), history.contiguous()

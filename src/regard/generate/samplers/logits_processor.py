@@ -2,7 +2,7 @@
 
 A sampler need not be a `LogitsProcessor`: any callable that fits the `Sampler` protocol can be a
 sampler of a chain. A `LogitsProcessor` also says what it needs, so that a chain sorts the logits at
-most once, runs without host synchronisation, and applies different settings to different rows of
+most once, runs without host synchronization, and applies different settings to different rows of
 a batch.
 """
 
@@ -118,7 +118,7 @@ def sort_logits(logits: Tensor, skip_removed: bool = False) -> tuple[Tensor, Ten
     """Logits in descending order (ties by token id), and the token id of each.
 
     `skip_removed` leaves out removed tokens where that at least halves the width. The width then
-    depends on the values, which on a GPU would need a host synchronisation.
+    depends on the values, which on a GPU would need a host synchronization.
     """
     width = int((logits > -torch.inf).sum(-1).amax()) if skip_removed else logits.shape[-1]
     if width > logits.shape[-1] // 2:

@@ -88,7 +88,7 @@ class Repetition(LogitsProcessor):
         check_window("repetition", self.window)
 
     def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
-        """Penalise tokens of the text."""
+        """Penalize tokens of the text."""
         sampling = require_state(sampling, "repetition")
         if kernel_supports(logits, self.penalty):
             from regard.accel.kernels.penalties import repetition
@@ -99,8 +99,8 @@ class Repetition(LogitsProcessor):
                 logits, sampling.history, sampling.lengths, prompt_lengths, width, self.penalty
             )
         seen = token_counts(sampling, logits.shape[1], self.window, self.scope, logits.dtype) > 0
-        penalised = torch.where(logits > 0, logits / self.penalty, logits * self.penalty)
-        return torch.where(seen, penalised, logits)
+        penalized = torch.where(logits > 0, logits / self.penalty, logits * self.penalty)
+        return torch.where(seen, penalized, logits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Frequency(LogitsProcessor):
         check_window(name, self.window)
 
     def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
-        """Penalise tokens of the text."""
+        """Penalize tokens of the text."""
         sampling = require_state(sampling, type(self).__name__.lower())
         width = window_size(sampling, self.window)
         if kernel_supports(logits, self.penalty) and width <= MAX_KERNEL_WINDOW:
@@ -195,7 +195,7 @@ class DRY(LogitsProcessor):
               precedes an earlier v
         l_v <- l_v - multiplier base^(m_v - allowed_length)      where m_v >= allowed_length
 
-    with the largest m_v over all earlier v. Breakers are never penalised. multiplier = 0
+    with the largest m_v over all earlier v. Breakers are never penalized. multiplier = 0
     switches it off.
     """
 
@@ -222,7 +222,7 @@ class DRY(LogitsProcessor):
             raise ConfigError(f"dry: window={self.window} must be at least 1 id")
 
     def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
-        """Penalise tokens that would continue a repetition."""
+        """Penalize tokens that would continue a repetition."""
         sampling, window = require_state(sampling, "dry"), self.window or 1024
         breakers = None
         if self.breakers:
@@ -251,7 +251,7 @@ class DRY(LogitsProcessor):
         following = newest_first[:, : span - 1]  # the token that came after the earlier passage
         growth = self.base ** (length - self.allowed_length).to(logits.dtype)
         penalty = (self.multiplier * growth).clamp_max(MAX_PENALTY)
-        penalised = (length >= self.allowed_length) & ~breaks[:, : span - 1]
-        penalty = penalty.masked_fill(~penalised, 0.0)
+        penalized = (length >= self.allowed_length) & ~breaks[:, : span - 1]
+        penalty = penalty.masked_fill(~penalized, 0.0)
         ids = following.clamp_min(0)
         return logits - torch.zeros_like(logits).scatter_reduce_(1, ids, penalty, "amax")

@@ -5,7 +5,7 @@
     c_t     = attention of 4 heads, from a_t to memory
     s_t     = GRU([a_t; c_t], s_{t-1}),           logits = W s_t
 
-A safetensors file without a config.json. It is recognised by its metadata, which lists both
+A safetensors file without a config.json. It is recognized by its metadata, which lists both
 vocabularies. The number of heads is not stored in the file. By Patchethium.
 """
 

@@ -1,7 +1,7 @@
 """g2p_en (Park & Kim 2019): a GRU encoder-decoder from letters of a word to its phonemes.
 
 It has no attention: the last state of the encoder is the first of the decoder, which outputs
-phonemes of the CMU dictionary. The file is a NumPy archive without settings, recognised by the
+phonemes of the CMU dictionary. The file is a NumPy archive without settings, recognized by the
 names of its arrays.
 """
 

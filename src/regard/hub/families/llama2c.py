@@ -4,7 +4,7 @@
     float32  the tensors in the order of `_tensor_shapes`
 
 A negative vocab_size means that the output matrix is not tied to the embedding and follows at the
-end. The format has no magic number; a file is recognised by its size, which the seven integers
+end. The format has no magic number; a file is recognized by its size, which the seven integers
 determine. RoPE rotates interleaved pairs, unlike in transformers.
 """
 

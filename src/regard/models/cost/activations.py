@@ -92,7 +92,7 @@ def _norms(block: Block) -> list[Any]:
 
 
 def _branch_inputs(block: Block) -> int:
-    """The number of normalised vectors per token that the branches of a block read."""
+    """The number of normalized vectors per token that the branches of a block read."""
     branches = (block.attention_norm, block.cross, block.ffn_norm)
     return sum(branch is not None for branch in branches)
 

@@ -93,7 +93,7 @@ def distilbert() -> TransformerConfig:
 def albert(
     dim: int = 768, layers: int = 12, heads: int = 12, dropout: float = 0.0
 ) -> TransformerConfig:
-    """Lan et al. 2019, table 1: shared layers, factorised embeddings of width 128 (version 2)."""
+    """Lan et al. 2019, table 1: shared layers, factorized embeddings of width 128 (version 2)."""
     return replace(
         bert(dim, layers, heads),
         vocab_size=30_000,
