@@ -98,7 +98,7 @@ def test_words_and_tables_ask_for_the_same(recipe, tmp_path):
     ("over", "complaint"),
     [
         ({"trian": {}}, "did you mean 'train'"),
-        ({"data": {"tokenizer": "char"}}, "did you mean 'tokenizer'"),
+        ({"data": {"tokeniser": "char"}}, "did you mean 'tokenizer'"),
         ({"train": {"steps": "many"}}, "train.steps must be an integer"),
         ({"device": "gpu"}, "device: unknown value 'gpu'"),
     ],

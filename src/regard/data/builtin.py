@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from regard.data import labels as labelled
 from regard.data import pairs, series, text
 from regard.data.captions import Box, Captions, from_pixels
+from regard.data.corrections import corrupt, sentences
 from regard.data.digits import write_number
 from regard.data.labels import LabelledText
 from regard.data.number_words import english, french
@@ -86,6 +87,37 @@ def dates(
         day = start + timedelta(days=random.randrange(days))
         rows.append((random.choice(_DATE_FORMATS)(day), day.isoformat()))
     return pairs.from_rows("dates", f"written dates to ISO, {first_year} to {last_year}", rows)
+
+
+def corrections(
+    *,
+    file: str = "",
+    examples: int = 20_000,
+    shortest: int = 20,
+    longest: int = 100,
+    errors: float = 0.15,
+    seed: int = 1,
+) -> Pairs:
+    """Sentences of a text file with errors in spelling, case and punctuation, and without.
+
+    Each sentence occurs once, so that no validation sentence was seen in training. Without a file,
+    the sentences are those of `python-docs`.
+    """
+    _check_range("examples", examples, 2)
+    _check_range("shortest", shortest, 1)
+    _check_range("longest", longest, shortest)
+    if not 0 <= errors <= 1:
+        raise ConfigError(f"errors={errors} must be a probability, from 0 to 1")
+    data = text.from_file(Path(file)) if file else python_docs()
+    random, clean = Random(seed), list(sentences(data, shortest, longest))
+    if len(clean) < 2:
+        raise DataError(
+            f"{data.name}: no two English sentences of {shortest} to {longest} characters, which "
+            "begin with a capital letter and end with . ! or ?; give another file or lengths"
+        )
+    random.shuffle(clean)
+    rows = [(corrupt(sentence, errors, random), sentence) for sentence in clean[:examples]]
+    return pairs.from_rows("corrections", f"sentences of {data.name} to be corrected", rows)
 
 
 def _month(day: date) -> str:
@@ -340,6 +372,7 @@ BUILTINS: dict[str, Callable[..., Text | Pairs | LabelledText | Series | Caption
     "copy": copy,
     "numbers": numbers,
     "dates": dates,
+    "corrections": corrections,
     "parentheses": parentheses,
     "dyck": dyck,
     "heights": heights,

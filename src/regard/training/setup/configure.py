@@ -152,6 +152,8 @@ def _combine(
     for key in ("path",) if data.get("path") else ("source", "target"):
         if isinstance(data.get(key), str) and not is_data_set_name(data[key]):
             data[key] = _absolute(data[key])
+        elif isinstance(data.get(key), Mapping) and data[key].get("file"):
+            data[key] = {**data[key], "file": _absolute(data[key]["file"])}
     if data.get("validation"):
         paths = [data["validation"]] if isinstance(data["validation"], str) else data["validation"]
         data["validation"] = [path if is_data_set_name(path) else _absolute(path) for path in paths]
