@@ -238,7 +238,7 @@ def test_what_is_refused_is_refused_before_anything_is_measured(
 def test_a_misspelt_setting_gets_a_suggestion_and_a_setting_its_other_defaults(refused, regard):
     assert "did you mean 'lr'?" in refused(2, "settings", "lrr")
     assert "NUL character" in refused(2, "settings", "l\0r")
-    shown = regard("settings", "train.lr").out
+    shown = " ".join(regard("settings", "train.lr").out.split())  # lines are wrapped
     assert "quickstart 0.003" in shown
     assert "regard train DATA --dry-run" in shown
     assert "DATA" not in regard("settings", "train.timeout").out
