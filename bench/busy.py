@@ -3,11 +3,12 @@
     python bench/busy.py --nanogpt DIR --text input.txt [--busy 0 2 5] [--seconds 30] [--repeats 3]
 
 DIR is a checkout of nanoGPT. Both train the model of `bench/shakespeare_cpu.py` (4 layers, dim 128,
-context 64, batch 12) and generate from one of its size, 60 characters at a time, in processes of
-their own, one after the other, for some seconds each, while `--busy` programs only compute. Three
-further rows are regard with the waiting of torch's default (a busy loop), with one thread, and with
-the threads of a free machine; `--rows 3` leaves the last ones out. Repeats alternate between the
-rows, whose medians are printed at the end. `taskset -c 0,1 python …` limits all of it to two cores.
+context 64, batch 12) for `--seconds`, then generate with a model of this size, 60 characters at a
+time, for half of that. Each runs in a separate process, one after the other, while as many other
+programs as `--busy` says occupy the cores. Three further rows are regard with as many threads as
+there are cores, with torch's default wait (a busy loop), and with one thread; `--rows 3` leaves out
+the last two. Repeats alternate between the rows; medians are printed at the end. `taskset -c 0,1
+python …` limits all programs to two cores.
 """
 
 import argparse
@@ -35,20 +36,20 @@ VARIANTS = {
 WARM_UP = 0.25  # of the seconds, which are not counted
 
 
-def rate(done: Iterator[int], seconds: float) -> float:
-    """How much is done per second, from the numbers done so far, after a warm-up.
+def rate(counts: Iterator[int], seconds: float) -> float:
+    """The increase per second of a counter that is read for some seconds, after a warm-up.
 
-    The time counts from the first number on: regard evaluates the model before its first step.
+    The time begins with the first count: regard evaluates the model before its first step.
     """
-    first = (next(done), time.perf_counter())
+    first = (next(counts), time.perf_counter())
     begin = first[1]
-    for number in done:
+    for number in counts:
         now = time.perf_counter()
         if now - begin < WARM_UP * seconds:
             first = (number, now)
         elif now - begin >= seconds and number > first[0]:
             return (number - first[0]) / (now - first[1])
-    raise AssertionError("nothing was done")
+    raise AssertionError("the counter ended before the time")
 
 
 def regard_rates(options: argparse.Namespace) -> list[float]:
@@ -62,7 +63,7 @@ def regard_rates(options: argparse.Namespace) -> list[float]:
         steps = (event.step for event in events if isinstance(event, api.StepLogged))
         training = rate(steps, options.seconds)
     run = regard.load(options.run)
-    return [training, rate(generated(lambda: run.generate("T", tokens=60)), options.seconds / 2)]
+    return [training, rate(token_counts(lambda: run.generate("T", tokens=60)), options.seconds / 2)]
 
 
 def nanogpt_rates(options: argparse.Namespace) -> list[float]:
@@ -81,12 +82,12 @@ def nanogpt_rates(options: argparse.Namespace) -> list[float]:
     training = rate(steps(), options.seconds)
     prompt = torch.zeros(1, 1, dtype=torch.long)
     nano.model.eval()
-    generate = generated(lambda: nano.model.generate(prompt, 60))
-    return [training, rate(generate, options.seconds / 2)]
+    counts = token_counts(lambda: nano.model.generate(prompt, 60))
+    return [training, rate(counts, options.seconds / 2)]
 
 
-def generated(generate: Callable[[], object]) -> Iterator[int]:
-    """The number of tokens after every call."""
+def token_counts(generate: Callable[[], object]) -> Iterator[int]:
+    """The number of generated tokens after every call."""
     for number in count(1):
         generate()
         yield 60 * number
@@ -148,7 +149,7 @@ def print_rows(programs: int, run: str, rows: int) -> dict[str, list[float]]:
 
 def print_medians(programs: int, repeats: list[dict[str, list[float]]]) -> None:
     medians = {
-        name: [median(values) for values in zip(*(each[name] for each in repeats), strict=True)]
+        name: [median(values) for values in zip(*(repeat[name] for repeat in repeats), strict=True)]
         for name in repeats[0]
     }
     for name in medians:

@@ -22,9 +22,8 @@ from regard.data.batch import Batch, ImageBatch, MaskedBatch, PairBatch, TextBat
 from regard.models.build import build_model, preset
 from regard.nn.state import Source
 from regard.tasks import Causal, ImageClassification, Masked, Seq2Seq, Task
-from regard.training.loop import train
+from regard.training.loop import Objective, SingleProcess, train
 from regard.training.optim import optimizers
-from regard.training.parallel.strategy import Objective, SingleProcess
 
 REPEATS, STEPS = 7, 5
 
@@ -63,7 +62,7 @@ def masked() -> tuple[Any, Task, Batch]:
 
 
 def images() -> tuple[Any, Task, Batch]:
-    config = preset("tiny-vit", image_size=28, patch=7, dim=96, layers=4, heads=3)
+    config = preset("tiny-vit", image_size=28, patch_size=7, dim=96, layers=4, heads=3)
     return config, ImageClassification(), ImageBatch(torch.randn(64, 1, 28, 28), ids(64, vocab=10))
 
 

@@ -10,7 +10,8 @@ decode steps use such weights. In float32 and float16 the generated ids must be 
     for type in f32 f16 q8_0; do regard export runs/gpt2 gguf/$type --format gguf --type $type; done
     python bench/cpu_decode.py --run runs/gpt2 --llama gguf [--tokens 64] [--cpu-time]
 
-compares with llama.cpp (`llama-cpp-python`) in each of its three types instead.
+compares with llama.cpp (`llama-cpp-python`) in each of its three types instead; "as served" is with
+copies of the weights in oneDNN's layout.
 """
 
 import argparse
@@ -20,14 +21,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 import regard
 from regard.accel import pack
+from regard.accel.onednn import attach_onednn
+from regard.accel.packed_decoder import PackedDecoder
 from regard.generate import generate, parse_chain
-from regard.generate.decode_loop import Engine
+from regard.generate.decode_loop import CudaGraphDecoder
 from regard.hub.external_checkpoint import open_checkpoint
 
 GREEDY = parse_chain(["greedy"])
@@ -81,9 +84,9 @@ def compare(name: str, repeats: int, clock: Callable[[], float]) -> None:
     variants = {
         "transformers": transformers_ids,
         "regard, not packed": regard_ids(model),
-        "regard": regard_ids(Engine(pack(model))),
-        "regard, float16": regard_ids(Engine(pack(model, float16=True))),
-        "regard, int8": regard_ids(Engine(pack(model, int8=True))),
+        "regard": regard_ids(CudaGraphDecoder(pack(model))),
+        "regard, float16": regard_ids(CudaGraphDecoder(pack(model, float16=True))),
+        "regard, int8": regard_ids(CudaGraphDecoder(pack(model, int8=True))),
     }
     outputs = {variant: run() for variant, run in variants.items()}
     assert outputs["transformers"] == outputs["regard"] == outputs["regard, not packed"]
@@ -123,7 +126,7 @@ class LlamaCpp:
         self.greedy = llama_cpp.llama_sampler_init_greedy()
 
     def step(self, ids: list[int], position: int) -> int:
-        """Read ids; the likeliest next one."""
+        """Read ids; return the likeliest next id."""
         batch = self.batch
         batch.n_tokens = len(ids)
         for i, token in enumerate(ids):
@@ -143,25 +146,34 @@ class LlamaCpp:
 def compare_llama(options: argparse.Namespace, clock: Callable[[], float]) -> None:
     model: Any = regard.load(options.run, device="cpu").model
     prompt = torch.randint(3, 500, (PROMPT,), generator=torch.Generator().manual_seed(0)).tolist()
+    decoders: dict[str, PackedDecoder] = {}
     ratios: dict[str, list[float]] = {}
     seconds: dict[str, tuple[list[float], list[float]]] = {}
     runs: dict[str, tuple[Callable[[], list[int]], Callable[[], list[int]]]] = {}
-    for name, words in (("f32", {}), ("f16", {"float16": True}), ("q8_0", {"int8": True})):
-        engine = Engine(pack(model, **words))
-        llama = LlamaCpp(options.llama / name / "model.gguf", options.threads)
+    for name, precision in (
+        ("f32", {}),
+        ("f32 as served", {}),
+        ("f16", {"float16": True}),
+        ("q8_0", {"int8": True}),
+    ):
+        packed = decoders[name] = cast(PackedDecoder, pack(model, **precision))
+        if name == "f32 as served":
+            attach_onednn(packed)
+        decoder = CudaGraphDecoder(packed)
+        llama = LlamaCpp(options.llama / name.split()[0] / "model.gguf", options.threads)
 
-        def ours(engine: Any = engine) -> list[int]:
-            return generate(engine, [prompt], GREEDY, tokens=options.tokens)[0]
+        def regard_ids(decoder: Any = decoder) -> list[int]:
+            return generate(decoder, [prompt], GREEDY, tokens=options.tokens)[0]
 
-        def theirs(llama: LlamaCpp = llama) -> list[int]:
+        def llama_ids(llama: LlamaCpp = llama) -> list[int]:
             return llama.generate(prompt, options.tokens)
 
-        runs[name], ratios[name], seconds[name] = (ours, theirs), [], ([], [])
+        runs[name], ratios[name], seconds[name] = (regard_ids, llama_ids), [], ([], [])
     expected = runs["f32"][0]()
     for name, pair in runs.items():
-        found = [list(map(int.__eq__, run(), expected)) for run in pair]
-        equal = " and ".join(str(sum(each)) for each in found)
-        print(f"{name:5} {equal} of {options.tokens} ids equal those in float32")
+        equal_ids = [sum(map(int.__eq__, run(), expected)) for run in pair]
+        equal = " and ".join(map(str, equal_ids))
+        print(f"{name:13} {equal} of {options.tokens} ids equal those in float32")
     for _ in range(options.repeats):
         for name, pair in runs.items():
             for run, times in zip(pair, seconds[name], strict=True):
@@ -170,11 +182,36 @@ def compare_llama(options: argparse.Namespace, clock: Callable[[], float]) -> No
                 times.append(clock() - start)
             ratios[name].append(seconds[name][1][-1] / seconds[name][0][-1])
     for name, values in ratios.items():
-        mine, other = (options.tokens / statistics.median(times) for times in seconds[name])
+        ours, theirs = (options.tokens / statistics.median(times) for times in seconds[name])
         print(
-            f"{name:5} regard {mine:6.1f}, llama.cpp {other:6.1f} tok/s: "
+            f"{name:13} regard {ours:6.1f}, llama.cpp {theirs:6.1f} tok/s: "
             f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
         )
+    for name, decoder in decoders.items():
+        start, read, step = split_times(decoder, prompt, clock)
+        print(f"{name:13} start {start:.1f}, prompt {read:.1f}, step {step:.2f} ms")
+
+
+@torch.inference_mode()
+def split_times(
+    decoder: PackedDecoder, prompt: list[int], clock: Callable[[], float]
+) -> list[float]:
+    """Milliseconds of `start`, which checks the weights, of a prompt and of a decode step."""
+    times: list[list[float]] = [[], [], []]
+
+    def measure(part: int, call: Callable[[], Any]) -> Any:
+        start = clock()
+        result = call()
+        times[part].append(1000 * (clock() - start))
+        return result
+
+    for _ in range(5):
+        state = measure(0, lambda: decoder.start(1, 80))
+        _, state = measure(1, lambda state=state: decoder.step(torch.tensor([prompt]), state))
+        for token in range(40):
+            ids = torch.tensor([[token]])
+            _, state = measure(2, lambda ids=ids, state=state: decoder.step(ids, state))
+    return [statistics.median(values) for values in times]
 
 
 def main() -> None:

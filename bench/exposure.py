@@ -18,7 +18,8 @@ from pathlib import Path
 from statistics import mean, stdev
 
 METRICS = ("loss", "free_running_loss", "exact_match", "bleu", "chrf")
-STUDENT = (0, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 95 %, by freedom
+# Student's t for an interval of 95 %, by degrees of freedom
+STUDENT = (0, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def train(recipe: str, name: str, out: Path, overrides: list[str]) -> None:

@@ -23,7 +23,7 @@ import torch
 from regard.accel import pack
 from regard.accel.packed_decoder import PackedDecoder
 from regard.generate import generate, parse_chain, stream
-from regard.generate.decode_loop import Engine
+from regard.generate.decode_loop import CudaGraphDecoder
 from regard.models.build import preset
 from regard.models.transformer import Transformer
 
@@ -109,11 +109,11 @@ def profile_kernels(model: Any, rows: int) -> str:
 def decoders(model: Transformer) -> dict[str, Callable[[], Any]]:
     return {
         "eager": lambda: model,
-        "CUDA graph": lambda: Engine(model),
-        "packed, CUDA graph": lambda: Engine(PackedDecoder(model)),
-        "Triton, CUDA graph": lambda: Engine(pack(model)),
-        "Triton int8, CUDA graph": lambda: Engine(pack(model, int8=True)),
-        "Triton int4, CUDA graph": lambda: Engine(pack(model, int4=True)),
+        "CUDA graph": lambda: CudaGraphDecoder(model),
+        "packed, CUDA graph": lambda: CudaGraphDecoder(PackedDecoder(model)),
+        "Triton, CUDA graph": lambda: CudaGraphDecoder(pack(model)),
+        "Triton int8, CUDA graph": lambda: CudaGraphDecoder(pack(model, int8=True)),
+        "Triton int4, CUDA graph": lambda: CudaGraphDecoder(pack(model, int4=True)),
     }
 
 
@@ -143,7 +143,7 @@ def tune(model: Transformer, bandwidth: float) -> None:
             gemv.PROGRAM_SIZES[kind] = size
 
             def run(name: str = f"{kind} {size}", bits: int = kind[1]) -> None:
-                decoder = Engine(pack(model, int8=bits == 8, int4=bits == 4))
+                decoder = CudaGraphDecoder(pack(model, int8=bits == 8, int4=bits == 4))
                 report(name, decoder, 1, _weight_bytes(model), bandwidth, 2)
 
             run_and_report_errors(run)
@@ -240,7 +240,7 @@ def main() -> None:
             run_and_report_errors(run)
 
     def report_stream() -> None:
-        seconds = time_to_first_token(Engine(pack(model)))
+        seconds = time_to_first_token(CudaGraphDecoder(pack(model)))
         print(f"first token of a stream after {1e3 * seconds:.2f} ms")
 
     run_and_report_errors(report_stream)

@@ -1,7 +1,7 @@
 """Decoding speed and correctness of decoder presets on one GPU, with random weights.
 
     python bench/gpu_decoders.py [SPEC …] [--compiled SPEC …] [--peer PRESET …] [--check]
-    python bench/gpu_decoders.py --device cpu gpt2 --peer gpt2    (one layer: does it run at all)
+    python bench/gpu_decoders.py --device cpu gpt2 --peer gpt2    (one layer: a smoke test)
 
 A SPEC is PRESET, PRESET@PROMPT or PRESET/int8, PRESET/int4: prompts of 128 ids unless stated
 otherwise, 256 new tokens, one row, temperature 0.8 and top-k 50, in bfloat16. Printed for the
@@ -33,7 +33,7 @@ from side_by_side import Worker, wait_for_all
 
 from regard.accel import decoding_path
 from regard.generate import generate, parse_chain
-from regard.generate.decode_loop import Engine
+from regard.generate.decode_loop import CudaGraphDecoder
 from regard.hub.config_json import write_config
 from regard.models.build import build_model, preset
 from regard.models.transformer import TransformerConfig
@@ -89,7 +89,8 @@ def build(config: Any, dtype: torch.dtype) -> Any:
 
 def prompts(config: Any, rows: int, length: int) -> list[list[int]]:
     torch.manual_seed(1)
-    return [list(map(int, row)) for row in torch.randint(10, config.vocab_size, (rows, length))]
+    vocab_size = getattr(config, "source_vocab_size", None) or config.vocab_size
+    return [list(map(int, row)) for row in torch.randint(10, vocab_size, (rows, length))]
 
 
 def inputs(spec: Spec, config: Any) -> tuple[list[list[int]], dict[str, Any]]:
@@ -131,11 +132,16 @@ def read_bytes(model: Any, decoder: Any, spec: Spec, config: Any) -> float:
 
 
 def measure(decoder: Any, spec: Spec, config: Any, repeats: int) -> tuple[list[float], float]:
-    """Seconds of each run, and of a run with one new token."""
-    first = statistics.median(_seconds(partial(decode, decoder, spec, config, 1)) for _ in range(4))
-    for _ in range(2):  # captures the step, then also the prefill
-        decode(decoder, spec, config)
-    return [_seconds(partial(decode, decoder, spec, config)) for _ in range(repeats)], first
+    """Seconds of each run, and of a step: from runs with fewer tokens, also as CUDA graphs."""
+    seconds = {}
+    for tokens in (TOKENS // 4, TOKENS):
+        captured = CudaGraphDecoder(decoder)  # it keeps the graphs of one number of tokens
+        run = partial(decode, captured, spec, config, tokens)
+        for _ in range(2):  # captures the step, then also the prefill
+            run()
+        seconds[tokens] = [_seconds(run) for _ in range(repeats)]
+    few, many = (statistics.median(runs) for runs in seconds.values())
+    return seconds[TOKENS], (many - few) / (TOKENS - TOKENS // 4)
 
 
 def _seconds(run: Callable[[], Any]) -> float:
@@ -151,9 +157,9 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def line(kind: str, spec: Spec, seconds: list[float], first: float, read: float) -> str:
-    speeds = sorted(TOKENS / each for each in seconds)
-    step = (statistics.median(seconds) - first) / (TOKENS - 1)
+def line(kind: str, spec: Spec, seconds: list[float], step: float, read: float) -> str:
+    speeds = sorted(TOKENS / duration for duration in seconds)
+    first = statistics.median(seconds) - (TOKENS - 1) * step
     return (
         f"{spec!s:28} {kind:12} {statistics.median(speeds):7,.0f} tok/s"
         f" ({speeds[0]:,.0f} to {speeds[-1]:,.0f})  first {1e3 * first:7.1f} ms"
@@ -172,9 +178,10 @@ def prepare_presets(specs: list[Spec], check: bool, repeats: int, device: str) -
     for spec in specs:
         try:
             if check and not spec.weights and spec.prompt == PROMPT:
-                checks.append(checked(spec))
+                checks.append(compare_greedy_ids(spec))
             config = spec.config(layers=2)
-            decode(Engine(chosen_path(spec, build(config, torch.bfloat16)).language), spec, config)
+            path = chosen_path(spec, build(config, torch.bfloat16))
+            decode(CudaGraphDecoder(path.language), spec, config)
         except Exception:
             checks.append(f"{spec}: {traceback.format_exc()}")
         gc.collect()
@@ -183,23 +190,23 @@ def prepare_presets(specs: list[Spec], check: bool, repeats: int, device: str) -
         if spec is None:
             return "\n".join(checks)
         try:
-            return timed(spec)
+            return measure_preset(spec)
         except Exception:
             return f"{spec}: {traceback.format_exc()}"
 
-    def timed(spec: Spec) -> str:
+    def measure_preset(spec: Spec) -> str:
         gc.collect()
         torch.cuda.empty_cache()
         config = spec.config(layers=None if device == "cuda" else 1)
         model = build(config, torch.bfloat16)
         path = chosen_path(spec, model)
-        seconds, first = measure(Engine(path.language), spec, config, repeats)
-        return line(path.name, spec, seconds, first, read_bytes(model, path.language, spec, config))
+        seconds, step = measure(path.language, spec, config, repeats)
+        return line(path.name, spec, seconds, step, read_bytes(model, path.language, spec, config))
 
     return time_preset
 
 
-def checked(spec: Spec) -> str:
+def compare_greedy_ids(spec: Spec) -> str:
     """Whether the greedy ids of the chosen decoder are those of the model."""
     torch.set_float32_matmul_precision("highest")  # not TF32, which rounds to ten bits
     config = spec.config(layers=4)
@@ -216,7 +223,7 @@ def checked(spec: Spec) -> str:
             ids = [[1]] * rows
         outputs = [
             generate(decoder, ids, greedy, tokens=64, seed=1, **source)
-            for decoder in (model, Engine(path.language))
+            for decoder in (model, CudaGraphDecoder(path.language))
         ]
         equal = sum(a == b for a, b in zip(*outputs, strict=True))
         results.append(f"{equal} of {rows}")
@@ -243,8 +250,8 @@ def prepare_compiled(spec: Spec, repeats: int, device: str) -> Any:
     _set_device(device)
     config = spec.config(layers=None if device == "cuda" else 1)
     model = build(config, torch.bfloat16)
-    decoder = Engine(CompiledStep(model))
-    decode(decoder, spec, config)
+    decoder = CompiledStep(model)
+    decode(CudaGraphDecoder(decoder), spec, config)
     read = read_bytes(model, model, spec, config)
 
     def time_compiled() -> str:

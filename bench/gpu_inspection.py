@@ -1,4 +1,4 @@
-"""Inspection on a GPU: every measure there against the same on the CPU, one line each.
+"""Inspection on a GPU: each measure is compared with the same measure on the CPU, one line each.
 
     python bench/gpu_inspection.py [--device cuda]
 
@@ -40,7 +40,7 @@ from regard.explain import (
     tsne,
     tune_lens,
 )
-from regard.models.seq2seq import EncoderDecoder, Seq2SeqConfig
+from regard.models.seq2seq import RecurrentEncoderDecoder, Seq2SeqConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.attention import repeat_kv_heads
 from regard.nn.recurrent import Recurrent
@@ -77,8 +77,8 @@ def check(name):
     return run
 
 
-def largest(one, other, tolerance):
-    """The largest difference; raises where it is above the tolerance."""
+def max_difference(one, other, tolerance):
+    """The largest difference of two tensors; raises if it exceeds the tolerance."""
     one, other = (x.detach().double().cpu() for x in (one, other))
     difference = (one - other).abs().max().item()
     assert difference <= tolerance, f"differs by {difference:.2g}, allowed {tolerance:g}"
@@ -96,11 +96,11 @@ def on_both(model, device, function, tolerance=1e-4):
     """The largest difference between the results on the CPU and on the device."""
     cpu = function(model, torch.device("cpu"))
     other = function(copy.deepcopy(model).to(device), device)
-    return f"CPU and {device.type} differ by {largest(cpu, other, tolerance):.1g}"
+    return f"CPU and {device.type} differ by {max_difference(cpu, other, tolerance):.1g}"
 
 
 def check_compiled(device):
-    """Trace of a compiled model, for reading and replacing."""
+    """Trace a compiled model: read and replace activations."""
     model = decoder(position="rotary").to(device)
     compiled = torch.compile(model)
     ids = torch.arange(32, device=device).view(2, 16)
@@ -115,7 +115,7 @@ def check_compiled(device):
         with trace(compiled, "*.out_hook", edit=edit) as seen:
             edited = compiled(ids)
         assert list(seen) == list(plain), list(seen)
-        difference = largest(edited, expected, 1e-5)
+        difference = max_difference(edited, expected, 1e-5)
         assert (edited - before).abs().max() > 1e-3, "the edit changed nothing"
         assert torch.equal(compiled(ids), before), "the compiled model changed"
         return f"equals eager to {difference:.1g}; before and after, the compiled graph runs"
@@ -125,13 +125,13 @@ def check_compiled(device):
     def _():
         maps = attention_maps(compiled, lambda: compiled(ids))
         expected = attention_maps(model, lambda: model(ids))
-        difference = max(largest(maps[name], expected[name], 1e-5) for name in expected)
-        lens = largest(logit_lens(compiled, ids), logit_lens(model, ids), 1e-4)
+        difference = max(max_difference(maps[name], expected[name], 1e-5) for name in expected)
+        lens = max_difference(logit_lens(compiled, ids), logit_lens(model, ids), 1e-4)
         return f"equal eager to {difference:.1g} and {lens:.1g}"
 
 
 def check_maps(device):
-    """Recomputed weights against what the kernel computed."""
+    """Recomputed attention weights against the output of the kernel."""
     for name, choices in SCHEMES.items():
         model = decoder(**choices).to(device)
         ids = torch.randint(40, (2, 48), device=device)
@@ -150,11 +150,11 @@ def check_maps(device):
             for path, weights in maps.items():
                 v = repeat_kv_heads(run["activations"][f"{path}.v_hook"], weights.shape[1])
                 differences.append(
-                    largest(weights @ v, run["activations"][f"{path}.heads_hook"], 1e-5)
+                    max_difference(weights @ v, run["activations"][f"{path}.heads_hook"], 1e-5)
                 )
             row = attention_maps(model, forward, heads=[3], rows=[40])
             path = next(iter(maps))
-            largest(row[path][:, 0, 0], maps[path][:, 3, 40], 1e-6)
+            max_difference(row[path][:, 0, 0], maps[path][:, 3, 40], 1e-6)
             return f"weights times values equal the output of the kernel to {max(differences):.1g}"
 
 
@@ -186,7 +186,7 @@ def check_measures(device):
         lens = tune_lens(model, [ids.to(device)] * 3)
         return logit_lens(model, ids.to(device), lens=lens)
 
-    def arrived(model, device):
+    def rolled_out(model, device):
         maps = attention_maps(model, lambda: model(ids.to(device)))
         return rollout([weights[0] for weights in maps.values()])
 
@@ -206,7 +206,7 @@ def check_measures(device):
         "direct logit attribution": parts,
         "ablation of each head": effects,
         "gradient times attention": gradients,
-        "rollout": arrived,
+        "rollout": rolled_out,
         "gradient flow": flow,
         "find_heads": heads,
         "position_similarity": lambda model, _: position_similarity(model.decoder.position, 16),
@@ -252,7 +252,7 @@ def check_recurrent(device):
 
         torch.manual_seed(0)
         config = Seq2SeqConfig(vocab_size=12, dim=16, score="additive", placement=placement)
-        model = EncoderDecoder(config).eval()
+        model = RecurrentEncoderDecoder(config).eval()
         check(f"alignment of {placement}, replaced")(
             lambda model=model, aligned=aligned: on_both(model, device, aligned, 1e-5)
         )
@@ -297,7 +297,7 @@ def check_runs(device, folder):
             with trace(run.model, (), edit=edit):
                 steered = generate()
             assert steered != plain, "steering changed nothing: a captured graph ran"
-            assert generate() == plain, "the trace outlived its with"
+            assert generate() == plain, "the trace outlived its context"
             on_cpu = regard.load(run.folder.path, device="cpu")
             with trace(on_cpu.model, (), edit=edit):
                 expected = on_cpu.generate("the ", tokens=30, sampler=["temperature=0"])
@@ -343,9 +343,14 @@ def check_runs(device, folder):
     @check("methods of a run")
     def _():
         run = runs["decoder"]
-        shown = [run.attention(TEXT), run.logit_lens(TEXT), run.attribution(TEXT), run.find_heads()]
-        shown += [run.gradients(TEXT), runs["lstm"].states(TEXT)]
-        pages = [each._repr_html_() for each in shown]
+        results = [
+            run.attention(TEXT),
+            run.logit_lens(TEXT),
+            run.attribution(TEXT),
+            run.find_heads(),
+        ]
+        results += [run.gradients(TEXT), runs["lstm"].states(TEXT)]
+        pages = [result._repr_html_() for result in results]
         run.head_effects(TEXT)
         return f"{len(pages)} displays"
 
@@ -355,9 +360,9 @@ def check_long(device):
     sizes = {"dim": 256, "layers": 2, "heads": 8, "context": 8192, "position": "rotary"}
     model = decoder(vocab_size=65, **sizes).to(device)
     ids = torch.randint(65, (1, 8192), device=device)
-    for what, rows in (("one row of one head", [8000]), ("one head", None)):
+    for name, rows in (("one row of one head", [8000]), ("one head", None)):
 
-        @check(f"{what} of 8,192 tokens")
+        @check(f"{name} of 8,192 tokens")
         @torch.no_grad()
         def _(rows=rows):
             def maps():

@@ -1,7 +1,7 @@
 """LoRA of the LLaMA-3-8B shape on one GPU, compared with PEFT and transformers in one run.
 
     python bench/gpu_lora.py [--layers 32] [--rows 4] [--time 2048] [--targets all|qv] [--steps 10]
-    python bench/gpu_lora.py --device cpu --dim 64 --layers 2 --time 32    (does it run at all)
+    python bench/gpu_lora.py --device cpu --dim 64 --layers 2 --time 32    (a smoke test)
 
 Random frozen weights in bfloat16, adapters in float32, autocast, AdamW, the same batch of random
 ids; activation checkpointing of every block in both. regard runs as `regard train` does, compiled;
@@ -23,9 +23,8 @@ from regard.data.batch import TextBatch
 from regard.models.build import build_model, preset
 from regard.tasks import Causal
 from regard.training.fine_tuning import LoRA, cast_frozen_weights
-from regard.training.loop import train
+from regard.training.loop import Objective, SingleProcess, train
 from regard.training.optim import optimizers
-from regard.training.parallel.strategy import Objective, SingleProcess
 from regard.training.setup.device import checkpoint_activations
 
 Step = Callable[[], float]  # takes a step and returns its loss

@@ -1,7 +1,7 @@
 """Training speed on one GPU, compared with a reference implementation of the same model.
 
     python bench/gpu_train.py --nanogpt DIR [--rows gpt2 llama …] [--repeats 3] [--seconds 2]
-    python bench/gpu_train.py --nanogpt DIR --device cpu    (small models, uncompiled: does it run)
+    python bench/gpu_train.py --nanogpt DIR --device cpu    (small models, uncompiled: a smoke test)
 
 Prints the matmul FLOP/s and copy bandwidth of the GPU, measured with large tensors. Then, for each
 model in regard and in the reference implementation: tokens (or images) per second, model FLOP/s
@@ -15,6 +15,7 @@ of the repeats is printed, with the slowest and the fastest.
 
 import argparse
 import importlib.util
+import math
 import os
 import statistics
 import sys
@@ -29,18 +30,20 @@ import torch
 import torch.nn.functional as F
 from side_by_side import Worker, run_with_memory, wait_for_all
 
+from regard.accel import cublaslt, matmul
 from regard.data.batch import ImageBatch, MaskedBatch, PairBatch, TextBatch
 from regard.models.build import build_model, preset
 from regard.models.cost import cost
 from regard.models.transformer import TransformerConfig
 from regard.nn.state import Source
 from regard.tasks import Causal, ImageClassification, Masked, Seq2Seq
-from regard.training.loop import train
+from regard.training.loop import Objective, SingleProcess, train
 from regard.training.optim import optimizers
-from regard.training.parallel.strategy import Objective, SingleProcess
 from regard.training.setup.device import checkpoint_activations
 
 DEVICE = torch.device("cuda")
+FLOAT8 = "regard, float8"
+UNTUNED = "regard, torch's matmuls"
 Turn = tuple[float, float]  # seconds of a step, and the peak memory in GB
 # builds a model and returns a forward and backward pass, which compiles it, and its training step
 Trial = Callable[[], tuple[Callable[[], None], Callable[[], None]]]
@@ -100,7 +103,9 @@ def autocast() -> torch.autocast:
     return torch.autocast(DEVICE.type, torch.bfloat16)
 
 
-def ours(config: Any, task: Any, batch: Any, *, checkpointing: bool = False) -> Trial:
+def ours(
+    config: Any, task: Any, batch: Any, *, checkpointing: bool = False, float8: bool = False
+) -> Trial:
     """A step of `training.loop.train`, as `regard train` runs it on a GPU."""
 
     def trial() -> tuple[Callable[[], None], Callable[[], None]]:
@@ -111,7 +116,7 @@ def ours(config: Any, task: Any, batch: Any, *, checkpointing: bool = False) -> 
         objective = Objective(model, task).train()
         strategy = SingleProcess(objective)
         if DEVICE.type == "cuda":
-            strategy.compile()
+            strategy.compile(float8=float8)
         steps = train(
             objective,
             iter(lambda: batch, None),
@@ -187,6 +192,7 @@ def gpt2(nanogpt: str, bias: bool = False) -> Row:
         {
             "regard": ours(config, Causal(), TextBatch(x, y)),
             "nanoGPT": theirs(peer, lambda model: model(x, y)[1]),
+            FLOAT8: ours(config, Causal(), TextBatch(x, y), float8=True),
         },
     )
 
@@ -223,6 +229,9 @@ def decoder(
         {
             "regard": ours(config, Causal(), TextBatch(x, y), checkpointing=checkpointing),
             "transformers": theirs(peer, lambda model: model(x, labels=x).loss),
+            FLOAT8: ours(
+                config, Causal(), TextBatch(x, y), checkpointing=checkpointing, float8=True
+            ),
         },
     )
 
@@ -393,11 +402,15 @@ ROWS: dict[str, Callable[[str], Row]] = {
 
 
 def prepare(name: str, library: str, nanogpt: str, device: str) -> Callable[[float], Turn]:
-    """Build and compile a model; returns what times its steps for some seconds."""
+    """Build and compile a model; return a function that times its steps for some seconds."""
     global DEVICE
     DEVICE = torch.device(device)
     torch.manual_seed(0)
-    compile_, step = ROWS[name](nanogpt).trials[library]()
+    trials = ROWS[name](nanogpt).trials
+    if library == UNTUNED:
+        _disable_autotuning()
+        library = next(iter(trials))
+    compile_, step = trials[library]()
     run_with_memory(compile_)
     warm_up = 6  # matmuls are tuned and CUDA graphs captured
 
@@ -418,6 +431,13 @@ def prepare(name: str, library: str, nanogpt: str, device: str) -> Callable[[flo
     return time_steps
 
 
+def _disable_autotuning() -> None:
+    """Let torch choose the algorithm of every matmul of this process, without fused epilogues."""
+    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # graphs with autotuned matmuls
+    matmul.AUTOTUNED_FLOPS = math.inf  # type: ignore[assignment]
+    cublaslt.matmul = lambda *args, **options: False  # that of the loss
+
+
 def time_row(
     row: Row, workers: dict[str, Worker], repeats: int, seconds: float, matmul_flops: float
 ) -> None:
@@ -434,7 +454,7 @@ def time_row(
         durations, peaks = zip(*turns[library], strict=True)
         median = statistics.median(durations)
         print(
-            f"{row.name:44} {library:20} {row.units / median:11,.0f} {row.unit}/s"
+            f"{row.name:44} {library:23} {row.units / median:11,.0f} {row.unit}/s"
             f"  ({row.units / max(durations):,.0f} to {row.units / min(durations):,.0f})"
             f"  {row.flops / median / matmul_flops:6.1%} of matmul FLOP/s"
             f"  {max(peaks):5.1f} GB  {1e3 * median:8.1f} ms",
@@ -451,6 +471,12 @@ def main() -> None:
     parser.add_argument("--nanogpt", default="")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--no-peer", nargs="*", default=[], help="rows of regard alone")
+    parser.add_argument(
+        "--float8", nargs="*", default=[], help="rows that also run with FP8 matmuls"
+    )
+    parser.add_argument(
+        "--untuned", nargs="*", default=[], help="rows that also run without autotuned matmuls"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2, help="of steps that are timed at once")
     parser.add_argument("--compile-limit", type=float, default=600, help="seconds")
@@ -468,7 +494,11 @@ def main() -> None:
     workers: dict[str, dict[str, Worker]] = {}
     for name in options.rows:
         rows[name] = row = ROWS[name](options.nanogpt)
-        libraries = [*row.trials][:1] if name in options.no_peer else [*row.trials]
+        libraries = [*row.trials][:1] if name in options.no_peer else [*row.trials][:2]
+        if name in options.float8:
+            libraries.append(FLOAT8)
+        if name in options.untuned:
+            libraries.append(UNTUNED)
         row.trials.clear()  # with their tensors
         workers[name] = {
             library: Worker(

@@ -1,10 +1,11 @@
-"""The cost of hook points without hooks, and of attention maps: one head of 8,192 tokens, one row.
+"""The cost of hook points without hooks, and of the attention maps of 8,192 tokens.
 
     python bench/hook_points.py
 
-The first figure compares a forward and a training step of a small decoder with its hook
-points and without any, alternating, on one thread; the others time `attention_maps` and print the
-peak of memory.
+The first lines are the time and the peak memory of `attention_maps` for one head and for one row of
+it. The next ones compare a forward pass and a training step of a small decoder with and without its
+hook points, alternately, on one thread. The last one is the most unfavourable case, a forward pass
+of one token of a tiny decoder: its time is that of Python, as on a GPU that waits for it.
 """
 
 import resource
@@ -32,10 +33,10 @@ def without_hook_points(model):
     return model
 
 
-def build():
-    """A decoder of the size of the quick CPU recipes."""
+def build(dim=128):
+    """A decoder, by default of the size of the quick CPU recipes."""
     torch.manual_seed(0)
-    return Transformer(TransformerConfig(vocab_size=65, dim=128, layers=4, heads=4, context=64))
+    return Transformer(TransformerConfig(vocab_size=65, dim=dim, layers=4, heads=4, context=64))
 
 
 def synchronize(device):
@@ -45,7 +46,7 @@ def synchronize(device):
 
 
 def seconds(step, repeats, device):
-    """The CPU time of a step: other programs on the machine do not count. On a GPU the clock."""
+    """The median CPU time of a step, which other programs do not change; on a GPU, its duration."""
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     times = []
     for _ in range(repeats):
@@ -73,19 +74,40 @@ def compare_hook_points(device):
         with torch.no_grad():
             model(ids)
 
-    for what, step in (("forward", forward), ("training step", train)):
-        times = {name: [] for name in models}
+    for name, step in (("forward", forward), ("training step", train)):
+        times = {variant: [] for variant in models}
         for number in range(16):
-            for name in sorted(models, reverse=bool(number % 2)):  # each is first as often
-                model = models[name]
-                times[name].append(seconds(lambda m=model, s=step: s(m), 7, device))
+            for variant in sorted(models, reverse=bool(number % 2)):  # both are first equally often
+                model = models[variant]
+                times[variant].append(seconds(lambda m=model, s=step: s(m), 7, device))
         pairs = zip(times["with hook points"], times["without hook points"], strict=True)
         ratios = sorted(one / other for one, other in pairs)
         text = ", ".join(f"{n} {1e3 * statistics.median(t):.2f} ms" for n, t in times.items())
         yield (
-            f"{what}: {text}, ratio {statistics.median(ratios):.3f} "
+            f"{name}: {text}, ratio {statistics.median(ratios):.3f} "
             f"(quartiles {ratios[4]:.3f} and {ratios[-5]:.3f})"
         )
+
+
+@torch.no_grad()
+def compare_one_token(repeats=4000):
+    """The median times of a forward pass of one token with and without hook points."""
+    torch.set_num_threads(1)
+    ids = torch.randint(65, (1, 1))
+    models = {"with": build(dim=16), "without": without_hook_points(build(dim=16))}
+    times = {variant: [] for variant in models}
+    for number in range(repeats):
+        for variant in sorted(models, reverse=bool(number % 2)):
+            begin = time.perf_counter()
+            models[variant](ids)
+            times[variant].append(time.perf_counter() - begin)
+    medians = {variant: 1e6 * statistics.median(values) for variant, values in times.items()}
+    count = sum(isinstance(m, HookPoint | CarryHookPoint) for m in models["with"].modules())
+    difference = medians["with"] - medians["without"]
+    return (
+        f"one token: with {count} hook points {medians['with']:.1f} µs, without "
+        f"{medians['without']:.1f} µs, {1e3 * difference / count:.0f} ns for each"
+    )
 
 
 def long_text():
@@ -100,8 +122,8 @@ def long_text():
     def peak():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
-    def measured(function):
-        """Run a function: its result, its time, its CPU time."""
+    def measure(function):
+        """Run a function; return its result, its time and its CPU time."""
         begin, cpu = time.perf_counter(), time.process_time()
         result = function()
         return result, time.perf_counter() - begin, time.process_time() - cpu
@@ -111,16 +133,16 @@ def long_text():
             return model(ids)
 
     forward()
-    _, wall, cpu = measured(forward)
+    _, wall, cpu = measure(forward)
     print(f"forward pass: {wall:.2f} s, CPU {cpu:.2f} s, peak {peak():.2f} GiB")
     pattern = "decoder.blocks.1.attention"
-    for what, rows in (("one row of one head", [8000]), ("one head", None)):
-        maps, more, more_cpu = measured(
+    for name, rows in (("one row of one head", [8000]), ("one head", None)):
+        maps, more, more_cpu = measure(
             lambda rows=rows: attention_maps(model, forward, pattern=pattern, heads=[3], rows=rows)
         )
         (weights,) = maps.values()
         print(
-            f"{what}, {tuple(weights.shape)}: {more - wall:.2f} s more, CPU {more_cpu - cpu:.2f} s "
+            f"{name}, {tuple(weights.shape)}: {more - wall:.2f} s more, CPU {more_cpu - cpu:.2f} s "
             f"more, peak {peak():.2f} GiB"
         )
 
@@ -129,3 +151,4 @@ if __name__ == "__main__":
     long_text()
     for line in compare_hook_points(torch.device("cpu")):
         print(line)
+    print(compare_one_token())

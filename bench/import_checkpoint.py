@@ -63,9 +63,9 @@ def write_checkpoint(folder: Path, gigabytes: float) -> None:
     config = preset(
         "modern", vocab_size=32000, dim=1024, heads=16, kv_heads=16, layers=layers, tied=False
     )
-    family, table = write_config(config)
+    model_type, table = write_config(config)
     shapes = {name: weight.shape for name, weight in weights(build_on_meta(config)).items()}
-    mappings = plan_export(prefixed_rules(family, config), shapes).mappings
+    mappings = plan_export(prefixed_rules(model_type, config), shapes).mappings
     specs = {mapping.external: (torch.float32, shapes[mapping.internal[0]]) for mapping in mappings}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(table))

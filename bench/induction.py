@@ -1,4 +1,4 @@
-"""Induction heads: train a decoder on repeated sequences, find the heads, take them away.
+"""Induction heads: train a decoder on repeated sequences, find the heads and ablate them.
 
     python bench/induction.py [--out FOLDER] [--steps N] [--seeds N]
 
@@ -8,8 +8,8 @@ every batch, so that only the content says where to copy from. For each seed:
 - `find_heads` scores every head; induction heads are those above 0.4, previous-token heads too;
 - the accuracy on the second half without the induction heads, without as many other heads that are
   neither (drawn ten times), and without the previous-token heads;
-- patching: one token of the first half is another one, so that the model copies the wrong token;
-  the residual stream of the right run is put back at one position, for each layer and position.
+- activation patching: one token of the first half is replaced, so that the model copies the wrong
+  token; then the residual stream of the clean run is patched in, at each layer and position.
 
 Prints means and 95 % intervals over the seeds; --out writes the figures.
 """
@@ -69,11 +69,13 @@ def train(seed, steps):
 
 @torch.no_grad()
 def accuracy(model, ids, heads=()):
-    """How often the second half is copied, without some heads: (layer, head) each."""
-    layers = {layer: [head for at, head in heads if at == layer] for layer, _ in heads}
+    """How often the second half is copied while `heads`, pairs of layer and head, are ablated."""
+    by_layer: dict[int, list[int]] = {}
+    for layer, head in heads:
+        by_layer.setdefault(layer, []).append(head)
     edit = {
-        f"decoder.blocks.{layer}.attention.heads_hook": ablate(heads=numbers, mean=True)
-        for layer, numbers in layers.items()
+        f"decoder.blocks.{layer}.attention.heads_hook": ablate(heads=indices, mean=True)
+        for layer, indices in by_layer.items()
     }
     length = ids.shape[1] // 2
     with trace(model, (), edit=edit):
@@ -82,10 +84,13 @@ def accuracy(model, ids, heads=()):
 
 
 @torch.no_grad()
-def restored(model, ids):
-    """P(right answer) of a corrupted row after patching one layer and position: layers × time."""
+def patching_effects(model, ids):
+    """P(answer) of clean and of corrupted rows, and after patching each layer and position.
+
+    Returns the two probabilities, a tensor (layers, time), and the position of the answer.
+    """
     length = ids.shape[1] // 2
-    question, asked = ids[:, : length + length // 2], length // 2  # asks for ids[asked]
+    question, asked = ids[:, : length + length // 2], length // 2  # the answer is ids[asked]
     corrupted = question.clone()
     corrupted[:, asked] = (question[:, asked] + 1 + torch.arange(len(ids)) % (VOCAB - 1)) % VOCAB
     hook_points = [
@@ -100,12 +105,12 @@ def restored(model, ids):
         return float(logits.softmax(-1).gather(1, answer.unsqueeze(1)).mean())
 
     with trace(model, hook_points) as clean:
-        right = model.head(model(question)[:, -1]).softmax(-1)
-    before = float(right.gather(1, answer.unsqueeze(1)).mean())
+        probabilities = model.head(model(question)[:, -1]).softmax(-1)
+    before = float(probabilities.gather(1, answer.unsqueeze(1)).mean())
     rows = [
         [
-            probability({hook_point: patch(clean[hook_point], positions=[place])})
-            for place in range(question.shape[1])
+            probability({hook_point: patch(clean[hook_point], positions=[position])})
+            for position in range(question.shape[1])
         ]
         for hook_point in hook_points
     ]
@@ -157,11 +162,11 @@ def main():
             statistics.mean(accuracy(model, ids, heads) for heads in drawn),
         )
         add("without the previous-token heads", accuracy(model, ids, previous))
-        right, wrong, table, asked = restored(model, ids[:64])
-        add("P(answer), right text", right)
-        add("P(answer), one token changed", wrong)
+        clean, corrupted, table, asked = patching_effects(model, ids[:64])
+        add("P(answer), clean text", clean)
+        add("P(answer), one token changed", corrupted)
         add("P(answer), embedding of that token patched", float(table[0, asked]))
-        elsewhere = [p for place, p in enumerate(table[0].tolist()) if place != asked]
+        elsewhere = [p for position, p in enumerate(table[0].tolist()) if position != asked]
         add("P(answer), any other embedding patched, best", max(elsewhere))
         if options.out is not None and seed == 0:
             draw(options.out, model, ids, scores, table)

@@ -112,15 +112,15 @@ def score(out: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("train", "one", "score"))
+    parser.add_argument("command", choices=("train", "one", "score"))
     parser.add_argument("out", type=Path)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--names", nargs="+", default=NAMES, help="the runs to train")
     parser.add_argument("--recipe", default="lab")
     options = parser.parse_args()
-    if options.what == "train":
+    if options.command == "train":
         train_all(options.out, options.recipe, options.names, options.overrides)
-    elif options.what == "one":
+    elif options.command == "one":
         train_one(options.out, options.recipe, *options.names, options.overrides)
     else:
         score(options.out)

@@ -5,10 +5,10 @@
 
 The text is Python's documentation, repeated with different line numbers, or with `--source` the
 .py files in a folder (repeated likewise if they are too small). With `--first-step` a run ends at
-its first step. Each run is a separate
-process, whose anonymous memory is read from /proc: first a small text, which shows the memory of
-model, torch and interpreter, then the large one twice, with an empty cache and with the cache of
-the first run. Wall-clock time and CPU time are printed; CPU time does not depend on other load.
+its first step. Each run is a separate process, whose anonymous memory is read from /proc: first a
+small text, which shows the memory of model, torch and interpreter, then the large one twice, with
+an empty cache and with the cache of the first run. Wall-clock time and CPU time are printed; CPU
+time does not depend on other load.
 """
 
 import argparse

@@ -4,8 +4,8 @@
     python bench/lm_eval_check.py TEXT [--documents 20] [--steps 200]
 
 Trains a small LLaMA-like decoder on the first nine tenths of TEXT, exports it, and takes documents
-from the rest. Each is a file for `regard evaluate` and a line of a local task for
-lm-eval, which reads the exported folder through transformers; nothing is downloaded. Both give
+from the last tenth. Each is a file for `regard evaluate` and a line of a local task for lm-eval,
+which reads the exported folder through transformers; nothing is downloaded. Both compute
 log P(rest of the document | its first token), which must be equal.
 """
 

@@ -1,12 +1,12 @@
-"""Does `minutes=` hold? One kind of data, the wall time of the whole command, and what it learned.
+"""Time budgets: the wall time of whole commands with `minutes=`, and their validation metrics.
 
     python bench/minutes.py text pairs labels images --minutes 1 3 --data DIR
 
-DIR holds the data sets tinyshakespeare, multi30k, sst2 and cifar10. For every kind and number of
-minutes the command line is run once, from start to prompt; with `--unlimited` once more without
-`minutes=`, with the default number of steps. `--busy 2` runs two programs beside it that only
-compute. Words after `--` are passed on, as in `-- train.threads=1`. `taskset -c 0,1 python …`
-limits all of it to two cores. Prints a row of a Markdown table for each run.
+DIR holds the datasets tinyshakespeare, multi30k, sst2 and cifar10. For every kind and number of
+minutes `regard train` is run once; with `--unlimited` once more without `minutes=`, with the
+default number of steps. `--busy 2` runs two programs beside it that occupy the cores. Words after
+`--` are passed on, as in `-- train.threads=1`. `taskset -c 0,1 python …` limits all programs to two
+cores. Prints a row of a Markdown table for each run.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def cifar10(source: Path, target: Path, train: int = 20_000, test: int = 2_000) 
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """A context beside which some programs compute without end."""
+    """A context during which some other programs occupy a core each."""
     programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--unlimited", action="store_true")
     parser.add_argument("--data", type=Path, default=os.environ.get("REGARD_DATA"))
     parser.add_argument("--busy", type=int, default=0)
-    arguments, _, words = split(sys.argv[1:])
+    arguments, words = split_at_double_dash(sys.argv[1:])
     options = parser.parse_args(arguments)
     print("| data | minutes | busy programs | load | wall | of the time | steps | result |")
     print("|---|---|---|---|---|---|---|---|")
@@ -116,10 +116,10 @@ def main() -> None:
                 print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
-def split(words: list[str]) -> tuple[list[str], str, list[str]]:
+def split_at_double_dash(words: list[str]) -> tuple[list[str], list[str]]:
     """The words before and after `--`."""
-    where = words.index("--") if "--" in words else len(words)
-    return words[:where], "--", words[where + 1 :]
+    index = words.index("--") if "--" in words else len(words)
+    return words[:index], words[index + 1 :]
 
 
 if __name__ == "__main__":

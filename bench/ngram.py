@@ -1,11 +1,11 @@
 """Speed of fitting an n-gram model: order 5, modified Kneser-Ney, in tokens per second.
 
-    python bench/ngram.py TEXT [--size 8000] [--order 5] [--tokens 4000000] [--repeats 3]
+    python bench/ngram.py TEXT [--vocab-size 8000] [--order 5] [--tokens 4000000] [--repeats 3]
 
-The BPE tokens of the file TEXT (vocabulary `--size`) are repeated until there are `--tokens`, with
-3 % of them replaced at random, because a longer text would also have more distinct n-grams. For
-comparison, the first 200,000 tokens are counted in Python dicts of tuples. Wall-clock and CPU time
-are printed; CPU time does not depend on other load on the machine.
+The BPE tokens of the file TEXT are repeated until there are `--tokens`, with 3 % of them replaced
+at random, because a longer text would also have more distinct n-grams. For comparison, the first
+200,000 tokens are counted in Python dicts of tuples. Wall-clock and CPU time are printed; CPU time
+does not depend on other load on the machine.
 """
 
 import argparse
@@ -25,12 +25,13 @@ from regard.text import train_tokenizer
 ROWS, CONTEXT, REPLACED, DICT_TOKENS = 64, 256, 0.03, 200_000
 
 
-def repeated_ids(path: str, size: int, tokens: int) -> tuple[np.ndarray, int, int]:
+def repeated_ids(path: str, vocab_size: int, tokens: int) -> tuple[np.ndarray, int, int]:
     """The repeated ids of a text, the number of ids before repetition, and the vocabulary size."""
     text = open_data(path)
     assert isinstance(text, Text)
     pieces = [piece for piece, _ in text.chunks()]
-    tokenizer = train_tokenizer({"kind": "bpe", "vocab_size": size}, iter(pieces), total=text.size)
+    choice = {"kind": "bpe", "vocab_size": vocab_size}
+    tokenizer = train_tokenizer(choice, iter(pieces), total_bytes=text.size)
     text_ids = np.concatenate([np.asarray(tokenizer.encode(piece)) for piece in pieces])
     random = np.random.default_rng(1)
     ids = np.tile(text_ids, -(-tokens // len(text_ids)))[:tokens]
@@ -62,12 +63,12 @@ def count_in_dicts(ids: list[int], order: int) -> list[Counter[tuple[int, ...]]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("text")
-    parser.add_argument("--size", type=int, default=8000)
+    parser.add_argument("--vocab-size", type=int, default=8000)
     parser.add_argument("--order", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=4_000_000)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    ids, text_size, vocab = repeated_ids(options.text, options.size, options.tokens)
+    ids, text_size, vocab = repeated_ids(options.text, options.vocab_size, options.tokens)
     print(f"{text_size:,} tokens in {options.text}, vocabulary {vocab:,}; order {options.order}")
     print(f"{torch.get_num_threads()} threads\n{'':32}{'wall clock':>12}{'CPU time':>12}")
     config = NGramConfig(vocab_size=vocab, order=options.order, smoothing="kneser_ney")

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
 
-NAMES = ("elman", "gated", "lstm")
+NAMES = ("elman", "update-gate", "lstm")
 BATCH = 16  # sequences per step
 
 
@@ -97,16 +97,16 @@ def _range(values: list[float]) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("train", "one", "draw"))
+    parser.add_argument("command", choices=("train", "one", "draw"))
     parser.add_argument("out", type=Path)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=9)
     parser.add_argument("--name")
     options = parser.parse_intermixed_args()
-    if options.what == "train":
+    if options.command == "train":
         train(options.out, options.seeds, options.jobs, options.overrides)
-    elif options.what == "one":
+    elif options.command == "one":
         train_one(options.out, options.name, options.seeds, options.overrides)
     else:
         draw(options.out)

@@ -1,4 +1,4 @@
-"""The largest difference between the logits of regard and transformers, per model family.
+"""The largest difference between the logits of regard and transformers, per model type.
 
     python bench/parity.py
 

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from regard.data.batch import TextBatch
 from regard.models.build import build_model, preset
 from regard.tasks import Causal
-from regard.training.loop import train
+from regard.training.loop import Objective, train
 from regard.training.optim import optimizers
-from regard.training.parallel.strategy import Objective
 
 VOCAB, DIM, LAYERS, ROWS, TIME, STEPS = 65, 256, 2, 12, 64, 5
 PEERS: dict[str, Callable[..., nn.RNNBase]] = {

@@ -1,13 +1,13 @@
-"""What int8 and int4 weights cost: loss and greedy ids of stories260K, or of a run, on a CPU.
+"""The loss and greedy ids of stories260K, or of a run, with int8 and int4 weights, on a CPU.
 
     REGARD_DATA=… python bench/rounded_loss.py
     python bench/rounded_loss.py --run runs/my --text FILE
 
-The weights of the blocks are replaced by those that `--int8` and `--int4` multiply with (of int4
-the head has 8 bits), computed in float32. The text is what the model itself wrote, 64 samples of
-200 tokens with temperature 1, or for a run the first tokens of FILE. Prints nats per token, the
-mean divergence of the next-token distributions from those of the original weights, and of how many
-greedy ids the first ones are equal.
+The weights of the blocks are replaced by the dequantized weights of `--int8` and `--int4` (with
+int4 the head has 8 bits); the model is computed in float32. The text is 64 samples of the model, of
+200 tokens at temperature 1, or for a run the first tokens of FILE. Prints nats per token, the mean
+KL divergence of the next-token distributions from those of the original weights, and the number of
+greedy ids before the first that differs.
 """
 
 import argparse
@@ -27,8 +27,8 @@ from regard.generate import generate, parse_chain
 TOKENS, SAMPLES = 200, 64
 
 
-def rounded(model: Any, name: str) -> Any:
-    """A copy of a model with rounded weights."""
+def with_rounded_weights(model: Any, name: str) -> Any:
+    """A copy of a model whose weights are quantized and dequantized."""
     model = copy.deepcopy(model)
     with torch.no_grad():
         for block in model.decoder.blocks:
@@ -48,7 +48,8 @@ def _round(layer: Any, name: str) -> None:
 
 @torch.no_grad()
 def log_probabilities(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    rows = [model.head(model(row))[:, :-1].log_softmax(-1) for row in ids.split(8)]
+    """The distributions of ids[:, 1:], each given the ids before it."""
+    rows = [model.head(model(row[:, :-1])).log_softmax(-1) for row in ids.split(8)]
     return torch.cat(rows)
 
 
@@ -64,7 +65,7 @@ def main() -> None:
             source = Path(os.environ["REGARD_DATA"]) / "weights" / "stories260k"
             run = regard.import_model(source, Path(parent) / "run")
         else:
-            run = regard.open_run(options.run)
+            run = regard.load(options.run)
     model = run.model.cpu().float().eval()
     if options.run is None:
         prompts = [[1]] * SAMPLES
@@ -79,7 +80,7 @@ def main() -> None:
     greedy = parse_chain(["greedy"])
     first = generate(model, [ids[0, :1].tolist()], greedy, tokens=TOKENS, seed=1)[0]
     for name in ("", "int8", "int4"):
-        other = rounded(model, name) if name else model
+        other = with_rounded_weights(model, name) if name else model
         scores = log_probabilities(other, ids)
         loss = F.nll_loss(scores.flatten(0, 1), ids[:, 1:].flatten())
         divergence = (reference.exp() * (reference - scores)).sum(-1).mean()

@@ -16,14 +16,15 @@ import tempfile
 from pathlib import Path
 
 MODEL = ["model.preset=tiny-decoder", "model.layers=2", "model.dim=64", "model.heads=4"]
+MODEL += ["model.context=64", "model.dropout=0"]
 TRAIN = ["train.batch=8", "train.lr=3e-3", "train.optimizer=muon", "train.ema=0.9"]
-REST = ["model.context=64", "model.dropout=0", "data.tokenizer=char", "device=cpu"]
+OTHERS = ["data.tokenizer=char", "device=cpu"]
 
 
 def train(folder: Path, ranks: int, shard: str, steps: int) -> tuple[list[float], float]:
     """The loss of every step, and the final validation loss."""
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-    overrides = [*MODEL, *TRAIN, *REST, f"train.steps={steps}", f"train.shard={shard}"]
+    overrides = [*MODEL, *TRAIN, *OTHERS, f"train.steps={steps}", f"train.shard={shard}"]
     subprocess.run(
         [*command, "-m", "regard", "train", "python-docs", *overrides, "--out", folder, "--quiet"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -36,7 +37,7 @@ def train(folder: Path, ranks: int, shard: str, steps: int) -> tuple[list[float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200)
     steps = parser.parse_args().steps
     with tempfile.TemporaryDirectory() as temporary:

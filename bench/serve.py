@@ -44,7 +44,7 @@ SHAPES = {"llama-1.1b": "tinyllama", "gpt2": "gpt2"}  # presets
 
 @dataclass
 class Figures:
-    """What one run measures."""
+    """The measurements of one run."""
 
     name: str
     tokens: int = 0
@@ -70,12 +70,12 @@ class Figures:
 
 def workload(requests: int, vocab: int, context: int, seed: int = 0) -> list[tuple[list[int], int]]:
     """Prompts and numbers of new tokens, of mixed lengths that fit into the context."""
-    draw = random.Random(seed)
-    longest, most = min(256, context // 3), min(512, 2 * context // 3)
+    rng = random.Random(seed)
+    longest, max_new = min(256, context // 3), min(512, 2 * context // 3)
     return [
         (
-            [draw.randrange(3, vocab) for _ in range(draw.randint(min(16, longest), longest))],
-            draw.randint(most // 8, most),
+            [rng.randrange(3, vocab) for _ in range(rng.randint(min(16, longest), longest))],
+            rng.randint(max_new // 8, max_new),
         )
         for _ in range(requests)
     ]
@@ -121,7 +121,7 @@ def run_peer(model: Any, work: list[tuple[list[int], int]], streams: int, limit:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     settings = GenerationConfig(do_sample=True, temperature=0.8, top_k=50, eos_token_id=-1)
-    longest = max(len(ids) + most for ids, most in work)
+    longest = max(len(ids) + max_new for ids, max_new in work)
     known = inspect.signature(ContinuousBatchingConfig).parameters
     page = "page_size" if "page_size" in known else "block_size"  # before transformers 5.22
     size = 32 if model.device.type == "cpu" else 256
@@ -144,8 +144,8 @@ def run_peer(model: Any, work: list[tuple[list[int], int]], streams: int, limit:
     try:
         while time.perf_counter() - began < limit and manager.is_running():
             while running < streams and waiting:
-                ids, most = waiting.popleft()
-                name = manager.add_request(ids, max_new_tokens=most, streaming=True)
+                ids, max_new = waiting.popleft()
+                name = manager.add_request(ids, max_new_tokens=max_new, streaming=True)
                 sent[name] = time.perf_counter()
                 running += 1
             if not waiting:
@@ -196,21 +196,21 @@ class LlamaCpp:
         self.sampler = chain
 
     def step(self, entries: list[tuple[int, int, int, bool]]) -> dict[int, int]:
-        """Decode (sequence, position, token, wants logits); the next token of each that wants."""
+        """Decode entries (sequence, position, token, sampled); return the sampled next tokens."""
         batch = self.batch
         batch.n_tokens = len(entries)
-        for i, (sequence, position, token, scored) in enumerate(entries):
+        for i, (sequence, position, token, sampled) in enumerate(entries):
             batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
-            batch.seq_id[i][0], batch.logits[i] = sequence, scored
+            batch.seq_id[i][0], batch.logits[i] = sequence, sampled
         assert self.lib.llama_decode(self.context, batch) == 0
         return {
             sequence: self.lib.llama_sampler_sample(self.sampler, self.context, i)
-            for i, (sequence, _, _, scored) in enumerate(entries)
-            if scored
+            for i, (sequence, _, _, sampled) in enumerate(entries)
+            if sampled
         }
 
     def end(self, sequence: int) -> None:
-        """Forget a sequence."""
+        """Remove a sequence from the KV cache."""
         memory = self.lib.llama_get_memory(self.context)
         self.lib.llama_memory_seq_rm(memory, sequence, -1, -1)
 
@@ -220,14 +220,14 @@ def run_llama(
 ) -> Figures:
     """The same requests through llama.cpp: one token per stream and step, prompts in chunks."""
     figures, waiting, free = Figures("llama.cpp"), deque(work), list(range(streams))
-    prompts: dict[int, list[int]] = {}  # what is left to read of each sequence
+    prompts: dict[int, list[int]] = {}  # the ids of each sequence that are not read yet
     last: dict[int, int] = {}
-    lengths, left, sent = [0] * streams, [0] * streams, [0.0] * streams
+    lengths, remaining, sent = [0] * streams, [0] * streams, [0.0] * streams
     began, cpu = time.perf_counter(), time.process_time()
     while waiting and time.perf_counter() - began < limit:
         while free and waiting:
             sequence = free.pop()
-            ids, left[sequence] = waiting.popleft()
+            ids, remaining[sequence] = waiting.popleft()
             prompts[sequence], lengths[sequence] = list(ids), 0
             sent[sequence] = time.perf_counter()
         entries = [(sequence, lengths[sequence], token, True) for sequence, token in last.items()]
@@ -248,9 +248,9 @@ def run_llama(
                 del prompts[sequence]
                 figures.first.append(now - sent[sequence])
             last[sequence] = token
-            left[sequence] -= 1
+            remaining[sequence] -= 1
             figures.tokens += 1
-            if not left[sequence]:
+            if not remaining[sequence]:
                 del last[sequence]
                 engine.end(sequence)
                 free.append(sequence)
@@ -310,11 +310,11 @@ def run_offline(model: Any, streams: int, vocab: int) -> Figures:
     """`generate` for rows of equal length: prompts of 128 ids, 256 new tokens."""
     from regard.accel import pack
     from regard.generate import generate, parse_chain
-    from regard.generate.decode_loop import Engine
+    from regard.generate.decode_loop import CudaGraphDecoder
 
-    engine, chain = Engine(pack(model)), parse_chain(["top_k=50", "temperature=0.8"])
-    draw = random.Random(1)
-    prompts = [[draw.randrange(3, vocab) for _ in range(128)] for _ in range(streams)]
+    engine, chain = CudaGraphDecoder(pack(model)), parse_chain(["top_k=50", "temperature=0.8"])
+    rng = random.Random(1)
+    prompts = [[rng.randrange(3, vocab) for _ in range(128)] for _ in range(streams)]
     for _ in range(2):
         generate(engine, prompts, chain, tokens=256, seed=1)
     figures, began = Figures(f"generate, {streams} equal rows"), time.perf_counter()
@@ -347,7 +347,7 @@ async def ask(host: str, port: int, body: dict[str, Any], figures: Figures) -> N
 async def drive(
     address: str, bodies: list[dict[str, Any]], streams: int, name: str, seconds: float
 ) -> Figures:
-    """As many requests at a time as there are streams, each of which ends after `seconds`."""
+    """Send as many requests at a time as there are streams; no request begins after `seconds`."""
     host, port = address.removeprefix("http://").rsplit(":", 1)
     figures, waiting = Figures(name), iter(bodies)
     began = time.perf_counter()
@@ -440,8 +440,8 @@ def measure_http(arguments: argparse.Namespace) -> None:
 
 
 def measure_engine(arguments: argparse.Namespace) -> None:
-    from regard.accel import pack
     from regard.serve.engine import BatchEngine, EngineConfig
+    from regard.serve.models import pack_for_serving
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     streams, count = arguments.streams, arguments.requests or 4 * arguments.streams
@@ -468,7 +468,7 @@ def measure_engine(arguments: argparse.Namespace) -> None:
 
             peer = AutoModelForCausalLM.from_pretrained(arguments.peer).eval()
     with torch.inference_mode():
-        language = pack(model)
+        language = pack_for_serving(model)
     if peer is not None:
         work = workload(count, vocab, arguments.longest or context)
         run_peer(peer, work, streams, arguments.seconds / 3).show()  # compiles
@@ -513,7 +513,7 @@ def measure_engine(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=("engine", "http", "make"))
+    parser.add_argument("command", choices=("engine", "http", "make"))
     parser.add_argument("--run")
     parser.add_argument("--shape", choices=("llama-1.1b", "gpt2"))
     parser.add_argument("--streams", type=int, default=64)
@@ -526,9 +526,9 @@ def main() -> None:
     parser.add_argument("--offline", action="store_true")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
-    if arguments.what == "make":
+    if arguments.command == "make":
         make_run(arguments.shape, arguments.run)
-    elif arguments.what == "http":
+    elif arguments.command == "http":
         measure_http(arguments)
     else:
         measure_engine(arguments)

@@ -1,6 +1,7 @@
 """Character-level Tiny Shakespeare on a CPU, compared with nanoGPT.
 
     python bench/shakespeare_cpu.py --nanogpt DIR --text input.txt
+    python bench/shakespeare_cpu.py --nanogpt DIR --text input.txt --seeds 0 1 2 3 4 --cpu-time
 
 DIR is a checkout of nanoGPT; its model and optimizer are used unchanged, with the settings of its
 README for a CPU (4 layers, 4 heads, dim 128, context 64, batch 12, 2,000 steps, learning rate 1e-3
@@ -12,7 +13,10 @@ with cosine decay to 1e-4, no dropout). Three models are trained alternately, 20
     default     the default settings of regard for this file, but for the tokenizer
 
 The table shows the speed of each, its loss on the whole validation text, and how long `default`
-took (with evaluations) to reach a loss of 1.88, compared with nanoGPT's 2,000 steps.
+took (with evaluations) to reach a loss of 1.88, compared with nanoGPT's 2,000 steps. With --seeds,
+`default` is trained with each of these seeds, until it reaches that loss, and `same` is left out.
+--cpu-time counts the CPU time of the process instead of the time by the clock, for a machine that
+other programs use; give one thread (OMP_NUM_THREADS=1).
 """
 
 import argparse
@@ -28,17 +32,19 @@ import torch
 from regard.config import parse_overrides
 from regard.models.build import build_model
 from regard.pipelines import prepare_training, validation_metrics
-from regard.training.loop import train
+from regard.training.loop import Objective, train
 from regard.training.optim import EMA, cosine, optimizers, schedule
-from regard.training.parallel.strategy import Objective
 from regard.training.setup.configure import configure
 
 TARGET_LOSS, TURN_STEPS, EVALUATE_EVERY = 1.88, 20, 100
 CPU = torch.device("cpu")
+clock = time.perf_counter
 
 
 class Regard:
     """A training run of regard, advanced a few steps at a time."""
+
+    ended = False  # before its last step
 
     def __init__(self, name: str, text: str, *overrides: str) -> None:
         self.name = name
@@ -61,20 +67,20 @@ class Regard:
         )
 
     def run_turn(self) -> None:
-        start = time.perf_counter()
+        start = clock()
         for _ in range(min(TURN_STEPS, self.total - self.done)):
             step = next(self.steps)
-            self.ema.update(step.number)
+            self.ema.update(step.index)
             self.targets += int(step.targets)
             self.done += 1
-        self.turn_seconds.append(time.perf_counter() - start)
+        self.turn_seconds.append(clock() - start)
         self.seconds += self.turn_seconds[-1]
 
     def evaluate(self) -> None:
         """Check whether the target loss is reached; the evaluation counts as training time."""
-        start = time.perf_counter()
+        start = clock()
         loss = self.loss()
-        self.seconds += time.perf_counter() - start
+        self.seconds += clock() - start
         print(f"{self.name}: {self.done} steps, {self.seconds:.1f} s, {loss:.4f}", file=sys.stderr)
         if loss <= TARGET_LOSS:
             self.reached = self.seconds
@@ -87,7 +93,7 @@ class Regard:
 class NanoGPT:
     """nanoGPT's model, optimizer and batches, stepped as its train.py does."""
 
-    name = "nanoGPT"
+    name, ended = "nanoGPT", False
 
     def __init__(self, folder: str, text: str) -> None:
         spec = importlib.util.spec_from_file_location("nanogpt_model", Path(folder, "model.py"))
@@ -127,7 +133,7 @@ class NanoGPT:
 
     def run_turn(self) -> None:
         self.model.train()
-        start = time.perf_counter()
+        start = clock()
         for _ in range(min(TURN_STEPS, self.total - self.done)):
             for group in self.optimizer.param_groups:
                 group["lr"] = 1e-3 * self.factor(self.done)
@@ -140,7 +146,7 @@ class NanoGPT:
             self.done += 1
             self.targets += 12 * 64
             loss.item()
-        self.turn_seconds.append(time.perf_counter() - start)
+        self.turn_seconds.append(clock() - start)
         self.seconds += self.turn_seconds[-1]
 
     @torch.no_grad()
@@ -181,29 +187,39 @@ def main() -> None:
     )
     parser.add_argument("--nanogpt", required=True)
     parser.add_argument("--text", required=True)
+    parser.add_argument("--seeds", nargs="+", type=int)
+    parser.add_argument("--cpu-time", action="store_true")
     options = parser.parse_args()
-    default, same = Regard("default", options.text), Regard("same", options.text, *SAME)
+    global clock
+    clock = time.process_time if options.cpu_time else time.perf_counter
     nano = NanoGPT(options.nanogpt, options.text)
-    runs = (default, same, nano)
-    while any(run.done < run.total for run in runs):
-        for run in runs:
-            if run.done < run.total:
-                run.run_turn()
-        if default.reached is None and not default.done % EVALUATE_EVERY:
-            default.evaluate()
+    same = None if options.seeds else Regard("same", options.text, *SAME)
+    defaults = [
+        Regard(f"seed {seed}", options.text, f"train.seed={seed}") for seed in options.seeds or []
+    ] or [Regard("default", options.text)]
+    runs = [nano, *defaults, *([] if same is None else [same])]
+    while running := [run for run in runs if run.done < run.total and not run.ended]:
+        for run in running:
+            run.run_turn()
+        for run in defaults:
+            if run.reached is None and not run.done % EVALUATE_EVERY:
+                run.evaluate()
+                run.ended = run.reached is not None and same is None
     print(f"{'':10} {'steps':>6} {'seconds':>8} {'tokens/s':>9} {'validation loss':>16}")
     for run in runs:
         speed = f"{run.targets / run.seconds:9,.0f}"
         print(f"{run.name:10} {run.done:6} {run.seconds:8.1f} {speed} {run.loss():16.4f}")
-    pairs = zip(same.turn_seconds, nano.turn_seconds, strict=True)
-    ratios = [theirs / ours for ours, theirs in pairs]
-    print(
-        f"tokens per second, same / nanoGPT: {nano.seconds / same.seconds:.3f} in total,"
-        f" {statistics.median(ratios):.3f} median"
-    )
-    if default.reached is not None:
-        ratio = default.reached / nano.seconds
-        print(f"default: {TARGET_LOSS} in {default.reached:.1f} s, {ratio:.2f} of nanoGPT's time")
+    if same is not None:
+        pairs = zip(same.turn_seconds, nano.turn_seconds, strict=True)
+        ratios = [theirs / ours for ours, theirs in pairs]
+        print(
+            f"tokens per second, same / nanoGPT: {nano.seconds / same.seconds:.3f} in total,"
+            f" {statistics.median(ratios):.3f} median"
+        )
+    for run in defaults:
+        if run.reached is not None:
+            ratio = run.reached / nano.seconds
+            print(f"{run.name}: {TARGET_LOSS} in {run.reached:.1f} s, {ratio:.2f} of nanoGPT's")
 
 
 if __name__ == "__main__":

@@ -33,9 +33,8 @@ from regard.data.batch import pin_memory
 from regard.data.loader import prefetch
 from regard.models.build import build_model
 from regard.pipelines import prepare_training, validation_metrics
-from regard.training.loop import train
+from regard.training.loop import Objective, SingleProcess, train
 from regard.training.optim import EMA, optimizers, schedule
-from regard.training.parallel.strategy import Objective, SingleProcess
 from regard.training.setup.configure import configure
 
 TARGET_LOSS = 1.4697
@@ -136,7 +135,7 @@ class Regard(TimedRun):
         return (item.to(self.device) for item in prefetched)
 
     def step(self) -> None:
-        self.ema.update(next(self.steps).number)
+        self.ema.update(next(self.steps).index)
 
     def loss(self) -> float:
         with self.ema.average_parameters(), self.autocast():

@@ -19,19 +19,19 @@ from typing import Any
 import torch
 
 LOCK = Path(tempfile.gettempdir(), "side_by_side.lock")
-Prepare = Callable[..., Callable[..., Any]]  # prepares a job and returns what does it
+Prepare = Callable[..., Callable[..., Any]]  # prepares a job and returns a function that runs it
 
 
 @contextmanager
 def exclusive() -> Iterator[None]:
-    """Only one process at a time is in this context."""
+    """A context that only one process at a time enters."""
     with LOCK.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 class Worker:
-    """A process that calls `prepare(*args)`, and what it returns as often as it is asked to."""
+    """A process that prepares a job, `job = prepare(*args)`, and then runs it at every `call`."""
 
     def __init__(self, name: str, prepare: Prepare, *args: Any) -> None:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
@@ -44,7 +44,7 @@ class Worker:
         other.close()
 
     def wait(self, until: float) -> None:
-        """Wait until the worker has prepared its job, at most until a time."""
+        """Wait until the worker has prepared its job, at most to the time `until`."""
         in_time = self.pipe.poll(max(0.0, until - time.perf_counter()))
         answer = self._receive() if in_time else "was not ready in time"
         self.ready = isinstance(answer, float)
@@ -80,7 +80,7 @@ class Worker:
 
 
 def wait_for_all(workers: Sequence[Worker], until: float) -> None:
-    """Wait until all are ready; those that are not at a time are ended."""
+    """Wait until all workers are ready; end those that are not ready at the time `until`."""
     for worker in workers:
         worker.wait(until)
 
@@ -103,10 +103,10 @@ def _work(prepare: Prepare, args: tuple[Any, ...], pipe: Connection) -> None:
 
 
 def _compile_next_to_others() -> None:
-    """Make compiling next to other processes harmless.
+    """Set up torch for compiling while other processes compile on the same GPU.
 
     The backward pass is compiled before the forward pass runs, so that no activations are held
-    meanwhile; and one process at a time tries out the configurations of a kernel.
+    meanwhile; and only one process at a time autotunes a kernel.
     """
     from torch._functorch import config
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -124,7 +124,7 @@ def _compile_next_to_others() -> None:
 
 
 def run_with_memory(run: Callable[[], None]) -> None:
-    """Run; where other processes have the memory, again, and without others that wait for it."""
+    """Call `run`; when out of memory, call it again until other processes have freed theirs."""
     try:
         return run()
     except torch.OutOfMemoryError:
@@ -140,7 +140,7 @@ def run_with_memory(run: Callable[[], None]) -> None:
 
 
 def free_memory() -> None:
-    """Give the memory that torch keeps for later back to the GPU."""
+    """Release the cached memory of torch's allocator."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

@@ -77,7 +77,7 @@ class Examples:
         pixels = np.stack([np.full((8, 8), 20 + 200 * (n % 2) + n, np.uint8) for n in range(30)])
         classes = np.array(["dark", "light"] * 15)
         np.savez(self.folder / "images.npz", images=pixels, labels=classes)
-        model = {"dim": 16, "layers": 1, "heads": 2, "patch": 4}
+        model = {"dim": 16, "layers": 1, "heads": 2, "patch_size": 4}
         return self.train(self.folder / "images.npz", "images", model=model)
 
 

@@ -9,11 +9,12 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 from regard.config import kind_of
 from regard.models.transformer import TransformerConfig
-from regard.nn.block import FFNS, NORMS
+from regard.nn.block import FFNS
 from regard.nn.head import HEADS
 from regard.nn.init import INITS
+from regard.nn.norm import NORMS
 from regard.nn.position import POSITIONS
-from regard.nn.score import LEARNED_MATRIX, RELATIVE, SCORES
+from regard.nn.score import RELATIVE_SCORES, SCORES, SCORES_WITH_MATRIX
 
 VOCAB = 23
 SIZES = {"vocab_size": VOCAB, "dim": 16, "layers": 2, "heads": 4, "context": 8}
@@ -46,7 +47,13 @@ TABLES = {
     "init": INITS,
     "head": HEADS,
 }
-LLAMA3 = {"kind": "llama3", "factor": 2.0, "original_context": 4, "low": 0.5, "high": 2.0}
+LLAMA3 = {
+    "kind": "llama3",
+    "factor": 2.0,
+    "original_context": 4,
+    "low_freq_factor": 0.5,
+    "high_freq_factor": 2.0,
+}
 OPTIONS = {  # of an entry of a table; without any it is taken as it is
     "scaled_dot": [{}, {"scale_dim": 9, "cap": 5.0}],
     "dot": [{}, {"scale": 0.3, "cap": 5.0}],
@@ -78,7 +85,7 @@ OPTIONS = {  # of an entry of a table; without any it is taken as it is
     ],
     "t5": [{"buckets": 8, "max_distance": 9}],
     "normal": [{}, {"std": 0.1}],
-    "zero_out": [{"std": 0.1}],
+    "zero_init_residual": [{"std": 0.1}],
     "linear": [{}, {"bias": True, "scaled": True, "cap": 5.0}],
     "masked": [{}, {"bias": False, "activation": "relu", "next_sentence": True}],
     "classification": [
@@ -144,7 +151,8 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
     (
         ("global_every", given),
         ("window", lambda width: width is None),
-        "global_every=2 needs a window: without one every layer is global",
+        "global_every=2 needs a window: without one every layer is global;\n"
+        "set window, or leave out global_every",
     ),
     (
         ("residual_scale", given),
@@ -160,7 +168,7 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
     (
         ("ffn", lambda ffn: ffn is None),
         ("norm_placement", lambda placement: placement.startswith("parallel")),
-        r"norm_placement='parallel\w*' adds a feed-forward network .* ffn=none .*; choose another",
+        r"norm_placement='parallel\w*' computes attention and .* ffn=none .*; choose another",
     ),
     *(
         (
@@ -171,21 +179,21 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
         for name in ("ffn_dim", "encoder_ffn_dim", "ffn_dropout")
     ),
     (
-        ("score", lambda score: kind(score) in RELATIVE),
+        ("score", lambda score: kind(score) in RELATIVE_SCORES),
         ("position", lambda position: kind(position) == "rotary"),
         r"score=.* compares queries with distances, but position=.*rotary.* rotates them first.*"
         r"\nset position='none', or score='scaled_dot'",
     ),
     (
-        ("score", lambda score: kind(score) in LEARNED_MATRIX),
+        ("score", lambda score: kind(score) in SCORES_WITH_MATRIX),
         ("position", lambda position: kind(position) == "rotary"),
         r"score=.* has a matrix between query and key, but position=.*rotary.* rotates both first.*"
         r"\nchoose a position without rotation, or score='scaled_dot'",
     ),
     (
-        ("init", lambda init: kind(init) == "zero_out"),
+        ("init", lambda init: kind(init) == "zero_init_residual"),
         ("norm_placement", lambda placement: placement in ("no_residual", "deepnorm")),
-        r"init='zero_out' cannot be combined with norm_placement='\w+': .*;\n"
+        r"init='zero_init_residual' cannot be combined with norm_placement='\w+': .*;\n"
         r"set norm_placement='pre', or init='normal'",
     ),
     (

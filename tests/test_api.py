@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.accel import pack
+from regard.api.explanation import source_and_translation
 from regard.api.overrides import read_overrides
 from regard.config import RunConfig, TrainConfig, build, to_table
 from regard.errors import CheckpointError, ConfigError, DataError, RegardError
-from regard.explain import trace
+from regard.explain import ablate, trace
 from regard.generate import PromptLookup, generate, parse_chain
 from regard.models.build import resolve
 from regard.models.presets import PRESETS
@@ -46,7 +47,7 @@ def place(tmp_path_factory):
 def test_several_prompts_are_continued_as_each_alone(place):
     run = regard.load(place / "runs" / "cats.txt")
     prompts = ["the cat", "", "a dog sat on the mat and", "the cat"]
-    for settings in ({}, {"until": "t"}, {"draft": PromptLookup()}, {"amateur": run}):
+    for settings in ({}, {"stop_strings": "t"}, {"draft": PromptLookup()}, {"amateur": run}):
         texts = run.generate(prompts, tokens=6, seed=5, **settings)
         alone = [run.generate(p, tokens=6, seed=5 + n, **settings) for n, p in enumerate(prompts)]
         assert texts == alone
@@ -196,11 +197,11 @@ def test_a_text_run_continues_text_and_does_not_translate(place):
         ran.translate("one")
 
 
-def test_the_decode_engine_follows_changed_weights(place):
+def test_the_decoder_follows_changed_weights(place):
     ran = regard.load(place / "runs" / "cats.txt", device="cpu")
     greedy = {"tokens": 12, "sampler": ["greedy"]}
-    text, ready = ran.generate("the ", **greedy), ran._engine()
-    assert ran._engine() is ready
+    text, ready = ran.generate("the ", **greedy), ran._decoder()
+    assert ran._decoder() is ready
     ids, stop = ran._prompt("the "), set(ran.tokenizer.stop_ids)
     for through_data in (False, True):
         with torch.no_grad():
@@ -211,16 +212,16 @@ def test_the_decode_engine_follows_changed_weights(place):
         before, text = text, ran.generate("the ", **greedy)
         assert text == ran.tokenizer.decode(expected) != before
     ran.model.double()
-    assert ran._engine() is not ready
+    assert ran._decoder() is not ready
     ran.generate("the ", **greedy)
 
 
 def test_a_decoder_generates_with_int8_weights_where_asked(place):
     ran = regard.load(place / "runs" / "cats.txt", device="cpu")
     ran.generate("the ", tokens=4, seed=1)
-    plain = ran._engine()
+    plain = ran._decoder()
     assert len(ran.generate("the ", tokens=12, seed=1, int8=True)) > 0
-    eight, ids = ran._engine(int8=True), ran._prompt("the cat ")
+    eight, ids = ran._decoder(int8=True), ran._prompt("the cat ")
     assert eight is not plain
     assert eight.model.head.weight.dtype == torch.int8
     (expected,) = generate(
@@ -232,13 +233,15 @@ def test_a_decoder_generates_with_int8_weights_where_asked(place):
         ran.generate("the ", draft=PromptLookup(), int8=True)
     greedy = {"tokens": 20, "sampler": ["greedy"]}
     assert ran.generate("the cat ", **greedy, float16=True) == ran.generate("the cat ", **greedy)
-    assert ran._engine(float16=True).model.head.weight.dtype == torch.float16
-    with pytest.raises(ConfigError, match="int8 and float16 are two ways"):
+    assert ran._decoder(float16=True).model.head.weight.dtype == torch.float16
+    with pytest.raises(ConfigError, match="int8 and float16 cannot be combined"):
         ran.generate("the ", float16=True, int8=True)
-    with pytest.raises(ConfigError, match="float16 and int4 are two ways"):
+    with pytest.raises(ConfigError, match="float16 and int4 cannot be combined"):
         ran.generate("the ", float16=True, int4=True)
     ran.model.bfloat16()
-    with pytest.raises(ConfigError, match="float16 rounds float32 weights on a CPU; these are bfl"):
+    with pytest.raises(
+        ConfigError, match="float16 converts float32 weights on a CPU; these are bfl"
+    ):
         ran.generate("the ", float16=True)
 
 
@@ -272,7 +275,7 @@ def test_one_word_needs_no_list(place):
     ran = regard.load(place / "runs" / "cats.txt", device="cpu")
     long = ran.generate("the ", tokens=30, seed=1)
     ending = next(letter for letter in long[4:] if letter.isalpha())
-    assert ran.generate("the ", tokens=30, seed=1, until=ending) == long.partition(ending)[0]
+    assert ran.generate("the ", tokens=30, seed=1, stop_strings=ending) == long.partition(ending)[0]
     assert ran.chain(f"ban={ending}") == ran.chain([f'ban=["{ending}"]'])
 
 
@@ -357,6 +360,14 @@ def test_explaining_needs_attention_and_a_text(place):
         assert torch.as_tensor(found.weights).shape[-2:] == (7, 7)
     with pytest.raises(ConfigError, match="the text is empty"):
         ran.explain("")
+
+
+def test_a_recurrent_network_names_what_shows_its_inside(place, tmp_path):
+    words = ["model.preset=lstm", "model.dim=8", "train.steps=1", "device=cpu"]
+    ran = regard.train(place / "cats.txt", *words, out=tmp_path / "lstm", quiet=True)
+    for method in (ran.attention, ran.logit_lens, ran.head_effects):
+        with pytest.raises(ConfigError, match=r"has no attention.*run\.gradients.*run\.states"):
+            method("the cat")
 
 
 def test_a_small_table_of_pairs_gets_a_tokenizer_that_can_be(tmp_path):
@@ -514,9 +525,9 @@ def test_forecasts_are_drawn_over_the_true_values(tmp_path):
     assert (truth.get_xdata()[0], truth.get_xdata()[-1]) == (-23, 12)
     run = regard.load(tmp_path / "ar24")
     assert run.predict() == run.forecast()  # of the series that it was trained on
-    end = run.forecast_end()
+    end = run.backtest()
     assert list(truth.get_ydata())[-12:] == end.truth
-    assert list(forecasts[1].get_ydata()) == [end.before[-1], *end.forecast]
+    assert list(forecasts[1].get_ydata()) == [end.history[-1], *end.forecast]
     steps = [list(line.get_xdata()) for line in error.lines if len(line.get_xdata())]
     assert steps == [[1, 2, 4, 8, 12]] * 2
 
@@ -629,14 +640,80 @@ def test_all_attention_of_texts_and_pairs_has_the_labels_of_its_tokens(place):
     decoder = maps["decoder.blocks.0.attention"]
     assert decoder.columns[1:] == kinds["cross"].rows[:-1]  # it has read BOS, not EOS
     for wrong, message in (
-        ({"layers": [7]}, "layer 7: there are"),
+        ({"layers": [7]}, "layer 7: there is only layer 0"),
         ({"heads": [9]}, "head 9: there are"),
         ({"pattern": "*.cross"}, r"no attention matches '\*.cross'; available: decoder"),
     ):
         with pytest.raises(RegardError, match=message):
             text.attention("the cat", **wrong)
+    with pytest.raises(RegardError, match=r"no attention matches '\*\.7\.\*'; available: encoder"):
+        pair.attention(source, layers=[0, 7])
+    with pytest.raises(ConfigError, match="this run reads no target; leave out target"):
+        text.attention("the cat", target="le chat")
     with pytest.raises(ConfigError, match=r"500 tokens exceed context=\d+; shorten the input"):
         text.attention("a" * 500)
+    for refused in (pair.find_heads, lambda: pair.logit_lens(source)):
+        with pytest.raises(ConfigError, match="needs a decoder that continues a text; this run"):
+            refused()
+
+
+def test_a_translator_whose_layers_share_weights_is_explained_layer_by_layer(place, tmp_path):
+    run = regard.train(
+        str(place / "pairs.tsv"),
+        "data.tokenizer=char",
+        out=tmp_path / "run",
+        model={"preset": "tiny-encoder-decoder", "dim": 8, "layers": 2, "shared_layers": True},
+        train=SHORT,
+        device="cpu",
+    )
+    text, _ = run.validation_pairs(1)[0]
+    assert list(run.explain(text)) == ["decoder.blocks.0.cross#1"]
+    every = run.attention(text)
+    first = run.attention(text, layers=[0])
+    assert list(first) == [name for name in every if name.endswith("#0")]
+    assert len(every) == 2 * len(first) == 6
+
+
+def test_the_states_of_a_translator_are_those_of_encoder_and_decoder(place, tmp_path):
+    run = regard.train(
+        str(place / "pairs.tsv"),
+        "data.tokenizer=char",
+        out=tmp_path / "run",
+        model={"preset": "bahdanau", "dim": 8},
+        train=SHORT,
+        device="cpu",
+    )
+    text, _ = run.validation_pairs(1)[0]
+    maps = run.states(text)
+    encoder = maps["encoder.0.forward_layer"]
+    assert "".join(encoder.rows).startswith(text)
+    assert maps["encoder.0.backward_layer"].rows == encoder.rows
+    (attention,) = run.attention(text).values()
+    decoder = maps["decoder.0"]
+    assert decoder.rows == ["<start>", *attention.rows[:-1]]  # what it reads, not what it predicts
+    with trace(run.model, "decoder.0.state_hook") as activations, torch.no_grad():
+        source, ids = source_and_translation(run, text)
+        run.model(torch.tensor([ids[:-1]]), source=source)
+    torch.testing.assert_close(decoder.values[-1], activations["decoder.0.state_hook"][0])
+
+
+def test_the_effect_of_a_head_of_a_translator_is_the_loss_of_its_translation(place):
+    run = regard.load(place / "runs" / "pairs.tsv", device="cpu")
+    text, _ = run.validation_pairs(1)[0]
+    source, ids = source_and_translation(run, text)
+    path, head = "decoder.blocks.0.cross", 1
+
+    def loss():
+        with torch.no_grad():
+            logits = run.model.head(run.model(torch.tensor([ids[:-1]]), source=source))
+        return float(torch.nn.functional.cross_entropy(logits[0], torch.tensor(ids[1:])))
+
+    before = loss()
+    with trace(run.model, (), edit={f"{path}.heads_hook": ablate(heads=[head])}):
+        without = loss()
+    effect = float(run.head_effects(text)[path][head])
+    assert effect == pytest.approx(without - before, abs=1e-5)
+    assert effect != 0
 
 
 def test_a_run_generates_with_its_edited_model_inside_a_trace(place):

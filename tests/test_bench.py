@@ -1,4 +1,4 @@
-"""The names that benches and tools import exist; they run too long, or on a GPU, to be run here."""
+"""The names that benches and tools use exist; they run too long, or on a GPU, to be run here."""
 
 import ast
 import importlib
@@ -20,3 +20,26 @@ def test_imported_names_exist(script):
         for alias in node.names:
             known = hasattr(module, alias.name)
             assert known or find_spec(f"{node.module}.{alias.name}"), f"{node.module}.{alias.name}"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_attributes_of_imported_modules_exist(script):
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "regard":
+                    name = alias.name if alias.asname else "regard"
+                    modules[alias.asname or "regard"] = importlib.import_module(name)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "regard":
+            for alias in node.names:
+                if find_spec(node.module).submodule_search_locations is not None and find_spec(
+                    f"{node.module}.{alias.name}"
+                ):
+                    module = importlib.import_module(f"{node.module}.{alias.name}")
+                    modules[alias.asname or alias.name] = module
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = modules.get(node.value.id)
+            assert module is None or hasattr(module, node.attr), f"{module.__name__}.{node.attr}"

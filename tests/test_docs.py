@@ -30,7 +30,8 @@ from regard.models.build import (
     resolve,
 )
 from regard.models.presets import PRESETS
-from regard.nn.block import FFNS, NORMS
+from regard.nn.block import FFNS
+from regard.nn.norm import NORMS
 from regard.nn.position import POSITIONS
 from regard.nn.recurrent import CELLS
 from regard.nn.score import SCORES
@@ -213,9 +214,9 @@ def parse(words):
     if not rest:  # the name itself is spoken of
         return
     given = known[name].make_context(name, rest).params
-    overrides = list(given.get("words") or [])
-    if name == "train" and "=" in given["what"]:
-        overrides.append(given["what"])
+    overrides = list(given.get("overrides") or [])
+    if name == "train" and "=" in given["data_or_recipe"]:
+        overrides.append(given["data_or_recipe"])
     for override in overrides:
         assert is_key(override.partition("=")[0]), override
 
@@ -350,7 +351,10 @@ def test_every_public_name_exists():
 def test_the_axes_in_signatures_are_words_of_the_glossary():
     glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     table = glossary.partition("| axis |")[2]
-    known = {word for row in table.splitlines() for word in re.findall(r"`(\w+)`", row[:60])}
+    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert [name for name in names if names.count(name) > 1] == []
+    known = set(names)
     parts = ("nn", "models", "generate", "explain")
     for path in (path for part in parts for path in sorted((PACKAGE / part).rglob("*.py"))):
         for shape in re.findall(r'Tensor, "([^"]*)"\]', path.read_text(encoding="utf-8")):

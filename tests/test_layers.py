@@ -18,7 +18,8 @@ MODULES = {
     for path in sorted(ROOT.rglob("*.py"))
 }
 LAYERS = [
-    {"errors", "html"},
+    {"renamed"},
+    {"errors", "html", "units"},
     {"config", "seeds"},
     {"files"},
     {"nn", "text"},

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from regard.errors import ConfigError
 from regard.models.build import FAMILIES, build_model, resolve
 from regard.tasks import TASKS
 from regard.text import TOKENIZERS
+from regard.training.fine_tuning import TUNINGS
 from regard.training.optim import OPTIMIZERS, SCHEDULES, optimizers, schedule
 
 CONFIGS = {
@@ -65,7 +67,9 @@ def test_the_comments_of_fields_are_read_behind_and_before_them():
     assert comments["steps"] == "optimizer steps"
     assert comments["log"].startswith("activations whose statistics are logged")
     inherited = field_comments(FAMILIES["vision"][0])
-    assert {"dim", "norm_placement", "patch"} <= {name for name, text in inherited.items() if text}
+    assert {"dim", "norm_placement", "patch_size"} <= {
+        name for name, text in inherited.items() if text
+    }
 
 
 def choices(key):
@@ -96,6 +100,9 @@ def test_the_options_of_training_with_their_defaults_are_accepted():
         make(choice, TOKENIZERS, "tokenizer", texts=["some text to learn from"] * 99)
         for choice in choices("data.tokenizer")
     ]
+    (row,) = regard.settings("train.tune")
+    for name, tuning in TUNINGS.items():
+        assert [*row["choices"][name]["options"]] == [*signature(tuning).parameters]
 
 
 def test_a_pattern_is_a_key_a_part_a_glob_or_the_name_of_a_choice():

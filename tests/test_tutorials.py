@@ -84,7 +84,7 @@ def test_the_nine_tutorials_run_as_notebooks(tmp_path, monkeypatch):
                 same = same and shortened(code) == code and "my.txt" not in code
                 printed = execute(client, shortened(code), f"{name}: {code}")
                 if same and cell.kind == "python":
-                    assert printed == cell.shown, f"{name}: run `make tutorials`"
+                    assert printed == cell.output, f"{name}: run `make tutorials`"
 
 
 def execute(client, source, place):
@@ -94,7 +94,7 @@ def execute(client, source, place):
         client.execute_cell(cell, len(client.nb.cells) - 1)
     except CellExecutionError as error:
         pytest.fail(f"{place}\n{error}", pytrace=False)
-    return tutorials.printed(cell)
+    return tutorials.text_output(cell)
 
 
 def test_every_notebook_has_the_cells_of_its_page():
@@ -120,4 +120,4 @@ def test_a_dry_run_prints_what_the_page_shows(name, tmp_path, monkeypatch, capsy
     with pytest.raises(SystemExit) as exit:
         main(shlex.split(dry_run.source)[1:])
     assert not exit.value.code
-    assert capsys.readouterr().out.strip() == dry_run.shown.strip(), "run `make tutorials`"
+    assert capsys.readouterr().out.strip() == dry_run.output.strip(), "run `make tutorials`"

@@ -1,9 +1,9 @@
-"""Cut the sheet of emoji_captions into a folder of pictures with a table of their names.
+"""Cut the sheet of emoji_captions into a folder of pictures with a table of their captions.
 
 python tools/emoji_captions.py SOURCE OUT
 
 SOURCE holds sheet_64.png and captions.json. The column `group` is the emoji without its skin tone,
-so that `regard train` puts all tones of an emoji on the same side of the split.
+so that `regard train` puts all tones of an emoji into the same split.
 """
 
 import csv
@@ -28,8 +28,8 @@ def main(source: Path, out: Path) -> None:
         for row in rows:
             left, top = PITCH * row["x"] + 1, PITCH * row["y"] + 1
             picture = sheet.crop((left, top, left + SIDE, top + SIDE))
-            ground = Image.new("RGBA", picture.size, "white")
-            Image.alpha_composite(ground, picture).convert("RGB").save(
+            background = Image.new("RGBA", picture.size, "white")
+            Image.alpha_composite(background, picture).convert("RGB").save(
                 out / "images" / f"{row['hex']}.png"
             )
             base = [part for part in row["hex"].split("-") if part not in {*SKIN_TONES, "FE0F"}]

@@ -1,9 +1,9 @@
 """Draw the figures of docs/figures.md, and write the page below its introduction.
 
-First writes the sentences of the introduction and trains the runs that it names, where they are
-missing. Run it in the root of the repository.
+First runs the Python block of the introduction, which generates sentences, and trains the runs of
+its commands that do not exist yet. Run it in the root of the repository.
 
-python tools/figures.py [NAME…]    all figures, or only the files of these
+python tools/figures.py [NAME…]    draw all figures, or only these
 """
 
 import io
@@ -22,14 +22,14 @@ from regard.explain.render.figure import encode, style
 ROOT = Path(__file__).parents[1]
 FILES = ROOT / "docs" / "images" / "figures"
 PAGE = ROOT / "docs" / "figures.md"  # its introduction is written by hand
-LARGEST = 60_000  # bytes of a file
-DPI = (120, 100, 90, 80, 70, 60)  # of a PNG, the first that is small enough
+MAX_BYTES = 60_000  # of a file
+DPI = (120, 100, 90, 80, 70, 60)  # resolutions of a PNG; the first that is small enough is used
 
 RUNS = ("decoder", "lstm", "vectors", "pronouns")
 DECODER, LSTM, VECTORS, PRONOUNS = (f"runs/figures/{name}" for name in RUNS)
 SENTENCE = "The model reads the text and predicts the next token"
 CORPUS = "docs/classical.md"
-COMMANDS: dict[str, tuple[str, ...]] = {  # the words of each figure's command
+COMMANDS: dict[str, tuple[str, ...]] = {  # the arguments of each figure's command
     "bag-of-words": (),
     "bpe-merges": (CORPUS,),
     "token-boundaries": ("Unhappily, tokenizers misbehave", CORPUS),
@@ -56,15 +56,15 @@ COMMANDS: dict[str, tuple[str, ...]] = {  # the words of each figure's command
 
 
 def main(names: list[str]) -> None:
-    """Train, draw and write."""
+    """Train the runs, draw the figures and write the page."""
     assert COMMANDS.keys() == FIGURES.keys(), "every figure has a command here"
     FILES.mkdir(parents=True, exist_ok=True)
     introduction = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), maxsplit=1, flags=re.M)[0]
     (sentences,) = re.findall(r"```python\n((?:(?!```).)*pronouns.*?)```", introduction, re.S)
     exec(sentences, {})
-    for words, run in re.findall(r"^\$ regard train (.*) --out (\S+)$", introduction, re.M):
+    for arguments, run in re.findall(r"^\$ regard train (.*) --out (\S+)$", introduction, re.M):
         if not (ROOT / run).exists():
-            regard.train(*words.split(), out=ROOT / run, quiet=True)
+            regard.train(*arguments.split(), out=ROOT / run, quiet=True)
     files = {}
     for name in FIGURES:
         if names and name not in names:
@@ -77,22 +77,24 @@ def main(names: list[str]) -> None:
 
 
 def draw(name: str) -> Path:
-    """The file of a figure: SVG if it is small, else PNG."""
-    words = COMMANDS[name]
-    samplers = tuple(word for word in words if name == "samplers")
-    options = {} if samplers else dict(word.split("=") for word in words if "=" in word)
-    what = [word for word in words if "=" not in word]
-    values = {key: int(value) for key, value in options.items()}
-    shown = regard.show(name, *what, **values, **({"samplers": samplers} if samplers else {}))
-    figure = shown.figure()
+    """Draw a figure and return its file: SVG if it is small, else PNG."""
+    arguments = COMMANDS[name]
+    inputs = [argument for argument in arguments if "=" not in argument]
+    options: dict[str, object]
+    if name == "samplers":
+        options = {"samplers": arguments}
+    else:
+        pairs = (argument.split("=") for argument in arguments if "=" in argument)
+        options = {key: int(value) for key, value in pairs}
+    figure = regard.show(name, *inputs, **options).figure()
     for old in FILES.glob(f"{name}.*"):
         old.unlink()
     content, path = encode(figure, ".svg"), FILES / f"{name}.svg"
-    if len(content) > LARGEST:
+    if len(content) > MAX_BYTES:
         path = path.with_suffix(".png")
         for dpi in DPI:
             content = small_png(figure, dpi)
-            if len(content) <= LARGEST:
+            if len(content) <= MAX_BYTES:
                 break
     path.write_bytes(content)
     return path
@@ -108,9 +110,9 @@ def small_png(figure: Figure, dpi: int) -> bytes:
 
 
 def section(name: str, entry: FigureEntry, file: Path) -> str:
-    """A figure: what it shows, what it takes, its command and its file."""
+    """The section of a figure: its summary, inputs, options, command and picture."""
     command = shlex.join(["regard", "show", name, *COMMANDS[name]])
-    options = ", ".join(f"`{key}={as_word(value)}`" for key, value in entry.options.items())
+    options = ", ".join(f"`{key}={format_default(value)}`" for key, value in entry.options.items())
     takes = f"`{entry.usage}`" if entry.usage else "nothing"
     return f"""## {name}
 
@@ -126,8 +128,8 @@ $ {command}
 """
 
 
-def as_word(value: object) -> str:
-    """A default as it is written in a command."""
+def format_default(value: object) -> str:
+    """A default value as it is written in a command."""
     if isinstance(value, tuple):
         items = (f'"{item}"' if isinstance(item, str) else f"{item:g}" for item in value)
         return f"[{', '.join(items)}]"

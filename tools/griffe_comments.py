@@ -7,7 +7,7 @@ import griffe
 
 
 class AttributeComments(griffe.Extension):
-    """Give each attribute without a docstring the comment behind it, or the one above it."""
+    """Use the comment after an attribute, or above it, as docstring if the attribute has none."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
         """Read the comment from the source."""
@@ -16,9 +16,9 @@ class AttributeComments(griffe.Extension):
 
 
 def _comment(attr: griffe.Attribute) -> str:
-    behind = re.search(r"#\s+(.+)$", attr.source)
-    if behind:
-        return "" if behind[1].startswith(("type:", "noqa")) else behind[1]
+    trailing = re.search(r"#\s+(.+)$", attr.source)
+    if trailing:
+        return "" if trailing[1].startswith(("type:", "noqa")) else trailing[1]
     above: list[str] = []
     for line in reversed(attr.lines_collection[attr.filepath][: attr.lineno - 1]):
         if not line.lstrip().startswith("# "):

@@ -1,6 +1,6 @@
 """Screenshots of the page of attention maps for docs/inspection.md, in Debian's Chromium.
 
-Run `make images` first, whose run it opens; needs chromium and playwright.
+It opens a run that `make images` trains, so run that first. It needs chromium and playwright.
 
 python tools/screenshots.py
 """
@@ -25,7 +25,7 @@ SHOTS = {  # width, colour scheme, view
 
 
 def main() -> None:
-    """Draw, and write small files."""
+    """Take the screenshots, and write them as PNG files of 96 colours."""
     run = regard.load(ROOT / "runs" / "images", device="cpu")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         page_file = Path(folder, "attention.html")

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: the page of commands is made from their help."""
+"""Hooks of MkDocs: the page of commands is generated from their help."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import typer
 
 from regard.cli import app
 
-PLACE = "[commands]: # "
+MARKER = "[commands]: # "
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Put the help of every command into commands.md."""
     if page.file.src_uri != "commands.md":
         return markdown
-    start, _, _ = markdown.partition(PLACE)
+    start, _, _ = markdown.partition(MARKER)
     return start + "\n".join(_help())
 
 

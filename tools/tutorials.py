@@ -1,13 +1,13 @@
 """Tutorial pages as notebooks: `make tutorials` runs them and writes their outputs.
 
 A page of docs/tutorials is the only source. A `python` block is a code cell, and the `text` block
-after it is what the cell prints; each `$` line of a `console` block is a cell `!command`, and the
-lines below it are its output; a picture that the page shows is displayed by a cell. Running a page
-writes the outputs into it, the pictures beside it, and the executed notebook `NAME.ipynb`.
+after it is the output of the cell; each `$` line of a `console` block is a cell `!command`, and the
+lines below it are its output; a picture of the page is displayed by a cell. Running a page writes
+the outputs into it, the pictures beside it, and the executed notebook `NAME.ipynb`.
 
     python tools/tutorials.py            all pages
     python tools/tutorials.py own-text   one of them
-    python tools/tutorials.py --text     none: write the notebooks again after an edit of the text
+    python tools/tutorials.py --text     run no page: update the text of the notebooks
 """
 
 import os
@@ -30,17 +30,17 @@ PAGES = ROOT / "docs" / "tutorials"
 FENCE = re.compile(r"^```(python|console)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", re.M)
 PICTURE = re.compile(r"^!\[[^\]]*\]\(([\w-]+\.svg)\)$", re.M)
-LINES = 40  # longer outputs are cut in the page
-END = 13  # lines that are kept of their end: the results of a run and what they were measured on
+LINES = 40  # longer outputs are shortened in the page
+END = 13  # lines kept at the end of a longer output: the metrics of a run and their data
 
 
 @dataclass
 class Cell:
-    """A piece of a page: prose, code, a command or a picture, with the output shown for it."""
+    """A piece of a page: prose, code, a command or a picture, and its output."""
 
     kind: str  # "prose", "python", "command", "picture"
     source: str
-    shown: str = ""
+    output: str = ""  # as the page shows it
 
     def to_notebook(self) -> Any:
         """The notebook cell, without outputs."""
@@ -96,8 +96,8 @@ def notebook(cells: list[Cell]) -> Any:
     return result
 
 
-def printed(cell: Any) -> str:
-    """What an executed cell shows as text: stdout and the last value, without progress."""
+def text_output(cell: Any) -> str:
+    """The text output of an executed cell: stdout and the last value, without stderr."""
     parts = []
     for output in cell.get("outputs", []):
         if output.output_type == "stream" and output.name == "stdout":
@@ -133,7 +133,7 @@ def run(name: str) -> None:
     for cell in executed.cells:
         cell.metadata.pop("execution", None)  # times of day
     for cell, result in zip(cells, executed.cells[1:], strict=True):
-        cell.shown = "" if cell.kind in ("prose", "picture") else _cut(printed(result))
+        cell.output = "" if cell.kind in ("prose", "picture") else _shorten(text_output(result))
     path = PAGES / f"{name}.md"
     path.write_text(with_outputs(path.read_text(encoding="utf-8"), cells), encoding="utf-8")
     nbformat.validate(executed)
@@ -146,21 +146,21 @@ def _check_exit_code(client: NotebookClient, cell: Any) -> None:
         client.execute_cell(new_code_cell("assert not _exit_code"), 0)
         client.nb.cells[0] = first  # execute_cell stores the cell
     except CellExecutionError:
-        sys.exit(f"{cell.source}\n{printed(cell)}")
+        sys.exit(f"{cell.source}\n{text_output(cell)}")
 
 
 def refresh(name: str) -> None:
-    """Write the notebook again after an edit of the page's text; the outputs are kept."""
+    """Update the notebook after an edit of the page's text; the outputs are kept."""
     path = PAGES / f"{name}.ipynb"
-    made, stored = notebook(read_cells(name)), nbformat.read(path, as_version=4)
-    code, before = ([c for c in n.cells if c.cell_type == "code"] for n in (made, stored))
-    for cell, executed in zip(code, before, strict=True):
+    new, stored = notebook(read_cells(name)), nbformat.read(path, as_version=4)
+    new_code, old_code = ([c for c in n.cells if c.cell_type == "code"] for n in (new, stored))
+    for cell, executed in zip(new_code, old_code, strict=True):
         cell.outputs, cell.execution_count = executed.outputs, executed.execution_count
-    made.metadata = stored.metadata
-    nbformat.write(made, path)
+    new.metadata = stored.metadata
+    nbformat.write(new, path)
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     lines = text.splitlines(keepends=True)
     if len(lines) <= LINES:
         return text
@@ -169,25 +169,25 @@ def _cut(text: str) -> str:
 
 def with_outputs(page: str, cells: list[Cell]) -> str:
     """The text of a page with the outputs of its cells in place of those it shows."""
-    shown = iter([cell for cell in cells if cell.kind in ("python", "command")])
+    outputs = iter([cell.output for cell in cells if cell.kind in ("python", "command")])
 
     def replace(fence: re.Match[str]) -> str:
         if fence[1] == "python":
-            output = next(shown).shown
+            output = next(outputs)
             return f"```python\n{fence[2]}```\n" + (f"\n```text\n{output}```\n" if output else "")
-        block = COMMAND.sub(lambda match: f"$ {match[1]}\n{next(shown).shown}", fence[2])
+        block = COMMAND.sub(lambda match: f"$ {match[1]}\n{next(outputs)}", fence[2])
         return f"```console\n{block}```\n"
 
     return FENCE.sub(replace, page)
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    if words[:1] == ["--text"]:
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--text"]:
         for name in names():
             refresh(name)
         sys.exit()
-    for name in words or names():
+    for name in arguments or names():
         start = time.perf_counter()
         run(name)
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)

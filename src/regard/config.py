@@ -15,18 +15,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from regard.errors import RENAMED, ConfigError, unknown
+from regard.errors import ConfigError, unknown
 from regard.html import html_table
+from regard.renamed import current_names
 
 Choice = str | Mapping[str, Any]
 T = TypeVar("T")
 INTEGER_LIMIT = 1 << 63  # exclusive bound of integer settings
+# tables with two settings of which only one can be set
 ALTERNATIVES = (("train", "batch", "tokens"), ("model", "preset", "family"))
+_DECIMAL = re.compile(r"^([+-]?)(\.\d+(?:e[+-]?\d+)?)$", re.I)  # .9, in TOML 0.9
 FOLDER_NAME = r"\w[\w.-]*"
 
 
 class Settings:
-    """Base class of the configurations: shows the fields that are not the default."""
+    """Base class of the configurations; the repr shows the fields that differ from the defaults."""
 
     __slots__ = ()
 
@@ -63,19 +66,23 @@ def changed_fields(config: Any) -> dict[str, Any]:
 class DataConfig(Settings):
     """Where the examples come from and how they are tokenized."""
 
-    path: Choice | None = None  # a file, a folder, or a built-in data set (data.builtin.BUILTINS)
+    path: Choice | None = None  # a file, a folder, or a built-in dataset (data.builtin.BUILTINS)
     # the file of source lines, parallel to `target`; with `path`, a column of the table
     source: str | int | None = None
     # the file of target lines, parallel to `source`; with `path`, a column of the table
     target: str | int | None = None
-    text: str | int | None = None  # the column of texts of a table, by name or number
-    # the column of the second texts of a table, if a class belongs to two texts, by name or number
+    text: str | int | None = None  # the column of texts of a table, by name or number from 1
+    # the column of the second texts of a table, for classes of pairs of texts, by name or number
+    # from 1
     text2: str | int | None = None
-    label: str | int | None = None  # the column of classes of a table, by name or number
-    tags: str | int | None = None  # the column of tags of a table, by name or number
-    columns: list[int] = field(default_factory=list)  # the columns of words and tags of CoNLL files
-    validation: list[str] = field(default_factory=list)  # validation data: a path, or two
-    # of a series: rows, or fractions, of training, validation and (if given) test, in this order
+    label: str | int | None = None  # the column of classes of a table, by name or number from 1
+    tags: str | int | None = None  # the column of tags of a table, by name or number from 1
+    # the columns of words and of tags of CoNLL files, by number from 1
+    columns: list[int] = field(default_factory=list)
+    # validation data: a path, or two for parallel files
+    validation: list[str] = field(default_factory=list)
+    # for a time series: the sizes of the training, validation and (optional) test splits, in rows
+    # or as fractions
     split: list[float] = field(default_factory=list)
     validation_fraction: float = 0.1  # fraction of the data for validation if `validation` is empty
     tokenizer: Choice = "bpe"  # the tokenizer that is trained on the data (text.TOKENIZERS)
@@ -87,48 +94,53 @@ class TrainConfig(Settings):
     """How a model is trained."""
 
     steps: int = 1000  # optimizer steps
-    batch: int | None = None  # rows per step; instead of `tokens`
-    tokens: int | None = None  # (padded) target tokens per step; instead of `batch`
+    batch: int | None = None  # batch size: rows per step; instead of `tokens`
+    tokens: int | None = None  # target tokens per step, padding included; instead of `batch`
     accumulate: int = 1  # gradient accumulation: micro-batches per step
     lr: float = 1e-3  # the learning rate, before the schedule
     optimizer: Choice = "adamw"  # the optimizer (training.optim.OPTIMIZERS)
-    schedule: Choice = "cosine"  # factor of `lr` at each step (training.optim.SCHEDULES)
+    # the learning-rate schedule: a factor of `lr` at each step (training.optim.SCHEDULES)
+    schedule: Choice = "cosine"
     clip: float = 1.0  # gradient clipping: the maximum norm; 0: off
     ema: float = 0.0  # decay of the exponential moving average of the weights; 0: off
-    seed: int = 1  # seed of all random numbers: weights, batches, dropout, split of the data
-    # steps between two evaluations; None: at step 0 and ten times in the run, fewer times in a
-    # short one
+    seed: int = 1  # seed of all random numbers: weights, batches, dropout, data split
+    # steps between two evaluations; None: evaluate at step 0 and ten times in the run, fewer times
+    # in a short run
     evaluate_every: int | None = None
-    # validation targets per evaluation while training; None: as many as cost a tenth of the run
+    # validation targets per evaluation during training; None: so many that all evaluations together
+    # cost about a tenth of the run
     evaluate_targets: int | None = None
     # for language models, tokens by which the windows of an evaluation advance; None: three
     # quarters of the context, so that tokens are predicted from at least a quarter of it
     evaluate_stride: int | None = None
-    # steps between two checkpoints; None: `evaluate_every`, or ten times in the run
+    # steps between two checkpoints; None: `evaluate_every`, or a tenth of `steps`
     save_every: int | None = None
-    keep: int = 3  # newest checkpoints kept, beside the best
+    keep: int = 3  # how many of the newest checkpoints to keep, besides the best one
     # early stopping: end after this many evaluations without improvement
     patience: int | None = None
-    # the validation metric that picks model.safetensors; None: the task's default, such as accuracy
-    # or F1; "last": the newest
+    # the validation metric that selects the weights of model.safetensors; None: the task's default,
+    # such as accuracy or F1; "last": always the newest weights
     best: str | None = None
-    # a run folder, or a Hugging Face folder, whose weights to start from
+    # a run folder or a Hugging Face folder that provides the initial weights
     start: str | None = None
-    tune: Choice = "all"  # which parameters train (training.fine_tuning.TUNINGS)
+    tune: Choice = "all"  # which parameters are trained (training.fine_tuning.TUNINGS)
     # layer-wise learning-rate decay: each layer further from the output multiplies the learning
     # rate by this factor
     layer_decay: float = 1.0
-    # evaluate baselines first: n-grams of a text; of a series naive, seasonal naive, AR(p) and one
-    # linear layer
+    # evaluate baselines before training: an n-gram model for text; for a time series, naive and
+    # seasonal naive forecasts, AR(p) and a linear layer; for text regression, the mean
     baseline: bool = True
     # activations whose statistics are logged, by glob patterns of hook-point names
     log: list[str] = field(default_factory=list)
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # autocast; auto: bfloat16 on CUDA
-    compile: Literal["auto", "on", "off"] = "auto"  # torch.compile; auto: on CUDA only
-    activation_checkpointing: bool = False  # recompute blocks in backward, to save memory
+    # mixed precision (autocast); auto: bfloat16 on CUDA, float32 elsewhere; float8: bfloat16 with
+    # the large matmuls of blocks in FP8
+    precision: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"  # use torch.compile; auto: on CUDA only
+    activation_checkpointing: bool = False  # recompute blocks in the backward pass, to save memory
     # CPU threads; None: at most the usable cores, and fewer on a busy machine where that is faster
     threads: int | None = None
-    shard: Literal["auto", "none", "full"] = "auto"  # FSDP; auto: if the weights are large
+    # shard weights, gradients and optimizer state over the ranks (FSDP); auto: if they are large
+    shard: Literal["auto", "none", "full"] = "auto"
     timeout: int = 600  # seconds that ranks wait for each other
     # experiment trackers to log to (training.tracking.trackers.TRACKERS)
     trackers: list[Choice] = field(default_factory=list)
@@ -139,17 +151,18 @@ class RunConfig(Settings):
     """All settings of a run; saved in full as `config.json`, so defaults may change later."""
 
     name: str  # name of the run and of its folder in runs/
-    task: Choice = "causal"  # what the model learns (tasks.TASKS)
+    task: Choice = "causal"  # the training objective (tasks.TASKS)
     data: DataConfig = field(default_factory=DataConfig)
-    model: dict[str, Any] = field(default_factory=dict)  # preset or family, and fields
+    model: dict[str, Any] = field(default_factory=dict)  # a preset or a family, and its settings
     train: TrainConfig = field(default_factory=TrainConfig)
     # time budget of the whole command: chooses the size of the model for this machine, and fits
-    # train.steps, warm-up, EMA and evaluations to the time; None: train.steps
+    # train.steps, warm-up, EMA and evaluations to the time; None: train for train.steps
     minutes: float | None = None
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # of the model; auto: the fastest
+    # the device on which the model runs; auto: the fastest
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
 
 
-TABLES = {  # the common settings of each table, and an example
+TABLES = {  # the common settings of each table, and one of them as an example
     "data": ({f.name for f in fields(DataConfig)}, "path"),
     "model": ({"preset", "family", "dim", "layers", "heads", "context", "dropout"}, "preset"),
     "train": ({f.name for f in fields(TrainConfig)}, "steps"),
@@ -197,10 +210,11 @@ def make(choice: Choice, kinds: Mapping[str, Callable[..., T]], what: str, **pro
     return kinds[kind](**arguments)
 
 
-def _hints(part: Any) -> dict[str, Any]:
-    part = part.func if isinstance(part, partial) else part
-    maker = vars(part).get("__init__", part) if inspect.isclass(part) else part
-    return typing.get_type_hints(maker)
+def _hints(entry: Any) -> dict[str, Any]:
+    """The type hints of the arguments of a class, a function or a partial."""
+    entry = entry.func if isinstance(entry, partial) else entry
+    function = vars(entry).get("__init__", entry) if inspect.isclass(entry) else entry
+    return typing.get_type_hints(function)
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
@@ -220,11 +234,11 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
 
 
 def _unknown_key(name: str, known: Iterable[str], where: str) -> str:
-    """The message for an unknown key; it may be one of another table, as in train.device."""
+    """The message for an unknown key, which may belong to another table, as in train.device."""
     message = unknown("key", name, known)
     places = [table for table, (names, _) in TABLES.items() if name in names and table != where]
     if where in TABLES and "; known: " in message:  # there is no suggestion yet
-        if name in {f.name for f in fields(RunConfig)} | {"minutes"}:
+        if name in {f.name for f in fields(RunConfig)}:
             return f"unknown key {name!r}; it is a top-level setting: {name}=…"
         if places:
             return f"unknown key {name!r}; did you mean '{places[0]}.{name}'?"
@@ -275,7 +289,7 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
 
 
 def _savable(text: str) -> bool:
-    """Whether a text can be saved: no lone surrogate, no NUL."""
+    """Whether a string can be saved: it has no lone surrogate and no NUL."""
     try:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:
@@ -285,32 +299,29 @@ def _savable(text: str) -> bool:
 def _type_name(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(repr, typing.get_args(hint)))
-    name = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
-    return name.get(hint, "a table")
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+    return names.get(hint, "a table")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file; errors name it."""
+    """Read a TOML file; an error names the file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"no recipe at {path}; give the path of a .toml file") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not TOML, not UTF-8, or a number that is too long
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or too long a number
         raise ConfigError(f"{path} is not a TOML file: {error}") from None
 
 
-STUDY_KEYS = ("study", "report")  # of a recipe of several runs
+STUDY_KEYS = ("study", "report")  # keys of a recipe of several runs
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """Read a recipe and check its keys and types; errors name the file.
+    """Read a recipe and check its keys and types; an error names the file.
 
-    It may be a study of several runs, which `study_runs` returns, with a `report` at its end.
+    A recipe may be a study of several runs (`study_runs`) that ends with a report (`study_report`).
     """
     table = {"name": path.stem, **read_toml(path)}
     runs = table.get("study", {})
@@ -334,13 +345,13 @@ def study_runs(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     >>> study_runs({"train": {"steps": 9}, "study": {"gru": {"train": {"lr": 0.1}}}})
     {'gru': {'train': {'steps': 9, 'lr': 0.1}, 'name': 'gru'}}
     """
-    rest = {key: value for key, value in recipe.items() if key not in STUDY_KEYS}
+    common = {key: value for key, value in recipe.items() if key not in STUDY_KEYS}
     runs = recipe.get("study", {})
-    return {name: overlay(rest, {"name": name, **run}) for name, run in runs.items()}
+    return {name: overlay(common, {"name": name, **run}) for name, run in runs.items()}
 
 
 def study_report(recipe: Mapping[str, Any]) -> list[Choice]:
-    """The data on which a study ends with an evaluation by length; empty: none.
+    """The data of the evaluation by length at the end of a study; empty: no evaluation.
 
     >>> study_report({"study": {}, "report": {"by_length": {"kind": "parentheses"}}})
     [{'kind': 'parentheses'}]
@@ -350,8 +361,8 @@ def study_report(recipe: Mapping[str, Any]) -> list[Choice]:
         return []
     if "study" not in recipe or not isinstance(report, Mapping) or {*report} != {"by_length"}:
         raise ConfigError(
-            "report belongs to a study and has one key, by_length: the data of an evaluation by "
-            "length, a name, a path or a table"
+            "report is for a study and has one key, by_length: the data of an evaluation by "
+            "length, as a name, a path or a table"
         )
     data = report["by_length"]
     return list(data) if isinstance(data, list) else [data]
@@ -366,46 +377,49 @@ def check_not_study(recipe: Mapping[str, Any]) -> None:
         )
 
 
-def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def overlay(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Merge settings; an override of one of two alternatives, such as batch, removes the other.
 
     >>> overlay({"train": {"batch": 8, "lr": 0.1}}, {"train": {"tokens": 4096}})
     {'train': {'lr': 0.1, 'tokens': 4096}}
     """
-    result = merge(base, over)
+    result = merge(base, overrides)
     for table, one, other in ALTERNATIVES:
-        overrides = over.get(table, {})
+        changed = overrides.get(table, {})
         for new, old in ((one, other), (other, one)):
-            if new in overrides and old not in overrides and old in result[table]:
+            if new in changed and old not in changed and old in result[table]:
                 result[table] = {k: v for k, v in result[table].items() if k != old}
     return result
 
 
 def check_overrides(table: Mapping[str, Any]) -> None:
     """Raise on unknown keys and wrong types, before torch is imported."""
-    for key, (names, name) in TABLES.items():
+    for key, (names, example) in TABLES.items():
         if not isinstance(table.get(key, {}), dict):
-            raise ConfigError(f"{key} is a table, set as in {key}.{name}=…, not {table[key]!r}")
-        for inside in table:
-            new = inside if inside in names else RENAMED.get(inside)
-            if new in names:
-                raise ConfigError(f"unknown key {inside!r}; did you mean '{key}.{new}'?")
+            raise ConfigError(f"{key} is a table, set as in {key}.{example}=…, not {table[key]!r}")
+        for top_key in table:
+            for name in (top_key, *current_names(top_key)):
+                if name in names:
+                    raise ConfigError(f"unknown key {top_key!r}; did you mean '{key}.{name}'?")
     build(RunConfig, {"name": "", **table})
 
 
-def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
+def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     """Parse `key=value` arguments into a nested table; values are TOML, or else strings.
 
     >>> parse_overrides(["model.dim=128", "train.lr=1e-3", "data.tokenizer=char"])
     {'model': {'dim': 128}, 'train': {'lr': 0.001}, 'data': {'tokenizer': 'char'}}
+    >>> parse_overrides(["top_p=.9"])
+    {'top_p': 0.9}
     """
     result: dict[str, Any] = {}
-    for word in words:
-        key, equals, text = word.partition("=")
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
         if not equals or not key:
-            raise ConfigError(f"{word!r} is not key=value, as in train.steps=2000")
+            raise ConfigError(f"{argument!r} is not key=value, as in train.steps=2000")
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
+            toml = _DECIMAL.sub(r"\g<1>0\2", text)
+            value = tomllib.loads(f"value = {toml}")["value"]
         except (ValueError, RecursionError):
             value = text
         *path, last = key.split(".")
@@ -424,31 +438,31 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
 
 
 def parse_entry(
-    word: str,
+    argument: str,
     make: Callable[..., T],
     adapt: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> T:
-    """Make a dataclass from `name=value`: its first setting, or a TOML table of several.
+    """Make a dataclass from `name=value`; the value is its first field, or a TOML table of fields.
 
-    `adapt` may change the table before it is checked.
+    `adapt` may change the table of fields before it is checked.
 
     >>> parse_entry("data={validation_fraction=0.2, lower=true}", DataConfig).lower
     True
     """
-    ((name, value),) = parse_overrides([word]).items()
+    ((name, value),) = parse_overrides([argument]).items()
     if not isinstance(value, dict):
         value = {next(iter(inspect.signature(make).parameters)): value}
     return build(make, adapt(value), name)  # type: ignore[arg-type]
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Merge one nested table into another; a choice of another kind replaces the whole choice.
 
     >>> merge({"train": {"steps": 10, "lr": 0.1}}, {"train": {"steps": 20}})
     {'train': {'steps': 20, 'lr': 0.1}}
     """
     result = dict(base)
-    for key, value in over.items():
+    for key, value in overrides.items():
         old = result.get(key)
         if isinstance(value, Mapping) and isinstance(old, str) and "kind" not in value:
             old = {"kind": old}  # schedule = "cosine", then schedule.warmup = 10
@@ -476,7 +490,7 @@ def flatten(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, An
 
 
 def to_table(config: Any) -> Any:
-    """The plain table that `build` makes an equal config from."""
+    """Convert a config to a plain table, from which `build` makes an equal config."""
     if is_dataclass(config):
         return {f.name: to_table(getattr(config, f.name)) for f in fields(config)}
     if isinstance(config, Mapping):

@@ -10,25 +10,27 @@ RegardError               1   something failed
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+
+from regard.renamed import current_names
 
 MAX_WORD, MAX_LINE = 300, 1_000  # characters of a message
 
 
 def shorten(message: str) -> str:
-    """A message without the middle of its very long words and lines.
+    """Cut out the middle of very long words and lines of a message.
 
     >>> len(shorten("x" * 5000))
     201
     """
-    message = re.sub(rf"\S{{{MAX_WORD},}}", lambda word: _ends(word[0], 100), message)
+    message = re.sub(rf"\S{{{MAX_WORD},}}", lambda word: _cut_middle(word[0], 100), message)
     lines = message.split("\n")
-    return "\n".join(_ends(line, 400) if len(line) > MAX_LINE else line for line in lines)
+    return "\n".join(_cut_middle(line, 400) if len(line) > MAX_LINE else line for line in lines)
 
 
-def _ends(text: str, each: int) -> str:
-    return f"{text[:each]}…{text[-each:]}"
+def _cut_middle(text: str, kept: int) -> str:
+    return f"{text[:kept]}…{text[-kept:]}"
 
 
 class RegardError(Exception):
@@ -51,7 +53,7 @@ class ShapeError(ConfigError):
 
 
 class DataError(RegardError, ValueError):
-    """The user's data cannot be read, or not used for the task."""
+    """The user's data cannot be read, or cannot be used for the task."""
 
     exit_code = 3
 
@@ -80,48 +82,7 @@ class RegardWarning(UserWarning):
     """A warning of this library; the command line shows it as one line."""
 
 
-RENAMED = {  # settings of earlier versions, and what they are called now
-    "rate": "lr",
-    "average": "ema",
-    "recompute": "activation_checkpointing",
-    "watch": "trackers",
-    "season": "seasonal_period",
-    "size": "vocab_size",  # of a tokenizer
-    "evaluate_tokens": "evaluate_targets",
-    "held_out": "validation_fraction",
-    "order": "norm_placement",
-    "rounds": "iterations",
-    "projected": "after_projection",
-    "width": "kernel_size",
-    "curves": "components",
-    "norm_order": "norm_placement",
-    "stream_scale": "residual_scale",
-    "inputs": "input_dim",
-    "both_ways": "bidirectional",
-    "feeding": "input_feeding",
-    "attention": "score",
-    "smoothing": "label_smoothing",
-    "sampled": "scheduled_sampling",
-    "share": "mask_fraction",
-    "reach": "max_distance",
-    "max_answer": "max_answer_length",
-    "shape": "architecture",
-    "nested": "dyck",
-    "colours": "types",
-    "characters": "char_dim",
-    "factored": "factorize_positions",
-    "fraction": "partial_rotary_factor",
-    "independent": "channel_independent",
-    "most": "max_probability",
-    "over": "ramp_fraction",
-    "label": "text_classification",  # values of settings from here on
-    "classify": "image_classification",
-    "content": "cosine",
-    "last": "last_layers",
-    "gradual": "gradual_unfreezing",
-    "stable_decay": "warmup_stable_decay",
-}
-SHOWN = 40  # names of a table in a message
+MAX_NAMES = 40  # names that a message lists
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -133,11 +94,26 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     "unknown key 'rate'; it is called 'lr' now"
     """
     names = sorted(known)
-    if RENAMED.get(name) in names:
-        return f"unknown {what} {name!r}; it is called {RENAMED[name]!r} now"
+    if renamed := [new for new in current_names(name) if new in names]:
+        return f"unknown {what} {name!r}; it is called {renamed[0]!r} now"
     same = [known_name for known_name in names if known_name.lower() == name.lower()]
-    close = same or get_close_matches(name, names, n=1, cutoff=0.6)
-    shown = names if len(names) <= SHOWN else [*names[:SHOWN], f"… ({len(names)} in all)"]
-    known_ones = f"known: {', '.join(shown)}" if names else "there are none"
-    hint = f"did you mean {close[0]!r}?" if close else known_ones
+    close = same or get_close_matches(name, names, n=1, cutoff=0.65)
+    known_names = f"known: {list_names(names)}" if names else "there are none"
+    hint = f"did you mean {close[0]!r}?" if close else known_names
     return f"unknown {what} {name!r}; {hint}"
+
+
+def bullet_list(problems: Sequence[str], limit: int = 5) -> str:
+    """The first problems, one per indented line, and how many more there are.
+
+    >>> bullet_list(["a", "b", "c"], limit=2)
+    '\\n  a\\n  b\\n  … and 1 more'
+    """
+    more = [f"… and {len(problems) - limit} more"] if len(problems) > limit else []
+    return "".join(f"\n  {line}" for line in [*problems[:limit], *more])
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Names separated by commas; of many names, the first ones and the count."""
+    shown = names if len(names) <= MAX_NAMES else [*names[:MAX_NAMES], f"… ({len(names)} in all)"]
+    return ", ".join(shown)

@@ -1,14 +1,14 @@
 """Seeds for shuffling, batches, dropout and sampling, derived from one seed.
 
-Each function below is a pure function of (seed, position in the run), so a resumed run draws the
-same random numbers as an uninterrupted one. The four formulas differ for historical reasons and
-must not change: every recorded result depends on them.
+Each function in the table is a pure function of (seed, position in the run), so a resumed run
+draws the same random numbers as an uninterrupted one. The four formulas differ for historical
+reasons and must not change: every recorded result depends on them.
 
 function           hash            random numbers that it seeds
 shuffle_key        BLAKE2b         the order of the examples and the offset of the blocks
-batch_generator    SHA-256         what is random in a micro-batch: masking, crops, sampling
-step_seed          multiply, add   what is random in the model: dropout
-row_key            BLAKE2b         the sampling of one row of generated text
+batch_generator    SHA-256         random operations on a micro-batch: masking, crops, sampling
+step_seed          multiply, add   random operations of the model: dropout
+row_key            BLAKE2b         sampling of one row of generated text
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 
 
 def row_key(seed: int, row: int) -> int:
-    """The signed 64-bit key of the numbers by which one row of generated text is sampled."""
+    """The signed 64-bit key of the random numbers with which one row of text is sampled."""
     digest = hashlib.blake2b(f"{seed} {row}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 

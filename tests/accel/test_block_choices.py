@@ -13,12 +13,13 @@ from torch import nn
 from regard.accel import decoding_path
 from regard.accel.description import UnsupportedModel, inspect_decoder
 from regard.accel.packed_decoder import PackedDecoder
-from regard.accel.support import triton_unsupported_reason
+from regard.accel.support import packed_unsupported_reason, triton_unsupported_reason
 from regard.errors import RegardError
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.nn.block import FFNS, NORMS, Block, FeedForward, RMSNorm
+from regard.nn.block import FFNS, Block, FeedForward
 from regard.nn.head import Head
-from regard.nn.position import POSITIONS, Rotary
+from regard.nn.norm import NORMS, RMSNorm
+from regard.nn.position import LENGTH_DEPENDENT_SCALINGS, POSITIONS, Rotary
 from regard.nn.score import SCORES, ScaledDot
 
 VOCAB, ROWS, CAPACITY = 23, 3, 16
@@ -34,6 +35,15 @@ BASE = {
     "bias": False,
     "tied": False,
 }
+SCALED_BY_LENGTH = [  # scalings that depend on the length of the sequence
+    {"kind": "dynamic", "factor": 2.0, "original_context": 4},
+    {
+        "kind": "longrope",
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+        "original_context": 4,
+    },
+]
 RUNS_TRITON = find_spec("triton") is not None and (
     torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 )
@@ -66,6 +76,8 @@ CHOICES = {
         {"kind": "rotary", "partial_rotary_factor": 0.5, "interleaved": True},
         {"kind": "rotary", "base": 50.0},
         {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}},
+        *({"kind": "rotary", "scaling": scaling} for scaling in SCALED_BY_LENGTH),
+        {"kind": "rotary", "window_base": 50.0},
         {"kind": "learned", "each_layer": True},
         {"kind": "sinusoidal", "each_layer": True},
         {"kind": "sinusoidal", "each_layer": True, "after_projection": True},
@@ -349,6 +361,21 @@ def test_what_no_description_knows_is_refused(change):
     path = decoding_path(model)
     assert path.name == "plain"
     assert path.unsupported_reasons["packed"]
+
+
+@pytest.mark.parametrize("scaling", SCALED_BY_LENGTH, ids=lambda scaling: scaling["kind"])
+def test_scalings_by_length_are_refused_for_that_reason(scaling):
+    assert {scaling["kind"] for scaling in SCALED_BY_LENGTH} == set(LENGTH_DEPENDENT_SCALINGS)
+    description = inspect_decoder(build(position={"kind": "rotary", "scaling": scaling}))
+    for unsupported_reason in (packed_unsupported_reason, triton_unsupported_reason):
+        assert "depends on the length" in unsupported_reason(description)
+
+
+def test_a_base_for_layers_with_a_window_is_refused_for_that_reason():
+    position = {"kind": "rotary", "window_base": 50.0}
+    description = inspect_decoder(build(position=position, window=3, global_every=2))
+    for unsupported_reason in (packed_unsupported_reason, triton_unsupported_reason):
+        assert "layers with a window rotate by another base" in unsupported_reason(description)
 
 
 @pytest.mark.parametrize("architecture", ["encoder", "encoder-decoder"])

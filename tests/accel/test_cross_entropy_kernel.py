@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from regard.nn.loss import softmax_gradient as plain
+from regard.nn.loss import cross_entropy_with_gradient as plain
 
 pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
@@ -28,7 +28,7 @@ def test_the_gradient_is_that_of_the_formula(vocab, width, dtype, bias, cap, smo
     offset = torch.randn(vocab, device=DEVICE).to(dtype) if bias else None
     wide = None if offset is None else offset.double()
     loss, gradient = plain(logits.double(), wide, targets, vocab, smoothing, cap)
-    actual_loss, actual = kernels.softmax_gradient(
+    actual_loss, actual = kernels.cross_entropy_with_gradient(
         logits.clone(), offset, targets, vocab, smoothing, cap
     )
     assert (actual_loss - loss).norm() / loss.norm() < 1e-6

@@ -9,9 +9,8 @@ from regard.data.batch import TextBatch
 from regard.models.build import build_model
 from regard.models.transformer import TransformerConfig
 from regard.tasks import Causal
-from regard.training.loop import train
+from regard.training.loop import Objective, train
 from regard.training.optim import optimizers
-from regard.training.parallel.strategy import Objective
 
 
 class FakeCapture:

@@ -21,12 +21,12 @@ import triton.language as tl
 
 from regard.accel import triton_decoder
 from regard.accel.description import inspect_decoder
-from regard.accel.kernels import common, decode_attention, gemm, sampling
-from regard.accel.kernels.common import INTERPRETED
+from regard.accel.kernels import common, decode_attention, gemm, gemv, sampling
+from regard.accel.kernels.common import INTERPRETED, FFNActivation
 from regard.accel.packed import FusedNormLinear, PackedLinear
 from regard.accel.support import triton_unsupported_reason
 from regard.accel.triton_decoder import TritonDecoder
-from regard.nn.block import RMSNorm
+from regard.nn.norm import RMSNorm
 from regard.serve.engine import BatchEngine, EngineConfig
 from regard.serve.prefill_graphs import make_prefill_graphs
 from regard.serve.request import Request
@@ -85,11 +85,12 @@ def copy_weights(layer, *modules):
 )
 @torch.inference_mode()
 def test_a_decode_step_gives_the_logits_of_the_model(change, quantized, gemv_rows, monkeypatch):
-    monkeypatch.setattr(triton_decoder, "GEMV_ROWS", {4: gemv_rows})
-    monkeypatch.setattr(decode_attention, "TILE_BYTES", 4 * 16 * 16)  # several splits of the keys,
-    monkeypatch.setattr(
-        decode_attention, "FULL_OCCUPANCY_PROGRAMS", 128 if gemv_rows else 1
-    )  # or tiles
+    monkeypatch.setattr(triton_decoder, "MAX_GEMV_ROWS", {4: gemv_rows})
+    monkeypatch.setattr(decode_attention, "TILE_BYTES", 4 * 16 * 16)  # 16 of the 64 keys
+    monkeypatch.setattr(decode_attention, "PIPELINED_TILE", 16)
+    # one split of four tiles, four splits of one tile, two splits of two tiles
+    programs = 1 if not gemv_rows else 12 if "int4" in quantized else 128
+    monkeypatch.setattr(decode_attention, "FULL_OCCUPANCY_PROGRAMS", programs)
     sizes = {key: (size, 32, *rest) for key, (size, _, *rest) in gemm.PROGRAM_SIZES.items()}
     monkeypatch.setattr(gemm, "PROGRAM_SIZES", sizes)  # several splits of the inputs
     torch.manual_seed(0)
@@ -116,6 +117,38 @@ def test_a_decode_step_gives_the_logits_of_the_model(change, quantized, gemv_row
         expected, state = model.step(ids[:, t : t + 1], state)
         actual, fast_state = fast.step(ids[:, t : t + 1], fast_state)
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("activation", [FFNActivation(), FFNActivation("silu", gated=True)])
+@pytest.mark.parametrize(("width", "outputs"), [(16, 12), (30, 12), (48, 12), (64, 12), (100, 12)])
+@torch.inference_mode()
+def test_a_linear_layer_of_any_width(monkeypatch, width, outputs, activation):
+    monkeypatch.setattr(gemv, "NARROW_BLOCK", 16)
+    monkeypatch.setattr(gemv, "NARROW_INPUTS", 48)
+    monkeypatch.setattr(gemv, "BLOCK_INPUTS", 32)
+    torch.manual_seed(0)
+    linear, norm = torch.nn.Linear(width, 2 * outputs), RMSNorm(width)
+    torch.nn.init.normal_(norm.weight)
+    layer = FusedNormLinear.of(PackedLinear.of(linear.to(DEVICE)), norm.to(DEVICE))
+    x, residual = torch.randn(2, width).to(DEVICE), torch.randn(2, 2 * outputs).to(DEVICE)
+    expected = linear(norm(x))
+    if activation.gated:
+        gate, up = expected.chunk(2, 1)
+        expected, residual = torch.nn.functional.silu(gate) * up, residual[:, :outputs].clone()
+    actual = gemv.linear(x, layer, residual=residual, activation=activation)
+    torch.testing.assert_close(actual, expected + residual, rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_of_two_blocks_is_prefetched_where_all_programs_fit():
+    def options(inputs, outputs):
+        weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta")
+        return gemv._linear_options(PackedLinear(weight), 1)
+
+    assert options(2048, 2048)["PREFETCH"]
+    assert options(4096, 1024)["PREFETCH"]
+    assert not options(2048, 8192)["PREFETCH"]  # too many programs
+    assert not options(8192, 2048)["PREFETCH"]  # four blocks
+    assert not options(1024, 4096)["PREFETCH"]  # one block
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "fits"), [(32, 1, True), (33, 1, False)])
@@ -204,7 +237,7 @@ def test_gemm_with_packed_int8_gives_what_gemv_gives(
     ids = torch.randint(0, 53, (3, 9)).to(DEVICE)
     logits = []
     for gemv_rows in (4, 0):
-        monkeypatch.setattr(triton_decoder, "GEMV_ROWS", {packed_dtype.itemsize: gemv_rows})
+        monkeypatch.setattr(triton_decoder, "MAX_GEMV_ROWS", {packed_dtype.itemsize: gemv_rows})
         _, state = fast.step(ids, fast.start(3, 128))
         logits.append(fast.step(ids[:, :1], state.with_static_shapes())[0])
     tolerance = 1e-4 if INTERPRETED else 0.03

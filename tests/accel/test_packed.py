@@ -63,6 +63,9 @@ def test_int8_is_off_by_half_a_step_at_most(inputs, fbgemm, monkeypatch):
         x[1, 2] = large
         torch.testing.assert_close(whole(x)[:1].detach(), alone, rtol=1e-5, atol=1e-5)
     assert not whole(x)[1].isfinite().any()
+    for value in (torch.inf, torch.nan):
+        x[1, 2] = value
+        assert not whole(x[1:]).isfinite().any()
 
 
 @pytest.mark.parametrize("fbgemm", [True, False])

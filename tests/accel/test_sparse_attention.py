@@ -60,7 +60,7 @@ def test_the_result_is_that_of_the_formula(cap, alibi):
     q, k, v = torch.randn(ROWS, 4, TIME, 8), *torch.randn(2, ROWS, 2, TIME, 8)
     for mask in (MASKS["window"], MASKS["documents"]):
         inputs = AttentionInputs.of(mask, positions(), None, position)
-        assert sparse_attention.needs_block_mask(inputs, cap is not None)
+        assert sparse_attention.needs_sparse_attention(inputs, cap is not None)
         slopes = position.slope if alibi else None
         actual = sparse_attention.attend(attention, slopes, q, k, v, inputs)
         expected = attention._explicit(q, k, v, inputs)
@@ -69,9 +69,9 @@ def test_the_result_is_that_of_the_formula(cap, alibi):
 
 def test_plain_causal_attention_and_odd_lengths_stay_with_the_fused_kernel():
     plain = AttentionInputs.of(Mask.causal(), positions())
-    assert not sparse_attention.needs_block_mask(plain, capped=False)
+    assert not sparse_attention.needs_sparse_attention(plain, capped=False)
     window = Mask.causal() & Mask.window(9)
-    assert not sparse_attention.needs_block_mask(
+    assert not sparse_attention.needs_sparse_attention(
         AttentionInputs.of(window, positions()[:, :500]), capped=False
     )
     assert not sparse_attention.supports(Attention(32, 4, dropout=0.1), Position())

@@ -84,6 +84,7 @@ def test_explain_shows_all_heads_or_one_with_its_tokens(regard, text_run):
     assert "head 1" in regard("explain", text_run, "the cat").out
     completed = regard("explain", text_run, "the cat", "--head", 1)
     assert "␣" in completed.out
+    assert completed.out.startswith("decoder.blocks.0.attention, head 1 of 2\n")
     output = json.loads(regard("explain", text_run, "the cat", "--json").out)
     assert output["columns"] == list("the cat")
     assert sum(output["weights"][0][3]) == pytest.approx(1, abs=1e-4)
@@ -91,10 +92,13 @@ def test_explain_shows_all_heads_or_one_with_its_tokens(regard, text_run):
 
 def test_explain_shows_the_alignment_of_a_translation(regard, pair_run, tmp_path):
     completed = regard("explain", pair_run, "100 cats")
-    assert "decoder.blocks.0.cross" in completed.out
+    assert "decoder.blocks.0.cross, mean of 2 heads\n" in completed.out
     assert "<stop>" in completed.out
+    assert "one head: --head N" in completed.err
     assert regard("explain", pair_run, "100 cats", "--out", "a.svg").code == 0
     assert (tmp_path / "a.svg").read_text().count("head ") == 2
+    written = regard("explain", pair_run, "100 cats", "--out", "a.html")
+    assert "modules with attention: encoder.blocks.0.attention" in written.err
 
 
 def test_quickstart_trains_evaluates_and_suggests_commands(regard, tmp_path, monkeypatch):

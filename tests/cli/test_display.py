@@ -17,7 +17,7 @@ from regard.api.display import (
     NotebookDisplay,
     make_display,
 )
-from regard.api.overrides import override_words
+from regard.api.overrides import format_overrides
 from regard.config import RunConfig, build, merge, parse_overrides, to_table
 from regard.training.events import Evaluated, RunFinished, RunStarted, StepLogged
 from regard.training.storage.run_folder import RunFolder
@@ -120,7 +120,7 @@ def test_the_printed_settings_make_the_same_run_again(text_run, pair_run):
     for folder in (text_run, pair_run):
         config = RunFolder(folder).load_config()
         config = replace(config, train=replace(config.train, start="a 'quoted' name, 1"))
-        words = shlex.split(" ".join(word for group in override_words(config) for word in group))
+        words = shlex.split(" ".join(word for group in format_overrides(config) for word in group))
         places = ("path", "source", "target", "validation")
         known = {
             "name": config.name,

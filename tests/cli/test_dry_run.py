@@ -17,7 +17,9 @@ def test_a_dry_run_shows_the_run_and_writes_nothing(regard, materials, tmp_path,
     assert "caution" not in completed.out
     (tmp_path / "small.txt").write_text("the cat sat on the mat\n" * 6)
     shown = regard("train", tmp_path / "small.txt", "--dry-run").out
-    assert "  caution     the validation data has only 14 bytes: its metrics mean little;" in shown
+    assert (
+        "  caution     the validation data has only 14 bytes: its metrics are unreliable;" in shown
+    )
 
 
 def test_json_has_the_same_and_refusals_are_those_of_training(regard, materials, text_run):

@@ -60,7 +60,7 @@ def test_settings_that_leave_nothing_are_named(regard, text_run):
     )
     completed = regard("generate", text_run, "the", "-s", "ban=[100000]")
     assert completed.code == 2
-    assert "ban: token 100000 is not in the vocabulary of" in completed.err
+    assert "ban: token 100000 is not in the vocabulary (vocab_size=" in completed.err
 
 
 def test_a_token_can_be_named_by_its_text(regard, text_run):
@@ -101,7 +101,7 @@ def test_a_run_generates_with_int8_weights(regard, text_run, materials):
 
 
 def test_errors_come_before_any_output(regard, text_run):
-    for words in (["-s", "ban=[9999]"], ["--until", ""]):
+    for words in (["-s", "ban=[9999]"], ["--stop", ""]):
         completed = regard("generate", text_run, "the", *words)
         assert completed.code == 2
         assert completed.out == ""

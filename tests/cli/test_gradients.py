@@ -34,7 +34,7 @@ def test_runs_are_compared_by_distance(regard, text_run, lstm_run):
     assert title == ["distance", "token", "cats", "lstm"]
     assert first[:2] == ["0", "'a'"]
     table = json.loads(regard("explain", text_run, lstm_run, TEXT, "--gradients", "--json").out)
-    assert table["runs"][0]["read"] == list("the ca")
+    assert table["runs"][0]["tokens"] == list("the ca")
     norms = [next(iter(run["layers"].values())) for run in table["runs"]]
     assert [len(each) for each in norms] == [6, 6]
     assert [float(each) for each in first[2:]] == pytest.approx(
@@ -59,7 +59,7 @@ def test_a_run_on_pairs_shows_the_source(regard, pair_run):
     completed = regard("explain", pair_run, "123 cats", "--gradients", "--json")
     assert completed.code == 0
     (run,) = json.loads(completed.out)["runs"]
-    assert "".join(run["read"]).startswith("123 cats")
+    assert "".join(run["tokens"]).startswith("123 cats")
     assert set(run["layers"]) == {"encoder.blocks.0"}
     assert all(each > 0 for each in run["layers"]["encoder.blocks.0"])
 

@@ -162,7 +162,7 @@ def test_a_text_to_explain_is_missing(refused, text_run):
 
 def test_settings_that_do_not_apply(refused, text_run):
     assert "--beam" in refused(2, "generate", text_run, "x", "--beam", "2", "--seed", "1")
-    assert "1 layers" in refused(2, "explain", text_run, "x", "--layer", "7")
+    assert "there is only layer 0" in refused(2, "explain", text_run, "x", "--layer", "7")
     assert "2 heads" in refused(2, "explain", text_run, "x", "--head", "2")
     assert "model.layers" in refused(2, "info", "gpt2", "train.steps=3")
 
@@ -205,6 +205,7 @@ def test_lines_that_are_not_utf8(refused, pair_run, stdin):
         (["data.held_out=0.1"], "it is called 'validation_fraction' now"),
         (["model.order=pre"], "it is called 'norm_placement' now"),
         (["task=masked", "task.share=0.1"], "it is called 'mask_fraction' now"),
+        (["model.preset=gru", "model.cell=gated"], "it is called 'update_gate' now"),
     ],
 )
 def test_a_setting_in_the_wrong_place_gets_a_hint(refused, materials, words, hint):
@@ -267,10 +268,34 @@ def counts_run(materials, tmp_path_factory):
 
 def test_a_model_without_attention_and_a_run_to_import_name_the_reason(refused, counts_run):
     error = refused(2, "explain", counts_run, "cat")
-    assert "is a model of the family ngram, which has no attention;\nexplain needs" in error
-    assert "counts is a run already" in refused(2, "import", counts_run, "imported")
+    assert "is a model of the family ngram, which has no attention;\ngive a transformer" in error
+    assert "counts is already a run" in refused(2, "import", counts_run, "imported")
 
 
 def test_minutes_measure_nothing_for_a_folder_that_exists(refused, materials, text_run):
     error = refused(2, "train", materials / "cats.txt", "minutes=9", "--out", text_run)
     assert error.startswith(f"regard: {text_run} exists already")
+
+
+def test_a_former_option_names_the_current_one(refused, text_run):
+    stderr = refused(2, "generate", text_run, "the", "--until", ".")
+    assert "no such option: --until; it is called --stop now" in stderr
+
+
+def test_an_option_out_of_range_names_the_value(refused, text_run):
+    for words in (["--tokens", "-5"], ["--tokens=-5"], ["-n", "-5"]):
+        assert "-5" in refused(2, "generate", text_run, "the", *words)
+
+
+def test_an_unknown_task_without_a_close_name_lists_all(refused, materials):
+    stderr = refused(2, "train", materials / "cats.txt", "task=translate")
+    assert "did you mean" not in stderr
+    assert "seq2seq" in stderr
+
+
+def test_a_model_setting_that_does_not_fit_the_weights_of_the_start(refused, materials, text_run):
+    layers = 3
+    words = [f"train.start={text_run}", f"model.layers={layers}", "--out", "runs/unfit"]
+    stderr = refused(2, "train", materials / "cats.txt", *words)
+    assert f"model.layers={layers} does not fit the weights of train.start=" in stderr
+    assert not Path("runs/unfit").exists()

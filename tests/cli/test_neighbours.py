@@ -22,7 +22,7 @@ def test_a_text_and_the_task_are_enough(regard, materials):
     assert "model      cbow, " in completed.err
     assert "regard neighbours run some words" in completed.err
     assert "accuracy" in regard("evaluate", "run").out
-    assert "logits of the middle word" in regard("info", "run").out
+    assert "logits of the center word" in regard("info", "run").out
 
 
 def test_neighbours_are_listed_under_their_query(regard, vectors):
@@ -40,12 +40,12 @@ def test_a_word_is_compared_at_its_positions_in_a_text(regard, materials, vector
     text = "the cat and the dogs"
     completed = regard("neighbours", vectors, "the", "--in", text)
     assert [line.split() for line in completed.out.splitlines()] == [
-        ["tokens", "table"],
+        ["tokens", "embedding"],
         ["1", "and", "4", "1.000"],
     ]
     regard("train", materials / "cats.txt", *LSTM, "data.tokenizer=word", "--out", "lstm")
     header, row = regard("neighbours", "lstm", "the", "--in", text).out.splitlines()
-    assert header.split() == ["tokens", "table", "last", "layer"]
+    assert header.split() == ["tokens", "embedding", "last", "layer"]
     assert row.split()[:4] == ["1", "and", "4", "1.000"]
     assert float(row.split()[4]) < 0.999
     output = json.loads(regard("neighbours", "lstm", "the", "--in", text, "--json").out)

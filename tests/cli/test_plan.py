@@ -24,7 +24,18 @@ def test_every_kind_is_planned_in_eighty_columns(regard, words):
 
 
 def test_every_assumption_can_be_changed(regard):
-    words = ["--card", "a100", "--memory", 40, "--peak", 100, "--utilization", 0.5, "--link", 10]
+    words = [
+        "--gpu-type",
+        "a100",
+        "--memory",
+        40,
+        "--peak",
+        100,
+        "--utilization",
+        0.5,
+        "--link",
+        10,
+    ]
     output = json.loads(
         regard("plan", "gpt2", *words, "--gpus", 2, "--tokens", "1e9", "--json").out
     )
@@ -61,7 +72,7 @@ def test_a_run_can_be_planned(regard, text_run):
         (["gpt2", "--memory", "nan"], "memory=nan must be a number above 0"),
         (["gpt2", "--peak", "inf"], "peak=inf must be a number above 0"),
         (["gpt2", "--tokens", "inf"], "tokens=inf must be a number above 0"),
-        (["gpt2", "--card", "h1000"], "did you mean 'h100'"),
+        (["gpt2", "--gpu-type", "h1000"], "did you mean 'h100'"),
         (["gpt2", "--tokens", -1], "tokens=-1"),
         (["gpt2", "--sequences", 10**6], "at most"),
         (["ngram"], "FLOPs determine the time of a step"),

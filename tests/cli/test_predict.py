@@ -139,6 +139,16 @@ def test_rows_of_a_table_are_predicted_into_another(regard, label_run):
     assert [row["id"] for row in objects] == ["7", "8"]
 
 
+def test_a_table_without_a_header_is_described_as_such(regard, label_run):
+    Path("plain.csv").write_text("opinion\na glad day\na dull day\n")
+    completed = regard("predict", label_run, "--data", "plain.csv")
+    assert "it has no header, so line 1 is a text" in completed.err
+    Path("named.csv").write_text("text\na glad day\na dull day\n")
+    completed = regard("predict", label_run, "--data", "named.csv")
+    assert "texts in column 'text'" in completed.err
+    assert "header" not in completed.err
+
+
 def test_lines_of_stdin_are_predicted_one_after_the_other(regard, label_run, stdin):
     stdin(b"a glad day\nso dull\n")
     lines = regard("predict", label_run, "-", "-n", 1).out.splitlines()

@@ -95,7 +95,7 @@ def test_a_translation_is_searched_too(regard, pair_run):
         (["--search", "beam=3", "--beam", 3], "--beam or --search"),
         (["--search", "beam=3", "--draft", "prompt-lookup"], "--draft"),
         (["--search", "beam=3", "--seed", 1], "--seed"),
-        (["--beam", 3, "--until", "a"], "do not sample; leave out --until"),
+        (["--beam", 3, "--stop", "a"], "do not sample; leave out --stop"),
     ],
 )
 def test_a_search_that_cannot_be_is_named(regard, text_run, words, message):

@@ -73,7 +73,7 @@ def test_a_study_ends_with_the_evaluation_of_its_report(regard, tmp_path):
 def test_a_report_has_one_key(regard, tmp_path, report):
     (tmp_path / "wrong.toml").write_text(f"{report}\n[study.one]\ntrain.lr = 1e-3")
     completed = regard("train", tmp_path / "wrong.toml")
-    assert "report belongs to a study and has one key, by_length" in completed.err
+    assert "report is for a study and has one key, by_length" in completed.err
 
 
 def test_a_study_trains_and_compares_all_of_its_runs(regard, recipe):

@@ -112,12 +112,12 @@ def test_a_folder_of_many_files_is_announced_before_it_is_read(regard, tmp_path,
 
 
 def test_minutes_says_that_it_measures(regard, materials, monkeypatch):
-    def three_steps(config, choose_model, started, keep, on_measure):
+    def three_steps(config, choose_model, started, keep, on_timing):
         assert (config.minutes, choose_model) == (1, False)  # model.dim is given
         assert started < time.perf_counter()
         assert "steps" not in keep
         assert "batch" in keep
-        on_measure()
+        on_timing()
         return replace(config, minutes=None, train=replace(config.train, steps=3))
 
     monkeypatch.setattr("regard.training.setup.configure.fit_to_minutes", three_steps)
@@ -177,7 +177,9 @@ def test_no_color_and_pipes_get_no_escape_codes(regard, materials, monkeypatch):
 def test_few_validation_tokens_are_said_before_training_and_with_the_result(regard, tmp_path):
     (tmp_path / "short.txt").write_text("hello there\n")
     completed = regard("train", tmp_path / "short.txt", *TEXT_WORDS, "model.context=2")
-    caution = "caution    the validation data has only 1 token to predict: its metrics mean little"
+    caution = (
+        "caution    the validation data has only 1 token to predict: its metrics are unreliable"
+    )
     assert caution in completed.err
     assert caution in completed.out.splitlines()[-1]
     assert few_targets(Causal, 99)

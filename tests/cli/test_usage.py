@@ -47,6 +47,12 @@ def test_every_command_is_listed_and_explains_itself(regard, command):
     assert re.search(rf"^ +regard {command}( .*)?$", completed.out, re.MULTILINE), "no example"
 
 
+def test_the_list_of_commands_truncates_no_sentence(regard):
+    listed = regard("--help").out.partition("Commands:")[2].splitlines()
+    assert [line for line in listed if line.endswith("...")] == []
+    assert len(listed) > len(COMMANDS)
+
+
 def test_without_arguments_it_prints_an_overview(regard):
     completed = regard()
     assert completed.code == 0

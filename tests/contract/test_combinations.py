@@ -29,10 +29,10 @@ from regard.models.build import build_model, config_table, load_weights, resolve
 from regard.models.compatibility import option
 from regard.models.transformer import TransformerConfig
 from regard.nn.attention import Mask
-from regard.nn.block import BatchNorm
 from regard.nn.head import HEADS, Head
+from regard.nn.norm import BatchNorm
 from regard.nn.position import SCALINGS
-from regard.nn.score import RELATIVE, SCORES
+from regard.nn.score import RELATIVE_SCORES, SCORES
 from regard.nn.state import Source
 
 ROWS, TIME = 3, 7
@@ -235,7 +235,7 @@ def test_stepping_through_a_combination_equals_one_forward_pass(row):
         seen += piece
 
 
-@pytest.mark.parametrize("score", sorted(RELATIVE))
+@pytest.mark.parametrize("score", sorted(RELATIVE_SCORES))
 def test_a_score_by_distance_is_for_self_attention_only(score):
     row = {"score": "scaled_dot", "architecture": "encoder-decoder"}
     model = build_model(replace(config_of(row), score=score))

@@ -5,6 +5,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from regard.models.build import build_model, config_table, load_weights, resolve, weights
+from regard.nn.recurrent import CELLS
+from regard.nn.state import Source
 
 MODELS = {
     "elman": {"preset": "elman", "dim": 8},
@@ -63,3 +65,32 @@ def test_no_leak_and_stepping_equals_one_forward_pass(name):
     # float32 sums in another order
     torch.testing.assert_close(torch.cat(steps, 1), model.head(before), rtol=1e-4, atol=1e-4)
     assert state.lengths.tolist() == [9] * 3
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_soft_window_keeps_the_same_promises(cell, tmp_path):
+    torch.manual_seed(0)
+    table = {"family": "soft_window", "cell": cell, "dim": 6, "components": 3, "vocab_size": 4}
+    model, x = build_model(resolve(table)).eval(), torch.randn(2, 6, 5)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)
+    source = Source(torch.tensor([[1, 2, 0], [3, 0, 0]]), torch.tensor([3, 1]))
+    before = model(x, source=source)
+    out = model.head(before)
+    out.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+    changed = x.clone()
+    changed[:, 4] += 1
+    after = model(changed, source=source)
+    assert torch.equal(before[:, :4], after[:, :4])
+    assert not torch.equal(before[:, 4], after[:, 4])
+    state = model.start(2, 6, source)
+    for first, last in ((0, 2), (2, 3), (3, 6)):
+        step, state = model.step(x[:, first:last], state)
+        torch.testing.assert_close(step[:, 0], out[:, last - 1], rtol=1e-4, atol=1e-4)
+    save_file(weights(model), tmp_path / "w")
+    again = build_model(resolve(config_table(model.config))).eval()
+    load_weights(again, load_file(tmp_path / "w"), "w")
+    assert torch.equal(again.head(again(x, source=source)), out)

@@ -73,7 +73,7 @@ def test_corrections_are_pairs_of_a_corrupted_sentence_and_the_sentence(tmp_path
         target.lower().rstrip(".").replace(",", "") for target in clean
     }
     path.write_text("nothing here")
-    with pytest.raises(DataError, match="no two English sentences of 20 to 100 characters"):
+    with pytest.raises(DataError, match="fewer than two English sentences of 20 to 100 characters"):
         open_data(table)
 
 
@@ -198,12 +198,12 @@ def test_the_seed_decides_everything(name):
     [
         (
             {"kind": "numbers", "highest": 1_000_000},
-            "highest=1000000 must be a whole number, from 1",
+            "highest=1000000 must be an integer, from 1",
         ),
         ({"kind": "numbers", "examples": "many"}, "examples must be an integer, not 'many'"),
         (
             {"kind": "copy", "shortest": 9, "longest": 3},
-            "longest=3 must be a whole number, at least 9",
+            "longest=3 must be an integer, at least 9",
         ),
         ({"kind": "parentheses", "types": 6}, "types=6"),
         ({"kind": "dates", "last_year": 1066}, "last_year=1066"),
@@ -213,3 +213,23 @@ def test_the_seed_decides_everything(name):
 def test_wrong_options_are_config_errors(table, message):
     with pytest.raises(ConfigError, match=message):
         open_data(table)
+
+
+def test_a_claim_about_heights_is_true_if_the_statements_imply_it():
+    data = open_data({"kind": "heights", "examples": 400, "people": 4})
+    lengths, labels = Counter(), Counter()
+    for (statements, claim), (index,) in data.rows:
+        shorter = {}  # the next smaller person of each
+        for statement in statements.split(" . "):
+            tall, small = statement.split(" is taller than ")
+            shorter[tall] = small
+        tall, small = claim.split(" is taller than ")
+        below = tall
+        while below in shorter and below != small:
+            below = shorter[below]
+        label = data.class_names[index]
+        assert label == ("true" if below == small else "false")
+        lengths[len(shorter)] += 1
+        labels[label] += 1
+    assert set(lengths) == {1, 2, 3}
+    assert labels["true"] == labels["false"]

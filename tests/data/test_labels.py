@@ -102,7 +102,11 @@ def test_words_with_tags_are_read_line_by_line(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "text,label\nx,1\n\ny\n", r"a\.csv, line 4 has 1 columns, the first line 2"),
+        (
+            "a.csv",
+            "text,label\nx,1\n\ny\n",
+            r"a\.csv, line 4 has 1 column, the first line 2: 'y'\neach line needs 2 cells",
+        ),
         ("a.csv", 'text,label\n"x,1\ny\n', r"a\.csv, line \d is not CSV"),
         ("a.csv", "text,label\nx,\ny,1\n", r"a\.csv, line 2 has no label: 'x'"),
         ("a.csv", "text,label\nx,1\ny,1\n", "every text has the same class, '1'"),
@@ -147,7 +151,7 @@ def test_equal_texts_never_stand_on_both_sides():
     assert not set(train.texts()) & set(held.texts())
     assert held.fingerprint() == data.split(0.25, seed=3)[1].fingerprint()
     assert held.fingerprint() != data.split(0.25, seed=4)[1].fingerprint()
-    with pytest.raises(ConfigError, match="validation_fraction=1 must lie between 0 and 1"):
+    with pytest.raises(ConfigError, match=r"data\.validation_fraction=1 must lie between 0 and 1"):
         data.split(1, seed=1)
 
 

@@ -31,9 +31,9 @@ def pairs_of(sources, targets) -> PairStore:
     return PairStore(*flat(sources), *flat(targets), "f")
 
 
-def random_pairs(count: int, longest: int = 60, seed: int = 0) -> PairStore:
+def random_pairs(count: int, max_length: int = 60, seed: int = 0) -> PairStore:
     random = np.random.default_rng(seed)
-    return pairs_of(random.integers(1, longest, count), random.integers(1, longest, count))
+    return pairs_of(random.integers(1, max_length, count), random.integers(1, max_length, count))
 
 
 @pytest.mark.parametrize("size", [*range(1, 70), 255, 256, 257, 1000, 4097])
@@ -184,7 +184,7 @@ def test_the_list_of_bucket_lengths_is_fixed():
 @pytest.mark.parametrize("options", [{"tokens": 256}, {"tokens": None, "batch": 12}])
 def test_every_pair_is_visited_once_an_epoch(options):
     store = random_pairs(1000)
-    loader = PairLoader(store, seed=1, longest=64, **options)
+    loader = PairLoader(store, seed=1, max_length=64, **options)
     needed = np.maximum(store.source_lengths, store.target_lengths) + 1
     lengths, batches = set(), set()
     for epoch in range(3):
@@ -208,17 +208,17 @@ def test_every_pair_is_visited_once_an_epoch(options):
 
 
 def test_a_bucket_has_as_many_rows_as_fill_the_tokens():
-    loader = PairLoader(random_pairs(1000), 256, 1, longest=64)
+    loader = PairLoader(random_pairs(1000), 256, 1, max_length=64)
     assert {bucket.length: bucket.rows for bucket in loader.buckets} == {
         length: 256 // length for length in (8, 16, 24, 32, 40, 56, 64)
     }
-    wide = PairLoader(pairs_of([100, 100], [3, 3]), 10, 1, longest=200)
+    wide = PairLoader(pairs_of([100, 100], [3, 3]), 10, 1, max_length=200)
     assert len(wide.examples(0).indices) == 1
 
 
 def test_pairs_of_like_length_stand_together():
     store = random_pairs(5000)
-    loader = PairLoader(store, 512, 1, longest=64)
+    loader = PairLoader(store, 512, 1, max_length=64)
     needed = np.maximum(store.source_lengths, store.target_lengths) + 1
     used = total = 0
     for step in range(loader.steps_per_epoch):
@@ -229,7 +229,9 @@ def test_pairs_of_like_length_stand_together():
 
 
 def test_few_long_pairs_are_joined_by_shorter_ones_not_repeated():
-    loader = PairLoader(pairs_of([4] * 100 + [30], [4] * 100 + [30]), None, 1, longest=64, batch=10)
+    loader = PairLoader(
+        pairs_of([4] * 100 + [30], [4] * 100 + [30]), None, 1, max_length=64, batch=10
+    )
     steps = [loader.examples(step) for step in range(loader.steps_per_epoch)]
     wide = next(rows for rows in steps if 100 in rows.indices)
     assert wide.length == 32
@@ -238,12 +240,12 @@ def test_few_long_pairs_are_joined_by_shorter_ones_not_repeated():
 
 
 def test_a_step_of_pairs_is_a_pure_function_of_seed_and_number():
-    one, two = (PairLoader(random_pairs(300), 200, 3, longest=64) for _ in range(2))
+    one, two = (PairLoader(random_pairs(300), 200, 3, max_length=64) for _ in range(2))
     for step in (400, 2, 17):
         first, second = one.examples(step), two.examples(np.int64(step))
         assert first.length == second.length
         assert np.array_equal(first.indices, second.indices)
-    other = PairLoader(random_pairs(300), 200, 4, longest=64)
+    other = PairLoader(random_pairs(300), 200, 4, max_length=64)
     assert any(
         not np.array_equal(one.examples(step).indices, other.examples(step).indices)
         for step in range(3)
@@ -251,19 +253,19 @@ def test_a_step_of_pairs_is_a_pure_function_of_seed_and_number():
 
 
 def test_pairs_too_long_are_dropped_and_counted():
-    loader = PairLoader(pairs_of([3, 15, 16, 9], [3, 3, 3, 16]), None, 1, longest=16, batch=2)
+    loader = PairLoader(pairs_of([3, 15, 16, 9], [3, 3, 3, 16]), None, 1, max_length=16, batch=2)
     assert loader.dropped == 2
     assert len(loader) == 2
     seen = {int(i) for step in range(10) for i in loader.examples(step).indices}
     assert seen == {0, 1}
     with pytest.raises(DataError, match=r"all 2 pairs need more than 8 positions.*needs 10"):
-        PairLoader(pairs_of([9, 20], [1, 1]), None, 1, longest=8, batch=2)
+        PairLoader(pairs_of([9, 20], [1, 1]), None, 1, max_length=8, batch=2)
     with pytest.raises(ConfigError, match="no batch size"):
-        PairLoader(pairs_of([9], [1]), None, 1, longest=16)
+        PairLoader(pairs_of([9], [1]), None, 1, max_length=16)
 
 
 def test_fewer_pairs_than_rows_fill_a_batch_by_beginning_again():
-    loader = PairLoader(pairs_of([3, 3, 3], [3, 3, 3]), None, 1, longest=16, batch=7)
+    loader = PairLoader(pairs_of([3, 3, 3], [3, 3, 3]), None, 1, max_length=16, batch=7)
     indices = loader.examples(0).indices.tolist()
     assert len(indices) == 7
     assert indices[:3] == indices[3:6]
@@ -272,7 +274,7 @@ def test_fewer_pairs_than_rows_fill_a_batch_by_beginning_again():
 
 def test_in_order_every_pair_comes_once_by_length():
     store = random_pairs(100)
-    loader = PairLoader(store, 128, 1, longest=64)
+    loader = PairLoader(store, 128, 1, max_length=64)
     batches = list(loader.sequential())
     assert sorted(int(i) for rows in batches for i in rows.indices) == list(range(100))
     lengths = [rows.length for rows in batches]
@@ -283,12 +285,12 @@ def test_in_order_with_a_limit_is_a_fixed_sample_of_all_lengths():
     store = random_pairs(1000)
     sample = [
         int(i)
-        for rows in PairLoader(store, 128, 1, longest=64).sequential(50)
+        for rows in PairLoader(store, 128, 1, max_length=64).sequential(50)
         for i in rows.indices
     ]
     again = [
         int(i)
-        for rows in PairLoader(store, 128, 1, longest=64).sequential(50)
+        for rows in PairLoader(store, 128, 1, max_length=64).sequential(50)
         for i in rows.indices
     ]
     assert sample == again

@@ -30,6 +30,8 @@ def test_a_csv_of_numbers_is_a_series_of_its_columns(tmp_path):
     assert opened.description == (
         "series, 3 rows, 2 columns; date: 2016-07-01 to 2016-07-03, one row every day"
     )
+    with pytest.raises(ConfigError, match=r"ett.csv, line 1: unknown column 'loads'"):
+        opened.index("loads")
     (tmp_path / "zip.csv.gz").write_bytes(gzip.compress(TABLE.encode()))
     assert open_data(str(tmp_path / "zip.csv.gz")).fingerprint() == opened.fingerprint()
 
@@ -125,7 +127,7 @@ def test_a_column_that_is_not_there_gets_a_suggestion(tmp_path):
         (
             "t,x\n2020-01-01 00:00:00,1\n2020-01-01 00:15:00,2\n2020-01-01 00:30:00,3\n"
             "2020-01-01 01:15:00,4\n",
-            "one row every 900 seconds with 1 gap, the first after line 4: rows are read as if",
+            "one row every 900 seconds with 1 gap, the first after line 4; gaps are ignored",
             96,
             "2020-01-01 01:30:00",
         ),
@@ -145,9 +147,10 @@ def test_dates_are_read_and_continued(tmp_path, rows, note, period, after):
 def test_a_series_is_split_into_rows_or_fractions():
     opened = open_data({"kind": "sines", "examples": 50})
     for parts in ([30, 10, 5], [0.6, 0.2, 0.1]):
-        train, validation = opened.split_rows(parts)
+        train, validation = opened.split_by_sizes(parts)
+        assert train.description.endswith("; the first 30 rows for training")
         assert [len(train), len(validation), len(validation.test)] == [30, 10, 5]
-        rebuilt = np.concatenate([validation.test.before, validation.test.values])
+        rebuilt = np.concatenate([validation.test.history, validation.test.values])
         np.testing.assert_array_equal(rebuilt, opened.values[:45])
         assert validation.test.training_rows == 30
     for name, value in (("validation", ["b.csv"]), ("validation_fraction", 0.3)):
@@ -156,4 +159,4 @@ def test_a_series_is_split_into_rows_or_fractions():
             open_split(build(RunConfig, {"name": "x", "task": "forecast", "data": data}))
     for parts, told in ([[0.5], "two or three"], [[30, 30], "needs 60 rows; sines has 50"]):
         with pytest.raises(ConfigError, match=told):
-            opened.split_rows(parts)
+            opened.split_by_sizes(parts)

@@ -64,8 +64,8 @@ def test_gzip_is_known_by_its_bytes_not_its_name(tmp_path, name):
 def test_a_byte_order_mark_is_dropped_and_crlf_is_read_as_lf(tmp_path):
     opened = open_data(write_file(tmp_path / "dos.txt", b"\xef\xbb\xbfone\r\ntwo\r\n"))
     assert full_text(opened) == "one\ntwo\n"
-    assert "2 line ends CRLF, read as LF" in opened.description
-    assert "1 with CRLF line ends" in open_data(str(tmp_path)).description
+    assert "2 CRLF line endings, read as LF" in opened.description
+    assert "1 with CRLF line endings" in open_data(str(tmp_path)).description
     assert opened.fingerprint() != replace_crlf(opened).fingerprint()
 
 
@@ -88,7 +88,7 @@ def test_a_crlf_is_never_cut_in_two(tmp_path):
 def test_a_crlf_at_the_end_of_a_chunk_is_counted(tmp_path):
     content = b"x" * ((1 << 20) - 1) + b"\r\ny"
     opened = open_data(write_file(tmp_path / "dos.txt", content))
-    assert "1 line ends CRLF" in opened.description
+    assert "1 CRLF line endings" in opened.description
 
 
 def test_lower_folds_case_and_changes_the_fingerprint(tmp_path):
@@ -183,7 +183,7 @@ def test_a_document_cut_by_the_split_does_not_end_in_the_first_part():
     first, last = text.from_strings("t", "text", ["abcd", "efgh"]).split(0.25)
     assert list(first.chunks()) == [("abcd", True), ("ef", False)]
     assert list(last.chunks()) == [("gh", True)]
-    assert first.description == "text, 8 bytes; the first 6 bytes"
+    assert first.description == "text, 8 bytes; the first 6 bytes for training"
     assert last.description == "the last 2 bytes"
 
 
@@ -209,7 +209,7 @@ def test_the_fingerprint_follows_content_not_place(tmp_path):
 
 
 def test_a_large_file_is_read_once_and_again_only_when_it_changes(tmp_path, monkeypatch, home):
-    monkeypatch.setattr(files, "_MIN_AGE", 0)
+    monkeypatch.setattr(files, "_MIN_AGE_NS", 0)
     path = tmp_path / "large.txt"
     write_file(path, "line\n" * 300_000)
     first = open_data(str(path)).fingerprint()
@@ -265,7 +265,7 @@ def test_other_bad_files_say_what_they_are(tmp_path):
     assert "UTF-16" in failure(write_file(tmp_path / "w.txt", "hello".encode("utf-16")))
     assert "is empty" in failure(write_file(tmp_path / "e.txt", ""))
     assert "is empty" in failure(write_file(tmp_path / "bom.txt", b"\xef\xbb\xbf"))
-    assert "only white space (3 bytes)" in failure(write_file(tmp_path / "s.txt", " \n\t"))
+    assert "only whitespace (3 bytes)" in failure(write_file(tmp_path / "s.txt", " \n\t"))
     zipped = gzip.compress(os.urandom(1000))
     assert "corrupted gzip" in failure(write_file(tmp_path / "cut.gz", zipped[:-100]))
     os.mkfifo(tmp_path / "pipe")
@@ -278,7 +278,7 @@ def test_a_missing_path_suggests_what_is_near(tmp_path, monkeypatch):
     wrong = str(tmp_path / "shakespere.txt")
     assert f"did you mean '{tmp_path / 'shakespeare.txt'}'?" in failure(wrong)
     monkeypatch.chdir(tmp_path)
-    assert "no file, folder or built-in data set ''" in failure("")
+    assert "no file, folder or built-in dataset ''" in failure("")
     message = failure("reversel")
     assert "did you mean 'reversal'?" in message
     assert "built in: reversal, copy, numbers" in message
@@ -286,7 +286,7 @@ def test_a_missing_path_suggests_what_is_near(tmp_path, monkeypatch):
 
 def test_contradicting_settings_are_config_errors(tmp_path):
     path = write_file(tmp_path / "a", "x")
-    assert "not both" in failure(path, path, path, error=ConfigError)
+    assert "give data.path alone" in failure(path, path, path, error=ConfigError)
     assert "data.source is set alone" in failure(None, path, None, error=ConfigError)
     assert "no data" in failure(None, error=ConfigError)
     assert "did you mean 'numbers'?" in failure({"kind": "number"}, error=ConfigError)
@@ -314,13 +314,13 @@ def test_a_gzipped_tsv_is_pairs(tmp_path):
 
 
 def test_a_tsv_row_without_exactly_one_tab_is_named(tmp_path):
-    assert "line 2 has 1 columns, the first line 2: 'b'" in failure(
+    assert "line 2 has 1 column, the first line 2: 'b'" in failure(
         write_file(tmp_path / "a.tsv", "a\tA\nb\n")
     )
     assert "cannot tell what its columns are" in failure(
         write_file(tmp_path / "b.tsv", "one dog\ttwo dogs\tno dog\n")
     )
-    assert "each of the 2 lines has an empty side" in failure(
+    assert "each of the 2 rows has an empty side" in failure(
         write_file(tmp_path / "c.tsv", "a\t\n\tA\n")
     )
 
@@ -407,7 +407,7 @@ def test_every_built_in_says_what_it_is_and_can_be_split(name):
 
 
 def test_what_is_remembered_of_files_is_plain_json_and_verified(tmp_path, home, monkeypatch):
-    monkeypatch.setattr(files, "_MIN_AGE", 0)
+    monkeypatch.setattr(files, "_MIN_AGE_NS", 0)
     path = tmp_path / "large.txt"
     write_file(path, "line\n" * 300_000)
     expected = files.scan(path)

@@ -67,7 +67,7 @@ VARIANTS = {  # file name, content, kind, part of the description
     "comma": ("a.csv", delimited(",", HEAD), "labels", UNDERSTOOD),
     "semicolon": ("a.csv", delimited(";", HEAD), "labels", "semicolon-separated"),
     "tab in a .csv": ("a.csv", delimited("\t", HEAD, quote=plain), "labels", "tab-separated"),
-    "bar": ("a.csv", delimited("|", HEAD), "labels", "bar-separated"),
+    "pipe": ("a.csv", delimited("|", HEAD), "labels", "pipe-separated"),
     "plain .tsv": ("a.tsv", delimited("\t", HEAD, quote=plain), "labels", UNDERSTOOD),
     "Excel's .tsv": ("a.tsv", delimited("\t", HEAD, end="\r\n"), "labels", UNDERSTOOD),
     "CRLF": ("a.csv", delimited(",", HEAD, end="\r\n"), "labels", "comma-separated"),
@@ -256,6 +256,43 @@ def test_decimal_commas_are_read_as_points(tmp_path):
         open_data(path)
 
 
+def test_decimal_commas_of_one_file_are_those_of_its_folder(tmp_path):
+    write(tmp_path, "a.csv", b"load;day\n1.234;1\n5.678;2\n")
+    write(tmp_path, "b.csv", b"load;day\n0,5;3\n1.234,5;4\n")
+    write(tmp_path, "c.csv", b'load,day\n"1,234",5\n"5,678",6\n')
+    series = open_data(str(tmp_path))
+    assert series.values[:, 0].tolist() == [1234, 5678, 0.5, 1234.5, 1.234, 5.678]
+    assert "decimal commas in load" in series.description
+
+
+def test_the_training_data_decide_about_decimal_commas(tmp_path):
+    def split(path, *validation):
+        data = {"path": str(path), "validation": validation}
+        return open_split(build(RunConfig, {"name": "t", "task": "forecast", "data": data}))[1]
+
+    commas = write(tmp_path, "commas.csv", b"load;day\n0,5;1\n1.234,5;2\n")
+    points = write(tmp_path, "points.csv", b"load;day\n0.5;1\n1234.5;2\n")
+    thousands = write(tmp_path, "thousands.csv", b"load;day;more\n1.234;3;0,5\n5.678;4;1,5\n")
+    validation = split(commas, thousands)
+    assert validation.values[:, 0].tolist() == [1234, 5678]
+    assert validation.values[:, 2].tolist() == [0.5, 1.5]  # not a column of the training data
+    assert "decimal commas in load, more" in validation.description
+    assert split(points, thousands).values[:, 0].tolist() == [1.234, 5.678]
+    with pytest.raises(DataError, match=r"commas.csv: load holds numbers with commas"):
+        split(points, commas)
+    for number in (b"3.14", b"-0.125"):
+        mixed = write(tmp_path, "mixed.csv", b"load;day\n12;3\n" + number + b";4\n")
+        with pytest.raises(
+            DataError, match=r"mixed.csv, line 3: load is '.*', with a decimal point"
+        ):
+            split(commas, mixed)
+    folder = tmp_path / "splits"
+    folder.mkdir()
+    write(folder, "train.csv", b"load;day\n0,5;1\n1.234,5;2\n")
+    write(folder, "validation.csv", b"load;day\n1.234;3\n5.678;4\n")
+    assert split(folder).values[:, 0].tolist() == [1234, 5678]
+
+
 def test_two_texts_are_decided_by_the_columns_that_the_user_names(tmp_path):
     rows = [(t, t[::-1], "ab"[n % 2]) for n, t in enumerate(TEXTS)]
     path = write(tmp_path, "a.csv", delimited(",", ["q", "r", "y"], rows))
@@ -267,7 +304,7 @@ def test_two_texts_are_decided_by_the_columns_that_the_user_names(tmp_path):
 
 
 def test_the_table_of_variants_in_the_docs_is_what_the_program_understands(tmp_path):
-    lines = ["| file | what was understood |", "|---|---|"]
+    lines = ["| file | how it is read |", "|---|---|"]
     for variant, (name, content, *_) in {**VARIANTS, **REFUSED}.items():
         file = tmp_path / name
         file.write_bytes(content)
@@ -275,7 +312,7 @@ def test_the_table_of_variants_in_the_docs_is_what_the_program_understands(tmp_p
             understood = open_data(str(file)).description
         except DataError as error:
             understood = f"refused: {error}".splitlines()[0].replace(f"{tmp_path}/", "")
-        lines.append(f"| {variant} (`{name}`) | {understood.replace('|', 'bar')} |")
+        lines.append(f"| {variant} (`{name}`) | {understood.replace('|', 'pipe')} |")
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     assert "\n".join(lines) in page, "docs/data.md needs this table:\n" + "\n".join(lines)
 
@@ -292,8 +329,16 @@ def test_columns_that_the_user_names_are_taken(tmp_path):
     assert open_data(path, columns={"text": "1", "label": "2"}).class_names == ("a", "b")
     assert next(open_data(path, "x", "t").rows()) == ("a", TEXTS[0])
     assert open_data(path, columns={"text": "t"}, kind="text").kind == "text"
-    with pytest.raises(DataError, match=r"has no column 'z'\nits columns.*: t \('a charm"):
+    with pytest.raises(
+        DataError, match=r"a.csv, line 1 has no column 'z'\nits columns.*: t \('a charm"
+    ):
         open_data(path, columns={"text": "z"})
+    lower = write(tmp_path, "lower.csv", b"\n" + delimited(",", ["t", "x", "y"], rows))
+    with pytest.raises(DataError, match=r"lower.csv, line 2 has no column 'z'"):
+        open_data(lower, columns={"text": "z"})
+    unnamed = write(tmp_path, "unnamed.tsv", delimited("\t", None, rows, quote=plain))
+    with pytest.raises(DataError, match=r"unnamed.tsv has no column 'z'"):
+        open_data(unnamed, columns={"text": "z"})
     with pytest.raises(ConfigError, match=r"data\.label='x' names a column, but the task learns"):
         open_data(path, columns={"label": "x"}, kind="pairs")
     with pytest.raises(ConfigError, match=r"data\.label is for tables; copy is built in"):
@@ -312,10 +357,27 @@ def test_texts_with_classes_are_no_pairs_and_no_series_unless_columns_are_named(
         open_data(path, kind="series")
 
 
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        ("text", {"text": "one"}),
+        ("labels", {"text": "one", "label": "a"}),
+        ("scores", {"text": "one", "score": 0.5}),
+        ("pairs", {"source": "one", "target": "eins"}),
+    ],
+)
+def test_a_text_that_is_not_a_string_is_refused_with_its_line(kind, row, tmp_path):
+    rows = [row] * 5 + [row | {next(iter(row)): ["a", "list"]}]
+    path = write(tmp_path, "a.jsonl", json_lines(rows))
+    columns = {"text": "text"} if kind == "text" else {}
+    with pytest.raises(DataError, match="line 6: a text is a string, not"):
+        open_data(path, kind=kind, columns=columns)
+
+
 def test_a_table_is_raw_text_only_for_a_language_model(tmp_path):
     path = write(tmp_path, "a.csv", b"id,code\n1,a-1\n2,b-2\n3,c-3\n")
     opened = open_data(path, kind="text")
-    assert "read as it is, not as a table" in opened.description
+    assert "read as plain text, not as a table" in opened.description
     reviews = write(tmp_path, "b.csv", delimited(",", HEAD))
     assert [chunk for chunk, _ in open_data(reviews, kind="text").chunks()] == TEXTS
 
@@ -363,6 +425,22 @@ def test_a_folder_of_tables_is_split_as_its_names_say(tmp_path):
     assert "overlap: 3" in validation.description
 
 
+def test_a_row_of_a_folder_is_located_in_its_file(tmp_path):
+    write(tmp_path, "a.csv", b"source;target\none;eins\n\ntwo;zwei\n")
+    write(tmp_path, "b.jsonl", b'{"source": "three", "target": "drei"}\n')
+    write(tmp_path, "c.csv", b"source;target\nfour;vier\nfive;\n")
+    table = read_table(tmp_path)
+    numbers = [number for number, _ in table.rows()]
+    assert numbers == sorted(set(numbers))
+    next(table.rows())  # reading the first row again changes nothing
+    lines = ["a.csv, line 2", "a.csv, line 3", "a.csv, line 4", "b.jsonl, line 1"]
+    lines += ["c.csv, line 2", "c.csv, line 3"]
+    assert [*map(table.location, numbers)] == [f"{tmp_path / line}" for line in lines]
+    (tmp_path / "a.csv").unlink()
+    description = open_data(str(tmp_path), kind="pairs").description
+    assert f"1 with an empty side (the first is {tmp_path / 'c.csv'}, line 3)" in description
+
+
 def test_validation_files_are_read_by_the_columns_of_the_training_data(tmp_path):
     train = write(tmp_path, "a.csv", delimited(",", HEAD, ROWS * 3))
     other = write(
@@ -405,6 +483,17 @@ def test_a_data_set_of_the_hub_goes_by_its_name(monkeypatch):
     training, validation = open_split(config)
     assert training.texts() == validation.texts() == TEXTS
     assert asked[0] == ("owner/name", "part")
+
+
+def test_an_empty_split_of_a_data_set_is_not_replaced_by_another(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    part = datasets.Dataset.from_dict({"opinion": TEXTS, "y": LABELS})
+    for empty in ("train", "validation"):
+        splits = datasets.DatasetDict({"train": part, "validation": part, "test": part})
+        splits[empty] = part.select([])
+        monkeypatch.setattr(datasets, "load_dataset", lambda *names, splits=splits: splits)
+        with pytest.raises(DataError, match=f"the split '{empty}' of hf://.* has no rows"):
+            open_split(settings("hf://datasets/owner/name", label="y"))
 
 
 def test_a_missing_extra_is_named(tmp_path, monkeypatch):

@@ -120,7 +120,9 @@ def test_any_changed_byte_of_a_store_is_seen_said_and_repaired(tokenizer, home, 
         again = text_store(text_of("hello"), tokenizer)
         assert (again.tokens.tolist(), again.bytes) == (list(b"hello"), 5)
         assert path.read_bytes() == content
-        assert re.match(f"corrupted cache: {path} .*; it is computed again", caplog.messages[0])
+        assert re.match(
+            f"corrupted cache: {path} .*; the result is computed again", caplog.messages[0]
+        )
 
 
 def test_a_changed_block_of_a_large_store_is_seen(tokenizer, home, monkeypatch):

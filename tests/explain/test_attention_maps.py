@@ -8,7 +8,7 @@ import torch
 from regard.errors import RegardError, ShapeError
 from regard.explain import AttentionMap, attention, attention_maps, trace
 from regard.models.transformer import Transformer, TransformerConfig
-from regard.nn.attention import Mask, repeat_kv_heads
+from regard.nn.attention import Mask
 from regard.nn.position import POSITIONS
 from regard.nn.score import SCORES
 from regard.nn.state import Source
@@ -121,40 +121,81 @@ def test_every_call_of_a_shared_layer_has_its_map():
     torch.testing.assert_close(last, weights)
 
 
+LENGTH = 6
+TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1]])
 MASKS = {
+    "none": lambda: Mask.none(),
     "causal": lambda: Mask.causal(),
     "prefix": lambda: Mask.prefix(torch.tensor([2, 3])),
     "window": lambda: Mask.window(2),
-    "lengths": lambda: Mask.lengths(torch.tensor([5, 3])),
-    "documents": lambda: Mask.documents(torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])),
+    "lengths": lambda: Mask.lengths(torch.tensor([LENGTH, 3])),
+    "documents": lambda: Mask.documents(torch.tensor([[0, 0, 1, 1, 1, 1], [0, 1, 1, 2, 2, 2]])),
+    "several": lambda: Mask.causal() & Mask.window(3) & Mask.lengths(torch.tensor([LENGTH, 3])),
 }
+YARN = {"kind": "yarn", "factor": 2.0, "original_context": 16}
 SCHEMES = [{"position": position} for position in POSITIONS] + [
     {"score": score, "position": "none"} for score in SCORES if score != "location"
 ]
+SCHEMES += [  # options of the entries of the tables
+    {"position": {"kind": "rotary", "interleaved": True, "partial_rotary_factor": 0.67}},
+    {"position": {"kind": "rotary", "scaling": YARN}},
+    {"position": {"kind": "rotary", "window_base": 100.0}, "window": 2, "global_every": 2},
+    {"position": {"kind": "sinusoidal", "each_layer": True}},
+    {"position": {"kind": "learned", "each_layer": True, "after_projection": True}},
+    {"score": {"kind": "scaled_dot", "cap": 5.0}},
+    {"score": {"kind": "disentangled", "position_projections": True}, "position": "none"},
+    {"qk_norm": True},
+]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: "-".join(scheme.values()))
-def test_recomputed_weights_are_those_of_the_output_for_every_scheme_mask_and_grouping(
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_recomputed_weights_are_those_of_the_forward_pass_for_every_scheme_mask_and_grouping(
     scheme, monkeypatch
 ):
+    """The values are replaced by a one-hot vector for each key: a head then returns its weights."""
     monkeypatch.setattr(attention, "CHUNK_CELLS", 100)  # several chunks of rows
     for architecture, kv_heads, mask in product(
         ("decoder", "encoder"), (None, 2, 1), MASKS.values()
     ):
-        if kv_heads and (architecture == "encoder" or mask is not MASKS["causal"]):
-            continue
-        model = small(**scheme, kv_heads=kv_heads, architecture=architecture)
-        with trace(model, ["*.v_hook", "*.heads_hook"]) as activations, torch.no_grad():
-            every = attention_maps(model, lambda m=model, k=mask: m(IDS, mask=k()))
-        for name, weights in every.items():
-            v = repeat_kv_heads(activations[f"{name}.v_hook"], 4)
-            y = weights.double() @ v  # weights are float32
-            torch.testing.assert_close(y, activations[f"{name}.heads_hook"], rtol=0, atol=1e-6)
-        some_maps = attention_maps(
-            model, lambda m=model, k=mask: m(IDS, mask=k()), heads=[3, 1], rows=[4, 0, 2]
-        )
+        sizes = {"dim": 24, "head_dim": LENGTH, "kv_heads": kv_heads}
+        model = small(**scheme, **sizes, architecture=architecture)
+        run = partial(model, TOKENS, mask=mask())
+
+        def one_hot(v):
+            return torch.eye(LENGTH, dtype=v.dtype).expand_as(v)
+
+        edit = {"*.v_hook": one_hot}
+        with trace(model, "*.heads_hook", edit=edit) as activations, torch.no_grad():
+            every = attention_maps(model, run)
+        for name, weights in every.items():  # the maps are float32
+            expected = activations[f"{name}.heads_hook"].float()
+            torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)
+        with trace(model, (), edit=edit):
+            some_maps = attention_maps(model, run, heads=[3, 1], rows=[4, 0, 2])
         for name, some in some_maps.items():
             assert torch.equal(some, every[name][:, [3, 1]][:, :, [4, 0, 2]])
+
+
+@pytest.mark.parametrize("score", [score for score in SCORES if score != "location"])
+def test_one_head_is_computed_alone_unless_heads_have_parameters_of_their_own(score, monkeypatch):
+    model = small(position="none", score=score)
+    module, heads = model.decoder.blocks[0].attention, []
+    monkeypatch.setattr(
+        module,
+        "weights",
+        lambda q, k, inputs: heads.append(q.shape[1]) or type(module).weights(module, q, k, inputs),
+    )
+    attention_maps(model, partial(model, IDS), pattern="decoder.blocks.0.attention", heads=[2])
+    assert heads[-1] == (4 if module.score.per_head else 1)
+    assert module.score.per_head == (score in ("transformer_xl", "disentangled"))
+
+
+@pytest.mark.parametrize("score", ["scaled_dot", "transformer_xl"])
+def test_no_head_and_no_row_are_empty_maps(score):
+    model = small(position="none", score=score)
+    for choice, shape in (({"heads": []}, (2, 0, 5, 5)), ({"rows": []}, (2, 4, 0, 5))):
+        for weights in attention_maps(model, partial(model, IDS), **choice).values():
+            assert weights.shape == shape
 
 
 def test_heads_rows_and_sizes_that_do_not_exist_are_named(monkeypatch):
@@ -187,3 +228,10 @@ def test_one_row_of_one_head_is_computed_without_the_rest():
     assert row.shape == (1, 1, 1, 4096)
     torch.testing.assert_close(row.sum(), torch.tensor(1.0))
     assert (row[..., 4001:] == 0).all()
+
+
+def test_a_model_of_another_library_is_told_to_be_imported():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 8)
+    message = "no attention matches .*; TransformerEncoderLayer has no module of regard"
+    with pytest.raises(RegardError, match=message):
+        attention_maps(layer, lambda: layer(torch.zeros(3, 1, 8)))

@@ -2,19 +2,21 @@
 
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations, pairwise
+from xml.etree import ElementTree
 
 import pytest
 import torch
 
 import regard
-from regard.api.lecture_figures import _of_run, _untrained_run
+from regard.api.lecture_figures import _model_of_run, _untrained_run
 from regard.errors import RegardError
 from regard.explain.figures import FIGURES
 from regard.explain.figures.cost import (
-    WindowedAttention,
+    SlidingWindowAttention,
     _layers,
     exponent,
     flops,
@@ -22,16 +24,25 @@ from regard.explain.figures.cost import (
 )
 from regard.explain.figures.landscape import direction
 from regard.explain.figures.language import entropy, ngram_counts
-from regard.explain.figures.panels import Scatter
+from regard.explain.figures.panels import (
+    Bars,
+    FigureData,
+    Heatmap,
+    Network,
+    Scatter,
+    Surface,
+    Table,
+)
 from regard.explain.figures.positions import KINDS
 from regard.explain.figures.sampling import beam_tree
 from regard.explain.figures.tokens import merge, merge_steps, word_counts
-from regard.explain.projection import position_similarity
-from regard.explain.render.panel_layout import CHARACTER, label_offsets, overlap, scatter_axes
-from regard.explain.render.panel_text import TEXT
-from regard.explain.render.panels import DRAW
+from regard.explain.projection import position_similarity, tsne
+from regard.explain.render.panel_layout import CHARACTER_WIDTH, label_offsets, overlap, scatter_axes
+from regard.explain.render.panel_text import TEXT, text
+from regard.explain.render.panels import DRAW, draw
+from regard.explain.render.token_text import cells
 from regard.models.ngram import NGram, NGramConfig
-from regard.models.seq2seq import EncoderDecoder, Seq2SeqConfig
+from regard.models.seq2seq import RecurrentEncoderDecoder, Seq2SeqConfig
 from regard.nn.attention import Attention, AttentionInputs, Mask
 from regard.nn.convolution import CausalConvolution
 from regard.nn.position import Rotary, Sinusoidal
@@ -86,9 +97,11 @@ def test_every_figure_is_data_text_and_a_picture(name, shown, tmp_path):
     table = json.loads(json.dumps(figure.table()))
     assert table["figure"] == name
     assert len(table["panels"]) == len(figure.data.panels) > 0
-    for width in (60, 120):
-        text = figure.text(width)
-        assert figure.data.title in text
+    for width in (50, 80, 120):
+        for colour in (False, True):
+            text = re.sub(r"\x1b\[[\d;]*m", "", figure.text(width, colour=colour))
+            assert figure.data.title in " ".join(text.split())
+            assert max(map(cells, text.splitlines())) <= width
     axes = [axis for axis in figure.figure().axes if axis.get_visible()]
     titles = [axis.get_title(loc="left") for axis in axes]
     assert {panel.title for panel in figure.data.panels} <= {*titles, ""}
@@ -97,13 +110,91 @@ def test_every_figure_is_data_text_and_a_picture(name, shown, tmp_path):
         assert type(panel) in TEXT
 
 
+def lines_of(*panels, width=80, colour=False):
+    """The lines of the panels of a figure, without its title and caption."""
+    data = FigureData(title="title", caption="caption", panels=panels)
+    return text(data, width=width, colour=colour).splitlines()[2:-2]
+
+
+def test_a_table_that_is_too_wide_shows_every_column_below_each_other():
+    names = [f"name {n}" for n in range(5)]
+    table = Table(header=["layer", *names], rows=[["a", 1, 2, 3, 4, 5], ["b", *[7.5] * 5]])
+    assert lines_of(table, width=24) == [
+        "       name  name  name",
+        "layer     0     1     2",
+        "a         1     2     3",
+        "b       7.5   7.5   7.5",
+        "",
+        "       name  name",
+        "layer     3     4",
+        "a         4     5",
+        "b       7.5   7.5",
+    ]
+
+
+def test_a_long_text_in_a_table_is_wrapped_and_not_cut():
+    words = " ".join(f"word{n}" for n in range(15))
+    lines = lines_of(Table(header=["n", "text"], rows=[[1, words]]), width=40)
+    assert " ".join(" ".join(lines[1:]).split()) == f"1 {words}"
+    assert "…" not in "".join(lines)
+
+
+def test_a_surface_has_the_scale_of_its_panel_and_grows_upwards():
+    surface = Surface(
+        x=[0, 1], y=[0, 1], values=[[6.0, 6.1], [9.9, 10]], low=6, high=10, scale_label="loss"
+    )
+    lines = [line.rstrip() for line in lines_of(surface)]
+    assert lines[-4:-2] == ["1.00 ████", "0.00"]
+    assert lines[-2].startswith("░░ 6.80  ▒▒ 7.60  ▓▓ 8.40  ██ 9.20")
+    assert lines[-1] == "shades: loss"
+
+
+def test_values_above_zero_have_signed_colours_where_a_panel_says_so():
+    plain, signed = (
+        Heatmap(rows=["a"], columns=["b"], values=[[1.0]], signed=signed)
+        for signed in (False, True)
+    )
+    assert not any("-0.20" in line for line in lines_of(plain))
+    assert any("-0.20" in line for line in lines_of(signed))
+    for name in ("sinusoidal", "rotary"):
+        panels = regard.show("positions", kinds=(name,), length=4, dim=8, heads=2).data.panels
+        assert all(panel.signed for panel in panels)
+        assert all("RdBu" in axes.images[0].get_cmap().name for axes in drawn_maps(*panels))
+
+
+def drawn_maps(*panels):
+    figure = draw(FigureData(title="t", caption="c", panels=panels))
+    return [axes for axes in figure.axes if axes.images]
+
+
+def test_labels_and_bars_that_do_not_fit_are_counted_or_left_out():
+    points = Scatter(labels=["one", "two", "far"], points=[(0, 0), (0, 0), (9, 9)])
+    assert lines_of(points)[-1] == "… 1 of 3 labels not shown: others cover them"
+    bars = Bars(labels=["a"], series={"first": [1.0], "second": [2.0]}, y_label="value")
+    assert lines_of(bars)[1:] == ["   first  second  second", "a      1       2  " + "█" * 30]
+    assert lines_of(bars, width=20)[1:] == ["   first  second", "a      1       2"]
+
+
+def test_positions_of_a_wide_network_read_downwards():
+    network = Network(
+        layers=["input", "layer 1"],
+        positions=[str(n - 29) for n in range(30)],
+        marks=[["•"] * 30, [*[""] * 29, "•"]],
+        edges=[],
+    )
+    top, bottom, *places = lines_of(network, width=70)
+    assert top == "layer 1 " + " ·" * 29 + " •"
+    assert bottom == "input   " + " •" * 30
+    assert [line[9] for line in places] == ["-", "2", "9"]
+
+
 def test_labels_of_points_do_not_overlap():
     points = [(0.01 * (n % 5), 0.01 * (n // 5)) for n in range(40)] + [(1.0, 1.0)]
     panel = Scatter(labels=[f"word{n}" for n in range(41)], points=points)
     offsets = label_offsets(panel)
     width, height = scatter_axes(panel)
     boxes = [
-        (width / 1.16 * x + across, height / 1.16 * y + up, CHARACTER * 5, 0.14)
+        (width / 1.16 * x + across, height / 1.16 * y + up, CHARACTER_WIDTH * 5, 0.14)
         for (x, y), (across, up) in zip(points, offsets, strict=True)
     ]
     assert not any(overlap(*pair) for pair in combinations(boxes, 2))
@@ -137,6 +228,13 @@ def test_the_log_probability_of_a_text_is_the_sum_of_its_tokens():
     first = table.rows[0]
     assert first[0] == "'be'"
     assert float(first[1].rstrip(" %")) == pytest.approx(100 * math.exp(first[2]), abs=0.01)
+
+
+def test_punctuation_marks_with_other_spaces_are_told_apart():
+    text = 'model.dim is good. He said "yes, so" there'
+    (table,) = regard.show("next-token", "tiny-decoder", text).data.panels
+    tokens = ["'.'", "'dim'", "'is'", "'good'", "'. '", "'He'", "'said'", "' \"'", "'yes'", "', '"]
+    assert [row[0] for row in table.rows][:10] == tokens
 
 
 def test_shannon_counts_and_entropies():
@@ -220,6 +318,22 @@ def test_a_rare_word_becomes_more_tokens():
     assert tokens.series["bpe"][0] > tokens.series["bpe"][-1]
 
 
+def test_words_are_counted_without_the_punctuation_beside_them():
+    _, unknown, table = regard.show(
+        "rare-words", CORPUS + "punctuated, " * 90 + "punctuated"
+    ).data.panels
+    occurrences = {row[0]: row[1] for row in table.rows}
+    assert "punctuated" not in occurrences  # one of the most frequent words
+    assert unknown.series["word"] == [0.0] * len(unknown.labels)
+
+
+def test_the_example_of_merges_shows_its_space():
+    (table, _) = regard.show(
+        "bpe-merges", "lower lowest slower", merges=3, word=" lower"
+    ).data.panels
+    assert table.rows[0][-1].startswith("␣ l")
+
+
 def test_temperature_is_a_power_of_the_probabilities():
     figure = regard.show("temperature", values=(0.5, 1.0, 4.0)).data
     series = figure.panels[0].series
@@ -227,6 +341,32 @@ def test_temperature_is_a_power_of_the_probabilities():
     assert series["T = 0.5"] == pytest.approx([p / sum(powers) for p in powers])
     bits = list(figure.numbers.values())
     assert bits == sorted(bits)
+
+
+def test_word_vectors_are_placed_by_pca_or_tsne():
+    run = _untrained_run("cbow", {"preset": "cbow"}, [SENTENCE])
+    by_pca, by_tsne = (
+        regard.show("word-vectors", run, SENTENCE, projection=name).data for name in ("pca", "tsne")
+    )
+    (pca_panel,), (tsne_panel,) = by_pca.panels, by_tsne.panels
+    assert pca_panel.labels == tsne_panel.labels == list(dict.fromkeys(SENTENCE.split()))
+    vectors = torch.nn.functional.normalize(run.model.embed.weight, dim=-1)
+    ids = [run.tokenizer.encode(word)[0] for word in tsne_panel.labels]
+    expected = tsne(vectors[ids].detach().double())
+    assert torch.allclose(torch.tensor(tsne_panel.points, dtype=torch.float64), expected)
+    assert "t-SNE" in by_tsne.caption
+    with pytest.raises(RegardError, match=r"unknown value 'umap'; known: pca, tsne"):
+        regard.show("word-vectors", run, SENTENCE, projection="umap")
+
+
+def test_tokens_that_only_a_sampler_makes_likely_are_shown():
+    data = regard.show("samplers", samplers=("allow=[10, 11]",), top=3).data
+    (panel,) = data.panels
+    assert panel.labels == ["the", "of", "qua"]
+    assert panel.series["after"] == pytest.approx([0, 2 / 3, 1 / 3])
+    run = _untrained_run("tiny-decoder", {"preset": "tiny-decoder"}, [BE])
+    (panel,) = regard.show("samplers", run, "To be", samplers=("min_length=2",)).data.panels
+    assert "tokens left" in panel.title
 
 
 def test_samplers_act_in_the_order_given():
@@ -245,7 +385,7 @@ def test_samplers_act_in_the_order_given():
 def test_the_tree_of_a_beam_search_is_that_of_the_library():
     run = _untrained_run("tiny-decoder", {"preset": "tiny-decoder"}, [BE])
     characters = replace(
-        _of_run(run, "", trained=False), tokenizer=train_tokenizer("char", ["a b"])
+        _model_of_run(run, "", trained=False), tokenizer=train_tokenizer("char", ["a b"])
     )
     blank = beam_tree(characters, "  ", width=2, tokens=1)
     assert blank.panels[0].nodes[0].label == " "
@@ -324,7 +464,7 @@ def test_stored_memory_is_that_of_the_attention_weights():
 
 def test_windowed_attention_equals_attention_with_a_mask():
     torch.manual_seed(0)
-    windowed = WindowedAttention(8, 2, 4).double()
+    windowed = SlidingWindowAttention(8, 2, 4).double()
     x = torch.randn(2, 11, 8, dtype=torch.float64)
     inputs = AttentionInputs.of(Mask.causal() & Mask.window(4), torch.arange(11)[None])
     assert torch.allclose(windowed(x), Attention.forward(windowed, x, inputs=inputs), atol=1e-12)
@@ -381,18 +521,23 @@ def test_the_pronoun_of_a_decoder_cannot_see_what_comes_later():
         (("next-token", "a b"), {}, "needs a run or preset: regard show next-token RUN TEXT"),
         (("next-token", "tiny-decoder"), {}, "needs a text"),
         (("next-token", "tiny-decoder", "lstm", "a b"), {}, "takes one run or preset, not 2"),
-        (("next-token", "tiny-encoder", "a b"), {}, "predicts the next token; tiny-encoder can"),
+        (
+            ("next-token", "tiny-encoder", "a b"),
+            {},
+            "predicts the next token; tiny-encoder supports",
+        ),
         (("next-token", "tiny-decoder", "a"), {}, "1 tokens; next-token needs at least 2"),
         (("next-token", "tiny-decoder", "a " * 70), {}, "70 tokens, and the context of"),
         (("next-token", "ngram", "a b"), {}, "cannot be shown untrained"),
         (("next-token", "llama-7b", "a b"), {}, "such as tiny-decoder"),
-        (("shannon", "runs/none"), {}, "no run, no text file and no preset"),
-        (("shannon", "none.txt"), {}, "none.txt is no run, no text file and no preset"),
+        (("shannon", "runs/none"), {}, "neither a run, nor a text file, nor a preset"),
+        (("shannon", "none.txt"), {}, "none.txt is neither a run, nor a text file, nor a preset"),
         (("shannon", "tiny-decoder", "a b"), {}, "takes no run or preset"),
         (("shannon", "ab"), {"order": 2}, "did you mean 'orders'"),
         (("shannon", "ab"), {"orders": "x"}, "orders must be an integer"),
         (("positions",), {"kinds": ["rotery"]}, "did you mean 'rotary'"),
         (("positions", "lstm"), {}, "lstm has no position encoding"),
+        (("positions", "tiny-decoder"), {"dim": 8}, "dim applies only without a run or preset"),
         (("score-variance", "lstm", "a b"), {}, "lstm has no attention"),
         (("pronoun", "tiny-encoder", "a b", "a c"), {}, "'it' is not a word of 'a b'"),
         (("pronoun", "tiny-encoder", "a it"), {}, "compares two sentences, not 1"),
@@ -417,10 +562,12 @@ def test_what_does_not_fit_is_refused_in_one_sentence(what, options, message):
 
 def test_images_states_and_counts_are_refused_by_figures_of_texts_and_weights():
     run = _untrained_run("tiny-decoder", {"preset": "tiny-decoder"}, [BE])
-    decoder = _of_run(run, "d", trained=False)
+    decoder = _model_of_run(run, "d", trained=False)
     counted = replace(decoder, module=NGram(NGramConfig(vocab_size=9, order=2)))
     sizes = {"vocab_size": 9, "dim": 8, "score": "dot"}
-    recurrent = replace(decoder, module=EncoderDecoder(Seq2SeqConfig(**sizes)), attention=len)
+    recurrent = replace(
+        decoder, module=RecurrentEncoderDecoder(Seq2SeqConfig(**sizes)), attention=len
+    )
     for name, arguments, message in (
         ("pronoun", {"model": replace(decoder, tokenizer=None)}, "d reads no text"),
         ("score-variance", {"model": recurrent, "text": BE}, "attends with its states"),
@@ -428,3 +575,18 @@ def test_images_states_and_counts_are_refused_by_figures_of_texts_and_weights():
     ):
         with pytest.raises(RegardError, match=message):
             FIGURES[name].compute(**arguments)
+
+
+def test_two_figures_of_a_page_share_no_id_and_keep_their_texts():
+    first, second = (
+        regard.show("bag-of-words", f'id="a" url(#b) {word}')._repr_html_() for word in "xy"
+    )
+    ids = [
+        {element.get("id") for element in ElementTree.fromstring(page).iter()} - {None}
+        for page in (first, second)
+    ]
+    assert all(ids)
+    assert not ids[0] & ids[1]
+    for page, own in zip((first, second), ids, strict=True):
+        assert set(re.findall(r'(?:url\(#|href="#)([^)"]+)', page)) - {"b"} == own
+        assert 'id="a" url(#b)' in page  # a text, not an attribute

@@ -8,8 +8,9 @@ import torch
 
 from regard.errors import ConfigError, ShapeError
 from regard.explain import AttentionMap, draw_maps, html_maps
-from regard.explain.attention import AttentionMaps
+from regard.explain.image_attention import ImageAttentionMap
 from regard.explain.render.figure import encode, page
+from regard.explain.token_map import AttentionMaps, ShownImage
 
 HOSTILE = ["<script>", "&", "]]>", "\x1b[2J", "\x00", "\ud800", "\ufffe", "\u202e", '"', "'", ""]
 HOSTILE += ["$x$", "注意"]
@@ -105,7 +106,7 @@ def test_a_map_is_saved_by_its_suffix(tmp_path, suffix):
 
 def test_a_wrong_suffix_or_head_is_refused(tmp_path):
     attention = AttentionMap(["a"], ["x"], numbers(2, 1, 1))
-    with pytest.raises(ConfigError, match=r"ends in \.svg, \.png, \.pdf, \.html, not '\.gif'"):
+    with pytest.raises(ConfigError, match=r"written as \.svg, \.png, \.pdf, \.html, not '\.gif'"):
         attention.save(tmp_path / "x.gif")
     with pytest.raises(ConfigError, match="head 2: there are 2 heads, 0 to 1"):
         attention.figure(2)
@@ -142,3 +143,48 @@ def test_a_png_is_an_image_of_the_size_of_the_figure():
     figure = draw_maps(numbers(1, 4, 4), list("abcd"), list("wxyz"))
     image = image_module.open(io.BytesIO(encode(figure, ".png")))
     assert image.size == tuple(int(160 * inches) for inches in figure.get_size_inches())
+
+
+PIXELS = torch.arange(3 * 4 * 4, dtype=torch.uint8).view(3, 4, 4)
+
+
+def test_attention_between_patches_is_drawn_on_the_image_for_each_head():
+    weights = torch.rand(2, 5, 5, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    patches = [f"{n // 2},{n % 2}" for n in range(4)]
+    tokens, shown = ["<cls>", *patches], ShownImage(PIXELS, (2, 2), 1)
+    with_class = ImageAttentionMap(tokens, tokens, weights, None, "self", shown)
+    names, maps = with_class.region_weights()
+    assert names == ["head 0", "head 1"]
+    assert torch.equal(maps, weights[:, 0, 1:].view(2, 2, 2))
+    figure = with_class.figure()
+    assert [axes.get_title() or axes.get_title(loc="left") for axes in figure.axes] == names
+    assert "of <cls> over the image" in figure.get_label()
+    drawn = torch.tensor(figure.axes[1].images[0].get_array())
+    bright = (maps[1] / maps[1].max()).repeat_interleave(2, 0).repeat_interleave(2, 1)
+    expected = PIXELS.permute(1, 2, 0) / 255 * (0.25 + 0.75 * bright.unsqueeze(2))
+    torch.testing.assert_close(drawn, expected)
+    without = ImageAttentionMap(
+        patches, patches, weights[:, 1:, 1:], None, "self", ShownImage(PIXELS, (2, 2))
+    )
+    assert torch.equal(without.region_weights(1)[1], weights[1:, 1:, 1:].mean(1).view(1, 2, 2))
+    assert without.text(width=40).startswith("attention to each patch, mean\nhead 0  head 1\n")
+    assert "head" not in without.text(1, width=40)  # one head: all its weights
+
+
+def test_attention_of_a_caption_is_drawn_for_each_token():
+    weights = torch.tensor([[[0.7, 0.1, 0.1, 0.1], [0.0, 0.0, 0.0, 1.0]]])
+    regions = ["0,0", "0,1", "1,0", "1,1"]
+    caption = ImageAttentionMap(
+        [" a", " cat"], regions, weights, None, "cross", ShownImage(PIXELS, (2, 2))
+    )
+    lines = [line.rstrip() for line in caption.text(width=40).splitlines()[:4]]
+    assert lines[:2] == ["attention of each token over the image", "␣a    ␣cat"]
+    assert lines[2:] == ["██░░", "░░░░    ██"]
+    assert len(caption.figure().axes) == 2
+
+
+def test_cross_attention_of_a_copy_is_shown_as_the_mean_with_tokens():
+    weights = torch.eye(2).expand(2, 2, 2)
+    text = AttentionMap(["a", "b"], ["a", "b"], weights, kind="cross").text()
+    assert text.splitlines()[1].startswith("a ██")
+    assert "head 1" in AttentionMap(["a", "b"], ["a", "b"], weights).text()

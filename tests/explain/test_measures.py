@@ -1,7 +1,6 @@
 """Measures against their formulas, worked by hand or computed another way."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,10 +30,11 @@ from regard.explain import (
     tsne,
     tune_lens,
 )
-from regard.models.ngram import NGram, NGramConfig
+from regard.explain.attribution import attribute
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.attention import Attention
 from regard.nn.position import POSITIONS
+from regard.text import train_tokenizer
 
 IDS = torch.tensor([[1, 5, 3, 1, 5, 2]])
 
@@ -71,16 +71,18 @@ def test_heads_that_do_one_thing_have_its_score_only():
     assert induction_score(weights[:, :3, :3], ids[:3]).tolist() == [0.0] * 3  # nothing repeats
 
 
+@pytest.mark.parametrize("norm", ["layer", "rms", "rms_plus_one"])
 @torch.no_grad()
-def test_copying_scores_are_those_of_the_whole_matrix():
-    model = decoder(kv_heads=2)
+def test_copying_scores_are_those_of_the_whole_matrix(norm):
+    model = decoder(kv_heads=2, norm=norm, bias=False)
     block, stack = model.decoder.blocks[1], model.decoder
     value = block.attention.value.weight.unflatten(0, (2, 4))[[0, 0, 1, 1]]
     out = block.attention.out.weight.unflatten(1, (4, 4))
     table = model.embed.token.weight
+    first, last = (n.weight + (norm == "rms_plus_one") for n in (block.attention_norm, stack.norm))
     for head in range(4):
-        through = out[:, head] @ value[head] @ torch.diag(block.attention_norm.weight)
-        whole = table @ torch.diag(stack.norm.weight) @ through @ table.T
+        through = out[:, head] @ value[head] @ torch.diag(first)
+        whole = table @ torch.diag(last) @ through @ table.T
         values = torch.linalg.eigvals(whole)
         expected = float(values.real.sum() / values.abs().sum())
         score = copying_scores(model)["decoder.blocks.1.attention"][head]
@@ -97,7 +99,7 @@ def test_every_head_of_a_decoder_is_scored_with_the_same_numbers_each_time():
     (layer, head, best), *_ = scores.top("induction")
     assert best == scores.scores["induction"].max() == scores.scores["induction"][layer, head]
     assert len(scores.to_pandas()) == 8
-    with pytest.raises(RegardError, match="no scores of 'name_mover'; there are previous_token"):
+    with pytest.raises(RegardError, match="no scores of 'name_mover'; available: previous_token"):
         scores.top("name_mover")
     with pytest.raises(RegardError, match="needs a decoder"):
         find_heads(decoder(architecture="encoder"))
@@ -160,6 +162,22 @@ def test_integrated_gradients_add_up_and_are_exact_for_a_linear_model():
     expected = ((linear[0](ids) - linear[0].weight[0])[0] * vector).sum(-1)
     torch.testing.assert_close(values, expected.detach())
     assert abs(missing) < 1e-5
+
+
+@pytest.mark.parametrize("position", ["rotary", "learned"])
+def test_attributions_add_up_where_the_score_is_steep_at_the_baseline(position):
+    model, tokenizer = decoder(position=position), train_tokenizer("char", ["abcd"])
+    assert tokenizer.vocab_size >= model.vocab_size
+    ids = [1, 2, 3, 4, 5, 6]
+    result = attribute(model, tokenizer, ids)
+    row = torch.tensor([ids])
+    with torch.no_grad():
+        at_ids = model.head(model(row))[0, -1]
+        with trace(model, (), edit={"embed": torch.zeros_like}):
+            at_zero = model.head(model(row))[0, -1]
+    difference = float((at_ids - at_zero)[at_ids.argmax()])
+    assert sum(result.values) == pytest.approx(difference, rel=0.01)
+    assert result.convergence_delta == pytest.approx(difference - sum(result.values), abs=1e-5)
 
 
 @torch.no_grad()
@@ -235,7 +253,7 @@ def test_a_probe_finds_what_is_there_and_nothing_where_there_is_nothing():
     found = probe(x, labels)
     assert found.accuracy > 0.97
     assert found.low < found.accuracy < found.high
-    with pytest.raises(RegardError, match="two labels"):
+    with pytest.raises(RegardError, match="at least 2 classes"):
         probe(x, torch.zeros(200, dtype=torch.long))
 
 
@@ -267,15 +285,5 @@ def test_similarities_of_positions_depend_on_their_distance():
     assert position_similarity(POSITIONS["alibi"](heads=4), 5).shape == (4, 5, 5)
     learned = position_similarity(POSITIONS["learned"](dim=8, context=9), 5)
     assert learned.shape == (1, 5, 5)
-    with pytest.raises(RegardError, match="does nothing to compare"):
+    with pytest.raises(RegardError, match="no vectors, rotation or bias to compare"):
         position_similarity(POSITIONS["none"](), 5)
-
-
-def test_parts_of_a_counted_probability_add_up_to_it():
-    ids = torch.randint(0, 5, (4, 30))
-    for smoothing in ("witten_bell", "add_k", "kneser_ney"):
-        model = NGram(NGramConfig(vocab_size=5, order=3, smoothing=smoothing))
-        model.fit([SimpleNamespace(ids=ids[:, :-1], targets=ids[:, 1:])])
-        parts = model.contributions(ids[:, :-1], ids[:, 1:])
-        assert parts.shape == (4 * 29, 4)  # uniform, 1, 2 and 3 ids
-        torch.testing.assert_close(parts.sum(-1), model.scores(ids[:, :-1], ids[:, 1:]).exp())

@@ -1,4 +1,5 @@
 import copy
+import re
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from regard.errors import RegardError
 from regard.explain import ablate, patch, steer, trace
 from regard.explain.trace import Trace
 from regard.models.ngram import NGram, NGramConfig
-from regard.models.seq2seq import EncoderDecoder, Memory, Seq2SeqConfig, _run_fused
+from regard.models.seq2seq import Memory, RecurrentEncoderDecoder, Seq2SeqConfig, _run_fused
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.hook_point import HookPoint
 from regard.nn.recurrent import Recurrent
@@ -80,7 +81,17 @@ def test_a_pattern_that_matches_nothing_says_what_there_is(model):
         pass
 
 
-def test_a_model_without_taps_is_named_as_such():
+def test_all_hook_points_of_a_deep_model_are_listed_in_one_sentence():
+    config = TransformerConfig(vocab_size=9, dim=8, layers=12, heads=2, architecture="encoder")
+    with pytest.raises(RegardError) as refused, trace(Transformer(config), "encoder.blocks.12.*"):
+        pass
+    every = "attention.q_hook attention.k_hook attention.v_hook attention.heads_hook "
+    every = [f"encoder.blocks.0-11.{name}" for name in (every + "ffn.hidden_hook out_hook").split()]
+    listed = str(refused.value).partition("available: ")[2]
+    assert listed.split(", ") == every
+
+
+def test_a_model_without_hook_points_is_named_as_such():
     with pytest.raises(RegardError, match="Linear has none"), trace(nn.Linear(1, 1)):
         pass
 
@@ -160,6 +171,22 @@ def test_any_module_can_be_read_and_replaced_by_its_path():
     assert activations["out"].shape == (1, 2, 2)
 
 
+def test_a_pattern_that_matches_no_hook_point_selects_other_modules():
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.ReLU()) for _ in range(2)))
+    with trace(layers, "*.1", edit={"*.1": ablate(units=[0])}) as activations:
+        layers(torch.ones(1, 2, 3))
+    assert sorted(activations) == ["0.1", "1.1"]
+    assert (activations["1.1"][..., 0] == 0).all()
+    model = decoder()
+    with trace(model, ["decoder.blocks.*.ffn", "*.out_hook"]) as activations:
+        model(IDS)
+    names = [f"decoder.blocks.{n}.{name}" for n in range(2) for name in ("ffn", "out_hook")]
+    assert sorted(activations) == names
+    for pattern in ("*", ""):
+        with pytest.raises(RegardError, match=f"no hook point matches '{re.escape(pattern)}'"):
+            trace(layers, pattern).__enter__()
+
+
 def test_mistakes_of_an_edit_are_named():
     model = decoder()
     hook_point = "decoder.blocks.0.attention.heads_hook"
@@ -230,7 +257,7 @@ PLACEMENTS = ({}, {"placement": "bahdanau"}, {"input_feeding": True}, {"hops": 2
 @torch.no_grad()
 def test_an_alignment_is_replaced_in_a_forward_pass_and_in_decoding(choices):
     config = Seq2SeqConfig(vocab_size=9, dim=8, cell="gru", score="dot", **choices)
-    model = EncoderDecoder(config).double().eval()
+    model = RecurrentEncoderDecoder(config).double().eval()
     source = Source(torch.tensor([[1, 2, 3], [4, 5, 0]]), torch.tensor([3, 2]))
     ids = torch.tensor([[1, 6, 7, 8], [1, 8, 7, 6]])
     plain = model(ids, source=source)
@@ -265,7 +292,7 @@ def test_a_compiled_model_runs_eagerly_inside_and_says_so():
     compiled = torch.compile(model, backend="eager")
     before = compiled(IDS)
     with (
-        pytest.warns(UserWarning, match="switches torch.compile off"),
+        pytest.warns(UserWarning, match="turns torch.compile off"),
         trace(compiled, "*.out_hook", edit={"*.heads_hook": ablate()}) as activations,
     ):
         edited = compiled(IDS)

@@ -1,11 +1,9 @@
-"""Tokens as words, and what recurrent cells hold at each of them."""
+"""Tokens as words."""
 
 import pytest
 import torch
 
-from regard.explain.attention import recurrent_states
 from regard.explain.words import merge_words, word_groups, words_of
-from regard.models.recurrent import RecurrentConfig, RecurrentLM
 from regard.text import train_tokenizer
 
 TEXT = "The cat didn't sit, the cats sat on 12 mats.\n"
@@ -34,19 +32,3 @@ def test_weights_to_a_word_are_added_and_those_from_it_averaged():
     weights = torch.tensor([[[1.0, 0, 0], [0.5, 0.5, 0], [0.2, 0.3, 0.5]]])
     merged = merge_words(weights, [[0], [1, 2]], [[0, 1], [2]])
     torch.testing.assert_close(merged, torch.tensor([[[1.0, 0.0], [0.75, 0.25]]]))
-
-
-@torch.no_grad()
-def test_gates_and_states_of_a_recurrent_layer_have_its_tokens():
-    tokenizer = train_tokenizer("char", [TEXT])
-    config = RecurrentConfig(vocab_size=tokenizer.vocab_size, dim=6, layers=2, cell="lstm")
-    model = RecurrentLM(config).eval()
-    ids = tokenizer.encode("the cat")
-    batch = torch.tensor([ids])
-    maps = recurrent_states(model, tokenizer, ids, lambda: model(batch))
-    first, second = maps.values()
-    assert first.names == ["input_gate", "forget_gate", "candidate", "output_gate", "cell", "state"]
-    assert (first.rows, first.values.shape) == (list("the cat"), (6, 7, 6))
-    cell, state = second.values[4], second.values[5]
-    torch.testing.assert_close(state, second.values[3] * cell.tanh())
-    assert ((second.values[1] > 0) & (second.values[1] < 1)).all()

@@ -25,7 +25,7 @@ def folder(request, tmp_path, monkeypatch):
 
 
 def content(folder, name):
-    with folder.read(name) as file:
+    with folder.open_reader(name) as file:
         return file.read()
 
 
@@ -74,7 +74,7 @@ def test_links_are_removed_and_not_followed(folder):
     for act in (
         lambda: folder.append("link", b"ours"),
         lambda: folder.truncate("link", 0),
-        lambda: folder.read("link"),
+        lambda: folder.open_reader("link"),
         lambda: folder.folder("link"),
         lambda: folder.write_json("link", 1),
     ):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from regard.errors import CheckpointError
-from regard.files.safetensors import DTYPES, Tensors, open_tensors, read_header
+from regard.files.safetensors import DTYPES, TensorReader, open_tensors, read_header
 from regard.hub.safetensors_writer import SafetensorsWriter, split_into_shards, write_index
 
 FLOATS = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -228,4 +228,4 @@ def test_every_dtype_is_known_by_the_name_of_the_format(tmp_path):
         path = Path(tmp_path, f"{name}.safetensors")
         save_file({"x": torch.zeros(3).to(dtype)}, path)
         assert read_header(path)["x"].dtype == dtype
-        assert Tensors(read_header(path)).entries["x"].size == 3 * dtype.itemsize
+        assert TensorReader(read_header(path)).entries["x"].size == 3 * dtype.itemsize

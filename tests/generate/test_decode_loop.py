@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,10 +7,12 @@ import torch
 from regard.accel import pack
 from regard.accel.packed_decoder import PackedDecoder
 from regard.errors import ConfigError, RegardError
-from regard.generate import Chain, Engine, generate, parse_chain, stream, stream_text
+from regard.generate import Chain, CudaGraphDecoder, generate, parse_chain, stream, stream_text
 from regard.generate.decode_loop import CudaGraphLoop, EagerLoop
 from regard.generate.stop_strings import truncate_at_stop
+from regard.models.build import build_model, preset
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn.state import Source
 
 CHAIN = parse_chain(["repetition=1.3", "top_k=6", "temperature=0.9"])
 PROMPTS = [[1], [2, 3, 4, 0, 1], [5, 5], [7, 7, 7]]
@@ -24,15 +27,15 @@ def small(**choices):
     return model.eval()
 
 
-def engine(model):
-    return Engine(PackedDecoder(model), capture=True)
+def captured(model):
+    return CudaGraphDecoder(PackedDecoder(model), capture=True)
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 35, 90])  # 90 overflow the context
 @pytest.mark.parametrize("stop", [(), {0, 3}])
 def test_draws_are_those_of_plain_generation(tokens, stop):
     model = small()
-    fast = engine(model)
+    fast = captured(model)
     for seed in (1, 2):
         options = {"tokens": tokens, "stop": stop, "seed": seed}
         plain = generate(model, PROMPTS, CHAIN, **options)
@@ -45,7 +48,7 @@ def test_only_a_row_that_goes_on_can_run_out_of_tokens(stop):
     model, chain = small(), parse_chain(["no_repeat_ngram=1"])
     seeds = range(6)
     outcomes = []
-    for language in (model, engine(model)):
+    for language in (model, captured(model)):
         for prompts in ([[1]], [[1, 2, 4, 5, 6, 7, 8], [1], [2], [3]]):
             for seed in seeds:
                 try:
@@ -66,7 +69,7 @@ def test_only_a_row_that_goes_on_can_run_out_of_tokens(stop):
 
 def test_each_row_may_have_its_own_seed():
     model = small()
-    together = generate(engine(model), PROMPTS, CHAIN, tokens=20, seed=[4, 5, 6, 7])
+    together = generate(captured(model), PROMPTS, CHAIN, tokens=20, seed=[4, 5, 6, 7])
     alone = [
         generate(model, [prompt], CHAIN, tokens=20, seed=seed)[0]
         for prompt, seed in zip(PROMPTS, (4, 5, 6, 7), strict=True)
@@ -75,7 +78,7 @@ def test_each_row_may_have_its_own_seed():
 
 
 def test_the_cuda_graph_is_kept_for_a_text_of_the_same_size():
-    fast = engine(small())
+    fast = captured(small())
     generate(fast, [[1, 2]], CHAIN, tokens=9, seed=1)
     loop = fast.loop
     assert isinstance(loop, CudaGraphLoop)
@@ -87,9 +90,32 @@ def test_the_cuda_graph_is_kept_for_a_text_of_the_same_size():
     assert fast.loop is not loop
 
 
+@pytest.mark.parametrize(
+    "name", ["lstm", "gru", "bahdanau", "luong", "t5-small", "transformer-base"]
+)
+def test_the_loop_of_recurrent_models_and_encoder_decoders_is_reused(name):
+    sizes = {"vocab_size": 21, "dim": 16, "layers": 2, "context": 64}
+    config = preset(name)
+    if isinstance(config, TransformerConfig):
+        sizes |= {"heads": 2, "head_dim": 8, "ffn_dim": 24}
+    torch.manual_seed(0)
+    model = build_model(replace(config, **sizes)).eval()
+    fast = CudaGraphDecoder(pack(model), capture=True)
+    for length in (5, 9, 3, 40):  # the first three are padded to 32, as the last is to 64
+        source = None
+        if getattr(model.config, "architecture", "") == "encoder-decoder":
+            lengths = torch.tensor([length, length - 1])
+            source = Source(torch.randint(2, 21, (2, length)), lengths)
+        loop = fast.loop
+        prompts, options = [[1, 2], [3, 4]], {"tokens": 9, "seed": length, "source": source}
+        expected = generate(model, prompts, CHAIN, **options)
+        assert generate(fast, prompts, CHAIN, **options) == expected
+        assert loop is None or (fast.loop is loop) == (length < 32 or source is None)
+
+
 def test_two_texts_at_once_do_not_disturb_each_other():
     model = small()
-    fast = engine(model)
+    fast = captured(model)
     list(stream(fast, [3, 2], CHAIN, tokens=40, seed=3))  # leaves a loop that both could reuse
     one, two = (stream(fast, [n, 2], CHAIN, tokens=40, seed=n) for n in (1, 2))
     mixed = [token for pair in zip(one, two, strict=True) for token in pair]
@@ -119,7 +145,7 @@ def test_a_chain_that_cannot_be_captured_is_decoded_eagerly(monkeypatch):
     begin = EagerLoop.__init__
     monkeypatch.setattr(EagerLoop, "__init__", lambda self, *a: made.append(1) or begin(self, *a))
     monkeypatch.setattr(Chain, "capturable", False)
-    assert generate(engine(model), PROMPTS, CHAIN, tokens=5, seed=1) == generate(
+    assert generate(captured(model), PROMPTS, CHAIN, tokens=5, seed=1) == generate(
         model, PROMPTS, CHAIN, tokens=5, seed=1
     )
     assert len(made) == 2

@@ -74,6 +74,6 @@ def traced_together(chains):
     return chain.tokens[0]
 
 
-def test_a_traced_chain_is_not_recorded_by_the_engine():
+def test_a_traced_chain_is_not_captured():
     assert parse_chain(WORDS).capturable
     assert not TracedChain(parse_chain(WORDS).samplers).capturable

@@ -231,6 +231,7 @@ def test_a_row_draws_the_same_alone_and_in_a_batch():
             {"draft": 2},
             "the draft has vocab_size=2 and the model vocab_size=6",
         ),  # too few to read the prompts
+        ({"draft": 7, "tokens": 1}, "the draft has vocab_size=7"),  # no draft token is needed
         ({"seed": [1]}, "1 seeds for 3 rows"),
     ],
 )

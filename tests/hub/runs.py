@@ -53,10 +53,10 @@ def random_model(config, dtype=torch.float32):
     return model.to(dtype)
 
 
-def make_checkpoint(path, config=None, family=None, change=None, **settings):
+def make_checkpoint(path, config=None, model_type=None, change=None, **settings):
     """A checkpoint folder with random weights; `change` may spoil the tensors first."""
     config = model_config() if config is None else config
-    chosen, table = write_config(config, family)
+    chosen, table = write_config(config, model_type)
     model = random_model(config)
     ours = weights(model)
     mappings = plan_export(prefixed_rules(chosen, config), ours).mappings

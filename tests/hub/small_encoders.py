@@ -3,7 +3,7 @@
 import torch
 
 from regard.nn.attention import Mask
-from regard.nn.head import ClassHead
+from regard.nn.head import ClassificationHead
 from regard.nn.state import Source
 
 ENCODER = {
@@ -25,7 +25,7 @@ PAIR = {
     "decoder_ffn_dim": 40,
     "max_position_embeddings": 32,
 }
-DEBERTA = ENCODER | {
+DEBERTA_V2 = ENCODER | {
     "relative_attention": True,
     "pos_att_type": ["p2c", "c2p"],
     "share_att_key": True,
@@ -34,7 +34,7 @@ DEBERTA = ENCODER | {
     "norm_rel_ebd": "layer_norm",
     "position_biased_input": False,
 }
-DEBERTA_1 = ENCODER | {
+DEBERTA_V1 = ENCODER | {
     "relative_attention": True,
     "pos_att_type": ["c2p", "p2c"],
     "max_relative_positions": 6,
@@ -74,13 +74,14 @@ SETTINGS = {  # a name of ours: the family, and what differs from the family's d
     ),
     "camembert": ("camembert", ENCODER | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}),
     "albert": ("albert", ENCODER | {"embedding_size": 10}),
-    "deberta": ("deberta-v2", DEBERTA),
+    "deberta": ("deberta-v2", DEBERTA_V2),
     "deberta-wide": (
         "deberta-v2",
-        DEBERTA | {"position_buckets": -1, "norm_rel_ebd": "none", "position_biased_input": True},
+        DEBERTA_V2
+        | {"position_buckets": -1, "norm_rel_ebd": "none", "position_biased_input": True},
     ),
-    "deberta-1": ("deberta", DEBERTA_1),
-    "deberta-1-positions": ("deberta", DEBERTA_1 | {"position_biased_input": True}),
+    "deberta-1": ("deberta", DEBERTA_V1),
+    "deberta-1-positions": ("deberta", DEBERTA_V1 | {"position_biased_input": True}),
     "t5": ("t5", T5),
     "t5-gated": ("t5", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "bart": ("bart", PAIR),
@@ -161,7 +162,7 @@ def small(name, architecture):
 LENGTHS = torch.tensor([9, 4, 7])
 REAL = torch.arange(9) < LENGTHS.unsqueeze(1)
 READINGS = {  # what they call a result, and how ours is read off the hidden states x
-    "logits": lambda head, x: head(x, LENGTHS) if isinstance(head, ClassHead) else head(x),
+    "logits": lambda head, x: head(x, LENGTHS) if isinstance(head, ClassificationHead) else head(x),
     "prediction_logits": lambda head, x: head(x),
     "seq_relationship_logits": lambda head, x: head.next_sentence(x),
     "sop_logits": lambda head, x: head.next_sentence(x),

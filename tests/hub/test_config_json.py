@@ -30,8 +30,8 @@ def test_what_is_written_reads_as_it_was(name, number):
     for architecture in list(MODEL_TYPES[name].heads)[number : number + 1]:
         table = {"model_type": name, "architectures": [architecture], **REQUIRED.get(name, {})}
         _, config = read_config(table)
-        family, table = write_config(config, name)
-        assert read_config(table) == (family, config)
+        model_type, table = write_config(config, name)
+        assert read_config(table) == (model_type, config)
 
 
 def test_the_published_gpt2_is_our_preset():
@@ -172,7 +172,7 @@ def test_a_family_can_be_asked_for():
     assert write_config(config, "mistral")[1]["sliding_window"] is None
     with pytest.raises(ConfigError, match=r"(?s)gpt2 does not support all.*norm = 'rms'"):
         write_config(config, "gpt2")
-    with pytest.raises(ConfigError, match="unknown family 'gtp2'"):
+    with pytest.raises(ConfigError, match="unknown model_type 'gtp2'"):
         write_config(config, "gtp2")
 
 

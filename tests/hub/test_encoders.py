@@ -113,7 +113,7 @@ def test_what_was_read_is_written_bit_for_bit(tmp_path, name, architecture):
     old, run, new = tmp_path / "old", tmp_path / "run", tmp_path / "new"
     small(name, architecture).save_pretrained(old)
     checkpoint = import_run(old, run)
-    done = export_run(run, new, checkpoint.family.name)
+    done = export_run(run, new, checkpoint.model_type.name)
     assert done.architecture == architecture
     if architecture != "BartForSequenceClassification":  # which wants a token of its own at the end
         assert done.difference < NEAR
@@ -212,17 +212,17 @@ def test_a_t5_saved_by_transformers_5_keeps_its_own_output_matrix(tmp_path):
 def test_what_config_json_leaves_out_is_as_in_their_class(name):
     import transformers
 
-    family = MODEL_TYPES[name]
-    given = {"architectures": [next(iter(family.heads))]}
+    model_type = MODEL_TYPES[name]
+    given = {"architectures": [next(iter(model_type.heads))]}
     whole = transformers.AutoConfig.for_model(name).to_dict() | given
-    assert read_config_as(family, given) == read_config_as(family, whole)
+    assert read_config_as(model_type, given) == read_config_as(model_type, whole)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_published_preset_is_of_its_family_and_of_no_other(name):
-    family, table = write_config(PRESETS[name]())
-    assert family.name == name
-    assert table["architectures"] == [next(iter(family.heads))]
+    model_type, table = write_config(PRESETS[name]())
+    assert model_type.name == name
+    assert table["architectures"] == [next(iter(model_type.heads))]
 
 
 @pytest.mark.parametrize(

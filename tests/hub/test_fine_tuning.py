@@ -1,6 +1,7 @@
 """Import, fine-tune and export with default settings, for every shape of model and head."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hub.runs import model_config, tokenizer
 from hub.test_imported_heads import save_bert
 from regard.errors import ConfigError
 from regard.hub.config_json import write_config
+from regard.models.build import resolve
 
 pytestmark = pytest.mark.parity
 
@@ -116,7 +118,7 @@ def test_an_imported_model_is_fine_tuned_and_exported_by_default(
     start = f"train.start={tmp_path / 'start'}"
     run = regard.train(str(data(tmp_path)), start, *STEPS, out=tmp_path / "run")
     result = run.export(tmp_path / "ours")
-    assert (result.family, result.architecture) == (name, exported)
+    assert (result.model_type, result.architecture) == (name, exported)
     assert result.difference < 1e-5
 
 
@@ -178,3 +180,15 @@ def test_a_refusal_names_the_smallest_change(fields, change):
     with pytest.raises(ConfigError, match="the smallest change: train with ") as raised:
         write_config(model_config("gpt2", **fields), "gpt2")
     assert change in str(raised.value)
+
+
+def test_the_change_that_exports_a_small_encoder_keeps_its_positions():
+    """DeBERTa without relative positions differs in fewer settings, but has no positions at all."""
+    config = resolve({"preset": "tiny-encoder", "vocab_size": 50})
+    with pytest.raises(ConfigError, match=r"model\.position=learned") as raised:
+        write_config(config)
+    changes = str(raised.value).split("train with ")[1].split()
+    settings = dict(change.removeprefix("model.").split("=") for change in changes)
+    table = {name: {"true": True}.get(value, value) for name, value in settings.items()}
+    table["norm_eps"] = float(table["norm_eps"])
+    assert write_config(replace(config, **table))[0].name == "distilbert"

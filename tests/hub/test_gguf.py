@@ -1,6 +1,7 @@
 """GGUF files: read again by the gguf package, and run by llama.cpp where it is installed."""
 
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 import regard
 from hub.runs import TEXT, make_run, model_config, tokenizer
+from regard.cli import main
 from regard.errors import CheckpointError, ConfigError
 from regard.generate import generate, parse_chain
 from regard.hub.config_json import write_config
@@ -37,7 +39,7 @@ GEMMA_3 = WIDE | {
     "head": "linear",
     "position": {"kind": "rotary", "base": 1e6, "window_base": 1e4},
 }
-MODELS = {  # a name of ours: the preset, settings that differ, and the family
+MODELS = {  # a name of ours: the preset, settings that differ, and the model type
     "llama": ("llama", WIDE, "llama"),
     "llama-3.1": ("llama-3.1-8b", WIDE | {"kv_heads": 1, "head_dim": None}, "llama"),
     "qwen2": ("qwen2-0.5b", WIDE | {"kv_heads": 1}, "qwen2"),
@@ -53,15 +55,15 @@ QUICK = ("llama-3.1", "gemma-2", "gpt2")
 
 
 def export(tmp_path, name, type="f32", tokenizers=None):
-    preset, fields, family = MODELS[name]
+    preset, fields, model_type = MODELS[name]
     tokenizers = tokenizers or tokenizer()
     torch.manual_seed(0)
     config = model_config(preset, **{"vocab_size": tokenizers.vocab_size, **fields})
     make_run(tmp_path / "run", config, tokenizers=tokenizers)
     result = regard.export(
-        tmp_path / "run", tmp_path / "out", family=family, format="gguf", type=type
+        tmp_path / "run", tmp_path / "out", model_type=model_type, format="gguf", type=type
     )
-    assert result.family == f"gguf, {family}"
+    assert result.model_type == f"gguf, {model_type}"
     return result
 
 
@@ -74,6 +76,21 @@ def test_every_family_is_read_again(name, tmp_path, monkeypatch):
     result = export(tmp_path, name)
     assert result.difference == 0.0
     assert (result.path / "Modelfile").read_text() == "FROM ./model.gguf\n"
+
+
+def test_the_command_prints_the_rounding_of_weights(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    export(tmp_path, "llama")
+    run, out = str(tmp_path / "run"), str(tmp_path / "q")
+    with pytest.raises(SystemExit) as exit:
+        main(["export", run, out, "--format", "gguf", "--type", "q8_0"])
+    assert not exit.value.code
+    sentence = (
+        r"differs from that of the run by at most (\S+) times the largest weight of its tensor"
+    )
+    printed = capsys.readouterr().out
+    assert "stored" not in printed
+    assert 0 < float(re.search(sentence, printed)[1]) < 0.005  # half a step of 1/127
 
 
 @pytest.mark.long
@@ -125,6 +142,11 @@ def test_smaller_types_are_as_exact_as_they_can_be(type, bound, tmp_path, monkey
     stored = {tensor.name: tensor.tensor_type.name for tensor in tensors}
     assert stored["blk.0.attn_q.weight"] == type.upper()
     assert stored["blk.0.attn_norm.weight"] == "F32"
+    matrices = [kind for kind in stored.values() if kind != "F32"]
+    others = sum(kind != type.upper() for kind in matrices)
+    note = f"stored {others} of {len(matrices)} matrices as q8_0: the embedding, the output, and"
+    assert (result.unchecked or "").startswith(note if type == "q4_k" else "")
+    assert bool(result.unchecked) == bool(others)
     # a row of 64 weights is no block of 256
     assert stored["blk.0.ffn_down.weight"] == ("Q8_0" if type == "q4_k" else type.upper())
 
@@ -143,18 +165,18 @@ def test_q4_k_is_read_by_the_gguf_package():
     [
         ("gpt2", {}, "char", {}, "no tokenizer of the kind 'char'"),
         ("gpt2", {}, "wordpiece", {}, "gpt2 does not use wordpiece"),
-        ("gpt2", {"ffn": "relu"}, "bpe", {"family": "gpt2"}, "model.ffn='relu'"),
-        ("bloom-560m", {}, "bpe", {}, "'bloom' cannot be exported as GGUF; supported are llama"),
+        ("gpt2", {"ffn": "relu"}, "bpe", {"model_type": "gpt2"}, "model.ffn='relu'"),
+        ("bloom-560m", {}, "bpe", {}, "'bloom' cannot be exported as GGUF; supported: llama"),
         (
             "mistral-7b",
             {"window": 8, "kv_heads": 1},
             "bpe",
-            {"family": "mistral"},
+            {"model_type": "mistral"},
             "model.window=8",
         ),
         ("gpt2", {}, "bpe", {"type": "q2_k"}, "type='q2_k' must be one of f32, f16, q8_0, q4_k"),
         ("gpt2", {}, "bpe", {"type": "f16", "format": "onnx"}, "type='f16' is for format='gguf'"),
-        ("gpt2", {"head": CLASSES}, "bpe", {"family": "gpt2"}, "model.head"),
+        ("gpt2", {"head": CLASSES}, "bpe", {"model_type": "gpt2"}, "model.head"),
     ],
 )
 def test_what_the_format_cannot_say_is_refused(preset, fields, kind, options, message, tmp_path):
@@ -167,21 +189,21 @@ def test_what_the_format_cannot_say_is_refused(preset, fields, kind, options, me
 
 
 @pytest.mark.parametrize(
-    ("fields", "family", "layers"),
+    ("fields", "model_type", "layers"),
     [
         (WIDE | {"kv_heads": 1, "head_dim": 24, "window": 8}, "gemma2", 46),
         (GEMMA_3, "gemma3_text", 62),
     ],
 )
-def test_gemma_27b_has_its_own_scale(fields, family, layers):
+def test_gemma_27b_has_its_own_scale(fields, model_type, layers):
     def settings(layers, width):
         config = model_config("gemma-2-2b", **fields | {"layers": layers})
-        return write_config(config, family)[1] | {"query_pre_attn_scalar": width}
+        return write_config(config, model_type)[1] | {"query_pre_attn_scalar": width}
 
     # llama.cpp computes these: the root of dim / heads by the number of layers
     for count, width, other in ((layers, 16, 24), (layers - 2, 24, 16)):
         architecture_of(settings(count, width))
-        message = f"model.score.scale_dim={other} .* with {count} layers llama.cpp computes {width}"
+        message = f"model.score.scale_dim={other} .* for {count} layers llama.cpp uses {width}"
         with pytest.raises(ConfigError, match=message):
             architecture_of(settings(count, other))
 

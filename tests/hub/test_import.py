@@ -14,9 +14,9 @@ import regard
 from hub.runs import TEXT, make_checkpoint, model_config, tokenizer
 from regard.cli import main
 from regard.errors import CheckpointError, ConfigError
-from regard.files.safetensors import Tensors
+from regard.files.safetensors import TensorReader
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
-from regard.hub.families import llama2c
+from regard.hub.model_types import llama2c
 from regard.models.build import weights
 from regard.training.import_export import import_run
 
@@ -90,7 +90,7 @@ def test_what_only_changes_its_name_goes_from_disk_to_disk(tmp_path, monkeypatch
     def refuse(self, name):
         raise AssertionError(f"{name} was read whole")
 
-    monkeypatch.setattr(Tensors, "read", refuse)
+    monkeypatch.setattr(TensorReader, "read", refuse)
     import_run(tmp_path / "theirs", tmp_path / "run")
 
 
@@ -149,7 +149,7 @@ NORM = "model.norm.weight"
         (add(model__extra__weight=torch.zeros(2)), "'model.extra.weight' is unexpected"),
         (
             add(model__norm__weight=torch.ones(17)),
-            r"norm.weight' has shape \(17,\), the model \(16,\)",
+            r"norm.weight' has shape \(17,\), but the model has \(16,\)",
         ),
         (add(model__norm__weight=torch.ones(16).double()), "norm.weight' holds torch.float64"),
         (add(model__norm__weight=torch.ones(16, 1)), r"shape \(16, 1\)"),
@@ -322,7 +322,7 @@ def test_the_command_tells_what_it_made(tmp_path, capsys):
         main(["import", str(tmp_path / "theirs"), str(tmp_path / "run"), "--json"])
     assert not ended.value.code
     result = json.loads(capsys.readouterr().out)
-    assert (result["family"], result["task"], result["dtype"]) == ("llama", "causal", "float32")
+    assert (result["model_type"], result["task"], result["dtype"]) == ("llama", "causal", "float32")
     with pytest.raises(SystemExit) as ended:
         main(["import", str(tmp_path / "theirs"), str(tmp_path / "run")])
     assert ended.value.code == 2

@@ -51,7 +51,7 @@ def test_the_command_takes_settings_after_the_run(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main([*words, "--json"])
     assert not ended.value.code
-    assert json.loads(capsys.readouterr().out)["family"] == "llama"
+    assert json.loads(capsys.readouterr().out)["model_type"] == "llama"
     assert regard.load(tmp_path / "run").config.model["norm_eps"] == 1e-3
 
 
@@ -71,7 +71,7 @@ def test_weights_are_read_in_the_layout_of_the_checkpoint(tmp_path):
     [
         (
             ["model.vocab_size=7"],
-            r"embed\.token\.weight has shape \(\d+, 16\), the model \(7, 16\)",
+            r"embed\.token\.weight has shape \(\d+, 16\), but the model has \(7, 16\)",
         ),
         (["model.layers=1"], r"decoder\.blocks\.1\..* is in the checkpoint, not in the model"),
         (["model.layers=3"], r"decoder\.blocks\.2\..* is missing"),
@@ -98,7 +98,7 @@ def test_what_cannot_be_changed_is_refused_before_anything_is_written(words, pro
 
 def test_a_longer_context_does_not_fit_a_table_of_positions(tmp_path):
     make_checkpoint(tmp_path / "external", model_config("gpt2"))
-    table = r"decoder\.position\.table\.weight has shape \(32, 16\), the model \(64, 16\)"
+    table = r"decoder\.position\.table\.weight has shape \(32, 16\), but the model has \(64, 16\)"
     with pytest.raises(ConfigError, match=table):
         regard.import_model(tmp_path / "external", tmp_path / "run", "model.context=64")
     assert not (tmp_path / "run").exists()

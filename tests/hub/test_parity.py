@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from hub import small_encoders
 from hub.small import NAMES, READERS, SETTINGS, small
-from regard.accel.description import UnsupportedModel, inspect_decoder
+from regard.accel import decoding_path
 from regard.generate import generate, parse_chain
 from regard.hub import MODEL_TYPES
 from regard.hub.external_checkpoint import open_checkpoint
@@ -46,7 +46,9 @@ def furthest(one, two):
 
 
 def test_every_family_has_a_small_model():
-    known = {family for family, _ in (*SETTINGS.values(), *small_encoders.SETTINGS.values())}
+    known = {
+        model_type for model_type, _ in (*SETTINGS.values(), *small_encoders.SETTINGS.values())
+    }
     assert known | {"vit"} == set(MODEL_TYPES)
 
 
@@ -160,8 +162,7 @@ def test_texts_longer_than_the_original_context_are_scaled_as_theirs(name, lengt
     for time in (length, 9, length):  # the scaling follows the length of each text
         ids = torch.randint(1, 61, (2, time))
         assert furthest(ours.head(ours(ids)), theirs(ids).logits) < NEAR
-    with pytest.raises(UnsupportedModel, match="by_length"):  # a packed decoder has fixed tables
-        inspect_decoder(ours)
+    assert decoding_path(ours).name == "plain"  # the fast decoders have fixed tables
 
 
 def test_half_precision_stays_what_it_is(tmp_path):

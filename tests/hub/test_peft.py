@@ -16,7 +16,7 @@ from regard.hub.peft import CONFIG, MODEL, read_adapter, write_adapter
 from regard.models.build import load_weights, weights
 from regard.nn.lora import Adapter, LoRALinear, add_lora
 from regard.nn.state import Source
-from regard.training.import_export import imported_family
+from regard.training.import_export import imported_model_type
 
 pytestmark = pytest.mark.parity
 
@@ -88,7 +88,7 @@ def test_peft_computes_our_logits_and_we_theirs(name, tmp_path):
     adapter = Adapter.of(weights(ours), 6.0)
     (tmp_path / "ours").mkdir()
     write_adapter(
-        tmp_path / "ours", adapter, config, base="base", family_name=imported_family(base)
+        tmp_path / "ours", adapter, config, base="base", model_type=imported_model_type(base)
     )
     adapted = peft.PeftModel.from_pretrained(theirs, str(tmp_path / "ours")).eval()
     expected = logits(ours, config)
@@ -125,14 +125,14 @@ def test_what_is_not_understood_is_refused_with_what_was_seen(tmp_path):
         ({"peft_type": "LOHA"}, "peft_type='LOHA' is not supported"),
         ({"use_dora": True}, "use_dora=True is not supported"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not supported"),
-        ({"lora_alpha": None}, "'lora_alpha' is a number up to 1,000,000, not None"),
+        ({"lora_alpha": None}, "'lora_alpha' must be a number up to 1,000,000, not None"),
         ({"lora_alpha": float("nan")}, "not nan"),
         ({"lora_alpha": 10**400}, "not 1000"),
-        ({"alpha_pattern": ["c_attn"]}, "alpha_pattern is a table, not"),
-        ({"alpha_pattern": {"c_attn": "z"}}, "'c_attn' is a number up to 1,000,000, not 'z'"),
+        ({"alpha_pattern": ["c_attn"]}, "alpha_pattern must be an object, not"),
+        ({"alpha_pattern": {"c_attn": "z"}}, "'c_attn' must be a number up to 1,000,000, not 'z'"),
         ({"alpha_pattern": {"(a*)*": 1}}, "alpha_pattern"),
         ({"alpha_pattern": {".*" * 12 + "x": 1}}, r"alpha_pattern: '\.\*.* is not supported"),
-        ({"alpha_pattern": {"(a": 1}}, "is no regular expression"),
+        ({"alpha_pattern": {"(a": 1}}, "is not a regular expression"),
     ):
         (tmp_path / "ours" / CONFIG).write_text(json.dumps(settings | change))
         with pytest.raises(ConfigError, match=message):
@@ -173,7 +173,7 @@ def test_the_adapter_of_a_model_trained_here_says_which_base_it_fits(tmp_path):
     regard.train(tmp_path / "a.txt", start=str(base), tune="lora", out=tuned, **options)
     note = regard.export(tuned, tmp_path / "adapter").unchecked
     assert f"its base for PEFT: regard export {base} BASE" in note
-    assert "regard uses these files on that base only" in note
+    assert "with regard, use this adapter on that base" in note
     with pytest.raises(
         ConfigError, match=r"is interleaved[\s\S]*regard export RUN BASE, then regard import"
     ):

@@ -3,16 +3,15 @@
 import importlib.util
 import json
 import os
-import re
+import runpy
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from regard.explain import attention_maps
 from regard.hub.external_checkpoint import open_checkpoint
 from regard.nn.attention import Mask
 
@@ -78,92 +77,22 @@ def test_minilm_gives_the_hidden_states_and_sentence_embeddings_of_transformers(
     assert similar[3, 4] > 0.5 > similar[3, 5]  # the weather is like the sun, not like the stadium
 
 
-SMILES = re.compile(r"\[[^\]]+\]|Br|Cl|>>|%\d\d|.")
-ATOM = re.compile(r"\[?\d*([A-Z][a-z]?|[a-z])(?:[^:]*:(\d+)\])?")
+EXAMPLE = SimpleNamespace(
+    **runpy.run_path(str(Path(__file__).parents[2] / "bench" / "atom_mapping.py"))
+)
 
 
-@dataclass
-class Molecules:
-    """The atoms of one side of a reaction and the bonds between them."""
-
-    elements: list[str]
-    numbers: list[str | None]  # of the map, where one is written
-    places: list[int]  # of the atoms among the tokens
-    bonds: set[frozenset[int]]
-
-    def labelled(self, labels):
-        """Bonds between labels, and elements where an atom has none: alike for alike molecules."""
-        named = [
-            label or f"{element}?" for label, element in zip(labels, self.elements, strict=True)
-        ]
-        return Counter(tuple(sorted(named[atom] for atom in bond)) for bond in self.bonds)
-
-
-def _parsed(tokens):
-    """Read SMILES: a bond to the atom before, but for branches, rings and new molecules."""
-    side = Molecules([], [], [], set())
-    before, branches, rings = None, [], {}
-    for place, token in enumerate(tokens):
-        if token == "(":
-            branches.append(before)
-        elif token == ")":
-            before = branches.pop()
-        elif token == ".":
-            before = None
-        elif token.isdigit() or token.startswith("%"):
-            if token in rings:
-                side.bonds.add(frozenset((rings.pop(token), before)))
-            else:
-                rings[token] = before
-        elif match := ATOM.match(token):
-            atom = len(side.elements)
-            side.elements.append(match[1].capitalize())
-            side.numbers.append(match[2])
-            side.places.append(place)
-            if before is not None:
-                side.bonds.add(frozenset((before, atom)))
-            before = atom
-    return side
-
-
-def _sides(reaction):
-    tokens = SMILES.findall(reaction)
-    arrow = tokens.index(">>")
-    return tokens, _parsed(tokens[:arrow]), _parsed(tokens[arrow + 1 :]), arrow
-
-
-def _neighbours(side, atom):
-    return [other for bond in side.bonds if atom in bond for other in bond if other != atom]
-
-
-def _mapped(looks, reactants, products):
-    """Atom by atom the surest pair; then their neighbours go together 90 times as well.
-
-    `looks` says how much each atom of the product and each reactant look at each other.
-    (Schwaller et al. 2021)
-    """
-    same = [[mine == other for other in reactants.elements] for mine in products.elements]
-    looks = looks.double() * torch.tensor(same)
-    pairs, confidence = {}, 1.0
-    for _ in products.elements:
-        sure = looks / looks.sum(1, keepdim=True).clamp_min(1e-300)
-        product, reactant = divmod(int(sure.argmax()), len(reactants.elements))
-        pairs[product] = reactant
-        confidence *= float(sure[product, reactant])
-        for near in _neighbours(products, product):
-            looks[near, _neighbours(reactants, reactant)] *= 90
-        looks[product], looks[:, reactant] = 0, 0
-    return pairs, confidence
+def labelled_bonds(side, labels):
+    """Bonds between labels, and elements where an atom has none: alike for alike molecules."""
+    named = [label or f"{element}?" for label, element in zip(labels, side.elements, strict=True)]
+    return Counter(tuple(sorted(named[atom] for atom in bond)) for bond in side.bonds)
 
 
 @pytest.fixture(scope="module")
 def albert(reactions):
-    """The weights, the numbers of the tokens, and two reactions with their answers."""
-    numbers = {
-        token: n for n, token in enumerate((reactions / "vocab.txt").read_text().split("\n"))
-    }
+    """The weights, the ids of the tokens, and two reactions with their answers."""
     golden = json.loads((reactions / "golden.json").read_text())
-    return open_checkpoint(reactions), numbers, golden
+    return open_checkpoint(reactions), EXAMPLE.read_vocabulary(reactions), golden
 
 
 @pytest.mark.real
@@ -173,7 +102,7 @@ def test_an_albert_of_reactions_fills_masks_as_transformers_does(albert):
 
     checkpoint, numbers, golden = albert
     rows = [
-        [numbers[token] for token in ("[CLS]", *SMILES.findall(each["rxn"]), "[SEP]")]
+        [numbers[token] for token in ("[CLS]", *EXAMPLE.SMILES.findall(each["rxn"]), "[SEP]")]
         for each in golden
     ]
     lengths = torch.tensor([len(row) for row in rows])
@@ -195,20 +124,21 @@ def test_an_albert_of_reactions_fills_masks_as_transformers_does(albert):
 def test_a_head_of_that_albert_says_which_atom_became_which(albert, number):
     checkpoint, numbers, golden = albert
     model = checkpoint.load().eval()
-    tokens, reactants, products, arrow = _sides(golden[number]["rxn"])
-    ids = torch.tensor([[numbers[token] for token in ("[CLS]", *tokens, "[SEP]")]])
-    # its one block is called 12 times; the answer is in head 6 of the eleventh
-    (maps,) = attention_maps(model, lambda: model(ids), call=10, heads=[5]).values()
-    assert maps.shape[1] == 1
-    looks = maps[0, 0, 1:-1, 1:-1]  # without [CLS] and [SEP]
-    ahead = [arrow + 1 + place for place in products.places]
-    looks = looks[ahead][:, reactants.places] + looks[reactants.places][:, ahead].T
-    pairs, confidence = _mapped(looks, reactants, products)
+    reaction = golden[number]["rxn"]
+    _, reactants, products, _ = EXAMPLE.split_reaction(reaction)
+    weights = EXAMPLE.atom_weights(model, numbers, reaction)
+    pairs, confidence = EXAMPLE.map_atoms(weights, reactants, products)
     assert confidence == pytest.approx(golden[number]["confidence"], abs=1e-6)
     if "mapped_rxn" in golden[number]:
-        _, left, right, _ = _sides(golden[number]["mapped_rxn"])
+        _, left, right, _ = EXAMPLE.split_reaction(golden[number]["mapped_rxn"])
         label = dict(enumerate(right.numbers))
-        came = {reactant: label[product] for product, reactant in pairs.items()}
-        labels = [came.get(atom) for atom in range(len(reactants.elements))]
-        assert products.labelled(right.numbers) == right.labelled(right.numbers)
-        assert reactants.labelled(labels) == left.labelled(left.numbers)
+        origin = {reactant: label[product] for product, reactant in pairs.items()}
+        labels = [origin.get(atom) for atom in range(len(reactants.elements))]
+        assert labelled_bonds(products, right.numbers) == labelled_bonds(right, right.numbers)
+        assert labelled_bonds(reactants, labels) == labelled_bonds(left, left.numbers)
+        # what the example prints has the numbers of the published mapping
+        _, left_printed, right_printed, _ = EXAMPLE.split_reaction(
+            EXAMPLE.numbered(reaction, pairs)
+        )
+        assert [*map(str, range(1, len(pairs) + 1))] == right_printed.numbers
+        assert sorted(filter(None, left_printed.numbers)) == sorted(right_printed.numbers)

@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 
 import regard
 from files.test_safetensors import write_raw
-from hub.runs import make_checkpoint, model_config
+from hub.runs import make_checkpoint, make_run, model_config
 from hub.test_import import legacy
 from regard.cli import main
 from regard.errors import CheckpointError, ConfigError, RegardError
-from regard.files.safetensors import Tensors, open_tensors, read_header
+from regard.files.safetensors import TensorReader, open_tensors, read_header
 from regard.files.untrusted import quote
 from regard.hub import MODEL_TYPES
 from regard.hub.config_json import read_config, write_config
@@ -31,8 +31,8 @@ OTHERS = {"architectures", "id2label", "num_labels", "rope_scaling", "rope_theta
 
 @pytest.mark.parametrize("name", MODEL_TYPES)
 def test_no_value_of_any_setting_is_more_than_a_clear_error(name):
-    family = MODEL_TYPES[name]
-    for key in OTHERS.union(family.fields, family.defaults, family.supported_values):
+    model_type = MODEL_TYPES[name]
+    for key in OTHERS.union(model_type.fields, model_type.defaults, model_type.supported_values):
         for value in BAD:
             with suppress(RegardError):
                 read_config({"model_type": name, "use_sliding_window": True, key: value})
@@ -56,13 +56,13 @@ def test_numbers_without_end_are_refused(settings, tmp_path):
 KINDS = ["sliding_attention", "full_attention"]
 
 
-@pytest.mark.parametrize("family", ["gemma2", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", ["gemma2", "qwen2", "qwen3"])
 @pytest.mark.parametrize("window", [None, 8])
 @pytest.mark.parametrize(
     "kinds", ["full_attention", KINDS, [*KINDS, "chunked_attention", "x"], [], [[]] * 4, 4]
 )
-def test_kinds_of_layers_that_are_not_one_for_each_are_refused(family, window, kinds):
-    table = {"model_type": family, "num_hidden_layers": 4, "sliding_window": window}
+def test_kinds_of_layers_that_are_not_one_for_each_are_refused(model_type, window, kinds):
+    table = {"model_type": model_type, "num_hidden_layers": 4, "sliding_window": window}
     with pytest.raises(ConfigError, match="for each of the 4 layers"):
         read_config({**table, "layer_types": kinds})
 
@@ -136,8 +136,8 @@ def test_a_file_instead_of_its_folder_is_refused(file, tmp_path):
 def test_a_file_of_llama2c_beside_a_whole_checkpoint_is_not_taken_for_it(tmp_path):
     make_checkpoint(tmp_path / "theirs")
     legacy(tmp_path / "theirs" / "stories.bin")
-    assert open_checkpoint(tmp_path / "theirs").family.name == "llama"
-    assert open_checkpoint(tmp_path / "theirs" / "stories.bin").family.name == "llama2.c"
+    assert open_checkpoint(tmp_path / "theirs").model_type.name == "llama"
+    assert open_checkpoint(tmp_path / "theirs" / "stories.bin").model_type.name == "llama2.c"
 
 
 def test_of_two_files_of_llama2c_none_is_chosen(tmp_path):
@@ -145,7 +145,7 @@ def test_of_two_files_of_llama2c_none_is_chosen(tmp_path):
     legacy(tmp_path / "b.bin")
     with pytest.raises(CheckpointError, match=r"several models .* name one: a\.bin, b\.bin"):
         open_checkpoint(tmp_path)
-    assert open_checkpoint(tmp_path / "b.bin").family.name == "llama2.c"
+    assert open_checkpoint(tmp_path / "b.bin").model_type.name == "llama2.c"
 
 
 def test_a_name_that_the_system_refuses_is_a_clear_error(tmp_path):
@@ -185,7 +185,7 @@ def test_a_file_that_cannot_be_opened_is_named_and_none_is_left_open(tmp_path, m
     paths = [tmp_path / f"{number}.safetensors" for number in range(2)]
     for number, path in enumerate(paths):
         save_file({f"t{number}": torch.randn(3)}, path)
-    tensors = Tensors(read_header(paths[0]) | read_header(paths[1]))
+    tensors = TensorReader(read_header(paths[0]) | read_header(paths[1]))
     paths[1].unlink()
     opened, closed = _record_open_files(monkeypatch)
     with tensors, pytest.raises(CheckpointError, match=r"cannot read .*1\.safetensors"):
@@ -226,3 +226,35 @@ def test_a_conditional_random_field_is_not_exported():
         ConfigError, match=r"head='crf' is not exported;\ntrain with model.head=tag"
     ):
         write_config(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "data"),
+    [
+        ("tiny-encoder", "forecast", "the rows of a series"),
+        ("tiny-decoder", "forecast", "the rows of a series"),
+        ("tiny-decoder", "mixture", "pen strokes"),
+    ],
+)
+def test_models_that_read_numbers_are_not_exported(name, head, data):
+    config = preset(name, vocab_size=1, dim=8, layers=1, heads=2, input_dim=3, head=head)
+    with pytest.raises(ConfigError, match=f"no Hugging Face model type reads {data}, so") as raised:
+        write_config(config)
+    assert "smallest change" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"input_dim": 2, "head": "forecast"}, "it reads vectors of 2 numbers"),
+        (
+            {"char_dim": 4, "head": {"kind": "tag", "classes": 3}},
+            "it reads the characters of words, model.char_dim=4",
+        ),
+    ],
+)
+def test_onnx_files_of_models_with_other_inputs_are_refused(tmp_path, settings, reason):
+    config = preset("tiny-encoder", vocab_size=1, dim=8, layers=1, heads=2, **settings)
+    make_run(tmp_path / "run", config)
+    with pytest.raises(ConfigError, match=reason):
+        regard.load(tmp_path / "run").export(tmp_path / "out", format="onnx")

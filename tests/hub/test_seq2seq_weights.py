@@ -15,7 +15,7 @@ from torch import nn
 import regard
 from regard.errors import CheckpointError
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
-from regard.hub.families import g2p_en
+from regard.hub.model_types import g2p_en
 from regard.hub.numpy_archive import open_archive
 from regard.nn.state import Source
 
@@ -155,7 +155,7 @@ def test_a_file_is_named_alone_or_by_its_folder(tmp_path):
     write_e2k(tmp_path / "e2k")
     for path in (tmp_path / "e2k", tmp_path / "e2k" / "model-c2k.safetensors"):
         assert is_external_checkpoint(path)
-        assert open_checkpoint(path).family.name == "e2k"
+        assert open_checkpoint(path).model_type.name == "e2k"
     assert g2p_en.find_file(tmp_path / "e2k") is None
 
 

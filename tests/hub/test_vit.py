@@ -13,7 +13,7 @@ from regard.errors import ConfigError
 from regard.hub import MODEL_TYPES
 from regard.hub.config_json import read_config_as, write_config
 from regard.hub.external_checkpoint import open_checkpoint, prefixed_rules
-from regard.hub.families.vit import NEW_LAYER, image_task
+from regard.hub.model_types.vit import NEW_LAYER, image_task
 from regard.hub.weight_mapping import plan_export
 from regard.models.build import weights
 from regard.tasks import TASKS
@@ -95,11 +95,11 @@ def test_gradients_are_the_same(tmp_path):
 def test_what_is_read_and_written_again_is_the_same_to_the_bit(tmp_path, architecture):
     small(architecture).save_pretrained(tmp_path)
     opened = open_checkpoint(tmp_path)
-    family, table = write_config(opened.config)
-    assert (family.name, table["architectures"]) == ("vit", [architecture])
-    assert read_config_as(family, table) == opened.config
+    model_type, table = write_config(opened.config)
+    assert (model_type.name, table["architectures"]) == ("vit", [architecture])
+    assert read_config_as(model_type, table) == opened.config
     ours = weights(opened.load())
-    plan = plan_export(prefixed_rules(family, opened.config), ours)
+    plan = plan_export(prefixed_rules(model_type, opened.config), ours)
     written = {
         mapping.external: mapping.layout.join([ours[n] for n in mapping.internal])
         for mapping in plan.mappings
@@ -157,7 +157,7 @@ def _column(values):
         ({"image_size": float("inf")}, "must be an integer, or a height and a width"),
         ({"patch_size": 16.5}, "must be an integer, or a height and a width"),
         ({"pooler_output_size": 7}, "pooler_output_size=7"),
-        ({"patch_size": 5}, "patch=5 must divide image_size=224"),
+        ({"patch_size": 5}, "patch_size=5 must divide image_size=224"),
         ({"hidden_act": "snake"}, "activation 'snake'"),
     ],
 )

@@ -15,7 +15,7 @@ from regard.hub.weight_mapping import (
     CONCATENATED,
     TRANSPOSED,
     Concatenated,
-    InterleavedByHead,
+    GroupedByHead,
     Rule,
     matches,
     module_rules,
@@ -68,7 +68,7 @@ def test_a_dot_in_a_rule_is_a_dot():
     assert not matches("h.{i}.bias", "h.3.bias.x")
 
 
-@pytest.mark.parametrize("layout", [CONCATENATED, TRANSPOSED, Concatenated(), InterleavedByHead(2)])
+@pytest.mark.parametrize("layout", [CONCATENATED, TRANSPOSED, Concatenated(), GroupedByHead(2)])
 @pytest.mark.parametrize("shape", [(4, 3), (4,)])
 @given(count=st.integers(1, 3))
 def test_layouts_join_what_they_split(layout, shape, count):
@@ -79,7 +79,7 @@ def test_layouts_join_what_they_split(layout, shape, count):
 
 def test_parts_of_one_head_lie_together():
     q, k, v = (torch.tensor([10 * n + r for r in range(4)]) for n in (1, 2, 3))
-    assert InterleavedByHead(2).join([q, k, v]).tolist() == [
+    assert GroupedByHead(2).join([q, k, v]).tolist() == [
         10,
         11,
         20,
@@ -95,18 +95,18 @@ def test_parts_of_one_head_lie_together():
     ]
 
 
-@pytest.mark.parametrize("family", MODEL_TYPES.values(), ids=lambda family: family.name)
-def test_every_head_of_every_family_has_a_rule_for_every_tensor(family):
-    for architecture in family.heads:
-        table = {"model_type": family.name, "architectures": [architecture]}
-        table |= REQUIRED.get(family.name, {})
+@pytest.mark.parametrize("model_type", MODEL_TYPES.values(), ids=lambda model_type: model_type.name)
+def test_every_head_of_every_family_has_a_rule_for_every_tensor(model_type):
+    for architecture in model_type.heads:
+        table = {"model_type": model_type.name, "architectures": [architecture]}
+        table |= REQUIRED.get(model_type.name, {})
         config = replace(read_config(table)[1], layers=2)
         names = weights(build_on_meta(config))
-        plan = plan_export(prefixed_rules(family, config), names)
+        plan = plan_export(prefixed_rules(model_type, config), names)
         assert not plan.missing, architecture
         theirs = [mapping.external for mapping in plan.mappings]
         assert len(set(theirs)) == len(theirs)
-        back = plan_import(prefixed_rules(family, config), theirs, names)
+        back = plan_import(prefixed_rules(model_type, config), theirs, names)
         assert not back.missing
         assert not back.unexpected
         assert not back.duplicates

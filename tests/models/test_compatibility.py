@@ -13,14 +13,14 @@ from regard.models.transformer import TransformerConfig
 NONSENSE = [
     (
         {"norm_placement": "prelude"},
-        "unknown value of norm_placement 'prelude'; did you mean 'pre'",
+        "unknown value of norm_placement 'prelude'; known: deepnorm, ",
     ),
     (
         {"architecture": "encoder_decoder"},
         "unknown value of architecture .* did you mean 'encoder-decoder'",
     ),
     ({"bias": "kv"}, "unknown value of bias 'kv'; did you mean 'qkv'"),
-    ({"global_layers": [1]}, r"global_layers=\[1\] needs a window and no global_every"),
+    ({"global_layers": [1]}, r"global_layers=\[1\] needs a window and cannot be combined"),
     ({"window": 3, "global_layers": [0, 99]}, r"global_layers=\[0, 99\] must be distinct indices"),
     ({"window": 3, "global_every": 1}, "global_every=1 makes every layer global, so window=3"),
     (
@@ -68,8 +68,8 @@ NONSENSE = [
         "rotary scaling 'llama3': original_context=0 must be more than 0",
     ),
     (
-        {"position": {"kind": "rotary", "scaling": {**LLAMA3, "low": 2.0}}},
-        "rotary scaling 'llama3': low=2.0 must be less than high=2.0",
+        {"position": {"kind": "rotary", "scaling": {**LLAMA3, "low_freq_factor": 2.0}}},
+        "rotary scaling 'llama3': low_freq_factor=2.0 must be less than high_freq_factor=2.0",
     ),
     ({"init": {"kind": "normal", "std": 0.0}}, "init 'normal': std=0.0 must be more than 0"),
     ({"head": {"kind": "linear", "cap": 0.0}}, "head 'linear': cap=0.0 must be more than 0"),

@@ -114,7 +114,7 @@ def test_dropout_works_in_training_only():
         ({"layers": 21}, "layers=21 must be at most 20"),
         ({"kernel_size": 1}, "kernel_size=1 must be at least 2"),
         ({"context": 0}, "context=0 must be at least 1"),
-        ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
+        ({"dropout": 1.0}, r"dropout=1.0 must lie in \[0, 1\)"),
     ],
 )
 def test_wrong_settings_are_named(wrong, message):

@@ -9,7 +9,7 @@ from safetensors.torch import load, save
 import count_reference as reference
 from regard.data.batch import TextBatch
 from regard.errors import ConfigError, DataError, ShapeError
-from regard.models import counts, ngram
+from regard.models import ngram, ngram_counts
 from regard.models.base import Language
 from regard.models.ngram import NGram, NGramConfig
 from regard.models.smoothing import SMOOTHINGS
@@ -66,7 +66,18 @@ def test_the_scores_of_targets_are_those_of_the_whole_distribution(order, smooth
     targets[1, 2:] = -1
     expected = model.probabilities(asked.ids).log()[targets != -1]
     expected = expected.gather(1, targets[targets != -1].unsqueeze(1)).squeeze(1)
-    torch.testing.assert_close(model.scores(asked.ids, targets), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        model.target_log_probs(asked.ids, targets), expected, rtol=0, atol=1e-12
+    )
+
+
+def test_the_contributions_of_lower_orders_are_in_the_proportions_of_a_lower_order_model():
+    asked = blocks(rows=3, time=8, seed=2)
+    parts, lower = (fit_ngram(n).contributions(asked.ids, asked.targets) for n in (3, 2))
+    assert parts.shape == (3 * 8, 4)  # uniform, then after 0, 1 and 2 ids
+    backoff = parts[:, :3].sum(-1, keepdim=True) / lower.sum(-1, keepdim=True)
+    torch.testing.assert_close(parts[:, :3], backoff * lower, rtol=0, atol=1e-12)
+    assert (parts[:, 3] > 0).any()
 
 
 @settings(max_examples=60, deadline=None)
@@ -110,8 +121,8 @@ def test_padding_is_not_counted():
 def test_chunks_merge_to_what_one_chunk_counts(monkeypatch, sparse, smoothing):
     batches = [blocks(seed=seed) for seed in range(5)]
     whole = fit_ngram(batches=batches, smoothing=smoothing).state_dict()
-    monkeypatch.setattr(counts, "CHUNK_TOKENS", 150)
-    monkeypatch.setattr(counts, "SPARSE", sparse)
+    monkeypatch.setattr(ngram_counts, "CHUNK_TOKENS", 150)
+    monkeypatch.setattr(ngram_counts, "MAX_DENSE_KEYS", sparse)
     merged = fit_ngram(batches=batches, smoothing=smoothing).state_dict()
     for name, value in whole.items():
         assert torch.equal(merged[name], value), name

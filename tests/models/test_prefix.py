@@ -6,13 +6,16 @@ import torch
 from regard.accel.description import UnsupportedModel, inspect_decoder
 from regard.data.batch import TextBatch
 from regard.errors import ConfigError
-from regard.generate import generate, parse_chain
+from regard.explain.attention import attention_maps
+from regard.explain.labelled_maps import self_attention
+from regard.generate import CudaGraphDecoder, PromptLookup, generate, parse_chain, speculate
 from regard.generate.decode import prefill
 from regard.hub.config_json import write_config
 from regard.models.build import build_model, preset
 from regard.nn.attention import Mask
-from regard.nn.loss import IGNORED
+from regard.nn.loss import IGNORE_INDEX
 from regard.tasks import Causal
+from regard.text import train_tokenizer
 
 
 @pytest.fixture
@@ -42,6 +45,15 @@ def test_a_prompt_is_read_bidirectionally_and_what_follows_causally(model):
     assert first == second
 
 
+def test_the_attention_of_a_text_is_that_of_a_prompt(model):
+    ids = [1, 2, 3, 4]
+    maps = self_attention(model, train_tokenizer("char", ["abcd"]), ids, layers=[1])
+    path = "decoder.blocks.1.attention"
+    generated = attention_maps(model, lambda: prefill(model, [ids], 8, None), pattern=path)
+    torch.testing.assert_close(maps[path].weights, generated[path][0, :, :, :4])
+    assert (maps[path].weights > 0).all()
+
+
 def test_training_scores_what_follows_a_random_prefix(model):
     ids = torch.arange(48).view(3, 16) % 11
     block = ids.numpy()
@@ -50,7 +62,7 @@ def test_training_scores_what_follows_a_random_prefix(model):
     )
     assert batch.prefixes.unique().numel() > 1
     for row in range(3):
-        scored = (batch.targets[row] != IGNORED).nonzero().flatten()
+        scored = (batch.targets[row] != IGNORE_INDEX).nonzero().flatten()
         assert scored.tolist() == list(range(int(batch.prefixes[row]) - 1, 15))
     hidden = model(batch.ids, mask=Mask.prefix(batch.prefixes))
     expected = model.head.loss(hidden, batch.targets)
@@ -70,3 +82,6 @@ def test_glm_is_a_prefix_lm_and_what_cannot_express_it_says_so(model):
         write_config(model.config)
     with pytest.raises(ConfigError, match="prefix=true is for a decoder"):
         preset("tiny-encoder", prefix=True)
+    for language in (model, CudaGraphDecoder(model)):
+        with pytest.raises(ConfigError, match="does not support a prefix LM"):
+            speculate(language, [[1, 2]], parse_chain(["greedy"]), draft=PromptLookup(), tokens=3)

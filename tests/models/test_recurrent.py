@@ -169,7 +169,7 @@ def test_dropout_works_in_training_only():
         ({"dim": 0}, "dim=0 must be at least 1"),
         ({"layers": -1}, "layers=-1 must be at least 1"),
         ({"context": 0}, "context=0 must be at least 1"),
-        ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
+        ({"dropout": 1.0}, r"dropout=1.0 must lie in \[0, 1\)"),
         ({"cell": "lstn"}, "unknown cell 'lstn'"),
         ({"one_hot": True, "char_dim": 3}, "one_hot=true is for ids alone; leave out one_hot"),
     ],

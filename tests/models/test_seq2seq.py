@@ -12,8 +12,8 @@ from regard.data.batch import PairBatch
 from regard.errors import ConfigError, ShapeError
 from regard.explain import attention_maps
 from regard.models.build import preset, weights
-from regard.models.seq2seq import EncoderDecoder, Seq2SeqConfig
-from regard.nn.head import IGNORED
+from regard.models.seq2seq import RecurrentEncoderDecoder, Seq2SeqConfig
+from regard.nn.head import IGNORE_INDEX
 from regard.nn.state import Source
 from regard.tasks import Seq2Seq
 
@@ -23,7 +23,9 @@ LENGTHS = [5, 3, 1]
 
 
 def small(**choices):
-    return EncoderDecoder(Seq2SeqConfig(vocab_size=VOCAB, **{"dim": DIM, **choices})).eval()
+    return RecurrentEncoderDecoder(
+        Seq2SeqConfig(vocab_size=VOCAB, **{"dim": DIM, **choices})
+    ).eval()
 
 
 def random_batch(rows=3, time=4):
@@ -159,8 +161,8 @@ def test_a_hop_looks_with_what_the_one_before_has_found():
     _, memory = model._encode(source)
     q = torch.randn(3, 4, DIM)
     first, second = model._attend(q, memory)
-    again = model.attention[1](q + first.context, *memory.hops[1], memory.allowed)
-    assert torch.equal(second.context, again.context)
+    again = model.attention[1](q + first.context_vectors, *memory.hops[1], memory.allowed)
+    assert torch.equal(second.context_vectors, again.context_vectors)
     assert not torch.equal(second.weights, first.weights)
 
 
@@ -210,7 +212,7 @@ def test_draws_learn_from_scored_steps_alone():
     model = small(score="dot", hard="reinforce").train()
     ids, source = random_batch()
     targets = torch.randint(VOCAB, (3, 4))
-    targets[1:, 2:] = IGNORED
+    targets[1:, 2:] = IGNORE_INDEX
     torch.manual_seed(0)
     loss = Seq2Seq().loss(model, PairBatch(source, ids, targets))
     changed = ids.clone()
@@ -238,10 +240,10 @@ def test_draws_learn_from_scored_steps_alone():
             {"score": "dot", "placement": "bahdanau", "input_feeding": True},
             "leave out input_feeding",
         ),
-        ({"hops": 2}, "configure attention, and there is none"),
+        ({"hops": 2}, "configure attention, but no score is set"),
         ({"score": "location", "heads": 2}, "heads=2 would get no gradient"),
         ({"cell": "lsmt"}, "unknown cell 'lsmt'; did you mean 'lstm'"),
-        ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
+        ({"dropout": 1.0}, r"dropout=1.0 must lie in \[0, 1\)"),
         ({"hops": 0}, "hops=0 must be at least 1"),
     ],
 )

@@ -28,7 +28,7 @@ TINY = VisionConfig(
     layers=2,
     heads=2,
     image_size=12,
-    patch=3,
+    patch_size=3,
     channels=2,
     head={"kind": "classification", "classes": CLASSES},
 )
@@ -43,7 +43,9 @@ CASES = {
     "window": replace(TINY, window=4),
     "deepnorm": replace(TINY, norm_placement="deepnorm"),
     **{
-        name: replace(make(), dim=16, layers=2, heads=2, image_size=12, patch=3, channels=2, **MEAN)
+        name: replace(
+            make(), dim=16, layers=2, heads=2, image_size=12, patch_size=3, channels=2, **MEAN
+        )
         for name, make in PRESETS.items()
         if isinstance(make(), VisionConfig)
     },
@@ -227,7 +229,7 @@ def test_published_sizes_come_out(name, count):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"patch": 5}, "patch=5 must divide image_size=12"),
+        ({"patch_size": 5}, "patch_size=5 must divide image_size=12"),
         ({"cls": False}, "head.pool='mean'"),
         ({"cls": False, "head": "pooled"}, "cls=false removes"),
         ({"head": "linear"}, "other heads predict tokens"),
@@ -244,7 +246,9 @@ def test_images_that_do_not_fit_are_refused():
     model = VisionTransformer(TINY)
     with pytest.raises(ShapeError, match="images have 3 channels, but the model needs 2"):
         model(torch.randn(1, 3, 12, 12))
-    with pytest.raises(ShapeError, match="patches of 3 must divide the image, 13 × 12 pixels"):
+    with pytest.raises(
+        ShapeError, match="an image of 13 × 12 pixels cannot be split into patches of 3"
+    ):
         model(torch.randn(1, 2, 13, 12))
 
 

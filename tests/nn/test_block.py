@@ -5,7 +5,8 @@ from torch import nn
 from regard.errors import ConfigError
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.attention import AttentionInputs, Mask
-from regard.nn.block import LayerNorm, NormPlacement, deepnorm, residual
+from regard.nn.block import NormPlacement, deepnorm_constants, residual
+from regard.nn.norm import LayerNorm
 
 ORDERS = {
     "pre": lambda x, f, n, m, a: x + f(n(x)),
@@ -44,7 +45,7 @@ def test_the_output_of_a_stack_is_normalized_exactly_once(kind):
     ],
 )
 def test_deepnorm_has_the_constants_of_the_paper(side, depths, weight, gain):
-    assert deepnorm(side, *depths) == pytest.approx((weight, gain), rel=1e-12)
+    assert deepnorm_constants(side, *depths) == pytest.approx((weight, gain), rel=1e-12)
 
 
 def test_a_deepnorm_model_weighs_its_stream_by_its_own_depth():

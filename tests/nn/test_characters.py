@@ -4,18 +4,18 @@ import torch
 import regard
 from regard.errors import ConfigError
 from regard.models.build import build_model
-from regard.nn.characters import MAX_BYTES, CharacterConvolution, word_bytes
+from regard.nn.characters import MAX_WORD_BYTES, CharacterConvolution, word_bytes
 
 
 def test_the_vector_of_a_word_is_that_of_the_formula():
     layer = CharacterConvolution(5, embed_dim=3).double()
     words = ["Aé", "", "x" * 60]
     characters = torch.tensor([[word_bytes(word) for word in words]], dtype=torch.uint8)
-    assert characters.shape == (1, 3, MAX_BYTES)
+    assert characters.shape == (1, 3, MAX_WORD_BYTES)
     vectors = layer(characters)[0]
     weight, bias = layer.convolution.weight, layer.convolution.bias
     for word, vector in zip(words, vectors, strict=True):
-        letters = list(word.encode()[:MAX_BYTES])
+        letters = list(word.encode()[:MAX_WORD_BYTES])
         embedded = [torch.zeros(3).double(), *layer.embed.weight[letters], torch.zeros(3).double()]
         best = torch.zeros(5).double()
         for i in range(len(letters)):

@@ -8,7 +8,7 @@ import torch
 
 from regard.errors import ConfigError
 from regard.nn.crf import Transitions, log_partition, marginals, path_score, viterbi
-from regard.nn.head import CrfHead
+from regard.nn.head import CRFHead
 
 TAGS, LENGTHS = 3, torch.tensor([4, 1, 3, 2])
 
@@ -57,7 +57,7 @@ def test_sums_and_maxima_are_those_over_all_sequences(texts):
 
 
 def crf_head():
-    head = CrfHead(5, classes=TAGS).double()
+    head = CRFHead(5, classes=TAGS).double()
     draw = torch.Generator().manual_seed(1)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, generator=draw)
@@ -88,7 +88,7 @@ def test_without_transitions_every_word_is_tagged_by_itself():
     for parameter in (head.start_transitions, head.transitions, head.end_transitions):
         torch.nn.init.zeros_(parameter)
     targets = torch.randint(0, TAGS, (3, 6), generator=torch.Generator().manual_seed(0))
-    alone = super(CrfHead, head).loss(x, targets)
+    alone = super(CRFHead, head).loss(x, targets)
     assert head.loss(x, targets).item() == pytest.approx(alone.item(), rel=1e-12)
     tags, log_probs = (f(x, targets >= 0) for f in (head.decode, head.log_probs))
     torch.testing.assert_close(tags, head(x).argmax(-1))

@@ -28,6 +28,6 @@ def test_segments_are_added_and_the_first_is_meant_when_none_are_given():
 
 
 def test_a_narrow_table_is_widened():
-    embed = Embedding(7, 4, table_dim=2)
+    embed = Embedding(7, 4, embed_dim=2)
     ids = torch.tensor([[3, 0]])
     torch.testing.assert_close(embed(ids)[0], embed.token.weight[[3, 0]] @ embed.project.weight.T)

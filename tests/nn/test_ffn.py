@@ -3,7 +3,7 @@ import torch
 from torch.autograd import gradcheck
 
 import reference
-from regard.nn.block import FFNS, GATES
+from regard.nn.block import FFNS, GATED_ACTIVATIONS
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -46,4 +46,6 @@ def test_a_feed_forward_drops_out_only_in_training(name):
 
 
 def test_the_list_of_gated_ones_names_those_with_a_gate():
-    assert {name for name in FFNS if hasattr(FFNS[name](dim=2, ffn_dim=2), "gate")} == set(GATES)
+    assert {name for name in FFNS if hasattr(FFNS[name](dim=2, ffn_dim=2), "gate")} == set(
+        GATED_ACTIVATIONS
+    )

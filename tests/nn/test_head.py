@@ -5,8 +5,8 @@ from torch import nn
 import reference
 from regard.config import make
 from regard.errors import ConfigError
-from regard.nn.block import LayerNorm
-from regard.nn.head import HEADS, ClassHead, Head, IdentityHead, MaskedHead, SpanHead
+from regard.nn.head import HEADS, ClassificationHead, Head, LogProbHead, MaskedLMHead, SpanHead
+from regard.nn.norm import LayerNorm
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
@@ -25,7 +25,7 @@ def test_an_identity_head_scores_log_probabilities(label_smoothing):
     logp = torch.randn(2, 3, 11).double().log_softmax(-1)
     targets = torch.tensor([[1, -1, 10], [0, -1, 4]])
     expected = reference.cross_entropy(logp.flatten(0, 1), targets.flatten(), label_smoothing)
-    layer = IdentityHead()
+    layer = LogProbHead()
     assert layer(logp) is logp
     assert layer.loss(logp, targets, label_smoothing=label_smoothing).item() == pytest.approx(
         expected
@@ -34,7 +34,7 @@ def test_an_identity_head_scores_log_probabilities(label_smoothing):
 
 def test_a_masked_head_applies_activation_and_norm_before_its_matrix():
     embed = nn.Embedding(11, 3).double()
-    head = MaskedHead(5, 11, norm=LayerNorm, embed_dim=3, tied=embed).double()
+    head = MaskedLMHead(5, 11, norm=LayerNorm, embed_dim=3, tied=embed).double()
     nn.init.normal_(head.bias)
     x = torch.randn(2, 4, 5).double()
     inner = head.norm(nn.functional.gelu(x @ head.dense.weight.T + head.dense.bias))
@@ -47,7 +47,7 @@ def test_a_masked_head_applies_activation_and_norm_before_its_matrix():
 
 
 def test_a_masked_head_predicts_the_next_sentence_from_the_first_vector():
-    head = MaskedHead(5, 11, norm=LayerNorm, next_sentence=True)
+    head = MaskedLMHead(5, 11, norm=LayerNorm, next_sentence=True)
     x = torch.randn(2, 4, 5)
     other = x.clone()
     other[:, 1:] = 0
@@ -57,7 +57,7 @@ def test_a_masked_head_predicts_the_next_sentence_from_the_first_vector():
 
 @pytest.mark.parametrize("pool", ["first", "last", "mean", "max", "ends"])
 def test_a_class_head_sees_no_padding(pool):
-    head = ClassHead(5, classes=3, pool=pool, hidden="tanh")
+    head = ClassificationHead(5, classes=3, pool=pool, hidden="tanh")
     x, lengths = torch.randn(3, 6, 5), torch.tensor([6, 2, 1])
     for row, length in enumerate(lengths.tolist()):
         alone = head(x[row : row + 1, :length])
@@ -76,11 +76,11 @@ def test_a_class_head_pools_as_configured():
             "ends": torch.cat([real[-1, :3], real[0, 3:]]),
         }
         for pool, y in pooled.items():
-            head = ClassHead(6, classes=3, pool=pool).double()
+            head = ClassificationHead(6, classes=3, pool=pool).double()
             expected = head.out.weight @ y + head.out.bias
             torch.testing.assert_close(head(x, lengths)[row], expected)
-    with pytest.raises(ConfigError, match="relu=true and hidden exclude each other"):
-        ClassHead(6, classes=3, hidden="tanh", relu=True)
+    with pytest.raises(ConfigError, match="relu=true and hidden cannot be combined"):
+        ClassificationHead(6, classes=3, hidden="tanh", relu=True)
 
 
 def test_a_span_head_scores_the_first_and_the_last_token():

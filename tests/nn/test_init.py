@@ -34,7 +34,9 @@ def test_normal_init_takes_its_deviation_from_the_config():
 
 
 def test_zero_out_makes_every_block_begin_as_the_identity():
-    model = Transformer(TransformerConfig(**SIZES, init="zero_out", norm_placement="pre")).eval()
+    model = Transformer(
+        TransformerConfig(**SIZES, init="zero_init_residual", norm_placement="pre")
+    ).eval()
     plain = Transformer(TransformerConfig(**SIZES)).eval()
     x, at = torch.randn(2, 5, 64), torch.arange(5).unsqueeze(0)
     for each, begins in ((model, True), (plain, False)):

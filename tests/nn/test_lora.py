@@ -6,8 +6,10 @@ from torch import nn
 
 from contract.test_models import _presets
 from regard.errors import ConfigError
-from regard.models.build import build_model, load_weights, preset, weights
+from regard.models.build import FAMILIES, build_model, load_weights, preset, weights
 from regard.models.seq2seq import Seq2SeqConfig
+from regard.models.soft_window import SoftWindowConfig
+from regard.models.vision import VisionConfig
 from regard.nn.lora import Adapter, LoRALinear, add_lora, linear_layers
 from regard.nn.loss import linear_cross_entropy
 from regard.nn.state import ImageSource, Source
@@ -36,7 +38,14 @@ def test_dropout_is_of_the_update_only_and_in_training_only():
 
 def _logits(model, config):
     ids = torch.arange(12).view(2, 6) % 7
+    if isinstance(config, VisionConfig):
+        images = torch.linspace(-1, 1, 2 * config.channels * config.image_size**2)
+        shape = (2, config.channels, config.image_size, config.image_size)
+        return model.head(model(images.view(shape)))
     source = None
+    if isinstance(config, SoftWindowConfig):
+        points = torch.linspace(-1, 1, 60).view(2, 6, 5)
+        return model.head(model(points, source=Source(ids[:, :3] % 4, torch.tensor([3, 2]))))
     if hasattr(config, "image_size"):
         images = torch.ones(2, config.channels, config.image_size, config.image_size)
         source = ImageSource.of(images, config.regions)
@@ -51,7 +60,11 @@ def _logits(model, config):
 
 def test_merged_equals_unmerged_for_the_models_of_every_family():
     seen = set()
-    for name, config in _presets().items():
+    others = {
+        "tiny-vit": preset("tiny-vit", dim=16, layers=1, heads=2),
+        "soft window": SoftWindowConfig(vocab_size=4, dim=8),
+    }
+    for name, config in (_presets() | others).items():
         model = build_model(config).eval()
         if not linear_layers(model):
             continue
@@ -71,7 +84,8 @@ def test_merged_equals_unmerged_for_the_models_of_every_family():
         for n, p in model.named_parameters():
             assert (p.grad is not None) == p.requires_grad, (name, n)
         seen.add(type(config).__name__)
-    assert {"TransformerConfig", "RecurrentConfig", "Seq2SeqConfig", "FeedforwardConfig"} <= seen
+    without = {"ngram", "hmm", "autoregression", "linear", "bag", "cbow"}  # no linear layers
+    assert seen == {FAMILIES[name][0].__name__ for name in set(FAMILIES) - without}
 
 
 def test_targets_are_globs_and_those_that_match_nothing_are_an_error():
@@ -82,9 +96,9 @@ def test_targets_are_globs_and_those_that_match_nothing_are_an_error():
         add_lora(model, ["*"], rank=0, alpha=2.0)
     chosen = add_lora(model, ["*.blocks.0.*.query"], rank=2, alpha=2.0)
     assert chosen == ["decoder.blocks.0.attention.query"]
-    with pytest.raises(ConfigError, match="use it with the model that it was trained on"):
+    with pytest.raises(ConfigError, match="use the adapter with the model that it was trained on"):
         Adapter.of({"x.lora_A": torch.ones(2, 3), "x.lora_B": torch.ones(4, 2)}, 1.0).merge({})
-    with pytest.raises(ConfigError, match="is 4 × 3, the weight 4 × 4"):
+    with pytest.raises(ConfigError, match="is 4 × 3, but the weight is 4 × 4"):
         Adapter.of({"x.lora_A": torch.ones(2, 3), "x.lora_B": torch.ones(4, 2)}, 1.0).merge(
             {"x.weight": torch.ones(4, 4)}
         )

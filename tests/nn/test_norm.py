@@ -4,7 +4,7 @@ from torch import nn
 from torch.autograd import gradcheck
 
 import reference
-from regard.nn.block import NORMS, BatchNorm, LayerNorm, LayerNormStd, RMSNorm, RMSNormPlusOne
+from regard.nn.norm import NORMS, BatchNorm, LayerNorm, LayerNormStd, RMSNorm, RMSNormPlusOne
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -45,8 +45,8 @@ def test_batch_norm_computes_the_formula_without_padding(bias):
     b = norm.bias if bias else 0.0
     expected = (rows - m) / (v + 1e-3).sqrt() * norm.weight + b
     torch.testing.assert_close(y[valid], expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(norm.mean, 0.1 * m, rtol=0, atol=1e-12)
-    torch.testing.assert_close(norm.variance, 0.9 + 0.1 * v, rtol=0, atol=1e-12)
+    torch.testing.assert_close(norm.running_mean, 0.1 * m, rtol=0, atol=1e-12)
+    torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * v, rtol=0, atol=1e-12)
     x[~valid] = 1e6
     torch.testing.assert_close(norm(x, valid=valid)[valid], expected, rtol=0, atol=1e-12)
 
@@ -57,11 +57,11 @@ def test_batch_norm_reads_positions_in_training_and_averages_in_evaluation():
     changed[0, 4] += 1
     assert not torch.equal(norm(x)[1, 0], norm(changed)[1, 0])  # another row
     norm.eval()
-    mean, variance = norm.mean.clone(), norm.variance.clone()
+    mean, variance = norm.running_mean.clone(), norm.running_var.clone()
     assert torch.equal(norm(x)[:, :4], norm(changed)[:, :4])
     expected = (x - mean) / (variance + norm.eps).sqrt()
     torch.testing.assert_close(norm(x), expected, rtol=0, atol=1e-12)
-    assert torch.equal(norm.mean, mean)
+    assert torch.equal(norm.running_mean, mean)
 
 
 def test_rms_norm_computes_the_formula():

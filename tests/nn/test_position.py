@@ -11,11 +11,11 @@ from regard.errors import ConfigError, ShapeError
 from regard.nn.attention import Attention, AttentionInputs, Mask
 from regard.nn.position import (
     POSITIONS,
-    T5,
     ALiBi,
     Learned,
     Rotary,
     Sinusoidal,
+    T5Bias,
     alibi_slopes,
     linear,
     llama3,
@@ -218,7 +218,7 @@ def test_alibi_computes_the_formula_at_any_positions():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_t5_buckets_are_those_of_the_paper(causal, buckets, max_distance, dtype):
     torch.set_default_dtype(dtype)  # models run in float32; the buckets must not depend on it
-    position = T5(2, causal=causal, buckets=buckets, max_distance=max_distance)
+    position = T5Bias(2, causal=causal, buckets=buckets, max_distance=max_distance)
     distance = torch.arange(-300, 301)
     expected = [
         reference.t5_bucket(d, causal=causal, buckets=buckets, max_distance=max_distance)
@@ -228,7 +228,7 @@ def test_t5_buckets_are_those_of_the_paper(causal, buckets, max_distance, dtype)
 
 
 def test_t5_adds_the_learned_bias_of_the_bucket():
-    position = T5(2, causal=False)
+    position = T5Bias(2, causal=False)
     bias = position.bias(at(3, 9), at(0, 4, 60))
     for i, query in enumerate((3, 9)):
         for j, key in enumerate((0, 4, 60)):

@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.errors import ConfigError, ShapeError
 from regard.explain.trace import trace
-from regard.nn.recurrent import CELLS, LSTM, Recurrent, RecurrentState
+from regard.nn.recurrent import CELLS, LSTM, Recurrent
 
 # Each cell in each of its forms.
 FORMS = {
@@ -20,7 +20,18 @@ FORMS = {
     "gru after": {"kind": "gru", "reset": "after"},
     "gru after write": {"kind": "gru", "reset": "after", "update": "write"},
     "lstm": "lstm",
-    "lstm 1997": {"kind": "lstm", "forget": False},
+    "lstm 1997": {"kind": "lstm", "forget_gate": False},
+    "lstm without i": {"kind": "lstm", "input_gate": False},
+    "lstm without o": {"kind": "lstm", "output_gate": False},
+    "lstm without ifo": {
+        "kind": "lstm",
+        "input_gate": False,
+        "forget_gate": False,
+        "output_gate": False,
+    },
+    "mut1": "mut1",
+    "mut2": "mut2",
+    "mut3": "mut3",
 }
 THEIRS = {  # as torch has them
     "elman": lambda *sizes, **more: nn.RNN(*sizes, **more),
@@ -64,9 +75,41 @@ def dot(row, vector):
     return sum(a * v for a, v in zip(row, vector, strict=True))
 
 
+def slow_mutation(kind, layer, x):
+    """One row through a mutation of the GRU, from an empty state: h after each x."""
+    dim, h, shown = layer.dim, [0.0] * layer.dim, []
+    parts = {"mut1": ("r", "z"), "mut2": ("z", "c"), "mut3": ("r", "z", "c")}[kind]
+    linear = layer.input if kind == "mut3" else layer.input.linear
+    w = dict(zip(parts, (rows.tolist() for rows in linear.weight.split(dim)), strict=True))
+    b = dict(zip(parts, (part.tolist() for part in linear.bias.split(dim)), strict=True))
+    of_h = ("r", "c") if kind == "mut1" else ("r", "z", "c")
+    u = dict(zip(of_h, (rows.tolist() for rows in layer.hidden.weight.split(dim)), strict=True))
+    for now in x.tolist():
+        from_x = {part: [dot(w[part][n], now) + b[part][n] for n in range(dim)] for part in parts}
+        bare = now  # x itself
+        if kind != "mut3" and layer.input.skip is not None:
+            bare = [dot(row, now) for row in layer.input.skip.weight.tolist()]
+        if kind == "mut1":
+            from_x["c"] = [math.tanh(bare[n]) + layer.bias[n].item() for n in range(dim)]
+        if kind == "mut2":
+            from_x["r"] = [bare[n] + layer.bias[n].item() for n in range(dim)]
+        r = [sigmoid(from_x["r"][n] + dot(u["r"][n], h)) for n in range(dim)]
+        seen = {"mut1": [0.0] * dim, "mut2": h, "mut3": [math.tanh(v) for v in h]}[kind]
+        u_z = u.get("z", [[0.0] * dim] * dim)
+        z = [sigmoid(from_x["z"][n] + dot(u_z[n], seen)) for n in range(dim)]
+        kept = [r[n] * h[n] for n in range(dim)]
+        new = [math.tanh(from_x["c"][n] + dot(u["c"][n], kept)) for n in range(dim)]
+        h = [z[n] * new[n] + (1 - z[n]) * h[n] for n in range(dim)]
+        shown.append(h)
+    return torch.tensor(shown, dtype=torch.float64)
+
+
 def slow(form, layer, x):
     """One row, from an empty state: h after each x."""
     kind, _, rest = form.partition(" ")
+    if kind.startswith("mut"):
+        return slow_mutation(kind, layer, x)
+    without = {"1997": "f"}.get(rest, rest.removeprefix("without "))  # gates of an LSTM
     w, b = layer.input.weight.tolist(), layer.input.bias.tolist()
     u, dim = layer.hidden.weight.tolist(), layer.dim
     d = [0.0] * len(b) if layer.hidden.bias is None else layer.hidden.bias.tolist()
@@ -94,9 +137,10 @@ def slow(form, layer, x):
                     after.append(z * h[n] + (1 - z) * new)
             else:
                 parts = iter(range(n, len(a), dim))
-                i = sigmoid(a[next(parts)])
-                f = 1.0 if rest == "1997" else sigmoid(a[next(parts)])
-                g, o = math.tanh(a[next(parts)]), sigmoid(a[next(parts)])
+                i = 1.0 if "i" in without else sigmoid(a[next(parts)])
+                f = 1.0 if "f" in without else sigmoid(a[next(parts)])
+                g = math.tanh(a[next(parts)])
+                o = 1.0 if "o" in without else sigmoid(a[next(parts)])
                 c[n] = f * c[n] + i * g
                 after.append(o * math.tanh(c[n]))
         h = after
@@ -119,7 +163,7 @@ def test_what_runs_and_the_loop_equal_the_equation(form):
 
 @pytest.mark.parametrize(
     ("form", "fused"),
-    [(form, form in THEIRS or form in ("gru after write", "lstm 1997")) for form in FORMS],
+    [(form, form in THEIRS or form.startswith(("gru after", "lstm"))) for form in FORMS],
 )
 def test_the_fused_kernel_runs_where_torch_has_one(form, fused, monkeypatch):
     layer, x = cell(form), random_input()
@@ -296,9 +340,20 @@ def test_the_gates_that_are_heard_are_those_of_the_equation():
     exactly(seen["reset_gate_hook"][:, :1], layer.input(x)[:, :1, :4].sigmoid())  # h was zero
 
 
+@pytest.mark.parametrize("form", ["mut1", "mut2"])
+def test_a_mutation_reads_x_itself_where_it_is_as_wide_as_h(form):
+    layer, x = cell(form, dim_in=4), random_input(dim=4)
+    assert layer.input.skip is None
+    exactly(layer(x)[0], torch.stack([slow(form, layer, row) for row in x]))
+    for given in (layer, cell(form, dim_in=3)):  # seq2seq models use weight and bias
+        x = random_input(dim=given.input.in_features)
+        exactly(given.input(x), nn.functional.linear(x, given.input.weight, given.input.bias))
+
+
 def test_the_forget_gate_begins_open():
     layer = LSTM(3, 4)
     assert layer.input.bias.tolist() == [0.0] * 4 + [1.0] * 4 + [0.0] * 8
+    assert LSTM(3, 1, input_gate=False, forget_bias=2.0).input.bias.tolist() == [2.0, 0.0, 0.0]
     assert [name for name, _ in layer.named_parameters()] == [
         "input.weight",
         "input.bias",
@@ -334,16 +389,3 @@ def test_what_does_not_fit_is_named():
     for wrong in ([0, 5], [5, 6]):
         with pytest.raises(ShapeError, match=r"lengths \[\d, \d\] must be at least 1 and at most"):
             Recurrent("lstm", 3, 4, 1).double()(random_input(), torch.tensor(wrong))
-
-
-def test_snapshots_stand_where_each_row_has_come_to():
-    state = RecurrentState.initial([(torch.zeros(2, 1),)])
-    seen = torch.tensor([[0.0, 1, 2, 3], [0, 10, 20, 30]]).unsqueeze(-1)
-    state = state.advance([(seen,)], torch.tensor([3, 1]))
-    assert state.lengths.tolist() == [3, 1]
-    assert state.current()[0][0].tolist() == [[3], [10]]
-    back = state.rewind(torch.tensor([1, 0]))
-    assert back.current()[0][0].tolist() == [[1], [0]]
-    assert back.select(torch.tensor([1, 0, 0])).current()[0][0].tolist() == [[0], [1], [1]]
-    with pytest.raises(ShapeError, match=r"from lengths \[1, 0\] to \[1, -1\]"):
-        back.rewind(torch.tensor([1, -1]))

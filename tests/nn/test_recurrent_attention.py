@@ -15,7 +15,7 @@ def test_straight_through_attention_has_the_gradient_of_soft_attention():
     gradients = []
     for attention in (soft, hard):
         output = attention(s, *attention.keys_values(h), allowed)
-        gradients.append(torch.autograd.grad((output.context * upstream).sum(), s)[0])
+        gradients.append(torch.autograd.grad((output.context_vectors * upstream).sum(), s)[0])
     torch.testing.assert_close(*gradients)
 
 

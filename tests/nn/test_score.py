@@ -71,7 +71,9 @@ def test_location_goes_by_positions_and_refuses_those_it_has_not_learned():
     at, later = torch.tensor([[0, 1]]), torch.tensor([[3, 4]])
     expected = (q @ score.place.weight.T)[..., 3:5]
     torch.testing.assert_close(score(q, torch.randn(1, 1, 2, 4), at, later), expected)
-    with pytest.raises(ShapeError, match="context=5 learned positions, not 6; shorten"):
+    with pytest.raises(
+        ShapeError, match="context=5 learned positions, but the source has 6; shorten"
+    ):
         score(q, torch.randn(1, 1, 6, 4), at, torch.arange(6).unsqueeze(0))
 
 

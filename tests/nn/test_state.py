@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from regard.errors import ShapeError
-from regard.nn.state import KVCache, Source, TransformerState
+from regard.nn.state import KVCache, RecurrentState, Source, TransformerState
 
 
 def empty(rows=2, capacity=5):
@@ -55,3 +55,16 @@ def test_values_may_be_wider_than_keys():
     seen_k, seen_v = state.write(k, v, torch.tensor([[1, 2]]), 3)
     torch.testing.assert_close(seen_k[:, :, 1:], k)
     torch.testing.assert_close(seen_v[:, :, 1:], v)
+
+
+def test_snapshots_stand_where_each_row_has_come_to():
+    state = RecurrentState.initial([(torch.zeros(2, 1),)])
+    seen = torch.tensor([[0.0, 1, 2, 3], [0, 10, 20, 30]]).unsqueeze(-1)
+    state = state.advance([(seen,)], torch.tensor([3, 1]))
+    assert state.lengths.tolist() == [3, 1]
+    assert state.current()[0][0].tolist() == [[3], [10]]
+    back = state.rewind(torch.tensor([1, 0]))
+    assert back.current()[0][0].tolist() == [[1], [0]]
+    assert back.select(torch.tensor([1, 0, 0])).current()[0][0].tolist() == [[0], [1], [1]]
+    with pytest.raises(ShapeError, match=r"from lengths \[1, 0\] to \[1, -1\]"):
+        back.rewind(torch.tensor([1, -1]))

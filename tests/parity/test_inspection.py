@@ -1,5 +1,7 @@
 """What is read off a model, against what other libraries read off the same weights."""
 
+import re
+
 import pytest
 import torch
 
@@ -38,6 +40,12 @@ CASES = {
         {"vocab_size": 61, "d_model": 24, "d_kv": 10, "d_ff": 40, "num_layers": 2, "num_heads": 4},
     ),
 }
+CASES["albert"] = ("AlbertForMaskedLM", DECODER | {"embedding_size": 16})
+CASES["vit"] = (
+    "ViTForImageClassification",
+    {"image_size": 8, "patch_size": 4, "num_channels": 3}
+    | {key: DECODER[key] for key in DECODER if "size" in key or "num" in key},
+)
 IDS = torch.tensor([[5, 17, 3, 44, 5, 17, 9]])
 SOURCE = torch.tensor([[8, 2, 60, 33, 12]])
 
@@ -72,10 +80,16 @@ def test_attention_maps_are_those_of_eager_transformers(tmp_path, name):
             "decoder.blocks.{}.cross": given.cross_attentions,
         }
     else:
-        maps = attention_maps(ours, lambda: ours(IDS))
-        side = "encoder" if name == "bert" else "decoder"
-        attentions = theirs(IDS, output_attentions=True).attentions
-        expected = {f"{side}.blocks.{{}}.attention": attentions}
+        inputs = IDS
+        if name == "vit":
+            inputs = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+        maps = attention_maps(ours, lambda: ours(inputs), call=None)
+        path = "decoder.blocks.{}.attention"
+        if name in ("bert", "vit"):
+            path = "encoder.blocks.{}.attention"
+        elif name == "albert":  # all layers share one block
+            path = "encoder.blocks.0.attention#{}"
+        expected = {path: theirs(inputs, output_attentions=True).attentions}
     assert len(maps) == sum(map(len, expected.values()))
     for path, layers in expected.items():
         for number, weights in enumerate(layers):
@@ -130,6 +144,12 @@ def test_the_logit_lens_and_the_parts_of_a_logit_are_those_of_transformer_lens(t
     wanted = dict(zip(labels, (scaled @ theirs.lm_head.weight[9]).tolist(), strict=True))
     parts = direct_logit_attribution(ours, IDS, 9)
     assert parts["embedding"] == pytest.approx(wanted["embed"] + wanted["pos_embed"], abs=1e-4)
+    by_head, labels = cache.stack_head_results(layer=-1, return_labels=True)
+    scaled = cache.apply_ln_to_stack(by_head, layer=-1)[:, 0, -1]
+    for label, value in zip(labels, (scaled @ theirs.lm_head.weight[9]).tolist(), strict=True):
+        layer, head = re.fullmatch(r"L(\d+)H(\d+)", label).groups()
+        expected = pytest.approx(value, abs=1e-4)
+        assert parts[f"decoder.blocks.{layer}.attention.{head}"] == expected
     for layer in range(2):
         heads = [v for name, v in parts.items() if name.startswith(f"decoder.blocks.{layer}.att")]
         assert sum(heads) == pytest.approx(wanted[f"{layer}_attn_out"], abs=1e-4)

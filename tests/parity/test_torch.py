@@ -10,7 +10,7 @@ from torch import nn
 from regard.models.build import load_weights
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.attention import Attention, AttentionInputs, Mask
-from regard.nn.position import SCALINGS, T5, Rotary, alibi_slopes
+from regard.nn.position import SCALINGS, Rotary, T5Bias, alibi_slopes
 
 pytestmark = pytest.mark.parity
 
@@ -198,7 +198,7 @@ def test_t5_buckets_are_those_of_t5(causal):
     expected = t5.T5Attention._relative_position_bucket(
         distance, bidirectional=not causal, num_buckets=32, max_distance=128
     )
-    assert torch.equal(T5(2, causal=causal).bucket(distance), expected)
+    assert torch.equal(T5Bias(2, causal=causal).bucket(distance), expected)
 
 
 def llama_config(**rope):
@@ -234,7 +234,13 @@ def test_rotary_turns_as_llama_does():
         # their dynamic form at twice the trained length raises the base by 2 factor - (factor - 1)
         ({"kind": "ntk", "factor": 5.0}, {"rope_type": "dynamic", "factor": 4.0}),
         (
-            {"kind": "llama3", "factor": 8.0, "original_context": 32, "low": 1.0, "high": 4.0},
+            {
+                "kind": "llama3",
+                "factor": 8.0,
+                "original_context": 32,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
             {
                 "rope_type": "llama3",
                 "factor": 8.0,

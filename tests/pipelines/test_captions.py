@@ -9,6 +9,7 @@ from PIL import Image
 
 import regard
 from cli.commands import command
+from regard.api.event_lines import amount
 from regard.config import RunConfig, build
 from regard.data.builtin import shapes
 from regard.data.captions import from_pixels
@@ -46,7 +47,9 @@ def run(tmp_path_factory):
 
 def test_a_folder_of_images_with_captions_is_learned(run, capsys, tmp_path):
     assert run.config.task["kind"] == "caption"
-    metrics = run.evaluate()
+    progress = []
+    metrics = run.evaluate(progress=lambda *step: progress.append(amount(*step)))
+    assert progress[0] in {f"{n} of {n} images" for n in range(1, 40)}
     assert metrics["exact_match"] == 1
     assert metrics["nearest_exact_match"] <= 1
     assert {"bleu", "chrf", "nearest_bleu", "loss", "perplexity"} <= set(metrics)
@@ -70,6 +73,10 @@ def test_a_folder_of_images_with_captions_is_learned(run, capsys, tmp_path):
     capsys.readouterr()
     assert command("explain", str(run.folder.path), image) == 0
     assert "blue" in capsys.readouterr().out
+    (decoder,) = run.states(image).values()
+    assert decoder.rows == ["<start>", "blue", "on", "the", "left"]
+    (given,) = run.attention(image, target="red", words=True).values()
+    assert given.rows == ["red", "<stop>"]
     with pytest.raises(ConfigError, match="family"):
         run.export(tmp_path / "exported")
 
@@ -150,6 +157,7 @@ def test_several_captions_of_an_image_are_all_references(tmp_path):
         ("0.png,,9", "line 6: the image 0.png has no caption"),
         ("broken.png,red,9", "line 6: .*broken.png is not a PNG or JPEG image"),
         ("cut.png,red,9", "line 6: .*cut.png is a corrupted image"),
+        ("cut.gif,red,9", r"line 6: .*cut.gif is not an image \(.png .jpg .jpeg\)"),
     ],
 )
 def test_what_is_wrong_is_refused_with_file_and_line(tmp_path, line, message):
@@ -159,15 +167,61 @@ def test_what_is_wrong_is_refused_with_file_and_line(tmp_path, line, message):
     Image.fromarray(noise).save(path / "images" / "whole.png")
     content = (path / "images" / "whole.png").read_bytes()
     (path / "images" / "cut.png").write_bytes(content[: len(content) // 2])
+    (path / "images" / "cut.gif").write_bytes(content)
     with (path / "captions.csv").open("a") as file:
         file.write(line + "\n")
     with pytest.raises(DataError, match=message):
         read_all(path)
 
 
+@pytest.mark.parametrize("header", ["a,b", None])
+def test_columns_without_common_names_are_inferred(tmp_path, header):
+    path = folder_of(tmp_path / "data", 4)
+    rows = [f"{n}.png,the picture number {n}" for n in range(4)]
+    (path / "captions.csv").write_text("\n".join([header, *rows] if header else rows) + "\n")
+    for place in (path, path / "captions.csv"):
+        data = open_data(str(place))
+        assert data.kind == "captions"
+        assert data.captions[3] == ("the picture number 3",)
+        source, target = header.split(",") if header else ("1", "2")
+        assert f"source={source} (inferred), target={target} (inferred)" in data.description
+        assert data.columns == {"source": source, "target": target}
+
+
+def test_a_folder_with_captions_in_several_languages_needs_the_name_of_a_column(tmp_path):
+    path = folder_of(tmp_path / "data", 8)
+    rows = [f"{n}.png,the picture number {n},image numéro {n}" for n in range(8)]
+    (path / "captions.csv").write_text("\n".join(["file_name,en,fr", *rows]) + "\n")
+    with pytest.raises(
+        DataError, match=r"which of its columns holds their captions\n.*\nname it: data.target=COL"
+    ):
+        open_data(str(path))
+    assert open_data(str(path), target="fr").captions[1] == ("image numéro 1",)
+    with pytest.raises(DataError, match=r"captions.csv, line 1 has no column 'de'"):
+        open_data(str(path), target="de")
+
+
+def test_a_table_of_two_columns_may_lack_a_file_name(tmp_path):
+    path = folder_of(tmp_path / "data", 4)
+    rows = ["file_name,caption", *(f"{n}.png,a {n}" for n in range(4)), ",b"]
+    (path / "captions.csv").write_text("\n".join(rows) + "\n")
+    with pytest.raises(DataError, match=r"csv, line 6: the caption 'b' has no image"):
+        open_data(str(path))
+
+
 def read_all(path):
     data = open_data(str(path))
     return data.read(np.arange(len(data)), 16)
+
+
+def test_a_transformer_has_a_smaller_learning_rate(tmp_path, capsys):
+    path = str(folder_of(tmp_path / "data", 12))
+    assert command("train", path, "--dry-run") == 0
+    assert "train.lr=0.002" in capsys.readouterr().out
+    assert command("train", path, "model.preset=tiny-captioner", "--dry-run") == 0
+    assert "train.lr" not in capsys.readouterr().out  # 0.001, the default of the setting
+    assert command("train", path, "model.preset=[1]", "--dry-run") == 2
+    assert "unknown preset '[1]'" in capsys.readouterr().err
 
 
 def test_models_and_tasks_that_do_not_fit_are_refused(tmp_path):
@@ -177,9 +231,9 @@ def test_models_and_tasks_that_do_not_fit_are_refused(tmp_path):
         with pytest.raises(ConfigError, match="needs a model that reads images, not text"):
             prepare_training(build(RunConfig, {**config, "model": model}))
     with pytest.raises(ConfigError, match="must be a power of two"):
-        resolve({"preset": "tiny-captioner", "patch": 6, "image_size": 48})
+        resolve({"preset": "tiny-captioner", "patch_size": 6, "image_size": 48})
     with pytest.raises(ConfigError, match="at least the 256 regions"):
-        resolve({"preset": "tiny-captioner", "patch": 4})
+        resolve({"preset": "tiny-captioner", "patch_size": 4})
     model = build_model(resolve({"preset": "tiny-captioner", "vocab_size": 9, "dim": 16}))
     with pytest.raises(regard.errors.ShapeError, match="do not fit the model"):
         model.start(1, 4, ImageSource.of(torch.zeros(1, 3, 32, 32), 16))

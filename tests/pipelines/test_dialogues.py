@@ -15,8 +15,8 @@ from regard.data.dialogues import from_jsonl, is_dialogues
 from regard.errors import ConfigError, DataError
 from regard.hub.chat_templates import read_template
 from regard.models.build import build_model, preset
-from regard.nn.loss import IGNORED
-from regard.pipelines import prepare_training
+from regard.nn.loss import IGNORE_INDEX
+from regard.pipelines import open_data, prepare_training
 from regard.pipelines.dialogues import DialoguesPipeline, encode, pack, show_mask
 from regard.tasks import Instruct
 from regard.text import train_tokenizer
@@ -58,7 +58,34 @@ def test_every_form_of_a_dialogue_is_read(tmp_path):
     ]
     assert data.description == "dialogues, 4 lines of JSONL, 4 responses"
     assert is_dialogues(tmp_path / "all.jsonl")
-    assert not is_dialogues(lines(tmp_path / "pairs.jsonl", {"prompt": "q", "answer": "a"}))
+    assert not is_dialogues(lines(tmp_path / "x.jsonl", {"question": "q", "answer": "a"}))
+    assert not is_dialogues(lines(tmp_path / "x.jsonl", {"prompt": "q", "label": "a"}))
+    preference = {"prompt": "q", "completion": "a", "label": False}
+    assert not is_dialogues(lines(tmp_path / "x.jsonl", preference))
+    instruction = {"instruction": "q", "output": "a", "category": "open"}
+    assert is_dialogues(lines(tmp_path / "x.jsonl", instruction))
+
+
+def test_keys_that_are_not_part_of_a_dialogue_are_named(tmp_path):
+    row = {"instruction": "q", "context": "c", "response": "a", "category": "open"}
+    data = from_jsonl(lines(tmp_path / "x.jsonl", row, {**row, "id": 1}))
+    assert data.description.endswith("; left out: context, category, id")
+
+
+def test_prompts_and_responses_are_dialogues_unless_another_task_is_chosen(tmp_path):
+    rows = [{"prompt": f"the word {n}", "response": f"it is {n}"} for n in range(8)]
+    path = str(lines(tmp_path / "x.jsonl", *rows))
+    data = open_data(path)
+    assert data.kind == "dialogues"
+    assert data.rows[1] == (("user", "the word 1"), ("assistant", "it is 1"))
+    assert open_data(path, kind="dialogues").rows == data.rows
+    for options in ({"kind": "pairs"}, {"source": "prompt", "target": "response"}):
+        pairs = open_data(path, **options)
+        assert pairs.kind == "pairs"
+        assert list(pairs.rows())[1] == ("the word 1", "it is 1")
+    assert open_data(path, kind="text", columns={"text": "response"}).kind == "text"
+    with pytest.raises(ConfigError, match=r"data.source names a column of a table"):
+        open_data(path, "prompt", "response", kind="dialogues")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +103,7 @@ def test_an_error_names_the_file_and_the_line(row, message, tmp_path):
     path = lines(tmp_path / "bad.jsonl", {"prompt": "q", "answer": "a"}, row)
     with pytest.raises(DataError, match=message) as raised:
         from_jsonl(path)
-    assert f"{path}:2" in str(raised.value)
+    assert f"{path}, line 2: " in str(raised.value)
 
 
 def test_templates_give_the_answers_with_the_end_of_their_turn():
@@ -164,7 +191,7 @@ def test_the_mask_is_shown_and_the_answers_alone_are_scored(world, capsys):
     config = regard.load(folder / "run").config
     data = prepare_training(config, run.tokenizers)
     batch = data.batch(0)
-    scored = batch.targets[batch.targets != IGNORED].tolist()
+    scored = batch.targets[batch.targets != IGNORE_INDEX].tolist()
     text = run.tokenizer.decode(scored)
     assert "<|im_start|>" not in text.replace("<|im_end|>", "")
     assert text.count("<|im_end|>") == int(batch.documents.max(1).values.sum())
@@ -283,7 +310,7 @@ def test_a_special_token_at_the_end_of_a_turn_stops_the_answer(world, monkeypatc
     monkeypatch.setattr(type(run), "_normalize", lambda _, text: text.lower())
     prompt, ends = chat_prompt(served, [("user", "AG")])
     body = Sampling(model="m")
-    ready = prepare(served, prompt, body, tokens=3, n=1, logprobs=None, more_stops=ends)
+    ready = prepare(served, prompt, body, tokens=3, n=1, logprobs=None, stop_strings=ends)
     assert ready.request.stop == {*tokenizer.stop_ids, special}
     assert ready.request.prompt == chat_prompt_ids(tokenizer, template, [("user", "ag")])
 

@@ -223,7 +223,7 @@ def test_two_files_are_a_validation_of_pairs(data, tmp_path):
             "cats.txt",
             "seq2seq",
             "learns from pairs, and cats holds text;\nit needs a source and a target: two columns "
-            r"of a table \(data.source=… data.target=…\), or two files\nfor text there is: causal",
+            r"of a table \(data.source=… data.target=…\), or two files\ntasks for text: causal",
         ),
         ("pairs.tsv", "causal", "learns from text, and pairs holds pairs;\nit needs text files"),
         ("cats.txt", "casual", "did you mean 'causal'"),

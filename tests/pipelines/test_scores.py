@@ -44,7 +44,7 @@ def test_the_similarity_of_two_texts_is_learned(run, tmp_path, capsys):
     metrics = run.evaluate()
     assert metrics["pearson"] > 0.8
     assert metrics["loss"] == pytest.approx(metrics["mse"] / run.config.task["std"] ** 2)
-    baseline = regard.api.training.summarize(run.folder.path).series_baselines["mean"]
+    baseline = regard.api.training.summarize(run.folder.path).simple_baselines["mean"]
     assert metrics["mse"] < 0.6 * baseline["mse"]
     same, other = ("the dog runs", "the dog sleeps"), ("the cow runs", "the cow eats")
     near, far = run.predict([same, other])
@@ -157,5 +157,5 @@ def test_correlations_equal_their_definitions():
     assert ranks(a).tolist() == [1.0, 2.5, 2.5, 5.0, 4.0]
     assert correlation(np.ones(5), b) == 0.0
     assert is_better("spearman", {"spearman": 0.9}, {"spearman": 0.8})
-    metrics = TextRegression(std=2.0).errors(a, b)
+    metrics = TextRegression(std=2.0).metrics_of_predictions(a, b)
     assert metrics["loss"] == pytest.approx(np.square(a - b).mean() / 4)

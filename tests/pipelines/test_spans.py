@@ -71,7 +71,7 @@ def test_a_file_of_squad_is_learned_and_answers_are_predicted(run, tmp_path, cap
         (pairs[3], "rome"),
     ]
     assert command("predict", folder, "who ?") == 2
-    assert "give 2 texts for each" in capsys.readouterr().err
+    assert "give 2 texts per input (given: 1)" in capsys.readouterr().err
     table = tmp_path / "new.csv"
     rows = [f"{kind},{kind} ?,{context}\n" for kind in ("who", "when")]
     table.write_text("".join(["n,question,context\n", *rows]))
@@ -81,7 +81,7 @@ def test_a_file_of_squad_is_learned_and_answers_are_predicted(run, tmp_path, cap
     assert next(squad)["id"] == "0-who"
     with pytest.raises(ConfigError, match="a question and a text"):
         run.predict("where ?")
-    with pytest.raises(ConfigError, match="give what to predict from: question and context"):
+    with pytest.raises(ConfigError, match="give an input to predict from: question and context"):
         run.predict()
     (attention,) = run.explain(("where ?", context)).values()
     assert attention.rows[:4] == ["<cls>", "where", "?", "<sep>"]
@@ -98,7 +98,7 @@ def test_windows_hold_every_token_and_the_answer_where_it_is():
     encoded = SpanWindows.encode(Span(stride=5), rows, tokenizer, model)
     (batch,) = encoded.batches(np.arange(len(encoded.store)))
     seen, answers = set(), []
-    for row, window in enumerate(batch.rows.tolist()):
+    for row, window in enumerate(batch.window_indices.tolist()):
         begin, end = batch.context[row].tolist()
         assert batch.segments[row].tolist()[:begin] == [0] * begin
         assert all(batch.segments[row, begin : int(batch.lengths[row])])
@@ -125,7 +125,7 @@ def test_the_best_span_is_that_of_all_windows_by_a_loop():
     for number, row in enumerate(rows):
         spans, nulls = {}, []
         for batch, logits in scored:
-            for place, window in enumerate(batch.rows.tolist()):
+            for place, window in enumerate(batch.window_indices.tolist()):
                 if encoded.windows.question_index[window] != number:
                     continue
                 (begin, end), (s, e) = batch.context[place].tolist(), logits[place].double().T
@@ -239,11 +239,11 @@ def _repeated(paragraph):
     [
         (
             _lost,
-            r"paragraph 2, question 2 \(id 1-where\): the answer 'atlantis' is not in its cont",
+            r"paragraph 2, question 2 \(line 1, id 1-where\): the answer 'atlantis' is not in its",
         ),
-        (_no_question, r"paragraph 2, question 1 \(id 1-who\) has no question"),
-        (_start, "question 1 .*answer_start is a whole number, not 'x'"),
-        (_empty, "question 1 .*an answer has a text"),
+        (_no_question, r"paragraph 2, question 1 \(line 1, id 1-who\) has no question"),
+        (_start, "question 1 .*answer_start must be an integer, not 'x'"),
+        (_empty, "question 1 .*an answer must be a text"),
         (_repeated, "paragraph 2, question 3 .*has the id '0-who' of article 1, paragraph 1, qu"),
         (lambda paragraph: paragraph.pop("qas"), "article 1, paragraph 2 has no list 'qas'"),
     ],
@@ -252,6 +252,18 @@ def test_what_is_wrong_is_refused_with_its_place(tmp_path, change, message):
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(broken(change)))
     with pytest.raises(DataError, match=message):
+        open_data(str(path))
+
+
+@pytest.mark.parametrize("ascii", [True, False])
+def test_a_question_is_found_by_the_line_of_its_id(tmp_path, ascii):
+    content = broken(_lost)
+    content["data"][0]["paragraphs"][1]["qas"][1]["id"] = "où"
+    path = tmp_path / "lines.json"
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=ascii), encoding="utf-8")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    (line,) = (n for n, text in enumerate(lines, 1) if "o\\u00f9" in text or "où" in text)
+    with pytest.raises(DataError, match=rf"question 2 \(line {line}, id où\): the answer"):
         open_data(str(path))
 
 
@@ -288,3 +300,19 @@ def test_a_causal_model_is_refused(tmp_path):
     config = build(RunConfig, {**table, "model": {"preset": "tiny-decoder"}})
     with pytest.raises(ConfigError, match="needs a model of architecture 'encoder'"):
         prepare_training(config)
+
+
+@pytest.mark.parametrize(
+    ("null", "threshold", "texts"),
+    [
+        (5.0, 0.0, ["", "a", "b", "c"]),
+        (2.5, 0.0, ["a", "", "b", "c"]),
+        (1.5, 0.0, ["a", "b", "", "c"]),
+        (0.0, 0.0, ["a", "b", "c", ""]),
+        (5.0, 3.0, ["a", "", "b", "c"]),
+    ],
+)
+def test_no_answer_is_ranked_by_its_score(null, threshold, texts):
+    task = Span(no_answer=True, no_answer_threshold=threshold)
+    ranked = task._rank({"b": 2.0, "a": 3.0, "c": 1.0}, [3.5], null)
+    assert [text for text, _ in ranked] == texts

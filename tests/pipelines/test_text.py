@@ -155,6 +155,22 @@ def test_a_text_of_a_megabyte_is_tokenized_into_sub_words_on_a_cpu(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("size", "rows", "steps"),
+    [
+        (3_200, 10, 500),  # 640 words
+        (500_000, 128, 500),
+        (3_293_492, 411, 500),  # twenty epochs
+        (8_200_000, 512, 1000),
+    ],
+)
+def test_word_vectors_get_twenty_epochs_and_500_steps_at_least(tmp_path, size, rows, steps):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"a line of text\n" * (size // 15) + b"." * (size % 15))
+    train = TextPipeline().defaults(TextPipeline().open(path), "cbow", gpu=False)["train"]
+    assert (train["batch"], train["steps"]) == (rows, steps)
+
+
 def test_own_data_gets_an_encoder_where_masking_is_asked_for(folder):
     plain, pairs = (
         configure(str(folder), {"task": {"kind": "masked", **options}})

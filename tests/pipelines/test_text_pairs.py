@@ -108,7 +108,7 @@ def test_a_model_reads_two_texts_with_special_tokens_between_them(preset, pieces
     short, long = encode(from_rows("labels", "x", "", rows), tokenizer, model)
     expected = " ".join(texts.get(piece, piece) for piece in pieces).split()
     assert [tokenizer.piece(id) for id in short.ids] == expected
-    assert short.ids[short.begin] == tokenizer.encode("three")[0]
+    assert short.ids[short.second_start] == tokenizer.encode("three")[0]
     assert (short.truncated, long.truncated, len(long.ids)) == (False, True, 9)
 
 

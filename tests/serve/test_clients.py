@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(CLIENTS is None, reason="REGARD_CLIENTS is not set"),
 ]
-UNTIL = ["\nUser:", "\nSystem:"]
+STOP_STRINGS = ["\nUser:", "\nSystem:"]
 
 
 def use(name, address, *words):
@@ -37,7 +37,7 @@ def test_the_openai_client(live, text_run):
     expected = run.generate("the cat", tokens=20, seed=3, sampler=["min_p=0.1"])
     assert found["completion"] == found["streamed"] == expected
     prompt = "User: the cat\nAssistant:"
-    expected = run.generate(prompt, tokens=20, seed=3, until=UNTIL).removeprefix(" ")
+    expected = run.generate(prompt, tokens=20, seed=3, stop_strings=STOP_STRINGS).removeprefix(" ")
     assert found["chat"] == found["chat streamed"] == expected
     assert found["response"] == found["response streamed"] == expected
     assert found["logprobs"] == found["used"]
@@ -53,7 +53,7 @@ def test_langchain(live, text_run):
     expected = run.generate("the cat", tokens=20, seed=3, sampler=["temperature=0.5"])
     assert found["completion"] == expected
     prompt = "User: the cat\nAssistant:"
-    expected = run.generate(prompt, tokens=20, seed=3, until=UNTIL).removeprefix(" ")
+    expected = run.generate(prompt, tokens=20, seed=3, stop_strings=STOP_STRINGS).removeprefix(" ")
     assert found["chat"] == found["chat streamed"] == expected
     assert found["embedding"] == 16
 

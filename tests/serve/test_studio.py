@@ -10,12 +10,14 @@ import textwrap
 import time
 import urllib.error
 import urllib.request
+import weakref
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fastapi")
 
+from cli.conftest import trained
 from regard import api
 from regard.cli import training_process
 from regard.cli.studio import _exit_on_hangup
@@ -86,6 +88,14 @@ def test_the_page_and_its_files_name_nothing_outside(studio):
         assert f'id="{anchor}"' in notes
     for name in re.findall(r"docs/[a-z/-]+\.md", notes):
         assert (Path(__file__).parents[2] / name).is_file()
+
+
+def test_a_request_for_many_ranges_gets_the_file_once(studio):
+    address, _ = studio
+    whole = ask(address, "/page/main.js")
+    for ranges in ("0-0,1-1", ",".join(["0-"] * 500), "-1,0-,junk"):
+        status, _, content = ask(address, "/page/main.js", Range=f"bytes={ranges}")
+        assert (status, content) == (whole[0], whole[2])
 
 
 def test_every_id_that_the_scripts_use_is_in_the_page():
@@ -227,13 +237,26 @@ def test_attention_maps_are_a_page_without_access_to_the_studio(studio):
     assert "frame-ancestors 'self'" in headers["Content-Security-Policy"]
     assert HOSTILE not in page
     assert answer["unknown"]  # characters that the run has not seen
-    kept = server.app.state.studio
+    studio = server.app.state.studio
     for _ in range(routes.MAX_MAPS):
-        kept.keep("another")
+        studio.store_page("another")
     assert ask(address, answer["page"])[0] == 404
-    status, _, refused = ask(address, "/studio/attention", {"name": "cats", "text": "cat " * 99})
+    studio.store_page("x" * routes.MAX_MAP_CHARACTERS)
+    assert len(studio.maps) == 1
+    status, _, refused = ask(address, "/studio/attention", {"name": "cats", "text": "cat " * 199})
     assert status == 400
     assert "at most" in refused["error"]["message"]
+
+
+def test_a_model_without_attention_is_named(studio, folder, materials):
+    run = trained(folder / "counts", materials / "cats.txt", ["model.preset=ngram"])
+    status, _, refused = ask(studio[0], "/studio/attention", {"name": "counts", "text": "the cat"})
+    shutil.rmtree(run)
+    assert status == 400
+    assert refused["error"]["message"] == (
+        "the run 'counts' is a model of the family ngram, which has no attention, so there are no "
+        "maps"
+    )
 
 
 def test_figures_take_a_text_and_never_a_file(studio, folder):
@@ -276,9 +299,11 @@ def test_new_weights_are_loaded_again(studio, folder):
     before = models.loaded["cats"]
     assert ask(address, "/v1/completions", body)[0] == 200
     assert models.loaded["cats"] is before
+    weights = weakref.ref(before.run.model)
+    del before
     os.utime(folder / "cats" / "model.safetensors", ns=(1, 1))
     assert ask(address, "/v1/completions", body)[0] == 200
-    assert models.loaded["cats"] is not before
+    assert weights() is None  # the old ones are not in memory any more
 
 
 CHILD = """
@@ -372,7 +397,9 @@ def test_one_training_at_a_time_in_a_child_process(tmp_path):
         lambda: trainer.train_text("second", "a", ".txt", []),
         lambda: trainer.train_recipe("second", "quickstart", []),
     ):
-        with pytest.raises(Busy, match="'first' is running; one training runs at a time"):
+        with pytest.raises(
+            Busy, match="'first' is being trained, and one run is trained at a time"
+        ):
             start()
     trainer.stop()
     wait_for(lambda: not trainer.state()["running"])

@@ -84,6 +84,7 @@ SAMPLERS = ["top_k", "top_p", "temperature", "min_p", "typical", "greedy", "nons
 CHOICES = ["rotary", "alibi", "rms", "layer", "swiglu", "adamw", "muon", "char", "bpe", "word"]
 CHOICES += [
     "float16",
+    "float8",
     "bfloat16",
     "cpu",
     "cuda",

@@ -30,7 +30,7 @@ def test_the_second_is_refused_and_the_death_of_the_first_frees_the_folder(owner
     process, folder = owner
     code, said = regard("resume", folder)
     assert code == 4
-    assert f"is being trained already, by process {process.pid} on {platform.node()};" in said
+    assert f"is in use by process {process.pid} on {platform.node()};" in said
     assert process.poll() is None  # nothing happened to it
     process.kill()
     assert process.wait() == -signal.SIGKILL

@@ -15,12 +15,12 @@ from hub.runs import make_checkpoint, model_config
 from regard.cli import main
 from regard.errors import CheckpointError, ConfigError
 from regard.files.directory import Directory
+from regard.renamed import INVERTED, SETTINGS, current_settings
 from regard.training.events import RunStarted
 from regard.training.import_export import import_run
 from regard.training.run import begin, resume
 from regard.training.storage.checkpoint import Checkpoint, write_tensors
 from regard.training.storage.run_folder import RunFolder
-from regard.training.storage.weight_settings import INVERTED, RENAMED, current_settings
 from training.runs import config
 
 
@@ -146,7 +146,7 @@ def test_edit_changes_the_settings_and_what_the_weights_carry(run, capsys):
     edited = regard.load(run)
     assert (edited.config.model["norm_eps"], edited.config.name) == (0.5, "other")
     assert edited.evaluate()["loss"] != before
-    with pytest.raises(CheckpointError, match="not what the checkpoint of step 2 was trained with"):
+    with pytest.raises(CheckpointError, match="differs from the checkpoint of step 2"):
         list(resume(run, {"train": {"steps": 3}}))
     assert regard.edit(run, model={"norm_eps": 1e-5}) == ["model.norm_eps: 0.5 → 1e-05"]
     assert (run / "model.safetensors").read_bytes() == weights
@@ -188,7 +188,7 @@ def test_edit_changes_the_settings_that_the_run_has_when_it_ends(run, monkeypatc
 
 
 def test_edit_waits_for_the_run_that_trains(run):
-    with RunFolder(run).hold_lock(), pytest.raises(CheckpointError, match="trained already"):
+    with RunFolder(run).hold_lock(), pytest.raises(CheckpointError, match="is in use by"):
         regard.edit(run, name="other")
 
 
@@ -214,7 +214,7 @@ def test_a_run_with_the_earlier_names_of_settings_loads(run):
         metadata = {key: text for key, text in file.metadata().items() if key == "settings"}
     before, texts = RunFolder(run).load_config(), [config.read_text(), metadata["settings"]]
     skipped = {*INVERTED, "data.tokenizer.size"}  # a model has a vocab_size too
-    for old, new in ((old, new) for old, new in RENAMED.items() if old not in skipped):
+    for old, new in ((old, new) for old, new in SETTINGS.items() if old not in skipped):
         for key, name in ((old, new), (old.rpartition(".")[2], new.rpartition(".")[2])):
             texts = [text.replace(f'"{name}":', f'"{key}":') for text in texts]
     for name in ("characters", "shape", "inputs", "norm_order"):
@@ -231,6 +231,27 @@ def test_a_run_with_the_earlier_names_of_settings_loads(run):
             "smoothing": "witten_bell",
         }
     }
+    scaling = {"kind": "llama3", "factor": 8.0, "low": 1.0, "high": 4.0}
+    position = {"kind": "rotary", "scaling": scaling}
+    cell = {"kind": "lstm", "forget": False}
+    model = {"patch": 4, "init": "zero_out", "cell": cell, "position": position}
+    assert current_settings({"model": model, "task": {"kind": "forecast", "patch": 8}}) == {
+        "model": {
+            "patch_size": 4,
+            "init": "zero_init_residual",
+            "cell": {"kind": "lstm", "forget_gate": False},
+            "position": {
+                "kind": "rotary",
+                "scaling": {
+                    "kind": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                },
+            },
+        },
+        "task": {"kind": "forecast", "patch": 8},
+    }
     assert current_settings({"time_plan": {"at": 3}}) == {"time_plan": {"step": 3}}  # state.json
     assert current_settings({"task": "label", "task.kind": "classify"}) == {
         "task": "text_classification",
@@ -243,6 +264,8 @@ def test_tensors_of_an_earlier_version_have_their_current_names(run):
         "decoder.blocks.0.ffn_after.weight": "decoder.blocks.0.ffn_post_norm.weight",
         "layers.0.back.input.weight": "layers.0.backward_layer.input.weight",
         "log_move": "log_transition",
+        "encoder.blocks.0.attention_norm.mean": "encoder.blocks.0.attention_norm.running_mean",
+        "encoder.norm.variance": "encoder.norm.running_var",
         "head.between": "head.transitions",
         "blocks.1.cross_after.bias/exp_avg": "blocks.1.cross_post_norm.bias/exp_avg",
     }

@@ -108,7 +108,7 @@ def test_settings_that_the_weights_depend_on_cannot_be_edited(path, value, world
     with pytest.raises(CheckpointError) as raised:
         list(resume(world / "run"))
     key = "model" if path[0] == "model" else ".".join(path)
-    told = f"{key} in {world}/run/config.json is not what the checkpoint of step 3 was trained with"
+    told = f"{key} in {world}/run/config.json differs from the checkpoint of step 3"
     assert told in str(raised.value)
     assert f"train.start={world}/run" in str(raised.value)
 

@@ -150,7 +150,7 @@ def test_a_state_that_no_run_saves_is_refused(run, key, value):
     *tables, name = key.split(".")
     (state[tables[0]] if tables else state)[name] = value
     path.write_text(json.dumps(state))
-    refused(run, f"{path}: {key} is not ")
+    refused(run, f"{path}: {key} is not valid")
 
 
 def test_a_best_model_that_does_not_fit_is_refused(run):
@@ -181,7 +181,9 @@ def test_weights_of_int8_are_not_evaluated(run):
     tensors = load_file(run / "model.safetensors")
     spoiled = tensors | {UP: tensors[UP].char()}
     checkpoint.write_tensors(Directory(run), "model.safetensors", spoiled)
-    with pytest.raises(CheckpointError, match=r"has dtype torch\.int8, the model torch\.float32"):
+    with pytest.raises(
+        CheckpointError, match=r"has dtype torch\.int8, but the model has torch\.float32"
+    ):
         regard.load(run)
 
 
@@ -207,4 +209,4 @@ def test_weights_that_are_not_finite_are_reported_at_import(tmp_path, caplog, ba
         import_run(folder, tmp_path / f"run-{len(spoiled)}")
         for name in names[family]:
             assert (name in caplog.text) == (name in spoiled)
-    assert f"{len(spoiled)} of the tensors have values that are NaN or infinite" in caplog.text
+    assert f"{len(spoiled)} of the tensors have NaN or infinite values" in caplog.text

@@ -104,7 +104,7 @@ def test_a_wrong_line_of_a_recipe_is_named_with_its_file(
         ("train.tokens=1000000000000000", "per step need"),
         ("train.accumulate=1000000000", "train.accumulate=1000000000"),
         ("train.threads=1000000000", "train.threads=1000000000"),
-        ("data.validation_fraction=nan", "validation_fraction=nan must lie between 0 and 1"),
+        ("data.validation_fraction=nan", "data.validation_fraction=nan must lie between 0 and 1"),
         ("data.tokenizer=bpee", "did you mean 'bpe'?"),
         ("data.validation=3", "data.validation must be a list"),
         ("data=3", "data is a table, set as in data.path=…, not 3"),

@@ -96,7 +96,7 @@ def test_a_folder_that_cannot_be_read_is_not_passed_over(kind, tmp_path, monkeyp
 def test_the_home_of_nobody_is_a_name_like_any_other(capsys, monkeypatch):
     said = invoke(capsys, "train", "~nobody-of-this-name/x.txt", "--dry-run")
     assert said.code == 3
-    assert "no file, folder or built-in data set '~nobody-of-this-name/x.txt'" in said.err
+    assert "no file, folder or built-in dataset '~nobody-of-this-name/x.txt'" in said.err
     monkeypatch.setenv("REGARD_HOME", "~nobody-of-this-name")
     assert str(cache_folder()) == "~nobody-of-this-name"
 
@@ -158,7 +158,7 @@ def test_half_of_a_character_is_hashed_and_named_where_it_is_tokenized(tmp_path)
 )
 def test_offsets_of_strokes_are_whole_numbers(offsets, tmp_path):
     np.savez(tmp_path / "strokes.npz", xyp=np.ones((12, 3)), off=offsets)
-    with pytest.raises(DataError, match="whole numbers"):
+    with pytest.raises(DataError, match="integers"):
         open_data(str(tmp_path / "strokes.npz"))
     np.savez(tmp_path / "strokes.npz", xyp=np.full((12, 3), 1e300), off=np.array([0, 12]))
     with pytest.raises(DataError, match="must be finite"):

@@ -13,9 +13,8 @@ from regard.pipelines import open_split, prepare_training
 from regard.tasks import Causal
 from regard.training import run
 from regard.training.events import RunFinished
-from regard.training.loop import train
+from regard.training.loop import Objective, SingleProcess, train
 from regard.training.optim import OPTIMIZERS, optimizers, state_tensors
-from regard.training.parallel.strategy import Objective, SingleProcess
 from regard.training.run import begin, resume
 from regard.training.storage.checkpoint import read_tensors
 from training.runs import config, text_batch, tiny
@@ -173,7 +172,7 @@ def poisoned(monkeypatch, at, name, index=...):
 
     def spoiled(objective, *words, **options):
         for step in train(objective, *words, **options):
-            if step.number + 1 == at:
+            if step.index + 1 == at:
                 objective.model.get_parameter(name).data[index] = torch.nan
             yield step
 

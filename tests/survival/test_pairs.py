@@ -58,10 +58,10 @@ def test_tabs_inside_a_field_are_told_with_the_first_bad_line(refused, tmp_path)
 
 def test_a_side_that_is_empty_everywhere_is_told_with_the_count(refused, tmp_path):
     (tmp_path / "pairs.tsv").write_text("one\t\n" * 7)
-    assert "each of the 7 lines has an empty side" in refused("pairs.tsv")
+    assert "each of the 7 rows has an empty side" in refused("pairs.tsv")
     (tmp_path / "a").write_text(lines(5, "a"))
     (tmp_path / "b").write_text("\n" * 5)
-    assert "b holds only white space (5 bytes)" in refused("data.source=a", "data.target=b")
+    assert "b holds only whitespace (5 bytes)" in refused("data.source=a", "data.target=b")
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

@@ -240,7 +240,7 @@ def test_all_files_have_the_mode_of_the_umask(data, tmp_path, umask):
 
 def second(folder):
     """Resume the same folder from another thread of execution: it must be refused."""
-    with pytest.raises(CheckpointError, match="is being trained already") as raised:
+    with pytest.raises(CheckpointError, match="is in use by") as raised:
         list(resume(folder, {"train": {"steps": 99}}))
     return str(raised.value)
 
@@ -251,7 +251,7 @@ def at_step(monkeypatch, number, action):
 
     def acting(*words, **options):
         for step in train(*words, **options):
-            if step.number + 1 == number:
+            if step.index + 1 == number:
                 action()
             yield step
 
@@ -268,7 +268,7 @@ def test_deleting_the_lock_file_lets_nobody_in(data, run, monkeypatch):
 
     at_step(monkeypatch, 7, delete)
     list(resume(run, {"train": {"steps": 8}}))
-    assert said == [f"{run} is being trained already, by another process;\nwait until it ends, or "
+    assert said == [f"{run} is in use by another process;\nwait until it ends, or "
                     "stop it"]  # fmt: skip
 
 
@@ -318,8 +318,8 @@ def test_a_folder_that_is_moved_is_noticed_and_saved(whole, tmp_path, monkeypatc
     at_step(monkeypatch, step, move)
     with pytest.raises(CheckpointError) as raised:
         list(begin(settings, path))
-    told = f"stopped at step {step} and saved in the folder where it is now; resume with: "
-    assert f"{path} is not the folder any more" in str(raised.value)
+    told = f"stopped at step {step} and saved in the moved folder; resume with: "
+    assert f"{path} is no longer the folder" in str(raised.value)
     assert told + f"regard resume {moved}" in str(raised.value)
     assert checkpoint.latest(moved / "checkpoints").step == step
     if replaced:

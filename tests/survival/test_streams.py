@@ -127,7 +127,7 @@ def test_cache_falls_back_to_a_temporary_folder(temporary, monkeypatch, caplog, 
     else:
         monkeypatch.setattr(cache.Path, "home", _no_home)
     folder, _ = cache.cached_folder("k", "key", lambda f: (f / "a").write_text("a") and None)
-    assert "REGARD_HOME names another folder" in caplog.text
+    assert "set REGARD_HOME to use another folder" in caplog.text
     assert folder == temporary / f"regard-{os.getuid()}" / "k" / "key"
     assert stat.S_IMODE((temporary / f"regard-{os.getuid()}").stat().st_mode) == 0o700
 

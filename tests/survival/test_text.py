@@ -30,8 +30,8 @@ GOOD = {
 BAD = {
     "nothing": (b"", "my.txt is empty"),
     "a byte order mark alone": (b"\xef\xbb\xbf", "my.txt is empty"),
-    "white space": (b" \n\t", "my.txt holds only white space (3 bytes)"),
-    "a million empty lines": (b"\n" * 1_000_000, "my.txt holds only white space (1000000 bytes)"),
+    "white space": (b" \n\t", "my.txt holds only whitespace (3 bytes)"),
+    "a million empty lines": (b"\n" * 1_000_000, "my.txt holds only whitespace (1000000 bytes)"),
     "Latin-1": (b"one\ntwo\ncaf\xe9\n", "my.txt is not UTF-8: byte 11 (line 3) is 0xe9"),
     "half a character": (b"one\n\xc3", "my.txt is not UTF-8: byte 4 (line 2) is 0xc3"),
     "a lone surrogate": (b"one\n\xed\xa0\x80\n", "my.txt is not UTF-8: byte 4 (line 2) is 0xed"),

@@ -83,7 +83,7 @@ TEMPLATE = {
         ({"pre_tokenizer": split(r"(\w|\w\w)+(?=_\z)")}, "retry-limit-in-match over"),
         ({"decoder": replace("", "xx")}, "the pattern of a Replace is empty"),
         ({"decoder": sequence("decoders", [replace("a", "a" * 9)] * 9)}, "when decoding"),
-        ({"decoder": {"type": "BPEDecoder", "suffix": ""}}, "replaces an empty text"),
+        ({"decoder": {"type": "BPEDecoder", "suffix": ""}}, "replaces an empty string"),
         ({"added_tokens": MANY_TOKENS}, "more than 400,000 different prefixes"),
         ({"added_tokens": [added(300, "x" * 5000)]}, "has 5,000 characters, and the limit is"),
         ({"added_tokens": [added(i, "x" * 999 + str(i)) for i in range(2100)]}, "2,1.. added"),
@@ -129,10 +129,10 @@ def test_a_panic_at_use_is_an_error_of_ours(load):
 def test_a_text_that_takes_too_long_is_refused_before_all_of_it_is_read(load, monkeypatch):
     """Quadratic in the length: for the whole text a minute."""
     tokenizer = load(pre_tokenizer=split(r"q[\s\S]*(?=[st][!?]\z)"))
-    monkeypatch.setattr(SpeedCheck, "FIXED", 0.05)  # so that this test is short
+    monkeypatch.setattr(SpeedCheck, "FIXED_SECONDS", 0.05)  # so that this test is short
     assert tokenizer.encode("the q cat")
     with pytest.raises(
-        DataError, match=r"takes .* s for \d+ characters; it is corrupted or hostile"
+        DataError, match=r"takes .* s for \d+ characters; it is corrupted or malicious"
     ):
         tokenizer.encode("q " * 100_000 + "s!x")
 

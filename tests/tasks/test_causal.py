@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from regard.data.batch import TextBatch
 from regard.errors import ConfigError
 from regard.tasks import TASKS, Causal
-from regard.training.parallel.strategy import Objective
+from regard.training.loop import Objective
 from training.runs import text_batch, tiny
 
 

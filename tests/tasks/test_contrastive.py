@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -74,6 +75,22 @@ def test_single_lines_need_dropout_and_truncation_is_said(tmp_path):
     (line,) = [line for line in told if line.startswith("truncated")]
     assert sum(map(int, re.findall(r"\d+", line))) == 1 + 10  # one pair; the context
     assert not any(line.startswith("truncated") for line in prepared(dropout=0.1).description)
+    # 64 rows by default, and the training data has fewer
+    (rows,) = [line for line in told if line.startswith("data")]
+    train = re.search(r"; (\d+) for training", rows)[1]
+    assert f"negatives  the {int(train) - 1} other texts of a batch" in told
+
+
+def test_a_step_is_counted_in_pairs_not_in_tokens(tmp_path):
+    path = tmp_path / "s.txt"
+    path.write_text("".join(f"sentence {n}\n" for n in range(30)))
+    config = configure(str(path), {"task": "contrastive"})
+    settings = replace(config.train, batch=8, accumulate=2)
+    data = prepare_training(replace(config, train=settings))
+    assert len(data.batch(0).first.lengths) == 4
+    settings = replace(config.train, batch=None, tokens=64)
+    with pytest.raises(ConfigError, match="counts tokens; for pairs of sentences, set"):
+        prepare_training(replace(config, train=settings))
 
 
 def test_sentences_are_trained_evaluated_and_searched(tmp_path, capsys):

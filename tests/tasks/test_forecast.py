@@ -15,10 +15,11 @@ from regard.data.series import from_columns
 from regard.errors import ConfigError, DataError
 from regard.models.autoregression import Autoregression, AutoregressionConfig
 from regard.models.build import build_model, resolve
-from regard.models.linear import LinearConfig, NLinear
+from regard.models.nlinear import NLinear, NLinearConfig
 from regard.pipelines.prepare import prepare_training
-from regard.pipelines.series import forecast_end
+from regard.pipelines.series import _evaluation_stride
 from regard.pipelines.series_baselines import evaluate_baselines, find_seasonal_period
+from regard.pipelines.series_forecasts import backtest, recursive_errors
 from regard.tasks.forecast import Forecast
 
 NETWORKS = {
@@ -78,7 +79,7 @@ def test_errors_are_those_of_a_loop_that_feeds_back_its_forecasts():
 
 def test_the_linear_layer_is_the_ridge_solution_of_numpy():
     series = walk(2, 40)
-    model = NLinear(LinearConfig(context=4, horizon=3, ridge=0.5))
+    model = NLinear(NLinearConfig(context=4, horizon=3, ridge=0.5))
     model.fit([SeriesBatch(series)])
     rows = np.concatenate([np.lib.stride_tricks.sliding_window_view(s, 7) for s in series.numpy()])
     rows = rows - rows[:, 3:4]
@@ -184,7 +185,7 @@ def test_baselines_are_what_they_are_called():
     series = from_columns("s", "", {"c0": np.sin(time * np.pi / 3), "c1": 2.0 * time})
     assert find_seasonal_period(series, 0) == 6
     task = replace(task_of(seasonal_period=6), mean=[0.0, 0.0], std=[1.0, 2.0])
-    train, validation = series.split_rows([40, 20])
+    train, validation = series.split_by_sizes([40, 20])
     found = evaluate_baselines(task, validation, train.values)
     assert list(found) == ["naive", "seasonal naive (6 rows)", "AR(2)", "linear layer, 10 values"]
     wave, rise = series.values[40:, 0], np.array([1.0, 2.0, 3.0])
@@ -196,7 +197,7 @@ def test_baselines_are_what_they_are_called():
     some = evaluate_baselines(task, validation, train.values, stride=4)  # as a recursive network
     expected = (np.square(far[::4]).mean() + np.square(rise).mean()) / 2
     assert some["naive"]["mse"] == pytest.approx(expected)
-    other = replace(validation, before=None)
+    other = replace(validation, history=None)
     far = [[wave[t + 8 + h] - wave[t + 7] for h in range(3)] for t in range(4, 10, 4)]
     expected = (np.square(far).mean() + np.square(rise).mean()) / 2
     some = evaluate_baselines(replace(task, seasonal_period=9), other, None, stride=4)
@@ -219,9 +220,9 @@ def test_a_mean_and_deviation_that_are_given_are_used():
         with pytest.raises(ConfigError, match=told):
             prepared(**fields)
     model = build_model(found.model)
-    series = replace(found.validation_data, before=None)
+    series = replace(found.validation_data, history=None)
     with pytest.raises(DataError, match="has 8 rows, and the model reads 8"):
-        forecast_end(model, found.task, replace(series, values=series.values[:8]))
+        backtest(model, found.task, replace(series, values=series.values[:8]))
 
 
 def test_a_table_of_numbers_is_trained_on_evaluated_and_forecast(tmp_path, monkeypatch, capsys):
@@ -241,7 +242,7 @@ def test_a_table_of_numbers_is_trained_on_evaluated_and_forecast(tmp_path, monke
     assert judged["naive: mse"] == trained["baselines"]["naive"]["mse"]
     assert judged["mae [up]"] < 1e-6
     said = invoke(capsys, "predict", "run", "--steps", 3, "--json")
-    assert json.loads(said.out)["its own"] == pytest.approx([202, 204, 206])
+    assert json.loads(said.out)["data of the run"] == pytest.approx([202, 204, 206])
     assert invoke(capsys, "predict", "run", "--steps", 2).out == "1  202\n2  204\n"
     by_default = invoke(capsys, "predict", "run").out.split()
     assert by_default == ["1", "202", "2", "204", "3", "206", "4", "208"]  # the horizon
@@ -253,7 +254,8 @@ def test_a_table_of_numbers_is_trained_on_evaluated_and_forecast(tmp_path, monke
     assert said.code == 3
     assert "short has 1 rows, but the model needs at least 2" in said.err
     said = invoke(capsys, "train", "short.csv")
-    assert (said.code, "short.csv has 1 row of numbers; none is left" in said.err) == (3, True)
+    assert said.code == 3
+    assert "short.csv, line 2: this is the only row of numbers" in said.err
     assert invoke(capsys, "generate", "run", "words").code == 2
     said = invoke(capsys, "train", "line.csv", "task.column=same", "--out", "x")
     assert "all training values of column 'same' are equal" in said.err
@@ -261,6 +263,62 @@ def test_a_table_of_numbers_is_trained_on_evaluated_and_forecast(tmp_path, monke
     assert "did you mean 'up'?" in said.err
     said = invoke(capsys, "evaluate", "run", "--test")
     assert (said.code, "has no test split" in said.err) == (2, True)
+
+
+def test_constant_columns_are_left_out_and_named_before_training(tmp_path, monkeypatch, capsys):
+    """Rounding makes the standard deviation of 0.1, 0.1, 0.1, … greater than 0."""
+    monkeypatch.chdir(tmp_path)
+    assert np.full(180, 0.1).std() > 0
+    rows = [f"{np.sin(n / 3):.3f},0.1,{float(n > 190)}" for n in range(200)]
+    (tmp_path / "x.csv").write_text("\n".join(["wave,same,late", *rows]))
+    said = invoke(capsys, "train", "x.csv", "--dry-run")
+    assert said.code == 0, said.err
+    assert "left out    same, late: all training values are equal" in said.out
+    assert invoke(capsys, "train", "x.csv", "--out", "run").code == 0
+    assert regard.load("run").config.task["column"] == "wave"
+    (tmp_path / "two.csv").write_text("up,down\n1,2\n2,1\n")
+    said = invoke(capsys, "train", "two.csv", "--dry-run")
+    assert (said.code, "two.csv, line 2: this is the only training row" in said.err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("horizon", "period", "stride"), [(96, 24, 11), (96, None, 12), (8, 24, 1), (64, 7, 8)]
+)
+def test_recursive_forecasts_are_evaluated_in_all_phases_of_the_season(horizon, period, stride):
+    task = task_of(horizon=horizon, seasonal_period=period, direct=False)
+    model = resolve(NETWORKS["gru"], context=8, **task.model_settings())
+    assert _evaluation_stride(task, model) == stride
+    assert _evaluation_stride(replace(task, direct=True), model) == 1
+
+
+def test_a_direct_model_is_fed_back_row_by_row_as_in_a_loop():
+    data = {"path": {"kind": "sines", "examples": 200}}
+    task = {"kind": "forecast", "horizon": 5, "context": 8}
+    table = {"name": "x", "task": task, "data": data, "model": {"preset": "gru", "dim": 4}}
+    found = prepare_training(build(RunConfig, table))
+    model, series = build_model(found.model).eval(), found.validation_data
+    rows = torch.from_numpy(np.concatenate([series.history[-8:], series.values])).float()
+    rows = (rows - found.task.mean) / found.task.std
+    squares = [[] for _ in range(5)]
+    for start in range(len(series) - 4):
+        window = rows[start : start + 8]
+        for step in range(5):
+            with torch.no_grad():
+                first = found.task.forecast_once(model, window.unsqueeze(0))[0, :1]
+            window = torch.cat([window[1:], first])
+            squares[step].append(float(first[0, 0] - rows[start + 8 + step, 0]) ** 2)
+    expected = {f"mse_{step}": np.mean(squares[step - 1]) for step in (1, 2, 4, 5)}
+    assert recursive_errors(model, found.task, series) == pytest.approx(expected, rel=1e-4)
+    end = backtest(model, found.task, series)
+    last = (window[-5:] * found.task.std + found.task.mean)[:, 0].tolist()
+    assert end.recursive == pytest.approx(last, rel=1e-4)
+    assert end.recursive[0] == pytest.approx(end.forecast[0], rel=1e-5)
+    assert end.recursive[4] != pytest.approx(end.forecast[4], rel=1e-5)
+    recursive = replace(found.task, direct=False)
+    assert recursive_errors(model, recursive, series) == {}
+    assert not recursive.can_forecast_recursively(model, 5)
+    assert not replace(found.task, covariates=["other"]).can_forecast_recursively(model, 5)
+    assert not found.task.can_forecast_recursively(model, 1)
 
 
 def test_several_columns_by_a_network_and_their_pictures(tmp_path, monkeypatch, capsys):
@@ -284,7 +342,9 @@ def test_several_columns_by_a_network_and_their_pictures(tmp_path, monkeypatch, 
     measured = json.loads(said.out)
     assert measured["evaluated"] == "all 360 values"  # 36 windows of 5 rows and 2 columns
     assert {"mae [a]", "mae [b]", "AR(10): mse"} <= set(measured)
-    assert "b: the last 5 values" in (tmp_path / "e.svg").read_text()
+    picture = (tmp_path / "e.svg").read_text()
+    for text in ("b: the last 5 values", "direct forecast", "recursive forecast, row by row"):
+        assert text in picture
     said = invoke(capsys, "predict", "run", "--steps", 7)  # beyond the horizon: recursive
     assert said.out.splitlines()[0].split() == ["date", "a", "b"]
     assert len(said.out.splitlines()) == 8
@@ -292,7 +352,9 @@ def test_several_columns_by_a_network_and_their_pictures(tmp_path, monkeypatch, 
     assert (tmp_path / "p.csv").read_text().startswith("step,date,a,b\n1,2000-")
     said = invoke(capsys, "predict", "run", "--steps", 7, "--out", "p.svg", "--column", "b")
     assert said.code == 0, said.err
-    assert "b: the next 7 values" in (tmp_path / "p.svg").read_text()
+    picture = (tmp_path / "p.svg").read_text()
+    assert "b: the next 7 values" in picture
+    assert "row by row" not in picture  # 7 steps are beyond the horizon, so the one is recursive
     said = invoke(capsys, "predict", "run", "--out", "q.svg", "--column", "c")
     assert (said.code, "unknown column 'c'" in said.err) == (2, True)
     assert invoke(capsys, "evaluate", "run", "waves.csv", "--json").code == 0

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ import regard
 from cli.conftest import invoke
 from regard.data.strokes import from_npz
 from regard.errors import ConfigError, DataError
-from regard.explain.render.strokes import lines, to_svg, to_text
+from regard.explain.render.strokes import strokes, to_svg, to_text
 from regard.models.build import build_model, resolve
-from regard.nn.mixture import END, MixtureHead, log_density
+from regard.nn.mixture_density import END, MixtureDensityHead, log_density
 from regard.tasks.handwriting import Handwriting
 
 NETWORKS = {
@@ -40,7 +41,7 @@ def reference(parameters, m, dx, dy):
 
 def test_the_density_is_the_formula():
     torch.manual_seed(0)
-    head = MixtureHead(3, components=4)
+    head = MixtureDensityHead(3, components=4)
     for _ in range(5):
         parameters, offset = torch.randn(27), torch.randn(2)
         found = log_density(head.mixture(parameters), offset).item()
@@ -56,7 +57,7 @@ def test_the_density_is_the_formula():
 
 @pytest.mark.parametrize("size", [0.0, 1e3, 1e20])
 def test_the_loss_and_its_gradient_are_finite_for_any_output(size):
-    head = MixtureHead(2, components=3)
+    head = MixtureDensityHead(2, components=3)
     torch.nn.init.normal_(head.out.weight, std=1.0)
     x = (torch.randn(4, 5, 2, generator=torch.Generator().manual_seed(1)) * size).requires_grad_()
     targets = torch.zeros(4, 5, 3)
@@ -105,7 +106,7 @@ def test_no_point_is_nan_in_a_hundred_thousand_steps(name):
 
 
 def test_a_bias_narrows_the_distribution():
-    head = MixtureHead(1, components=2)
+    head = MixtureDensityHead(1, components=2)
     parameters = torch.randn(1, 15, generator=torch.Generator().manual_seed(0)).expand(500, -1)
     generator = torch.Generator().manual_seed(0)
     spread = [head.sample(parameters, bias, generator)[:, :2].std(0).max() for bias in (0, 1, 9)]
@@ -126,6 +127,11 @@ def test_drawings_are_batched_with_their_class_and_end():
     assert batch.inputs[0, 0].tolist() == [0, 0, 0, 0, 0, 0, 1]
     assert batch.inputs[0, 1].tolist() == [1, 2, 1, 0, 0, 0, 1]
     assert batch.mask.sum() == task.count(batch) == 6
+    assert task.class_index("b") == 1
+    with pytest.raises(ConfigError, match="this model is conditioned on a class; give one of a, b"):
+        task.class_index(None)
+    with pytest.raises(ConfigError, match="unknown class 'c'; known: a, b"):
+        task.class_index("c")
 
 
 GOOD = {"xyp": np.array([[1, 2, 0], [3, 4, 1], [5, 6, 0]]), "off": np.array([0, 2, 3])}
@@ -141,7 +147,10 @@ GOOD = {"xyp": np.array([[1, 2, 0], [3, 4, 1], [5, 6, 0]]), "off": np.array([0, 
         ({"xyp": np.array([[1, 2, 0], [3, 4, 1], [5, 6, 7]])}, r"row 2 \(drawing 1\) is .*lift 0"),
         ({"label": np.array(["a"])}, r"label has shape \(1,\), and there are 2 drawings"),
         ({"text": np.array(["a"])}, r"text is <U1 of shape \(1,\), and there are 2 drawings"),
-        ({"text": np.array(["a", ""])}, r"text, row 1 is empty; write what it shows"),
+        (
+            {"text": np.array(["a", ""])},
+            r"text, row 1 is empty; give the text of the drawing",
+        ),
         (
             {
                 "test_xyp": np.zeros((1, 3)),
@@ -161,7 +170,7 @@ def test_ragged_strokes_are_refused_with_file_and_row(tmp_path, change, told):
 
 def test_pictures_have_a_line_for_each_stroke():
     points = np.array([[0, 0, 0], [10, 0, 1], [0, 10, 0], [-10, 0, 0]], np.float32)
-    first, second = lines(points)
+    first, second = strokes(points)
     assert first.tolist() == [[0, 0], [10, 0]]
     assert second.tolist() == [[10, 10], [0, 10]]
     svg = to_svg([points, points[:1]])
@@ -213,9 +222,21 @@ def test_from_an_archive_to_drawings_by_class(tmp_path, monkeypatch, capsys):
         run.draw("corner", bias=-1.0)
     assert "distribution of the next point" in invoke(capsys, "info", "run").out
     said = invoke(capsys, "export", "run", "exported")
-    assert (said.code, "no Hugging Face family" in said.err) == (2, True)
+    assert (said.code, "no Hugging Face model type" in said.err) == (2, True)
+    said = invoke(capsys, "predict", "run", "circle")  # there is no command `draw`
+    assert (said.code, "use `regard generate`, in Python `run.draw`" in said.err) == (2, True)
     judged = json.loads(invoke(capsys, "evaluate", "run", "--json").out)
     assert judged["evaluated"] == "all 48 points"
+
+
+@pytest.mark.parametrize(
+    ("model", "lr"), [("lstm", "0.003"), ("elman", "0.003"), ("tiny-decoder", None)]
+)
+def test_recurrent_networks_have_a_larger_learning_rate(model, lr, capsys):
+    said = invoke(capsys, "train", "digits", f"model.preset={model}", "--dry-run")
+    assert said.code == 0, said.err
+    rates = re.findall(r"train\.lr=(\S+)", said.out)
+    assert rates == ([] if lr is None else [lr])  # 0.001 is the default of the setting
 
 
 def test_a_text_is_drawn_and_its_window_explained(tmp_path, monkeypatch, capsys):
@@ -231,10 +252,17 @@ def test_a_text_is_drawn_and_its_window_explained(tmp_path, monkeypatch, capsys)
     said = invoke(capsys, "generate", "run", "1a", *words, "--force")
     assert (said.code, "'a' is not in the alphabet of the training texts" in said.err) == (2, True)
     said = invoke(capsys, "generate", "run", *words, "--force")
-    assert (said.code, "this model draws a text; give one" in said.err) == (2, True)
+    assert (said.code, "this model is conditioned on a text; give the text" in said.err) == (
+        2,
+        True,
+    )
     (attention,) = regard.load("run").explain("07").values()
     assert attention.columns == ["0", "7", "end"]
     assert attention.weights.shape[1:] == (len(attention.rows), 3)
+    states = regard.load("run").states("07")
+    assert all(cell.rows == attention.rows for cell in states.values())
+    refused = invoke(capsys, "explain", "run", "07", "--layer", "4", "--words")
+    assert "one map, its soft window; leave out layers, words" in refused.err
     assert invoke(capsys, "explain", "run", "07", "--out", "w.svg").code == 0
     assert "soft window over the text" in invoke(capsys, "info", "run").out
     assert "unknown" not in invoke(capsys, "evaluate", "run", "--json").err

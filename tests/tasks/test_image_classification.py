@@ -26,7 +26,7 @@ MODEL = VisionConfig(
     layers=1,
     heads=2,
     image_size=8,
-    patch=4,
+    patch_size=4,
     channels=1,
     head={"kind": "classification", "classes": 3},
 )
@@ -53,7 +53,7 @@ def place(tmp_path_factory):
 
 
 SHORT = {
-    "model": {"dim": 16, "layers": 1, "heads": 2, "image_size": 8, "patch": 2},
+    "model": {"dim": 16, "layers": 1, "heads": 2, "image_size": 8, "patch_size": 2},
     "train": {
         "steps": 40,
         "batch": 32,
@@ -176,7 +176,7 @@ def test_names_are_given_to_numbers_only():
     assert ImageClassification(names=["cat", "dog"]).class_names(["0", "1"]) == ["cat", "dog"]
     assert ImageClassification(names=["cat", "dog"]).class_names(["cat", "dog"]) == ["cat", "dog"]
     for own in (["0", "1", "2"], ["1", "2"], ["Katze", "Hund"]):
-        with pytest.raises(ConfigError, match="classes that are numbered from 0 on"):
+        with pytest.raises(ConfigError, match="and the classes numbered from 0"):
             ImageClassification(names=["cat", "dog"]).class_names(own)
 
 
@@ -301,7 +301,12 @@ def test_settings_are_chosen_for_images_of_any_size(place):
     train, _ = open_split(config(place / "halves.npz"))
     chosen = default_settings(train, {"path": "x"}, gpu=False)
     assert chosen["task"]["kind"] == "image_classification"
-    assert chosen["model"]["image_size"] % chosen["model"]["patch"] == 0
+    assert chosen["model"]["image_size"] % chosen["model"]["patch_size"] == 0
+
+
+def test_sizes_are_printed_as_width_and_height(place):
+    tall = config(place / "halves.npz", model={"image_size": [12, 4]})
+    assert prepare_training(tall).description[0].endswith("; resized to 4 × 12")
 
 
 @pytest.mark.parametrize(
@@ -309,12 +314,15 @@ def test_settings_are_chosen_for_images_of_any_size(place):
     [
         (
             {"task": "causal"},
-            r"halves holds images;\nit needs text.*\nfor images .*: image_classification",
+            r"halves holds images;\nit needs text.*\ntasks for images: image_classification",
         ),
         ({"train": {"tokens": 64, "batch": None}}, "train.tokens counts tokens"),
         ({"train": {"best": "bleu"}}, "choose among last, loss, accuracy"),
-        ({"model": {"head": "none", "cls": True}}, "model.head is 'classification', not 'none'"),
-        ({"model": {"patch": 3}}, "patch=3 must divide"),
+        (
+            {"model": {"head": "none", "cls": True}},
+            "model.head must be 'classification', not 'none'",
+        ),
+        ({"model": {"patch_size": 3}}, "patch_size=3 must divide"),
         ({"task": {"mean": [0.1, 0.2], "std": [1, 1]}}, "a value for each of 1 channels"),
         ({"task": {"kind": "image_classification", "crops": 1}}, "unknown option 'crops'"),
     ],

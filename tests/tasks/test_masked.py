@@ -20,7 +20,7 @@ from regard.tasks import Masked
 from regard.tasks.masked import unigram_metrics
 from regard.tasks.vocab_info import VocabInfo
 from regard.text import SPECIAL_TOKENS, train_tokenizer
-from regard.training.parallel.strategy import Objective
+from regard.training.loop import Objective
 
 TEXT = (
     "Assert statements are a convenient way to insert debugging assertions into a program. "
@@ -172,7 +172,7 @@ def test_a_word_that_does_not_fit_leaves_its_place_to_others():
 
 @pytest.mark.parametrize("kind", ["char", "word"])
 def test_every_character_or_word_is_a_word(kind):
-    words = VocabInfo.of(KINDS[kind])
+    words = VocabInfo.from_tokenizer(KINDS[kind])
     ids, _ = of_text(kind)
     assert words.begins_word(ids).all()
 
@@ -181,7 +181,7 @@ def test_punctuation_and_spaces_begin_words():
     tokenizer = KINDS["bpe"]
     ids = np.array([tokenizer.encode("are, shown\nbelow 12345x")])
     pieces = [tokenizer.piece(id) for id in ids[0]]
-    begins = VocabInfo.of(tokenizer).begins_word(ids)[0]
+    begins = VocabInfo.from_tokenizer(tokenizer).begins_word(ids)[0]
     words = [0, *np.flatnonzero(begins)[1:], len(pieces)]
     joined = ["".join(pieces[a:b]) for a, b in pairwise(words)]
     assert joined == ["are", ",", " shown", "\n", "below", " 12345x"]

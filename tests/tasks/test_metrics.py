@@ -10,7 +10,15 @@ from torch import nn
 from regard.data.batch import TextBatch
 from regard.errors import DataError
 from regard.tasks import Causal
-from regard.tasks.metrics import bits_per_byte, bleu, chrf, exact_match, mean_loss, perplexity
+from regard.tasks.metrics import (
+    bits_per_byte,
+    bleu,
+    chrf,
+    evaluation_mode,
+    exact_match,
+    mean_loss,
+    perplexity,
+)
 
 WRITTEN = ["The cat sat on the mat.", "A dog!", "two men are Walking", ""]
 WANTED = ["the cat sat on a mat.", "A dog!", "Two men walk down the street", "nothing"]
@@ -86,3 +94,19 @@ def test_the_loss_is_per_target_over_all_batches():
 def test_nothing_to_evaluate_is_an_error(batches):
     with pytest.raises(DataError, match="nothing to evaluate"):
         mean_loss(Causal(), Chance(), batches)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluation_mode_ends_with_an_error_too(training):
+    model = nn.Linear(2, 2).train(training)
+
+    def evaluate():
+        with evaluation_mode(model):
+            assert not model.training
+            assert not model(torch.ones(2)).requires_grad
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate()
+    assert model.training == training
+    assert model(torch.ones(2)).requires_grad

@@ -147,7 +147,7 @@ def test_spans_begin_and_end_as_in_conll():
 def test_span_f1_of_published_outputs_is_as_published():
     """WNUT 2017 (Derczynski et al.): seven systems and the F1 that the organisers found."""
     if "REGARD_DATA" not in os.environ:
-        pytest.skip("REGARD_DATA does not say where the data sets are")
+        pytest.skip("REGARD_DATA does not say where the datasets are")
     folder = Path(os.environ["REGARD_DATA"], "wnut17")
     published = {
         "uh_ritual": 41.86,

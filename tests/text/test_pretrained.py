@@ -17,7 +17,7 @@ from tokenizers import processors
 
 from regard.errors import CheckpointError
 from regard.text import PairTokenizers, Tokenizer, train_tokenizer
-from regard.text.pretrained import FAMILIES, load_pretrained
+from regard.text.pretrained import DEFAULTS, load_pretrained
 from regard.text.sentencepiece import build, read_model
 from text import files
 
@@ -617,7 +617,7 @@ def test_slow_files_give_the_ids_of_transformers(tmp_path, family):
     if any(name.endswith("_model") for name in SLOW[family]):
         pytest.importorskip("sentencepiece", reason="transformers reads .model files with it")
         pytest.importorskip("google.protobuf", reason="transformers reads .model files with it")
-    assert family in FAMILIES
+    assert family in DEFAULTS
     contents = dict(SLOW[family])
     if family in ("roberta", "bart"):
         contents["vocab_json"] = VOCAB | MARKS
@@ -662,7 +662,7 @@ def test_ids_of_fairseq_are_not_guessed(tmp_path):
 def data():
     folder = os.environ.get("REGARD_DATA")
     if not folder:
-        pytest.skip("REGARD_DATA does not say where the data sets are")
+        pytest.skip("REGARD_DATA does not say where the datasets are")
     return Path(folder)
 
 

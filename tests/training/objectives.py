@@ -30,12 +30,12 @@ from regard.tasks import (
 )
 from regard.tasks.handwriting import Handwriting
 from regard.tasks.instruct import Instruct
-from regard.training.parallel.strategy import Objective
+from regard.training.loop import Objective
 
 TINY = {"dim": 16, "layers": 6, "heads": 2}
 READER = {**TINY, "vocab_size": 23, "context": 12}
 SENTENCES = {"head": {"kind": "masked", "next_sentence": True}, "segments": 2}
-IMAGES = {"image_size": 8, "patch": 2, "channels": 3, "cls": True}
+IMAGES = {"image_size": 8, "patch_size": 2, "channels": 3, "cls": True}
 STROKES = {**READER, "vocab_size": 1, "input_dim": 5, "head": {"kind": "mixture", "components": 2}}
 NUMBER = {"head": {"kind": "classification", "classes": 1}}
 CLASSES = {"head": {"kind": "classification", "classes": 3}}
@@ -101,7 +101,7 @@ def span_batch():
         lengths=torch.tensor([12, 7, 1]),
         context=bounds,
         targets=torch.tensor([[4, 6], [3, 3], [0, 0]]),
-        rows=torch.arange(3),
+        window_indices=torch.arange(3),
         segments=(torch.arange(12) > 2).long().expand(3, 12),
     )
 
@@ -153,7 +153,7 @@ OBJECTIVES = {
     "span": ("tiny-encoder", {**READER, "segments": 2, "head": "span"}, Span(), span_batch),
     "caption": (
         "tiny-captioner",
-        {**READER, "image_size": 8, "patch": 4, "encoder_layers": 6},
+        {**READER, "image_size": 8, "patch_size": 4, "encoder_layers": 6},
         Caption(),
         caption_batch,
     ),

@@ -34,8 +34,8 @@ from regard import pipelines
 from regard.cli import main
 from regard.errors import DataError, RegardError
 from regard.training import log, run
+from regard.training.loop import Objective
 from regard.training.parallel import strategy
-from regard.training.parallel.strategy import Objective
 from training.runs import config
 
 EVENTS = {name: getattr(signal, name) for name in ("SIGTERM", "SIGKILL", "SIGSTOP")}
@@ -100,11 +100,11 @@ def strike(rank, step, name):
 
     def struck(*words, **options):
         for each in train(*words, **options):
-            if each.number + 1 == step and name in EVENTS:
+            if each.index + 1 == step and name in EVENTS:
                 os.kill(os.getpid(), EVENTS[name])
-            elif each.number + 1 == step and name == "full":
+            elif each.index + 1 == step and name == "full":
                 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-            elif each.number + 1 == step and name == "judged":
+            elif each.index + 1 == step and name == "judged":
                 pipelines.validation_metrics = judged
             yield each
 

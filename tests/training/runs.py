@@ -79,7 +79,7 @@ def interrupt(monkeypatch, at, *, asked=None):
 
     def dying(*words, **options):
         for step in train(*words, **options):
-            if step.number + 1 == at:
+            if step.index + 1 == at:
                 if asked is None:
                     raise Crash
                 signal.raise_signal(asked)

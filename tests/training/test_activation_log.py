@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.api.display import activation_lines
+from regard.api.event_lines import activation_lines
 from regard.api.run_figures import history_curves
 from regard.config import RunConfig, build, merge, to_table
 from regard.errors import ConfigError

@@ -2,15 +2,17 @@
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 
 import count_reference as reference
-from regard.errors import Stopped
+from regard.errors import DataError, Stopped
 from regard.pipelines import prepare_training
 from regard.training import baseline
-from regard.training.baseline import read_baseline
+from regard.training.baseline import evaluate_baselines, read_baseline
 from regard.training.events import BaselineEvaluated
+from regard.training.parallel.ranks import Ranks
 from regard.training.run import begin, resume
 from regard.training.storage.run_folder import RunFolder
 from training.runs import config, interrupt
@@ -50,6 +52,28 @@ def test_what_is_to_beat_is_the_formulas_loss_on_the_same_targets(
     assert counted.tokens == sum(target != -1 for _, targets in learned for target in targets)
     assert counted.metrics["loss"] == pytest.approx(statistics.fmean(surprises), abs=1e-9)
     assert read_baseline(RunFolder(tmp_path / "run")) == counted
+
+
+def test_an_error_of_a_baseline_reaches_all_ranks(data, tmp_path):
+    class Reported(Exception):
+        """Raised by `all_or_fail` on all ranks."""
+
+    class TwoRanks(Ranks):
+        def all_or_fail(self, work):
+            try:
+                return work()
+            except DataError as error:
+                raise Reported from error
+
+    def fail():
+        raise DataError("the series is constant")
+
+    settings = config(data / "cats.txt", steps=1)
+    settings = replace(settings, model={"family": "transformer"})
+    training_data = replace(prepare_training(settings), baselines=fail)
+    with pytest.raises(Reported):
+        list(evaluate_baselines(settings, training_data, RunFolder(tmp_path), TwoRanks(0, 2)))
+    assert list(evaluate_baselines(settings, training_data, RunFolder(tmp_path), Ranks(1, 1))) == []
 
 
 def test_counting_changes_nothing_of_what_is_learned(data, tmp_path):

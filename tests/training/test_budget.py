@@ -40,7 +40,7 @@ def run(made, clock, seconds, evaluation=0.0, start=0, flush=1):
     evaluations, rates = [], []
     made.start_clock(start)
     for step in range(start, made.max_steps):
-        rates.append(2.0 * made.factor(step))
+        rates.append(2.0 * made.lr_factor(step))
         clock[0] += seconds(step)
         done = step + 1
         if done % flush and done < made.next_pause:
@@ -58,14 +58,15 @@ def run(made, clock, seconds, evaluation=0.0, start=0, flush=1):
         if last:
             return evaluations, rates
         if evaluating:
-            made.after_evaluation(done)
+            made.time_evaluation()
+            made.start_clock(done)
     raise AssertionError("no last step")
 
 
 def test_a_step_budget_is_the_schedule_and_the_intervals():
     made = StepBudget(replace(CONFIG, minutes=None), every(25), 50)
     factor = schedule(SETTINGS.schedule, 100)
-    assert [made.factor(step) for step in range(100)] == [factor(step) for step in range(100)]
+    assert [made.lr_factor(step) for step in range(100)] == [factor(step) for step in range(100)]
     assert [done for done in range(1, 101) if made.evaluates(done)] == [25, 50, 75, 100]
     assert [done for done in range(1, 101) if made.saves(done)] == [50, 100]
     assert (made.ema, made.state(), made.summary_lines()) == (0.99, {}, [])
@@ -109,7 +110,7 @@ def test_a_resumed_run_has_the_rest_of_the_time_and_the_plan(clock):
     resumed = TimeBudget(CONFIG, every(10), 10, SINGLE, started=9990.0, saved=state)
     assert resumed.plan == replace(made.plan, seconds=240.0)
     steps = range(40, made.steps)
-    assert [resumed.factor(step) for step in steps] == [made.factor(step) for step in steps]
+    assert [resumed.lr_factor(step) for step in steps] == [made.lr_factor(step) for step in steps]
     run(resumed, clock, lambda step: 6.0, start=40)
     assert clock[0] == pytest.approx(9990 + 360, rel=0.001)
 
@@ -132,7 +133,7 @@ def test_the_heading_tells_what_follows_from_the_time(clock):
     made = TimeBudget(CONFIG, every(20), 20, SINGLE, started=0.0)
     assert made.summary_lines() == [
         "minutes    10: about 100 steps, warm-up 10, EMA 0.9, an evaluation every 20 steps; "
-        "adapted while it runs"
+        "adapted during training"
     ]
 
 

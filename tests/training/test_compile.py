@@ -11,7 +11,7 @@ from regard.models.build import build_model, preset
 from regard.nn.recurrent import Recurrent
 from regard.nn.state import Source
 from regard.tasks import Causal, Seq2Seq
-from regard.training.parallel.strategy import Objective
+from regard.training.loop import Objective
 
 TINY = {"vocab_size": 23, "dim": 16, "layers": 2, "heads": 2, "context": 8}
 

@@ -63,7 +63,7 @@ def test_a_model_that_does_not_fit_is_refused_with_need_and_have(monkeypatch):
     for parameters, ema in ((1_000_001, 0.0), (1_000_000, 0.9)):
         with pytest.raises(ConfigError, match=f"{parameters:,} parameters need") as raised:
             device.check_memory(parameters, TrainConfig(ema=ema), cpu)
-        assert "cpu has 0.0 GB" in str(raised.value)
+        assert "cpu has 16.0 MB" in str(raised.value)
         assert "smaller preset" in str(raised.value)
 
 

@@ -22,9 +22,9 @@ from regard.training.fine_tuning import (
     lr_scales,
     tuning,
 )
+from regard.training.loop import Objective
 from regard.training.loop import train as training_steps
 from regard.training.optim import optimizers
-from regard.training.parallel.strategy import Objective
 from regard.training.setup.start_settings import start_from
 from regard.training.storage import start as start_module
 from regard.training.storage.run_folder import RunFolder
@@ -127,10 +127,10 @@ def test_frozen_weights_have_no_gradient_no_optimizer_state_and_half_the_bytes()
 
 def test_class_weights_multiply_the_loss_in_training_only():
     task = TextClassification(class_weights="balanced")
-    weights = task.balance([0, 0, 0, 1], ["a", "b", "c"])
+    weights = task.resolve_class_weights([0, 0, 0, 1], ["a", "b", "c"])
     assert weights == pytest.approx([4 / 9, 4 / 3, 4 / 3])
     with pytest.raises(ConfigError, match="2 weights, and there are 3 classes: a, b, c"):
-        TextClassification(class_weights=[1.0, 2.0]).balance([0], ["a", "b", "c"])
+        TextClassification(class_weights=[1.0, 2.0]).resolve_class_weights([0], ["a", "b", "c"])
     with pytest.raises(ConfigError, match="at least 0"):
         TextClassification(class_weights=[-1.0])
     head = {"kind": "classification", "classes": 2}
@@ -187,7 +187,7 @@ def test_a_layer_over_characters_is_new_where_the_base_has_none(world):
     assert "embed.token.weight" not in new
     assert layer_depths(model)["characters.project.weight"] == 0
     adapter = replace(config, train=replace(train, tune={"kind": "lora", "rank": 2}))
-    with pytest.raises(ConfigError, match=r"trains no new layer over characters"):
+    with pytest.raises(ConfigError, match="does not train a new character-level layer"):
         start_module.load_initial_weights(adapter, model)
 
 

@@ -8,10 +8,12 @@ import torch
 from regard.config import TrainConfig
 from regard.data.batch import ImageBatch, TextBatch
 from regard.models.build import config_table, count_parameters, resolve
-from regard.pipelines import prepare_training
+from regard.pipelines import prepare_training, tokenizer_fingerprint
 from regard.tasks import ImageClassification, Masked, Seq2Seq
+from regard.training.run import begin
 from regard.training.setup import fit_to_minutes as fitting
 from regard.training.setup.fit_to_minutes import fit_to_minutes, fit_to_steps, long_warmup
+from regard.training.storage.run_folder import RunFolder
 from training.objectives import masked_batch, pair_batch
 from training.runs import config
 
@@ -93,6 +95,22 @@ def test_a_larger_size_whose_steps_are_slower_is_timed_and_left(data, seconds, m
     assert [dim for dim, _ in seconds] == [64, 128]
 
 
+def test_steps_are_timed_with_the_tokenizer_of_train_start(data, tmp_path, monkeypatch):
+    list(begin(config(data / "cats.txt", steps=1), tmp_path / "start"))
+    (tmp_path / "other.txt").write_text("0123456789 " * 40)
+    given = config(tmp_path / "other.txt", start=str(tmp_path / "start"))
+    timed = []
+
+    def told(candidate, training_data, device, **options):
+        timed.append(tokenizer_fingerprint(training_data.tokenizers))
+        return 1.0
+
+    monkeypatch.setattr(fitting, "_seconds_per_step", told)
+    fit_to_minutes(replace(given, minutes=3), choose_model=False)
+    folder = RunFolder(tmp_path / "start")
+    assert timed == [tokenizer_fingerprint(folder.load_tokenizers(folder.load_config()))]
+
+
 def test_the_time_counts_from_the_start_of_the_command(data, seconds):
     given = replace(config(data / "cats.txt"), minutes=10)
     assert fit_to_minutes(given, choose_model=False, started=-120.0).train.steps == 0.8 * 480
@@ -108,7 +126,7 @@ def test_warm_up_and_ema_fit_the_steps():
     short = replace(given, steps=60, schedule={"kind": "linear", "warmup": 50})
     (note,) = long_warmup(short)
     assert "50 steps of 60" in note
-    assert note.endswith("train.schedule.warmup=3 makes it a twentieth")
+    assert note.endswith("train.schedule.warmup=3 is 5 % of the steps")
     assert not long_warmup(replace(short, steps=100))
     long = replace(given, steps=100_000)
     assert fit_to_steps(long) == long

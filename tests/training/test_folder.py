@@ -17,7 +17,7 @@ from training.runs import config
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer("char", ["abc"], total=3)
+    return train_tokenizer("char", ["abc"], total_bytes=3)
 
 
 @pytest.fixture

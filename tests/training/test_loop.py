@@ -7,9 +7,8 @@ import torch
 
 from regard.data.batch import TextBatch
 from regard.tasks import Causal
-from regard.training.loop import count_on, train
+from regard.training.loop import Objective, SingleProcess, count_on, train
 from regard.training.optim import optimizers, state_tensors
-from regard.training.parallel.strategy import Objective, SingleProcess
 from training.runs import text_batch, tiny
 
 
@@ -164,7 +163,7 @@ def test_the_rate_is_asked_for_each_step_by_its_number():
     objective = make_objective()
     ours = optimizers("muon", objective, 1.0)
     steps = train(objective, [text_batch()] * 3, ours, lambda step: step / 100, start=5)
-    assert [(step.number, step.lr) for step in steps] == [(5, 0.05), (6, 0.06), (7, 0.07)]
+    assert [(step.index, step.lr) for step in steps] == [(5, 0.05), (6, 0.06), (7, 0.07)]
     assert {group["lr"] for each in ours for group in each.param_groups} == {0.07}
 
 
@@ -179,7 +178,7 @@ def test_three_steps_can_be_taken_from_an_endless_stream():
 
     steps = train(objective, stream(), plain(objective), lambda step: 0.1, accumulate=2)
     assert drawn == []  # nothing happens before it is asked for
-    assert [step.number for step in islice(steps, 3)] == [0, 1, 2]
+    assert [step.index for step in islice(steps, 3)] == [0, 1, 2]
     assert drawn == [0, 1, 2, 3, 4, 5]
 
 

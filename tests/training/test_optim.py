@@ -7,7 +7,7 @@ from regard.errors import ConfigError
 from regard.files.directory import Directory
 from regard.models.build import build_model, preset
 from regard.tasks import Causal
-from regard.training.loop import train
+from regard.training.loop import Objective, train
 from regard.training.optim import (
     OPTIMIZERS,
     Muon,
@@ -17,7 +17,6 @@ from regard.training.optim import (
     orthogonalize,
     state_tensors,
 )
-from regard.training.parallel.strategy import Objective
 from regard.training.storage.checkpoint import read_tensors, write_tensors
 from training.runs import text_batch, tiny
 

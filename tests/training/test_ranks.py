@@ -17,8 +17,9 @@ from regard.data.batch import ImageBatch, MaskedBatch, PairBatch, TextBatch
 from regard.nn.state import Source
 from regard.tasks import Causal, Seq2Seq
 from regard.training import run
+from regard.training.loop import Objective
 from regard.training.parallel.ranks import Ranks
-from regard.training.parallel.strategy import Objective, Sharded
+from regard.training.parallel.strategy import Sharded
 from regard.training.storage.checkpoint import latest, of_step, read_tensors
 from regard.training.storage.run_folder import RunFolder, new_folder
 from training.runs import Crash, config, interrupt, text_batch, tiny
@@ -221,7 +222,7 @@ def test_one_rank_speaks_for_all(data, tmp_path, launch):
     assert [code for code, _ in codes] == [3, 2, 0, 3]
     assert [code != 0 for _, code in codes] == [True, True, False, True]
     assert said.count("my disk is empty") == said.count("regard: rank 1: my disk is empty") == 1
-    assert said.count("regard: no file, folder or built-in data set") == 1
+    assert said.count("regard: no file, folder or built-in dataset") == 1
     assert said.count("regard: unknown model family 'no'") == 1
     assert said.count('{"run": ') == 1
     assert said.count("tokenizer  ") == 1

@@ -20,7 +20,7 @@ from regard.config import to_table
 from regard.errors import CheckpointError, ConfigError, DataError, DivergedError, Stopped
 from regard.training import run
 from regard.training.events import Evaluated, RunFinished, RunStarted, StepLogged
-from regard.training.parallel.strategy import Objective
+from regard.training.loop import Objective
 from regard.training.run import begin, resume
 from regard.training.storage.checkpoint import digest, read_tensors
 from regard.training.storage.run_folder import RunFolder
@@ -105,7 +105,7 @@ def test_a_step_passes_through_at_most_16_files(data, tmp_path, monkeypatch):
     def train(*words, steps=run.train, **options):
         nonlocal recording
         for step in steps(*words, **options):
-            recording = 1 <= step.number < 4
+            recording = 1 <= step.index < 4
             yield step
 
     monkeypatch.setattr(run, "train", train)
@@ -119,7 +119,7 @@ def test_a_step_passes_through_at_most_16_files(data, tmp_path, monkeypatch):
         threading.setprofile(None)
         sys.setprofile(None)
     assert {"data/loader.py", "nn/attention.py", "training/loop.py", "training/run.py"} <= files
-    assert len(files) <= 16, sorted(files)
+    assert len(files) <= 16, "\n".join(sorted(files))
 
 
 @pytest.mark.parametrize("function", [begin, resume, run._train, run._train_from])
@@ -188,6 +188,15 @@ def test_an_existing_folder_is_refused(data, copied):
     before = contents(copied)
     with pytest.raises(ConfigError, match="exists already and is not overwritten"):
         list(begin(config(data / "cats.txt"), copied))
+    assert contents(copied) == before
+
+
+def test_a_finished_run_that_was_killed_before_pruning_is_pruned_by_resume(copied):
+    before = contents(copied)
+    newest = max((copied / "checkpoints").iterdir(), key=lambda path: int(path.name[5:]))
+    shutil.copytree(newest, copied / "checkpoints" / "step-1")
+    with pytest.raises(ConfigError, match="is at step 12 already"):
+        go_on(copied)
     assert contents(copied) == before
 
 
@@ -479,7 +488,7 @@ def test_a_run_can_begin_with_the_weights_of_another(whole, data, tmp_path):
 @pytest.mark.parametrize(
     ("over", "error", "complaint"),
     [
-        ({"model": {"dim": 16}}, CheckpointError, "do not fit the model"),
+        ({"model": {"dim": 16}}, ConfigError, "model.dim=16 does not fit the weights of"),
         ({"train": {"start": "nowhere"}}, CheckpointError, "no run at nowhere"),
         ({"train": {"start": "pairs"}}, ConfigError, "was trained on pairs; cats holds text"),
     ],
@@ -499,7 +508,7 @@ def test_weights_that_do_not_fit_leave_no_folder_behind(
 def test_two_runs_cannot_share_a_folder(data, tmp_path):
     events = begin(config(data / "cats.txt"), tmp_path / "run")
     next(events)
-    with pytest.raises(CheckpointError, match="is being trained already, by process"):
+    with pytest.raises(CheckpointError, match="is in use by process"):
         go_on(tmp_path / "run")
     events.close()
     assert isinstance(go_on(tmp_path / "run")[-1], RunFinished)

@@ -1,5 +1,6 @@
 """Being asked to stop."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -137,3 +138,13 @@ def test_a_terminal_that_hangs_up_can_still_be_written_to():
     with process, open(terminal) as ours:  # which hangs up at its end
         assert ours.readline() == "ready\n"
     assert process.returncode == 75
+
+
+def test_a_signal_whose_exception_was_discarded_stops_the_run_that_starts_afterwards():
+    with stoppable():
+        with contextlib.suppress(Exception):  # as code does that is imported
+            os.kill(os.getpid(), signal.SIGTERM)
+        with Interrupts() as interrupts:
+            assert interrupts.received == signal.SIGTERM
+    with stoppable(), Interrupts() as interrupts:
+        assert interrupts.received is None

@@ -41,7 +41,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(threads, "_cpu_seconds", lambda: made.used)
         monkeypatch.setattr(torch, "get_num_threads", lambda: made.threads)
         monkeypatch.setattr(torch, "set_num_threads", lambda n: setattr(made, "threads", n))
-        for name in threads.VARIABLES:
+        for name in threads.THREAD_VARIABLES:
             monkeypatch.delenv(name, raising=False)
         return made
 
@@ -130,7 +130,7 @@ def test_the_time_that_threads_wait_is_known_on_linux_only(monkeypatch, tmp_path
         assert threads._wait_seconds() >= 0
     monkeypatch.setattr(threads, "THREADS_DIR", tmp_path / "nowhere")
     assert threads._wait_seconds() is None
-    if threads.CORES.exists():
+    if threads.CPU_STAT.exists():
         assert threads._cpu_seconds() > 0
-    monkeypatch.setattr(threads, "CORES", tmp_path / "nowhere")
+    monkeypatch.setattr(threads, "CPU_STAT", tmp_path / "nowhere")
     assert threads._cpu_seconds() is None

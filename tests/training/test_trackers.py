@@ -180,7 +180,7 @@ def test_who_fails_to_watch_does_not_stop_the_run(data, tmp_path, monkeypatch):
     monkeypatch.setitem(trackers.TRACKERS, "mine", Mine)
     settings = config(data, trackers=[{"kind": "mine", "fails_at": 3}], **EARLY)
     with pytest.warns(
-        UserWarning, match="tracker mine was removed after an error: the dash"
+        UserWarning, match="tracker mine was disabled after an error: the dash"
     ) as warned:
         list(run.begin(settings, tmp_path / "run"))
     assert len(warned) == 1

@@ -1,11 +1,11 @@
-"""Fast paths for `nn` and `models`, which do not import them: they replace methods of modules.
+"""Fast paths for the modules of `nn` and `models`, which do not import this package.
 
 `decoding_path` and `training_path` choose the fastest one that supports a model on its device.
 """
 
 from regard.accel import cross_entropy as cross_entropy  # registers the CUDA kernel of the loss
 from regard.accel.compile import compile_for_training, run_eagerly
-from regard.accel.description import ModelFingerprint
+from regard.accel.fingerprint import ModelFingerprint
 from regard.accel.select import (
     DecodingPath,
     TrainingPath,

@@ -20,11 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.accel import sparse_attention
-from regard.accel.matmul import AUTOTUNED_FLOPS, gelu_mlp, qkv_linear
-from regard.models.seq2seq import EncoderDecoder
+from regard.accel.float8 import ATTACHED as FLOAT8_ATTACHED
+from regard.accel.float8 import attach_float8
+from regard.accel.matmul import gelu_mlp, is_large_in_graph, qkv_linear
+from regard.models.seq2seq import RecurrentEncoderDecoder
 from regard.nn.attention import Attention, AttentionInputs, split_heads
 from regard.nn.block import FeedForward, Stack, gelu_tanh
-from regard.nn.head import CrfHead
+from regard.nn.head import CRFHead
 from regard.nn.position import ALiBi, Position, cos_sin, rotate_complex, rotate_pairs
 from regard.nn.recurrent import RecurrentLayer
 
@@ -32,8 +34,10 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def compile_for_training(function: Callable[..., T], model: nn.Module) -> Callable[..., T]:
-    """A function that runs `model`, compiled for one shape.
+def compile_for_training(
+    function: Callable[..., T], model: nn.Module, *, float8: bool = False
+) -> Callable[..., T]:
+    """Compile `function`, which runs `model`, with static shapes; with `float8`, for FP8 matmuls.
 
     The backward pass runs in the calling thread: it is traced there, and other threads do not have
     the autocast dtype, which breaks indexing in bfloat16 (torch 2.11).
@@ -43,12 +47,14 @@ def compile_for_training(function: Callable[..., T], model: nn.Module) -> Callab
     prepare_tracing()
     if any(parameter.is_cuda for parameter in model.parameters()):
         attach_fused_layers(model)
+        if float8:
+            attach_float8(model)
     options: dict[str, Any] = {"post_grad_custom_post_pass": AutotunedMatmuls()}
-    fast = torch.compile(function, dynamic=False, options=options)
+    compiled = torch.compile(function, dynamic=False, options=options)
 
     def call(*args: Any, **kwargs: Any) -> T:
         with torch.autograd.set_multithreading_enabled(False):
-            return fast(*args, **kwargs)
+            return compiled(*args, **kwargs)
 
     return call
 
@@ -60,18 +66,19 @@ def run_eagerly(function: F) -> F:
 
 @cache
 def prepare_tracing() -> None:
-    """Substitute functions and exclude loops wherever torch.compile traces, from now on."""
+    """Apply `SUBSTITUTES` and `EAGER_METHODS` wherever torch.compile traces, from now on."""
     for function, substitute in SUBSTITUTES.items():
         torch.compiler.substitute_in_graph(function)(substitute)
-    for owner, name in LOOPS:
+    for owner, name in EAGER_METHODS:
         setattr(owner, name, torch.compiler.disable(getattr(owner, name)))
 
 
-LOOPS = (
+# Methods that run eagerly inside a compiled step: loops over time steps, and torch's RNN kernels.
+EAGER_METHODS = (
     (RecurrentLayer, "_loop_padded"),
     (RecurrentLayer, "_fused"),
-    (EncoderDecoder, "_decode_stepwise"),
-    (CrfHead, "_log_partition"),
+    (RecurrentEncoderDecoder, "_decode_stepwise"),
+    (CRFHead, "_log_partition"),
 )
 
 
@@ -81,7 +88,7 @@ def _gelu_by_sigmoid(x: Tensor) -> Tensor:
 
 
 def _rotate_without_complex(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """inductor has no kernels for complex numbers."""
+    """`rotate_complex` in real numbers: inductor has no kernels for complex ones."""
     return rotate_pairs(x, cos, sin, interleaved=True)
 
 
@@ -113,9 +120,9 @@ def attach_fused_layers(model: nn.Module) -> None:
 
     GELU and its gradient become epilogues of the matmuls of a feed-forward layer. The gradients of
     q, k and v are not concatenated if they come directly from the attention kernel, without a
-    rotation or a norm between them. Attention skips what a sliding window, a prefix or packed
-    documents mask (`accel.sparse_attention`). Outside a compiled graph, and for small inputs, the
-    original methods run.
+    rotation or a norm between them. Attention skips the keys that a sliding window, a prefix or
+    packed documents mask (`accel.sparse_attention`). Outside a compiled graph, and for small
+    inputs, the original methods run.
     """
     for module in model.modules():
         if type(module).forward is FeedForward.forward and module.activation is gelu_tanh:
@@ -124,7 +131,7 @@ def attach_fused_layers(model: nn.Module) -> None:
             module.forward = MethodType(_fused_feed_forward, module)
         if isinstance(module, Stack) and type(module.position).rotation is Position.rotation:
             for block in module.layers:
-                if block.attention.q_norm is None and block.attention.fuses_qkv:
+                if block.attention.q_norm is None and block.attention.can_fuse_qkv:
                     block.attention._fused_qkv = MethodType(  # type: ignore[method-assign]
                         _split_gradient_qkv, block.attention
                     )
@@ -137,13 +144,13 @@ def attach_fused_layers(model: nn.Module) -> None:
 
 
 def _fused_feed_forward(ffn: FeedForward, x: Tensor) -> Tensor:
-    if (ffn.dropout and ffn.training) or not _compiles_large_matmul(x, ffn.up.weight):
+    if (ffn.dropout and ffn.training) or not is_large_in_graph(x, ffn.up.weight):
         return FeedForward.forward(ffn, x)
     return gelu_mlp(x, ffn.up.weight, ffn.up.bias, ffn.down.weight, ffn.down.bias)
 
 
 def _split_gradient_qkv(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    if not _compiles_large_matmul(x, attention.query.weight):
+    if not is_large_in_graph(x, attention.query.weight):
         return Attention._fused_qkv(attention, x)
     layers = (attention.query, attention.key, attention.value)
     has_bias = attention.query.bias is not None
@@ -161,26 +168,19 @@ def _sparse_attention(
     v: Tensor,
     inputs: AttentionInputs,
 ) -> Tensor:
-    compiles = torch.compiler.is_compiling() and attention.training and q.is_cuda
-    if compiles and sparse_attention.needs_block_mask(inputs, attention.score.cap is not None):
+    applies = torch.compiler.is_compiling() and attention.training and q.is_cuda
+    if applies and sparse_attention.needs_sparse_attention(inputs, attention.score.cap is not None):
         slopes = position.slope if isinstance(position, ALiBi) else None
         return sparse_attention.attend(attention, slopes, q, k, v, inputs)
     original = Attention._fused if attention.score.fused else Attention._explicit
     return original(attention, q, k, v, inputs)
 
 
+# The methods that fast paths attach to modules; each gives the results of the original.
 ATTACHED = (
+    *FLOAT8_ATTACHED,
     _fused_feed_forward,
     _split_gradient_qkv,
     _sparse_attention,
     sparse_attention.attend_in_blocks,
 )
-
-
-def _compiles_large_matmul(x: Tensor, weight: Tensor) -> bool:
-    return (
-        torch.compiler.is_compiling()
-        and x.is_cuda
-        and torch.is_autocast_enabled("cuda")
-        and 2 * x.numel() * len(weight) >= AUTOTUNED_FLOPS
-    )

@@ -80,7 +80,7 @@ def _kv_caches(kv: Tensor) -> list[KVCache]:
     return [KVCache(keys, values) for keys, values in (layer.unbind(1) for layer in kv)]
 
 
-class CpuDecoder:
+class CpuDecodeStep:
     """One decode step on a `CpuDecoderState`; `packed_decoder.DecodeStep` runs all other states."""
 
     __slots__ = ("keys", "new_kv", "rotation", "single_row", "values", "workspace")
@@ -96,7 +96,7 @@ class CpuDecoder:
         self.new_kv = kv.select(4, seen - 1).unbind()
 
     def attend(self, x: Float[Tensor, "rows dim"], packed: PackedBlock, layer: int) -> Tensor:
-        """Attention of one token per row, for all queries that share a key head at once."""
+        """Attention of one token per row, for all queries that share a KV head at once."""
         workspace, rotation, attention = self.workspace, self.rotation, packed.attention
         packed.qkv.write_to(workspace.qkv, x)
         if attention.q_norm is not None and attention.k_norm is not None:

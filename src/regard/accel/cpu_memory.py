@@ -11,7 +11,7 @@ from functools import cache
 
 # Parameters of glibc's mallopt (malloc.h)
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-LARGEST_INT = 2**31 - 1
+INT_MAX = 2**31 - 1
 
 
 @cache
@@ -22,10 +22,10 @@ def keep_freed_memory() -> bool:
     (`GLIBC_TUNABLES`, `MALLOC_…`) are left alone.
     """
     names = os.environ.keys()
-    chosen = "GLIBC_TUNABLES" in names or any(name.startswith("MALLOC_") for name in names)
-    if not sys.platform.startswith("linux") or chosen:
+    set_by_user = "GLIBC_TUNABLES" in names or any(name.startswith("MALLOC_") for name in names)
+    if not sys.platform.startswith("linux") or set_by_user:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     if mallopt is None:
         return False
-    return bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, LARGEST_INT))
+    return bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, INT_MAX))

@@ -8,7 +8,7 @@ from regard.accel.kernels import can_run_kernels
 from regard.accel.matmul import matmul_into
 from regard.nn import loss
 
-ALIGNMENT = 64  # W is padded to a multiple of this many rows: other sizes are slow
+VOCAB_MULTIPLE = 64  # W is padded to a multiple of this many rows: other sizes are slow
 
 
 def linear_cross_entropy(
@@ -23,7 +23,7 @@ def linear_cross_entropy(
 ) -> list[Tensor]:
     """`nn.loss.chunked_cross_entropy` with padded logits, autotuned matmuls and a fused softmax."""
     vocab = len(weight)
-    padded = F.pad(weight, (0, 0, 0, -vocab % ALIGNMENT)) if vocab % ALIGNMENT else weight
+    padded = F.pad(weight, (0, 0, 0, -vocab % VOCAB_MULTIPLE)) if vocab % VOCAB_MULTIPLE else weight
     return loss.chunked_cross_entropy(
         x,
         padded,
@@ -34,12 +34,12 @@ def linear_cross_entropy(
         cap,
         needs_grad,
         frozen,
-        softmax_gradient=_softmax_gradient,
+        cross_entropy_with_gradient=_cross_entropy_with_gradient,
         matmul_into=matmul_into,
     )
 
 
-def _softmax_gradient(
+def _cross_entropy_with_gradient(
     logits: Tensor,
     bias: Tensor | None,
     targets: Tensor,
@@ -48,10 +48,10 @@ def _softmax_gradient(
     cap: float | None,
 ) -> tuple[Tensor, Tensor]:
     if not can_run_kernels(logits):
-        return loss.softmax_gradient(logits, bias, targets, vocab, label_smoothing, cap)
+        return loss.cross_entropy_with_gradient(logits, bias, targets, vocab, label_smoothing, cap)
     from regard.accel.kernels import cross_entropy as kernels
 
-    return kernels.softmax_gradient(logits, bias, targets, vocab, label_smoothing, cap)
+    return kernels.cross_entropy_with_gradient(logits, bias, targets, vocab, label_smoothing, cap)
 
 
 torch.library.register_kernel("regard::linear_cross_entropy", "cuda", linear_cross_entropy)

@@ -23,17 +23,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _Value = ctypes.c_int32 | ctypes.c_int64 | ctypes.c_uint32 | ctypes.c_uint64 | ctypes.c_void_p
 
-ALGORITHMS = 16  # requested from the heuristic per matmul
+MAX_ALGORITHMS = 16  # that the heuristic may return for a matmul
 AUTOTUNE_AT_CALL = 3  # the call of a matmul at which its algorithms are timed
 TIMING_ROUNDS, TIMING_CALLS = 3, 10  # timings of each algorithm, and calls per timing
-WORKSPACE = 32 << 20  # bytes, as torch uses on large GPUs
+WORKSPACE_BYTES = 32 << 20  # as torch uses on large GPUs
 ALIGNMENT = 16  # bytes, of every address
 DATA_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
 COMPUTE_32F = 68  # cublasComputeType_t: sums in float32
 
 
 class Epilogue(IntEnum):
-    """cublasLtEpilogue_t: what is applied to the result of a matmul before it is written."""
+    """cublasLtEpilogue_t: applied to the result of a matmul before it is written."""
 
     PLAIN = 1
     BIAS = 4
@@ -93,7 +93,7 @@ def matmul(
     bias: Float[Tensor, " outputs"] | None = None,
     aux: Float[Tensor, "rows outputs"] | None = None,
 ) -> bool:
-    """Write epilogue(a b) to `out`, or add it to `out`.
+    """Write epilogue(a b) to `out`; with `add`, add it to `out`.
 
     Returns False, and writes nothing, where the library is missing or does not support the
     operands: they must be aligned, in half precision and on the current GPU.
@@ -133,10 +133,10 @@ def fastest(candidates: Sequence[T], time: Callable[[T], float]) -> T:
     return candidates[best.index(min(best))]
 
 
-Layout = tuple[bool, int]  # whether a matrix is column-major, and its leading dimension
+MatrixLayout = tuple[bool, int]  # whether a matrix is column-major, and its leading dimension
 
 
-def _layout(x: Float[Tensor, "rows outputs"]) -> Layout:
+def _layout(x: Float[Tensor, "rows outputs"]) -> MatrixLayout:
     return (False, x.stride(0)) if x.stride(1) == 1 else (True, x.stride(1))
 
 
@@ -144,13 +144,13 @@ class _Matmul:
     """A matmul of one shape, dtype and layout, with the algorithm chosen for it.
 
     The library is column-major, so it reads a row-major matrix as its transpose. Computing
-    (a b)' = b' a' therefore needs no copies of row-major a and b.
+    (a b)ᵀ = bᵀ aᵀ therefore needs no copies of row-major a and b.
     """
 
     def __init__(
         self,
-        left: Layout,
-        right: Layout,
+        left: MatrixLayout,
+        right: MatrixLayout,
         sizes: tuple[int, int, int],
         dtypes: tuple[torch.dtype, torch.dtype],
         epilogue: Epilogue,
@@ -205,7 +205,9 @@ class _Matmul:
             if self.calls < AUTOTUNE_AT_CALL or deterministic or capturing:
                 return self.algorithms[0]
             scratch = torch.empty_like(out) if self.add.value else out
-            self.autotuned = fastest(self.algorithms, lambda one: self._time(one, a, b, scratch))
+            self.autotuned = fastest(
+                self.algorithms, lambda algorithm: self._time(algorithm, a, b, scratch)
+            )
         _choices[self.name] = self.autotuned.name
         return self.autotuned
 
@@ -225,11 +227,12 @@ class _Matmul:
     def _find_algorithms(self) -> list[_Algorithm]:
         """The algorithms that the library's heuristic returns, sorted by estimated time."""
         preference = _create("MatmulPreferenceCreate")
-        limits = {1: WORKSPACE, 5: ALIGNMENT, 6: ALIGNMENT, 7: ALIGNMENT, 8: ALIGNMENT}
+        # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, …_MIN_ALIGNMENT_A_BYTES, …_B_, …_C_, …_D_
+        limits = {1: WORKSPACE_BYTES, 5: ALIGNMENT, 6: ALIGNMENT, 7: ALIGNMENT, 8: ALIGNMENT}
         for attribute, limit in limits.items():
             value = ctypes.c_uint64(limit) if attribute == 1 else ctypes.c_uint32(limit)
             _call("MatmulPreferenceSetAttribute", preference, attribute, *_pointer(value))
-        results, count = (_Algorithm * ALGORITHMS)(), ctypes.c_int()
+        results, count = (_Algorithm * MAX_ALGORITHMS)(), ctypes.c_int()
         _status(
             "MatmulAlgoGetHeuristic",
             self.handle,
@@ -237,7 +240,7 @@ class _Matmul:
             *self.layouts,
             self.layouts[2],
             preference,
-            ALGORITHMS,
+            MAX_ALGORITHMS,
             results,
             ctypes.byref(count),
         )
@@ -255,7 +258,7 @@ class _Matmul:
         return start.elapsed_time(end)
 
     def _run(self, algorithm: _Algorithm, a: Tensor, b: Tensor, out: Tensor) -> None:
-        workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=a.device)
+        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=a.device)
         right, left, result = self.layouts
         address = ctypes.c_void_p(out.data_ptr())
         _call(
@@ -274,7 +277,7 @@ class _Matmul:
             result,
             ctypes.byref(algorithm.algo),
             ctypes.c_void_p(workspace.data_ptr()),
-            ctypes.c_size_t(WORKSPACE),
+            ctypes.c_size_t(WORKSPACE_BYTES),
             ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
         )
 
@@ -291,7 +294,9 @@ def _handle(device: int) -> ctypes.c_void_p:
         return _create("Create")
 
 
-def _create_layout(dtype: torch.dtype, rows: int, columns: int, layout: Layout) -> ctypes.c_void_p:
+def _create_layout(
+    dtype: torch.dtype, rows: int, columns: int, layout: MatrixLayout
+) -> ctypes.c_void_p:
     """A cublasLtMatrixLayout_t; that of the transpose if the matrix is stored transposed."""
     transposed, leading_dimension = layout
     sizes = (columns, rows) if transposed else (rows, columns)
@@ -312,11 +317,13 @@ def _pointer(value: _Value) -> tuple[object, object]:
 
 
 def _call(function: str, *arguments: object) -> None:
+    """Call a function of the library; raise if it fails."""
     status = _status(function, *arguments)
     if status:
         raise RuntimeError(f"cublasLt{function} failed with status {status}")
 
 
 def _status(function: str, *arguments: object) -> int:
+    """Call a function of the library; return its cublasStatus_t."""
     status: int = getattr(library(), f"cublasLt{function}")(*arguments)
     return status

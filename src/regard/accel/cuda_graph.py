@@ -31,7 +31,7 @@ class CudaGraphUpdate:
     """An update that is captured as a CUDA graph for each shape of batches, and then replayed.
 
     The kernels of a small model take less time than their launches; a replay launches all of them
-    at once. The update must not depend on values of the host: learning rates are tensors, and the
+    at once. The update must not depend on host values: learning rates are tensors, and the
     generator's seed is read at each replay.
     """
 
@@ -45,16 +45,16 @@ class CudaGraphUpdate:
         self.steps: dict[tuple[torch.Size, ...], int] = {}
         self.graphs: dict[tuple[torch.Size, ...], _Graph] = {}
 
-    def __call__(self, group: Sequence[Batch]) -> Results:
+    def __call__(self, micro_batches: Sequence[Batch]) -> Results:
         """Run the update, eagerly or by replaying its graph."""
-        inputs = [tensor for batch in group for tensor in tensors(batch)]
+        inputs = [tensor for batch in micro_batches for tensor in tensors(batch)]
         shape = tuple(tensor.shape for tensor in inputs)
         graph = self.graphs.get(shape)
         if graph is None:
             count = self.steps[shape] = self.steps.get(shape, 0) + 1
             if count <= WARM_UP_STEPS or len(self.graphs) == MAX_GRAPHS:
-                return self.update(group)
-            replay, results = self.capture(lambda: self.update(group))
+                return self.update(micro_batches)
+            replay, results = self.capture(lambda: self.update(micro_batches))
             graph = self.graphs[shape] = _Graph(inputs, replay, results)
         for buffer, tensor in zip(graph.inputs, inputs, strict=True):
             buffer.copy_(tensor)  # no copy for the batches of the capture itself

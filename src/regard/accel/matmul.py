@@ -70,14 +70,24 @@ def _(a: Tensor, b: Tensor, pre_activation: Tensor) -> Tensor:
 def sum_of_matmuls(a: list[Tensor], b: list[Tensor]) -> Tensor:
     """a_1 b_1 + a_2 b_2 + ..., each added to the sum in its dtype."""
     out = a[0].new_empty(len(a[0]), b[0].shape[1])
-    for number, (left, right) in enumerate(zip(a, b, strict=True)):
-        matmul_into(out, left, right, add=number > 0)
+    for index, (left, right) in enumerate(zip(a, b, strict=True)):
+        matmul_into(out, left, right, add=index > 0)
     return out
 
 
 @sum_of_matmuls.register_fake
 def _(a: list[Tensor], b: list[Tensor]) -> Tensor:
     return a[0].new_empty(a[0].shape[0], b[0].shape[1])
+
+
+def is_large_in_graph(x: Tensor, weight: Tensor) -> bool:
+    """Whether a matmul belongs to a compiled graph of mixed precision on a GPU, and is large."""
+    return (
+        torch.compiler.is_compiling()
+        and x.is_cuda
+        and torch.is_autocast_enabled("cuda")
+        and 2 * x.numel() * len(weight) >= AUTOTUNED_FLOPS
+    )
 
 
 def _plain_matmul(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
@@ -128,9 +138,9 @@ class _GeluMLP(torch.autograd.Function):
 
 def gelu_mlp(
     x: Float[Tensor, "*rows dim"],
-    up: Float[Tensor, "inner dim"],
-    up_bias: Float[Tensor, " inner"] | None,
-    down: Float[Tensor, "dim inner"],
+    up: Float[Tensor, "ffn_dim dim"],
+    up_bias: Float[Tensor, " ffn_dim"] | None,
+    down: Float[Tensor, "dim ffn_dim"],
     down_bias: Float[Tensor, " dim"] | None,
 ) -> Float[Tensor, "*rows dim"]:
     """GELU(x upᵀ + b) downᵀ + c, in the dtype of autocast."""

@@ -12,33 +12,35 @@ from jaxtyping import Float, Int8, Int32
 from torch import Tensor, nn
 
 from regard.nn.attention import Attention
-from regard.nn.block import Block, FeedForward, GatedFeedForward, LayerNorm, RMSNorm
+from regard.nn.block import Block, FeedForward, GatedFeedForward
+from regard.nn.norm import LayerNorm, RMSNorm
 
 BLOCKED_ELEMENTS = 1 << 18  # above this size a weight makes a CPU matmul memory-bound
 BLOCKS = 16  # blocks of rows of such a weight, which the cores share
-ROWS_IN_FLOAT32 = 1 << 14  # of a weight that are converted at once
+ROWS_IN_FLOAT32 = 1 << 14  # rows of a weight that are converted to float32 at once
 INT4_GROUP = 128  # inputs that share a scale
 INT4_CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # clipping ratios that are tried for each group
 GEMV_ROWS = 4  # up to this many vectors, the weight is the left factor
-RESIDUAL_SCALE = 254  # an int8 activation has a residual in int8, with a step smaller by this
+INT8_RANGE = torch.tensor([[-128.0, 127.0]], device="cpu")
+ERROR_SCALE = 254  # step size of an int8 activation, relative to that of its rounding error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLinear:
     r"""y = W x + b, with W in floating point, or in int8 with one scale s for each output:
 
-        W_ij = s_i * w_ij,      s_i = max_j |W_ij| / 127,      w_ij rounded to the nearest
+        W_ij = s_i * w_ij,      s_i = max_j |W_ij| / 127,      w_ij rounded to an integer
 
     or in int4 with one scale for each output and group of 128 inputs, w from -8 to 7, the largest
     weight of a group at -8, or clipped where that lowers the squared error. Eight inputs are one
     int32, the first in its lowest bits, each stored as w + 8; inputs are padded with zeros to whole
-    groups. These are for kernels only.
+    groups. Only the Triton kernels read int4.
 
     A decode step is bound by the time to read W; int8 has half the bytes of bfloat16. FBGEMM, which
     torch contains for x86, multiplies int8 and float16 weights on a CPU:
 
         float16   x and y are in float32
-        int8      x ~ c (h + r / 254), h and the residual r in int8, two rows of one integer matmul
+        int8      x ≈ c (h + r / 254), h and its rounding error r in int8: two rows of a matmul
     """
 
     weight: (
@@ -51,11 +53,12 @@ class PackedLinear:
     scale: Float[Tensor, " outputs"] | Float[Tensor, "outputs groups"] | None = None
     transposed: Float[Tensor, "inputs outputs"] | None = None  # of a small weight, on a CPU
     blocks: Float[Tensor, "blocks outputs_per_block inputs"] | None = None  # of a large weight
-    fbgemm: Any = None  # weight and scale, of float16 also the bias, in FBGEMM's layout
+    fbgemm: tuple[Any, ...] = ()  # the arguments after x of FBGEMM's matmul
+    onednn: Callable[[Tensor], Tensor] | None = None  # with a copy in oneDNN's layout
 
     @classmethod
     def of(cls, *layers: nn.Linear) -> "PackedLinear":
-        """Several layers of the same input as one; their weights become views of the packed one."""
+        """Pack layers that read the same input; their weights become views of the packed weight."""
         weight = _pack([layer.weight for layer in layers])
         biases = [layer.bias for layer in layers if layer.bias is not None]
         return cls(weight, _pack(biases) if biases else None)
@@ -67,20 +70,22 @@ class PackedLinear:
         rounded = (weight / scale.unsqueeze(1)).round().to(torch.int8)
         layer = PackedLinear(rounded, self.bias, scale.to(self.weight.dtype))
         on_cpu = not weight.is_cuda and self.weight.dtype == torch.float32
-        return replace(layer, fbgemm=_fbgemm_int8(layer)) if on_cpu and has_exact_int8() else layer
+        return (
+            replace(layer, fbgemm=_fbgemm_int8(rounded)) if on_cpu and has_exact_int8() else layer
+        )
 
     def to_float16(self) -> "PackedLinear":
         """The same layer with float16 weights, for a CPU."""
         weight, bias = self.weight.half(), self.bias
         if not has_fbgemm():
             return PackedLinear(weight, bias)
-        packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
-        return PackedLinear(weight, bias, fbgemm=packed)
+        packed = torch.fbgemm_pack_gemm_matrix_fp16(weight.float())
+        return PackedLinear(weight, bias, fbgemm=(packed, bias))
 
     def quantize_int4(self) -> "PackedLinear":
         """The same layer with int4 weights; biases are unchanged."""
         parts = [_quantize_int4(rows) for rows in self.weight.detach().split(ROWS_IN_FLOAT32)]
-        words, scales = (torch.cat(each) for each in zip(*parts, strict=True))
+        words, scales = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         return PackedLinear(words, self.bias, scales)
 
     @property
@@ -91,11 +96,11 @@ class PackedLinear:
 
     @property
     def inputs(self) -> int:
-        """The number of inputs, in int4 that of whole groups."""
+        """The number of inputs; of int4 weights, with the padding to whole groups."""
         return self.weight.shape[1] * (8 if self.bits == 4 else 1)
 
     def dequantize(self, dtype: torch.dtype) -> Float[Tensor, "outputs inputs"]:
-        """W in floating point, in int4 with padded inputs."""
+        """W in floating point; of int4 weights, with padded inputs."""
         if self.scale is None:
             return self.weight.to(dtype)
         if self.bits == 8:
@@ -106,7 +111,7 @@ class PackedLinear:
         return (grouped * self.scale.to(dtype).unsqueeze(2)).flatten(1)
 
     def for_cpu(self) -> "PackedLinear":
-        """The same in the layout that a CPU reads fastest, for float32.
+        """The same layer in the layout that a CPU reads fastest, for float32.
 
         A small weight is transposed, as a copy where outputs are not fewer than inputs. A large
         one is viewed as blocks of rows for a batched matmul, since a CPU multiplies a matrix and
@@ -118,11 +123,13 @@ class PackedLinear:
         if self.weight.numel() < BLOCKED_ELEMENTS:
             copied = transposed.contiguous() if outputs >= inputs else transposed
             return replace(self, transposed=copied)
-        even = self.weight[: outputs - outputs % BLOCKS]
-        return replace(self, blocks=even.unflatten(0, (BLOCKS, -1)))
+        blocked = self.weight[: outputs - outputs % BLOCKS]
+        return replace(self, blocks=blocked.unflatten(0, (BLOCKS, -1)))
 
     def __call__(self, x: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs"]:
         """W x + b."""
+        if self.onednn is not None:
+            return self.onednn(x)
         if self.transposed is not None:
             if self.bias is None:
                 return x @ self.transposed
@@ -130,12 +137,11 @@ class PackedLinear:
         if self.blocks is not None:
             y = self._blocked_matmul(x, self.blocks)
             return y if self.bias is None else y + self.bias
-        if self.fbgemm is not None:
+        if self.fbgemm:
             if self.scale is None:
-                y = torch.ops.quantized.linear_dynamic_fp16(x, self.fbgemm)
-                return cast(Tensor, y)
+                return torch.fbgemm_linear_fp16_weight_fp32_activation(x, *self.fbgemm)
             y = _matmul_int8(x, self.fbgemm)
-            return y if self.bias is None else y + self.bias
+            return y * self.scale if self.bias is None else self.bias.addcmul(y, self.scale)
         if self.scale is None and x.dtype == self.weight.dtype:
             return F.linear(x, self.weight, self.bias)
         if self.scale is None:
@@ -148,6 +154,10 @@ class PackedLinear:
             y = torch._weight_int8pack_mm(x.bfloat16(), self.weight, ones).to(x.dtype) * self.scale
         return y if self.bias is None else y + self.bias
 
+    def apply(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
+        """W x + b for vectors of any batch shape."""
+        return self(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
     def matvec_float32(self, x: Float[Tensor, " inputs"]) -> Float[Tensor, " outputs"]:
         """W x in float32, for one vector: exact also for weights of lower precision."""
         if self.bits == 4:
@@ -159,6 +169,9 @@ class PackedLinear:
         self, out: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "rows outputs"]:
         """Write W x + b to `out`."""
+        if self.fbgemm and self.scale is None:
+            packed, bias = self.fbgemm
+            return torch.fbgemm_linear_fp16_weight_fp32_activation(x, packed, bias, out)
         if self.transposed is None:
             return out.copy_(self(x))
         if self.bias is None:
@@ -169,6 +182,8 @@ class PackedLinear:
         self, residual: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "rows outputs"]:
         """residual + W x + b."""
+        if self.fbgemm or self.onednn is not None:
+            return self(x).add_(residual)
         if self.weight.dtype != x.dtype or self.blocks is not None:
             return residual + self(x)
         if self.bias is not None:
@@ -184,8 +199,8 @@ class PackedLinear:
         else:
             y = torch.bmm(x.expand(count, -1, -1), blocks.transpose(1, 2)).transpose(0, 1)
         y = y.reshape(rows, count * outputs)
-        rest = self.weight[count * outputs :]
-        return torch.cat((y, F.linear(x, rest)), 1) if len(rest) else y
+        unblocked = self.weight[count * outputs :]
+        return torch.cat((y, F.linear(x, unblocked)), 1) if len(unblocked) else y
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,7 +210,7 @@ class FusedNormLinear:
         RMSNorm       W (x / r * g) + b               =  W (g x) / r + b
         LayerNorm     W ((x - m) / s * g + h) + b     =  (W (g x) - m W g) / s + (W h + b)
 
-    Mean, variance and matmul need x only once. What does not depend on x is computed here.
+    Mean, variance and matmul are computed in one pass over x. `of` precomputes W g and W h + b.
     """
 
     layer: PackedLinear
@@ -206,7 +221,7 @@ class FusedNormLinear:
 
     @classmethod
     def of(cls, layer: PackedLinear, norm: nn.Module | None = None) -> "FusedNormLinear":
-        """A layer after a norm, or after none."""
+        """A linear layer and the norm of its input, if it has one."""
         if norm is None:
             return cls(layer, bias=layer.bias)
         if isinstance(norm, RMSNorm):
@@ -240,7 +255,7 @@ class PackedBlock:
     def of(
         cls, block: Block, convert: Callable[[PackedLinear], PackedLinear] = PackedLinear.for_cpu
     ) -> "PackedBlock":
-        """Pack a block; its own weights become views of the packed ones."""
+        """Pack the linear layers of a block; its weights become views of the packed ones."""
         attention, ffn = block.attention, cast(FeedForward, block.ffn)
         gate_up = [ffn.gate, ffn.up] if isinstance(ffn, GatedFeedForward) else [ffn.up]
         layers = [
@@ -251,11 +266,36 @@ class PackedBlock:
         ]
         return cls(block, attention, ffn, attention.score.scale, *map(convert, layers))
 
+    def ffn_hidden(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows hidden"]:
+        """The hidden vectors of the feed-forward network."""
+        gate_up = self.gate_up.apply(x)
+        if not isinstance(self.ffn, GatedFeedForward):
+            return self.ffn.activation(gate_up)
+        gate, up = gate_up.chunk(2, -1)
+        return self.ffn.activation(gate).mul_(up)
+
+    def apply_ffn(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
+        """The feed-forward network."""
+        return self.down.apply(self.ffn_hidden(x))
+
 
 @cache
 def has_fbgemm() -> bool:
-    """Whether torch has FBGEMM's matmuls."""
-    return "fbgemm" in torch.backends.quantized.supported_engines
+    """Whether torch has FBGEMM's matmuls.
+
+    torch 2.13 warns, once for each function, that it will remove them; they are called here.
+    """
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        return False
+    if not hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation"):
+        return False
+    x = torch.ones(1, 64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        packed = torch.fbgemm_pack_gemm_matrix_fp16(x)
+        torch.fbgemm_linear_fp16_weight_fp32_activation(x, packed, None)
+        _matmul_int8(x, _fbgemm_int8(x.to(torch.int8)))
+    return True
 
 
 @cache
@@ -263,48 +303,53 @@ def has_exact_int8() -> bool:
     """Whether FBGEMM's int8 matmul is exact; without VNNI instructions, 16-bit sums saturate."""
     if not has_fbgemm():
         return False
-    largest = torch.full((16, 64), 127, dtype=torch.int8)
-    y = _matmul_int8(torch.ones(1, 64), _fbgemm_int8(PackedLinear(largest, None, torch.ones(16))))
+    y = _matmul_int8(torch.ones(1, 64), _fbgemm_int8(torch.full((16, 64), 127, dtype=torch.int8)))
     return bool(torch.allclose(y, torch.full_like(y, 64 * 127)))
 
 
-def _fbgemm_int8(layer: PackedLinear) -> Any:
-    """The int8 weight of a layer and its scales in FBGEMM's layout."""
-    scale = cast(Tensor, layer.scale)
-    zeros = torch.zeros(len(scale), dtype=torch.long)
-    with warnings.catch_warnings():  # torch 2.13 warns that quantized tensors will be removed
-        warnings.simplefilter("ignore")
-        weight = torch._make_per_channel_quantized_tensor(layer.weight, scale.double(), zeros, 0)
-        return torch.ops.quantized.linear_prepack(weight, None)
+def _fbgemm_int8(weight: Int8[Tensor, "outputs inputs"]) -> tuple[Any, ...]:
+    """The arguments of FBGEMM's matmul for an int8 weight, with two more inputs for `INT8_RANGE`.
 
-
-def _matmul_int8(x: Float[Tensor, "rows inputs"], fbgemm: Any) -> Float[Tensor, "rows outputs"]:
-    """W x, with x as an int8 vector and its int8 residual, two rows of one matmul.
-
-    Each row of x has its own scale, so that no row depends on the others.
+    Its scale is 1, its zero point 0 and its bias 0.
     """
-    scale = (x.abs().amax(1, keepdim=True) / 127).clamp_min(1e-30)
-    x = x / scale
-    both = torch.cat((x, (x - x.round()).mul_(RESIDUAL_SCALE)))
-    y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(both, 1.0, 128, fbgemm)
-    first, second = y.chunk(2)
-    return torch.add(first, second, alpha=1 / RESIDUAL_SCALE).mul_(scale)
+    weight = F.pad(weight, (0, 2))
+    sums, packed = weight.sum(1, dtype=torch.int32), torch.fbgemm_pack_quantized_matrix(weight)
+    return weight, packed, sums, 1.0, 0, torch.zeros(len(weight))
+
+
+def _matmul_int8(
+    x: Float[Tensor, "rows inputs"], fbgemm: tuple[Any, ...]
+) -> Float[Tensor, "rows outputs"]:
+    """W x, with x as int8 vectors and their int8 rounding errors, two rows of one matmul for each.
+
+    Each row of x has its own scale, so that no row depends on the others. FBGEMM chooses a scale
+    by the range of its input: with `INT8_RANGE` it is 1.
+    """
+    rows, ends = len(x), INT8_RANGE.expand(len(x), 2)
+    scale = x.abs().amax(1, keepdim=True).div_(127)
+    x = (x / scale).nan_to_num_(0.0, 0.0, 0.0)  # if x is not finite, its scale is not
+    rounded = x.round()
+    error = x.sub_(rounded).mul_(ERROR_SCALE)
+    both = torch.cat((rounded, ends, error, ends), 1).view(2 * rows, -1)
+    y = torch.fbgemm_linear_int8_weight_fp32_activation(both, *fbgemm)
+    first, second = y.view(rows, 2, -1).unbind(1)
+    return torch.add(first, second, alpha=1 / ERROR_SCALE).mul_(scale)
 
 
 def _quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The words and the scales of some rows of W."""
+    """Quantize rows of W to int4; return the words and the scales."""
     dtype, padding = weight.dtype, -weight.shape[1] % INT4_GROUP
     groups = F.pad(weight.float(), (0, padding)).unflatten(1, (-1, INT4_GROUP))
     largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
-    best, w, scale = torch.full_like(largest, torch.inf), groups, largest
+    lowest_error, w, scale = torch.full_like(largest, torch.inf), groups, largest
     for clip in INT4_CLIPS:
-        tried = largest * (clip / -8)
-        tried = tried.where(tried != 0, 1.0).to(dtype).float()  # as it is stored
-        rounded = (groups / tried).round().clamp(-8, 7)
-        error = (rounded * tried - groups).square().sum(2, keepdim=True)
-        better = error < best
-        best, scale = best.where(~better, error), scale.where(~better, tried)
-        w = w.where(~better, rounded)
+        candidate = largest * (clip / -8)
+        candidate = candidate.where(candidate != 0, 1.0).to(dtype).float()  # as it is stored
+        rounded = (groups / candidate).round().clamp(-8, 7)
+        error = (rounded * candidate - groups).square().sum(2, keepdim=True)
+        better = error < lowest_error
+        lowest_error = lowest_error.where(~better, error)
+        scale, w = scale.where(~better, candidate), w.where(~better, rounded)
     shifts = torch.arange(0, 32, 4, device=weight.device, dtype=torch.int32)
     nibbles = (w.flatten(1).to(torch.int32) + 8).unflatten(1, (-1, 8))
     return (nibbles << shifts).sum(2, dtype=torch.int32), scale.squeeze(2).to(dtype)

@@ -2,8 +2,10 @@
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -11,18 +13,22 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.accel.cpu_decoder import CpuDecoder, CpuDecoderState
-from regard.accel.description import ModelFingerprint, inspect_decoder
+from regard.accel.cpu_decoder import ZERO, CpuDecoderState, CpuDecodeStep
+from regard.accel.description import inspect_decoder
+from regard.accel.fingerprint import ModelFingerprint
 from regard.accel.packed import BLOCKED_ELEMENTS, PackedBlock, PackedLinear
 from regard.accel.support import cpu_unsupported_reason
 from regard.errors import RegardError
 from regard.models.base import State
 from regard.models.transformer import Transformer
-from regard.nn.attention import AttentionInputs, Mask
-from regard.nn.block import GatedFeedForward, RMSNorm, Stack
+from regard.nn.attention import Attention, AttentionInputs, Mask
+from regard.nn.block import FeedForward, Stack
 from regard.nn.loss import soft_cap
+from regard.nn.norm import LayerNorm, RMSNorm
 from regard.nn.position import Position
 from regard.nn.state import KVCache, Source, TransformerState
+
+BY_ROW_ELEMENTS = 1 << 16  # elements of a row's keys from which on rows attend one at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,18 +36,19 @@ class ConcatenatedPrompts:
     """Prompts without padding between them."""
 
     ids: Int[Tensor, " tokens"]
-    rows: Int[Tensor, " tokens"]  # of the KV caches; -1: not stored
+    rows: Int[Tensor, " tokens"]  # row of the KV caches for each token; -1: it is not stored
     positions: Int[Tensor, " tokens"]
-    cu_seqlens: Int[Tensor, " cu_seqlens"]  # cumulative lengths: where each prompt begins, the end
+    cu_seqlens: Int[Tensor, " cu_seqlens"]  # cumulative lengths, 0 first
 
 
 class PackedDecoder:
     """A Transformer decoder with packed weights and a fast path for single-token steps.
 
     Everything else (prefill, several ids, all logits) calls the model's `step`; both use the same
-    state. `support.packed_unsupported_reason` must return None for the model. The model must not
-    change afterwards, because tables and packed weights would be out of date; `start` and prefill
-    check this.
+    state. Without gradients and autocast, it is the `step` of a copy of the modules that multiplies
+    by the packed weights, if FBGEMM or oneDNN do. `support.packed_unsupported_reason` must return
+    None for the model. The model must not change afterwards, because tables and packed weights
+    would be out of date; `start` and prefill check this.
     """
 
     def __init__(
@@ -62,13 +69,16 @@ class PackedDecoder:
         self.layers = [packed[block] for block in self.stack.layers]
         head = PackedLinear(model.head.matrix.detach(), model.head.bias)
         self.head = head.quantize_int8() if int4 else convert(head)
+        self.prefill_model = model
+        if self.head.fbgemm and not int4:
+            self.prefill_model = with_packed_layers(model, self.layers, self.head)
         self.embed, self.prepare, self.cap = model.embed, model.head.prepare, model.head.cap
         embed, position = model.embed, self.stack.position
         only_table = embed.scale == 1.0 and embed.segment is None and embed.project is None
         self.table = embed.token.weight if only_table else None
         self.embeds_positions = type(position).embed is not Position.embed
         self.norm = _norm_function(self.stack.norm)
-        self.norms = [  # of attention and feed-forward; None: the two share the first
+        self.norms = [  # of attention and feed-forward; None: both use the attention norm
             (
                 _norm_function(block.attention_norm),
                 block.ffn_norm and _norm_function(block.ffn_norm),
@@ -81,9 +91,9 @@ class PackedDecoder:
         self.rotations = self._rotation_tables(
             torch.arange(self.context, device=head.weight.device)
         )
-        copies = int8 or float16 or int4 or self._copies_large_weights()
-        copied = sys.maxsize if copies else BLOCKED_ELEMENTS
-        self.fingerprint = ModelFingerprint(model, copied_elements=copied)
+        copies_all = int8 or float16 or int4 or self._copies_large_weights()
+        copied_elements = sys.maxsize if copies_all else BLOCKED_ELEMENTS
+        self.fingerprint = ModelFingerprint(model, copied_elements=copied_elements)
         self.checks_contents = True  # in `start`; False if the caller checks them
         self.frozen = False  # True: nothing writes to the model, and nothing is checked
 
@@ -103,7 +113,7 @@ class PackedDecoder:
         return False
 
     def _copies_large_weights(self) -> bool:
-        """Whether something was computed from large weights, which otherwise are shared."""
+        """Whether the decoder holds values that were computed from large weights."""
         return False
 
     def require_unchanged(self, *, contents: bool = False) -> None:
@@ -142,11 +152,14 @@ class PackedDecoder:
         single = ids.shape[1] == 1 and counts is None and state.max_length > 0
         if not single or state.capacity > self.context or not self._decodes_rows(len(ids)):
             self.require_unchanged()
-            return self.model.step(ids, state, counts=counts, all_logits=all_logits)
+            plain = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
+            model = self.model if plain else self.prefill_model
+            return model.step(ids, state, counts=counts, all_logits=all_logits)
         x = self._decode(self._embed(ids, state.lengths).squeeze(1), state)
         return soft_cap(x, self.cap).unsqueeze(1), state.advance(None, 1)
 
     def _decodes_rows(self, rows: int) -> bool:
+        """Whether a single-token step of this many rows has a fast path."""
         return True
 
     def _embed(self, ids: Tensor, positions: Tensor) -> Float[Tensor, "rows time dim"]:
@@ -159,7 +172,7 @@ class PackedDecoder:
         return x if stack.project is None else stack.project(x)
 
     def _decode(self, x: Float[Tensor, "rows dim"], state: TransformerState) -> Tensor:
-        """From the embeddings of one id per row to the logits, without their soft cap."""
+        """The logits of one embedded id per row, before their soft cap."""
         steps = {window: self._decode_step(state, window) for window in self.windows}
         parts = zip(self.layers, self.norms, self.stack.windows, strict=True)
         for layer, (packed, (norm, ffn_norm), window) in enumerate(parts):
@@ -183,20 +196,25 @@ class PackedDecoder:
             return ()
         cos, sin = rotation.cos[0, 0], rotation.sin[0, 0]  # (positions, pairs)
         if rotation.interleaved:
-            rest = self.layers[0].block.attention.head_dim // 2 - cos.shape[1]
-            return (torch.complex(F.pad(cos, (0, rest), value=1.0), F.pad(sin, (0, rest))),)
+            padding = (0, self.layers[0].block.attention.head_dim // 2 - cos.shape[1])
+            return (torch.complex(F.pad(cos, padding, value=1.0), F.pad(sin, padding)),)
         return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
     def _decode_step(
         self, state: TransformerState, window: int | None
-    ) -> "DecodeStep | CpuDecoder":
+    ) -> "DecodeStep | CpuDecodeStep":
         seen = state.length_after(1)
         index = seen - 1 if state.equal_lengths else state.lengths
         rotation = tuple(table[index].unsqueeze(-2) for table in self.rotations)
         sees_all = state.equal_lengths and (window is None or seen <= window)
         if sees_all and isinstance(state, CpuDecoderState):
-            return CpuDecoder(state, rotation)
+            return CpuDecodeStep(state, rotation)
         positions = state.lengths.unsqueeze(1)
+        keys = seen * state.layers[0].keys[0, :, 0].numel()
+        by_row = self.uses_cpu_decoder and window is None and keys >= BY_ROW_ELEMENTS
+        if by_row and not sees_all:
+            lengths = (state.lengths + 1).tolist()
+            return DecodeStep(state.layers, positions, seen, False, rotation, None, lengths)
         if sees_all:
             mask = Mask.none()  # the cache holds earlier positions only
         else:
@@ -225,9 +243,10 @@ class DecodeStep:
     equal_lengths: bool
     rotation: tuple[Tensor, ...]
     mask: Tensor | None
+    lengths: list[int] | None = None  # of the rows, if they attend one at a time, without a mask
 
     def attend(self, x: Tensor, packed: PackedBlock, layer: int) -> Tensor:
-        """Attention of one token per row, for all queries that share a key head at once."""
+        """Attention of one token per row, for all queries that share a KV head at once."""
         attention, rows, cache = packed.attention, len(x), self.layers[layer]
         heads, kv_heads, width = attention.heads, attention.kv_heads, cache.keys.shape[3]
         qkv = packed.qkv(x)
@@ -244,6 +263,8 @@ class DecodeStep:
             cache.values.select(2, self.seen - 1).copy_(v)
         else:
             cache.write(k.unsqueeze(2), v.unsqueeze(2), self.positions, self.seen)
+        if self.lengths is not None:
+            return self._attend_by_row(q, cache, packed.score_scale)
         mask = self.mask
         if mask is not None and mask.shape[1] > 1:  # one per query head
             mask = mask.view(-1, kv_heads, heads // kv_heads, self.seen).to(q.dtype)
@@ -256,23 +277,61 @@ class DecodeStep:
         )
         return y.reshape(rows, -1)
 
+    def _attend_by_row(self, q: Tensor, cache: KVCache, scale: float) -> Tensor:
+        """Attend row by row: with a mask, every row would read as many keys as the longest."""
+        assert self.lengths is not None
+        y, kv_heads = torch.empty_like(q), cache.keys.shape[1]
+        grouped, out = q.unflatten(1, (kv_heads, -1)), y.unflatten(1, (kv_heads, -1))
+        for row, length in enumerate(self.lengths):
+            keys = cache.keys[row, :, :length].transpose(1, 2)
+            scores = torch.baddbmm(ZERO, grouped[row], keys, beta=0, alpha=scale)
+            torch.bmm(scores.softmax(-1), cache.values[row, :, :length], out=out[row])
+        return y.flatten(1)
+
     def ffn_hidden(self, x: Tensor, packed: PackedBlock) -> Tensor:
         """The hidden vector of the feed-forward network."""
-        ffn, gate_up = packed.ffn, packed.gate_up(x)
-        if not isinstance(ffn, GatedFeedForward):
-            return ffn.activation(gate_up)
-        gate, up = gate_up.chunk(2, -1)
-        return ffn.activation(gate).mul_(up)
+        return packed.ffn_hidden(x)
+
+
+def with_packed_layers(
+    model: Transformer, layers: Sequence[PackedBlock], head: PackedLinear
+) -> Transformer:
+    """A copy of the modules of a model, with the same parameters, that uses packed weights."""
+    tensors = [*model.parameters(), *model.buffers()]
+    copied = deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    for block, packed in zip(cast(Stack, copied.decoder).layers, layers, strict=True):
+        attention, ffn = block.attention, cast(FeedForward, block.ffn)
+        attention._uses_fused_qkv = lambda: True  # type: ignore[method-assign]
+        attention._fused_qkv = partial(_project, attention, packed.qkv)  # type: ignore[method-assign]
+        attention.out.forward = packed.out.apply  # type: ignore[method-assign, assignment]
+        ffn.forward = packed.apply_ffn  # type: ignore[method-assign]
+    prepare, cap = copied.head.prepare, copied.head.cap
+    copied.head.forward = lambda x: soft_cap(head.apply(prepare(x)), cap)
+    return copied
+
+
+def _project(
+    attention: Attention, qkv: PackedLinear, x: Float[Tensor, "batch time dim"]
+) -> tuple[Tensor, Tensor, Tensor]:
+    return attention.split_qkv(qkv.apply(x))
 
 
 def _norm_function(norm: nn.Module | None) -> Callable[[Tensor], Tensor]:
-    """The norm as a function; torch's RMSNorm is slow on a CPU, where this form is used:
+    """The norm as a function.
 
-    x / sqrt(|x|^2 + d eps) * sqrt(d) g
+    On a CPU, calling a module takes longer than a LayerNorm of one token, and torch's RMSNorm is
+    slow, where this form is used:
+
+        x / sqrt(|x|^2 + d eps) * sqrt(d) g
     """
     if norm is None:
         return lambda x: x
-    if not isinstance(norm, RMSNorm) or norm.weight.is_cuda or norm.weight.itemsize < 4:
+    if norm.weight.is_cuda or norm.weight.dtype != torch.float32:
+        return norm
+    if type(norm) is LayerNorm:
+        arguments = norm.weight.shape, norm.weight, norm.bias, norm.eps
+        return lambda x: torch.layer_norm(x, *arguments)
+    if not isinstance(norm, RMSNorm):
         return norm
     dim, vector_norm = len(norm.weight), torch.linalg.vector_norm
     gain = norm.gain.detach() * math.sqrt(dim)
@@ -284,13 +343,13 @@ def _rotate(x: Float[Tensor, "rows heads head_dim"], rotation: tuple[Tensor, ...
     if not rotation:
         return x
     if len(rotation) == 1:
-        wide = x if x.dtype == torch.float32 else x.float()
-        pairs = torch.view_as_complex(wide.view(*x.shape[:2], -1, 2))
+        x_float32 = x if x.dtype == torch.float32 else x.float()
+        pairs = torch.view_as_complex(x_float32.view(*x.shape[:2], -1, 2))
         rotated = torch.view_as_real(pairs * rotation[0]).view(x.shape)
         return rotated if x.dtype == torch.float32 else rotated.to(x.dtype)
     cos, sin = rotation
     width = cos.shape[-1]
     if width == x.shape[-1]:
         return torch.addcmul(x * cos, x.roll(width // 2, -1), sin).to(x.dtype)
-    rotated, rest = x[..., :width], x[..., width:]
-    return torch.cat((_rotate(rotated, rotation), rest), -1)
+    rotary, unrotated = x[..., :width], x[..., width:]
+    return torch.cat((_rotate(rotary, rotation), unrotated), -1)

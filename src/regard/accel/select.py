@@ -28,7 +28,7 @@ class DecodingPath:
     """The path by which a model decodes on its device, and why the faster ones do not apply.
 
     triton      every layer in a few Triton kernels (`TritonDecoder`)
-    packed_cpu  packed weights and one workspace, in as few calls as possible (`CpuDecoder`)
+    packed_cpu  packed weights and one workspace, in as few calls as possible (`CpuDecodeStep`)
     packed      packed weights, in plain torch (`PackedDecoder`)
     plain       the model itself
     """
@@ -44,9 +44,10 @@ def decoding_path(
     """The fastest decoder of a model on its device.
 
     Its weights are packed in place: parameters keep their names and values, but become views of
-    larger tensors. With `int8`, decode steps use int8 weights, with `float16`, on a CPU, float16
-    ones, with `int4` int4 ones; prompts use the original ones. Only the Triton path has int4: where
-    it does not apply, `ConfigError` is raised.
+    larger tensors. With `int8`, `int4` or, on a CPU, `float16`, decode steps use weights of that
+    type; prefill uses them too where FBGEMM multiplies by them (`packed.has_fbgemm`), and the
+    original weights elsewhere. Only the Triton path has int4: where it does not apply,
+    `ConfigError` is raised.
     """
     try:
         description = inspect_decoder(model)
@@ -93,7 +94,7 @@ def training_path(
 ) -> TrainingPath:
     """How to run the training step of a model (None: not built yet) on a device.
 
-    By default steps are compiled on CUDA only, where it pays off within about a minute.
+    By default steps are compiled on CUDA only, where compiling pays off within about a minute.
     """
     if settings.compile == "off" or (settings.compile == "auto" and device.type != "cuda"):
         setting = f"train.compile={settings.compile} on {device.type}"

@@ -1,10 +1,10 @@
 """Attention with masks, ALiBi or soft caps, without computing all T x T scores.
 
 `scaled_dot_product_attention` takes causal masks as a flag, and every other mask or bias as a
-dense tensor; it then computes all T x T scores. On CUDA, FlashAttention has
-sliding windows; FlexAttention compiles any mask and score into its kernel and skips blocks of keys
-that no query of a block may attend to. On a CPU, queries of a sliding window attend block by block
-to the keys of two blocks. A window of w then costs T w, not T^2.
+dense tensor; it then computes all T x T scores. On CUDA, FlashAttention has sliding windows;
+FlexAttention compiles any mask and score into its kernel and skips blocks of keys that no query of
+a block may attend to. On a CPU, queries of a sliding window attend block by block to the keys of
+two blocks. A window of w then costs T w, not T^2.
 """
 
 from functools import partial
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 BLOCK = 128  # queries and keys per block of FlexAttention
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
 FLASH_HEAD_DIM = 256  # at most
-WINDOWS_PER_TEXT = 4  # from this many windows on, blocks are faster on a CPU
+WINDOWS_PER_SEQUENCE = 4  # from this many windows on, blocks are faster on a CPU
 
 
 def supports(attention: Attention, position: Position) -> bool:
-    """Whether `attend` computes what an attention layer does."""
+    """Whether `attend` supports a layer: dot product, no dropout, no score bias but ALiBi's."""
     biased = type(position).bias is not Position.bias
     dot = type(attention.score).forward is Dot.forward
     return dot and not attention.dropout and (not biased or isinstance(position, ALiBi))
 
 
-def needs_block_mask(inputs: AttentionInputs, capped: bool) -> bool:
+def needs_sparse_attention(inputs: AttentionInputs, capped: bool) -> bool:
     """Whether the fused kernel would need a dense mask or bias for these inputs, or cannot run."""
     mask, time = inputs.mask, inputs.query_positions.shape[1]
     sparse = (
@@ -85,24 +85,8 @@ def attend(
 
 
 def causal_window(q: Tensor, k: Tensor, v: Tensor, window_size: int, scale: float) -> Tensor:
-    """FlashAttention over a causal window; (batch, time, heads, head_dim), 16 bits."""
-    time: int = q.shape[1]
-    y, *_ = torch.ops.aten._flash_attention_forward(
-        q,
-        k,
-        v,
-        None,
-        None,
-        time,
-        time,
-        0.0,
-        is_causal=True,
-        return_debug_mask=False,
-        scale=scale,
-        window_size_left=window_size - 1,
-        window_size_right=0,
-    )
-    return y
+    """FlashAttention over a causal window; (batch, time, heads, head_dim), bfloat16 or float16."""
+    return _flash_attention(q, k, v, None, q.shape[1], window_size, scale)
 
 
 def varlen_attention(
@@ -115,27 +99,12 @@ def varlen_attention(
 ) -> Float[Tensor, "tokens heads head_dim"]:
     """Causal attention within each of several concatenated sequences.
 
-    `cu_seqlens` holds their cumulative lengths, 0 first. On a GPU by FlashAttention, in 16 bits.
+    `cu_seqlens` holds their cumulative lengths, 0 first. On a GPU this is FlashAttention, which
+    needs bfloat16 or float16.
     """
     tokens = len(q)
     if q.is_cuda:
-        cu_seqlens = cu_seqlens.to(torch.int32)
-        y, *_ = torch.ops.aten._flash_attention_forward(
-            q,
-            k,
-            v,
-            cu_seqlens,
-            cu_seqlens,
-            tokens,
-            tokens,
-            0.0,
-            is_causal=True,
-            return_debug_mask=False,
-            scale=scale,
-            window_size_left=None if window is None else window - 1,
-            window_size_right=None if window is None else 0,
-        )
-        return y
+        return _flash_attention(q, k, v, cu_seqlens.to(torch.int32), tokens, window, scale)
     positions = torch.arange(tokens).unsqueeze(0)
     mask = Mask.causal() & Mask.documents(torch.searchsorted(cu_seqlens, positions, right=True))
     if window is not None:
@@ -152,9 +121,36 @@ def varlen_attention(
     return y.squeeze(0).transpose(0, 1)
 
 
+def _flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None,
+    max_length: int,
+    window: int | None,
+    scale: float,
+) -> Tensor:
+    y, *_ = torch.ops.aten._flash_attention_forward(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_length,
+        max_length,
+        0.0,
+        is_causal=True,
+        return_debug_mask=False,
+        scale=scale,
+        window_size_left=None if window is None else window - 1,
+        window_size_right=None if window is None else 0,
+    )
+    return y
+
+
 def attach_window_blocks(model: nn.Module) -> None:
     """Let the sliding-window attention of a model on a CPU skip the keys outside of the window."""
-    stacks = [part for part in model.modules() if isinstance(part, Stack)]
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
     for block in (block for stack in stacks if any(stack.windows) for block in stack.layers):
         attention = block.attention
         if attention.score.fused:
@@ -175,12 +171,12 @@ def attend_in_blocks(
 
 
 def suits_blocks(inputs: AttentionInputs) -> bool:
-    """Whether `causal_window_blocks` computes attention with these inputs, and faster."""
+    """Whether `causal_window_blocks` supports these inputs and is faster."""
     mask, positions = inputs.mask, inputs.query_positions
     if not mask.only_causal_window or mask.window_size is None or inputs.bias is not None:
         return False
     time = positions.shape[1]
-    if time < WINDOWS_PER_TEXT * mask.window_size or inputs.key_positions is not positions:
+    if time < WINDOWS_PER_SEQUENCE * mask.window_size or inputs.key_positions is not positions:
         return False
     return bool((positions.diff(dim=1) == 1).all())  # a window counts positions, not columns
 
@@ -221,10 +217,10 @@ def causal_window_blocks(
 
 
 def block_mask(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> "BlockMask":
-    """A mask as blocks of which none, some or all pairs are allowed.
+    """A mask as FlexAttention's `BlockMask`: blocks in which no, some or all pairs are allowed.
 
     Whether a block is needed follows from the smallest and largest position and document in it. A
-    block that is wrongly taken as partial costs time only, since `allowed` decides in it.
+    block that is wrongly taken as partial costs time only, since `allowed` is evaluated in it.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -265,12 +261,13 @@ def _order_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _range(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest value in each block."""
     blocks = x.unflatten(-1, (-1, BLOCK))
     return blocks.amin(-1), blocks.amax(-1)
 
 
 def _blocks(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each block: whether some pairs may be allowed, and whether all are."""
+    """Whether some pairs of each block may be allowed, and whether all are."""
     query_low, query_high = (x.unsqueeze(-1) for x in _range(query_positions))
     key_low, key_high = (x.unsqueeze(-2) for x in _range(key_positions))
     shape = torch.broadcast_shapes(query_low.shape, key_low.shape)  # (batch, queries, keys)

@@ -10,13 +10,20 @@ TRITON_HEAD_DIMS = range(16, 257, 2)
 TRITON_POSITIONS = ("none", "sinusoidal", "learned", "rotary", "alibi")
 TRITON_NORM_PLACEMENTS = (*PACKED_NORM_PLACEMENTS, "sandwich", "post", "deepnorm")
 RMS_NORMS = ("rms", "rms_plus_one")
-MAX_SHARED_HEADS = 32  # query heads per key head: the shared memory of a GPU must hold them
+# the decoders have one fixed table of rotations for all layers
+SCALED_BY_LENGTH = "the rotary scaling depends on the length of the sequence"
+WINDOW_BASE = "layers with a window rotate by another base (window_base)"
+MAX_SHARED_HEADS = 32  # query heads per KV head: the shared memory of a GPU must hold them
 
 
 def packed_unsupported_reason(description: Description) -> str | None:
     """Why `PackedDecoder` cannot run a model; None if it can."""
     if description.position_in_each_layer:
         return "positions are added in every layer"
+    if description.scaled_by_length:
+        return SCALED_BY_LENGTH
+    if description.has_window_base:
+        return WINDOW_BASE
     if len({block.norm_placement for block in description.blocks}) > 1:
         return "the layers differ in norm_placement"
     for block in description.blocks:
@@ -30,7 +37,7 @@ def packed_unsupported_reason(description: Description) -> str | None:
 
 
 def cpu_unsupported_reason(description: Description) -> str | None:
-    """Why `CpuDecoder` cannot run a packed model; None if it can."""
+    """Why `CpuDecodeStep` cannot run a packed model; None if it can."""
     if description.device.type != "cpu" or description.dtype != torch.float32:
         return f"it needs float32 on a CPU, not {description.dtype} on {description.device}"
     if description.biases_scores:
@@ -52,6 +59,10 @@ def triton_unsupported_reason(description: Description) -> str | None:
         return "positions are added in every layer"
     if description.position not in TRITON_POSITIONS:
         return f"position={description.position!r} has no kernel"
+    if description.scaled_by_length:
+        return SCALED_BY_LENGTH
+    if description.has_window_base:
+        return WINDOW_BASE
     shapes = {(block.heads, block.kv_heads, block.head_dim) for block in description.blocks}
     if len(shapes) > 1:
         return "the layers differ in shape"
@@ -61,16 +72,17 @@ def triton_unsupported_reason(description: Description) -> str | None:
         if block.qk_norm not in (None, *RMS_NORMS):
             return f"queries and keys are normalized by {block.qk_norm!r}, not RMSNorm"
         if block.head_dim not in TRITON_HEAD_DIMS or block.value_dim != block.head_dim:
-            return f"head_dim={block.head_dim} is odd, below 16, above 256 or not that of values"
+            widths = f"head_dim={block.head_dim}, value_dim={block.value_dim}"
+            return f"{widths}: they must be equal, even and from 16 to 256"
         if block.heads > MAX_SHARED_HEADS * block.kv_heads:
-            return f"more than {MAX_SHARED_HEADS} query heads share a key head"
+            return f"more than {MAX_SHARED_HEADS} query heads share a KV head"
         if block.activation not in TRITON_ACTIVATIONS:
             return f"activation={block.activation!r} has no kernel"
     return None
 
 
 def gemm_unsupported_reason(description: Description) -> str | None:
-    """Why `TritonDecoder` cannot decode several rows by its gemm kernels; None if it can."""
+    """Why `TritonDecoder` cannot decode several rows with its gemm kernels; None if it can."""
     if description.final_norm is None or description.head_scale != 1.0 or description.head_projects:
         return "the head does not follow a norm directly"
     for block in description.blocks:

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.accel.description import inspect_decoder
+from regard.accel.description import ACTIVATION_NAMES, inspect_decoder
 from regard.accel.kernels import gemv, prefill
-from regard.accel.kernels.common import Activation, RotaryPairs
+from regard.accel.kernels.common import FFNActivation, RotaryPairs
 from regard.accel.kernels.decode_attention import MAX_KV_HEADS, AttentionOptions, attend
 from regard.accel.kernels.gemm import ResidualStream, reads_packed_int8
 from regard.accel.kernels.residual import BranchNorm, add_branch
@@ -25,15 +25,15 @@ from regard.accel.support import (
 )
 from regard.models.base import State
 from regard.models.transformer import Transformer
-from regard.nn.block import ACTIVATIONS, GatedFeedForward, LayerNorm, RMSNorm
+from regard.nn.block import GatedFeedForward
+from regard.nn.norm import LayerNorm, RMSNorm
 from regard.nn.position import ALiBi, Rotary
 from regard.nn.state import KVCache, TransformerState
 
 # The largest batch that is decoded with gemv, by bytes per weight; larger ones use gemm, which is
 # faster from two rows of bfloat16 on: tensor cores do not take float32.
-GEMV_ROWS = {2: 1, 4: 4, 8: 4}
+MAX_GEMV_ROWS = {2: 1, 4: 4, 8: 4}
 INT4_ROWS = 4  # rows up to which int4 weights are used: more are faster on tensor cores
-ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,13 +46,13 @@ class TritonLayer:
     gate_up: FusedNormLinear
     down: FusedNormLinear
     options: AttentionOptions
-    activation: Activation
+    activation: FFNActivation
     parallel: bool  # attention and feed-forward network read the same input
     post: bool  # norms follow the sum with x, as in the 2017 Transformer
     branch_norms: tuple[BranchNorm, BranchNorm] | None  # of the outputs of the two branches
 
     def add(self, x: Tensor, y: Tensor, layer: FusedNormLinear, branch: int) -> Tensor:
-        """x plus a branch that ends in `layer`, with its norms."""
+        """x + `layer`(y), the end of branch 0 (attention) or 1 (feed-forward), with its norms."""
         if self.branch_norms is None:
             return gemv.linear(y, layer, residual=x)
         norm, residual_scale = (
@@ -75,7 +75,8 @@ class TritonDecoder(PackedDecoder):
 
     def __init__(self, model: Transformer, *, int8: bool = False, int4: bool = False) -> None:
         super().__init__(model, int8=int8, int4=int4)
-        self.for_many_rows = TritonDecoder(model) if int4 else None
+        self.prefill_model = model  # prompts use the original weights
+        self.decoder_for_many_rows = TritonDecoder(model) if int4 else None
         description = inspect_decoder(model)
         self.supports_gemm = gemm_unsupported_reason(description) is None
         self.supports_packed_step = packed_unsupported_reason(description) is None
@@ -103,9 +104,8 @@ class TritonDecoder(PackedDecoder):
             self._layer(packed, window)
             for packed, window in zip(self.layers, self.stack.windows, strict=True)
         ]
-        self.head_needs_preparation = (
-            description.head_scale != 1.0 or description.head_projects
-        )  # in torch
+        # the kernels cannot scale or project the input of the head; torch does
+        self.head_needs_preparation = description.head_scale != 1.0 or description.head_projects
         self.normed_head = FusedNormLinear.of(
             self.head, None if self.head_needs_preparation else self.stack.norm
         )
@@ -119,7 +119,7 @@ class TritonDecoder(PackedDecoder):
         kind = block.norm_placement.kind
         post = kind in ("post", "deepnorm")
         norm, ffn_norm = block.attention_norm, block.ffn_norm or block.attention_norm
-        after = {
+        branch_norms = {
             "sandwich": (block.attention_post_norm, block.ffn_post_norm),
             "post": (norm, ffn_norm),
             "deepnorm": (norm, ffn_norm),
@@ -143,12 +143,12 @@ class TritonDecoder(PackedDecoder):
             FusedNormLinear.of(packed.gate_up, None if post else ffn_norm),
             FusedNormLinear.of(packed.down),
             options,
-            Activation(
+            FFNActivation(
                 ACTIVATION_NAMES[packed.ffn.activation], isinstance(packed.ffn, GatedFeedForward)
             ),
             block.norm_placement.parallel,
             post,
-            after and tuple(BranchNorm.of(cast(nn.Module, n)) for n in after),  # type: ignore[arg-type]
+            branch_norms and tuple(BranchNorm.of(cast(nn.Module, n)) for n in branch_norms),  # type: ignore[arg-type]
         )
 
     def step(
@@ -177,7 +177,7 @@ class TritonDecoder(PackedDecoder):
 
     @property
     def supports_concatenated_prompts(self) -> bool:
-        """Whether it can read concatenated prompts; FlashAttention on a GPU takes 16 bits."""
+        """Whether it can read concatenated prompts; on a GPU they need 16-bit weights."""
         weight = self.embed.token.weight
         head_dim = self.layers[0].attention.head_dim
         flash = weight.dtype in FLASH_DTYPES and head_dim % 8 == 0
@@ -192,8 +192,8 @@ class TritonDecoder(PackedDecoder):
         graph can capture it.
         """
         x = self._embed(prompts.ids.unsqueeze(0), prompts.positions).squeeze(0)
-        parts = zip(self.triton_layers, self.prefill_layers, caches, strict=True)
-        for layer, packed, cache in parts:
+        layers = zip(self.triton_layers, self.prefill_layers, caches, strict=True)
+        for layer, packed, cache in layers:
             heads, kv_heads = packed.attention.heads, packed.attention.kv_heads
             qkv = packed.qkv(prefill.rms_norm(x, layer.qkv))
             qk = prefill.rotate_and_cache(
@@ -212,9 +212,9 @@ class TritonDecoder(PackedDecoder):
         return self.model.head(x).squeeze(1)
 
     def _decodes_rows(self, rows: int) -> bool:
-        if self.for_many_rows is not None:
-            return rows <= INT4_ROWS or self.for_many_rows._decodes_rows(rows)
-        few = rows <= GEMV_ROWS[self.model.embed.token.weight.itemsize]
+        if self.decoder_for_many_rows is not None:
+            return rows <= INT4_ROWS or self.decoder_for_many_rows._decodes_rows(rows)
+        few = rows <= MAX_GEMV_ROWS[self.model.embed.token.weight.itemsize]
         return few or self.supports_gemm or self.supports_packed_step
 
     def _fits_cpu_decoder(self) -> bool:
@@ -224,8 +224,8 @@ class TritonDecoder(PackedDecoder):
         """A prompt with an empty KV cache, up to the final norm."""
         (rows, time), x = ids.shape, self._embed(ids, state.lengths)
         shape, x = x.shape, x.flatten(0, 1)
-        parts = zip(self.triton_layers, self.prefill_layers, state.layers, strict=True)
-        for layer, packed, cache in parts:
+        layers = zip(self.triton_layers, self.prefill_layers, state.layers, strict=True)
+        for layer, packed, cache in layers:
             attention = packed.attention
             qkv = packed.qkv(prefill.rms_norm(x, layer.qkv))
             q = prefill.rotate_and_cache(qkv, time, layer.options, cache, state.lengths)
@@ -249,10 +249,14 @@ class TritonDecoder(PackedDecoder):
         return x.view(shape)
 
     def _decode(self, x: Float[Tensor, "rows dim"], state: TransformerState) -> Tensor:
-        if self.for_many_rows is not None:
+        if self.decoder_for_many_rows is not None:
             few = len(x) <= INT4_ROWS
-            return self._decode_by_gemv(x, state) if few else self.for_many_rows._decode(x, state)
-        if len(x) <= GEMV_ROWS[x.itemsize]:
+            return (
+                self._decode_by_gemv(x, state)
+                if few
+                else self.decoder_for_many_rows._decode(x, state)
+            )
+        if len(x) <= MAX_GEMV_ROWS[x.itemsize]:
             return self._decode_by_gemv(x, state)
         return self._decode_by_gemm(x, state) if self.supports_gemm else super()._decode(x, state)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from regard.api.lecture_figures import LectureFigure, figures, show
     from regard.api.machine import driver_gpus
     from regard.api.model_info import ModelDiff, ModelInfo, diff, info, presets
-    from regard.api.overrides import override_words
+    from regard.api.overrides import format_overrides
     from regard.api.planning import Plan, plan
     from regard.api.prediction import (
         OUT_SUFFIXES,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from regard.api.settings_reference import (
         format_default,
-        option_words,
+        format_options,
         other_defaults,
         sentence,
         settings,
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
         StepLogged,
         ThreadsChanged,
     )
-    from regard.training.setup.configure import without_effect
+    from regard.training.setup.configure import unused_overrides
     from regard.training.tracking.history import History
 
 _NAMES = {
@@ -108,9 +108,9 @@ _NAMES = {
         *("device_of", "process_start_time", "rank", "run_worker", "stoppable", "world_size"),
     ),
     "regard.api.run": ("Run", "load"),
-    "regard.api.overrides": ("override_words",),
+    "regard.api.overrides": ("format_overrides",),
     "regard.api.settings_reference": (
-        *("format_default", "option_words", "other_defaults", "sentence", "settings"),
+        *("format_default", "format_options", "other_defaults", "sentence", "settings"),
         *("settings_page", "used_by"),
     ),
     "regard.api.training": (
@@ -138,7 +138,7 @@ _NAMES = {
         *("BaselineEvaluated", "Evaluated", "Event", "RunFinished", "RunStarted", "StepLogged"),
         "ThreadsChanged",
     ),
-    "regard.training.setup.configure": ("without_effect",),
+    "regard.training.setup.configure": ("unused_overrides",),
     "regard.training.tracking.history": ("History",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
@@ -188,6 +188,8 @@ __all__ = [
     "export",
     "figures",
     "format_default",
+    "format_options",
+    "format_overrides",
     "history_curves",
     "import_checkpoint",
     "import_model",
@@ -197,9 +199,7 @@ __all__ = [
     "load",
     "merge",
     "open_study",
-    "option_words",
     "other_defaults",
-    "override_words",
     "plan",
     "predict_inputs",
     "predict_rows",
@@ -223,8 +223,8 @@ __all__ = [
     "takes_steps",
     "train",
     "train_events",
+    "unused_overrides",
     "used_by",
-    "without_effect",
     "world_size",
     "write_rows",
 ]

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """Several runs, finished or not."""
+    """The histories of several runs, finished or not, and the settings in which they differ."""
 
     names: list[str]
     histories: list[History]
-    settings: dict[str, Values]  # that differ, one value per run
+    settings: dict[str, Values]  # settings that differ, one value per run
     translations: list[str] = field(default_factory=list)  # of `text`, one per run
     by_length: list[ByLength] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)  # on the evaluations
@@ -44,14 +44,14 @@ class Comparison:
     def metrics(self) -> dict[str, tuple[float | None, ...]]:
         """Validation metrics of the saved models, one value per run.
 
-        Without those that cannot be compared: no values if the runs have different tasks or
-        validation data, and none of a run that was evaluated on another part of it.
+        Metrics that cannot be compared are left out: all if the runs have different tasks or
+        validation data, and those of a run that was evaluated on other targets than the others.
         """
         return _columns([history.metrics for history in self._comparable])
 
     @property
     def evaluations(self) -> dict[str, tuple[Any, ...]]:
-        """What the metrics were computed on, one value per run."""
+        """The number of validation targets and the stride of the metrics, one value per run."""
         tables = []
         for evaluation in (history.evaluation for history in self._comparable):
             windows = evaluation.stride and f"{evaluation.stride:,} of {evaluation.context:,}"
@@ -65,11 +65,11 @@ class Comparison:
         evaluations = [history.evaluation for history in histories]
         if _is_comparable(evaluations):
             return histories
-        whole = [evaluation for evaluation in evaluations if _is_standard(evaluation)]
-        same = _is_comparable(whole) and not self._different_tasks
+        standard = [evaluation for evaluation in evaluations if _is_standard(evaluation)]
+        comparable = _is_comparable(standard) and not self._different_tasks
         return [
             history
-            if same and _is_standard(history.evaluation)
+            if comparable and _is_standard(history.evaluation)
             else replace(history, evaluation=NOT_EVALUATED)
             for history in histories
         ]
@@ -89,7 +89,7 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What was evaluated again, and why metrics are left out or compare only in part."""
+        """Notes on runs that were evaluated again, and on metrics that cannot be compared."""
         configs = [history.config for history in self.histories]
         if self._different_tasks:
             return ["these runs have different tasks: their metrics cannot be compared"]
@@ -104,11 +104,11 @@ class Comparison:
         return notes
 
     def figure(self) -> "Figure":
-        """Metrics by length where those were computed, forecasts, or the curves of training."""
+        """The metrics by length if they were computed, else forecasts, else training curves."""
         if self.by_length:
             return by_length_curves(self.names, self.by_length)
         if all(kind_of(history.config.task)[0] == "forecast" for history in self.histories):
-            forecasts = [load(history.path).forecast_end() for history in self.histories]
+            forecasts = [load(history.path).backtest() for history in self.histories]
             return forecast_curves(self.names, self.histories, forecasts)
         return history_curves(self.names, self.histories)
 
@@ -159,9 +159,9 @@ def compare(
     data: Sequence[Choice] = (),
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare runs by what they have logged.
+    """Compare the logged metrics, the cost and the settings of runs.
 
-    Their metrics are those of all validation data. A run that was evaluated on a part, or with
+    The metrics are those of all validation data. A run that was evaluated on a part of it, or with
     another stride than the others, is evaluated again.
 
     With `text`, each run translates it; with `by_length`, each is evaluated separately on short
@@ -189,7 +189,7 @@ def compare(
 def _with_comparable_evaluations(
     histories: list[History], progress: Progress | None
 ) -> tuple[list[History], list[str]]:
-    """Evaluate runs again whose metrics cannot be compared with those of the others."""
+    """Evaluate the runs again whose metrics cannot be compared with those of the other runs."""
     tasks = {kind_of(history.config.task)[0] for history in histories}
     if len(tasks) > 1 or _is_comparable([history.evaluation for history in histories]):
         return histories, []
@@ -197,7 +197,7 @@ def _with_comparable_evaluations(
     for history in histories:
         evaluation = history.evaluation
         if not _is_standard(evaluation):
-            before = evaluation.evaluated or "nothing"
+            before = evaluation.evaluated or "no data"
             stride = None
             if history.config.train.evaluate_stride is not None:
                 stride = default_stride(resolve(history.config.model).context)
@@ -207,8 +207,8 @@ def _with_comparable_evaluations(
             except RegardError as error:
                 reason = str(error).splitlines()[0]
                 remarks.append(
-                    f"{history.path}: evaluated on {before}, and not again, so its metrics are "
-                    f"left out: {reason}"
+                    f"{history.path}: evaluated on {before}; its metrics are left out, because it "
+                    f"cannot be evaluated again: {reason}"
                 )
             else:
                 remarks.append(
@@ -225,7 +225,7 @@ def _is_comparable(evaluations: Sequence[Evaluation]) -> bool:
     """
     if len(evaluations) < 2:
         return True
-    parts = {
+    conditions = {
         (
             evaluation.data,
             evaluation.is_whole or evaluation.targets,
@@ -233,7 +233,7 @@ def _is_comparable(evaluations: Sequence[Evaluation]) -> bool:
         )
         for evaluation in evaluations
     }
-    return len(parts) == 1 and evaluations[0].data is not None
+    return len(conditions) == 1 and evaluations[0].data is not None
 
 
 def _is_standard(evaluation: Evaluation) -> bool:
@@ -243,7 +243,7 @@ def _is_standard(evaluation: Evaluation) -> bool:
 
 
 def run_names(runs: Sequence[Path | str]) -> list[str]:
-    """The names of the folders, or the whole paths where two have the same name."""
+    """The names of the folders, or the full paths if two have the same name."""
     names = [Path(run).resolve().name for run in runs]
     return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
@@ -261,7 +261,7 @@ def _columns(tables: Sequence[Mapping[str, Any]]) -> dict[str, Values]:
 
 
 def _differences(tables: Sequence[dict[str, Any]]) -> dict[str, Values]:
-    """The settings that apply to several runs and are not equal in all of those."""
+    """The settings that apply to several runs and differ between them."""
     rows = _columns(tables)
     applicable = {key: [{key: t[key]} for t in tables if key in t] for key in rows}
     return {
@@ -272,7 +272,7 @@ def _differences(tables: Sequence[dict[str, Any]]) -> dict[str, Values]:
 
 
 def _settings(history: History, mixed: bool) -> dict[str, Any]:
-    """The settings that apply to a run, by their dotted names; `mixed`: among other families."""
+    """The settings that apply to a run, by dotted name; `mixed`: runs of several families."""
     config = history.config
     family = config.model["family"]
     tables = {
@@ -284,6 +284,6 @@ def _settings(history: History, mixed: bool) -> dict[str, Any]:
         "data": to_table(config.data),
     }
     dotted = {
-        f"{part}.{key}": value for part, table in tables.items() for key, value in table.items()
+        f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()
     }
     return {"task": config.task, **dotted, "device": config.device}

@@ -1,4 +1,4 @@
-"""What this machine has, and what is missing for which command."""
+"""Diagnosis of this machine: versions, hardware, and the optional packages of each command."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ from regard.training.setup.device import free_memory, pick_device, usable_cores
 
 @dataclass(frozen=True, slots=True)
 class OptionalPackage:
-    """A package that some commands need: what for, and how it is installed."""
+    """A package that some commands need, its purpose, and the command that installs it."""
 
     package: str
     purpose: str
@@ -27,7 +27,7 @@ class OptionalPackage:
 OPTIONAL_PACKAGES = [
     OptionalPackage(
         "transformers",
-        "regard import of a name on the hub; regard export verifies what it wrote",
+        "regard import of a name on the hub; verification in regard export",
         "pip install 'regard[hf]'",
     ),
     OptionalPackage(
@@ -67,7 +67,7 @@ class Diagnosis:
     disk: int  # free bytes where runs/ is written
     cache: str
     gpus: list[str]
-    device: str  # that `device=auto` selects
+    device: str  # the device that `device=auto` selects
     packages: dict[str, str | None]  # versions of `OPTIONAL_PACKAGES`; None: not installed
     problems: list[str]
 
@@ -85,7 +85,7 @@ def installed_version(package: str) -> str | None:
 
 
 def doctor() -> Diagnosis:
-    """Find out what this machine has: versions, cores, memory, GPUs, optional packages.
+    """Report versions, cores, memory, GPUs and optional packages of this machine, and problems.
 
     >>> import regard
     >>> regard.doctor().cores >= 1
@@ -107,7 +107,7 @@ def doctor() -> Diagnosis:
         cache=str(cache_folder()),
         gpus=gpus,
         device=device.type,
-        packages={each.package: installed_version(each.package) for each in OPTIONAL_PACKAGES},
+        packages={p.package: installed_version(p.package) for p in OPTIONAL_PACKAGES},
         problems=_problems(device.type, gpus),
     )
 
@@ -131,9 +131,13 @@ def _problems(device: str, gpus: list[str]) -> list[str]:
         )
         problems.append(f"{gpus[0]} is not used: {reason}")
     if device == "cuda" and installed_version("triton") is None:
-        problems.append("no triton: train.compile and the decoding kernels need it on CUDA")
+        problems.append(
+            "triton is not installed: train.compile and the decoding kernels need it on CUDA"
+        )
     if device == "cuda" and not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        problems.append("no C compiler: triton needs one; install gcc, or set train.compile=off")
+        problems.append(
+            "there is no C compiler, which triton needs; install gcc, or set train.compile=off"
+        )
     if not os.access(Path.cwd(), os.W_OK):
         problems.append(f"{Path.cwd()} cannot be written; regard train writes runs/ there")
     return problems

@@ -1,7 +1,6 @@
 """The progress of a run: a live panel on a terminal, a table in a notebook, else plain lines."""
 
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from html import escape
@@ -17,13 +16,22 @@ from rich.table import Table
 from rich.text import Text
 
 from regard import api
+from regard.api.event_lines import (
+    LABEL,
+    RemainingTime,
+    activation_lines,
+    amount,
+    baseline_line,
+    heading,
+    simple_baseline_lines,
+    sparkline,
+    threads_line,
+)
 from regard.api.formatting import (
     format_duration,
     format_number,
-    format_size,
     is_interactive,
     strip_control,
-    terminal_width,
 )
 from regard.errors import ConfigError
 from regard.training.events import (
@@ -32,7 +40,7 @@ from regard.training.events import (
     Event,
     RunFinished,
     RunStarted,
-    SeriesBaselines,
+    SimpleBaselines,
     StepLogged,
     ThreadsChanged,
 )
@@ -42,10 +50,8 @@ if TYPE_CHECKING:
 
 SAMPLE_LINES = 6
 ACTIVATION_LINES = 8
-BARS = "▁▂▃▄▅▆▇█"
 LINE_SECONDS = 10.0  # between two lines of progress
 NOTEBOOK_SECONDS = 0.5  # between two updates of a notebook
-LABEL = 11  # width of the labels on the left, as in `RunStarted.description`
 
 
 class NoDisplay:
@@ -62,7 +68,7 @@ class NoDisplay:
     ) -> None:
         """Restore the terminal."""
 
-    def show_preparation(self, what: str, done: int, total: int) -> None:
+    def show_preparation(self, phase: str, done: int, total: int) -> None:
         """Show the progress of data preparation, in bytes, or of an evaluation, in targets."""
 
     def show(self, event: Event) -> None:
@@ -74,14 +80,14 @@ class LineDisplay(NoDisplay):
 
     def __init__(self) -> None:
         self.last_print = time.monotonic()
-        self.remaining = Remaining()
+        self.remaining = RemainingTime()
         self.latest: StepLogged | None = None
 
-    def show_preparation(self, what: str, done: int, total: int) -> None:
+    def show_preparation(self, phase: str, done: int, total: int) -> None:
         """Print a line every ten seconds."""
-        self.remaining.add(what, done, total)
+        self.remaining.add(phase, done, total)
         if time.monotonic() - self.last_print >= LINE_SECONDS:
-            self._print(f"{what}: {amount(what, done, total)}{self.remaining}")
+            self._print(f"{phase}: {amount(phase, done, total)}{self.remaining}")
 
     def show(self, event: Event) -> None:
         """Print a line, where one is due."""
@@ -90,8 +96,8 @@ class LineDisplay(NoDisplay):
                 self._print("\n".join(heading(event)))
             case BaselineEvaluated():
                 self._print(baseline_line(event))
-            case SeriesBaselines():
-                self._print("\n".join(series_baseline_lines(event)))
+            case SimpleBaselines():
+                self._print("\n".join(simple_baseline_lines(event)))
             case ThreadsChanged():
                 self._print(threads_line(event))
             case StepLogged():
@@ -121,59 +127,25 @@ class LineDisplay(NoDisplay):
         self.last_print = time.monotonic()
 
 
-class Remaining:
-    """The time that some work still takes, at the speed so far."""
-
-    def __init__(self) -> None:
-        self.what, self.started = "", 0.0
-        self.done = self.total = 0
-
-    def add(self, what: str, done: int, total: int) -> None:
-        """Note how much is done; work of another description starts the clock again."""
-        if what != self.what:
-            self.what, self.started = what, time.monotonic()
-        self.done, self.total = done, total
-
-    def __str__(self) -> str:
-        elapsed = time.monotonic() - self.started
-        if elapsed < 1 or not self.done:
-            return ""
-        left = elapsed * (self.total - self.done) / self.done
-        return f", {format_duration(left)} left"
-
-
-def amount(what: str, done: int, total: int) -> str:
-    """How much of some work is done.
-
-    >>> amount("tokenizing", 2_000_000, 50_000_000), amount("evaluating", 2048, 325100)
-    ('2 of 50 MB', '2,048 of 325,100 targets')
-    """
-    from regard.pipelines.base import UNITS  # imports torch
-
-    if what in UNITS:
-        return f"{done:,} of {total:,} {UNITS[what]}"
-    return f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
-
-
 class _StateDisplay(NoDisplay):
-    """Keeps the events from which a display is drawn again and again."""
+    """Stores the latest events, from which subclasses redraw the display."""
 
     def __init__(self) -> None:
         self.phase, self.phase_done = "reading the data", 0.0
-        self.remaining, self.work = Remaining(), ""
+        self.remaining, self.work = RemainingTime(), ""
         self.started: RunStarted | None = None
         self.latest: StepLogged | None = None
         self.evaluations: list[Evaluated] = []
         self.result: RunFinished | None = None
 
-    def show_preparation(self, what: str, done: int, total: int) -> None:
-        """Shown at the next refresh."""
-        self.remaining.add(what, done, total)
-        self.phase, self.phase_done = what, done / max(total, 1)
-        self.work = f"{what}: {amount(what, done, total)}{self.remaining}"
+    def show_preparation(self, phase: str, done: int, total: int) -> None:
+        """Store the progress; it is shown at the next refresh."""
+        self.remaining.add(phase, done, total)
+        self.phase, self.phase_done = phase, done / max(total, 1)
+        self.work = f"{phase}: {amount(phase, done, total)}{self.remaining}"
 
     def show(self, event: Event) -> None:
-        """Keep the event."""
+        """Store the event."""
         match event:
             case RunStarted():
                 self.started, self.work = event, ""
@@ -186,7 +158,7 @@ class _StateDisplay(NoDisplay):
 
     @property
     def waiting_for(self) -> str | None:
-        """What is being done before the first step; None after it."""
+        """The current phase before the first step, such as "reading the data"; None after it."""
         if self.started is None:
             percent = f"  {self.phase_done:.0%}" if self.phase_done else ""
             return f"{self.phase}{percent}"
@@ -201,10 +173,10 @@ class _StateDisplay(NoDisplay):
         if self.evaluations:
             latest = self.evaluations[-1]
             losses = [evaluation.metrics["loss"] for evaluation in self.evaluations]
-            chosen = [
+            best_losses = [
                 evaluation.metrics["loss"] for evaluation in self.evaluations if evaluation.best
             ]
-            best = f"best was {chosen[-1]:.3f}  " if chosen else ""  # by `train.best`
+            best = f"best was {best_losses[-1]:.3f}  " if best_losses else ""  # by `train.best`
             best = "best so far  " if latest.best else best
             rows.append(("validation", f"{losses[-1]:.3f}", f"{best}{sparkline(losses)}"))
             if latest.part:
@@ -212,7 +184,7 @@ class _StateDisplay(NoDisplay):
         return rows
 
     def caption(self, latest: StepLogged) -> str:
-        """How far training is."""
+        """The steps taken and the remaining time."""
         remaining = (
             "done" if self.result is not None else f"{format_duration(latest.seconds_left)} left"
         )
@@ -258,8 +230,8 @@ class LiveDisplay(_StateDisplay):
                 self._print_above(*heading(event), "")
             case BaselineEvaluated():
                 self._print_above(baseline_line(event), "")
-            case SeriesBaselines():
-                self._print_above(*series_baseline_lines(event), "")
+            case SimpleBaselines():
+                self._print_above(*simple_baseline_lines(event), "")
             case ThreadsChanged():
                 self._print_above(threads_line(event))
         self.live.refresh()
@@ -284,8 +256,8 @@ class LiveDisplay(_StateDisplay):
 
     def _print_above(self, *lines: str) -> None:
         for line in lines:
-            label, rest = line[:LABEL], line[LABEL:]
-            self.console.print(Text.assemble((label, "dim"), strip_control(rest)))
+            label, text = line[:LABEL], line[LABEL:]
+            self.console.print(Text.assemble((label, "dim"), strip_control(text)))
 
     def _waiting(self, text: str) -> RenderableType:
         self.spinner.update(text=Text(text, "dim"))
@@ -320,11 +292,11 @@ class LiveDisplay(_StateDisplay):
             for line in text.strip("\n").split("\n")
             for wrapped in (Text(line).wrap(self.console, width) or [Text()])
         ]
-        shown = lines[:SAMPLE_LINES]
-        self.sample_height = max(self.sample_height, len(shown))
-        shown += [Text()] * (self.sample_height - len(shown))
+        sample_lines = lines[:SAMPLE_LINES]
+        self.sample_height = max(self.sample_height, len(sample_lines))
+        sample_lines += [Text()] * (self.sample_height - len(sample_lines))
         title = Text(f"sample at step {event.step:,}", "dim")
-        return [title, *(Text.assemble(("│ ", "cyan"), line) for line in shown)]
+        return [title, *(Text.assemble(("│ ", "cyan"), line) for line in sample_lines)]
 
 
 class NotebookDisplay(_StateDisplay):
@@ -337,9 +309,9 @@ class NotebookDisplay(_StateDisplay):
         self.last_update = time.monotonic()
         self.handle: Any = display(self._bundle(), raw=True, display_id=True)
 
-    def show_preparation(self, what: str, done: int, total: int) -> None:
+    def show_preparation(self, phase: str, done: int, total: int) -> None:
         """Update the output, at most twice a second."""
-        super().show_preparation(what, done, total)
+        super().show_preparation(phase, done, total)
         self._update()
 
     def show(self, event: Event) -> None:
@@ -350,8 +322,8 @@ class NotebookDisplay(_StateDisplay):
                 self.lines += heading(event)
             case BaselineEvaluated():
                 self.lines.append(baseline_line(event))
-            case SeriesBaselines():
-                self.lines += series_baseline_lines(event)
+            case SimpleBaselines():
+                self.lines += simple_baseline_lines(event)
             case ThreadsChanged():
                 self.lines.append(threads_line(event))
         self._update(always=not isinstance(event, StepLogged))
@@ -362,7 +334,7 @@ class NotebookDisplay(_StateDisplay):
             self.last_update = time.monotonic()
 
     def _bundle(self) -> dict[str, str]:
-        """The output as HTML and as text, of which the notebook shows what it can."""
+        """The output as HTML and as plain text; the notebook chooses one of them."""
         parts = [f"<pre>{escape(chr(10).join(self.lines))}</pre>"] if self.lines else []
         if self.waiting_for is not None:
             text = self.waiting_for
@@ -394,29 +366,6 @@ class NotebookDisplay(_StateDisplay):
         return {"text/html": "".join(parts), "text/plain": "  ".join(filter(None, plain))}
 
 
-def threads_line(event: ThreadsChanged) -> str:
-    """How many threads train from now on, and why."""
-    why = (
-        "again"
-        if event.threads == event.max_threads
-        else f"instead of {event.max_threads}: the machine is busy"
-    )
-    return f"threads    {event.threads} from step {event.step:,} on, {why}"
-
-
-def activation_lines(event: Evaluated) -> list[str]:
-    """A line for every hook point of `train.log`: its mean, norm and fraction of zeros."""
-    width = max(map(len, event.activations), default=0)
-    lines = []
-    for name, statistics in event.activations.items():
-        cells = [
-            f"{key} {'-' if value is None else format_number(value)}"
-            for key, value in statistics.items()
-        ]
-        lines.append(f"{name:<{width}}  {'  '.join(cells)}")
-    return lines
-
-
 def make_display(quiet: bool, *, transient: bool = False) -> NoDisplay:
     """The display for a terminal, a notebook or a pipe; ranks above 0 show nothing.
 
@@ -442,7 +391,7 @@ def show_events(
     on_event: Callable[[Event], None] | None = None,
     progress: "Progress | None" = None,
 ) -> RunFinished:
-    """Display the events of a run as they come, and pass them on; returns the last."""
+    """Display the events of a run as they come, pass them to `on_event`, and return the last."""
     if progress is not None and not callable(progress):
         raise ConfigError(
             f"progress={progress!r} must be a function, called while the data is prepared; "
@@ -450,10 +399,10 @@ def show_events(
         )
     with make_display(quiet) as display:
 
-        def show_preparation(what: str, done: int, total: int) -> None:
-            display.show_preparation(what, done, total)
+        def show_preparation(phase: str, done: int, total: int) -> None:
+            display.show_preparation(phase, done, total)
             if progress is not None:
-                progress(what, done, total)
+                progress(phase, done, total)
 
         for event in events(show_preparation):
             display.show(event)
@@ -461,56 +410,3 @@ def show_events(
                 on_event(event)
     assert isinstance(event, RunFinished)
     return event
-
-
-def heading(event: RunStarted) -> list[str]:
-    """The data, the model and the settings of a run, as words that can be given to `train`."""
-    device = api.device_of(event.config.device)
-    family = event.config.model["family"]
-    ranks = f", {api.world_size()} ranks" if api.world_size() > 1 else ""
-    lines = [
-        *event.description,
-        f"{'model':<{LABEL}}{family}, {format_size(event.parameters)}, on {device}{ranks}",
-        f"{'run':<{LABEL}}{event.folder}",
-    ]
-    if event.step:
-        return [*lines, f"{'from':<{LABEL}}step {event.step:,}"]
-    label = "settings"
-    for words in api.override_words(event.config):
-        for line in textwrap.wrap(
-            " ".join(words),
-            max(40, min(terminal_width(), 100) - LABEL),
-            break_long_words=False,
-            break_on_hyphens=False,
-        ):
-            lines.append(f"{label:<{LABEL}}{line}")
-            label = ""
-    return [*lines, f"{'':<{LABEL}}(each can be changed, as in model.layers=6)"]
-
-
-def baseline_line(event: BaselineEvaluated) -> str:
-    """The result of the n-gram baseline."""
-    bits = format_number(event.metrics["bits_per_byte"])
-    model = f"n-grams of order {event.order}, fitted to {event.tokens:,} tokens"
-    return f"{'baseline':<{LABEL}}{bits} bits per byte: {model}"
-
-
-def series_baseline_lines(event: SeriesBaselines) -> list[str]:
-    """The results of the baselines of a series."""
-    lines = []
-    for index, (name, metrics) in enumerate(event.metrics.items()):
-        shown = "  ".join(f"{key} {format_number(value)}" for key, value in metrics.items())
-        lines.append(f"{'' if index else 'baselines':<{LABEL}}{shown}  {name}")
-    return lines
-
-
-def sparkline(values: list[float], limit: int = 24) -> str:
-    """The last values as a row of small bars.
-
-    >>> sparkline([4.0, 2.0, 1.0])
-    '█▃▁'
-    """
-    values = values[-limit:]
-    low, high = min(values), max(values)
-    span = high - low
-    return "".join(BARS[round(7 * (v - low) / span)] if span else BARS[0] for v in values)

@@ -1,11 +1,10 @@
-"""What `train` would do: everything is read and checked, nothing is trained or written."""
+"""Preview of a training run: data and settings are read and checked, nothing is trained."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from regard.api.overrides import override_words
+from regard.api.overrides import format_overrides
 from regard.config import RunConfig, kind_of
-from regard.data.text import Text
 from regard.models.build import config_table, count_parameters, is_fitted_without_gradients
 from regard.pipelines import open_split, pipeline_of, smallest_model
 from regard.pipelines.prepare import check_compatible
@@ -16,21 +15,21 @@ from regard.training.storage.run_folder import RunFolder, new_folder
 
 @dataclass(frozen=True, slots=True)
 class TrainingPreview:
-    """What a run would be trained on, and with which settings."""
+    """The folder, the data, the model and the settings of a run that `train` would begin."""
 
-    folder: str  # that would be written
+    folder: str  # the run folder that would be written
     data: str
     validation: str
     notes: dict[str, str]  # such as the loss mask of a dialogue, or a caution
-    tokenizer: str | None  # that would be trained, or the run it comes from; None without text
+    tokenizer: str | None  # its kind, or the run that it is taken from; None without text
     family: str
     parameters: int  # with the smallest vocabulary; 0 for models fitted without gradients
     device: str
-    settings: list[list[str]]  # `key=value` that differ from the defaults, in groups
+    settings: list[list[str]]  # `key=value` arguments that differ from the defaults, in groups
 
 
 def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview:
-    """What training with these settings would do; raises what training would raise at its start."""
+    """Preview training with these settings; raise the errors that it would raise before a step."""
     folder = new_folder(config.name) if out is None else Path(out)
     RunFolder(folder).require_new_path()
     device = check_before_data(config)
@@ -39,12 +38,13 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
     pipeline = pipeline_of(config)
     pipeline.check_splits(config, training, validation)
     notes = pipeline.preview(config, training)
-    if isinstance(validation, Text) and validation.size < FEW_TARGETS:  # a token has a byte or more
-        notes = {**notes, "caution": describe_few(validation.size, "bytes")}
-    config = pipeline.fit_settings(config, training)
+    size = pipeline.text_bytes(validation)
+    if size is not None and size < FEW_TARGETS:
+        notes = {**notes, "caution": describe_few(size, "bytes")}
+    config = pipeline.complete_settings(config, training)
     model = config_table(smallest_model(config))
     kind, options = kind_of(model.get("head") or "none")
-    if "classes" in options:  # those of the data are counted when training begins
+    if "classes" in options:  # the classes of the data are counted when training begins
         model["head"] = {"kind": kind, **{k: v for k, v in options.items() if k != "classes"}}
     tokenizer = None
     if pipeline.tokenizer_type is not None:
@@ -60,5 +60,5 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
         family=model["family"],
         parameters=0 if without_gradients else count_parameters(smallest_model(config)),
         device=device.type,
-        settings=override_words(replace(config, model=model)),
+        settings=format_overrides(replace(config, model=model)),
     )

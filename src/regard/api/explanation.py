@@ -1,8 +1,9 @@
 """Inspect a run: its attention, states, heads, attributions and gradients.
 
-The functions choose, by the kind of the run, the function of `regard.explain` that computes it.
+Each function calls the function of `regard.explain` that fits the model and the data of the run.
 """
 
+import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
@@ -16,23 +17,27 @@ from regard.errors import ConfigError
 from regard.explain.attention import (
     NEEDS_ATTENTION,
     attention_maps,
-    cross_attention_path,
     has_attention,
-    image_attention,
-    pair_attention,
-    read_ids,
-    recurrent_states,
-    self_attention,
     text_stack,
 )
 from regard.explain.attribution import Attribution, attribute
 from regard.explain.effects import head_effects, next_token_loss
 from regard.explain.gradient import GradientFlow, last_token_gradients, require_gradients
 from regard.explain.heads import HeadScores, find_heads
+from regard.explain.labelled_maps import (
+    AxisLabels,
+    cross_attention_path,
+    encode_input,
+    image_attention,
+    recurrent_states,
+    self_attention,
+    sequence_attention,
+)
 from regard.explain.lens import Lens, logit_lens
 from regard.explain.token_map import AttentionMap, AttentionMaps, StateMaps
+from regard.nn.recurrent import RecurrentLayer
 from regard.nn.state import Source
-from regard.pipelines.captions import explain_caption
+from regard.pipelines.captions import caption_image
 from regard.pipelines.images import image_task, input_pixels
 from regard.pipelines.strokes import SOFT_WINDOW, stroke_task
 from regard.pipelines.text_pairs import encode_pair
@@ -44,25 +49,23 @@ if TYPE_CHECKING:
 
 
 def last_attention(
-    run: "Run", what: Any, *, layer: int | None, pattern: str | None, words: bool
+    run: "Run", input: Any, *, layer: int | None, pattern: str | None, words: bool
 ) -> AttentionMaps:
     """Attention maps of one layer, by default the last; for pairs, its cross-attention."""
     require_attention(run)
+    options: dict[str, Any] = {"pattern": pattern, "words": words}
     if run.config.model["family"] == SOFT_WINDOW:
-        return explain_window(run, what)
-    if "file" in run.inputs:
-        return explain_caption(run, what, [layer])
-    if isinstance(run.tokenizers, PairTokenizers):
-        path = cross_attention_path(run.model, layer)
-        return all_attention(run, what, pattern=pattern or path, words=words)
+        return all_attention(run, input, layers=None if layer is None else [layer], **options)
+    if "file" in run.inputs or isinstance(run.tokenizers, PairTokenizers):
+        options["pattern"] = pattern or cross_attention_path(run.model, layer)
+        return all_attention(run, input, **options)
     last = len(text_stack(run.model)[1].layers) - 1
-    layers = [last if layer is None else layer]
-    return all_attention(run, what, layers=layers, pattern=pattern, words=words)
+    return all_attention(run, input, layers=[last if layer is None else layer], **options)
 
 
 def all_attention(
     run: "Run",
-    what: Any,
+    input: Any,
     *,
     target: str | None = None,
     layers: Sequence[int] | None = None,
@@ -74,33 +77,51 @@ def all_attention(
     """All attention of the model while it reads a text or an image."""
     require_attention(run)
     if run.config.model["family"] == SOFT_WINDOW:
-        return explain_window(run, what)
-    if "file" in run.inputs:
-        if (target, heads, rows, pattern, words) != (None, None, None, None, False):
-            raise ConfigError("of a captioning run only `layers` can be chosen")
-        return explain_caption(run, what, layers or cast(Any, run.model).attention_layers)
+        _refuse(
+            "the attention of a handwriting run is one map, its soft window",
+            target=target,
+            layers=layers,
+            heads=heads,
+            rows=rows,
+            pattern=pattern,
+            words=words,
+        )
+        return explain_window(run, input)
     if run.config.model["family"] == "vision":
-        pixels = torch.from_numpy(input_pixels(run.model, what))
+        reason = "of the attention of an image, only layers, heads and rows can be chosen"
+        _refuse(reason, target=target, pattern=pattern, words=words)
+        pixels = torch.from_numpy(input_pixels(run.model, input))
         image = image_task(run.config.task).normalize(pixels).to(run.device)
         return image_attention(
             run.model, image[0], pixels[0], layers=layers, heads=heads, rows=rows
         )
-    if isinstance(run.tokenizers, PairTokenizers):
-        source, ids = source_and_translation(run, what, target)
-        paths = [f"*.{n}.*" for n in layers or ()] + [f"attention.{n}" for n in layers or ()]
-        names = [name for name, _ in run.model.named_modules()]
-        matching = [path for path in paths if any(fnmatchcase(name, path) for name in names)]
-        return pair_attention(
+    selection: dict[str, Any] = {"heads": heads, "rows": rows, "words": words}
+    if "file" in run.inputs:
+        caption = None if target is None else run._normalize(target)
+        captioned = caption_image(run, input, caption)
+        return sequence_attention(
             run.model,
-            run.tokenizers,
-            source,
-            ids,
-            pattern=pattern or (matching if layers and matching else paths or "*"),
-            heads=heads,
-            rows=rows,
-            words=words,
+            captioned.source,
+            AxisLabels.of_patches(captioned.shown.grid),
+            run.tokenizer,
+            captioned.ids,
+            pattern=pattern or _layer_patterns(run, layers),
+            image=captioned.shown,
+            **selection,
         )
-    ids, segments = _read(run, what)
+    if isinstance(run.tokenizers, PairTokenizers):
+        source, ids = source_and_translation(run, input, target)
+        return sequence_attention(
+            run.model,
+            source,
+            AxisLabels.of(run.tokenizers.source, source.ids[0].tolist(), words),
+            run.tokenizers.target,
+            ids,
+            pattern=pattern or _layer_patterns(run, layers),
+            **selection,
+        )
+    _refuse("this run reads no target", target=target)
+    ids, segments = _encode_texts(run, input)
     return self_attention(
         run.model,
         run.tokenizer,
@@ -108,47 +129,92 @@ def all_attention(
         segments=segments,
         layers=layers,
         pattern=pattern,
-        heads=heads,
-        rows=rows,
-        words=words,
+        **selection,
     )
 
 
-def states(run: "Run", text: Any, pattern: str) -> StateMaps:
-    """The gates and the hidden state of each recurrent layer; for pairs, of the encoder."""
+def _layer_patterns(run: "Run", layers: Sequence[int] | None) -> list[str]:
+    """Patterns of the paths of the attention modules of some layers or hops; None: of all."""
+    if layers is None:
+        return ["*"]
+    if getattr(run.model.config, "shared_layers", False):
+        return [f"*#{layer}" for layer in layers]
+    names = [name for name, _ in run.model.named_modules()]
+    patterns: list[str] = []
+    for layer in layers:
+        paths = (f"*.{layer}.*", f"attention.{layer}")
+        matching = [path for path in paths if any(fnmatchcase(name, path) for name in names)]
+        patterns += matching or paths[:1]  # a layer that does not exist is an error
+    return patterns
+
+
+def _refuse(reason: str, **options: object) -> None:
+    """Raise if an option is given that does not apply."""
+    refused = [name for name, value in options.items() if value is not None and value is not False]
+    if refused:
+        raise ConfigError(f"{reason}; leave out {', '.join(refused)}")
+
+
+def states(run: "Run", input: Any, pattern: str) -> StateMaps:
+    """The gates and the hidden state of each recurrent layer at each position of its input.
+
+    For pairs and captions, the input of the decoder is the model's own output.
+    """
     model = run.model
-    if isinstance(run.tokenizers, PairTokenizers):
-        source = _source(run, text)
-        start = torch.tensor([run._pair_task().prompt], device=run.device)
+    if run.config.model["family"] == SOFT_WINDOW:
+        batch, points = _draw_text(run, input)
         return recurrent_states(
             model,
-            run.tokenizers.source,
-            _reading_order(run, source),
-            lambda: model(start, source=source),
-            pattern="encoder.*" if pattern == "*" else pattern,
+            lambda _: points,
+            lambda: model(batch.inputs, source=batch.text),
+            pattern=pattern,
         )
-    ids, _ = _read(run, text)
-    batch = torch.tensor([ids], device=run.device)
-    return recurrent_states(model, run.tokenizer, ids, lambda: model(batch), pattern=pattern)
+    source: Any = None
+    encoded: list[str] = []
+    if "file" in run.inputs:
+        captioned = caption_image(run, input)
+        source, ids, tokenizer = captioned.source, captioned.ids[:-1], run.tokenizer
+    elif isinstance(run.tokenizers, PairTokenizers):
+        source, target = source_and_translation(run, input)
+        ids, tokenizer = target[:-1], run.tokenizers.target
+        encoded = list(map(run.tokenizers.source.piece, _reading_order(run, source)))
+    else:
+        (ids, _), tokenizer = _encode_texts(run, input), run.tokenizer
+    row = torch.tensor([ids], device=run.device)
+    arguments = {} if source is None else {"source": source}
+    tokens = list(map(tokenizer.piece, ids))
+    return recurrent_states(
+        model,
+        lambda path: encoded if source is not None and path.startswith("encoder") else tokens,
+        lambda: model(row, **arguments),
+        pattern=pattern,
+    )
 
 
-def heads_by_score(run: "Run", seed: int) -> HeadScores:
+def head_scores(run: "Run", seed: int) -> HeadScores:
     """Scores of every head of a decoder; special tokens are left out of the random sequences."""
-    _require_language_model(run)
+    _require_language_model(run, "find_heads")
     special = set(run.tokenizer.special_ids)
     tokens = [id for id in range(run.tokenizer.vocab_size) if id not in special]
     return find_heads(run.model, tokens=tokens, seed=seed)
 
 
 def text_head_effects(run: "Run", text: str, mean: bool) -> dict[str, Tensor]:
-    """How much the loss of a text grows without each head."""
-    _require_language_model(run)
-    return head_effects(run.model, next_token_loss(run.model, context_ids(run, text)), mean=mean)
+    """The increase of the loss of a text when each head is ablated; for pairs, of a translation."""
+    run._require("gradients", "predict the next token")
+    require_attention(run)
+    text_stack(run.model)  # raises if it is not a Transformer
+    if isinstance(run.tokenizers, PairTokenizers):
+        source, ids = source_and_translation(run, text)
+        loss = next_token_loss(run.model, ids, source=source)
+    else:
+        loss = next_token_loss(run.model, context_ids(run, text))
+    return head_effects(run.model, loss, mean=mean)
 
 
 def text_lens(run: "Run", text: str) -> Lens:
     """The next token that each layer would predict at each position of a text."""
-    _require_language_model(run)
+    _require_language_model(run, "logit_lens")
     ids = context_ids(run, text)
     logits = logit_lens(run.model, torch.tensor([ids], device=run.device))
     return Lens.of(logits, run.tokenizer, ids)
@@ -163,17 +229,17 @@ def text_attribution(run: "Run", text: Any, output: str | None) -> Attribution:
     if names is None:
         run._require("gradients", "predict the next token or the class of a text")
         return attribute(run.model, run.tokenizer, context_ids(run, text), output)
-    ids, segments = _read(run, text)
+    ids, segments = _encode_texts(run, text)
     return attribute(run.model, run.tokenizer, ids, output, names, segments)
 
 
 def text_gradients(run: "Run", text: str) -> GradientFlow:
-    """The gradient norm of the last token's loss; for pairs, of its own translation."""
+    """The gradient norms of the last token's loss; for pairs, of the model's own translation."""
     require_gradients(run.model)
     if isinstance(run.tokenizers, PairTokenizers):
         source, target = source_and_translation(run, text)
-        pieces = list(map(run.tokenizers.source.piece, _reading_order(run, source)))
-        return last_token_gradients(run.model, target, pieces, source=source)
+        tokens = list(map(run.tokenizers.source.piece, _reading_order(run, source)))
+        return last_token_gradients(run.model, target, tokens, source=source)
     run._require("gradients", "predict the next token")
     ids = [*run.tokenizer.prefix_ids, *run.tokenizer.encode(run._normalize(text))]
     return last_token_gradients(run.model, ids, list(map(run.tokenizer.piece, ids[:-1])))
@@ -185,12 +251,16 @@ def source_and_translation(
     """The source ids of a sentence, and the ids of its translation from BOS to EOS."""
     source = _source(run, text)
     tokenizers, task = cast(PairTokenizers, run.tokenizers), run._pair_task()
-    target = run.translate(text) if target is None else run._normalize(target)
-    return source, [*task.prompt, *tokenizers.target.encode(target), task.eos_id]
+    if target is not None:
+        ids = tokenizers.target.encode(run._normalize(target))
+    else:  # a translation without an end may be as long as the context, beside the prompt
+        context = getattr(run.model, "context", None) or sys.maxsize
+        ids = tokenizers.target.encode(run.translate(text))[: context - len(task.prompt)]
+    return source, [*task.prompt, *ids, task.eos_id]
 
 
 def context_ids(run: "Run", text: str) -> list[int]:
-    """The ids of a text, with those that a tokenizer puts before it; at least one."""
+    """The ids of a text, after the tokenizer's prefix ids; raise if there are none."""
     ids = [*run.tokenizer.prefix_ids, *run.tokenizer.encode(run._normalize(text))]
     if not ids:
         raise ConfigError("the text is empty; give at least one token")
@@ -198,47 +268,62 @@ def context_ids(run: "Run", text: str) -> list[int]:
 
 
 def explain_window(run: "Run", text: str) -> AttentionMaps:
-    """The weights of the soft window over a text, at each point of a drawing of it."""
-    task = stroke_task(run.config.task)
-    drawing = task.draw(run.model, 1, text=text, seed=0, bias=1.0)[0]
-    batch = task.collate(([drawing], None, [text]), torch.Generator()).to(run.device)
+    """The weights of the soft window over a text, at each point of a drawing of the text."""
+    batch, points = _draw_text(run, text)
     maps = attention_maps(run.model, lambda: run.model(batch.inputs, source=batch.text))
-    rows = [str(point) for point in range(1, len(drawing) + 1)]
     return AttentionMaps(
         {
-            path: AttentionMap(rows, [*text, "end"], weights[0].cpu(), ["window"], "cross")
+            path: AttentionMap(points, [*text, "end"], weights[0].cpu(), ["window"], "cross")
             for path, weights in maps.items()
         }
     )
 
 
+def _draw_text(run: "Run", text: str) -> tuple[Any, list[str]]:
+    """Draw a text; return the drawing as a batch, and labels of its points: 1, 2, …"""
+    task = stroke_task(run.config.task)
+    drawing = task.draw(run.model, 1, text=text, seed=0, bias=1.0)[0]
+    batch = task.collate(([drawing], None, [text]), torch.Generator()).to(run.device)
+    return batch, [str(point) for point in range(1, len(drawing) + 1)]
+
+
 def require_attention(run: "Run") -> None:
     """Raise `ConfigError` if the model has no attention."""
     if not has_attention(run.model):
-        gradients = "" if hasattr(run.model, "fit") else "; --gradients shows gradient norms"
+        has_gradients = "gradients" in run.methods and not hasattr(run.model, "fit")
+        others = [
+            "`regard explain --gradients` (run.gradients) shows gradient norms"
+        ] * has_gradients
+        cells = (cell for cell in run.model.modules() if isinstance(cell, RecurrentLayer))
+        has_gates = any(cell.hook_names for cell in cells)
+        others += ["`regard show gates` (run.states) shows its gates"] * has_gates
         raise ConfigError(
             f"{run.folder.path} is a model of the family {run.config.model['family']}, which has "
-            f"no attention{gradients};\n{NEEDS_ATTENTION}"
+            f"no attention{''.join(f'; {other}' for other in others)};\n{NEEDS_ATTENTION}"
         )
 
 
-def _require_language_model(run: "Run") -> None:
+def _require_language_model(run: "Run", method: str) -> None:
     run._require("gradients", "predict the next token")
     require_attention(run)
+    if isinstance(run.tokenizers, PairTokenizers):
+        raise ConfigError(f"{method} needs a decoder that continues a text; this run reads pairs")
 
 
-def _read(run: "Run", what: Any) -> tuple[list[int], Tensor | None]:
+def _encode_texts(run: "Run", input: Any) -> tuple[list[int], Tensor | None]:
     """The ids of a text, or of the texts of an input, and their segments."""
-    names, texts = run.inputs, what if isinstance(what, list | tuple) else (what,)
+    names, texts = run.inputs, input if isinstance(input, list | tuple) else (input,)
     if len(texts) != len(names):
-        example = f", as in ({', '.join(f'the {name}' for name in names)})"
+        expected = "one text"
+        if len(names) > 1:
+            example = ", ".join(f"the {name}" for name in names)
+            expected = f"{len(names)} texts, as in ({example})"
         raise ConfigError(
-            f"an input of this run is {' and '.join(names)}: give {len(names)} texts"
-            f"{example if len(names) > 1 else ''}, not {len(texts)}"
+            f"an input of this run is {' and '.join(names)}: give {expected}, not {len(texts)}"
         )
     normal = [run._normalize(text) for text in texts]
     if len(normal) == 1:
-        return read_ids(run.model, run.tokenizer, normal[0]), None
+        return encode_input(run.model, run.tokenizer, normal[0]), None
     ids, segments = encode_pair(cast(Any, run.model.config), run.tokenizer, *normal)
     return ids, None if segments is None else torch.tensor([segments], device=run.device)
 

@@ -8,13 +8,14 @@ from regard.api.run_evaluation import validation_data
 from regard.api.run_figures import forecast_figure
 from regard.config import Choice
 from regard.pipelines import open_data
-from regard.pipelines.series import (
-    ForecastEnd,
+from regard.pipelines.series import series_task
+from regard.pipelines.series_forecasts import (
+    ColumnForecast,
+    backtest,
     by_column,
     forecast,
-    forecast_end,
     forecast_future,
-    series_task,
+    recursive_errors,
 )
 from regard.tasks import Forecast
 
@@ -53,13 +54,14 @@ def evaluation_figure(
     task = _task(run)
     series = cast(Any, validation_data(run, data, test=test))
     metrics = run.evaluate(*data, test=test)
-    end = forecast_end(run.model, task, series, column)
-    return forecast_figure(end, metrics, task.forecast_method(run.model, task.horizon))
+    end = backtest(run.model, task, series, column)
+    method = task.forecast_method(run.model, task.horizon)
+    return forecast_figure(end, metrics, method, recursive_errors(run.model, task, series))
 
 
-def validation_end(run: "Run") -> ForecastEnd:
+def backtest_validation(run: "Run") -> ColumnForecast:
     """The end of the validation series, in its first column, and its forecasts."""
-    return forecast_end(run.model, _task(run), cast(Any, validation_data(run)))
+    return backtest(run.model, _task(run), cast(Any, validation_data(run)))
 
 
 def _task(run: "Run") -> Forecast:

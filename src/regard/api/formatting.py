@@ -5,6 +5,8 @@ import shutil
 import unicodedata
 from typing import TextIO
 
+from regard.units import with_prefix as with_prefix
+
 
 def is_interactive(stream: TextIO) -> bool:
     """Whether a stream is a terminal that supports colours and cursor movement."""
@@ -52,6 +54,6 @@ def format_duration(seconds: float) -> str:
     >>> format_duration(72), format_duration(7384)
     ('1:12', '2:03:04')
     """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    total_minutes, whole_seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(total_minutes, 60)
+    return f"{hours}:{minutes:02}:{whole_seconds:02}" if hours else f"{minutes}:{whole_seconds:02}"

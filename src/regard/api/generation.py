@@ -1,6 +1,6 @@
-"""Texts that a run generates: continuations of prompts, responses of a chat, results of a search.
+"""Text generation with a run: continuations of prompts, chat responses, results of a search.
 
-Also what they are made with: the ids of a prompt, the chain of samplers and the decode engine.
+Also prompts as ids, chains of samplers, and the decoder of a run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from regard.generate import (
     BeamSearch,
     Chain,
     ContrastiveDecoding,
-    Engine,
+    CudaGraphDecoder,
     PromptLookup,
     Search,
     generate,
@@ -55,23 +55,23 @@ def generate_text(
         pieces = stream_text(run, prompt, sampler=sampler, seed=seed, draft=draft, **options)
         return "".join(pieces)
     seeds = [None if seed is None else seed + index for index in range(len(prompt))]
-    if draft is not None:  # of one text at a time
+    if draft is not None:  # speculative decoding generates one text at a time
         return [
             "".join(stream_text(run, text, sampler=sampler, seed=row_seed, draft=draft, **options))
             for text, row_seed in zip(prompt, seeds, strict=True)
         ]
-    rounded = {name: options[name] for name in ("int8", "float16", "int4")}
+    precisions = {name: options[name] for name in ("int8", "float16", "int4")}
     if options["amateur"] is not None:
-        _check_not_rounded(rounded)
+        _check_full_precision(precisions)
     model = _language(run, options["amateur"])
     return generate_texts(
-        run._engine(**rounded) if options["amateur"] is None else model,
+        run._decoder(**precisions) if options["amateur"] is None else model,
         run.tokenizer,
         [run._prompt(text) for text in prompt],
         _chain(run, sampler),
         tokens=options["tokens"],
         seeds=seeds,
-        until=_stop_strings(options["until"]),
+        stop_strings=_as_list(options["stop_strings"]),
     )
 
 
@@ -84,31 +84,45 @@ def stream_text(
     seed: int | None,
     draft: "Run | PromptLookup | None",
     amateur: "Run | None",
-    until: str | Sequence[str],
+    stop_strings: str | Sequence[str],
     int8: bool,
     float16: bool,
     int4: bool,
 ) -> Iterator[str]:
     """Continue a prompt, and yield the text in pieces."""
-    rounded = {"int8": int8, "float16": float16, "int4": int4}
+    precisions = {"int8": int8, "float16": float16, "int4": int4}
     if draft is not None or amateur is not None:
-        _check_not_rounded(rounded)
+        _check_full_precision(precisions)
     model, chain = _language(run, amateur), _chain(run, sampler)
     ids, stop = run._prompt(prompt), set(run.tokenizer.stop_ids)
     if draft is None:
-        model = run._engine(**rounded) if amateur is None else model
+        model = run._decoder(**precisions) if amateur is None else model
         new_ids = stream(model, ids, chain, tokens=tokens, stop=stop, seed=seed)
     else:
         new_ids = stream_speculative(
             model,
             ids,
             chain,
-            draft=draft if isinstance(draft, PromptLookup) else _compatible(run, draft, "draft"),
+            draft=draft
+            if isinstance(draft, PromptLookup)
+            else _compatible_model(run, draft, "draft"),
             tokens=tokens,
             stop=stop,
             seed=seed,
         )
-    return truncate_at_stop(detokenize_stream(new_ids, run.tokenizer, ids), _stop_strings(until))
+    pieces = detokenize_stream(new_ids, run.tokenizer, ids)
+    return truncate_at_stop(pieces, _as_list(stop_strings))
+
+
+def require_template(run: "Run") -> str:
+    """The chat template of a run; raise `ConfigError` if it has none."""
+    template = run_template(run.folder, run.config)
+    if template is None:
+        raise ConfigError(
+            f"{run.folder.path} has no chat template: it is not trained on dialogues;\n"
+            f"train it: regard train dialogues.jsonl task=instruct train.start={run.folder.path}"
+        )
+    return template
 
 
 def stream_response(
@@ -120,19 +134,14 @@ def stream_response(
     seed: int | None,
 ) -> Iterator[str]:
     """Respond to the last message of a dialogue, and yield the response in pieces."""
-    template = run_template(run.folder, run.config)
-    if template is None:
-        raise ConfigError(
-            f"{run.folder.path} has no chat template: it is not trained on dialogues;\n"
-            f"train it: regard train dialogues.jsonl task=instruct train.start={run.folder.path}"
-        )
+    template = require_template(run)
     dialogue = [("user", messages)] if isinstance(messages, str) else list(messages)
     dialogue = [(role, run._normalize(text)) for role, text in dialogue]
     tokenizer = run.tokenizer
     ids, tokens = fit_prompt(tokenizer, template, dialogue, cast(Language, run.model), tokens)
     chain = sampler if isinstance(sampler, Chain) else chain_for(tokenizer, sampler)
     stop, end = response_end(tokenizer, template)
-    new_ids = stream(run._engine(), ids, chain, tokens=tokens, stop=stop, seed=seed)
+    new_ids = stream(run._decoder(), ids, chain, tokens=tokens, stop=stop, seed=seed)
     pieces = detokenize_stream(new_ids, tokenizer, ids)
     return truncate_at_stop(pieces, [end] if end else [])
 
@@ -169,36 +178,36 @@ def translate_text(run: "Run", text: str | Sequence[str], search: Search) -> Any
 def translation_search(
     search: str | Search | None, beam: int | None, length_penalty: float | None
 ) -> Search:
-    """The search of a translation: beam search by default, with one text per sentence."""
+    """The search method for translations, one per sentence; beam search by default."""
     if search is None:
         penalty = 1.0 if length_penalty is None else length_penalty
         return BeamSearch(5 if beam is None else beam, penalty)
     if (beam, length_penalty) != (None, None):
         raise ConfigError("give either `search` or `beam` and `length_penalty`, not both")
-    chosen = parse_search(search) if isinstance(search, str) else search
-    if isinstance(chosen, BeamSearch) and chosen.n_best > 1:
+    method = parse_search(search) if isinstance(search, str) else search
+    if isinstance(method, BeamSearch) and method.n_best > 1:
         raise ConfigError(
-            f"n_best={chosen.n_best}: a translation is one text per sentence; use n_best=1"
+            f"n_best={method.n_best}: a translation is one text per sentence; use n_best=1"
         )
-    return chosen
+    return method
 
 
 def _language(run: "Run", amateur: "Run | None" = None) -> Language:
     """The language model of a run, or its contrastive combination with an amateur."""
     run._require("generate", "generate")
     model = cast(Language, run.model)
-    return model if amateur is None else ContrastiveDecoding(model, _compatible(run, amateur))
+    return model if amateur is None else ContrastiveDecoding(model, _compatible_model(run, amateur))
 
 
-def _compatible(run: "Run", other: Any, what: str = "amateur") -> Language:
+def _compatible_model(run: "Run", other: Any, role: str = "amateur") -> Language:
     """The language model of another run, which must have the same tokenizer."""
     if not hasattr(other, "tokenizers"):
-        raise ConfigError(f"the {what} must be a run, as regard.load returns, not {other!r}")
+        raise ConfigError(f"the {role} must be a run, as regard.load returns, not {other!r}")
     model = _language(other)
     if other.tokenizer.fingerprint() != run.tokenizer.fingerprint():
         raise ConfigError(
-            f"the {what} {other.folder.path} has another tokenizer than {run.folder.path};\n"
-            "train it with the same data and data.tokenizer, or from the same run"
+            f"the {role} {other.folder.path} has another tokenizer than {run.folder.path};\n"
+            "train it with the same data and data.tokenizer, or start both from the same run"
         )
     return cast(Language, cast(nn.Module, model).to(run.device))
 
@@ -207,8 +216,8 @@ def _chain(run: "Run", sampler: str | Sequence[str] | Chain) -> Chain:
     return sampler if isinstance(sampler, Chain) else run.chain(sampler)
 
 
-def _stop_strings(until: str | Sequence[str]) -> Sequence[str]:
-    return [until] if isinstance(until, str) else until
+def _as_list(texts: str | Sequence[str]) -> Sequence[str]:
+    return [texts] if isinstance(texts, str) else texts
 
 
 def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -227,7 +236,7 @@ def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def chain_for(
-    tokenizer: Tokenizer, words: str | Sequence[str] | None, order: str | None = None
+    tokenizer: Tokenizer, specs: str | Sequence[str] | None, order: str | None = None
 ) -> Chain:
     """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.
 
@@ -244,7 +253,7 @@ def chain_for(
         pieces = ((id, tokenizer.piece(id)) for id in range(tokenizer.vocab_size))
         return [id for id, piece in pieces if piece.removeprefix(" ") == word]
 
-    return parse_chain(words, order, token_ids)
+    return parse_chain(specs, order, token_ids)
 
 
 def generate_texts(
@@ -255,71 +264,73 @@ def generate_texts(
     *,
     tokens: int,
     seeds: Sequence[int | None],
-    until: Sequence[str] = (),
+    stop_strings: Sequence[str] = (),
 ) -> list[str]:
-    """Continue several prompts, `BATCH` at a time, each with its seed, up to any of `until`."""
+    """Continue several prompts, `BATCH` at a time; a text ends before the first stop string."""
     texts: list[str] = []
     for start in range(0, len(prompts), BATCH):
         rows, row_seeds = prompts[start : start + BATCH], seeds[start : start + BATCH]
-        given = [seed for seed in row_seeds if seed is not None]
-        stop, seed = set(tokenizer.stop_ids), given or None
+        stop = set(tokenizer.stop_ids)
+        seed = [seed for seed in row_seeds if seed is not None] or None
         for prompt, ids in zip(
             rows, generate(model, rows, chain, tokens=tokens, stop=stop, seed=seed), strict=True
         ):
             pieces = detokenize_stream(ids, tokenizer, prompt)
-            texts.append("".join(truncate_at_stop(pieces, until)))
+            texts.append("".join(truncate_at_stop(pieces, stop_strings)))
     return texts
 
 
-def _check_not_rounded(rounded: Mapping[str, bool], other: str = "draft or amateur") -> None:
-    for name, given in rounded.items():
-        if given:
+def _check_full_precision(precisions: Mapping[str, bool], other: str = "draft or amateur") -> None:
+    for name, requested in precisions.items():
+        if requested:
             raise ConfigError(f"{name} cannot be combined with {other}")
 
 
-class EngineCache:
-    """Caches the decode engine of a model, until the model changes."""
+class DecoderCache:
+    """Caches the decoder of a model, until the model changes."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._engine: Engine | None = None
-        self._rounded: dict[str, bool] = {}
+        self._decoder: CudaGraphDecoder | None = None
+        self._precisions: dict[str, bool] = {}
         self._fingerprint: ModelFingerprint | None = None
 
-    def engine(self, int8: bool = False, float16: bool = False, int4: bool = False) -> Engine:
-        """The engine of the fastest decoder, with rounded weights if asked for.
+    def decoder(
+        self, int8: bool = False, float16: bool = False, int4: bool = False
+    ) -> CudaGraphDecoder:
+        """The fastest decoder of the model, with quantized or float16 weights on request.
 
-        While a forward hook is registered, as inside `explain.trace`, it is the model itself.
+        While a forward hook is registered, as inside `explain.trace`, the model itself decodes.
         """
-        rounded = {"int8": int8, "float16": float16, "int4": int4}
+        precisions = {"int8": int8, "float16": float16, "int4": int4}
         if any(module._forward_hooks for module in self.model.modules()):
-            _check_not_rounded(rounded, "trace or forward hooks")
-            return Engine(cast(Language, self.model), capture=False)
+            _check_full_precision(precisions, "trace or forward hooks")
+            return CudaGraphDecoder(cast(Language, self.model), capture=False)
         unchanged = self._fingerprint is not None and self._fingerprint.find_change() is None
-        if self._engine is None or self._rounded != rounded or not unchanged:
-            given = [name for name, value in rounded.items() if value]
-            if len(given) > 1:
-                raise ConfigError(f"{' and '.join(given)} are two ways to round weights; give one")
+        if self._decoder is None or self._precisions != precisions or not unchanged:
+            requested = [name for name, value in precisions.items() if value]
+            if len(requested) > 1:
+                raise ConfigError(f"{' and '.join(requested)} cannot be combined; give one of them")
             if float16:
                 self._check_float16()
-            path = decoding_path(cast(Language, self.model), **rounded)
-            if given and path.name == "plain":
+            path = decoding_path(cast(Language, self.model), **precisions)
+            if requested and path.name == "plain":
                 raise ConfigError(
-                    f"{given[0]} is not supported by this model: "
+                    f"{requested[0]} is not supported by this model: "
                     f"{path.unsupported_reasons['packed']}; leave it out"
                 )
-            self._engine, self._rounded = Engine(path.language), rounded
+            self._decoder, self._precisions = CudaGraphDecoder(path.language), precisions
             if isinstance(path.language, PackedDecoder):
                 self._fingerprint = path.language.fingerprint
-                path.language.checks_contents = False  # it was done above
+                path.language.checks_contents = False  # `find_change` above checks them
             else:
                 self._fingerprint = ModelFingerprint(self.model)
-        return self._engine
+        return self._decoder
 
     def _check_float16(self) -> None:
         weight = next(self.model.parameters(), torch.empty(0))
         if weight.is_cuda or weight.dtype != torch.float32:
             raise ConfigError(
-                f"float16 rounds float32 weights on a CPU; these are {str(weight.dtype)[6:]} on "
+                f"float16 converts float32 weights on a CPU; these are {str(weight.dtype)[6:]} on "
                 f"{weight.device.type}: leave it out"
             )

@@ -34,18 +34,14 @@ from regard.training.storage.run_folder import RunFolder, is_run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LARGEST_PRESET = 200_000_000  # parameters of an untrained model that is built for a figure
-TASKS = {
-    "decoder": "causal",
-    "encoder": "masked",
-    "cbow": "cbow",
-}  # by architecture
+MAX_PARAMETERS = 200_000_000  # of an untrained model that is built for a figure
+TASK_OF_ARCHITECTURE = {"decoder": "causal", "encoder": "masked", "cbow": "cbow"}
 MAX_TEXT = 5_000_000  # characters of a text file
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LectureFigure:
-    """A figure of the lectures: its data, and how a terminal, a page or a file shows it."""
+    """A figure of the lectures: its data, drawn as text, SVG, HTML or with matplotlib."""
 
     name: str
     data: FigureData
@@ -93,11 +89,11 @@ def figures() -> dict[str, FigureEntry]:
     return dict(FIGURES)
 
 
-def show(name: str, *what: Run | Path | str, **options: Any) -> LectureFigure:
+def show(name: str, *inputs: Run | Path | str, **options: Any) -> LectureFigure:
     """A figure of the lectures from runs, presets and texts; see docs/figures.md.
 
-    Each of `what` is a run (or the path of its folder), the name of a preset, whose weights are
-    then random, a text, or the path of a text file.
+    Each input is a run (or the path of its folder), the name of a preset, whose weights are then
+    random, a text, or the path of a text file.
 
     >>> variance = regard.show("score-variance", dims=[64])
     >>> round(variance.data.numbers["variance at d = 64, q · k"] / 64)
@@ -107,7 +103,7 @@ def show(name: str, *what: Run | Path | str, **options: Any) -> LectureFigure:
         raise ConfigError(unknown("figure", name, FIGURES))
     models: list[Run | Path | str] = []
     texts: list[str] = []
-    for item in what:
+    for item in inputs:
         if _is_model(item):
             models.append(item)
         else:
@@ -118,26 +114,29 @@ def show(name: str, *what: Run | Path | str, **options: Any) -> LectureFigure:
 def figure(
     name: str, models: list[Run | Path | str], texts: list[str], **options: Any
 ) -> LectureFigure:
-    """A figure of these models and texts; unlike `show`, it reads no file that a text names."""
+    """A figure of these models and texts; unlike in `show`, a text is never read as a path."""
     if name not in FIGURES:
         raise ConfigError(unknown("figure", name, FIGURES))
     entry = FIGURES[name]
     for option in options:
         if option not in entry.options:
             raise ConfigError(f"{name}: {unknown('option', option, entry.options)}")
+        if models and option in entry.without_model:
+            raise ConfigError(
+                f"{name}: {option} applies only without a run or preset; leave one of them out"
+            )
     inputs = _inputs(name, entry, models, texts)
     shown_texts = texts or entry.default_texts
-    opened = [_figure_model(model, shown_texts) for model in models]
-    if entry.models and not opened:
-        opened = [
-            _of_run(_untrained_run(key, table, shown_texts), key, trained=False)
+    figure_models = [_figure_model(model, shown_texts) for model in models]
+    if "model" in inputs:
+        inputs["model"] = figure_models[0]
+    if "models" in inputs:
+        inputs["models"] = figure_models
+    elif entry.models and not models:
+        inputs["models"] = [
+            _model_of_run(_untrained_run(key, table, shown_texts), key, trained=False)
             for key, table in entry.models.items()
         ]
-        inputs["models"] = opened
-    if "model" in inputs:
-        inputs["model"] = opened[0]
-    if "models" in inputs:
-        inputs["models"] = opened
     table = {key: other.compute for key, other in FIGURES.items()}
     return LectureFigure(name, make({"kind": name, **options}, table, "figure", **inputs))
 
@@ -146,16 +145,16 @@ def _inputs(
     name: str, entry: FigureEntry, models: list[Run | Path | str], texts: list[str]
 ) -> dict[str, Any]:
     """The arguments of a figure for these models and texts; raise on too few and too many."""
-    given: dict[str, list[Any]] = {"model": models, "text": texts}
+    arguments: dict[str, list[Any]] = {"model": models, "text": texts}
     inputs: dict[str, Any] = {}
     kinds = {"model": "run or preset", "text": "text"}
-    for single, values in given.items():
+    for single, values in arguments.items():
         plural = single + "s"
         key = plural if plural in entry.inputs else single
         if key not in entry.inputs:
             if values:
-                shown = str(values[0])[:60]
-                raise ConfigError(f"{name} takes no {kinds[single]}, and {shown!r} is one")
+                excerpt = str(values[0])[:60]
+                raise ConfigError(f"{name} takes no {kinds[single]}, and {excerpt!r} is one")
             continue
         if not values:
             if entry.inputs[key]:
@@ -183,7 +182,9 @@ def _is_model(item: Run | Path | str) -> bool:
     if folder:
         return True
     if not exists and (isinstance(item, Path) or looks_like_path(str(item))):
-        raise ConfigError(f"{item} is no run, no text file and no preset (regard info lists them)")
+        raise ConfigError(
+            f"{item} is neither a run, nor a text file, nor a preset (regard info lists presets)"
+        )
     return False
 
 
@@ -205,19 +206,19 @@ def _read_text(item: Run | Path | str) -> str:
 
 
 def _figure_model(item: Run | Path | str, texts: list[str]) -> FigureModel:
-    """The model of a run, or of a preset with random weights and a vocabulary of the texts."""
+    """The model of a run, or of a preset with random weights and the words of the texts."""
     if isinstance(item, Run):
-        return _of_run(item, item.folder.path.name, trained=True)
+        return _model_of_run(item, item.folder.path.name, trained=True)
     if str(item) in PRESETS:
         name = str(item)
-        return _of_run(_untrained_run(name, {"preset": name}, texts), name, trained=False)
+        return _model_of_run(_untrained_run(name, {"preset": name}, texts), name, trained=False)
     path = Path(item)
     if not is_run(path) and not is_external_checkpoint(path):
-        raise ConfigError(f"{item} is a folder, but no run; regard train writes one")
-    return _of_run(load(path), path.name, trained=True)
+        raise ConfigError(f"{item} is a folder, but not a run; regard train writes runs")
+    return _model_of_run(load(path), path.name, trained=True)
 
 
-def _of_run(run: Run, name: str, *, trained: bool) -> FigureModel:
+def _model_of_run(run: Run, name: str, *, trained: bool) -> FigureModel:
     def source(text: str) -> tuple[Source, list[int]]:
         encoded, target = source_and_translation(run, text)
         return encoded, target[: len(run._pair_task().prompt)]
@@ -242,7 +243,7 @@ def _untrained_run(name: str, table: Mapping[str, Any], texts: list[str]) -> Run
     """A run of a preset whose weights are random; its vocabulary is the words of the texts."""
     config = resolve(table)
     architecture = getattr(config, "architecture", "decoder")
-    if is_fitted_without_gradients(family_of(config)) or architecture not in TASKS:
+    if is_fitted_without_gradients(family_of(config)) or architecture not in TASK_OF_ARCHITECTURE:
         raise ConfigError(
             f"the preset {name} cannot be shown untrained; train it, and give the run, or give a "
             "decoder or an encoder, such as tiny-decoder or lstm"
@@ -250,14 +251,16 @@ def _untrained_run(name: str, table: Mapping[str, Any], texts: list[str]) -> Run
     tokenizer: Tokenizer = train_tokenizer("word", texts or ["a b c"])
     config = resolve(table, vocab_size=tokenizer.vocab_size)
     parameters = count_parameters(config)
-    if parameters > LARGEST_PRESET:
+    if parameters > MAX_PARAMETERS:
         raise ConfigError(
             f"the preset {name} has {parameters:,} parameters; to show an untrained model, give "
-            f"one with at most {LARGEST_PRESET:,}, such as tiny-decoder"
+            f"one with at most {MAX_PARAMETERS:,}, such as tiny-decoder"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = build_model(config)
-    run_config = RunConfig(name=name, task=TASKS[architecture], model=config_table(config))
+    run_config = RunConfig(
+        name=name, task=TASK_OF_ARCHITECTURE[architecture], model=config_table(config)
+    )
     device = pick_device("cpu")
     return Run(RunFolder(name), run_config, model.to(device).eval(), tokenizer, device)

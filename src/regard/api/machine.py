@@ -1,4 +1,4 @@
-"""What can be found out about this machine without torch."""
+"""The GPUs of this machine, found without importing torch."""
 
 from pathlib import Path
 

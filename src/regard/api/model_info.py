@@ -37,7 +37,7 @@ SIZES = (
     *("dim", "layers", "encoder_layers", "heads", "encoder_heads", "kv_heads", "head_dim"),
     *("ffn_dim", "encoder_ffn_dim", "embed_dim"),
     *("window", "global_every", "global_layers", "vocab_size", "source_vocab_size", "context"),
-    *("segments", "image_size", "patch", "channels"),
+    *("segments", "image_size", "patch_size", "channels"),
 )
 TABLES: dict[str, Mapping[str, Any]] = {  # settings whose options have defaults
     "score": SCORES,
@@ -62,7 +62,7 @@ class ModelInfo:
     parameters: int  # fitted without gradients: the values stored in the run, or 0
     published: Published | None = None  # the published size of a preset
     metrics: dict[str, float] = field(default_factory=dict)  # of a run, on validation data
-    evaluated: str = ""  # what they were computed on, such as "all 3,000 tokens"
+    evaluated: str = ""  # the targets of the metrics, such as "all 3,000 tokens"
     notes: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class ModelInfo:
 
     @property
     def choices(self) -> dict[str, Any]:
-        """The settings that are set and apply."""
+        """The settings that apply and are not None or False."""
         return {key: v for key, v in _applicable(self.settings).items() if v not in (None, False)}
 
     @property
@@ -120,7 +120,7 @@ class ModelDiff:
 
     @property
     def equal(self) -> bool:
-        """Whether nothing differs."""
+        """Whether the two models are equal."""
         return not (self.sizes or self.choices or self.parameters)
 
 
@@ -130,29 +130,32 @@ def presets() -> list[str]:
 
 
 def info(
-    what: str | Path | ModelConfig, *words: str, model: Mapping[str, Any] | None = None
+    name_or_config: str | Path | ModelConfig,
+    *overrides: str,
+    model: Mapping[str, Any] | None = None,
 ) -> ModelInfo:
     """The model of a preset, run, recipe, checkpoint or configuration, and its cost.
 
-    No weights are loaded. `words` and `model` change settings of the model.
+    `name_or_config` is the name of a preset or recipe, the path of a run or checkpoint, or a
+    configuration. No weights are loaded. `overrides` and `model` change settings of the model.
 
     >>> f"{regard.info('gpt2', 'model.layers=24').parameters:,}"
     '209,494,272'
     >>> regard.info(regard.preset("gpt2", layers=24)).family
     'transformer'
     """
-    over = read_overrides(words, {"model": model})
-    kind, config, evaluation, notes = _find(what, over)
-    name = _name(what)
+    table = read_overrides(overrides, {"model": model})
+    kind, config, evaluation, notes = _find(name_or_config, table)
+    name = _name(name_or_config)
     model_cost = cost(config)
-    stored = stored_parameters(RunFolder(name)) if kind == "run" and not over else 0
+    stored = stored_parameters(RunFolder(name)) if kind == "run" and not table else 0
     return ModelInfo(
         name=name,
         kind=kind,
         config=config,
         cost=model_cost,
         parameters=model_cost.parameters or stored,
-        published=PUBLISHED.get(name) if kind == "preset" and not over else None,
+        published=PUBLISHED.get(name) if kind == "preset" and not table else None,
         metrics=evaluation.metrics,
         evaluated=evaluation.evaluated,
         notes=notes,
@@ -165,7 +168,7 @@ def diff(first: str | Path | ModelConfig, second: str | Path | ModelConfig) -> M
     >>> regard.diff("gpt2", "gpt2-medium").sizes["layers"]
     (12, 24)
     """
-    models = [_find(what, {})[1] for what in (first, second)]
+    models = [_find(source, {})[1] for source in (first, second)]
     settings = differences(*map(full_settings, models))
     costs = [cost(model) for model in models]
     parameters = differences(costs[0].parts, costs[1].parts, missing=0)
@@ -189,15 +192,15 @@ def full_settings(config: Any) -> dict[str, Any]:
 
 
 def _applicable(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings without that of factorized embeddings, if there are none."""
+    """Leave out `factorize_positions` if the embeddings are not factorized."""
     unused = () if settings.get("embed_dim") else ("factorize_positions",)
     return {key: value for key, value in settings.items() if key not in unused}
 
 
 def differences(*tables: Mapping[str, Any], missing: Any = None) -> dict[str, Values]:
-    """The values of all tables under every key where they are not equal.
+    """The keys whose values differ between tables, with the value of each table.
 
-    A missing setting equals one that is switched off.
+    A missing setting equals one that is None, False or 0.
     """
     keys = dict.fromkeys(key for table in tables for key in table)
     rows = {key: tuple(table.get(key, missing) for table in tables) for key in keys}
@@ -209,7 +212,7 @@ def differences(*tables: Mapping[str, Any], missing: Any = None) -> dict[str, Va
 
 
 def _equal(key: str, first: Any, second: Any) -> bool:
-    """Whether two values are equal, or two choices are once their defaults are filled in."""
+    """Whether two values are equal, or two choices after their defaults are filled in."""
     if first == second:
         return True
     table = TABLES.get(key.removeprefix("model."))
@@ -218,49 +221,52 @@ def _equal(key: str, first: Any, second: Any) -> bool:
     return with_defaults(first, table) == with_defaults(second, table)
 
 
-def _name(what: str | Path | ModelConfig) -> str:
-    return str(what) if isinstance(what, str | Path) else family_of(what)
+def _name(name_or_config: str | Path | ModelConfig) -> str:
+    if isinstance(name_or_config, str | Path):
+        return str(name_or_config)
+    return family_of(name_or_config)
 
 
 def _find(
-    what: str | Path | ModelConfig, over: dict[str, Any]
+    name_or_config: str | Path | ModelConfig, overrides: dict[str, Any]
 ) -> tuple[str, Any, Evaluation, list[str]]:
-    """The kind of `what`, its model's configuration, its evaluation, and notes."""
-    if not isinstance(what, str | Path):
-        model = resolve(merge(config_table(what), over.get("model", {})))
+    """The kind of a name or configuration, the model's configuration, its evaluation, and notes."""
+    changes = overrides.get("model", {})
+    if not isinstance(name_or_config, str | Path):
+        model = resolve(merge(config_table(name_or_config), changes))
         return "configuration", model, NOT_EVALUATED, []
-    what = str(what)
-    if what in PRESETS:
-        wrong = [key for key in over if key != "model"]
+    name = str(name_or_config)
+    if name in PRESETS:
+        wrong = [key for key in overrides if key != "model"]
         if wrong:
             raise ConfigError(
                 f"{wrong[0]}: a preset has only model settings; set them as in model.layers=4"
             )
-        return "preset", resolve({"preset": what, **over.get("model", {})}), NOT_EVALUATED, []
-    if what.endswith(".toml") or what in recipes():
-        config, notes = _recipe_model(what, over)
+        return "preset", resolve({"preset": name, **changes}), NOT_EVALUATED, []
+    if name.endswith(".toml") or name in recipes():
+        config, notes = _recipe_model(name, overrides)
         return "recipe", config, NOT_EVALUATED, notes
-    if not Path(what).is_dir() and "/" not in what:
-        raise ConfigError(_unknown_name(what, [*PRESETS, *recipes()]))
-    if is_external_checkpoint(Path(what)):
-        if over:
+    if not Path(name).is_dir() and "/" not in name:
+        raise ConfigError(_unknown_name(name, [*PRESETS, *recipes()]))
+    if is_external_checkpoint(Path(name)):
+        if overrides:
             raise ConfigError(
-                f"{what} is a checkpoint; import it with regard import to change its settings"
+                f"{name} is a checkpoint; import it with regard import to change its settings"
             )
-        return "checkpoint", open_checkpoint(Path(what)).config, NOT_EVALUATED, []
-    folder = RunFolder(what)
-    run = build(RunConfig, merge(to_table(folder.load_config()), over))
+        return "checkpoint", open_checkpoint(Path(name)).config, NOT_EVALUATED, []
+    folder = RunFolder(name)
+    run = build(RunConfig, merge(to_table(folder.load_config()), overrides))
     evaluation = folder.load_evaluation()
     notes = [] if evaluation.metrics else ["not evaluated yet"]
     return "run", resolve(run.model), evaluation, notes
 
 
-def _recipe_model(what: str, over: dict[str, Any]) -> tuple[Any, list[str]]:
+def _recipe_model(name: str, overrides: dict[str, Any]) -> tuple[Any, list[str]]:
     """The model of a recipe; its vocabulary size is known only after the tokenizer is trained."""
-    path = Path(what) if what.endswith(".toml") else RECIPES / f"{what}.toml"
+    path = Path(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
     table = {"name": path.stem, **read_toml(path)}
     check_not_study(table)
-    run = build(RunConfig, merge(table, over))
+    run = build(RunConfig, merge(table, overrides))
     options = kind_of(run.data.tokenizer)[1]
     size = options.get("vocab_size")
     note = "vocab_size depends on the trained tokenizer; shown here: "
@@ -274,8 +280,8 @@ def _recipe_model(what: str, over: dict[str, Any]) -> tuple[Any, list[str]]:
     return resolve({"vocab_size": 256, **run.model}), [f"{note}256, an assumption"]
 
 
-def _unknown_name(what: str, known: list[str]) -> str:
-    completions = sorted(name for name in known if name.startswith(what))
+def _unknown_name(name: str, known: list[str]) -> str:
+    completions = sorted(full for full in known if full.startswith(name))
     if len(completions) > 1:
-        return f"{what!r} is ambiguous; it could be: {', '.join(completions)}"
-    return unknown("preset, run or recipe", what, known)
+        return f"{name!r} is ambiguous; it could be: {', '.join(completions)}"
+    return unknown("preset, run or recipe", name, known)

@@ -27,7 +27,7 @@ SIZES = ("dim", "layers", "heads", "context")  # listed even where they are the 
 DERIVED = ("family", "vocab_size", "source_vocab_size")  # not choices, or listed elsewhere
 TASK_DERIVED = ("mean", "std", "names")  # computed from the data
 WITHOUT_TOKENIZER = ("images", "series", "strokes")  # kinds of data
-TOP = tuple(field.name for field in fields(RunConfig))  # settings without a table
+TOP_LEVEL = tuple(field.name for field in fields(RunConfig))  # settings without a table
 TABLE_OF = {  # the table of a setting that a keyword may name alone: lr=… is train.lr=…
     field.name: table
     for table, config in (("train", TrainConfig), ("data", DataConfig))
@@ -36,11 +36,12 @@ TABLE_OF = {  # the table of a setting that a keyword may name alone: lr=… is 
 DATA_PATHS = ("path", "source", "target", "validation")
 
 
-def read_overrides(words: Sequence[str], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """One nested table from `key=value` words and keyword arguments; keywords win.
+def read_overrides(overrides: Sequence[str], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge `key=value` strings and keyword arguments into one nested table; keywords win.
 
-    A keyword is a table of settings, one of its fields where the name says which (`steps`,
-    `tokenizer`), or a model as a preset's name or a configuration. None: it was not given.
+    A keyword names a table (`train`), a top-level setting (`task`), or a setting of `train` or
+    `data` (`steps`, `tokenizer`). `model` may also be the name of a preset or a configuration. A
+    keyword with the value None is ignored.
 
     >>> read_overrides(["model.dim=8"], {"model": {"layers": 2}, "lr": 0.1, "task": None})
     {'model': {'dim': 8, 'layers': 2}, 'train': {'lr': 0.1}}
@@ -49,16 +50,16 @@ def read_overrides(words: Sequence[str], keywords: Mapping[str, Any]) -> dict[st
     for name, value in keywords.items():
         if value is None:
             continue
-        if name in TOP:
+        if name in TOP_LEVEL:
             value = _model_table(value) if name == "model" else to_table(value)
-            table = merge(table, {name: _without_paths(value)})
+            table = merge(table, {name: _paths_to_strings(value)})
         elif name in TABLE_OF:
-            table = merge(table, {TABLE_OF[name]: {name: _without_paths(to_table(value))}})
+            table = merge(table, {TABLE_OF[name]: {name: _paths_to_strings(to_table(value))}})
         else:
             raise ConfigError(_unknown_keyword(name))
-    over = merge(parse_overrides(words), table)
-    check_overrides(over)
-    return over
+    merged = merge(parse_overrides(overrides), table)
+    check_overrides(merged)
+    return merged
 
 
 def _unknown_keyword(name: str) -> str:
@@ -67,28 +68,28 @@ def _unknown_keyword(name: str) -> str:
             f"{name} is a setting of the model: write model={{{name!r}: …}}, "
             f"regard.preset(NAME, {name}=…) or 'model.{name}=…'"
         )
-    return unknown("keyword", name, (*TOP, *TABLE_OF))
+    return unknown("keyword", name, (*TOP_LEVEL, *TABLE_OF))
 
 
 def _model_table(model: Any) -> Any:
-    """The table of a configuration or a preset's name; what is neither, unchanged."""
+    """The table of a configuration or of a preset's name; a table is returned unchanged."""
     if isinstance(model, str):
         return {"preset": model}
     return config_table(cast(ModelConfig, model)) if is_dataclass(model) else model
 
 
-def _without_paths(value: Any) -> Any:
+def _paths_to_strings(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_paths(item) for key, item in value.items()}
+        return {key: _paths_to_strings(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_paths(item) for item in value]
+        return [_paths_to_strings(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
-def override_words(config: RunConfig) -> list[list[str]]:
-    """`key=value` words, quoted for a shell, of settings that differ from the defaults.
+def format_overrides(config: RunConfig) -> list[list[str]]:
+    """The settings that differ from the defaults as `key=value` arguments, quoted for a shell.
 
-    In groups: task and data, model, training.
+    There are three groups of arguments: task and data, model, training.
     """
     family = config.model.get("family", "transformer")
     model_defaults = to_table(resolve({"family": family}, vocab_size=1))
@@ -112,13 +113,13 @@ def override_words(config: RunConfig) -> list[list[str]]:
             to_table(config.train), to_table(TrainConfig())
         )
         groups.append({f"train.{key}": value for key, value in train.items()})
-    return [[override_word(key, value) for key, value in group.items()] for group in groups]
+    return [[format_override(key, value) for key, value in group.items()] for group in groups]
 
 
-def override_word(key: str, value: Any) -> str:
+def format_override(key: str, value: Any) -> str:
     """`key=value`, quoted so that a shell and then `parse_overrides` restore the value.
 
-    >>> print(override_word("train.schedule", {"kind": "cosine", "warmup": 100}))
+    >>> print(format_override("train.schedule", {"kind": "cosine", "warmup": 100}))
     'train.schedule={kind="cosine",warmup=100}'
     """
     plain = f"{key}={value}" if isinstance(value, str) else None

@@ -6,33 +6,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regard.api.formatting import with_prefix
 from regard.api.model_info import info
-from regard.api.units import with_prefix
 from regard.errors import ConfigError, unknown
 from regard.models.cost import Cost
 from regard.models.plan import (
+    CHINCHILLA_TOKENS_PER_PARAMETER,
     GPU_SPECS,
     GPUS_PER_MACHINE,
-    TOKENS_PER_PARAMETER,
     Cluster,
     TrainingPlan,
     decode_seconds,
-    fastest,
+    fastest_plan,
     gpus_needed,
     host_bytes,
+    prefill_seconds,
     training_plans,
 )
 from regard.models.presets import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationMemory:
+class GenerationEstimate:
     """Memory and speed of bfloat16 inference on one GPU."""
 
     weight_bytes: int
     state_bytes: int  # the KV cache of one sequence
-    sequences: int  # that fit at a time
+    sequences: int  # number of sequences that fit into memory at a time
     tokens_per_second: float  # of one sequence, with a short prompt; 0 if it does not generate
+    prefill_seconds: float  # of a prompt as long as the context; 0 if it does not generate
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,13 @@ class Plan:
 
     name: str
     cost: Cost
-    card: str
+    gpu_type: str
     cluster: Cluster
-    tokens: float  # to train on
+    tokens: float  # number of training tokens
     strategies: list[TrainingPlan]
     best: TrainingPlan
     host_bytes: int  # of one machine
-    generation: GenerationMemory
+    generation: GenerationEstimate
 
     @property
     def between_machines(self) -> bool:
@@ -60,11 +62,11 @@ class Plan:
 
 
 def plan(
-    what: str | Path | ModelConfig,
-    *words: str,
+    name_or_config: str | Path | ModelConfig,
+    *overrides: str,
     model: Mapping[str, Any] | None = None,
     gpus: int = 1,
-    card: str = "h100",
+    gpu_type: str = "h100",
     memory: float | None = None,
     peak: float | None = None,
     utilization: float | None = None,
@@ -74,59 +76,64 @@ def plan(
 ) -> Plan:
     """Plan the training of a preset, a run's model or a recipe on `gpus` GPUs.
 
-    `memory` in GB and `peak` in TFLOP/s of each GPU and `link` in GB/s replace the card's
-    data sheet; `utilization` is the fraction of the peak that matmuls reach. By default there are
-    20 `tokens` per parameter (Hoffmann et al. 2022), and as many `sequences` per GPU as fit.
+    `name_or_config` and `model` are those of `info`. `memory` in GB and `peak` in TFLOP/s of each
+    GPU and `link` in GB/s replace the values of the data sheet of `gpu_type`; `utilization` is the
+    fraction of the peak that matmuls reach. By default there are 20 `tokens` per parameter
+    (Hoffmann et al. 2022), and as many `sequences` per GPU as fit.
 
     >>> regard.plan("llama-7b", gpus=8).best.sharded
     True
     """
-    if card not in GPU_SPECS:
-        raise ConfigError(unknown("card", card, GPU_SPECS))
-    sheet = GPU_SPECS[card]
-    sheet_link = sheet.link if gpus <= GPUS_PER_MACHINE else sheet.network
+    if gpu_type not in GPU_SPECS:
+        raise ConfigError(unknown("GPU type", gpu_type, GPU_SPECS))
+    spec = GPU_SPECS[gpu_type]
+    spec_link = spec.link if gpus <= GPUS_PER_MACHINE else spec.network
     cluster = Cluster(
         gpus=gpus,
-        memory=sheet.memory if memory is None else memory * 1e9,
-        bandwidth=sheet.bandwidth,
-        peak=sheet.peak if peak is None else peak * 1e12,
-        link=sheet_link if link is None else link * 1e9,
+        memory=spec.memory if memory is None else memory * 1e9,
+        bandwidth=spec.bandwidth,
+        peak=spec.peak if peak is None else peak * 1e12,
+        link=spec_link if link is None else link * 1e9,
         **({} if utilization is None else {"utilization": utilization}),
     )
     if tokens is not None and not 0 < tokens < math.inf:
         raise ConfigError(f"tokens={tokens:g} must be a number above 0")
-    described = info(what, *words, model=model)
-    model_cost = described.cost
+    model_info = info(name_or_config, *overrides, model=model)
+    model_cost = model_info.cost
     strategies = training_plans(model_cost, cluster, sequences)
-    best = fastest(strategies)
+    best = fastest_plan(strategies)
     if best is None:
-        raise ConfigError(_too_large(described.name, model_cost, cluster, sequences))
+        raise ConfigError(_too_large(model_info.name, model_cost, cluster, sequences))
     return Plan(
-        name=described.name,
+        name=model_info.name,
         cost=model_cost,
-        card=card,
+        gpu_type=gpu_type,
         cluster=cluster,
-        tokens=TOKENS_PER_PARAMETER * model_cost.parameters if tokens is None else tokens,
+        tokens=CHINCHILLA_TOKENS_PER_PARAMETER * model_cost.parameters
+        if tokens is None
+        else tokens,
         strategies=strategies,
         best=best,
         host_bytes=host_bytes(model_cost, cluster),
-        generation=_generation_memory(model_cost, cluster),
+        generation=_estimate_generation(model_cost, cluster),
     )
 
 
-def _generation_memory(cost: Cost, cluster: Cluster) -> GenerationMemory:
+def _estimate_generation(cost: Cost, cluster: Cluster) -> GenerationEstimate:
     weights, state = cost.weight_bytes // 2, cost.state_bytes // 2
     free = max(0, cluster.usable_memory - weights)
-    speed = 1 / decode_seconds(cost, cluster) if cost.decode_flops_per_token else 0.0
-    return GenerationMemory(weights, state, int(free // state) if state else 0, speed)
+    speed = prefill = 0.0
+    if cost.decode_flops_per_token:
+        speed, prefill = 1 / decode_seconds(cost, cluster), prefill_seconds(cost, cluster)
+    return GenerationEstimate(weights, state, int(free // state) if state else 0, speed, prefill)
 
 
-def _too_large(what: str, cost: Cost, cluster: Cluster, sequences: int | None) -> str:
+def _too_large(name: str, cost: Cost, cluster: Cluster, sequences: int | None) -> str:
     memory, smallest = with_prefix(cluster.memory, "B"), training_plans(cost, cluster)[-1]
     if sequences is not None and smallest.sequences:
-        most = smallest.sequences
-        return f"sequences={sequences} do not fit on {cluster.gpus} × {memory}; at most {most} do"
-    message = f"{what} does not fit on {cluster.gpus} × {memory}: each GPU holds at least "
+        limit = smallest.sequences
+        return f"sequences={sequences} do not fit on each GPU of {memory}; at most {limit} fit"
+    message = f"{name} does not fit on {cluster.gpus} × {memory}: each GPU holds at least "
     advice = "a smaller model"
     if smallest.sharded and smallest.evaluation_bytes > cluster.usable_memory:
         message += f"{with_prefix(smallest.persistent_bytes, 'B')},\n"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.data.columns import find_input, text_pair
 from regard.data.table_files import is_table, read_table
-from regard.data.tables import Table
+from regard.data.tables import Table, text_cell
 from regard.data.text_files import looks_like_path, preview, read_lines, scan
 from regard.errors import ConfigError, DataError
 from regard.files.atomic import atomic_file
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BATCH = 64  # rows that are predicted together
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 OUT_SUFFIXES = (*DELIMITERS, ".jsonl")
-ADDED = ("prediction", "probability")  # columns that predictions add
+ADDED_COLUMNS = ("prediction", "probability")
 
 Row = dict[str, Any]
 
@@ -45,7 +45,7 @@ def read_inputs(run: "Run", path: Path | str, column: str | None = None) -> Inpu
         return _table_rows(run, path, column)
     if len(run.inputs) > 1:
         raise ConfigError(
-            f"{path} is no table; an input of the run has {len(run.inputs)} texts: "
+            f"{path} is not a table; an input of the run has {len(run.inputs)} texts: "
             f"give a table with the columns {' and '.join(map(str, run.inputs))}"
         )
     lines = read_lines(path, scan(path))
@@ -54,13 +54,13 @@ def read_inputs(run: "Run", path: Path | str, column: str | None = None) -> Inpu
 
 def _table_rows(run: "Run", path: Path, column: str | None) -> Inputs:
     table = read_table(path)
-    for name in ADDED:
+    for name in ADDED_COLUMNS:
         if name in table.columns:
             raise DataError(f"{path} has a column {name!r} already; rename it or leave it out")
     if len(run.inputs) > 1:
         return _two_texts(run, table, column)
-    usual = run.pipeline.input_column(run.config)
-    name, note = find_input(table, run.pipeline.name, column, usual)
+    default = run.pipeline.input_column(run.config)
+    name, note = find_input(table, run.pipeline.name, column, default)
     index = table.column(name)
 
     def rows() -> Iterator[tuple[Row, Any]]:
@@ -68,14 +68,18 @@ def _table_rows(run: "Run", path: Path, column: str | None) -> Inputs:
             row = dict(zip(table.columns, cells, strict=True))
             yield row, _text(table.location(number), run.pipeline.cell_text(cells[index]))
 
+    if not table.header:
+        note += "; it has no header, so line 1 is a text (a header `text` is recognized)"
     return Inputs(f"{table.format}; texts in column {name!r}{note}", rows())
 
 
 def _two_texts(run: "Run", table: Table, column: str | None) -> Inputs:
     """The rows of a table with two texts each, in the columns that the run was trained on."""
     if column is not None:
-        both = " and ".join(map(repr, run.inputs))
-        raise ConfigError(f"column={column!r}: the run reads two columns, {both}; rename them so")
+        names = " and ".join(map(repr, run.inputs))
+        raise ConfigError(
+            f"column={column!r}: the run reads two columns; in the table, name them {names}"
+        )
     known = set(run.inputs) <= set(table.columns)
     pair = run.inputs if known else text_pair(table.columns) or run.inputs
     indices = [table.column(name) for name in pair]
@@ -91,15 +95,14 @@ def _two_texts(run: "Run", table: Table, column: str | None) -> Inputs:
 
 
 def _text(location: str, cell: Any) -> str:
-    if cell is not None and not isinstance(cell, str):
-        raise DataError(f"{location}: a text is a string, not {preview(str(cell))}")
-    if not (cell or "").strip():
+    text = text_cell(location, cell)
+    if not text.strip():
         raise DataError(f"{location}: nothing to predict: the text is empty")
-    return str(cell)
+    return text
 
 
 def input_lines(run: "Run", lines: Iterable[str], location: str) -> Iterator[tuple[Row, Any]]:
-    """A text on each line, or the file of an image."""
+    """The inputs on the lines of a file: a text, or the path of an image, on each."""
     if len(run.inputs) > 1:
         return _tabbed_lines(run.inputs, lines, location)
     name = "file" if run.pipeline.predicts_from_files else "text"
@@ -123,44 +126,45 @@ def _tabbed_lines(
 
 
 def input_texts(run: "Run", texts: Sequence[str]) -> Iterator[tuple[Row, Any]]:
-    """Texts given one by one; where an input has two, they follow each other.
+    """Inputs from a list of texts; if an input has two texts, they follow each other in the list.
 
-    Raises for a text that is meant as a file.
+    Raises if a text looks like the path of a file.
     """
     names = run.inputs
     for text in () if run.pipeline.predicts_from_files else texts:
         if looks_like_path(text):
-            rows = f"to predict its rows: --data {text}"
-            found = f"{text} is a file; {rows}" if os.path.exists(text) else f"no file {text}"
-            raise ConfigError(f"{found}\na text with a space at its end is read as text")
+            advice = f"to predict its rows: --data {text}"
+            problem = f"{text} is a file; {advice}" if os.path.exists(text) else f"no file {text}"
+            raise ConfigError(f"{problem}\nadd a space at the end to predict from it as a text")
     if len(names) == 1:
         return (({names[0]: text}, text) for text in texts)
     if len(texts) % len(names):
         raise ConfigError(
-            f"an input of this run is {' and '.join(names)}: give {len(names)} texts for each, "
-            f"not {len(texts)}"
+            f"an input of this run is {' and '.join(names)}: give {len(names)} texts per input "
+            f"(given: {len(texts)})"
         )
     groups = [tuple(texts[i : i + len(names)]) for i in range(0, len(texts), len(names))]
     return ((dict(zip(names, group, strict=True)), group) for group in groups)
 
 
-def predict_values(run: "Run", what: Any, top: int) -> Any:
-    """The prediction for one input, or for each of a list; a tuple may be the texts of one."""
-    if what is None:
+def predict_values(run: "Run", inputs: Any, top: int) -> Any:
+    """The prediction for one input, or for each of a list; a tuple of texts may be one input."""
+    if inputs is None:
         if "forecast" in run.methods:
             return run.forecast(steps=None)
-        raise ConfigError(f"give what to predict from: {' and '.join(run.inputs)}")
-    texts = isinstance(what, tuple) and all(isinstance(part, str) for part in what)
-    if isinstance(what, list | tuple) and not (texts and len(run.inputs) == len(what) > 1):
-        inputs = [_normalize(run, item) for item in what]
-        return run.pipeline.predict_batch(run, inputs, top=top) if inputs else []
-    return run.pipeline.predict(run, _normalize(run, what), top=top)
+        raise ConfigError(f"give an input to predict from: {' and '.join(run.inputs)}")
+    texts = isinstance(inputs, tuple) and all(isinstance(part, str) for part in inputs)
+    is_one_input = texts and len(run.inputs) == len(inputs) > 1
+    if isinstance(inputs, list | tuple) and not is_one_input:
+        batch = [_normalize(run, item) for item in inputs]
+        return run.pipeline.predict_batch(run, batch, top=top) if batch else []
+    return run.pipeline.predict(run, _normalize(run, inputs), top=top)
 
 
-def _normalize(run: "Run", what: Any) -> Any:
-    if isinstance(what, str):
-        return run._normalize(what)
-    return tuple(_normalize(run, part) for part in what) if isinstance(what, tuple) else what
+def _normalize(run: "Run", input: Any) -> Any:
+    if isinstance(input, str):
+        return run._normalize(input)
+    return tuple(_normalize(run, part) for part in input) if isinstance(input, tuple) else input
 
 
 def predict_inputs(
@@ -168,16 +172,16 @@ def predict_inputs(
 ) -> Iterator[tuple[Row, Any, Any]]:
     """The rows, their inputs and their predictions; `batch` rows are predicted at a time."""
     rows = iter(inputs)
-    while part := list(islice(rows, batch)):
-        predictions = run.predict([what for _, what in part], top=top)
-        yield from ((*row, prediction) for row, prediction in zip(part, predictions, strict=True))
+    while batch_rows := list(islice(rows, batch)):
+        predictions = run.predict([input for _, input in batch_rows], top=top)
+        pairs = zip(batch_rows, predictions, strict=True)
+        yield from ((*row, prediction) for row, prediction in pairs)
 
 
 def predict_rows(run: "Run", inputs: Iterable[tuple[Row, Any]], *, top: int = 1) -> Iterator[Row]:
-    """The rows with their predictions.
+    """The rows with the added columns `prediction` and, for classes, `probability`.
 
-    Added are `prediction` and, for classes, `probability`. With `top` above 1 the prediction of a
-    class is a list of pairs of class and probability.
+    With `top` above 1, the prediction of a class is a list of pairs of class and probability.
     """
     for row, _, prediction in predict_inputs(run, inputs, top=top):
         yield row | _prediction_columns(run, prediction, top)
@@ -197,9 +201,9 @@ def _prediction_columns(run: "Run", prediction: Any, top: int) -> Row:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write rows as .csv, .tsv or .jsonl, by the suffix, or nothing on an error; their number.
+    """Write rows atomically as .csv, .tsv or .jsonl, by the suffix; return their number.
 
-    In delimited text, lists of words have spaces between them, and other lists are JSON.
+    In .csv and .tsv files, words of a list are separated by spaces, and other lists are JSON.
     """
     count = 0
     with (
@@ -237,5 +241,5 @@ def unknown_parts(run: "Run", text: str | tuple[str, ...]) -> list[str]:
         return []
     texts = [text] if isinstance(text, str) else text
     mask = MASK if "fill" in run.methods else ""
-    normal = [run._normalize(part.replace(mask, " ") if mask else part) for part in texts]
-    return list(dict.fromkeys(part for each in normal for part in tokenizer.unknown_parts(each)))
+    texts = [run._normalize(text.replace(mask, " ") if mask else text) for text in texts]
+    return list(dict.fromkeys(part for text in texts for part in tokenizer.unknown_parts(text)))

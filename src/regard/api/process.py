@@ -14,8 +14,8 @@ def process_start_time() -> float:
     """When this process began, as a value of `time.perf_counter`; approximate outside Linux."""
     try:
         row = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        began = int(row[19]) / os.sysconf("SC_CLK_TCK")  # seconds after the machine's start
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - began
+        start = int(row[19]) / os.sysconf("SC_CLK_TCK")  # seconds after boot
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - start
     except (OSError, AttributeError, IndexError, ValueError):
         age = time.process_time()
     return time.perf_counter() - age

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.api.explanation import (
     all_attention,
-    heads_by_score,
+    head_scores,
     last_attention,
     states,
     text_attribution,
@@ -22,16 +22,16 @@ from regard.api.explanation import (
     text_lens,
 )
 from regard.api.forecasting import (
+    backtest_validation,
     evaluation_figure,
     future_figure,
     next_dates,
     next_values,
-    validation_end,
 )
 from regard.api.formatting import format_number
 from regard.api.generation import (
     SMALL_MODEL,
-    EngineCache,
+    DecoderCache,
     chain_for,
     generate_text,
     prompt_ids,
@@ -61,7 +61,14 @@ from regard.explain.gradient import GradientFlow
 from regard.explain.heads import HeadScores
 from regard.explain.lens import Lens
 from regard.explain.token_map import AttentionMaps, StateMaps
-from regard.generate import DEFAULT_SAMPLERS, BeamSearch, Chain, Engine, PromptLookup, Search
+from regard.generate import (
+    DEFAULT_SAMPLERS,
+    BeamSearch,
+    Chain,
+    CudaGraphDecoder,
+    PromptLookup,
+    Search,
+)
 from regard.html import html_table
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.models.build import check_weights, load_model, resolve, weights
@@ -69,9 +76,7 @@ from regard.pipelines import Pipeline, pipeline_of, tokenizer_fingerprint
 from regard.pipelines.base import Progress, Tokenizers
 from regard.pipelines.by_length import ByLength
 from regard.pipelines.pairs import pair_task
-from regard.pipelines.series import (
-    ForecastEnd,
-)
+from regard.pipelines.series_forecasts import ColumnForecast
 from regard.pipelines.strokes import stroke_task
 from regard.tasks import TASKS, Seq2Seq, Task
 from regard.text import PairTokenizers, Tokenizer
@@ -89,8 +94,8 @@ if TYPE_CHECKING:
 def load(path: Path | str, device: str = "auto", *, adapter: Path | str | None = None) -> "Run":
     """Open a run folder, or a Hugging Face checkpoint folder as if it were one.
 
-    `adapter` is merged into the weights: a run with LoRA or a folder of PEFT, by its path, or by
-    its name in the folder `adapters` of the run.
+    `adapter` is merged into the weights: a run with a LoRA adapter or a folder of PEFT, given by
+    its path or by its name in the folder `adapters` of the run.
 
     >>> regard.load(run.folder.path).config.name
     'cats'
@@ -106,8 +111,8 @@ def load(path: Path | str, device: str = "auto", *, adapter: Path | str | None =
         folder.check_tokenizer(tokenizer_fingerprint(tokenizers))
         model = load_model(resolve(config.model), run_weights(folder, config), str(folder.model))
     if adapter is not None:
-        opened, config = open_adapter(path, adapter, config, tokenizers)
-        merged = opened.merge(weights(model))
+        lora, config = open_adapter(path, adapter, config, tokenizers)
+        merged = lora.merge(weights(model))
         check_weights(model, merged, str(adapter))
         model.load_state_dict(merged, strict=False, assign=True)
     target = torch.device("cpu") if hasattr(model, "fit") else pick_device(device)
@@ -129,10 +134,10 @@ class Run:
     model: nn.Module
     tokenizers: Tokenizers | None  # None: the model does not read text
     device: torch.device
-    _engines: EngineCache = field(init=False, repr=False, compare=False)
+    _decoders: DecoderCache = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_engines", EngineCache(self.model))
+        object.__setattr__(self, "_decoders", DecoderCache(self.model))
 
     def __repr__(self) -> str:
         loss = self.metrics.get("loss")
@@ -180,30 +185,28 @@ class Run:
     @property
     def methods(self) -> tuple[str, ...]:
         """The methods of this class that apply to the run's task, the main one first."""
-        task = TASKS.get(kind_of(self.config.task)[0])
-        return () if task is None else task.methods
+        return () if self._task is None else self._task.methods
 
     @property
     def unit(self) -> str:
         """The unit of the metrics, where it is not obvious."""
-        task = TASKS.get(kind_of(self.config.task)[0])
-        return "" if task is None else task.unit
+        return "" if self._task is None else self._task.unit
 
     @property
     def predicts_words(self) -> bool:
         """Whether `predict` gives one prediction for each word of a text."""
-        task = TASKS.get(kind_of(self.config.task)[0])
-        return task is not None and task.predicts_words
+        return self._task is not None and self._task.predicts_words
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What `predict` takes, by name: ("text",), or both of two texts.
+        """The names of the inputs of `predict`: ("text",), or those of two texts.
 
         >>> labels.inputs
         ('text',)
         """
-        known = kind_of(self.config.task)[0] in TASKS  # an imported model may have another head
-        return self.pipeline.inputs(self.config) if known else ("text",)
+        if self._task is None:
+            return ("text",)
+        return self.pipeline.inputs(self.config)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -214,19 +217,20 @@ class Run:
         self,
         out: Path | str,
         *,
-        family: str | None = None,
+        model_type: str | None = None,
         format: Literal["transformers", "onnx", "gguf"] = "transformers",
         type: Literal["f32", "f16", "q8_0", "q4_k"] | None = None,
     ) -> ExportResult:
         """Write the run as a folder for Hugging Face transformers, or with an ONNX or GGUF file.
 
-        `family` is the `model_type` to write for transformers and GGUF, `type` that of the weights
-        of a GGUF file, by default f32. The outputs are compared.
+        `model_type` is that of transformers, by default the first that supports the settings of
+        the model; `type` is that of the weights of a GGUF file, by default f32. The outputs are
+        compared with those of the other library, if it is installed.
 
-        >>> run.export("exported").family
+        >>> run.export("exported").model_type
         'gpt2'
         """
-        return export_as(self.folder.path, Path(out), format, family, type)
+        return export_as(self.folder.path, Path(out), format, model_type, type)
 
     def generate(
         self,
@@ -237,19 +241,20 @@ class Run:
         seed: int | None = None,
         draft: "Run | PromptLookup | None" = None,
         amateur: "Run | None" = None,
-        until: str | Sequence[str] = (),
+        stop_strings: str | Sequence[str] = (),
         int8: bool = False,
         float16: bool = False,
         int4: bool = False,
     ) -> Any:
         """Continue a prompt, or each of a list; prompts are not repeated.
 
-        The text ends before any of `until`. A list gives a list; prompt n of it has the seed
-        `seed` + n, so that its text is that of the prompt alone with this seed.
+        A text ends before the first of the `stop_strings`. For a list of prompts, a list of texts
+        is returned; prompt n of the list has the seed `seed` + n, and its text is the same as when
+        it is generated alone with this seed.
 
-        `draft` is the draft of speculative decoding: a run with a smaller model, or
-        `PromptLookup()`. The distribution of texts does not change; whether it is faster depends
-        on the draft's acceptance rate and cost. `amateur` is a run with a weaker model for
+        `draft` is the draft model of speculative decoding: a run with a smaller model, or
+        `PromptLookup()`. The distribution of texts does not change; whether generation is faster
+        depends on the draft's acceptance rate and cost. `amateur` is a run with a weaker model for
         contrastive decoding. With `int8` a decoder uses 8-bit weights: faster where it is large,
         at a small loss of accuracy; with `float16`, on a CPU, 16-bit weights; with `int4`, on a
         GPU, 4-bit weights. An empty prompt starts a new line of text.
@@ -266,7 +271,7 @@ class Run:
             seed=seed,
             draft=draft,
             amateur=amateur,
-            until=until,
+            stop_strings=stop_strings,
             int8=int8,
             float16=float16,
             int4=int4,
@@ -281,7 +286,7 @@ class Run:
         seed: int | None = None,
         draft: "Run | PromptLookup | None" = None,
         amateur: "Run | None" = None,
-        until: str | Sequence[str] = (),
+        stop_strings: str | Sequence[str] = (),
         int8: bool = False,
         float16: bool = False,
         int4: bool = False,
@@ -300,7 +305,7 @@ class Run:
             seed=seed,
             draft=draft,
             amateur=amateur,
-            until=until,
+            stop_strings=stop_strings,
             int8=int8,
             float16=float16,
             int4=int4,
@@ -326,7 +331,7 @@ class Run:
         """
         return stream_response(self, messages, tokens=tokens, sampler=sampler, seed=seed)
 
-    def chain(self, words: str | Sequence[str] | None = None, order: str | None = None) -> Chain:
+    def chain(self, specs: str | Sequence[str] | None = None, order: str | None = None) -> Chain:
         """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.
 
         `order` names the library whose order and defaults apply: hf, llama.cpp, textgen.
@@ -335,7 +340,7 @@ class Run:
         temperature=0.7 → top_p=0.9 → sample
         """
         self._require("generate", "generate")
-        return chain_for(self.tokenizer, words, order)
+        return chain_for(self.tokenizer, specs, order)
 
     def search(
         self,
@@ -363,15 +368,15 @@ class Run:
     ) -> Any:
         """Translate a sentence, or a list of sentences.
 
-        With beam search, by default `beam=5` and `length_penalty=1`, or with a `search`:
-        "beam={width=5, normalization='gnmt'}".
+        The search is beam search, by default with `beam=5` and `length_penalty=1`, or the one that
+        `search` describes, as in "beam={width=5, normalization='gnmt'}".
 
         >>> len(translator.translate(["117 cats", "118 cats"], beam=2))
         2
         """
         return translate_text(self, text, translation_search(search, beam, length_penalty))
 
-    def predict(self, what: Any = None, *, top: int = 3) -> Any:
+    def predict(self, inputs: Any = None, *, top: int = 3) -> Any:
         """The prediction of the run's task for one input, or for each of a list.
 
         For a text: the likeliest classes of it or of each of its words, or the likeliest tokens
@@ -386,15 +391,15 @@ class Run:
         True
         """
         self._require("predict", "predict")
-        return predict_values(self, what, top)
+        return predict_values(self, inputs, top)
 
     def predict_file(
         self, path: Path | str, *, column: str | None = None, top: int = 1
     ) -> Iterator[dict[str, Any]]:
         """The rows of a file with a `prediction` each, and for classes a `probability`.
 
-        A table with the inputs in a `column` (by default found as in training), a file with a
-        text on each line, a CoNLL file, or a folder of images.
+        The file is a table with the inputs in a `column` (by default found as in training), a text
+        file with one text per line, a CoNLL file, or a folder of images.
 
         >>> row = next(iter(labels.predict_file(labelled)))
         >>> row["text"], row["prediction"] in ("good", "bad")
@@ -448,21 +453,21 @@ class Run:
         """
         return evaluation_figure(self, data, test, column)
 
-    def forecast_end(self) -> ForecastEnd:
+    def backtest(self) -> ColumnForecast:
         """The end of the validation series, in its first column, and its forecasts.
 
-        >>> end = series.forecast_end()
+        >>> end = series.backtest()
         >>> len(end.truth) == len(end.forecast) == len(end.one_step)
         True
         """
-        return validation_end(self)
+        return backtest_validation(self)
 
     def classify(
         self, image: str | Path | NDArray[Any], *, top: int = 3
     ) -> list[tuple[str, float]]:
         """The likeliest classes of an image with their probabilities, best first.
 
-        A file, or an array: height and width, with channels first, last or without.
+        `image` is a file, or an array of height and width, with channels first, last or none.
 
         >>> (best, probability), second = images.classify(image, top=2)
         >>> best in ("dark", "light") and probability >= second[1]
@@ -491,8 +496,8 @@ class Run:
         """
         self._require("draw", "draw")
         task = stroke_task(self.config.task)
-        what: Any = {"text": label} if task.alphabet else {"label": task.class_of(label)}
-        return task.draw(self.model, count, **what, bias=bias, seed=seed)
+        condition: Any = {"text": label} if task.alphabet else {"label": task.class_index(label)}
+        return task.draw(self.model, count, **condition, bias=bias, seed=seed)
 
     def fill(self, text: str, *, top: int = 5) -> list[list[tuple[str, float]]]:
         """The likeliest tokens for each <mask> in a text with their probabilities, best first.
@@ -510,7 +515,7 @@ class Run:
     ) -> dict[str, list[tuple[str, float]]]:
         """The words with the most similar embedding vectors and their cosines, best first.
 
-        Single words or signed sums: "war king - man + woman" is two queries.
+        `words` are single words or signed sums: "war king - man + woman" is two queries.
 
         >>> near = run.neighbours("c", top=2)
         >>> [word for word in near], len(near["c"])
@@ -590,7 +595,7 @@ class Run:
         test: bool = False,
         progress: Progress | None = None,
     ) -> Evaluation:
-        """The metrics of `evaluate`, with what they were computed on.
+        """The metrics of `evaluate`, with the number of targets, the context and the stride.
 
         >>> run.evaluation().is_whole
         True
@@ -610,7 +615,7 @@ class Run:
     def validation_evaluation(
         self, *, stride: int | None = None, progress: Progress | None = None
     ) -> Evaluation:
-        """The metrics that training logs, on all validation data of the run; stored as well.
+        """Compute and store the metrics that training logs, on all validation data of the run.
 
         >>> run.validation_evaluation().metrics == run.metrics
         True
@@ -640,7 +645,7 @@ class Run:
 
     def explain(
         self,
-        text: str | tuple[str, ...],
+        input: str | tuple[str, ...],
         *,
         layer: int | None = None,
         pattern: str | None = None,
@@ -649,18 +654,18 @@ class Run:
         """Attention maps of one layer, by default the last; for pairs, its cross-attention.
 
         `pattern` selects others by path, as in "encoder.blocks.*". See `attention` for all layers.
-        Of a captioning run, `text` is an image file: the attention of each token of its caption
-        over the regions of the image. Where an input is two texts, such as a question and a
-        context, `text` is a tuple of both.
+        For a captioning run, `input` is an image file, and the maps show the attention of each
+        token of the caption over the regions of the image; for other runs it is a text, or a tuple
+        of two texts, such as a question and a context.
 
         >>> run.explain("the cat")
         {'decoder.blocks.0.attention': AttentionMap(2 heads, 7 × 7 tokens)}
         """
-        return last_attention(self, text, layer=layer, pattern=pattern, words=words)
+        return last_attention(self, input, layer=layer, pattern=pattern, words=words)
 
     def attention(
         self,
-        what: Any,
+        input: Any,
         *,
         target: str | None = None,
         layers: Sequence[int] | None = None,
@@ -671,17 +676,17 @@ class Run:
     ) -> AttentionMaps:
         """All attention of the model while it reads a text or an image, with tokens as labels.
 
-        For pairs the encoder, the decoder and the attention between them, for the model's own
-        translation or a given `target`. `layers`, `heads` and `rows` (indices of queries) choose
-        some of it, so that a long text needs little memory; `pattern` chooses by path. With `words`
-        tokens are merged into words.
+        For pairs and captions, this is the self-attention of encoder and decoder and the
+        cross-attention, for the model's own output or a given `target`. `layers`, `heads` and
+        `rows` (indices of queries) select a part, so that a long text needs little memory;
+        `pattern` selects modules by their path. With `words`, tokens are merged into words.
 
         >>> run.attention("the cat", heads=[1], words=True)
         {'decoder.blocks.0.attention': AttentionMap(1 head, 2 × 2 tokens)}
         """
         return all_attention(
             self,
-            what,
+            input,
             target=target,
             layers=layers,
             heads=heads,
@@ -690,16 +695,18 @@ class Run:
             words=words,
         )
 
-    def states(self, text: str | tuple[str, ...], *, pattern: str = "*") -> StateMaps:
+    def states(self, input: str | tuple[str, ...], *, pattern: str = "*") -> StateMaps:
         """The gates and the hidden state of each recurrent layer at each token of a text.
 
-        For pairs, of the encoder.
+        For pairs, encoder and decoder are included, and the decoder reads the model's own
+        translation; for a captioning run, `input` is an image file, and the decoder reads the
+        model's own caption.
 
         >>> run.states("the cat")
         Traceback (most recent call last):
         regard.errors.RegardError: no recurrent layer matches '*'; Transformer has none
         """
-        return states(self, text, pattern)
+        return states(self, input, pattern)
 
     def find_heads(self, *, seed: int = 0) -> HeadScores:
         """Scores of every head of a decoder: previous token, induction, duplicate token, copying.
@@ -709,10 +716,14 @@ class Run:
         >>> run.find_heads().scores["induction"].shape  # (layers, heads)
         torch.Size([1, 2])
         """
-        return heads_by_score(self, seed)
+        return head_scores(self, seed)
 
     def head_effects(self, text: str, *, mean: bool = False) -> dict[str, Tensor]:
-        """How much the loss of a text grows without each head, in nats per token.
+        """The increase of the loss of a text when each head is ablated, in nats per token.
+
+        For pairs, the loss is that of the model's own translation of the text.
+
+        Ablation sets the output of the head to zero, or with `mean` to its mean over positions.
 
         >>> run.head_effects("the cat sat")["decoder.blocks.0.attention"].shape
         torch.Size([2])
@@ -730,7 +741,7 @@ class Run:
     def attribution(self, text: str | tuple[str, ...], output: str | None = None) -> Attribution:
         """The contribution of each token to the likeliest class or next token, or to `output`.
 
-        By integrated gradients of its logit, from embeddings of 0.
+        Contributions are integrated gradients of the logit, with embeddings of 0 as baseline.
 
         >>> len(run.attribution("the cat").values)
         7
@@ -740,8 +751,8 @@ class Run:
     def gradients(self, text: str) -> GradientFlow:
         """The gradient norm of the last token's loss at the state of every earlier position.
 
-        Of a run trained on pairs: the loss of the last token of its own translation of `text`, at
-        every position of the source, in the order in which the encoder reads it.
+        For a run trained on pairs, the loss is that of the last token of the model's translation of
+        `text`, and the positions are those of the source, in the order in which the encoder reads.
 
         >>> len(run.gradients("the cat").by_distance())
         6
@@ -757,17 +768,22 @@ class Run:
         return unknown_parts(self, text)
 
     def limit_threads(self) -> None:
-        """Decode a small model with one CPU thread: synchronizing several would cost more.
+        """Decode a small model with one CPU thread: synchronizing several costs more than it saves.
 
         >>> run.limit_threads()
         """
         use_threads(1 if self.parameters < SMALL_MODEL else None)
 
+    @property
+    def _task(self) -> type[Task] | None:
+        """The class of the run's task; None for an imported head that no task trains."""
+        return TASKS.get(kind_of(self.config.task)[0])
+
     def _pair_task(self) -> Seq2Seq:
         return pair_task(self.config, cast(PairTokenizers, self.tokenizers))
 
     def _normalize(self, text: str) -> str:
-        """A text as the training data was: in lower case where `data.lower` says so."""
+        """Lowercase a text if `data.lower` is set, as the training data was."""
         return text.lower() if self.config.data.lower else text
 
     def _prompt(self, text: str) -> list[int]:
@@ -775,24 +791,27 @@ class Run:
             raise ConfigError(f"prompt={text!r} must be a string")
         return prompt_ids(self.tokenizer, self._normalize(text))
 
-    def _engine(self, int8: bool = False, float16: bool = False, int4: bool = False) -> Engine:
-        return self._engines.engine(int8, float16, int4)
+    def _decoder(
+        self, int8: bool = False, float16: bool = False, int4: bool = False
+    ) -> CudaGraphDecoder:
+        return self._decoders.decoder(int8, float16, int4)
 
-    def _task_class(self, what: str) -> type[Task]:
-        """The class of the run's task; an imported model may have a head that no task trains."""
-        kind = kind_of(self.config.task)[0]
-        if kind not in TASKS:
+    def _task_class(self, action: str) -> type[Task]:
+        """The class of the run's task; raise if no task trains its head."""
+        if self._task is None:
             raise ConfigError(
-                f"no task supports head={self.config.model['head']!r}, so the run cannot {what}; "
+                f"no task supports head={self.config.model['head']!r}, so the run cannot {action}; "
                 "use run.model in Python"
             )
-        return TASKS[kind]
+        return self._task
 
-    def _require(self, method: str, what: str) -> None:
-        """Raise if a method does not apply to the run's task."""
-        task = self._task_class(what)
+    def _require(self, method: str, action: str) -> None:
+        """Raise if a method does not apply to the run's task; `action` describes the method."""
+        task = self._task_class(action)
         if method not in task.methods:
+            main = task.methods[0]
+            use = "`regard generate`, in Python `run.draw`," if main == "draw" else f"`{main}`"
             raise ConfigError(
                 f"the task of {self.folder.path} is {kind_of(self.config.task)[0]!r}, which cannot "
-                f"{what}; use `{task.methods[0]}` instead"
+                f"{action}; use {use} instead"
             )

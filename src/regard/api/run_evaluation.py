@@ -20,7 +20,7 @@ from regard.pipelines import (
 )
 from regard.pipelines.base import EvalData, Progress
 from regard.pipelines.by_length import ByLength
-from regard.training.storage.evaluation import Evaluation, evaluation_of
+from regard.training.storage.evaluation import Evaluation, make_evaluation
 
 if TYPE_CHECKING:
     from regard.api.run import Run
@@ -35,22 +35,22 @@ def evaluate_all(
     test: bool,
     progress: Progress | None,
 ) -> Evaluation:
-    """All metrics of the task; those of the run's own validation data are stored in its folder."""
-    prepared = _prepare(run, data, stride, progress, test=test)
+    """Compute all metrics of the task; store those of the run's own validation data."""
+    eval_data = _prepare(run, data, stride, progress, test=test)
     metrics = run.pipeline.evaluate(
-        prepared, run.model, run.device, search=search, progress=progress
+        eval_data, run.model, run.device, search=search, progress=progress
     )
-    evaluation = evaluation_of(prepared, metrics, None)
+    evaluation = make_evaluation(eval_data, metrics, None)
     if not data and stride is None and not test:
         _store(run, evaluation)
     return evaluation
 
 
 def evaluate_as_training(run: "Run", stride: int | None, progress: Progress | None) -> Evaluation:
-    """The metrics that training logs, on all validation data of the run; stored as well."""
-    prepared = _prepare(run, (), stride, progress)
-    metrics = validation_metrics(prepared, run.model, run.device, None, progress)
-    evaluation = evaluation_of(prepared, metrics, None)
+    """Compute and store the metrics that training logs, on all validation data of the run."""
+    eval_data = _prepare(run, (), stride, progress)
+    metrics = validation_metrics(eval_data, run.model, run.device, None, progress)
+    evaluation = make_evaluation(eval_data, metrics, None)
     if stride is None:
         _store(run, evaluation)
     return evaluation
@@ -58,21 +58,21 @@ def evaluate_as_training(run: "Run", stride: int | None, progress: Progress | No
 
 def evaluate_by_length(run: "Run", data: Sequence[Choice], search: BeamSearch) -> ByLength:
     """The metrics of short and of long texts."""
-    prepared = prepare_evaluation(run.config, validation_data(run, data), run.tokenizers)
-    return run.pipeline.evaluate_by_length(prepared, run.model, search=search)
+    eval_data = prepare_evaluation(run.config, validation_data(run, data), run.tokenizers)
+    return run.pipeline.evaluate_by_length(eval_data, run.model, search=search)
 
 
 def validation_data(run: "Run", data: Sequence[Choice] = (), *, test: bool = False) -> Data:
     """The data at the given paths, or else the validation or the test data of the run."""
     config = run.config
     if test and data:
-        raise ConfigError("give other data, or `test` for the test split of the run's, not both")
+        raise ConfigError("give other data, or `test` for the run's own test split, not both")
     kind = run._task_class("be evaluated").data_kind
     if data:
-        opened: Data = open_validation(
+        other_data: Data = open_validation(
             data, kind, lower=config.data.lower, columns=column_settings(config.data)
         )
-        return opened
+        return other_data
     if config.data.path is None and config.data.source is None:
         raise ConfigError(
             "this run was imported and has no validation data; give the data to evaluate on"
@@ -83,8 +83,8 @@ def validation_data(run: "Run", data: Sequence[Choice] = (), *, test: bool = Fal
         return cast(Data, validation)
     if getattr(validation, "test", None) is None:
         raise ConfigError(
-            "the data of this run has no test split; data.split=[…, …, …] of a series gives "
-            "one, other data is evaluated as regard evaluate RUN DATA"
+            "the data of this run has no test split; only a time series with data.split=[…, …, …] "
+            "has one; to evaluate other data: regard evaluate RUN DATA"
         )
     return cast(Data, validation.test)
 
@@ -100,22 +100,22 @@ def _prepare(
     config = run.config
     if stride is not None:
         config = replace(config, train=replace(config.train, evaluate_stride=stride))
-    opened = validation_data(run, data, test=test)
-    prepared = prepare_evaluation(config, opened, run.tokenizers, progress)
-    if stride is not None and prepared.stride is None:
+    validation = validation_data(run, data, test=test)
+    eval_data = prepare_evaluation(config, validation, run.tokenizers, progress)
+    if stride is not None and eval_data.stride is None:
         kind = kind_of(config.task)[0]
         raise ConfigError(
             f"a stride is for the windows of a language model; task={kind!r} has none"
         )
     if run.device.type == "cpu":
         keep_freed_memory()
-    return prepared
+    return eval_data
 
 
 def _store(run: "Run", evaluation: Evaluation) -> None:
     """Store an evaluation in the folder of the run, with the metrics that training logs."""
     logged = run.folder.best_metrics().keys()  # without BLEU, chrF and exact match of translations
-    if not logged:  # an imported run: nothing says which metrics training logs
+    if not logged:  # an imported run, for which no metrics were logged
         return
     metrics = {name: value for name, value in evaluation.metrics.items() if name in logged}
     with suppress(OSError, CheckpointError):  # a folder that cannot be written

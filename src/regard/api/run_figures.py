@@ -1,4 +1,4 @@
-"""Figures of runs: curves of training, by length and of forecasts; drawings; their files."""
+"""Figures of runs: training curves, metrics by length, forecasts, drawings; and their files."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from regard.explain.render import strokes
 from regard.explain.render.curves import TRUTH, Curve, Panel, draw_curves
 from regard.explain.render.figure import encode, page, to_svg
 from regard.pipelines.by_length import ByLength
-from regard.pipelines.series import ForecastEnd
+from regard.pipelines.series_forecasts import RECURSIVE_WINDOWS, ColumnForecast
 from regard.tasks import TASKS, Task
 from regard.training.tracking.history import History, downsample
 
@@ -57,7 +57,7 @@ def history_curves(names: Sequence[str], histories: Sequence[History]) -> "Figur
 
 def _loss_name(histories: Sequence[History]) -> str:
     task = TASKS.get(kind_of(histories[0].config.task)[0], Task)
-    return task.loss_name
+    return task.loss_unit
 
 
 def _curve(run: int, history: History, metric: str) -> Curve:
@@ -72,16 +72,16 @@ def _curve(run: int, history: History, metric: str) -> Curve:
 def forecast_curves(
     names: Sequence[str],
     histories: Sequence[History],
-    ends: Sequence[ForecastEnd],
+    ends: Sequence[ColumnForecast],
 ) -> "Figure":
     """The end of each run's validation series with its forecast, and the error by steps ahead.
 
     Where a run forecasts several columns, the first is drawn.
     """
     panels = []
-    truths: dict[tuple[float, ...], list[Curve]] = {}  # the panels: a series each
+    truths: dict[tuple[float, ...], list[Curve]] = {}  # a panel for each series
     for run, end in enumerate(ends):
-        curves = truths.setdefault((*end.before[-1:], *end.truth), [])
+        curves = truths.setdefault((*end.history[-1:], *end.truth), [])
         if not curves:
             curves.append(_true_values(end))
         curves.append(_multi_step_values(run, end))
@@ -93,31 +93,44 @@ def forecast_curves(
     return draw_curves(names, panels, caption="error: mean over all windows")
 
 
-def forecast_figure(end: ForecastEnd, metrics: Mapping[str, float], method: str) -> "Figure":
+def forecast_figure(
+    end: ColumnForecast,
+    metrics: Mapping[str, float],
+    method: str,
+    recursive_errors: Mapping[str, float] | None = None,
+) -> "Figure":
     """The end of a series with its forecasts of one run, and the error by forecast step.
 
-    `method` is direct or recursive.
+    `method` is direct or recursive; `recursive_errors` are those of a direct model whose forecasts
+    are fed back row by row.
     """
     names = [f"{method} forecast", "one step ahead"]
+    names += ["recursive forecast, row by row"] if end.recursive else []
     steps = len(end.forecast)
     known = len(end.truth)  # no values for a forecast of the future
     curves = [_true_values(end), _multi_step_values(0, end)]
     start = 1 if known else 1 - len(end.one_step)
     curves.append(Curve(1, [], list(enumerate(end.one_step, start))))
+    if end.recursive:
+        curves.append(Curve(2, [], list(enumerate([end.history[-1], *end.recursive]))))
     title = f"{end.column}: {'the last' if known else 'the next'} {steps:,} values"
     panels = [Panel(title, "value", curves, x_label="steps ahead", linear=True, dots=False)]
-    errors = _error_by_step(0, metrics)
-    if errors.validation:
-        panels.append(Panel(ERROR_BY_STEP, ERROR, [errors], x_label="steps ahead"))
-    return draw_curves(names, panels, caption="error: mean over all windows")
+    errors = [_error_by_step(0, metrics)]
+    caption = "error: mean over all windows"
+    if recursive_errors:
+        errors.append(_error_by_step(2, recursive_errors))
+        caption += f"; row by row: over at most {RECURSIVE_WINDOWS}"
+    if errors[0].validation:
+        panels.append(Panel(ERROR_BY_STEP, ERROR, errors, x_label="steps ahead"))
+    return draw_curves(names, panels, caption=caption)
 
 
-def _true_values(end: ForecastEnd) -> Curve:
-    return Curve(TRUTH, [], list(enumerate([*end.before, *end.truth], 1 - len(end.before))))
+def _true_values(end: ColumnForecast) -> Curve:
+    return Curve(TRUTH, [], list(enumerate([*end.history, *end.truth], 1 - len(end.history))))
 
 
-def _multi_step_values(run: int, end: ForecastEnd) -> Curve:
-    return Curve(run, [], list(enumerate([end.before[-1], *end.forecast])))
+def _multi_step_values(run: int, end: ColumnForecast) -> Curve:
+    return Curve(run, [], list(enumerate([end.history[-1], *end.forecast])))
 
 
 def _error_by_step(run: int, metrics: Mapping[str, float]) -> Curve:

@@ -1,7 +1,7 @@
 """The reference of all settings, read from the dataclasses and from the comments of their fields.
 
-A field's comment, behind it or on the lines before it, is its description; a table of choices is
-named there in parentheses, as in `(nn.score.SCORES)`.
+The comment of a field, at the end of its line or on the lines before it, is its description; a
+comment names a table of choices in parentheses, as in `(nn.score.SCORES)`.
 """
 
 import ast
@@ -26,6 +26,7 @@ from regard.nn.position import SCALINGS
 from regard.pipelines import PIPELINES, default_settings
 from regard.tasks import TASKS
 from regard.text import TOKENIZERS
+from regard.training.fine_tuning import TUNINGS
 from regard.training.setup.configure import RECIPES, USED_WITHOUT_GRADIENTS, recipes
 
 TABLE = re.compile(r" \(((?:\w+\.)+[A-Z_]+)\)")  # in a field's comment
@@ -39,11 +40,8 @@ PROVIDED_TO_TASK = {  # fields of tasks that are taken from the tokenizers
     *("prefix_ids", "source_prefix_ids"),
 }
 WITHOUT_OPTIONS = ("task", "model.norm", "model.ffn")  # the options of a task have their own rows
-HEAD_OF = {
-    "masked": "masked",
-    "span": "span",
-}  # the head that a task needs, where the class does not say
-OLD_FAMILIES = ("lstm",)
+HEAD_OF = {"masked": "masked", "span": "span"}  # heads of tasks whose class names none
+OLD_FAMILIES = ("lstm",)  # for runs of earlier versions
 TYPES = {int: "integer", float: "number", str: "string", bool: "true or false"}
 PAGE_HEAD = """# Settings
 
@@ -57,9 +55,9 @@ choice is a name, or a table of a name and its options: `model.position=rotary`,
 already rotary. `regard train DATA --dry-run` prints the settings that a run would have.
 """
 TITLES = {
-    "run": "The run",
-    "data": "data: the examples",
-    "task": "task: what is learned",
+    "run": "Run",
+    "data": "data: training and validation data",
+    "task": "task: the training objective",
     "model": "model: the architecture",
     "train": "train: the training",
 }
@@ -79,15 +77,15 @@ def settings(pattern: str = "") -> list[dict[str, Any]]:
     rows = _rows()
     if not pattern:
         return list(rows)
-    keys = [row for row in rows if row["key"] == pattern]
-    keys = keys or [row for row in rows if fnmatchcase(row["key"], pattern)]
-    keys = keys or [row for row in rows if pattern in row["key"]]
-    keys = keys or [row for row in rows if pattern in _choice_words(row)]
-    if not keys:
+    matches = [row for row in rows if row["key"] == pattern]
+    matches = matches or [row for row in rows if fnmatchcase(row["key"], pattern)]
+    matches = matches or [row for row in rows if pattern in row["key"]]
+    matches = matches or [row for row in rows if pattern in _choice_words(row)]
+    if not matches:
         known = {word for row in rows for word in (row["key"], *_choice_words(row))}
         known |= {row["key"].rpartition(".")[2] for row in rows}
         raise ConfigError(f"{unknown('setting', pattern, known)}\n`regard settings` lists all")
-    return keys
+    return matches
 
 
 def other_defaults(key: str) -> dict[str, Any]:
@@ -97,16 +95,16 @@ def other_defaults(key: str) -> dict[str, Any]:
     0.003
     """
     tables = {name: read_recipe(RECIPES / f"{name}.toml") for name in recipes()}
-    values = {name: value for name, table in tables.items() if (value := _at(table, key))}
+    values = {name: value for name, table in tables.items() if (value := _lookup(table, key))}
     for name in ("reversal", "parentheses"):  # pairs and labels; other kinds set the same keys
         data = BUILTINS[name](examples=8)
-        chosen = default_settings(data, {}, gpu=False)
-        if _at(chosen, key) is not None:
+        defaults = default_settings(data, {}, gpu=False)
+        if _lookup(defaults, key) is not None:
             values["DATA"] = None
     return values
 
 
-def _at(table: Mapping[str, Any], key: str) -> Any:
+def _lookup(table: Mapping[str, Any], key: str) -> Any:
     """The value of a dotted key in nested tables; None if there is none."""
     for part in key.split("."):
         table = table.get(part) if isinstance(table, Mapping) else None  # type: ignore[assignment]
@@ -119,7 +117,7 @@ def settings_page() -> str:
     for table, title in TITLES.items():
         lines += [f"## {title}", ""]
         rows = [row for row in _rows() if _table_of(row["key"]) == table]
-        lines += ["| key | type | default | | used by |", "|---|---|---|---|---|"]
+        lines += ["| key | type | default | description | used by |", "|---|---|---|---|---|"]
         for row in rows:
             default = format_default(row["default"])
             default = "from the data" if row["derived"] else f"`{default}`"
@@ -127,19 +125,19 @@ def settings_page() -> str:
             cells = [f"`{row['key']}`", kind, default, description, used_by(row)]
             lines.append(f"| {' | '.join(map(_escape, cells))} |")
         lines.append("")
-        shown: list[Any] = []
+        listed: list[Any] = []
         for row in rows:
             if any(
                 choice["options"] or choice["description"] for choice in row["choices"].values()
             ):
-                if row["choices"] in shown:
+                if row["choices"] in listed:
                     continue
-                shown.append(row["choices"])
+                listed.append(row["choices"])
                 models = f" ({', '.join(row['models'])})" if _differ(rows, row) else ""
                 lines += [f"### Choices of `{row['key']}`{models}", ""]
-                lines += ["| name | | options |", "|---|---|---|"]
+                lines += ["| name | description | options |", "|---|---|---|"]
                 for name, choice in row["choices"].items():
-                    options = ", ".join(f"`{o}`" for o in option_words(choice["options"]))
+                    options = ", ".join(f"`{o}`" for o in format_options(choice["options"]))
                     cells = [f"`{name}`", _code(choice["description"]), options]
                     lines.append(f"| {' | '.join(map(_escape, cells))} |")
                 lines.append("")
@@ -157,7 +155,7 @@ def format_default(value: Any) -> str:
     return str(value)
 
 
-def option_words(options: Mapping[str, Any]) -> list[str]:
+def format_options(options: Mapping[str, Any]) -> list[str]:
     """Options with their defaults, as `key=value`; `key=…` where there is none."""
     return [
         f"{name}={'…' if option['required'] else format_default(option['default'])}"
@@ -175,7 +173,7 @@ def sentence(description: str) -> str:
 
 
 def type_or_names(row: Mapping[str, Any]) -> str:
-    """The type of a setting; where it is one of a few names without options, those names."""
+    """The type of a setting, or its allowed names if they have no options."""
     names = [name for name, choice in row["choices"].items() if not choice["description"]]
     if not names or row["key"] == "model.preset":
         return str(row["type"])
@@ -183,7 +181,7 @@ def type_or_names(row: Mapping[str, Any]) -> str:
 
 
 def used_by(row: Mapping[str, Any]) -> str:
-    """Who uses a setting: for one of `model` the models, for others the tasks."""
+    """The models that use a setting of `model`, or the tasks that use another setting."""
     models = [name for name in FAMILIES if name not in OLD_FAMILIES]
     tasks = "all" if row["tasks"] == list(TASKS) else ", ".join(row["tasks"])
     without_gradients = [name for name in models if is_fitted_without_gradients(name)]
@@ -197,29 +195,29 @@ def used_by(row: Mapping[str, Any]) -> str:
 @cache
 def _rows() -> tuple[dict[str, Any], ...]:
     families = [name for name in FAMILIES if name not in OLD_FAMILIES]
-    gradient = [name for name in families if not is_fitted_without_gradients(name)]
+    with_gradients = [name for name in families if not is_fitted_without_gradients(name)]
     tasks = list(TASKS)
     rows = [
         row
-        for row in _of(RunConfig, "", tasks, families)
+        for row in _field_rows(RunConfig, "", tasks, families)
         if row["key"] not in ("data", "model", "train")
     ]
-    for row in _of(DataConfig, "data.", tasks, families):
+    for row in _field_rows(DataConfig, "data.", tasks, families):
         kinds = _kinds_of(row["key"].removeprefix("data."))
-        fitting = [name for name in tasks if TASKS[name].data_kind in kinds]
-        rows.append({**row, "tasks": fitting, "models": families if kinds else []})
+        matching_tasks = [name for name in tasks if TASKS[name].data_kind in kinds]
+        rows.append({**row, "tasks": matching_tasks, "models": families if kinds else []})
     rows += _group(row for name in tasks for row in _task_rows(name))
     rows += _model_rows(families)
-    for row in _of(TrainConfig, "train.", tasks, gradient):
+    for row in _field_rows(TrainConfig, "train.", tasks, with_gradients):
         name = row["key"].removeprefix("train.")
-        row["models"] = families if name in USED_WITHOUT_GRADIENTS else gradient
-        row["tasks"] = ["causal", "forecast"] if name == "baseline" else tasks
+        row["models"] = families if name in USED_WITHOUT_GRADIENTS else with_gradients
+        row["tasks"] = ["causal", "text_regression", "forecast"] if name == "baseline" else tasks
         rows.append(row)
     return tuple(rows)
 
 
 def _task_rows(name: str) -> Iterator[dict[str, Any]]:
-    for row in _of(TASKS[name], "task.", [name], _models_of(name)):
+    for row in _field_rows(TASKS[name], "task.", [name], _models_of(name)):
         field = row["key"].removeprefix("task.")
         if field in ("label_smoothing", "scheduled_sampling"):
             row["models"] = [
@@ -250,20 +248,20 @@ def _model_rows(families: list[str]) -> list[dict[str, Any]]:
     rows += _group(
         row
         for family in families
-        for row in _of(FAMILIES[family][0], "model.", _tasks_of(family), [family])
+        for row in _field_rows(FAMILIES[family][0], "model.", _tasks_of(family), [family])
     )
-    place = next(n for n, row in enumerate(rows) if row["key"] == "model.position")
+    index = next(n for n, row in enumerate(rows) if row["key"] == "model.position")
     scaling = _row(
         *("model.position.scaling", Choice | None, None),
         "how rotary positions are scaled to longer contexts",
         choices=_choices(SCALINGS, hidden={"base"}),
-        tasks=rows[place]["tasks"],
-        models=rows[place]["models"],
+        tasks=rows[index]["tasks"],
+        models=rows[index]["models"],
     )
-    return [*rows[: place + 1], scaling, *rows[place + 1 :]]
+    return [*rows[: index + 1], scaling, *rows[index + 1 :]]
 
 
-def _of(
+def _field_rows(
     cls: type[Any], prefix: str, tasks: list[str], models: list[str]
 ) -> Iterator[dict[str, Any]]:
     """A row for each field of a dataclass."""
@@ -316,7 +314,7 @@ def _row(
 
 
 def _group(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of the same key and meaning as one, used by the tasks and models of all; by key."""
+    """Merge rows that differ only in their tasks and models; order the rows by key."""
     groups: dict[str, dict[str, Any]] = {}
     for row in rows:
         same = {name: row[name] for name in row if name not in ("tasks", "models")}
@@ -343,8 +341,9 @@ def field_comments(cls: type[Any]) -> dict[str, str]:
                 first = node.lineno - 1
                 while lines[first - 1].lstrip().startswith("#"):
                     first -= 1
-                found = (re.search(r"(?:^\s*|  )# (.*)", s) for s in lines[first : node.end_lineno])
-                comments[node.target.id] = " ".join(match[1] for match in found if match)
+                field_lines = lines[first : node.end_lineno]
+                matches = (re.search(r"(?:^\s*|  )# (.*)", line) for line in field_lines)
+                comments[node.target.id] = " ".join(match[1] for match in matches if match)
     return comments
 
 
@@ -358,8 +357,8 @@ def type_words(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return "name"
     if typing.get_origin(hint) in (list, tuple):
-        inner = type_words(arguments[0])
-        return f"list of {inner}s" if inner in TYPES.values() else f"list of {inner}"
+        inner = type_words(arguments[0]).split(" or ")
+        return f"list of {' or '.join(f'{word}s' for word in inner)}"
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         has_table = any(map(_is_mapping, arguments))
         words = []
@@ -379,7 +378,7 @@ def _is_mapping(hint: Any) -> bool:
 
 
 def _literals(hint: Any) -> dict[str, Any]:
-    """The values of a `Literal`, also inside a union, as choices without options."""
+    """The values of a `Literal`, or of those in a union, as choices without options."""
     if typing.get_origin(hint) is Literal:
         return {str(name): {"description": "", "options": {}} for name in typing.get_args(hint)}
     choices: dict[str, Any] = {}
@@ -393,8 +392,11 @@ def _choices(
     table: Mapping[str, Any], *, options: bool = True, hidden: Iterable[str] = ()
 ) -> dict[str, Any]:
     """The entries of a table: the first sentence of their docstring, and their options."""
-    # a tokenizer chooses the vocabulary size, which is provided to the entries of other tables
-    provided = PROVIDED - {"vocab_size"} if table is TOKENIZERS else PROVIDED
+    provided = {*PROVIDED}
+    if table is TOKENIZERS:
+        provided.remove("vocab_size")  # an option of a tokenizer, provided to other entries
+    if table is TUNINGS:
+        provided.remove("layers")  # an option of `last_layers`
     return {
         name: {
             "description": _summary(entry),
@@ -414,14 +416,14 @@ def _summary(entry: Callable[..., Any]) -> str:
 
 def _options(entry: Callable[..., Any], hidden: set[str]) -> dict[str, Any]:
     parameters = inspect.signature(entry).parameters.values()
-    made = {
+    factory_defaults = {
         field.name: field.default_factory()
         for field in (fields(entry) if is_dataclass(entry) else ())
         if field.default_factory is not MISSING
     }
     return {
         p.name: {
-            "default": None if p.default is p.empty else made.get(p.name, p.default),
+            "default": None if p.default is p.empty else factory_defaults.get(p.name, p.default),
             "required": p.default is p.empty,
         }
         for p in parameters
@@ -459,7 +461,7 @@ def _architectures_of(family: str) -> set[str]:
 
 def _tasks_of(family: str) -> list[str]:
     """The tasks that the models of a family can learn."""
-    rows = _of(FAMILIES[family][0], "", [], [])
+    rows = _field_rows(FAMILIES[family][0], "", [], [])
     heads = next((row["choices"] or [row["default"]] for row in rows if row["key"] == "head"), [])
     return [
         name

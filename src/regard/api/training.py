@@ -16,7 +16,7 @@ from regard.models.presets import ModelConfig
 from regard.pipelines.base import Progress
 from regard.tasks import TASKS
 from regard.training import run as training_run
-from regard.training.baseline import read_baseline, read_series_baselines
+from regard.training.baseline import read_baseline, read_simple_baselines
 from regard.training.edit import edit_run
 from regard.training.events import BaselineEvaluated, Event
 from regard.training.import_export import ExportResult, export_as, import_run, merge_run
@@ -32,8 +32,8 @@ Model = str | Mapping[str, Any] | ModelConfig
 
 
 def train(
-    what: str | Path | RunConfig | None = None,
-    *words: str,
+    data_or_recipe: str | Path | RunConfig | None = None,
+    *overrides: str,
     task: Choice | None = None,
     model: Model | None = None,
     steps: int | None = None,
@@ -51,11 +51,11 @@ def train(
 ) -> Any:
     """Train a model and return its `Run`; for a recipe with several runs, return the `Study`.
 
-    `what` is a file or folder of your own data, a recipe, or None where the settings name the data
-    (`data={"source": …, "target": …}`). Settings are `key=value` words as on the command line, or
-    keywords: those above, every other field of `train` and `data` (`patience=3`), or a whole table
-    (`train={"clip": 0.5}`). `model` is a preset's name, a configuration (`regard.preset`) or a
-    table. `regard.settings()` lists them all.
+    `data_or_recipe` is a file or folder of your own data, a recipe, or None where the settings name
+    the data (`data={"source": …, "target": …}`). Settings are `key=value` strings as on the command
+    line, or keywords: those above, every other field of `train` and `data` (`patience=3`), or a
+    whole table (`train={"clip": 0.5}`). `model` is a preset's name, a configuration
+    (`regard.preset`) or a table. `regard.settings()` lists all settings.
 
     Progress is shown unless `quiet`: on stderr, or in the notebook's cell. `on_event` is called
     with every event of the run, `progress` while the data is prepared. A study that was
@@ -68,14 +68,14 @@ def train(
     """
     keywords = {"task": task, "model": model, "steps": steps, "batch": batch, "lr": lr}
     keywords |= {"seed": seed, "tokenizer": tokenizer, "minutes": minutes, "device": device}
-    over = read_overrides(words, keywords | settings)
-    if not isinstance(what, RunConfig):
-        study = open_study(what, out=out, **over)
+    table = read_overrides(overrides, keywords | settings)
+    if not isinstance(data_or_recipe, RunConfig):
+        study = open_study(data_or_recipe, out=out, **table)
         if study is not None:
             study.train(quiet=quiet, on_event=on_event, progress=progress)
             return study
     finished = show_events(
-        lambda shown: train_events(what, out=out, progress=shown, **over),
+        lambda report: train_events(data_or_recipe, out=out, progress=report, **table),
         quiet=quiet,
         on_event=on_event,
         progress=progress,
@@ -84,8 +84,8 @@ def train(
 
 
 def train_events(
-    what: str | Path | RunConfig | None,
-    *words: str,
+    data_or_recipe: str | Path | RunConfig | None,
+    *overrides: str,
     out: Path | str | None = None,
     progress: Progress | None = None,
     started: float | None = None,
@@ -99,22 +99,22 @@ def train_events(
         return training_run.run_worker()
     require_new_folder(out)  # before `minutes` takes time to measure
     started = time.perf_counter() if started is None else started
-    over = read_overrides(words, settings)
-    config = configure(what, started=started, **over)
+    table = read_overrides(overrides, settings)
+    config = configure(data_or_recipe, started=started, **table)
     folder = new_folder(config.name) if out is None else Path(out)
-    notes = run_settings.without_effect(config, over)
+    notes = run_settings.unused_overrides(config, table)
     return training_run.begin(config, folder, progress, started, notes)
 
 
 def require_new_folder(out: Path | str | None) -> None:
-    """Raise if a run folder exists; a launch that torchrun has restarted continues its own."""
+    """Raise if a run folder exists, unless torchrun has restarted this launch."""
     if out is not None and not launch.restart_count():
         RunFolder(out).require_new_path()
 
 
 def resume(
     path: Path | str,
-    *words: str,
+    *overrides: str,
     step: int | None = None,
     steps: int | None = None,
     quiet: bool = False,
@@ -124,16 +124,16 @@ def resume(
 ) -> Run:
     """Continue a run that was stopped, or extend one that finished to more `steps`.
 
-    From its newest checkpoint, or from that of `step`. Settings, progress and events are those of
-    `train`.
+    The run continues from its newest checkpoint, or from that of `step`. The other arguments are
+    those of `train`.
 
     >>> trained = regard.train(text, model=TINY, steps=2, quiet=True)
     >>> regard.resume(trained.folder.path, steps=3, quiet=True).config.train.steps
     3
     """
-    over = read_overrides(words, {"steps": steps, **settings})
+    table = read_overrides(overrides, {"steps": steps, **settings})
     show_events(
-        lambda shown: resume_events(path, step=step, progress=shown, **over),
+        lambda report: resume_events(path, step=step, progress=report, **table),
         quiet=quiet,
         on_event=on_event,
         progress=progress,
@@ -143,7 +143,7 @@ def resume(
 
 def resume_events(
     path: Path | str,
-    *words: str,
+    *overrides: str,
     step: int | None = None,
     progress: Progress | None = None,
     started: float | None = None,
@@ -151,42 +151,42 @@ def resume_events(
 ) -> Iterator[Event]:
     """Continue a run and yield its events; the trained model is not loaded.
 
-    What is left of its minutes counts from `started` on, as in `train_events`.
+    The rest of its time budget counts from `started` on, as in `train_events`.
     """
-    over = read_overrides(words, settings)
-    return training_run.resume(Path(path), over, step=step, progress=progress, started=started)
+    table = read_overrides(overrides, settings)
+    return training_run.resume(Path(path), table, step=step, progress=progress, started=started)
 
 
-def edit(path: Path | str, *words: str, **settings: Any) -> list[str]:
-    """Change settings of a run without training it; returns what changed, old and new values.
+def edit(path: Path | str, *overrides: str, **settings: Any) -> list[str]:
+    """Change settings of a run without training it; return the changes, with old and new values.
 
-    The weights must fit the settings. Without settings, accept a config.json that was changed by
-    hand.
+    The weights must fit the settings. Without settings, a config.json that was edited by hand is
+    accepted.
 
     >>> trained = regard.train(text, model=TINY, steps=2, quiet=True)
     >>> regard.edit(trained.folder.path, model={"norm_eps": 1e-6})
     ['model.norm_eps: 1e-05 → 1e-06']
     """
-    return edit_run(Path(path), read_overrides(words, settings))
+    return edit_run(Path(path), read_overrides(overrides, settings))
 
 
 def configure(
-    what: str | Path | RunConfig | None,
-    *words: str,
+    data_or_recipe: str | Path | RunConfig | None,
+    *overrides: str,
     started: float | None = None,
-    on_measure: Callable[[], object] | None = None,
+    on_timing: Callable[[], object] | None = None,
     **settings: Any,
 ) -> RunConfig:
-    """The settings that `train` would use: a recipe's, or chosen for the given data.
+    """The settings that `train` would use: those of a recipe, or defaults for the data.
 
-    `minutes=…` counts from `started` on, as in `train_events`; `on_measure` is called before it
-    times the first step, when all settings are checked.
+    `minutes=…` counts from `started` on, as in `train_events`; `on_timing` is called before the
+    first step is timed, when all settings are checked.
     """
-    over = read_overrides(words, settings)
-    if isinstance(what, RunConfig):
-        return build(RunConfig, overlay(to_table(what), over))
-    path = None if what is None else str(what)
-    return run_settings.configure(path, over, started=started, on_measure=on_measure)
+    table = read_overrides(overrides, settings)
+    if isinstance(data_or_recipe, RunConfig):
+        return build(RunConfig, overlay(to_table(data_or_recipe), table))
+    path = None if data_or_recipe is None else str(data_or_recipe)
+    return run_settings.configure(path, table, started=started, on_timing=on_timing)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -230,15 +230,19 @@ class Study:
 
 
 def open_study(
-    what: str | Path | None, *words: str, out: Path | str | None = None, **settings: Any
+    data_or_recipe: str | Path | None,
+    *overrides: str,
+    out: Path | str | None = None,
+    **settings: Any,
 ) -> Study | None:
-    """The study that a recipe describes; None where `what` is not a recipe of several runs."""
-    over = read_overrides(words, settings)
-    configs = run_settings.configure_study(None if what is None else str(what), over)
-    if not configs:
+    """The study that a recipe describes; None for other recipes and for data."""
+    table = read_overrides(overrides, settings)
+    recipe = None if data_or_recipe is None else str(data_or_recipe)
+    configs = run_settings.configure_study(recipe, table)
+    if recipe is None or not configs:
         return None
-    folder = Path("runs", Path(str(what)).stem) if out is None else Path(out)
-    return Study(folder, configs, run_settings.configure_report(str(what)))
+    folder = Path("runs", Path(recipe).stem) if out is None else Path(out)
+    return Study(folder, configs, run_settings.configure_report(recipe))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +251,13 @@ class RunSummary:
 
     config: RunConfig
     baseline: BaselineEvaluated | None  # the n-gram baseline, where it was computed
-    series_baselines: dict[str, dict[str, float]]  # of a forecasting run
+    simple_baselines: dict[str, dict[str, float]]  # of forecasting and text regression
     unit: str  # of the metrics, where it is not obvious
     is_fitted_without_gradients: bool
     stored_values: int  # of a model fitted without gradients
     command: str  # the command that uses the model: "generate", "translate", …
     data_kind: str  # "text", "pairs", "images", …
-    cautions: list[str]  # lines that say why its metrics mean little
+    cautions: list[str]  # warnings about too little validation data
 
 
 def summarize(path: Path | str) -> RunSummary:
@@ -265,7 +269,7 @@ def summarize(path: Path | str) -> RunSummary:
     return RunSummary(
         config=config,
         baseline=read_baseline(folder),
-        series_baselines=read_series_baselines(folder),
+        simple_baselines=read_simple_baselines(folder),
         unit=task.unit,
         is_fitted_without_gradients=without_gradients,
         stored_values=stored_parameters(folder) if without_gradients else 0,
@@ -280,7 +284,7 @@ class ImportedRun:
     """A run that was imported from a Hugging Face checkpoint."""
 
     path: Path
-    family: str
+    model_type: str  # of config.json, or the format of the file: "llama2.c", …
     parameters: int
     dtype: str
     task: str
@@ -290,18 +294,18 @@ class ImportedRun:
 
 
 def import_checkpoint(
-    source: Path | str, out: Path | str, *words: str, model: Model | None = None
+    source: Path | str, out: Path | str, *overrides: str, model: Model | None = None
 ) -> ImportedRun:
     """Import a Hugging Face checkpoint, a folder or a name on the hub, as a run folder.
 
     Settings of the model that do not change the shape of a tensor may be overridden, as in
     `import_checkpoint("llama", "runs/llama", "model.position.base=500000")`.
     """
-    checkpoint = import_run(source, Path(out), read_overrides(words, {"model": model}))
+    checkpoint = import_run(source, Path(out), read_overrides(overrides, {"model": model}))
     task = TASKS.get(checkpoint.task)
     return ImportedRun(
         path=Path(out),
-        family=checkpoint.family.name,
+        model_type=checkpoint.model_type.name,
         parameters=count_parameters(checkpoint.config),
         dtype=str(checkpoint.dtype).removeprefix("torch."),
         task=checkpoint.task,
@@ -312,15 +316,15 @@ def import_checkpoint(
 
 
 def import_model(
-    source: Path | str, out: Path | str, *words: str, model: Model | None = None
+    source: Path | str, out: Path | str, *overrides: str, model: Model | None = None
 ) -> Run:
     """Import a Hugging Face checkpoint as a run, and open it; see `import_checkpoint`.
 
-    >>> exported = run.export("exported", family="gpt2")
+    >>> exported = run.export("exported", model_type="gpt2")
     >>> regard.import_model("exported", "runs/imported").config.model["dim"]
     16
     """
-    import_checkpoint(source, out, *words, model=model)
+    import_checkpoint(source, out, *overrides, model=model)
     return load(out)
 
 
@@ -341,13 +345,13 @@ def export(
     run: Path | str,
     out: Path | str,
     *,
-    family: str | None = None,
+    model_type: str | None = None,
     format: Literal["transformers", "onnx", "gguf"] = "transformers",
     type: Literal["f32", "f16", "q8_0", "q4_k"] | None = None,
 ) -> ExportResult:
     """Write a run as a folder for Hugging Face transformers, or with an ONNX or GGUF file.
 
-    >>> regard.export(run.folder.path, "exported", family="gpt2").path
+    >>> regard.export(run.folder.path, "exported", model_type="gpt2").path
     PosixPath('exported')
     """
-    return export_as(Path(run), Path(out), format, family, type)
+    return export_as(Path(run), Path(out), format, model_type, type)

@@ -83,7 +83,8 @@ for command in (
     name = command.__name__.rstrip("_")  # `import` is a Python keyword
     app.command(name)(with_common_options(command))
 
-INSTEAD = {  # commands of other tools, and what there is here
+FORMER_OPTIONS = {"regard generate": {"--until": "--stop"}}
+INSTEAD = {  # commands of other tools, and those of regard that do the same
     "fit": "regard train DATA",
     "finetune": "regard train DATA train.start=RUN",
     "fine-tune": "regard train DATA train.start=RUN",
@@ -111,7 +112,7 @@ INSTEAD = {  # commands of other tools, and what there is here
 UsageError = cast(type[Exception], typer.BadParameter.__base__)
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit.
 
     A `RegardError` and an `OSError` print their message, with `--debug` after the traceback.
@@ -121,22 +122,23 @@ def main(words: Sequence[str] | None = None) -> None:
     prepare_streams()
     try:
         try:
-            if any("\0" in word for word in words or ()):  # typer and the system raise ValueError
+            if any("\0" in word for word in arguments or ()):  # typer would raise ValueError
                 raise typer.BadParameter("an argument contains a NUL character")
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning
-                code = app(words, prog_name="regard", standalone_mode=False)  # Ctrl-C gives 130
+                code = app(arguments, prog_name="regard", standalone_mode=False)  # Ctrl-C gives 130
         finally:
             sys.stdout.flush()  # so that a closed pipe or a full disk raises here
     except UsageError as error:
-        code = _print_error(*_usage_message(error, sys.argv[1:] if words is None else words))
+        arguments = sys.argv[1:] if arguments is None else arguments
+        code = _print_error(*_usage_message(error, arguments))
     except RegardError as error:
         if output_settings.debug:
             traceback.print_exc()
         code = _print_error(str(error), error.exit_code)
     except BrokenPipeError:
         code = 1
-    except OSError as error:  # of the machine, wherever it is met: permissions, a full disk
+    except OSError as error:  # missing permissions, a full disk and the like
         if error.errno is None:
             raise
         if output_settings.debug:
@@ -153,7 +155,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning of this library as one line, others with their place in the code."""
+    """Print a warning of this library as one line, others with their file and line."""
     if issubclass(category, RegardWarning):
         print(f"warning: {shorten(str(message))}", file=sys.stderr)
     else:
@@ -173,13 +175,18 @@ def _system_message(error: OSError) -> str:
     return f"{place}{error.strerror}\n--debug shows where it happened"
 
 
-def _usage_message(error: Any, words: Sequence[str]) -> tuple[str, int]:
+def _usage_message(error: Any, arguments: Sequence[str]) -> tuple[str, int]:
     """The message of a usage error, with a hint or the command's help, and the exit code."""
     message = error.format_message().rstrip(".")
+    for option in getattr(getattr(error, "param", None), "opts", ()):
+        if any(word.partition("=")[0] == option for word in arguments):  # pydantic omits the value
+            value = value_of(option, arguments)
+            message = message.replace(": Input should be", f": {value!r} should be")
+    message = message.replace(": Value error, ", ": ")
     command = error.ctx.command_path if error.ctx is not None else "regard"
-    hint = _hint(getattr(error, "option_name", None), command, words)
-    if command == "regard" and words and message.startswith("No such command"):
-        name = next(word for word in words if not word.startswith("-"))
+    hint = _hint(getattr(error, "option_name", None), command, arguments)
+    if command == "regard" and arguments and message.startswith("No such command"):
+        name = next(word for word in arguments if not word.startswith("-"))
         message = f"no such command {name!r}"
         known = [command.name or "" for command in app.registered_commands]
         close = get_close_matches(name, known, n=1)
@@ -187,24 +194,26 @@ def _usage_message(error: Any, words: Sequence[str]) -> tuple[str, int]:
         message += f"; {instead}\n" if instead else "\n"
         message += f"commands: {', '.join(known)}"
     if hint is not None and (option := getattr(error, "option_name", None)) is not None:
-        message = f"no such option: {option}"  # without names that only look like it
+        message = f"no such option: {option}"  # without the similar options that click suggests
     hint = "" if hint is None else f"; {hint}"
     return f"{message[:1].lower()}{message[1:]}{hint}\ntry: {command} --help", error.exit_code
 
 
-def _hint(option: str | None, command: str, words: Sequence[str]) -> str | None:
-    """How to write what was given as an option or as an argument too many."""
+def _hint(option: str | None, command: str, arguments: Sequence[str]) -> str | None:
+    """How to write a sampler or setting that was given as an option or as an extra argument."""
+    if option in FORMER_OPTIONS.get(command, {}):
+        return f"it is called {FORMER_OPTIONS[command][option]} now"
     if command == "regard generate":
-        sampler = as_sampler(option, words) if option is not None else None
+        sampler = as_sampler(option, arguments) if option is not None else None
         if sampler is not None:
             return f"it is a sampler, so write {sampler}"
-        for word in words:
+        for word in arguments:
             if option is None and (word == "greedy" or word.partition("=")[0] in api.SAMPLERS):
                 return f"it is a sampler, so write -s {shlex.quote(word)}"
     if command in ("regard train", "regard resume", "regard quickstart") and option is not None:
         name = option.lstrip("-").replace("-", "_")
         tables = [f"{table}." for table, (names, _) in TABLES.items() if name in names]
         if tables or name in (*(field.name for field in fields(RunConfig)), "minutes"):
-            value = value_of(option, words)
+            value = value_of(option, arguments)
             return f"it is a setting, so write {''.join(tables[:1])}{name}={shlex.quote(value)}"
     return None

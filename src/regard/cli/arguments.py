@@ -24,6 +24,15 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+ModelOverrides = Annotated[
+    list[str],
+    Argument(
+        metavar="KEY=VALUE",
+        help="Settings of the model to change, as in model.context=4096.",
+        show_default=False,
+    ),
+]
+MODEL_HELP = "A preset, a recipe, a run folder or a checkpoint folder."
 Out = Annotated[
     Path | None,
     Option(
@@ -38,7 +47,7 @@ Penalty = Annotated[
     Option(
         "--length-penalty",
         metavar="POWER",
-        help="Divide log P by length to this power; 0 disables it.",
+        help="Divide log P by the length to this power; 0 disables it.",
     ),
 ]
 SearchOption = Annotated[
@@ -54,20 +63,20 @@ AdapterOption = Annotated[
     Option(
         "--adapter",
         metavar="NAME",
-        help="Merge this LoRA adapter first: a run, a folder of PEFT, or its name in RUN/adapters.",
+        help="Merge this LoRA adapter first: a run, a PEFT folder, or its name in RUN/adapters.",
     ),
 ]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print results only, no progress.")]
 Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error.")]
 
 
-def parse_data(words: Sequence[str]) -> list[Choice]:
-    """Paths unchanged; a built-in data set with its options parsed to a table.
+def parse_data(arguments: Sequence[str]) -> list[Choice]:
+    """Parse the arguments of `data`: a path stays as it is, a built-in dataset becomes a table.
 
     >>> parse_data(["my.tsv", "{ kind = 'copy', longest = 9 }"])
     ['my.tsv', {'kind': 'copy', 'longest': 9}]
     """
-    return [parse_overrides([f"data={w}"])["data"] if w.startswith("{") else w for w in words]
+    return [parse_overrides([f"data={w}"])["data"] if w.startswith("{") else w for w in arguments]
 
 
 def _check_utf8(name: str, text: str) -> None:
@@ -80,7 +89,7 @@ def _check_utf8(name: str, text: str) -> None:
 
 
 def with_common_options(function: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options that all commands have: --quiet and --debug."""
+    """Add the options that all commands have, --quiet and --debug, to a command."""
 
     @wraps(function)
     def run(*, quiet: bool, debug: bool, **arguments: Any) -> None:

@@ -42,7 +42,7 @@ def as_groups(runs: "Sequence[ByLength]") -> dict[str, list[tuple[str, ...]]]:
 
 
 def as_table(result: "ByLength") -> dict[str, Any]:
-    """Everything, for --json."""
+    """The result as a table, for --json."""
     spans = [
         {"shortest": span.shortest, "longest": span.longest, "examples": span.examples}
         | span.metrics

@@ -34,19 +34,22 @@ def chat(
     ] = None,
     adapter: AdapterOption = None,
 ) -> None:
-    """Talk with a model trained on dialogues, in the terminal or through a pipe.
+    """Chat with a model trained on dialogues.
 
     \b
     regard chat runs/assistant
     regard chat runs/assistant --system 'Answer in one sentence.' -s temperature=0.5
     printf 'Hello!\\nAnd again?\\n' | regard chat runs/assistant
 
-    Each line is a message, and the dialogue so far is remembered. /new begins another one, and
-    Ctrl-D ends.
+    Each line is a message, and the dialogue so far is remembered. /new begins a new dialogue, and
+    Ctrl-D ends the chat.
     """
+    from regard.api.generation import require_template  # imports torch
+
     with spinner(f"opening {run}"):
-        opened = api.load(run, adapter=adapter)
-        opened.limit_threads()
+        loaded_run = api.load(run, adapter=adapter)
+        require_template(loaded_run)  # before the first message is written
+        loaded_run.limit_threads()
     first = [] if system is None else [("system", system)]
     history = list(first)
     for line in _messages():
@@ -56,7 +59,7 @@ def chat(
         history.append(("user", line))
         options = {"sampler": sampler} if sampler else {}
         response = ""
-        for piece in opened.chat(history, tokens=tokens, seed=seed, **options):
+        for piece in loaded_run.chat(history, tokens=tokens, seed=seed, **options):
             print(piece, end="", flush=True)
             response += piece
         print(flush=True)

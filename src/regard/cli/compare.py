@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from regard import api
 from regard.api.display import make_display
-from regard.api.units import with_prefix
+from regard.api.formatting import with_prefix
 from regard.cli.arguments import Json, parse_data
 from regard.cli.by_length import as_groups, as_table
 from regard.cli.diff import print_columns, wrap_values
@@ -43,7 +43,7 @@ Groups = dict[str, list[tuple[str, ...]]]
 def compare(
     runs: Annotated[
         list[Path],
-        Argument(metavar="RUN…", help="Run folders, finished or not.", show_default=False),
+        Argument(metavar="RUN", help="Run folders, finished or not.", show_default=False),
     ],
     out: Annotated[
         Path | None,
@@ -54,15 +54,19 @@ def compare(
         str | None, Option(metavar="TEXT", help="Translate this sentence with each run.")
     ] = None,
     by_length: Annotated[
-        bool, Option("--by-length", help="Evaluate each run separately by source length.")
+        bool, Option("--by-length", help="Show the metrics of each run by source length.")
     ] = False,
     data: Annotated[
         list[str],
-        Option(metavar="PATH", help="For --by-length: other data, twice for source and target."),
+        Option(
+            metavar="PATH", help="Other data for --by-length; give it twice for source and target."
+        ),
     ] = [],  # noqa: B006 -- typer copies it
     as_json: Json = False,
 ) -> None:
-    """Compare runs: validation metrics, cost, and the settings that differ.
+    """Compare the metrics, cost and settings of runs.
+
+    Only settings that differ are shown.
 
     \b
     regard compare runs/my runs/my-2

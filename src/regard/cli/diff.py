@@ -9,14 +9,14 @@ from typing import Annotated, Any
 from typer import Argument
 
 from regard import api
-from regard.cli.arguments import Json
+from regard.cli.arguments import MODEL_HELP, Json
 from regard.cli.output import align_columns, bold, format_value, print_json, spinner
 
 VALUE_WIDTH = 26  # columns of a value; a longer one is wrapped
 
 
 def _model(metavar: str) -> Any:
-    return Argument(metavar=metavar, help="A preset, a run folder, a recipe.", show_default=False)
+    return Argument(metavar=metavar, help=MODEL_HELP, show_default=False)
 
 
 def diff(
@@ -24,7 +24,9 @@ def diff(
     second: Annotated[str, _model("B")],
     as_json: Json = False,
 ) -> None:
-    """Show the settings and parameter counts in which two models differ.
+    """Show the settings in which two models differ.
+
+    Their parameter counts are compared too.
 
     \b
     regard diff gpt2 llama

@@ -3,19 +3,19 @@
 from dataclasses import asdict
 
 from regard import api
-from regard.api.units import with_prefix
+from regard.api.formatting import with_prefix
 from regard.cli.arguments import Json
 from regard.cli.output import align_columns, print_json, print_section, spinner
 
 
 def doctor(as_json: Json = False) -> None:
-    """Show what this machine has, and what is missing for which command.
+    """Show versions, hardware and missing optional packages.
 
     \b
     regard doctor
     regard doctor --json
     """
-    with spinner("looking at this machine"):
+    with spinner("checking this machine"):
         diagnosis = api.doctor()
     if as_json:
         print_json(asdict(diagnosis))

@@ -8,22 +8,22 @@ from regard.config import check_overrides, parse_overrides
 
 def edit(
     run: Folder,
-    words: Overrides = [],  # noqa: B006 -- typer copies it
+    overrides: Overrides = [],  # noqa: B006 -- typer copies it
     as_json: Json = False,
 ) -> None:
-    """Change settings of a run, or accept a config.json that was changed by hand.
+    """Change settings of a run.
 
-    The weights are not trained; they must fit the settings. A run whose model was changed cannot
-    be resumed.
+    Without settings, a config.json that was changed by hand is accepted. The weights are not
+    trained; they must fit the settings. A run whose model was changed cannot be resumed.
 
     \b
     regard edit runs/my model.position.base=500000
     regard edit runs/my data.path=/new/place/my.txt
     regard edit runs/my
     """
-    check_overrides(parse_overrides(words))
+    check_overrides(parse_overrides(overrides))
     with spinner("loading"):
-        changes = api.edit(run, *words)
+        changes = api.edit(run, *overrides)
     if as_json:
         print_json({"folder": str(run), "changes": changes})
     else:

@@ -30,8 +30,8 @@ def evaluate(
         list[str],
         Argument(
             metavar="DATA",
-            help="Other data: one path, a source and a target file, or a built-in set as a table. "
-            "By default the run's validation data.",
+            help="Other data: one path, a source and a target file, or a built-in dataset, as in "
+            "\"{kind='copy'}\". By default the run's validation data.",
             show_default=False,
         ),
     ] = [],  # noqa: B006 -- typer copies it
@@ -52,7 +52,7 @@ def evaluate(
         str | None, Option(metavar="NAME", help="Series: the column that --out draws.")
     ] = None,
     by_length: Annotated[
-        bool, Option("--by-length", help="Evaluate separately by source length.")
+        bool, Option("--by-length", help="Show the metrics by source length.")
     ] = False,
     out: Annotated[
         Path | None,
@@ -86,16 +86,18 @@ def evaluate(
         raise ConfigError("--stride is for language models, and --by-length for pairs and labels")
     if by_length:
         with spinner(f"evaluating {run}"):
-            opened, named = api.load(run, adapter=adapter), parse_data(data)
-            result = opened.evaluate_by_length(*named, beam=beam, length_penalty=length_penalty)
+            loaded_run, datasets = api.load(run, adapter=adapter), parse_data(data)
+            result = loaded_run.evaluate_by_length(
+                *datasets, beam=beam, length_penalty=length_penalty
+            )
         _print_by_length(run.resolve().name, result, out, as_json)
         return
     with make_display(settings.quiet, transient=True) as display:
-        opened, named = api.load(run, adapter=adapter), parse_data(data)
-        if out is not None and "forecast" not in opened.methods:
+        loaded_run, datasets = api.load(run, adapter=adapter), parse_data(data)
+        if out is not None and "forecast" not in loaded_run.methods:
             raise ConfigError("--out needs --by-length, or a run that forecasts a series")
-        evaluation = opened.evaluation(
-            *named,
+        evaluation = loaded_run.evaluation(
+            *datasets,
             beam=beam,
             length_penalty=length_penalty,
             stride=stride,
@@ -104,13 +106,13 @@ def evaluate(
         )
     metrics = evaluation.metrics
     if out is not None:
-        figure = opened.draw_evaluation(*named, test=test, column=column)
+        figure = loaded_run.draw_evaluation(*datasets, test=test, column=column)
         write_file(out, api.encode_figure(figure, out.suffix))
         print_status(f"curves: {out}")
     if as_json:
         print_json({**metrics, "evaluated": evaluation.evaluated})
         return
-    unit = f", {opened.unit}" if opened.unit else ""
+    unit = f", {loaded_run.unit}" if loaded_run.unit else ""
     print_status(f"on {evaluation.evaluated}{unit}:")
     signatures = metrics.pop("signatures", {})
     rows = [(name, format_number(value)) for name, value in metrics.items()]

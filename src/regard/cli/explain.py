@@ -11,6 +11,7 @@ from regard.cli.arguments import Json
 from regard.cli.output import (
     bold,
     check_output_file,
+    encodable,
     is_interactive,
     print_json,
     print_status,
@@ -25,7 +26,7 @@ def explain(
     runs: Annotated[
         list[str],
         Argument(
-            metavar="RUN…",
+            metavar="RUN",
             help="A run folder; with --gradients, one or more. For a run that reads two "
             "texts: RUN, then the first text.",
             default_factory=list,  # a single word is parsed as the text; an error below says so
@@ -34,7 +35,11 @@ def explain(
     ],
     text: Annotated[
         str,
-        Argument(metavar="TEXT", help="The input of the model; an image file.", show_default=False),
+        Argument(
+            metavar="TEXT",
+            help="The input of the model: a text or an image file.",
+            show_default=False,
+        ),
     ],
     layer: Annotated[
         int | None,
@@ -93,28 +98,30 @@ def explain(
         show_gradients(list(map(Path, runs)), text, layer or 0, out, as_json)
         return
     run, *texts = runs
-    chosen = as_json or layer is not None or head is not None
-    page = None if chosen or out is None or out.suffix != ".html" else out  # of all layers
+    one_layer = as_json or layer is not None or head is not None
+    page = None if one_layer or out is None or out.suffix != ".html" else out  # of all layers
     with spinner(f"opening {run}"):
-        opened = api.load(run)
-        if texts and len(opened.inputs) == 1:
+        loaded_run = api.load(run)
+        if texts and len(loaded_run.inputs) == 1:
             raise ConfigError(
                 f"{len(runs)} runs: attention maps are for one run, --gradients for several;\n"
                 "quote a text of several words: 'To be, or not to be'"
             )
-        what = (*texts, text) if texts else text
+        model_input = (*texts, text) if texts else text
         if page is None:
-            maps = opened.explain(what, layer=layer, words=words)
+            maps = loaded_run.explain(model_input, layer=layer, words=words)
         else:
-            maps = opened.attention(what, words=words)
-    warn_unknown(opened.unknown_parts(what))
+            maps = loaded_run.attention(model_input, words=words)
+    warn_unknown(loaded_run.unknown_parts(model_input))
     if page is not None:
         maps.save(page)
-        print_status(f"{len(maps)} modules with attention: {', '.join(maps)}")
+        modules = "1 module" if len(maps) == 1 else f"{len(maps)} modules"
+        print_status(f"{modules} with attention: {', '.join(maps)}")
         print(page)
         return
     ((name, attention),) = maps.items()
     heads = len(attention.weights)
+    count = "1 head" if heads == 1 else f"{heads} heads"
     if head is not None and not 0 <= head < heads:
         raise ConfigError(f"--head {head}: there are {heads} heads, 0 to {heads - 1}")
     if as_json:
@@ -123,11 +130,21 @@ def explain(
         print_json({"layer": name, **table})
     elif out is not None:
         attention.save(out, head, title=name)
-        print_status(f"{name}, {f'{heads} heads' if head is None else f'head {head}'}")
+        print_status(f"{name}, {count if head is None else f'head {head}'}")
         print(out)
     else:
-        print(f"{bold(name, sys.stdout)}, {heads} heads")
+        is_mean = head is None and heads > 1 and attention.kind == "cross"
+        shown_heads = f"mean of {count}" if is_mean else count
+        if head is not None:
+            shown_heads = f"head {head} of {heads}"
+        print(f"{bold(name, sys.stdout)}, {shown_heads}")
         colour = is_interactive(sys.stdout)
-        print(attention.text(head, width=terminal_width(), colour=colour))
+        text_map = attention.text(head, width=terminal_width(), colour=colour)
+        print(encodable(text_map, sys.stdout))
         if head is None:
-            print_status("one head with its tokens: --head N; as a figure: --out heads.svg")
+            hints = ["as a figure: --out heads.svg"]
+            if attention.kind == "self":
+                hints.insert(0, "one head with its tokens: --head N")
+            elif is_mean:
+                hints.insert(0, "one head: --head N")
+            print_status("; ".join(hints))

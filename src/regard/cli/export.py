@@ -20,11 +20,12 @@ def export(
             show_default=False,
         ),
     ],
-    family: Annotated[
+    model_type: Annotated[
         str | None,
         Option(
             metavar="NAME",
-            help="Write it as this model_type. By default the first that supports its settings.",
+            help="The model_type of transformers, such as llama; by default the first that "
+            "supports the settings of the model.",
         ),
     ] = None,
     format: Annotated[
@@ -40,21 +41,21 @@ def export(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a run as a folder for Hugging Face transformers, or with an ONNX or GGUF file.
+    """Export a run for transformers, ONNX Runtime or llama.cpp.
 
     \b
     regard export runs/my exported/my
-    regard export runs/my exported/my --family mistral
+    regard export runs/my exported/my --model-type mistral
     regard export runs/my exported/my --format onnx
     regard export runs/my exported/my --format gguf --type q8_0
     """
     with spinner(f"exporting {run}"):
-        result = api.export(run, folder, family=family, format=format, type=type)
+        result = api.export(run, folder, model_type=model_type, format=format, type=type)
     if as_json:
         print_json(
             {
                 "folder": str(result.path),
-                "family": result.family,
+                "model_type": result.model_type,
                 "class": result.architecture,
                 "engine": result.engine,
                 "difference": result.difference,
@@ -62,12 +63,18 @@ def export(
             }
         )
         return
-    print(f"{result.path}: {result.family}, {result.architecture}")
+    print(f"{result.path}: {result.model_type}, {result.architecture}")
     if result.difference is None:
         print(f"not verified: {result.unchecked}")
-    elif result.engine == "gguf":
-        print(f"read again: weights differ by at most {result.difference:.1e} of the largest")
-        print("not run by llama.cpp: llama-cpp-python is not installed, or the model an encoder")
+        return
+    if result.unchecked:
+        print(result.unchecked)
+    if result.engine == "gguf":
+        print(
+            "read again: a weight in the file differs from that of the run by at most "
+            f"{result.difference:.1e} times the largest weight of its tensor"
+        )
+        print("not run by llama.cpp: llama-cpp-python is not installed")
     elif result.engine == "llama.cpp" and result.architecture != "f32":
         print(
             f"verified as f32; as {result.architecture}, outputs in llama.cpp differ by at most "

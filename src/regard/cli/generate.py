@@ -66,9 +66,13 @@ def generate(
     tokens: Annotated[
         int, Option("-n", "--tokens", metavar="N", min=1, help="Generate at most this many tokens.")
     ] = 200,
-    until: Annotated[
+    stop: Annotated[
         list[str],
-        Option(metavar="TEXT", help="End before this text; repeatable.", show_default=False),
+        Option(
+            metavar="TEXT",
+            help="Stop string: the text ends before it; repeatable.",
+            show_default=False,
+        ),
     ] = [],  # noqa: B006 -- typer copies it
     seed: Annotated[
         int | None, Option(metavar="N", help="Random seed; the same seed gives the same text.")
@@ -115,7 +119,9 @@ def generate(
     json: Json = False,
     adapter: AdapterOption = None,
 ) -> None:
-    """Continue a prompt, printing the text as it is generated; or draw.
+    """Continue a prompt, or draw handwriting.
+
+    The text is printed as it is generated.
 
     \b
     regard generate runs/my 'Once upon a time'
@@ -133,7 +139,7 @@ def generate(
     sampling_options = {
         "--sampler": sampler,
         "--order": order,
-        "--until": until,
+        "--stop": stop,
         "--seed": seed is not None,
         "--draft": draft,
         "--int8": int8,
@@ -154,83 +160,76 @@ def generate(
     with spinner(f"opening {run}"):
         from regard.cli.sampler_trace import as_table, as_text
 
-        opened = api.load(run, adapter=adapter)
-        opened.limit_threads()
-        if "draw" in opened.methods:
-            _draw(opened, prompt, count, bias, seed, drawing, force)
+        loaded_run = api.load(run, adapter=adapter)
+        loaded_run.limit_threads()
+        if "draw" in loaded_run.methods:
+            _draw(loaded_run, prompt, count, bias, seed, drawing, force)
             return
         if drawing is not None:
             raise ConfigError("--out writes drawings; redirect text to a file with >")
-        chain = opened.chain(sampler or None, order)
+        chain = loaded_run.chain(sampler or None, order)
         traced = api.TracedChain(chain.samplers)
-        amateur_run = None if amateur is None else api.load(amateur)
-        draft_model = None if draft is None else _open_draft(draft)
-    warn_unknown([part for each in prompts for part in opened.unknown_parts(each)])
+        options: dict[str, Any] = {
+            "tokens": tokens,
+            "amateur": None if amateur is None else api.load(amateur),
+        }
+        sampling = options | {
+            "seed": seed,
+            "draft": None if draft is None else _open_draft(draft),
+            "stop_strings": stop,
+            "int8": int8,
+            "float16": float16,
+            "int4": int4,
+        }
+    warn_unknown([part for line in prompts for part in loaded_run.unknown_parts(line)])
     if len(prompts) > 1:
+        results: list[Completions]
         if search is None:
-            texts = opened.generate(
-                prompts,
-                tokens=tokens,
-                sampler=chain,
-                seed=seed,
-                draft=draft_model,
-                amateur=amateur_run,
-                until=until,
-                int8=int8,
-                float16=float16,
-                int4=int4,
-            )
-            results: list[Completions] = [[(each, None)] for each in texts]
+            texts = loaded_run.generate(prompts, sampler=chain, **sampling)
+            results = [[(continuation, None)] for continuation in texts]
         else:
-            results = [
-                opened.search(each, tokens=tokens, search=search, amateur=amateur_run)
-                for each in prompts
-            ]
-        for index, (each, completions) in enumerate(zip(prompts, results, strict=True)):
+            results = [loaded_run.search(line, search=search, **options) for line in prompts]
+        for index, (line, completions) in enumerate(zip(prompts, results, strict=True)):
             if json:
-                print_json(_as_table(each, completions, chain.specs()))
+                print_json(_as_table(line, completions, chain.specs()))
             else:
                 print("\n" if index else "", end="")
-                _print_completions(each, completions)
+                _print_completions(line, completions)
         return
     hypotheses = []
     if search is None:
-        pieces: Iterable[str] = opened.stream(
-            text,
-            tokens=tokens,
-            sampler=traced if trace else chain,
-            seed=seed,
-            draft=draft_model,
-            amateur=amateur_run,
-            until=until,
-            int8=int8,
-            float16=float16,
-            int4=int4,
+        pieces: Iterable[str] = loaded_run.stream(
+            text, sampler=traced if trace else chain, **sampling
         )
     else:
-        hypotheses = opened.search(text, tokens=tokens, search=search, amateur=amateur_run)
-        context: int | None = getattr(opened.model, "context", None)
-        if context is not None and len(opened.tokenizer.encode(text)) + tokens > context + 1:
+        hypotheses = loaded_run.search(text, search=search, **options)
+        context: int | None = getattr(loaded_run.model, "context", None)
+        if context is not None and len(loaded_run.tokenizer.encode(text)) + tokens > context + 1:
             print_status(f"a search ends at the model's context of {context:,} tokens")
         pieces = [hypotheses[0][0]]
-    stdout = sys.stdout
     if json:
         result = _as_table(text, hypotheses or [("".join(pieces), None)], chain.specs())
-        print_json(result | (as_table(traced, opened.tokenizer) if trace else {}))
+        print_json(result | (as_table(traced, loaded_run.tokenizer) if trace else {}))
     elif trace:
-        for line in as_text(traced, pieces, opened.tokenizer, stdout):
+        for line in as_text(traced, pieces, loaded_run.tokenizer, sys.stdout):
             print(line, flush=True)
     elif len(hypotheses) > 1:
         _print_completions(text, hypotheses)
     else:
-        pieces = iter(pieces)
-        first = next(pieces, "")  # errors are raised before anything is printed
-        print(dim(text_for(stdout, text), stdout), end="", flush=True)
-        try:
-            for piece in itertools.chain([first], pieces):
-                print(text_for(stdout, piece), end="", flush=True)
-        finally:
-            print()  # an error message starts on its own line
+        _print_stream(text, pieces)
+
+
+def _print_stream(prompt: str, pieces: Iterable[str]) -> None:
+    """Print a prompt and the pieces of its continuation as they come."""
+    out = sys.stdout
+    pieces = iter(pieces)
+    first = next(pieces, "")  # errors are raised before anything is printed
+    print(dim(text_for(out, prompt), out), end="", flush=True)
+    try:
+        for piece in itertools.chain([first], pieces):
+            print(text_for(out, piece), end="", flush=True)
+    finally:
+        print()  # an error message starts on its own line
 
 
 def _draw(
@@ -242,7 +241,7 @@ def _draw(
     out: Path | None,
     force: bool,
 ) -> None:
-    """Drawings of a handwriting run, in the terminal or in a file."""
+    """Print the drawings of a handwriting run, or write them to a file."""
     if out is not None:
         check_output_file(out, force, (".svg", ".png"))
     drawings = run.draw(label or None, count=count, bias=bias, seed=seed)
@@ -256,7 +255,7 @@ def _draw(
 
 
 def _as_table(prompt: str, completions: "Completions", chain: list[Any]) -> dict[str, Any]:
-    """The JSON object of a prompt: with the hypotheses of a search, or the chain that sampled."""
+    """The JSON object of a prompt, with the hypotheses of a search or the chain of samplers."""
     table: dict[str, Any] = {"prompt": prompt, "text": completions[0][0]}
     if completions[0][1] is None:
         return table | {"chain": chain}
@@ -267,8 +266,8 @@ def _print_completions(prompt: str, completions: "Completions") -> None:
     """Print a prompt with each of its continuations; with their scores if there are several."""
     out = sys.stdout
     for text, score in completions:
-        shown = f"{score:9.4f}  " if len(completions) > 1 else ""
-        print(f"{shown}{dim(text_for(out, prompt), out)}{text_for(out, text)}")
+        score_text = f"{score:9.4f}  " if len(completions) > 1 else ""
+        print(f"{score_text}{dim(text_for(out, prompt), out)}{text_for(out, text)}")
 
 
 def _open_draft(draft: str) -> "Run | PromptLookup":
@@ -284,7 +283,7 @@ def _open_draft(draft: str) -> "Run | PromptLookup":
     return api.load(draft)
 
 
-def as_sampler(option: str, words: Sequence[str]) -> str | None:
+def as_sampler(option: str, arguments: Sequence[str]) -> str | None:
     """The `-s` word for a sampler that was given as an option; None if it is not a sampler.
 
     >>> as_sampler("--top-k", ["generate", "runs/my", "--top-k", "40"])
@@ -299,11 +298,11 @@ def as_sampler(option: str, words: Sequence[str]) -> str | None:
     (name,) = names
     if name == "greedy":
         return "-s greedy"
-    return f"-s {shlex.quote(f'{name}={value_of(option, words)}')}"
+    return f"-s {shlex.quote(f'{name}={value_of(option, arguments)}')}"
 
 
-def value_of(option: str, words: Sequence[str]) -> str:
+def value_of(option: str, arguments: Sequence[str]) -> str:
     """The word after an option, or after its equals sign."""
-    parts = [part for word in words for part in word.split("=", 1)]
+    parts = [part for word in arguments for part in word.split("=", 1)]
     after = parts[parts.index(option) + 1 :]
     return after[0] if after and not after[0].startswith("--") else "VALUE"

@@ -35,7 +35,7 @@ def show_gradients(
         write_file(out, api.encode_figure(api.draw_gradients(names, flows, layer), out.suffix))
     if as_json:
         tables = [
-            {"name": name, "read": flow.pieces, "layers": _lists(flow)}
+            {"name": name, "tokens": flow.tokens, "layers": _lists(flow)}
             for name, flow in zip(names, flows, strict=True)
         ]
         print_json({"runs": tables})
@@ -64,12 +64,12 @@ def _print_norms(names: Sequence[str], flows: "Sequence[GradientFlow]", layer: i
     distances = [0]
     while distances[-1] < farthest:
         distances.append(min(farthest, max(distances[-1] + 1, distances[-1] * 5 // 4)))
-    same_tokens = all(flow.pieces == flows[0].pieces for flow in flows)
+    same_tokens = all(flow.tokens == flows[0].tokens for flow in flows)
     rows = [("distance", *(["token"] if same_tokens else []), *names)]
     for distance in distances:
-        piece = repr(text_for(sys.stdout, flows[0].pieces[-1 - distance])) if same_tokens else None
+        token = repr(text_for(sys.stdout, flows[0].tokens[-1 - distance])) if same_tokens else None
         cells = [f"{run[distance]:.3g}" if distance < len(run) else "-" for run in norms]
-        rows.append((str(distance), *([] if piece is None else [piece]), *cells))
+        rows.append((str(distance), *([] if token is None else [token]), *cells))
     right = [0, *range(1 + same_tokens, len(rows[0]))]
     first, *lines = align_columns(rows, right)
     print(bold(first, sys.stdout), *lines, sep="\n")

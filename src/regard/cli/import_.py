@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Argument
 
 from regard import api
-from regard.cli.arguments import Json
+from regard.cli.arguments import Json, ModelOverrides
 from regard.cli.output import align_columns, print_json, print_status, spinner
 
 
@@ -28,14 +28,7 @@ def import_(
             show_default=False,
         ),
     ],
-    words: Annotated[
-        list[str],
-        Argument(
-            metavar="KEY=VALUE",
-            help="Settings of the model to change, as in model.context=4096.",
-            show_default=False,
-        ),
-    ] = [],  # noqa: B006 -- typer copies it
+    overrides: ModelOverrides = [],  # noqa: B006 -- typer copies it
     as_json: Json = False,
 ) -> None:
     """Import a Hugging Face checkpoint as a run.
@@ -49,10 +42,10 @@ def import_(
     regard train my.txt train.start=runs/gpt2
     """
     with spinner(f"importing {source}"):
-        imported = api.import_checkpoint(source, run, *words)
+        imported = api.import_checkpoint(source, run, *overrides)
     summary = {
         "run": str(run),
-        "family": imported.family,
+        "model_type": imported.model_type,
         "parameters": imported.parameters,
         "dtype": imported.dtype,
         "task": imported.task,

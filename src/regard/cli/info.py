@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from typer import Argument, Option
 
 from regard import api
-from regard.api.units import with_prefix
-from regard.cli.arguments import Json, Overrides
+from regard.api.formatting import with_prefix
+from regard.cli.arguments import MODEL_HELP, Json, ModelOverrides
 from regard.cli.output import (
     align_columns,
     bold,
@@ -30,22 +30,24 @@ LINE_WIDTH = 80
 
 
 def info(
-    what: Annotated[
+    name: Annotated[
         str | None,
         Argument(
-            metavar="[PRESET|RUN|RECIPE]",
-            help="A preset, a run folder, a recipe, a checkpoint folder; without it: all presets.",
+            metavar="PRESET|RECIPE|RUN",
+            help=f"{MODEL_HELP} Without it, all presets are listed.",
             show_default=False,
         ),
     ] = None,
-    words: Overrides = [],  # noqa: B006 -- typer copies it
+    overrides: ModelOverrides = [],  # noqa: B006 -- typer copies it
     hook_points: Annotated[
         bool,
         Option("--hook-points", help="List the hook points, at which activations can be recorded."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show a model's structure, parameters, memory and FLOPs; or list all presets.
+    """Show the structure and cost of a model, or list all presets.
+
+    The cost is its parameters, memory and FLOPs.
 
     \b
     regard info
@@ -53,11 +55,11 @@ def info(
     regard info gpt2 model.position=alibi model.layers=24 --json
     regard info runs/my --hook-points
     """
-    if what is None:
+    if name is None:
         _print_presets(as_json)
         return
     with spinner("counting parameters and FLOPs"):
-        model = api.info(what, *words)
+        model = api.info(name, *overrides)
     if as_json:
         _print_json(model, hook_points)
         return
@@ -189,5 +191,5 @@ def _flops(cost: Any) -> list[tuple[str, str, str]]:
     ]
     if cost.decode_flops_per_token:
         decode = with_prefix(cost.decode_flops_per_token, "FLOPs")
-        rows.append(("decoding", decode, f"the last of {context}"))
+        rows.append(("decoding", decode, f"the last of {context} tokens"))
     return rows

@@ -36,12 +36,15 @@ def neighbours(
         Path | None,
         Option(
             metavar="FILE",
-            help="Of a run on sentences: the lines to search; by default its validation data.",
+            help="For a run on sentences: a file of sentences to search, one per line; by default "
+            "its validation data.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the words or sentences with the most similar embedding vectors, by cosine.
+    """Show the most similar words or sentences.
+
+    Similarity is the cosine of embedding vectors.
 
     \b
     regard neighbours runs/tolstoy war peace
@@ -52,17 +55,17 @@ def neighbours(
     For words: any run whose model has an embedding. For sentences: runs of task=contrastive.
     """
     with spinner(f"opening {run}"):
-        opened = api.load(run)
-        if "embed" in opened.methods and text is None:
-            result = opened.similar(terms, data, top=top)
+        loaded_run = api.load(run)
+        if "embed" in loaded_run.methods and text is None:
+            result = loaded_run.similar(terms, data, top=top)
         elif data is not None:
             raise ConfigError(f"--data is for runs on sentences (task=contrastive), not {run}")
         elif text is None:
-            result = opened.neighbours(terms, top=top)
+            result = loaded_run.neighbours(terms, top=top)
         elif len(terms) > 1:
             raise ConfigError(f"--in compares one word with itself, not {' '.join(terms)}")
         else:
-            cosines = opened.compare_occurrences(terms[0], text)
+            cosines = loaded_run.compare_occurrences(terms[0], text)
     if as_json:
         print_json(result if text is None else cosines)
     elif text is None:

@@ -38,9 +38,9 @@ def print_status(text: str = "") -> None:
 def warn_unknown(unknown: Sequence[str]) -> None:
     """Warn about the parts of a text that are not in the vocabulary."""
     if unknown:
-        shown = ", ".join(repr(part) for part in dict.fromkeys(unknown[:5]))
+        excerpt = ", ".join(repr(part) for part in dict.fromkeys(unknown[:5]))
         more = " …" if len(unknown) > 5 else ""
-        print_status(f"not in the run's vocabulary, read as unknown tokens: {shown}{more}")
+        print_status(f"not in the run's vocabulary, read as unknown tokens: {excerpt}{more}")
 
 
 @contextmanager
@@ -72,6 +72,23 @@ def _finite(value: Any) -> Any:
 def text_for(stream: TextIO, text: str) -> str:
     """A text for a stream: without control characters for a terminal, unchanged for others."""
     return strip_control(text) if stream.isatty() else text
+
+
+PLAIN = str.maketrans("░▒▓█·│├└─◀•…×→␣⏎⇥∅", ",oO@.|++-<*~x>_/>0")  # for a map or a tree
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    """A figure as text, in ASCII characters if the encoding of the stream has no others.
+
+    >>> import io
+    >>> encodable("a ░▒▓█ 0.04", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    'a ,oO@ 0.04'
+    """
+    try:
+        text.encode(stream.encoding or "ascii")
+    except UnicodeEncodeError:
+        return text.translate(PLAIN).replace("√", "sqrt ")
+    return text
 
 
 def dim(text: str, stream: TextIO) -> str:

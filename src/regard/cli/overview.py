@@ -23,7 +23,7 @@ def _print_version(asked: bool) -> None:
         try:
             print(f"regard {version('regard')}")
         except PackageNotFoundError:
-            print("regard, from a source folder that is not installed")
+            print("regard, not installed: it runs from its source folder")
         raise Exit
 
 

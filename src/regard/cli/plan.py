@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from regard import api
-from regard.api.units import with_prefix
-from regard.cli.arguments import Json, Overrides
+from regard.api.formatting import with_prefix
+from regard.cli.arguments import MODEL_HELP, Json, ModelOverrides
 from regard.cli.output import align_columns, bold, print_json, print_section, spinner
 
 if TYPE_CHECKING:
@@ -18,23 +18,21 @@ DAY = 86_400
 
 
 def plan(
-    what: Annotated[
-        str,
-        Argument(
-            metavar="PRESET|RUN|RECIPE",
-            help="A preset, a run folder, a recipe.",
-            show_default=False,
-        ),
+    name: Annotated[
+        str, Argument(metavar="PRESET|RECIPE|RUN", help=MODEL_HELP, show_default=False)
     ],
-    words: Overrides = [],  # noqa: B006 -- typer copies it
+    overrides: ModelOverrides = [],  # noqa: B006 -- typer copies it
     gpus: Annotated[int, Option(metavar="N", help="How many GPUs.")] = 1,
-    card: Annotated[str, Option(metavar="NAME", help="GPU model: a100, h100, h200, …")] = "h100",
+    gpu_type: Annotated[str, Option(metavar="NAME", help="GPU type: a100, h100, h200, …")] = "h100",
     memory: Annotated[
-        float | None, Option(metavar="GB", help="Memory of each GPU; by default the card's.")
+        float | None,
+        Option(metavar="GB", help="Memory of each GPU; by default that of --gpu-type."),
     ] = None,
     peak: Annotated[
         float | None,
-        Option(metavar="TFLOPS", help="bfloat16 TFLOP/s of each GPU; by default the card's."),
+        Option(
+            metavar="TFLOPS", help="bfloat16 TFLOP/s of each GPU; by default those of --gpu-type."
+        ),
     ] = None,
     utilization: Annotated[
         float | None, Option(metavar="FRACTION", help="Fraction of the peak that matmuls reach.")
@@ -50,19 +48,19 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Estimate what fits on the given GPUs, how to shard it, and how long training takes.
+    """Estimate the memory, sharding and time of training on GPUs.
 
     \b
     regard plan llama-7b --gpus 8 --memory 80
-    regard plan gpt2 model.context=2048 --card rtx4090 --tokens 10e9
-    regard plan llama-7b --gpus 1024 --card a100 --tokens 1e12 --json
+    regard plan gpt2 model.context=2048 --gpu-type rtx4090 --tokens 10e9
+    regard plan llama-7b --gpus 1024 --gpu-type a100 --tokens 1e12 --json
     """
     with spinner("planning"):
         result = api.plan(
-            what,
-            *words,
+            name,
+            *overrides,
             gpus=gpus,
-            card=card,
+            gpu_type=gpu_type,
             memory=memory,
             peak=peak,
             utilization=utilization,
@@ -77,7 +75,7 @@ def plan(
     strategies = len(result.strategies)
     where = f"{gpus:,} GPUs" if gpus > 1 else "one GPU"
     size = with_prefix(result.cluster.memory, "B")
-    print(f"{bold(what, out)}  {result.cost.parameters:,} parameters, on {where} of {size}")
+    print(f"{bold(name, out)}  {result.cost.parameters:,} parameters, on {where} of {size}")
     print_section("memory per GPU", align_columns(_memory(result), right=range(1, strategies + 1)))
     print_section("training", align_columns(_speed(result), right=range(1, 5)))
     print_section("best", _advice(result))
@@ -137,17 +135,17 @@ def _advice(plan: "Plan") -> list[str]:
     tokens = with_prefix(best.sequences * (plan.cost.context or 1) * gpus, "")
     sequences = f"{best.sequences:,} sequence{'s' if best.sequences > 1 else ''}"
     sequences += " per GPU" if gpus > 1 else ""
-    words = f"train.batch={best.sequences * gpus}"
-    words += " train.activation_checkpointing=true" if best.activation_checkpointing else ""
+    settings = f"train.batch={best.sequences * gpus}"
+    settings += " train.activation_checkpointing=true" if best.activation_checkpointing else ""
     launch = "regard train"
     if gpus > 1:
         launch = "torchrun … -m regard train"
-        words += " train.shard=full" if best.sharded else ""
+        settings += " train.shard=full" if best.sharded else ""
     seconds = plan.tokens / best.tokens_per_second
     host = with_prefix(plan.host_bytes, "B")
     return [
         f"{best.name}: {sequences} and {tokens} tokens per step, {format_time(seconds)}",
-        f"{launch} … {words}",
+        f"{launch} … {settings}",
         f"host memory: {host} per machine: each rank creates the whole model",
     ]
 
@@ -162,7 +160,7 @@ def _assumptions(plan: "Plan", *, default_tokens: bool) -> list[tuple[str, str, 
     usable = cluster.usable_memory / cluster.memory
     peak = with_prefix(cluster.peak, "FLOP/s")
     return [
-        ("card", f"{plan.card}, {peak} in bfloat16", "--card, --peak"),
+        ("GPU type", f"{plan.gpu_type}, {peak} in bfloat16", "--gpu-type, --peak"),
         ("utilization", f"{cluster.utilization:.0%} of the peak in matmuls", "--utilization"),
         ("memory", f"{with_prefix(cluster.memory, 'B')}, {usable:.0%} of it usable", "--memory"),
         *(communication if cluster.gpus > 1 else []),
@@ -172,17 +170,22 @@ def _assumptions(plan: "Plan", *, default_tokens: bool) -> list[tuple[str, str, 
 
 
 def _generation(plan: "Plan") -> list[tuple[str, str]]:
-    memory = plan.generation
+    generation = plan.generation
     return [
-        ("weights", with_prefix(memory.weight_bytes, "B")),
-        (f"KV cache, {plan.cost.context or 1:,} tokens", with_prefix(memory.state_bytes, "B")),
-        ("sequences that fit", f"{memory.sequences:,}" if memory.sequences else "-"),
-        ("tokens/s of one sequence", with_prefix(memory.tokens_per_second, "")),
+        ("weights", with_prefix(generation.weight_bytes, "B")),
+        (f"KV cache, {plan.cost.context or 1:,} tokens", with_prefix(generation.state_bytes, "B")),
+        ("sequences that fit", f"{generation.sequences:,}" if generation.sequences else "-"),
+        ("tokens/s of one sequence", with_prefix(generation.tokens_per_second, "")),
+        (f"prefill, {plan.cost.context or 1:,} tokens", _prefill_time(generation.prefill_seconds)),
     ]
 
 
+def _prefill_time(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms" if seconds < 1 else format_time(seconds)
+
+
 def _table(plan: "Plan") -> dict[str, Any]:
-    """Everything, for --json."""
+    """The plan as a table, for --json."""
     strategies = []
     for strategy in plan.strategies:
         seconds = plan.seconds(strategy)

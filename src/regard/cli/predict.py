@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from regard.api import Run
 
 BATCH = 64  # inputs predicted at once
-SHOWN = 3  # classes or tokens of a prediction
-LABEL_LENGTH = 80  # characters of a text of two that are both shown
+DEFAULT_TOP = 3  # classes or tokens of a prediction
+LABEL_LENGTH = 80  # characters; of an input with a longer text, only the first text is shown
 Inputs = Iterator[tuple[dict[str, Any], Any]]  # the columns of a row, and its input
 
 
 def predict(
     run: Folder,
-    what: Annotated[
+    inputs: Annotated[
         list[str],
         Argument(
-            metavar="[TEXT|IMAGE|CSV]",
+            metavar="TEXT|IMAGE|CSV",
             help="Texts, with <mask> for masked tokens, a question and a text, PNG or JPEG files, "
             "or time series; '-' reads lines from stdin (two texts of an input with a tab between "
-            "them). Without one, a forecasting run continues its training series.",
+            "them). Without an input, a forecasting run continues its training series.",
             show_default=False,
         ),
     ] = [],  # noqa: B006 -- typer copies it
@@ -93,7 +93,9 @@ def predict(
     as_json: Json = False,
     adapter: AdapterOption = None,
 ) -> None:
-    """Predict classes, numbers, tags, answers, masked tokens, translations, or a series.
+    """Make predictions for texts, images or a time series.
+
+    Depending on the task: classes, numbers, tags, answers, masked tokens, translations or values.
 
     \b
     regard predict runs/docs 'The <mask> statement raises an exception.'
@@ -107,86 +109,81 @@ def predict(
     regard predict runs/ett new.csv --steps 96 --out forecast.svg --column OT
 
     One line per text or image, per word or mask of a text, or per value of a forecast. With --data
-    and '-', --json prints an object per row; of two texts for each input, a list of objects.
+    and '-', --json prints an object per row; for inputs of two texts, a list of objects.
     """
     if out is not None:
         check_output_file(out, force, (*api.OUT_SUFFIXES, *FIGURE_SUFFIXES))
-    if data is not None and what:
+    if data is not None and inputs:
         raise ConfigError("give texts or images, or --data, not both")
     with spinner(f"opening {run}"):
-        opened = api.load(run, adapter=adapter)
-    if "forecast" in opened.methods:
-        _forecast(opened, what if data is None else [str(data)], steps, out, column, as_json)
+        loaded_run = api.load(run, adapter=adapter)
+    if "forecast" in loaded_run.methods:
+        _forecast(loaded_run, inputs if data is None else [str(data)], steps, out, column, as_json)
         return
     if column is not None and data is None:
         raise ConfigError("--column names a column of --data; give --data FILE too")
     if out is not None and out.suffix in FIGURE_SUFFIXES:
         raise ConfigError(f"--out {out}: only forecasts of a series are drawn")
-    interactive = what == ["-"] and sys.stdin.isatty()
+    from_stdin = inputs == ["-"]
+    interactive = from_stdin and sys.stdin.isatty()
     if data is not None:
-        inputs = api.read_inputs(opened, data, column)
-        print_status(f"{data}: {inputs.description}")
-        rows = inputs.rows
-    elif what == ["-"]:
+        file_inputs = api.read_inputs(loaded_run, data, column)
+        print_status(f"{data}: {file_inputs.description}")
+        rows = file_inputs.rows
+    elif from_stdin:
         if interactive:
             print_status("one text per line; Ctrl-D ends")
-        rows = api.input_lines(opened, stdin_lines(), "stdin")
-    elif what:
-        rows = api.input_texts(opened, what)
+        rows = api.input_lines(loaded_run, stdin_lines(), "stdin")
+    elif inputs:
+        rows = api.input_texts(loaded_run, inputs)
     else:
         raise ConfigError("no input to predict from; give a text, an image, '-' or --data")
     unknown: dict[str, None] = {}
-    rows = _note_unknown(opened, rows, unknown)
+    rows = _note_unknown(loaded_run, rows, unknown)
     if out is not None:
-        count = api.write_rows(out, api.predict_rows(opened, rows, top=top or 1))
+        count = api.write_rows(out, api.predict_rows(loaded_run, rows, top=top or 1))
         print_status(f"{count:,} predictions")
         print(out)
-    elif as_json and (data is not None or what == ["-"]):
-        for row in api.predict_rows(opened, rows, top=top or SHOWN):
+    elif as_json and (data is not None or from_stdin):
+        for row in api.predict_rows(loaded_run, rows, top=top or DEFAULT_TOP):
             print_json(row)
-    elif as_json and len(opened.inputs) > 1:
-        print_json(list(api.predict_rows(opened, rows, top=top or SHOWN)))
+    elif as_json and len(loaded_run.inputs) > 1:
+        print_json(list(api.predict_rows(loaded_run, rows, top=top or DEFAULT_TOP)))
     elif as_json:
-        predicted = _predict(opened, rows, top or SHOWN)
+        predicted = api.predict_inputs(loaded_run, rows, top=top or DEFAULT_TOP)
         print_json({_label(item): prediction for _, item, prediction in predicted})
     else:
         batch = 1 if interactive else BATCH
-        predicted = _predict(opened, rows, top or SHOWN, batch)
-        while part := list(islice(predicted, batch)):
-            _print_predictions(opened, part)
+        predicted = api.predict_inputs(loaded_run, rows, top=top or DEFAULT_TOP, batch=batch)
+        while predictions := list(islice(predicted, batch)):
+            _print_predictions(loaded_run, predictions)
     warn_unknown(list(unknown))
 
 
-def _predict(
-    run: "Run", rows: Inputs, top: int, batch: int = BATCH
-) -> Iterator[tuple[dict[str, Any], Any, Any]]:
-    return api.predict_inputs(run, rows, top=top, batch=batch)
-
-
 def _note_unknown(run: "Run", rows: Inputs, unknown: dict[str, None]) -> Inputs:
-    """The same rows; the parts of their texts that are not in the vocabulary are collected."""
-    for row, what in rows:
-        for text in what if isinstance(what, tuple) else (what,):
+    """Yield the rows, and collect the parts of their texts that are not in the vocabulary."""
+    for row, model_input in rows:
+        for text in model_input if isinstance(model_input, tuple) else (model_input,):
             if isinstance(text, str):
                 unknown |= dict.fromkeys(run.unknown_parts(text))
-        yield row, what
+        yield row, model_input
 
 
 def _print_predictions(run: "Run", predicted: Iterable[tuple[dict[str, Any], Any, Any]]) -> None:
     """Print a line per text or image, or per word or mask of a text."""
     rows: list[tuple[str, ...]] = []
-    for _, what, prediction in predicted:
+    for _, model_input, prediction in predicted:
         if isinstance(prediction, str):  # a translation
             print(text_for(sys.stdout, " ".join(prediction.splitlines())), flush=True)
             continue
         if isinstance(prediction, float):
-            rows.append((_label(what), f"{prediction:.4g}"))
+            rows.append((_label(model_input), f"{prediction:.4g}"))
             continue
         for label, classes in zip(
-            _labels(_label(what), run.predicts_words), prediction, strict=False
+            _labels(_label(model_input), run.predicts_words), prediction, strict=False
         ):
-            shown = (f"{_printable(name)} {probability:.1%}" for name, probability in classes)
-            rows.append((label, *shown))
+            cells = (f"{_printable(name)} {probability:.1%}" for name, probability in classes)
+            rows.append((label, *cells))
     for line in align_columns(rows) if rows else []:
         print(line, flush=True)
 
@@ -210,42 +207,39 @@ def _forecast(
     if column is not None:
         raise ConfigError("--column is the column of a series that a figure shows; give --out too")
     series: list[str | None] = [*paths] or [None]
-    forecasts = {path or "its own": run.forecast(path, steps=steps) for path in series}
+    forecasts = {path or "data of the run": run.forecast(path, steps=steps) for path in series}
     if as_json and out is None:
         print_json(forecasts)
         return
-    named = {  # a list of values for each series and column
-        ("" if key is None else key) if len(forecasts) == 1 else f"{path} {key or ''}".strip(): row
-        for path, prediction in forecasts.items()
-        for key, row in (
-            prediction.items() if isinstance(prediction, dict) else [(None, prediction)]
-        )
-    }
+    columns = _forecast_columns(forecasts)
     dates = run.forecast_dates(series[0], steps=steps) if len(series) == 1 else []
     if out is not None:
-        columns = {name or "prediction": values for name, values in named.items()}
-        rows = enumerate(zip(*columns.values(), strict=True), 1)
-        api.write_rows(
-            out,
-            (
-                {
-                    "step": n,
-                    **({"date": dates[n - 1]} if dates else {}),
-                    **dict(zip(columns, row, strict=True)),
-                }
-                for n, row in rows
-            ),
-        )
+        steps_ahead = range(1, len(next(iter(columns.values()))) + 1)
+        table: dict[str, Iterable[Any]] = {"step": steps_ahead}
+        table |= {"date": dates} if dates else {}
+        table |= columns
+        rows = zip(*table.values(), strict=True)
+        api.write_rows(out, (dict(zip(table, row, strict=True)) for row in rows))
         print(out)
         return
-    cells = [[f"{value:.6g}" for value in values] for values in named.values()]
-    heads = [] if len(named) == 1 else [("", *(["date"] if dates else []), *named)]
+    cells = [[f"{value:.6g}" for value in values] for values in columns.values()]
+    header = [] if len(columns) == 1 else [("", *(["date"] if dates else []), *columns)]
     lines = [
         (str(step), *(dates[step - 1 : step]), *row)
         for step, row in enumerate(zip(*cells, strict=True), 1)
     ]
-    for line in align_columns([*heads, *lines], range(len(lines[0]))):
+    for line in align_columns([*header, *lines], range(len(lines[0]))):
         print(line)
+
+
+def _forecast_columns(forecasts: dict[str, Any]) -> dict[str, list[float]]:
+    """The values of each series and column; the names of several series begin with their path."""
+    columns: dict[str, list[float]] = {}
+    for path, forecast in forecasts.items():
+        for name, values in forecast.items() if isinstance(forecast, dict) else [("", forecast)]:
+            full_name = name if len(forecasts) == 1 else f"{path} {name}".strip()
+            columns[full_name or "prediction"] = values
+    return columns
 
 
 def _labels(text: str, by_word: bool) -> Iterable[str]:
@@ -253,11 +247,13 @@ def _labels(text: str, by_word: bool) -> Iterable[str]:
     return text.split() if by_word else chain([text], repeat(""))
 
 
-def _label(what: Any) -> str:
+def _label(model_input: Any) -> str:
     """An input in one line; two texts with a bar between them, or the first if one is long."""
-    if isinstance(what, tuple) and max(map(len, what)) > LABEL_LENGTH:
-        return str(what[0])
-    return " | ".join(what) if isinstance(what, tuple) else str(what)
+    if not isinstance(model_input, tuple):
+        return str(model_input)
+    if max(map(len, model_input)) > LABEL_LENGTH:
+        return str(model_input[0])
+    return " | ".join(model_input)
 
 
 def _printable(name: str) -> str:

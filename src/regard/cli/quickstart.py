@@ -17,18 +17,19 @@ from regard.cli.output import (
     text_for,
 )
 
-EVALUATED = 1000  # validation examples
-SHOWN = 5
+EVALUATED_EXAMPLES = 1000
+SHOWN_EXAMPLES = 5
 
 
 def quickstart(
-    words: Overrides = [],  # noqa: B006 -- typer copies it
+    overrides: Overrides = [],  # noqa: B006 -- typer copies it
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Train a small model to write numbers in French, and show what it learned.
+    """Train a small model to write numbers in French.
 
-    It takes under a minute on two cores; nothing is downloaded.
+    Translations and attention maps are shown at the end. It takes under a minute on two cores;
+    nothing is downloaded.
 
     \b
     regard quickstart
@@ -37,19 +38,19 @@ def quickstart(
     with spinner("loading"):
         from regard.cli.report import print_suggestions, show_progress
 
-        config = api.configure("quickstart", *words)
+        config = api.configure("quickstart", *overrides)
     print_status("A small encoder-decoder learns to write numbers in French, from examples only.\n")
     finished = show_progress(lambda progress: api.train_events(config, out=out, progress=progress))
     run = api.load(finished.folder)
-    with spinner(f"evaluating on {EVALUATED:,} validation examples"):
-        pairs = run.validation_pairs(EVALUATED)
+    with spinner(f"evaluating on {EVALUATED_EXAMPLES:,} validation examples"):
+        pairs = run.validation_pairs(EVALUATED_EXAMPLES)
         greedy = run.translate([source for source, _ in pairs], beam=1)
         correct = sum(
             translation == target for translation, (_, target) in zip(greedy, pairs, strict=True)
         )
         accuracy = correct / len(pairs)
-        shown = pairs[:SHOWN]
-        translations = run.translate([source for source, _ in shown])
+        examples = pairs[:SHOWN_EXAMPLES]
+        translations = run.translate([source for source, _ in examples])
     if as_json:
         print_json(
             {
@@ -67,12 +68,12 @@ def quickstart(
     percent = bold(f"{accuracy:.1%}", stream)
     print_status(f"\ntrained in {format_duration(finished.seconds)}")
     print(f"\n{percent} of {len(pairs):,} validation numbers are exactly right\n")
-    for (source, target), translation in zip(shown, translations, strict=True):
+    for (source, target), translation in zip(examples, translations, strict=True):
         right = "✓" if translation == target else "✗"
         print(f"  {source}\n  {right} {text_for(stream, translation)}")
         if translation != target:
             print(dim(f"  = {target}", stream))
-    shortest = min((source for source, _ in shown), key=len)
+    shortest = min((source for source, _ in examples), key=len)
     ((_, attention),) = run.explain(shortest).items()
     print("\nattention from the French output to the English input\n")
     print(attention.text(width=terminal_width(), colour=is_interactive(sys.stdout)))

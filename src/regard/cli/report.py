@@ -1,4 +1,4 @@
-"""Show a run until it finishes, then print its result and what to do next."""
+"""Show the progress of a run, then print its result and the next commands."""
 
 import shlex
 from collections.abc import Callable, Iterator
@@ -22,17 +22,20 @@ if TYPE_CHECKING:
     from regard.api import BaselineEvaluated, Event, Progress, RunFinished, RunSummary
 
 QUOTED = "'some words'"
-EXAMPLES = {
+EXAMPLES = {  # of the input of a command, by task; others take QUOTED
     "image_classification": "image.png",
     "masked": "'some <mask> words'",
     "cbow": "some words",
+    "forecast": "",
+    "caption": "image.png",
+    "span": "'a question' 'a text'",
+    "instruct": "",
+    "handwriting": "--bias 0.5 --out drawings.svg",
 }
-EXAMPLES |= {"forecast": "", "caption": "image.png", "span": "'a question' 'a text'"}
-EXAMPLES |= {"instruct": "", "handwriting": "--bias 0.5 --out drawings.svg"}
 
 
 def show_progress(events: "Callable[[Progress], Iterator[Event]]") -> "RunFinished":
-    """Display the events of a run as they come; returns the last."""
+    """Display the events of a run as they come; return the last."""
     return show_events(events, quiet=settings.quiet)
 
 
@@ -50,7 +53,7 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
                 **finished.metrics,
                 "evaluated": finished.evaluated,
                 **({} if baseline is None else {"baseline": asdict(baseline)}),
-                **({"baselines": baselines} if (baselines := summary.series_baselines) else {}),
+                **({"baselines": baselines} if (baselines := summary.simple_baselines) else {}),
             }
         )
         return
@@ -63,7 +66,7 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
     rows = [(name, format_number(value)) for name, value in finished.metrics.items()]
     for line in align_columns(rows, [1]):
         print(f"  {line}", flush=True)
-    for line in baseline_lines(summary.series_baselines):
+    for line in baseline_lines(summary.simple_baselines):
         print(f"  {line}", flush=True)
     if baseline is not None and finished.seconds_for_all is None:
         print(f"  {compare_with_baseline(finished.metrics, baseline)}", flush=True)
@@ -96,7 +99,7 @@ def baseline_lines(baselines: dict[str, dict[str, float]]) -> list[str]:
 
 
 def describe_evaluation(finished: "RunFinished") -> str:
-    """What the metrics were computed on, and how to compute them on all of it."""
+    """The data that the metrics were computed on, and how to compute them on all of it."""
     if finished.seconds_for_all is None:
         return f"on {finished.evaluated}"
     run = shlex.quote(str(finished.folder))
@@ -113,7 +116,7 @@ def compare_with_baseline(metrics: dict[str, float], baseline: "BaselineEvaluate
 
 
 def next_commands(finished: "RunFinished", summary: "RunSummary") -> list[tuple[str, str]]:
-    """Commands that use the run, with what they do."""
+    """Commands that use the run, with their purpose."""
     run = shlex.quote(str(finished.folder))
     kind = kind_of(summary.config.task)[0]
     purpose = "generate text" if summary.command == "generate" else "use it"

@@ -13,7 +13,7 @@ from regard.config import check_overrides, parse_overrides
 @api.stoppable()
 def resume(
     run: Folder,
-    words: Overrides = [],  # noqa: B006 -- typer copies it
+    overrides: Overrides = [],  # noqa: B006 -- typer copies it
     step: Annotated[
         int | None,
         Option(metavar="N", help="Continue from this checkpoint instead of the newest."),
@@ -29,14 +29,14 @@ def resume(
     if api.rank():
         api.run_worker()
         return
-    check_overrides(parse_overrides(words))
+    check_overrides(parse_overrides(overrides))
     with spinner("loading"):
         from regard.cli.report import print_result, show_progress
 
         continue_run = api.resume_events
     finished = show_progress(
         lambda progress: continue_run(
-            run, *words, step=step, progress=progress, started=api.process_start_time()
+            run, *overrides, step=step, progress=progress, started=api.process_start_time()
         )
     )
     print_result(finished, as_json=as_json)

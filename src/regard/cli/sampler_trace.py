@@ -1,7 +1,6 @@
-"""The output of `regard generate --trace`: what every sampler did to the distribution."""
+"""The output of `regard generate --trace`: the effect of every sampler on the distribution."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from itertools import chain as concatenate
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -24,26 +23,17 @@ def as_text(
        top_p=0.95                       812 left   95.0 %    7.70 bits   - 9,188: ' ox' 0.01
     """
     yield str(chain)
-    shown = 0
+    count = 0
     for _ in concatenate(pieces, [""]):  # at the end, tokens that completed no piece of text
-        for number, (token,) in enumerate(chain.tokens[shown:], shown + 1):
+        for number, (token,) in enumerate(chain.tokens[count:], count + 1):
             yield ""
             yield from _token_lines(number, token, tokenizer, out)
-        shown = len(chain.tokens)
+        count = len(chain.tokens)
 
 
 def as_table(chain: "TracedChain", tokenizer: "Tokenizer") -> dict[str, Any]:
     """The same for --json; tokens have their pieces beside their ids."""
-
-    def with_pieces(value: Any) -> Any:
-        if isinstance(value, list):
-            return [with_pieces(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        table = {key: with_pieces(item) for key, item in value.items()}
-        return {"piece": _piece(table["id"], tokenizer)} | table if "id" in table else table
-
-    return {"tokens": [with_pieces(asdict(token)) for (token,) in chain.tokens]}
+    return {"tokens": chain.table(lambda id: _piece(id, tokenizer))}
 
 
 def _token_lines(number: int, token: Any, tokenizer: "Tokenizer", out: TextIO) -> Iterator[str]:

@@ -13,7 +13,7 @@ from regard.errors import ConfigError
 def serve(
     runs: Annotated[
         list[Path],
-        Argument(metavar="RUN…", help="Run folders, or folders of runs.", show_default=False),
+        Argument(metavar="RUN", help="Run folders, or folders of runs.", show_default=False),
     ],
     host: Annotated[
         str,
@@ -27,7 +27,10 @@ def serve(
     key: Annotated[
         str | None,
         Option(
-            metavar="KEY", envvar="REGARD_KEY", help="Key that clients must send.", show_envvar=True
+            metavar="KEY",
+            envvar="REGARD_KEY",
+            help="API key that clients must send.",
+            show_envvar=True,
         ),
     ] = None,
     sequences: Annotated[
@@ -83,10 +86,10 @@ def serve(
         device=device,
         idle=idle,
     )
-    for each in adapter:
-        name, equals, path = each.partition("=")
+    for word in adapter:
+        name, equals, path = word.partition("=")
         if not name or not equals or not path:
-            raise ConfigError(f"--adapter {each}: give NAME=PATH")
+            raise ConfigError(f"--adapter {word}: give NAME=PATH")
         server.app.state.service.models.add_adapter(name, Path(path))
     run_server(server, lambda address: print_status(f"serving at {address}"))
 

@@ -24,7 +24,7 @@ def settings(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """List the settings of a run: their defaults, choices and meaning.
+    """List all settings with their defaults and meaning.
 
     \b
     regard settings
@@ -61,8 +61,8 @@ def _print_details(row: dict[str, Any]) -> None:
     if in_recipes:
         _print_wrapped("  in recipes      ", ", ".join(in_recipes))
     if "DATA" in changed:
-        shown = "chosen for the data; `regard train DATA --dry-run` shows its value"
-        _print_wrapped("  for your data   ", shown)
+        explanation = "chosen for the data; `regard train DATA --dry-run` shows its value"
+        _print_wrapped("  for your data   ", explanation)
     _print_wrapped("  used by tasks   ", ", ".join(row["tasks"]))
     _print_wrapped("  used by models  ", ", ".join(row["models"]))
     plain = [name for name, choice in row["choices"].items() if not choice["description"]]
@@ -72,7 +72,7 @@ def _print_details(row: dict[str, Any]) -> None:
         if choice["description"]:
             _print_wrapped(f"    {name:<14}  ", choice["description"])
         if choice["options"]:
-            _print_wrapped(" " * 20, "options: " + ", ".join(api.option_words(choice["options"])))
+            _print_wrapped(" " * 20, "options: " + ", ".join(api.format_options(choice["options"])))
 
 
 def _default(row: dict[str, Any]) -> str:

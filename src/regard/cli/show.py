@@ -2,6 +2,7 @@
 
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from regard.cli.arguments import Json
 from regard.cli.output import (
     align_columns,
     check_output_file,
+    encodable,
     is_interactive,
     print_json,
     print_status,
@@ -24,12 +26,12 @@ from regard.config import parse_overrides
 
 def show(
     name: Annotated[
-        str | None, Argument(metavar="[NAME]", help="The figure; without it, a list of all.")
+        str | None, Argument(metavar="NAME", help="The figure; without it, a list of all.")
     ] = None,
-    what: Annotated[
+    arguments: Annotated[
         list[str] | None,
         Argument(
-            metavar="[RUN] [TEXT] [OPTION=VALUE]…",
+            metavar="RUN|TEXT|OPTION=VALUE",
             help="A run folder or a preset, a text or a text file, and options of the figure.",
         ),
     ] = None,
@@ -39,64 +41,84 @@ def show(
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show a figure of the lectures, made from your run, a preset or a text.
+    """Show a figure of the lectures.
 
     \b
     regard show
     regard show next-token runs/my 'To be, or not to be'
     regard show positions kinds=sinusoidal --out positions.svg
+    regard show cost lengths=256,512,1024
     regard show shannon my.txt unit=word orders=3
     regard show samplers runs/my 'To be' top_p=0.9 temperature=1.5
 
-    A preset has random weights. All figures: docs/figures.md
+    A figure is made from your run, a preset (with random weights) or a text. All figures:
+    docs/figures.md
     """
     if name is None:
         _print_list(as_json)
         return
     if out is not None:
         check_output_file(out, force)
-    options = [word for word in what or [] if re.match(r"[a-z_0-9]+=", word)]
-    others = [word for word in what or [] if word not in options]
+    options = [word for word in arguments or [] if re.match(r"[a-z_0-9]+=", word)]
+    inputs = [word for word in arguments or [] if word not in options]
     with spinner(f"computing {name}"):
         chain = [word for word in options if _is_sampler(name, word)]
-        values = parse_overrides(word for word in options if word not in chain)
-        shown = api.show(name, *others, **values, **({"samplers": chain} if chain else {}))
+        values = _parse_options(name, [word for word in options if word not in chain])
+        figure = api.show(name, *inputs, **values, **({"samplers": chain} if chain else {}))
     if out is not None:
-        shown.save(out)
+        figure.save(out)
     if as_json:
-        print_json(shown.table())
+        print_json(figure.table())
     elif out is not None:
         print(out)
     else:
-        text = shown.text(terminal_width(), colour=is_interactive(sys.stdout))
-        print(text)
+        text = figure.text(terminal_width(), colour=is_interactive(sys.stdout))
+        print(encodable(text, sys.stdout))
         print_status("a figure: --out FILE.svg; the numbers: --json")
 
 
 def _is_sampler(name: str, word: str) -> bool:
-    """Whether a word is a sampler of the figure that shows a chain of them."""
-    return name == "samplers" and word.partition("=")[0] in api.SAMPLERS
+    """Whether a word is a sampler: in `samplers`, every `key=value` that is not an option."""
+    return name == "samplers" and word.partition("=")[0] not in api.figures()[name].options
+
+
+def _parse_options(name: str, words: list[str]) -> dict[str, Any]:
+    """The options of a figure; a list is written as `lengths=64,128` or `lengths=[64, 128]`."""
+    values = parse_overrides(words)
+    lists = api.figures()[name].list_options if name in api.figures() else set()
+    for option in lists & values.keys():
+        value = values[option]
+        if isinstance(value, str) and value != "none":
+            parts = value.split(",")
+            values[option] = [parse_overrides([f"{option}={part}"])[option] for part in parts]
+        elif isinstance(value, int | float):
+            values[option] = [value]
+    return values
 
 
 def _print_list(as_json: bool) -> None:
-    """Print the figures with what they need and what they show."""
+    """Print the figures with their inputs and summaries."""
     entries = api.figures()
     if as_json:
         print_json({"figures": {name: _entry(entry) for name, entry in entries.items()}})
         return
-    rows = [
-        (name, entry.usage, strip_control(entry.summary.rstrip(".")))
-        for name, entry in entries.items()
-    ]
-    for line in align_columns([("figure", "needs", "shows"), *rows]):
-        print(line[: max(60, terminal_width())] if sys.stdout.isatty() else line)
+    inputs = [(name, entry.usage) for name, entry in entries.items()]
+    left = [f"{line}  " for line in align_columns([("figure", "inputs"), *inputs])]
+    margin = max(map(len, left))
+    summaries = ["summary", *(entry.summary.rstrip(".") for entry in entries.values())]
+    width = max(60, terminal_width()) if sys.stdout.isatty() else sys.maxsize
+    for start, summary in zip(left, summaries, strict=True):
+        first, *others = textwrap.wrap(strip_control(summary), width - margin)
+        print(start.ljust(margin) + first)
+        for line in others:
+            print(" " * margin + line)
     print_status("\noptions and examples of each: docs/figures.md")
 
 
 def _entry(entry: Any) -> dict[str, Any]:
     return {
-        "needs": entry.usage,
-        "shows": entry.summary,
+        "inputs": entry.usage,
+        "summary": entry.summary,
         "topics": list(entry.topics),
         "options": entry.options,
     }

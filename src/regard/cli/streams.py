@@ -15,21 +15,22 @@ from regard.errors import RegardError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# What stands in for a closed stream: reading stdin and writing to stdout fail, stderr drops all.
-_CLOSED = (os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)
+# Flags with which /dev/null replaces a closed stdin, stdout and stderr: reading stdin and writing
+# to stdout fail, stderr drops everything.
+_CLOSED_FLAGS = (os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)
 
 
 def prepare_streams() -> None:
-    """Replace the standard streams of this process by those below; others are left alone.
+    """Replace stdout by `_Results` and stderr by `_Messages`, unless a caller has replaced them.
 
     A closed stream gets its descriptor back: otherwise the next file to be opened takes it, and
     whatever a library prints lands in that file.
     """
-    for number, flags in enumerate(_CLOSED):
+    for descriptor, flags in enumerate(_CLOSED_FLAGS):
         try:
-            os.fstat(number)
+            os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, flags)  # takes the lowest free number, which is this one
+            os.open(os.devnull, flags)  # takes the lowest free descriptor, which is this one
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
     for name, raw in (("stdout", _Results(1, "w")), ("stderr", _Messages(2, "w"))):
@@ -49,10 +50,10 @@ def prepare_streams() -> None:
 
 
 class _Messages(io.FileIO):
-    """A file descriptor that drops what cannot be written."""
+    """A file descriptor that drops data that cannot be written."""
 
-    def __init__(self, number: int, mode: str) -> None:
-        super().__init__(number, mode, closefd=False)
+    def __init__(self, descriptor: int, mode: str) -> None:
+        super().__init__(descriptor, mode, closefd=False)
 
     def write(self, data: "ReadableBuffer") -> int:
         """Write, or drop."""
@@ -63,12 +64,12 @@ class _Messages(io.FileIO):
 
 
 class _Results(_Messages):
-    """A file descriptor whose first failed write is an error, and what follows is dropped."""
+    """A file descriptor whose first failed write raises; data after it is dropped."""
 
     failed = False
 
     def write(self, data: "ReadableBuffer") -> int:
-        """Write; raises `BrokenPipeError` for a pipe without a reader, otherwise `RegardError`."""
+        """Write; raise `BrokenPipeError` for a pipe without a reader, otherwise `RegardError`."""
         if self.failed:
             return memoryview(data).nbytes
         try:
@@ -77,5 +78,5 @@ class _Results(_Messages):
             self.failed = True
             if isinstance(error, BrokenPipeError):
                 raise
-            why = "it is closed" if error.errno == errno.EBADF else error.strerror
-            raise RegardError(f"cannot write the result to stdout: {why}") from None
+            reason = "it is closed" if error.errno == errno.EBADF else error.strerror
+            raise RegardError(f"cannot write the result to stdout: {reason}") from None

@@ -12,7 +12,7 @@ from regard.cli.serve import require_packages
 
 def studio(
     runs: Annotated[
-        Path, Argument(metavar="[FOLDER]", help="The folder of the runs; it may be empty.")
+        Path, Argument(metavar="FOLDER", help="The folder of the runs; it may be empty.")
     ] = Path("runs"),
     host: Annotated[
         str,
@@ -28,7 +28,7 @@ def studio(
         Option(
             metavar="KEY",
             envvar="REGARD_KEY",
-            help="Key that the page asks for.",
+            help="API key that the page asks for.",
             show_envvar=True,
         ),
     ] = None,
@@ -43,8 +43,8 @@ def studio(
     regard studio --host 0.0.0.0 --key SECRET
 
     The page lists the runs of the folder and trains new ones, one at a time. It is part of the
-    server of `regard serve`, and requests nothing from elsewhere. Ctrl-C or closing the
-    terminal ends it; a training that runs is saved, and `regard resume` continues it.
+    server of `regard serve`, and requests nothing from other hosts. Ctrl-C or closing the
+    terminal ends it; a run in training is saved, and `regard resume` continues it.
     """
     require_packages("studio")
     import threading
@@ -55,14 +55,14 @@ def studio(
 
     server = make_server([runs], host=host, port=port, key=key, device=device, create=create_studio)
 
-    def started(address: str) -> None:
+    def on_start(address: str) -> None:
         print_status(f"studio at {address}")
         if browser:  # in a thread, since a browser of the terminal would block the server
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     _exit_on_hangup()
     try:
-        run_server(server, started)
+        run_server(server, on_start)
     finally:
         server.app.state.studio.trainer.close()
 

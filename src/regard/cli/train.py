@@ -23,16 +23,16 @@ MANY_FILES = 10_000  # a folder with more takes noticeable time to read
 
 @api.stoppable()
 def train(
-    what: Annotated[
+    data_or_recipe: Annotated[
         str,
         Argument(
-            metavar="WHAT",
-            help="A recipe's name, a .toml file, or your own data: a file or folder of text, a "
-            ".tsv of pairs, a folder of images for each class.",
+            metavar="DATA|RECIPE",
+            help="Your own data: a file or folder of text, a .tsv of pairs, a folder of images for "
+            "each class; or the name of a recipe, or a .toml file.",
             show_default=False,
         ),
     ],
-    words: Overrides = [],  # noqa: B006 -- typer copies it
+    overrides: Overrides = [],  # noqa: B006 -- typer copies it
     out: Out = None,
     dry_run: Annotated[
         bool,
@@ -40,7 +40,7 @@ def train(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a model on a recipe or on your own data.
+    """Train a model on your own data or by a recipe.
 
     The chosen settings are printed, and each can be changed; minutes=N chooses model size and
     steps for this machine, and the command ends in that time. Ctrl-C saves; `regard resume`
@@ -60,23 +60,23 @@ def train(
     if api.rank():
         api.run_worker()
         return
-    data: str | None = what
-    if "=" in what and not Path(what).exists():  # data.source=… and data.target=… need no WHAT
-        data, words = None, [what, *words]
-    overrides = parse_overrides(words)
-    check_overrides(overrides)  # before torch is imported
-    if dry_run and "minutes" in overrides:
+    path: str | None = data_or_recipe
+    if "=" in data_or_recipe and not Path(data_or_recipe).exists():  # as data.source=…
+        path, overrides = None, [data_or_recipe, *overrides]
+    table = parse_overrides(overrides)
+    check_overrides(table)  # before torch is imported
+    if dry_run and "minutes" in table:
         raise ConfigError("minutes=… trains a few steps to measure; with --dry-run leave it out")
-    if what.endswith(".toml"):
-        read_recipe(Path(what))
-    if any(islice(_files(what), MANY_FILES, None)):
-        folder = Path(os.path.expanduser(what)).resolve()
+    if data_or_recipe.endswith(".toml"):
+        read_recipe(Path(data_or_recipe))
+    if any(islice(_files(data_or_recipe), MANY_FILES, None)):
+        folder = Path(os.path.expanduser(data_or_recipe)).resolve()
         print_status(f"reading more than {MANY_FILES:,} files in {folder}; Ctrl-C stops …")
     with spinner("loading"):
         from regard.cli.report import print_result, show_progress
         from regard.cli.study import train_study
 
-        study = api.open_study(data, *words, out=out)
+        study = api.open_study(path, *overrides, out=out)
     if study is not None and dry_run:
         _print_previews(
             [api.preview(c, study.folder / n) for n, c in study.configs.items()], as_json
@@ -88,14 +88,14 @@ def train(
     api.require_new_folder(out)  # before the data is read
     with spinner("reading the data"):
         config = api.configure(
-            data,
-            *words,
+            path,
+            *overrides,
             started=api.process_start_time(),
-            on_measure=lambda: print_status(
+            on_timing=lambda: print_status(
                 "measuring the training speed of a few model sizes on this machine …"
             ),
         )
-    for line in api.without_effect(config, overrides):
+    for line in api.unused_overrides(config, table):
         print_status(line)
     if dry_run:
         _print_previews([api.preview(config, out)], as_json)

@@ -19,7 +19,7 @@ def translate(
     texts: Annotated[
         list[str],
         Argument(
-            metavar="[TEXT]",
+            metavar="TEXT",
             help="The sentences to translate; '-', or nothing, reads lines from stdin.",
             show_default=False,
         ),
@@ -30,7 +30,7 @@ def translate(
     ] = None,
     length_penalty: Annotated[
         float | None,
-        Option(metavar="POWER", help="Divide log P by length to this power; 1 by default."),
+        Option(metavar="POWER", help="Divide log P by the length to this power; 1 by default."),
     ] = None,
     search: SearchOption = None,
     adapter: AdapterOption = None,
@@ -42,7 +42,7 @@ def translate(
     regard translate runs/pairs < test.en > test.de
     """
     with spinner(f"opening {run}"):
-        opened = api.load(run, adapter=adapter)
+        loaded_run = api.load(run, adapter=adapter)
     from_stdin = texts in ([], ["-"])
     interactive = from_stdin and sys.stdin.isatty()
     if interactive:
@@ -50,9 +50,9 @@ def translate(
     lines = stdin_lines() if from_stdin else iter(texts)
     for batch in _batches(lines, 1 if interactive else BATCH):
         sentences = [line for line in batch if line.strip()]
-        warn_unknown([part for line in sentences for part in opened.unknown_parts(line)])
+        warn_unknown([part for line in sentences for part in loaded_run.unknown_parts(line)])
         translations = iter(
-            opened.translate(sentences, beam=beam, length_penalty=length_penalty, search=search)
+            loaded_run.translate(sentences, beam=beam, length_penalty=length_penalty, search=search)
         )
         for line in batch:  # an empty line for an empty line
             translation = " ".join(next(translations).splitlines()) if line.strip() else ""

@@ -1,1 +1,1 @@
-"""Data sets, token stores and loaders: from a path to the examples of a batch."""
+"""Datasets, token stores and loaders: from a path to the examples of a batch."""

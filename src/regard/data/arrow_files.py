@@ -1,4 +1,4 @@
-"""Parquet and Arrow files, and data sets of the Hugging Face hub."""
+"""Parquet and Arrow files, and datasets of the Hugging Face hub."""
 
 import hashlib
 import json
@@ -13,8 +13,8 @@ from regard.data.tables import SAMPLE_ROWS, Table
 from regard.data.text_files import suffix
 from regard.errors import DataError
 
-HUB = "hf://datasets/"  # a data set of the Hugging Face hub: hf://datasets/owner/name
-SPLITS = {
+HUB_PREFIX = "hf://datasets/"  # a dataset of the Hugging Face hub: hf://datasets/owner/name
+SPLITS = {  # names of splits in files and datasets, and the split that they mean
     "train": "train",
     "training": "train",
     "validation": "validation",
@@ -26,11 +26,13 @@ SPLITS = {
 
 
 def from_arrow(path: Path) -> Table:
-    """The table in a Parquet or Arrow file, with the names of classes that it records."""
+    """The table in a Parquet or Arrow file, with class names where the file records them."""
     format = suffix(path)[1:].capitalize()
-    what = f"{path} is {format}"
-    pyarrow = _optional("pyarrow", "tables", what)
-    ipc, parquet = (_optional(f"pyarrow.{name}", "tables", what) for name in ("ipc", "parquet"))
+    reason = f"{path} is {format}"
+    pyarrow = _import_optional("pyarrow", "tables", reason)
+    ipc, parquet = (
+        _import_optional(f"pyarrow.{name}", "tables", reason) for name in ("ipc", "parquet")
+    )
 
     try:
         if format == "Parquet":
@@ -69,29 +71,36 @@ def from_arrow(path: Path) -> Table:
     return from_objects(path, format, digest, objects, "row")
 
 
-def from_hub(path: str, split: str) -> Any:
-    """The split of a data set that `datasets` loads; None if there is no such split."""
-    datasets = _optional("datasets", "datasets", f"{path} is a data set of the hub")
-    words = path.removeprefix(HUB).strip("/").split("/")
+def from_hub(path: str, split: str) -> Table | None:
+    """The table of a split that `datasets` loads from the hub; None if there is no such split.
+
+    `split` is "train" (the first split if none has this name) or "validation" (or else test).
+    """
+    datasets = _import_optional("datasets", "datasets", f"{path} is a dataset of the hub")
+    parts = path.removeprefix(HUB_PREFIX).strip("/").split("/")
     try:
-        loaded = datasets.load_dataset("/".join(words[:2]), *words[2:3])
+        dataset = datasets.load_dataset("/".join(parts[:2]), *parts[2:3])
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} cannot be loaded: {reason}") from None
-    splits = {SPLITS.get(name, name): rows for name, rows in loaded.items()}
+    splits = {SPLITS.get(name, name): rows for name, rows in dataset.items()}
     if split == "train":
-        chosen = splits.get("train") or next(iter(splits.values()))
+        names = ["train", *splits]
     else:
-        chosen = (splits.get("validation") or splits.get("test")) if "train" in splits else None
-    if chosen is None:
+        names = ["validation", "test"] if "train" in splits else []
+    name = next((name for name in names if name in splits), None)
+    if name is None:
         return None
-    class_names = _class_names(chosen.features.to_dict())
+    rows = splits[name]
+    if not len(rows):
+        raise DataError(f"the split {name!r} of {path} has no rows")
+    class_names = _class_names(rows.features.to_dict())
 
     def objects() -> Iterator[tuple[int, dict[str, Any]]]:
-        return ((n, flatten(_name_classes(row, class_names))) for n, row in enumerate(chosen, 1))
+        return ((n, flatten(_name_classes(row, class_names))) for n, row in enumerate(rows, 1))
 
-    digest = hashlib.sha256(str(chosen._fingerprint).encode()).hexdigest()
-    return from_objects(path, "Hugging Face data set", digest, objects, "row")
+    digest = hashlib.sha256(str(rows._fingerprint).encode()).hexdigest()
+    return from_objects(path, "Hugging Face dataset", digest, objects, "row")
 
 
 def _class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -106,7 +115,7 @@ def _class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _name_classes(row: dict[str, Any], class_names: Mapping[str, list[str]]) -> dict[str, Any]:
-    """A row with the names of its classes; -1, Hugging Face's value for no label, becomes None."""
+    """The row with class names for class ids; -1, Hugging Face's id for no label, becomes None."""
 
     def name(column: str, value: Any) -> Any:
         if isinstance(value, list):
@@ -120,10 +129,10 @@ def _name_classes(row: dict[str, Any], class_names: Mapping[str, list[str]]) -> 
     }
 
 
-def _optional(module: str, extra: str, what: str) -> ModuleType:
+def _import_optional(module: str, extra: str, reason: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError:
         raise DataError(
-            f"{what}, which is read with {module}; install it: pip install 'regard[{extra}]'"
+            f"{reason}, which is read with {module}; install it: pip install 'regard[{extra}]'"
         ) from None

@@ -25,16 +25,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class TextBatch(Batch):
-    """Blocks of token ids; targets are the next tokens of the last positions, -1 is ignored.
+    """Token ids, and the next tokens as targets; -1 is ignored.
 
-    In training all positions are scored, in an evaluation those that no earlier window has scored.
+    In training every position has a target. In an evaluation with sliding windows, only the last
+    positions of a window have one: those that the window before has not scored.
     """
 
     ids: Int[Tensor, "batch time"]
     targets: Int[Tensor, "batch scored"]
     # Scheduled sampling: where the model reads its own prediction instead of `ids`.
     use_prediction: Bool[Tensor, "batch time"] | None = None
-    prefixes: Int[Tensor, " batch"] | None = None  # of a prefix LM: tokens that are not predicted
+    prefixes: Int[Tensor, " batch"] | None = None  # prefix lengths of a prefix LM
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,9 @@ class DialogueBatch(Batch):
 
     ids: Int[Tensor, "batch time"]
     targets: Int[Tensor, "batch time"]
-    documents: Int[Tensor, "batch time"]  # which dialogue of the row; 0 is padding
+    documents: Int[Tensor, "batch time"]  # index of the dialogue in the row, from 1; 0 is padding
     positions: Int[Tensor, "batch time"]  # in the dialogue
-    prefixes: Int[Tensor, " batch"]  # tokens before the first response of the row
+    prefixes: Int[Tensor, " batch"]  # number of tokens before the first response of the row
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class MaskedBatch(Batch):
     """
 
     ids: Int[Tensor, "batch time"]
-    documents: Int[Tensor, "batch time"]  # which document of the row; 0 is padding
+    documents: Int[Tensor, "batch time"]  # index of the document in the row, from 1; 0 is padding
     positions: Int[Tensor, "batch time"]  # in the document
     masked_positions: Int[Tensor, "batch masked"]
     targets: Int[Tensor, "batch masked"]
@@ -141,9 +142,9 @@ class SpanBatch(Batch):
 
     ids: Int[Tensor, "batch time"]
     lengths: Int[Tensor, " batch"]
-    context: Int[Tensor, "batch 2"]  # the first position of the context, and the one after it
+    context: Int[Tensor, "batch 2"]  # position of its first token, and the one after its last
     targets: Int[Tensor, "batch 2"]  # the first and the last token of the answer
-    rows: Int[Tensor, " batch"]  # the indices of the windows
+    window_indices: Int[Tensor, " batch"]
     segments: Int[Tensor, "batch time"] | None = None  # 0 in the question, 1 in the context
 
 
@@ -159,7 +160,7 @@ class WindowBatch(Batch):
     """Windows of a series, and the rows after them."""
 
     series: Float[Tensor, "batch time input_dim"]
-    targets: Float[Tensor, "batch horizon outputs"]
+    targets: Float[Tensor, "batch horizon variables"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ class StrokeBatch(Batch):
 
     @property
     def mask(self) -> Bool[Tensor, "batch time"]:
-        """Which points are scored: all but padding."""
+        """True at the points that are scored: all but padding."""
         time = torch.arange(self.targets.shape[1], device=self.lengths.device)
         return time < self.lengths.unsqueeze(1)
 

@@ -1,4 +1,4 @@
-"""Built-in data sets: generated from a seed, or part of every Python installation."""
+"""Built-in datasets: generated from a seed, or part of every Python installation."""
 
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
@@ -52,20 +52,20 @@ def copy(*, examples: int = 20_000, shortest: int = 4, longest: int = 16, seed: 
 def numbers(*, examples: int = 20_000, highest: int = 999_999, seed: int = 1) -> Pairs:
     """Distinct numbers in English words and in French words.
 
-    Numbers of more digits are not more frequent than those of fewer digits; all below 1000 are
-    included if `examples` allows.
+    Numbers below 1000, and those of four, five and six digits, are about equally frequent, as far
+    as there are enough of them.
     """
     _check_range("examples", examples, 1)
     _check_range("highest", highest, 1, 999_999)
     bounds = [0, *(bound for bound in (1000, 10_000, 100_000) if bound <= highest), highest + 1]
     ranges = [range(low, high) for low, high in pairwise(bounds)]
-    random, chosen = Random(seed), list[int]()
-    # the smallest range first: what it cannot supply is drawn from larger ones
+    random, sample = Random(seed), list[int]()
+    # the smallest range first: larger ranges supply the examples that it lacks
     for index, values in enumerate(sorted(ranges, key=len)):
-        share = -(-(examples - len(chosen)) // (len(ranges) - index))
-        chosen += random.sample(values, min(share, len(values)))
-    random.shuffle(chosen)
-    rows = [(english(number), french(number)) for number in chosen]
+        quota = -(-(examples - len(sample)) // (len(ranges) - index))
+        sample += random.sample(values, min(quota, len(values)))
+    random.shuffle(sample)
+    rows = [(english(number), french(number)) for number in sample]
     return pairs.from_rows("numbers", f"English to French, 0 to {highest:,}", rows)
 
 
@@ -98,10 +98,10 @@ def corrections(
     errors: float = 0.15,
     seed: int = 1,
 ) -> Pairs:
-    """Sentences of a text file with errors in spelling, case and punctuation, and without.
+    """Sentences with generated errors in spelling, case and punctuation, and the correct ones.
 
-    Each sentence occurs once, so that no validation sentence was seen in training. Without a file,
-    the sentences are those of `python-docs`.
+    The sentences are those of a text `file`, by default of `python-docs`. Each occurs once, so that
+    no validation sentence is in the training data.
     """
     _check_range("examples", examples, 2)
     _check_range("shortest", shortest, 1)
@@ -112,8 +112,9 @@ def corrections(
     random, clean = Random(seed), list(sentences(data, shortest, longest))
     if len(clean) < 2:
         raise DataError(
-            f"{data.name}: no two English sentences of {shortest} to {longest} characters, which "
-            "begin with a capital letter and end with . ! or ?; give another file or lengths"
+            f"{data.name} has fewer than two English sentences of {shortest} to {longest} "
+            "characters that begin with a capital letter and end with . ! or ?;\n"
+            "give another file, or other values of shortest and longest"
         )
     random.shuffle(clean)
     rows = [(corrupt(sentence, errors, random), sentence) for sentence in clean[:examples]]
@@ -168,23 +169,25 @@ def parentheses(
 
 
 def heights(*, examples: int = 20_000, people: int = 4, seed: int = 1) -> LabelledText:
-    """Who is taller than whom, and a claim that follows from it (true) or contradicts it (false).
+    """Statements of who is taller than whom, and a claim that they imply or contradict.
 
-    The claim compares any two of the `people`, so most claims need several of the sentences.
+    The classes are true and false. The statements compare 2 to `people` people, and the claim any
+    two of them, so that many claims need several statements. Models learn the short texts first.
     """
     _check_range("examples", examples, 2)
     _check_range("people", people, 2, len(_PEOPLE))
     random = Random(seed)
     rows = []
     for index in range(examples):
-        by_height = random.sample(_PEOPLE, people)  # the tallest first
-        known = [f"{tall} is taller than {small}" for tall, small in pairwise(by_height)]
-        random.shuffle(known)
-        tall, small = sorted(random.sample(range(people), 2))
+        count = random.randint(2, people)
+        by_height = random.sample(_PEOPLE, count)  # the tallest first
+        statements = [f"{tall} is taller than {small}" for tall, small in pairwise(by_height)]
+        random.shuffle(statements)
+        tall, small = sorted(random.sample(range(count), 2))
         first, second = (tall, small) if index % 2 else (small, tall)
         claim = f"{by_height[first]} is taller than {by_height[second]}"
-        rows.append(([" . ".join(known), claim], ["true" if index % 2 else "false"]))
-    return labelled.from_rows("labels", "heights", f"chains of {people} people", rows)
+        rows.append(([" . ".join(statements), claim], ["true" if index % 2 else "false"]))
+    return labelled.from_rows("labels", "heights", f"chains of up to {people} people", rows)
 
 
 _PEOPLE = str.split("Ada Bob Eve Ida Kim Lee Max Noa Sam Tom")
@@ -269,7 +272,10 @@ def python_source() -> Text:
 
 
 def sines(*, examples: int = 4000, waves: int = 3, noise: float = 0.1, seed: int = 1) -> Series:
-    """The sum of sines with periods of 8 to 100 steps, and noise of this standard deviation."""
+    """The sum of sines with periods of 8 to 100 steps, and of Gaussian noise.
+
+    `noise` is the standard deviation of the noise.
+    """
     _check_range("examples", examples, 2)
     _check_range("waves", waves, 1)
     if not noise >= 0:
@@ -285,7 +291,7 @@ def sines(*, examples: int = 4000, waves: int = 3, noise: float = 0.1, seed: int
 
 
 def shapes(*, examples: int = 6000, side: int = 48, seed: int = 1) -> Captions:
-    """One or two coloured shapes on a grey ground: "a red circle above a blue square"."""
+    """One or two coloured shapes on a grey background: "a red circle above a blue square"."""
     _check_range("examples", examples, 2)
     _check_range("side", side, 32, 256)
     random = Random(seed)
@@ -295,15 +301,15 @@ def shapes(*, examples: int = 6000, side: int = 48, seed: int = 1) -> Captions:
     word_boxes: list[dict[int, Box]] = []
     for image in pixels:
         image[:] = random.randint(90, 165) + noise.integers(-12, 13, (3, side, side))
-        words, named = list[str](), dict[int, Box]()
+        words, boxes_by_word = list[str](), dict[int, Box]()
         boxes, relation = _place_shapes(random, side)
         for box in boxes:
             colour, shape = random.choice(list(_COLOURS)), random.choice(list(_SHAPES))
             _draw(image, box, _COLOURS[colour], _SHAPES[shape])
             words += [*(relation if words else ()), "a", colour, shape]
-            named |= {len(words) - 2: box, len(words) - 1: box}
+            boxes_by_word |= {len(words) - 2: box, len(words) - 1: box}
         captions.append((" ".join(words),))
-        word_boxes.append(named)
+        word_boxes.append(boxes_by_word)
     description = f"{side} × {side} pixels, coloured shapes"
     return from_pixels("shapes", description, pixels, captions, word_boxes)
 
@@ -316,7 +322,7 @@ _COLOURS = {
     "white": (250, 250, 250),
     "black": (10, 10, 10),
 }
-_SHAPES: dict[str, Callable[[Grid, Grid], Grid]] = {  # whether a point (y, x) belongs to it
+_SHAPES: dict[str, Callable[[Grid, Grid], Grid]] = {  # whether (y, x) is in the shape
     "circle": lambda y, x: x**2 + y**2 <= 1,
     "square": lambda y, x: np.maximum(abs(x), abs(y)) <= 0.9,
     "triangle": lambda y, x: 2 * abs(x) <= y + 1,
@@ -325,10 +331,10 @@ _SHAPES: dict[str, Callable[[Grid, Grid], Grid]] = {  # whether a point (y, x) b
 
 
 def _place_shapes(random: Random, side: int) -> tuple[list[Box], list[str]]:
-    """The boxes of one or two shapes, and how the first is to the second.
+    """The boxes of one or two shapes, and the words for the relation of the first to the second.
 
-    Two are apart from each other, and more so in one direction; the upper or the left one is the
-    first.
+    Two shapes do not overlap, and are further apart along one axis than along the other; the upper
+    or the left one is the first.
     """
     sizes = [random.randint(side // 4, side // 3) for _ in range(random.randint(1, 2))]
     while True:
@@ -352,12 +358,12 @@ def _draw(
     """Draw a shape into its box, whose coordinates go from -1 to 1."""
     top, left, bottom, right = box
     y, x = np.mgrid[: bottom - top, : right - left] * 2.0 / (bottom - top - 1) - 1
-    part = image[:, top:bottom, left:right]
-    part[:, inside(y, x)] = np.array(colour, np.uint8)[:, None]
+    region = image[:, top:bottom, left:right]
+    region[:, inside(y, x)] = np.array(colour, np.uint8)[:, None]
 
 
 def digits(*, examples: int = 4000, shortest: int = 2, longest: int = 5, seed: int = 1) -> Strokes:
-    """Numbers in the strokes of a pen, as if written by hand, each with its digits as text."""
+    """Numbers as pen strokes, as if written by hand, each with its digits as text."""
     _check_range("examples", examples, 2)
     _check_range("shortest", shortest, 1)
     _check_range("longest", longest, shortest)
@@ -396,7 +402,7 @@ def _words(examples: int, shortest: int, longest: int, seed: int) -> list[str]:
 
 
 def _check_range(name: str, value: int, low: int, high: int | None = None) -> None:
-    # Options come from recipes and are not validated before.
+    # Options come from recipes, and nothing has validated them before.
     if not isinstance(value, int) or value < low or (high is not None and value > high):
         rule = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise ConfigError(f"{name}={value!r} must be a whole number, {rule}")
+        raise ConfigError(f"{name}={value!r} must be an integer, {rule}")

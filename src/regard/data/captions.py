@@ -1,7 +1,6 @@
 """Images with captions: files that a table names, or generated ones."""
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os.path import normpath
@@ -11,14 +10,16 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.columns import Roles, find_roles
+from regard.data.column_profiles import read_profiles
+from regard.data.columns import Roles, find_roles, image_column
+from regard.data.digest import json_digest
 from regard.data.images import (
     Pixels,
     Size,
     channel_statistics,
     file_pixels,
+    inspect_files,
     resize,
-    survey_files,
 )
 from regard.data.table_files import read_table
 from regard.data.tables import IMAGE_SUFFIXES, SUFFIXES, Table
@@ -26,7 +27,7 @@ from regard.data.text_files import preview, suffix
 from regard.data.validation_split import hash_threshold, row_hash
 from regard.errors import DataError
 
-Box = tuple[int, int, int, int]  # first row and column of pixels, and those after the last
+Box = tuple[int, int, int, int]  # top, left, bottom, right in pixels; the last two are exclusive
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +38,15 @@ class Captions:
     name: str
     description: str
     captions: Sequence[tuple[str, ...]] = field(repr=False)  # of each image
-    groups: Sequence[str] = field(repr=False)  # a group is on one side of a split
+    groups: Sequence[str] = field(repr=False)  # images of one group stay in one split
     channels: int
-    side: int  # the most frequent height or width, whichever is less
+    side: int  # the smaller side of the most frequent size
     read: Callable[[NDArray[np.int64], Size], Pixels] = field(repr=False)
     digest: str = field(repr=False)
-    # for each image, the bounding box of what a caption word names: word index → box
+    # for each image, index of a caption word → bounding box of the object that it names
     boxes: Sequence[Mapping[int, Box]] | None = field(default=None, repr=False)
-    train: "Captions | None" = field(default=None, repr=False)  # of validation data
+    # the training data, if this is validation data
+    train: "Captions | None" = field(default=None, repr=False)
     columns: Mapping[str, str] = field(default_factory=dict)  # of a table, by role
 
     def __len__(self) -> int:
@@ -64,17 +66,19 @@ class Captions:
         threshold = hash_threshold(
             list(map(int, hashes)),
             fraction,
-            f"{self.name}: all {len(self)} images are of one group, so they cannot be split;"
+            f"{self.name}: all {len(self)} images belong to one group, so they cannot be split;"
             "\ngive more images, or a separate validation file",
         )
-        chosen = hashes < threshold
-        count = int(chosen.sum())
+        is_validation = hashes < threshold
+        count = int(is_validation.sum())
         train = self.subset(
-            np.flatnonzero(~chosen), f"{self.description}; {len(self) - count:,} for training"
+            np.flatnonzero(~is_validation),
+            f"{self.description}; {len(self) - count:,} for training",
         )
-        grouped = "" if len({*self.groups}) == len(self) else ", with groups of their own"
-        note = f"{count:,} of the {len(self):,} images{grouped}"
-        return train, replace(self.subset(np.flatnonzero(chosen), note), train=train)
+        note = f"{count:,} of the {len(self):,} images"
+        if len({*self.groups}) < len(self):
+            note += ", of groups that are not in the training data"
+        return train, replace(self.subset(np.flatnonzero(is_validation), note), train=train)
 
     def subset(self, rows: NDArray[np.int64], description: str) -> "Captions":
         """The images of these rows."""
@@ -84,8 +88,8 @@ class Captions:
             captions=[self.captions[row] for row in rows],
             groups=[self.groups[row] for row in rows],
             boxes=None if self.boxes is None else [self.boxes[row] for row in rows],
-            read=lambda chosen, size: self.read(rows[chosen], size),
-            digest=hashlib.sha256(json.dumps([self.digest, rows.tolist()]).encode()).hexdigest(),
+            read=lambda indices, size: self.read(rows[indices], size),
+            digest=json_digest(self.digest, rows.tolist()),
         )
 
     def lowercase(self) -> "Captions":
@@ -103,8 +107,7 @@ class Captions:
 
     def fingerprint(self) -> str:
         """A sha256 of the content."""
-        content = json.dumps([self.digest, list(self.captions)]).encode()
-        return hashlib.sha256(content).hexdigest()
+        return json_digest(self.digest, list(self.captions))
 
     def statistics(self, size: Size) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each channel, of values from 0 to 1."""
@@ -133,7 +136,7 @@ def from_pixels(
 
 
 def caption_table(folder: Path) -> Path | None:
-    """The one table in a folder of images that names them with captions, or None."""
+    """The one table in a folder of images that names them, or None."""
     if not folder.is_dir():
         return None
     files = [file for file in sorted(folder.iterdir()) if not file.name.startswith(".")]
@@ -141,7 +144,13 @@ def caption_table(folder: Path) -> Path | None:
     if len(tables) != 1 or len(files) < 2:
         return None
     try:
-        return tables[0] if find_roles(read_table(tables[0]), {}, "captions") else None
+        table = read_table(tables[0])
+        if find_roles(table, {}, "captions") is not None:
+            return tables[0]
+        # Without a column of captions, only a folder that cannot hold images by class.
+        folders = {file.name for file in files if file.is_dir()}
+        named = image_column(table, read_profiles(table)) is not None
+        return tables[0] if named and folders <= {"images"} else None
     except DataError:
         return None
 
@@ -152,7 +161,12 @@ def from_folder(folder: Path) -> Captions:
     assert path is not None
     table = read_table(path)
     roles = find_roles(table, {}, "captions")
-    assert roles is not None
+    if roles is None:
+        raise DataError(
+            f"{path} names images, but it is not clear which of its columns holds their captions\n"
+            f"{table.listing()}\nname it: data.target=COLUMN; images with a class each are read "
+            "from a folder for each class"
+        )
     return replace(from_table(table, roles), name=folder.resolve().name)
 
 
@@ -170,7 +184,7 @@ def from_table(table: Table, roles: Roles) -> Captions:
     if not by_image:
         raise DataError(f"{table.path} has no image with a caption")
     paths = list(by_image)
-    files = survey_files(paths, [path.name for path in paths], [*locations.values()])
+    files = inspect_files(paths, [path.name for path in paths], [*locations.values()])
 
     def read(rows: NDArray[np.int64], size: Size) -> Pixels:
         return np.stack([_pixels(paths[row], size) for row in rows])
@@ -181,18 +195,21 @@ def from_table(table: Table, roles: Roles) -> Captions:
         except DataError as error:
             raise DataError(f"{locations[path]}: {error}") from None
 
-    several = sum(map(len, by_image.values()))
-    note = f"; {several:,} captions" if several > len(paths) else ""
-    grouped = f"; {len({*groups.values()}):,} groups" if "group" in roles.columns else ""
-    inside = Path(normpath(folder))
-    outside = sum(not Path(normpath(path)).is_relative_to(inside) for path in paths)
-    if outside:  # a table of unknown origin could name the user's own images
-        grouped += f"; {outside:,} images are outside of the folder of the table"
     mode = "RGB" if files.channels == 3 else "grayscale"
+    description = f"captions, {len(paths):,} images, {files.sizes}, {mode}, "
+    description += f"{table.format}{roles.note}"
+    count = sum(map(len, by_image.values()))
+    if count > len(paths):
+        description += f"; {count:,} captions"
+    if "group" in roles.columns:
+        description += f"; {len({*groups.values()}):,} groups"
+    root = Path(normpath(folder))
+    outside = sum(not Path(normpath(path)).is_relative_to(root) for path in paths)
+    if outside:  # a table of unknown origin could name the user's own images
+        description += f"; {outside:,} images are outside of the folder of the table"
     return Captions(
         name=table.name,
-        description=f"captions, {len(paths):,} images, {files.sizes}, {mode}, "
-        f"{table.format}{roles.note}{note}{grouped}",
+        description=description,
         captions=[tuple(captions) for captions in by_image.values()],
         groups=[groups[path] for path in paths],
         channels=files.channels,
@@ -204,7 +221,10 @@ def from_table(table: Table, roles: Roles) -> Captions:
 
 
 def _rows(table: Table, roles: Roles) -> Iterator[tuple[str, str, list[str], str | None]]:
-    """Place, file name, captions and group of each row; a row without one of them is refused."""
+    """Location, file name, captions and group of each row.
+
+    Raises `DataError` for a row without a file name or without a caption.
+    """
     column = {role: table.column(name) for role, name in roles.columns.items()}
     for number, cells in table.rows():
         if not any(cells):

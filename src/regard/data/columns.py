@@ -1,4 +1,4 @@
-"""What the columns of a table mean: texts, labels, tags, the sides of pairs, or numbers.
+"""The roles of the columns of a table: texts, labels, tags, the sides of pairs, or numbers.
 
 Columns that the user names come first, then common column names, then the content of the cells.
 The description of the data states the chosen columns; an ambiguous table is an error.
@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
+from regard.data.column_profiles import Profile, read_profiles
 from regard.data.tables import (
     IMAGE_SUFFIXES,
     LABEL,
@@ -21,8 +21,6 @@ from regard.data.tables import (
     TEXT_PAIRS,
     WORDS,
     Table,
-    has_comma,
-    is_number,
 )
 from regard.errors import ConfigError, DataError
 
@@ -34,7 +32,7 @@ ROLES = {  # the columns of each kind of data
     "text": ("text",),
     "series": (),
     "captions": ("source", "target"),
-    "spans": (),  # found by their names, as Hugging Face's data sets have them
+    "spans": (),  # by their names, which are those of Hugging Face's datasets
 }
 COLUMN_HINTS = (  # for messages: how to name the columns
     "data.text=COLUMN data.label=COLUMN for texts with a class each",
@@ -46,15 +44,12 @@ COLUMN_HINTS = (  # for messages: how to name the columns
     "data.text=COLUMN data.tags=COLUMN for words with a tag each",
     "data.text=COLUMN task=causal for text",
 )
-METADATA = {  # columns that describe an example; they are taken for labels only where named
+METADATA = {  # columns that describe an example; such a column is a label only if it is named
     *("id", "idx", "index", "url", "source", "lang", "language", "split", "date", "time"),
     *("timestamp", "license", "subset", "domain", "dataset", "author", "user", "title"),
 }
 IMAGE_COLUMNS = ("file_name", "filename", "image", "image_path", "file", "img", "path")
 CAPTION_COLUMNS = ("caption", "captions", "text", "description", "title")
-PROFILE_ROWS = 50_000  # whose cells decide what a column is
-MAX_CLASSES = 1000  # of a label column that is inferred …
-MAX_NUMBERS = 20  # … and holds numbers
 
 
 class InferredName(str):
@@ -72,7 +67,10 @@ class Roles:
 
     @property
     def to_save(self) -> Mapping[str, str]:
-        """The columns for the settings of a run, if some are inferred."""
+        """The columns to save in the settings of a run.
+
+        Empty if none is inferred and texts are not paired: a table gets the same roles again.
+        """
         if not self.inferred and "text2" not in self.columns:
             return {}
         return {
@@ -95,17 +93,17 @@ class Roles:
 def find_roles(
     table: Table, named_columns: Mapping[str, str | int], kind: str | None
 ) -> Roles | None:
-    """The roles of the columns of a table, for data of a `kind` if one is asked for.
+    """The roles of the columns of a table; None if they cannot be determined.
 
-    `named_columns` are those that the user has named or numbered, by role. None if the table is
-    not understood.
+    `named_columns` are the columns that the user has given, by role, as names or numbers. `kind` is
+    the kind of data that the task learns from, if it is known.
     """
     named = {role: table.columns[table.column(str(name))] for role, name in named_columns.items()}
     if kind is not None:
         _check_named(table, named, kind)
-    profiles = _profiles(table)
+    profiles = read_profiles(table)
     kinds = [kind] if kind is not None else _possible_kinds(named)
-    if kind is None and not named and _is_flawed_series(profiles):
+    if kind is None and not named and _is_series_with_errors(profiles):
         kinds = ["series"]  # reading it reports each cell that is not a number, with its line
     for candidate in kinds:
         result = _FINDERS[candidate](table, dict(named), profiles, kind is not None)
@@ -121,21 +119,21 @@ def find_roles(
 
 
 def find_input(
-    table: Table, kind: str, column: str | None, usual: str | int | None = None
+    table: Table, kind: str, column: str | None, training_column: str | int | None = None
 ) -> tuple[str, str]:
     """The column to predict from, and a note if it is inferred.
 
-    `column` if given, the one that the run was trained on (`usual`), a common name, the only
-    column, or the only one of prose; otherwise an error lists the columns.
+    It is `column` if given, else the column that the run was trained on, a column with a common
+    name, the only column, or the only column of prose; otherwise an error lists the columns.
     """
     if column is not None:
         return table.columns[table.column(column)], ""
-    if str(usual) in table.columns:
-        return str(usual), ""
-    profiles = _profiles(table)
+    if str(training_column) in table.columns:
+        return str(training_column), ""
+    profiles = read_profiles(table)
     names = {"pairs": [source for source, _ in PAIRS], "tags": [*WORDS, *TEXT]}.get(kind, TEXT)
-    if (found := _by_name(profiles, names)) is not None:
-        return found, ""
+    if (name := _by_name(profiles, names)) is not None:
+        return name, ""
     if len(profiles) == 1:
         return profiles[0].name, ""
     prose = [p.name for p in profiles if p.is_prose and p.words >= 2]
@@ -196,73 +194,15 @@ def _check_named(table: Table, named: Mapping[str, str], kind: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """What the cells of a column look like."""
-
-    name: str
-    filled: int  # cells that are not empty
-    distinct: int
-    is_list: bool
-    is_numeric: bool
-    numbers: float  # share of the cells that are numbers
-    is_whole: bool  # all numbers are whole
-    length: float  # characters of a cell, on average
-    words: float
-    letters: float  # share of the characters other than spaces
-
-    @property
-    def is_prose(self) -> bool:
-        """Strings, mostly of letters, mostly different."""
-        return (
-            not (self.is_list or self.is_numeric)
-            and self.letters >= 0.5
-            and 2 * self.distinct > self.filled
-        )
-
-    @property
-    def is_label(self) -> bool:
-        """Few distinct values, so that a value has four cells or more on average."""
-        if self.is_list or not self.distinct >= 2 or self.length > 40:
-            return False
-        if self.is_numeric and not (self.is_whole and self.distinct <= MAX_NUMBERS):
-            return False
-        return self.distinct <= min(MAX_CLASSES, max(2, self.filled // 4)) < self.filled
-
-
-def _profiles(table: Table) -> list[Profile]:
-    rows = [row for _, row in islice(table.rows(), PROFILE_ROWS)]
-    return [_profile(name, [row[i] for row in rows]) for i, name in enumerate(table.columns)]
-
-
-def _profile(name: str, cells: Sequence[Any]) -> Profile:
-    filled = [cell for cell in cells if cell is not None and str(cell).strip()]
-    texts = [cell if isinstance(cell, str) else str(cell) for cell in filled]
-    sample = texts[:: max(1, len(texts) // 1000)]
-    characters = [char for text in sample for char in text[:200] if not char.isspace()]
-    numeric = bool(filled) and all(map(is_number, filled))
-    return Profile(
-        name=name,
-        filled=len(filled),
-        distinct=len(set(texts)),
-        is_list=bool(filled) and all(isinstance(cell, list) for cell in filled),
-        is_numeric=numeric,
-        numbers=sum(is_number(cell) or has_comma(cell) for cell in filled) / max(1, len(filled)),
-        is_whole=all(float(cell).is_integer() for cell in filled if is_number(cell)),
-        length=sum(map(len, sample)) / max(1, len(sample)),
-        words=sum(len(text.split()) for text in sample) / max(1, len(sample)),
-        letters=sum(map(str.isalpha, characters)) / max(1, len(characters)),
-    )
-
-
 Columns = tuple[dict[str, str], set[str]] | None  # role → column, and the roles that are inferred
 
 
-def _is_flawed_series(profiles: Sequence[Profile]) -> bool:
-    """Whether columns hold dates, or numbers except in a few cells, and some have such cells."""
-    flawed = [p for p in profiles if MIN_NUMERIC_FRACTION <= p.numbers < 1]
-    others = [p for p in profiles if p.numbers < MIN_NUMERIC_FRACTION]
-    return bool(flawed) and all(p.letters < 0.2 for p in others)
+def _is_series_with_errors(profiles: Sequence[Profile]) -> bool:
+    """Whether the table is a series in which a few cells are not numbers."""
+    others = [p for p in profiles if p.numeric_fraction < MIN_NUMERIC_FRACTION]
+    return any(p.is_mostly_numeric for p in profiles) and all(
+        p.letter_fraction < 0.2 for p in others
+    )
 
 
 def _by_name(profiles: Sequence[Profile], names: Sequence[str]) -> str | None:
@@ -271,7 +211,7 @@ def _by_name(profiles: Sequence[Profile], names: Sequence[str]) -> str | None:
 
 
 def _label_candidates(profiles: Sequence[Profile]) -> list[str]:
-    """Label candidates: few distinct values, not a nested key, not a name of metadata."""
+    """Columns that may be labels: few distinct values, not a nested key, not a name of metadata."""
     return [
         p.name
         for p in profiles
@@ -295,23 +235,23 @@ def _find_labels(
     if "label" not in named:
         label = _by_name([p for p in profiles if p.name not in named.values()], LABEL)
         if label is None:
-            taken = {named.get("text") or _by_name(profiles, TEXT), named.get("text2")}
-            taken |= set(_text_pair(profiles) or ())
-            candidates = [name for name in _label_candidates(profiles) if name not in taken]
+            texts = {named.get("text") or _by_name(profiles, TEXT), named.get("text2")}
+            texts |= set(_text_pair(profiles) or ())
+            candidates = [name for name in _label_candidates(profiles) if name not in texts]
             if len(candidates) != 1:
                 return None
             label = candidates[0]
             inferred.add("label")
         named["label"] = label
-    rest = [p for p in profiles if p.name != named["label"]]
-    if not {"text", "text2"} & set(named) and (pair := _text_pair(rest)):
+    others = [p for p in profiles if p.name != named["label"]]
+    if not {"text", "text2"} & set(named) and (pair := _text_pair(others)):
         named |= dict(zip(("text", "text2"), pair, strict=True))
     if "text" not in named:
-        text = _by_name(rest, TEXT)
+        text = _by_name(others, TEXT)
         if text is None:
-            text = _longest([p for p in rest if p.name != named.get("text2")])
+            text = _longest([p for p in others if p.name != named.get("text2")])
             if text is not None and "text2" not in named:
-                _refuse_other_text(table, text, named["label"], rest, requested)
+                _refuse_other_text(table, text, named["label"], others, requested)
             inferred.add("text")
         if text is None:
             return None
@@ -327,34 +267,35 @@ def _find_labels(
 def _find_scores(
     table: Table, named: dict[str, str], profiles: list[Profile], requested: bool
 ) -> Columns:
-    """One or two columns of texts, and one of numbers, which are not whole unless asked for."""
+    """One or two columns of texts, and one of numbers.
+
+    A column of integers is taken only if scores are `requested`: they may be classes.
+    """
     inferred = set()
-    numbers = [p for p in profiles if p.is_numeric and (requested or not p.is_whole)]
-    flawed = [  # reading them reports the cells that are not numbers
-        p
-        for p in profiles
-        if MIN_NUMERIC_FRACTION <= p.numbers < 1 and (p.name.lower() in SCORE or not p.is_whole)
+    numbers = [p for p in profiles if p.is_numeric and (requested or not p.is_integer)]
+    mostly_numeric = [  # reading them reports the cells that are not numbers
+        p for p in profiles if p.is_mostly_numeric and (p.name.lower() in SCORE or not p.is_integer)
     ]
-    numbers += flawed
+    numbers += mostly_numeric
     if "label" not in named:
         label = None if requested else _by_name(profiles, LABEL)
         if label is not None and label not in [p.name for p in numbers]:
-            return None  # classes, beside which the number is a weight or a confidence
-        known = _by_name(numbers, (*SCORE, *LABEL))
+            return None  # the labels are classes, and the number is a weight or a confidence
+        by_name = _by_name(numbers, (*SCORE, *LABEL))
         others = [p.name for p in numbers if p.name.lower() not in METADATA]
-        if known is None and len(others) != 1:
+        if by_name is None and len(others) != 1:
             return None
         classes = _label_candidates([p for p in profiles if p not in numbers])
-        if known is None and classes and not requested:
+        if by_name is None and classes and not requested:
             return None
-        named["label"] = known or others[0]
-        inferred |= {"label"} if known is None else set()
+        named["label"] = by_name or others[0]
+        inferred |= {"label"} if by_name is None else set()
     elif not requested and named["label"] not in [p.name for p in numbers]:
         return None
-    rest = [p for p in profiles if p.name not in named.values()]
+    text_profiles = [p for p in profiles if p.name not in named.values()]
     if "text" not in named and "text2" not in named:
-        pair, text = _text_pair(rest), _by_name(rest, TEXT)
-        prose = [p.name for p in rest if p.is_prose and p.words >= 2]
+        pair, text = _text_pair(text_profiles), _by_name(text_profiles, TEXT)
+        prose = [p.name for p in text_profiles if p.is_prose and p.words >= 2]
         prose = [name for name in prose if name.lower() not in METADATA]
         if pair is None and text is None:
             if not 1 <= len(prose) <= 2:
@@ -440,13 +381,13 @@ def _find_pairs(
             return {"source": nested[0], "target": nested[1]}, set()
     numbers = all(p.is_numeric for p in profiles)
     if len(profiles) == 2 and not numbers and (requested or not table.header):
-        both = [p.name for p in profiles]
+        candidates = [p.name for p in profiles]
     else:
-        both = [p.name for p in profiles if p.is_prose and p.name.lower() not in METADATA]
-    both = [name for name in both if name not in named.values()]
-    if len(both) + len(named) != 2:
+        candidates = [p.name for p in profiles if p.is_prose and p.name.lower() not in METADATA]
+    candidates = [name for name in candidates if name not in named.values()]
+    if len(candidates) + len(named) != 2:
         return None
-    inferred_columns = iter(both)
+    inferred_columns = iter(candidates)
     roles = {role: named.get(role) or next(inferred_columns) for role in ("source", "target")}
     return roles, set(roles) - set(named) if table.header else set()
 
@@ -486,8 +427,8 @@ def _find_text(
 def _find_series(
     table: Table, named: dict[str, str], profiles: list[Profile], requested: bool
 ) -> Columns:
-    others = [p for p in profiles if p.numbers < MIN_NUMERIC_FRACTION]
-    dates_or_groups = all(p.letters < 0.2 or p.is_label or p.distinct < 2 for p in others)
+    others = [p for p in profiles if p.numeric_fraction < MIN_NUMERIC_FRACTION]
+    dates_or_groups = all(p.letter_fraction < 0.2 or p.is_label or p.distinct < 2 for p in others)
     is_series = len(others) < len(profiles) and (requested or dates_or_groups)
     return ({}, set()) if is_series else None
 
@@ -502,8 +443,8 @@ def _find_spans(
         "starts": ["answers.answer_start", "answer_start"],
         "id": ["id"],
     }
-    found = {role: _by_name(profiles, known) for role, known in names.items()}
-    columns = {role: name for role, name in found.items() if name is not None}
+    matches = {role: _by_name(profiles, known) for role, known in names.items()}
+    columns = {role: name for role, name in matches.items() if name is not None}
     if not {"question", "context", "answers"} <= set(columns):
         return None
     answers = next(p for p in profiles if p.name == columns["answers"])
@@ -515,24 +456,45 @@ def _find_spans(
     return columns, set()
 
 
+def image_column(table: Table, profiles: Sequence[Profile]) -> str | None:
+    """The column of image files: one with a common name, or else the only one that holds them."""
+    images = {p.name: _image_fraction(table, p.name) for p in profiles}
+    name = _by_name([p for p in profiles if images[p.name] > 0.5], IMAGE_COLUMNS)
+    columns = [column for column, fraction in images.items() if fraction == 1]
+    return columns[0] if name is None and len(columns) == 1 else name
+
+
+def _image_fraction(table: Table, name: str) -> float:
+    """The fraction of the first cells of a column that are names of image files."""
+    index = table.column(name)
+    cells = [str(row[index]).lower() for _, row in islice(table.rows(), 20) if row[index]]
+    return sum(cell.endswith(IMAGE_SUFFIXES) for cell in cells) / max(1, len(cells))
+
+
 def _find_captions(
     table: Table, named: dict[str, str], profiles: list[Profile], requested: bool
 ) -> Columns:
-    texts = [profile for profile in profiles if not profile.is_numeric]
-    columns = {
-        "source": named.get("source") or _by_name(texts, IMAGE_COLUMNS),
-        "target": named.get("target") or _by_name(texts, CAPTION_COLUMNS),
-        "group": _by_name(profiles, ["group"]),
-    }
-    if columns["source"] is None or columns["target"] is None:
+    """A column of image files, and one of captions: by name, or the only one of prose."""
+    source = named.get("source") or image_column(table, profiles)
+    if source is None or _image_fraction(table, source) <= 0.5:
         return None
-    index = table.column(columns["source"])
-    cells = [str(row[index]).lower() for _, row in islice(table.rows(), 20) if row[index]]
-    if not cells or not all(cell.endswith(IMAGE_SUFFIXES) for cell in cells):
-        return None
-    return {role: name for role, name in columns.items() if name is not None}, set()
+    others = [p for p in profiles if p.name != source and not p.is_numeric]
+    target = named.get("target") or _by_name(others, CAPTION_COLUMNS)
+    inferred = set()
+    if "source" not in named and source.lower() not in IMAGE_COLUMNS:
+        inferred.add("source")
+    if target is None:
+        prose = [p.name for p in others if p.is_prose and p.name.lower() not in METADATA]
+        if len(prose) != 1:
+            return None
+        target = prose[0]
+        inferred.add("target")
+    columns = {"source": source, "target": target, "group": _by_name(profiles, ["group"])}
+    return {role: name for role, name in columns.items() if name is not None}, inferred
 
 
+# By kind of data: find the columns, given the table, the columns that the user has named, the
+# profiles of all columns, and whether the task learns from this kind.
 _FINDERS = {
     "captions": _find_captions,
     "spans": _find_spans,

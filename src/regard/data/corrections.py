@@ -13,7 +13,10 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def sentences(data: Text, shortest: int, longest: int) -> Iterator[str]:
-    """The distinct English sentences of a text without digits and symbols, lines joined."""
+    """Yield the distinct English sentences of a text that have no digits and no symbols.
+
+    Line breaks within a sentence become spaces. A sentence has `shortest` to `longest` characters.
+    """
     seen = set()
     for chunk, _ in data.chunks():
         for paragraph in re.split(r"\n\s*\n", chunk):
@@ -27,8 +30,8 @@ def sentences(data: Text, shortest: int, longest: int) -> Iterator[str]:
 def corrupt(sentence: str, errors: float, random: Random) -> str:
     """A sentence with spelling mistakes, and often without capital letters or punctuation.
 
-    A word of four letters or more has a spelling mistake with the probability `errors`; capital
-    letters and punctuation are lost in half of the sentences each.
+    A word of four letters or more has a spelling mistake with the probability `errors`. Half of the
+    sentences lose their capital letters and half, independently, their punctuation.
     """
     corrupted = _WORD.sub(
         lambda match: _misspell(match[0], random) if random.random() < errors else match[0],

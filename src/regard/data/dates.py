@@ -1,4 +1,4 @@
-"""Dates of the rows of a series: which columns hold them, their order, their step."""
+"""Dates of the rows of a series: their columns, their order and their step."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -32,11 +32,14 @@ class Dates:
 
     columns: tuple[str, ...]  # the columns that they were read from
     values: NDArray[np.datetime64]  # (time), to the second
-    lines: tuple[int, ...]  # of the rows in their file
+    lines: tuple[int, ...]  # line number of each row in the file
 
     @property
     def step(self) -> int | None:
-        """The most frequent difference of two rows, in seconds; None for months and single rows."""
+        """The most frequent difference between consecutive rows, in seconds.
+
+        None if the step is in months, or if there is one row only.
+        """
         if len(self.values) < 2 or self.months:
             return None
         steps, counts = np.unique(self._differences, return_counts=True)
@@ -44,7 +47,7 @@ class Dates:
 
     @property
     def months(self) -> int | None:
-        """The step in months if it is 1, 3 or 12.
+        """The step in months if it is 1, 3 or 12, else None.
 
         A fixed step such as four weeks is not a month unless the day of the month stays the same.
         """
@@ -52,21 +55,24 @@ class Dates:
         step = int(steps[counts.argmax()]) if len(steps) else 0
         if step not in MONTHS or steps[0] < 1 or (steps % step).any():
             return None
-        same_day = (self._in_month(self.values.astype("datetime64[M]")) == self.values).all()
+        same_day = (self._dates_in(self.values.astype("datetime64[M]")) == self.values).all()
         differences = self._differences
-        one_each = len(steps) == 1 and differences.min() >= step * SHORTEST_MONTH
+        regular = len(steps) == 1 and differences.min() >= step * SHORTEST_MONTH
         fixed = len(set(differences.tolist())) == 1
-        return step if same_day or (one_each and not fixed) else None
+        return step if same_day or (regular and not fixed) else None
 
-    def _in_month(self, months: NDArray[np.datetime64]) -> NDArray[np.datetime64]:
-        """The day of the rows in these months, or the last of the month if that is earlier."""
+    def _dates_in(self, months: NDArray[np.datetime64]) -> NDArray[np.datetime64]:
+        """A date in each of these months, on the day of the month that the rows have.
+
+        In a shorter month, it is the last day.
+        """
         starts = self.values.astype("datetime64[M]")
         days = self.values.astype("datetime64[D]")
         at_ends = ((days + 1).astype("datetime64[M]") != starts).all()
         offset = (days - starts.astype("datetime64[D]")).max()  # 0 for the first of the month
         ends = (months + 1).astype("datetime64[D]") - 1
-        placed = ends if at_ends else np.minimum(months.astype("datetime64[D]") + offset, ends)
-        return placed.astype("datetime64[s]") + (self.values[-1] - days[-1])
+        dates = ends if at_ends else np.minimum(months.astype("datetime64[D]") + offset, ends)
+        return dates.astype("datetime64[s]") + (self.values[-1] - days[-1])
 
     @property
     def _differences(self) -> NDArray[np.int64]:
@@ -78,7 +84,7 @@ class Dates:
 
     @property
     def seasonal_period(self) -> int | None:
-        """Rows of a day, a week or a year, whichever is the first longer than the step."""
+        """Number of rows in a day, a week or a year: the shortest of these longer than the step."""
         step, months = self.step, self.months
         if months:
             return {1: 12, 3: 4}.get(months)
@@ -91,38 +97,38 @@ class Dates:
     @property
     def note(self) -> str:
         """The range and the step, and gaps, for a description."""
-        first, last = self._text(self.values[[0, -1]])
-        named = f"{', '.join(self.columns)}: {first} to {last}"
+        first, last = self._format(self.values[[0, -1]])
+        span = f"{', '.join(self.columns)}: {first} to {last}"
         step, months = self.step, self.months
         if months:
-            every = f"one row per {MONTHS[months]}"
+            frequency = f"one row per {MONTHS[months]}"
             gaps = np.flatnonzero(self._month_differences != months)
         elif step is not None:
-            every = f"one row every {STEPS.get(step) or f'{step:,} seconds'}"
+            frequency = f"one row every {STEPS.get(step) or f'{step:,} seconds'}"
             gaps = np.flatnonzero(self._differences != step)
         else:
-            return f"; {named}"
+            return f"; {span}"
         if not len(gaps):
-            return f"; {named}, {every}"
-        count, where = len(gaps), self.lines[gaps[0]]
+            return f"; {span}, {frequency}"
+        count, line = len(gaps), self.lines[gaps[0]]
         return (
-            f"; {named}, {every} with {count:,} gap{'s' * (count > 1)}, the first after line "
-            f"{where:,}: rows are read as if there were none"
+            f"; {span}, {frequency} with {count:,} gap{'s' * (count > 1)}, the first after line "
+            f"{line:,}; gaps are ignored"
         )
 
     def after(self, steps: int) -> list[str]:
-        """The dates of the next rows, if rows have a fixed step."""
+        """The dates of the next rows; an empty list if the step is not known."""
         last, step, months = self.values[-1], self.step, self.months
         dates: Iterable[np.datetime64]
         if months:
-            dates = self._in_month(last.astype("datetime64[M]") + months * np.arange(1, steps + 1))
+            dates = self._dates_in(last.astype("datetime64[M]") + months * np.arange(1, steps + 1))
         elif step is not None:
             dates = [last + np.timedelta64(step * n, "s") for n in range(1, steps + 1)]
         else:
             return []
-        return self._text(dates)
+        return self._format(dates)
 
-    def _text(self, dates: Iterable[np.datetime64]) -> list[str]:
+    def _format(self, dates: Iterable[np.datetime64]) -> list[str]:
         """Dates in ISO format; without the time where all rows are at midnight."""
         whole_days = not (self.values.astype(np.int64) % DAY).any()
         return [str(date)[: 10 if whole_days else 19].replace("T", " ") for date in dates]
@@ -131,9 +137,9 @@ class Dates:
 def read_dates(table: Table, rows: Sequence[Row]) -> tuple[Dates | None, set[int]]:
     """The dates of the rows of a table, and the columns that hold them.
 
-    A column of dates (ISO, or 31.12.2016), or three of day, month and year: by their names, or the
-    first three columns of a table without a header if they are increasing dates. Raises `DataError`
-    for a cell that is not a date, and for dates that do not increase.
+    Dates are in one column (ISO, or 31.12.2016), or in three: the columns called day, month and
+    year, or the first three of a table without a header if these are increasing dates. Raises
+    `DataError` for a cell that is not a date, and for dates that do not increase.
     """
     first = rows[0][1]
     columns = [index for index, cell in enumerate(first) if _date(cell) is not None]
@@ -143,18 +149,18 @@ def read_dates(table: Table, rows: Sequence[Row]) -> tuple[Dates | None, set[int
         def parse_cell(row: Sequence[Any]) -> datetime | None:
             return _date(row[column])
 
-        return _read_checked(table, rows, (column,), parse_cell), {column}
-    three = _three_columns(table, rows)
-    if three is None:
+        return _parse_rows(table, rows, (column,), parse_cell), {column}
+    day_month_year = _day_month_year(table, rows)
+    if day_month_year is None:
         return None, set()
 
     def parse_parts(row: Sequence[Any]) -> datetime | None:
-        return _from_parts(*(row[index] for index in three))
+        return _from_parts(*(row[index] for index in day_month_year))
 
-    return _read_checked(table, rows, three, parse_parts), {*three}
+    return _parse_rows(table, rows, day_month_year, parse_parts), {*day_month_year}
 
 
-def _three_columns(table: Table, rows: Sequence[Row]) -> tuple[int, int, int] | None:
+def _day_month_year(table: Table, rows: Sequence[Row]) -> tuple[int, int, int] | None:
     """The columns of day, month and year."""
     lower = [name.lower() for name in table.columns]
     for names in DAY_MONTH_YEAR:
@@ -171,7 +177,7 @@ def _three_columns(table: Table, rows: Sequence[Row]) -> tuple[int, int, int] | 
     return None
 
 
-def _read_checked(table: Table, rows: Sequence[Row], columns: tuple[int, ...], parse: Any) -> Dates:
+def _parse_rows(table: Table, rows: Sequence[Row], columns: tuple[int, ...], parse: Any) -> Dates:
     names = tuple(table.columns[index] for index in columns)
     dates: list[datetime] = []
     for number, row in rows:
@@ -184,9 +190,9 @@ def _read_checked(table: Table, rows: Sequence[Row], columns: tuple[int, ...], p
             )
         if dates and date <= dates[-1]:
             before = table.location(rows[len(dates) - 1][0])
-            rule = "has the same date as" if date == dates[-1] else "is earlier than"
+            problem = "has the same date as" if date == dates[-1] else "is earlier than"
             raise DataError(
-                f"{table.location(number)}: {cells} {rule} {before};\n"
+                f"{table.location(number)}: {cells} {problem} {before};\n"
                 "a series has one row for each date, in their order: sort the rows, and remove "
                 "repeated ones"
             )

@@ -1,4 +1,4 @@
-"""Delimited text: comma-, tab-, semicolon- and bar-separated files."""
+"""Delimited text: comma-, tab-, semicolon- and pipe-separated files."""
 
 import csv
 import io
@@ -16,78 +16,117 @@ from regard.data.tables import (
     SAMPLE_ROWS,
     Row,
     Table,
-    has_comma,
     has_decimal_commas,
+    has_decimal_point,
     is_number,
+    is_number_with_comma,
+    replace_decimal_commas,
 )
 from regard.data.text_files import Scan, open_bytes, preview, read_lines, scan, stem, suffix
 from regard.errors import DataError
 
-DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
 _HEADER_NAME = re.compile(r"(?=.*[^\W\d_]).{1,40}$")  # a letter and no more than 40 characters
 _PLAIN_NAME = re.compile(r"[^\W\d][\w .()%/:-]*$")  # a name, not a sentence
 _MAX_CELL = 1 << 30  # csv's own limit is 131,072 characters
 
 
-def from_delimited(path: Path) -> Table:
-    """The table in a file of delimited text; the delimiter and the header are inferred."""
+def from_delimited(path: Path, training: Table | None = None) -> Table:
+    """The table in a file of delimited text; the delimiter and the header are inferred.
+
+    For validation data, the table of the `training` data decides which of its columns have decimal
+    commas; in other columns they are inferred.
+    """
     scanned = scan(path)
     delimiter = _delimiter(path)
     quoted = _is_quoted(path, scanned, delimiter)
 
-    def numbered() -> Iterator[tuple[int, list[str]]]:
+    def numbered_rows() -> Iterator[tuple[int, list[str]]]:
         if quoted:
             return _quoted_rows(path, delimiter)
         return _plain_rows(path, scanned, delimiter)
 
-    sample = [row for _, row in islice(numbered(), SAMPLE_ROWS) if any(row)]
-    if not sample:
+    numbered_sample = [
+        (number, row) for number, row in islice(numbered_rows(), SAMPLE_ROWS) if any(row)
+    ]
+    if not numbered_sample:
         raise DataError(f"{path} has no cell with a value in its first {SAMPLE_ROWS} lines")
+    sample = [row for _, row in numbered_sample]
     width = len(sample[0])
     header = _is_header(sample[0], sample[1:])
     columns = tuple(
         (sample[0][index].strip() if header else "") or str(index + 1) for index in range(width)
     )
     if len(set(columns)) < width:
-        twice = next(name for name in columns if columns.count(name) > 1)
-        raise DataError(f"{path} has two columns named {twice!r}; rename one of them")
-    word = DELIMITERS[delimiter]
-    body = [row for row in sample[header:] if len(row) == width]
+        duplicate = next(name for name in columns if columns.count(name) > 1)
+        raise DataError(f"{path} has two columns named {duplicate!r}; rename one of them")
+    delimiter_name = DELIMITERS[delimiter]
+    body = [(number, row) for number, row in numbered_sample[header:] if len(row) == width]
     semicolons = delimiter == ";"  # used where the comma is decimal
-    decimal = [
-        index
-        for index in range(width)
-        if has_decimal_commas([row[index] for row in body], three_digits=semicolons)
+    decimal_commas = [
+        name
+        for index, name in enumerate(columns)
+        if _has_decimal_commas(
+            path, name, [(n, row[index]) for n, row in body], semicolons, training
+        )
     ]
 
     def rows() -> Iterator[Row]:
         skip = header
-        for number, row in numbered():
+        for number, row in numbered_rows():
             if skip and any(row):
                 skip = False
                 continue
             if row and len(row) != width:
-                hint = f"a cell that contains a {word} needs double quotes"
+                hint = (
+                    f"a cell that contains a {delimiter_name} needs double quotes"
+                    if len(row) > width
+                    else f"each line needs {width} cells, with a {delimiter_name} between them; "
+                    "a cell may be empty"
+                )
                 raise DataError(
-                    f"{path}, line {number} has {len(row)} columns, the first line {width}: "
+                    f"{path}, line {number} has {len(row)} column{'s' * (len(row) != 1)}, "
+                    f"the first line {width}: "
                     f"{preview(delimiter.join(row))}\n{hint}"
                 )
-            for index in decimal if row else ():
-                if DECIMAL_COMMA.match(row[index]):  # other cells stay, and are refused
-                    row[index] = row[index].replace(".", "").replace(",", ".")
             yield number, tuple(row) if row else ("",) * width  # an empty line
 
-    commas = tuple(columns[index] for index in decimal)
-    return Table(
+    table = Table(
         name=stem(path),
         path=str(path),
-        format=f"{word}-separated" + (f", decimal commas in {', '.join(commas)}" if commas else ""),
+        format=f"{delimiter_name}-separated",
         columns=columns,
         rows=rows,
         digest=scanned.digest,
         header=header,
-        decimal_commas=commas,
+        header_location=f"{path}, line {numbered_sample[0][0]}" if header else "",
     )
+    return replace_decimal_commas(table, decimal_commas)
+
+
+def _has_decimal_commas(
+    path: Path,
+    column: str,
+    cells: Sequence[tuple[int, str]],
+    semicolons: bool,
+    training: Table | None,
+) -> bool:
+    """Whether a column has decimal commas, by its cells (with line numbers) or the training data.
+
+    Raises `DataError` for a decimal point where the training data has decimal commas.
+    """
+    if training is None or column not in training.columns:
+        return has_decimal_commas([cell for _, cell in cells], three_digits=semicolons)
+    if column not in training.decimal_commas:
+        return False
+    for number, cell in cells:
+        if has_decimal_point(cell):
+            raise DataError(
+                f"{path}, line {number}: {column} is {cell!r}, with a decimal point, and has "
+                f"decimal commas in the training data, {training.path};\n"
+                "write the numbers of both files alike"
+            )
+    return True
 
 
 def _delimiter(path: Path) -> str:
@@ -117,23 +156,23 @@ def _commas_are_decimal(path: Path) -> bool:
 def _is_quoted(path: Path, scanned: Scan, delimiter: str) -> bool:
     """Whether double quotes enclose cells (Excel, RFC 4180) or are characters of the text.
 
-    They enclose cells if, read that way, all rows have the same number of columns. If lines split
-    at every delimiter have it too, a quoted cell may not contain a line end.
+    They enclose cells if all rows then have the same number of columns. If lines that are split at
+    every delimiter also do, quoted cells must not contain a newline.
     """
     opening = re.compile(rf'(^|{re.escape(delimiter)})"')
     if not any(opening.search(line) for line in read_lines(path, scanned)):
         return False
     counts = (line.count(delimiter) for line in read_lines(path, scanned) if line)
-    same_in_lines = len(set(counts)) == 1
+    lines_have_same_count = len(set(counts)) == 1
     with suppress(csv.Error):
-        widths, line_ends = set(), False
+        widths, has_newlines = set(), False
         for _, row in _quoted_rows(path, delimiter):
             if row:
                 widths.add(len(row))
-                line_ends = line_ends or any("\n" in cell for cell in row)
+                has_newlines = has_newlines or any("\n" in cell for cell in row)
         if len(widths) == 1:
-            return not (same_in_lines and line_ends)
-    return not same_in_lines
+            return not (lines_have_same_count and has_newlines)
+    return not lines_have_same_count
 
 
 def _quoted_rows(
@@ -164,9 +203,9 @@ def _plain_rows(path: Path, scanned: Scan, delimiter: str) -> Iterator[tuple[int
 def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Whether the first row names the columns.
 
-    It does if its cells are short, distinct and not numeric, and if the rows below look different:
-    a column of numbers, of image files, or of a few values that its name is not among, or (all
-    columns) several words below single ones.
+    Its cells must be short, distinct and not numeric, and differ from the rows below in one of
+    these: a column holds numbers, or image files, or few values, none of which is the cell of the
+    first row; or all columns hold several words, and the cells of the first row one each.
     """
     names = [cell.strip() for cell in first]
     filled = [name for name in names if name]
@@ -179,12 +218,13 @@ def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     several_words = []
     for name, cells in zip(names, columns, strict=True):
         values = set(cells)
-        numbers = [is_number(cell) or has_comma(cell) for cell in cells if cell.strip()]
+        numbers = [is_number(cell) or is_number_with_comma(cell) for cell in cells if cell.strip()]
         if numbers and sum(numbers) >= MIN_NUMERIC_FRACTION * len(numbers):
             return True
         if cells and len(values) * 4 <= len(cells) and name not in values:
             return True
-        if cells and all(cell.lower().endswith(IMAGE_SUFFIXES) for cell in cells):
+        files = [cell.lower() for cell in cells if cell.strip()]
+        if 2 * sum(file.endswith(IMAGE_SUFFIXES) for file in files) > len(files):
             return not name.lower().endswith(IMAGE_SUFFIXES)
         words = sum(len(cell.split()) for cell in cells)
         plain = len(name.split()) == 1 and _PLAIN_NAME.match(name) is not None

@@ -1,25 +1,30 @@
 """Dialogues for instruction tuning: JSONL of messages, or of prompts and responses."""
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+from regard.data.columns import Roles
+from regard.data.digest import json_digest
+from regard.data.tables import LABEL
 from regard.data.text_files import preview, read_lines, scan, stem
-from regard.data.validation_split import hash_threshold, row_hash
+from regard.data.validation_split import describe_overlap, split_by_hash
 from regard.errors import DataError
 from regard.files.untrusted import parse_json, quote
+from regard.text.chat_template import Message
 
-Message = tuple[str, str]  # role and content
 ROLES = {"system": "system", "developer": "system", "user": "user", "human": "user"}
 ROLES |= {"assistant": "assistant", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 MESSAGE_KEYS = ("messages", "conversations", "conversation", "dialogue")
-PROMPT_KEYS = ("prompt", "instruction", "question")
+PROMPT_NAMES = ("prompt", "instruction")  # by which dialogues are detected
+PROMPT_KEYS = (*PROMPT_NAMES, "question")
 RESPONSE_KEYS = ("answer", "response", "completion", "output")
-FORM = '{"messages": [{"role": "user", "content": …}, …]} or {"prompt": …, "response": …}'
+LABEL_NAMES = {*LABEL} - {"category", "topic"}  # instruction data may have these two
+KEYS = {*MESSAGE_KEYS, *PROMPT_KEYS, *RESPONSE_KEYS, "input", "system"}
+FORMAT = '{"messages": [{"role": "user", "content": …}, …]} or {"prompt": …, "response": …}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +41,12 @@ class Dialogues:
 
     def split(self, fraction: float, seed: int) -> tuple["Dialogues", "Dialogues"]:
         """Training dialogues, and about a `fraction` for validation, by a hash of their prompts."""
-        hashes = [row_hash(seed, json.dumps(row[:-1])) for row in self.rows]
-        threshold = hash_threshold(
-            hashes,
-            fraction,
+        prompts = [json.dumps(row[:-1]) for row in self.rows]
+        message = (
             f"{self.name}: all {len(self)} dialogues have the same prompt, so they cannot be "
-            "split;\ngive more, or a separate validation file",
+            "split;\ngive more dialogues, or a separate validation file"
         )
-        pairs = list(zip(self.rows, hashes, strict=True))
-        train = [row for row, value in pairs if value >= threshold]
-        validation = [row for row, value in pairs if value < threshold]
-        described = f"{self.description}; {len(train):,} for training"
-        counts = f"{len(validation):,} of the {len(self):,} dialogues"
-        return (
-            replace(self, rows=train, description=described),
-            replace(self, rows=validation, description=counts),
-        )
+        return split_by_hash(self, "dialogues", prompts, fraction, seed, message)
 
     def first_rows(self, count: int) -> list[str]:
         """The first dialogues, for a preview."""
@@ -62,42 +57,63 @@ class Dialogues:
 
     def note_overlap(self, train: "Dialogues") -> "Dialogues":
         """These validation dialogues; the description says how many are in the training data."""
-        known = set(train.rows)
-        count = sum(row in known for row in self.rows)
-        if not count:
-            return self
-        note = f"overlap: {count:,} of the {len(self):,} dialogues are in the training data"
-        return replace(self, description=f"{self.description}; {note}")
+        train_rows = set(train.rows)
+        count = sum(row in train_rows for row in self.rows)
+        return describe_overlap(self, count, len(self), "dialogues")
 
     def fingerprint(self) -> str:
         """A sha256 of the content."""
-        return hashlib.sha256(json.dumps(list(self.rows)).encode()).hexdigest()
+        return json_digest(*self.rows)
 
 
 def is_dialogues(path: Path) -> bool:
+    """Whether the first line of a file is an object with messages, or a prompt and a response.
+
+    With a label beside them, prompt and response are texts to classify or to prefer, not to learn.
+    """
+    first = _first_object(path)
+    if not LABEL_NAMES.isdisjoint(first) and not has_messages(path):
+        return False
+    named = [[first.get(key) for key in keys] for keys in (PROMPT_NAMES, RESPONSE_KEYS)]
+    return has_messages(path) or all(any(isinstance(v, str) for v in values) for values in named)
+
+
+def has_messages(path: Path) -> bool:
     """Whether the first line of a file is an object with a list of messages."""
+    first = _first_object(path)
+    return any(isinstance(first.get(key), list) for key in MESSAGE_KEYS)
+
+
+def _first_object(path: Path) -> Mapping[str, Any]:
+    """The object on the first line of a file; empty if there is none."""
     try:
         first = parse_json(next(iter(_lines(path)), (0, ""))[1])
     except (DataError, ValueError, OSError):
-        return False
-    return isinstance(first, dict) and any(isinstance(first.get(key), list) for key in MESSAGE_KEYS)
+        return {}
+    return first if isinstance(first, dict) else {}
 
 
 def from_jsonl(path: Path) -> Dialogues:
-    """Read a dialogue from each line; an error names the line."""
+    """Read a dialogue from each line; an error names the line.
+
+    The description names the keys that are not part of a dialogue.
+    """
     rows: list[tuple[Message, ...]] = []
+    keys: dict[str, None] = {}
     for number, line in _lines(path):
-        location = f"{path}:{number}"
+        location = f"{path}, line {number}"
         try:
             value = parse_json(line)
         except ValueError as error:
             raise DataError(f"{location} is not JSON: {error}") from None
         rows.append(_messages(location, value))
+        keys |= dict.fromkeys(value)
     if not rows:
-        raise DataError(f"{path} has no dialogues; each line is {FORM}")
+        raise DataError(f"{path} has no dialogues; each line is {FORMAT}")
     responses = sum(role == "assistant" for row in rows for role, _ in row)
-    described = f"dialogues, {len(rows):,} lines of JSONL, {responses:,} responses"
-    return Dialogues(stem(path), described, rows)
+    description = f"dialogues, {len(rows):,} lines of JSONL, {responses:,} responses"
+    roles = Roles("dialogues", {}, unused=tuple(key for key in keys if key not in KEYS))
+    return Dialogues(stem(path), description + roles.note, rows)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -108,9 +124,12 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def _messages(location: str, value: Any) -> tuple[Message, ...]:
     if not isinstance(value, Mapping):
-        raise DataError(f"{location}: a dialogue is an object, {FORM}, not {quote(value)}")
-    listed = next((value[key] for key in MESSAGE_KEYS if key in value), None)
-    messages = _pair(location, value) if listed is None else _list(location, listed)
+        raise DataError(f"{location}: a dialogue is an object, {FORMAT}, not {quote(value)}")
+    items = next((value[key] for key in MESSAGE_KEYS if key in value), None)
+    if items is None:
+        messages = _from_prompt_and_response(location, value)
+    else:
+        messages = _from_messages(location, items)
     if not any(role == "assistant" for role, _ in messages):
         raise DataError(
             f"{location}: the dialogue has no response, a message of the role assistant"
@@ -118,11 +137,11 @@ def _messages(location: str, value: Any) -> tuple[Message, ...]:
     return messages
 
 
-def _list(location: str, listed: Any) -> tuple[Message, ...]:
-    if not isinstance(listed, list) or not listed:
+def _from_messages(location: str, items: Any) -> tuple[Message, ...]:
+    if not isinstance(items, list) or not items:
         raise DataError(f"{location}: messages is a list of objects with role and content")
     messages = []
-    for item in listed:
+    for item in items:
         if not isinstance(item, Mapping):
             raise DataError(f"{location}: a message has a role and a content, not {quote(item)}")
         role, content = item.get("role", item.get("from")), item.get("content", item.get("value"))
@@ -136,18 +155,20 @@ def _list(location: str, listed: Any) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def _pair(location: str, value: Mapping[str, Any]) -> tuple[Message, ...]:
+def _from_prompt_and_response(location: str, value: Mapping[str, Any]) -> tuple[Message, ...]:
     prompt = next((value[key] for key in PROMPT_KEYS if key in value), None)
     response = next((value[key] for key in RESPONSE_KEYS if key in value), None)
     for name, text in (("prompt", prompt), ("response", response)):
         if not isinstance(text, str) or not text.strip():
             raise DataError(
-                f"{location}: no {name}; a line is {FORM}, and this one has {', '.join(value)}"
+                f"{location}: no {name}; a line is {FORMAT}, and this one has {', '.join(value)}"
             )
-    more = value.get("input")
+    input_text = value.get("input")
     assert isinstance(prompt, str)
     assert isinstance(response, str)
-    prompt = f"{prompt}\n{more}" if isinstance(more, str) and more.strip() else prompt
+    if isinstance(input_text, str) and input_text.strip():
+        prompt = f"{prompt}\n{input_text}"
     system = value.get("system")
-    first = (("system", system),) if isinstance(system, str) and system.strip() else ()
-    return (*first, ("user", prompt), ("assistant", response))
+    if isinstance(system, str) and system.strip():
+        return ("system", system), ("user", prompt), ("assistant", response)
+    return ("user", prompt), ("assistant", response)

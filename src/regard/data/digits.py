@@ -1,11 +1,11 @@
-"""Digits as the strokes of a pen."""
+"""Digits as pen strokes."""
 
 from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 
-WIDTH, GAP = 4.0, 1.6  # of a digit and of the space between two; it is six units high
+WIDTH, GAP = 4.0, 1.6  # widths of a digit and of the gap between two; a digit is 6 high
 NOISE = 0.07
 # the strokes of each digit, x to the right and y down
 DIGITS: dict[str, list[list[tuple[float, float]]]] = {

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import json
 import os
 import re
 import struct
@@ -19,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from regard.data.digest import json_digest
 from regard.data.labels import class_ids
 from regard.data.npz_files import array_names, read_arrays
 from regard.data.tables import IMAGE_SUFFIXES
@@ -28,7 +28,7 @@ from regard.errors import DataError
 
 Pixels = NDArray[np.uint8]  # (images, channels, height, width), from 0 to 255
 Size = int | tuple[int, int]  # of a square, or height and width
-IDX = re.compile(r"(?P<split>.*)-images[-.]idx3-ubyte(?P<zipped>\.gz)?")
+IDX = re.compile(r"(?P<split>.*)-images[-.]idx3-ubyte(\.gz)?")
 NPZ_TRAIN = (
     *(("x", "y"), ("x_train", "y_train")),
     *(("images", "labels"), ("train_images", "train_labels")),
@@ -48,11 +48,11 @@ class Images:
     labels: NDArray[np.int64] = field(repr=False)
     class_names: tuple[str, ...] = field(repr=False)
     channels: int
-    side: int  # the most frequent height or width, whichever is less
+    side: int  # the smaller side of the most frequent size
     square: bool  # whether all images are side × side
     read: Callable[[NDArray[np.int64], Size], Pixels] = field(repr=False)
     digest: str = field(repr=False)
-    test: "Images | None" = field(default=None, repr=False)  # the data set's test split
+    test: "Images | None" = field(default=None, repr=False)  # the dataset's test split
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,8 +72,8 @@ class Images:
             self,
             description=description,
             labels=self.labels[rows],
-            read=lambda chosen, size: self.read(rows[chosen], size),
-            digest=_digest(self.digest, rows.tolist()),
+            read=lambda indices, size: self.read(rows[indices], size),
+            digest=json_digest(self.digest, rows.tolist()),
             test=None,
         )
 
@@ -91,7 +91,7 @@ class Images:
 
     def fingerprint(self) -> str:
         """A sha256 of the content."""
-        return _digest(
+        return json_digest(
             self.digest, self.class_names, hashlib.sha256(self.labels.tobytes()).hexdigest()
         )
 
@@ -120,11 +120,11 @@ def channel_statistics(
 
 def resize(pixels: Pixels, size: Size) -> Pixels:
     """Resize images, by antialiased bilinear interpolation."""
-    sides = _height_and_width(size)
-    if pixels.shape[2:] == sides:
+    shape = _height_and_width(size)
+    if pixels.shape[2:] == shape:
         return pixels
     images = torch.from_numpy(pixels).float()
-    scaled = F.interpolate(images, sides, mode="bilinear", antialias=True)
+    scaled = F.interpolate(images, shape, mode="bilinear", antialias=True)
     return scaled.round().clamp(0, 255).byte().numpy()
 
 
@@ -189,7 +189,8 @@ def from_npz(path: Path) -> Images:
     train, test = (_first_pair(arrays, names) for names in (NPZ_TRAIN, NPZ_TEST))
     if train is None:
         raise DataError(
-            f"{path} needs arrays {' or '.join(f'{x!r} and {y!r}' for x, y in NPZ_TRAIN)}; "
+            f"{path} needs arrays {' or '.join(f'{x!r} and {y!r}' for x, y in NPZ_TRAIN)} of "
+            f"images, or 'xyp' and 'off' of strokes; "
             f"it has: {', '.join(array_names(path)) or 'nothing'}"
         )
     images = from_arrays(stem(path), *train, str(path))
@@ -290,7 +291,7 @@ def _read_class_folders(folder: Path) -> Images:
     classes = class_folders(folder)
     paths = [path for files in classes.values() for path in files]
     labels = [id for id, files in enumerate(classes.values()) for _ in files]
-    files = survey_files(paths, [str(path.relative_to(folder)) for path in paths])
+    files = inspect_files(paths, [str(path.relative_to(folder)) for path in paths])
 
     def read(rows: NDArray[np.int64], size: Size) -> Pixels:
         return np.stack([file_pixels(paths[row], size, files.channels) for row in rows])
@@ -310,19 +311,22 @@ def _read_class_folders(folder: Path) -> Images:
 
 @dataclass(frozen=True, slots=True)
 class ImageFiles:
-    """What several image files have in common."""
+    """Properties of a set of image files."""
 
     sizes: str  # for a description
     channels: int
-    side: int  # the most frequent height or width, whichever is less
+    side: int  # the smaller side of the most frequent size
     square: bool  # whether all images are side × side
     digest: str
 
 
-def survey_files(
+def inspect_files(
     paths: Sequence[Path], names: Sequence[str], locations: Sequence[str] | None = None
 ) -> ImageFiles:
-    """Open every image file once, without decoding its pixels; errors name the `locations`."""
+    """Read every image file once, without decoding pixels, and return their common properties.
+
+    An error names the location of the file in `locations`, if given.
+    """
     digest, sizes, colours = hashlib.sha256(), Counter[tuple[int, int]](), Counter[bool]()
     for index, (path, name) in enumerate(zip(paths, names, strict=True)):
         try:
@@ -346,17 +350,12 @@ def survey_files(
     )
 
 
-def image_pixels(path: Path, size: Size, channels: int) -> Pixels:
-    """The pixels of one image file, (1, channels, height, width)."""
-    return file_pixels(path, size, channels)[None]
-
-
 def _height_and_width(size: Size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
 def file_pixels(path: Path, size: Size, channels: int) -> Pixels:
-    """The pixels of one image file, (channels, height, width)."""
+    """The pixels of an image file, resized to `size`, (channels, height, width)."""
     image = open_image(path, _read_bytes(path))
     try:
         if image.mode.startswith("I"):  # 16-bit grayscale, which `convert` would clip to 8 bits
@@ -414,7 +413,7 @@ def _with_test(images: Images, test: Images | None = None) -> Images:
         )
     test = replace(
         test.with_class_names(images.class_names),
-        description=f"its test split, {len(test):,} images",
+        description=f"the test split of the data, {len(test):,} images",
     )
     return replace(images, test=test)
 
@@ -422,7 +421,3 @@ def _with_test(images: Images, test: Images | None = None) -> Images:
 def _description(count: int, sizes: str, channels: int, classes: int) -> str:
     mode = "RGB" if channels == 3 else "grayscale"
     return f"{count:,} images, {sizes}, {mode}, {classes:,} classes"
-
-
-def _digest(*values: object) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()

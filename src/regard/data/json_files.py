@@ -24,7 +24,7 @@ def from_json_lines(path: Path) -> Table:
             if not isinstance(value, dict):
                 raise DataError(
                     f"{path}, line {number} is not an object: {preview(line)}"
-                    '\na line is one, as in {"text": "…", "label": "…"}'
+                    '\neach line must be an object, as in {"text": "…", "label": "…"}'
                 )
             yield number, flatten(value)
 

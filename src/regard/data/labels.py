@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from regard.data.columns import Roles
 from regard.data.conll import read_conll
-from regard.data.tables import Table
+from regard.data.tables import Table, text_cell
 from regard.data.tag_scheme import check_classes, to_iob2
 from regard.data.text_files import preview, stem
-from regard.data.validation_split import hash_threshold, row_hash
+from regard.data.validation_split import describe_overlap, row_hash, split_by_hash
 from regard.errors import DataError
 
 LabelKind = Literal["labels", "tags", "scores"]
@@ -60,28 +60,12 @@ class LabelledText:
         return [" ".join(parts) for parts, _ in self.rows]
 
     def split(self, fraction: float, seed: int) -> tuple["LabelledText", "LabelledText"]:
-        """Training texts, and about a `fraction` of the texts for validation.
-
-        A text is for validation if hash(seed, text) < fraction · 2^64, so equal texts are on the
-        same side; each side gets at least one.
-        """
-        hashes = [row_hash(seed, text) for text in self.texts()]
-        threshold = hash_threshold(
-            hashes,
-            fraction,
+        """Training texts, and about a `fraction` for validation; equal texts are in one split."""
+        message = (
             f"{self.name}: all {len(self)} texts are the same, so they cannot be split;"
-            "\ngive more texts, or a separate validation file",
+            "\ngive more texts, or a separate validation file"
         )
-        hashed_rows = list(zip(self.rows, hashes, strict=True))
-        train = [row for row, value in hashed_rows if value >= threshold]
-        validation = [row for row, value in hashed_rows if value < threshold]
-        counts = f"{len(validation):,} of the {len(self):,} texts"
-        return (
-            replace(
-                self, rows=train, description=f"{self.description}; {len(train):,} for training"
-            ),
-            replace(self, rows=validation, description=counts),
-        )
+        return split_by_hash(self, "texts", self.texts(), fraction, seed, message)
 
     def lowercase(self) -> "LabelledText":
         """The same texts in lower case."""
@@ -92,10 +76,7 @@ class LabelledText:
         """These validation texts; the description says how many are in the training data."""
         train_hashes = {row_hash(0, text) for text in train.texts()}
         count = sum(row_hash(0, text) in train_hashes for text in self.texts())
-        if not count:
-            return self
-        note = f"overlap: {count:,} of the {len(self):,} texts are in the training data"
-        return replace(self, description=f"{self.description}; {note}")
+        return describe_overlap(self, count, len(self), "texts")
 
     def with_class_names(self, names: Sequence[str]) -> "LabelledText":
         """The same texts; a class is its index in `names`."""
@@ -111,10 +92,10 @@ class LabelledText:
         return digest.hexdigest()
 
 
-def class_ids(data_names: Sequence[str], names: Sequence[str], data_set: str) -> list[int]:
-    """The index in `names` of each class of a data set.
+def class_ids(data_names: Sequence[str], names: Sequence[str], dataset: str) -> list[int]:
+    """The index in `names` of each class of a dataset.
 
-    The data set may also name its classes 0, 1, …, if none of `names` is a number.
+    The dataset may also name its classes 0, 1, …, if none of `names` is a number.
     """
     ids = {name: id for id, name in enumerate(names)}
     if not any(map(str.isdecimal, names)):
@@ -122,7 +103,7 @@ def class_ids(data_names: Sequence[str], names: Sequence[str], data_set: str) ->
     unknown = [name for name in data_names if name not in ids]
     if unknown:
         raise DataError(
-            f"{data_set} has a class {unknown[0]!r} that the model does not know;"
+            f"{dataset} has a class {unknown[0]!r} that the model does not know;"
             f"\nits classes: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
         )
     return [ids[name] for name in data_names]
@@ -158,16 +139,17 @@ def _number_or_minus_1(label: str) -> int:
 def from_table(table: Table, roles: Roles) -> LabelledText:
     """The texts of a table and their labels, or the words of a table and their tags."""
     kind: LabelKind = "labels" if roles.kind == "labels" else "tags"
-    *texts, label = (table.column(name) for name in roles.columns.values())
+    *text_columns, label_column = (table.column(name) for name in roles.columns.values())
 
     def rows() -> Iterator[LocatedRow]:
         for number, row in table.rows():
             location = table.location(number)
             if kind == "tags":
-                yield location, _words(location, row[texts[0]]), _words(location, row[label])
+                words, tags = row[text_columns[0]], row[label_column]
+                yield location, _words(location, words), _words(location, tags)
             else:
-                parts = [read_text(location, row[text]) for text in texts]
-                yield location, parts, [_label(location, row[label])]
+                parts = [text_cell(location, row[column]) for column in text_columns]
+                yield location, parts, [_label(location, row[label_column])]
 
     # The columns of a table with a header need no mention where they have the usual names.
     note = "" if roles.columns == {"text": "text", "label": "label"} else roles.note
@@ -176,20 +158,11 @@ def from_table(table: Table, roles: Roles) -> LabelledText:
     return replace(data, columns=roles.to_save)
 
 
-def read_text(location: str, cell: Any) -> str:
-    """The text of a cell; raises an error with its location for other values."""
-    if cell is not None and not isinstance(cell, str):
-        raise DataError(f"{location}: a text is a string, not {preview(str(cell))}")
-    return cell or ""
-
-
 def _label(location: str, cell: Any) -> str:
     if isinstance(cell, float) and cell.is_integer():
         cell = int(cell)
     if cell is not None and not isinstance(cell, str | int):
-        raise DataError(
-            f"{location}: a label is a string or a whole number, not {preview(str(cell))}"
-        )
+        raise DataError(f"{location}: a label is a string or an integer, not {preview(str(cell))}")
     return "" if cell is None else str(cell)
 
 
@@ -225,18 +198,18 @@ def _from_located_rows(
     """
     labelled: list[tuple[Sequence[str], Sequence[str]]] = []
     locations: list[str] = []
-    skipped, first = 0, ""
+    skipped, first_skipped = 0, ""
     for location, parts, labels in rows:
         empty = [not part.strip() for part in parts]
         if all(empty) or (kind == "labels" and any(empty)):
             skipped += 1
-            first = first or location
+            first_skipped = first_skipped or location
             continue
         if kind == "tags" and len(parts) != len(labels):
             raise DataError(f"{location} has {len(parts)} words and {len(labels)} tags")
         if not all(label.strip() for label in labels):
-            what = "label" if kind == "labels" else "tag"
-            raise DataError(f"{location} has no {what}: {preview(' '.join(parts))}")
+            noun = "label" if kind == "labels" else "tag"
+            raise DataError(f"{location} has no {noun}: {preview(' '.join(parts))}")
         labelled.append((parts, [label.strip() for label in labels]))
         locations.append(location)
     if not labelled:
@@ -249,6 +222,6 @@ def _from_located_rows(
         labelled = [(words, tags) for (words, _), tags in zip(labelled, scheme.tags, strict=True)]
     data = from_rows(kind, name, source_format, labelled)
     if skipped:
-        where = first.removeprefix(f"{path}, ")
+        where = first_skipped.removeprefix(f"{path}, ")
         note += f"; skipped: {skipped:,} without a text (the first is {where})"
     return replace(data, description=f"{data.description}{note}")

@@ -24,8 +24,8 @@ T = TypeVar("T")
 class TextLoader:
     """Blocks of a text in shuffled order.
 
-    In epoch e the text is cut into blocks from an offset o_e on, which are visited in the order
-    of that epoch's permutation p_e:
+    In epoch e the text is cut into blocks, beginning at the offset o_e; the permutation p_e of the
+    epoch is the order of the blocks:
 
         example g = tokens[o_e + context p_e(g mod blocks) :][: context + 1],     e = g div blocks
 
@@ -78,14 +78,14 @@ class TextLoader:
         return self.tokens[starts[:, None] + np.arange(self.context + 1)].astype(np.int64)
 
     def sequential(
-        self, limit_tokens: int | None = None
+        self, max_targets: int | None = None
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """The text from its beginning, for evaluation; see `sequential_blocks`."""
-        return sequential_blocks(self.tokens, self.context, self.batch, limit_tokens)
+        return sequential_blocks(self.tokens, self.context, self.batch, max_targets)
 
 
 def text_batches(loader: TextLoader, collate: Callable[..., Batch]) -> Callable[[int], Batch]:
-    """The batches of a text by their index, with the random numbers of (seed, index)."""
+    """A function that returns the batch of an index; its random numbers depend on (seed, index)."""
 
     def batch(index: int) -> Batch:
         block = loader.examples(index)
@@ -123,17 +123,17 @@ class RowLoader:
 
 
 def sequential_blocks(
-    tokens: NDArray[Any], context: int, batch: int, limit_tokens: int | None = None
+    tokens: NDArray[Any], context: int, batch: int, max_targets: int | None = None
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Ids and targets, each (rows, context); every token except the first is a target once.
 
-    At most `limit_tokens` targets, and at most `batch` rows at a time. The last row is padded with
+    At most `max_targets` targets, and at most `batch` rows at a time. The last row is padded with
     id 0 and target -1. The text may be shorter than one block.
     """
     count = len(tokens) - 1  # targets
     if count < 1:
         raise DataError(f"the text has {len(tokens)} tokens; at least 2 are needed for one target")
-    count = count if limit_tokens is None else min(count, limit_tokens)
+    count = count if max_targets is None else min(count, max_targets)
     for start in range(0, count, context * batch):
         size = min(count - start, context * batch)
         rows = -(-size // context)
@@ -145,7 +145,7 @@ def sequential_blocks(
 
 
 def sliding_windows(
-    tokens: NDArray[Any], context: int, stride: int, batch: int, limit_tokens: int | None = None
+    tokens: NDArray[Any], context: int, stride: int, batch: int, max_targets: int | None = None
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Overlapping windows: ids (rows, context), and the targets (rows, stride) of their ends.
 
@@ -154,7 +154,7 @@ def sliding_windows(
     Limits, padding and the number of rows are those of `sequential_blocks`.
     """
     count = len(tokens) - 1
-    count = count if limit_tokens is None else min(count, limit_tokens)
+    count = count if max_targets is None else min(count, max_targets)
     for first in range(context, count, batch * stride):
         begins = np.arange(first, min(first + batch * stride, count), stride)[:, None]
         positions = begins + stride - context + np.arange(context)  # of the ids, (rows, context)
@@ -162,12 +162,12 @@ def sliding_windows(
         ids = tokens[positions.clip(max=count)].astype(np.int64)
         targets = tokens[(scored + 1).clip(max=count)].astype(np.int64)
         yield np.where(positions < count, ids, 0), np.where(scored < count, targets, -1)
-    yield from sequential_blocks(tokens[: context + 1], context, 1, limit_tokens)
+    yield from sequential_blocks(tokens[: context + 1], context, 1, max_targets)
 
 
 @dataclass(frozen=True, slots=True)
 class PairIndices:
-    """The pairs of a batch, and the length to which they are padded (with BOS or EOS)."""
+    """The pairs of a batch, and the length to which they are padded, including BOS or EOS."""
 
     indices: NDArray[np.int64]
     length: int
@@ -188,16 +188,16 @@ class _Bucket:
 class PairLoader:
     """Batches of pairs of similar length (bucketing), in a few fixed shapes.
 
-    A pair needs max(source, target) + 1 positions and belongs to the bucket of the smallest of a
-    fixed list of lengths that fits. All batches of a bucket have the same number of rows, about
+    The lengths of the buckets are fixed. A pair needs max(source, target) + 1 positions and belongs
+    to the shortest bucket that fits it. All batches of a bucket have the same number of rows, about
     `tokens` / length (or `batch`). The last batch of a bucket is filled with the longest pairs of
-    the next shorter bucket, that of the shortest bucket with its own first pairs. With n_b batches
-    in bucket b, an epoch has sum_b n_b steps:
+    the next shorter bucket, the last batch of the shortest bucket with its own first pairs. With
+    n_b batches in bucket b, an epoch has sum_b n_b steps:
 
         step s -> epoch e and index k = s mod sum n;  p_e(k) names bucket b and its batch j;
         its rows are  p_{e,b}(j·rows … (j + 1)·rows - 1),  modulo the size of the bucket
 
-    Pairs that need more than `longest` positions are dropped; `dropped` is their number.
+    Pairs that need more than `max_length` positions are dropped; `dropped` is their number.
     """
 
     def __init__(
@@ -206,23 +206,23 @@ class PairLoader:
         tokens: int | None,
         seed: int,
         *,
-        longest: int,
+        max_length: int,
         batch: int | None = None,
     ) -> None:
         if tokens is None and batch is None:
             raise ConfigError("no batch size; set train.tokens or train.batch")
         self.seed = seed
-        needed = np.maximum(store.source_lengths, store.target_lengths) + 1
-        order = np.argsort(needed, kind="stable")
-        fitting = int(np.searchsorted(needed[order], longest, side="right"))
-        self.dropped = len(order) - fitting
-        if not fitting:
+        pair_lengths = np.maximum(store.source_lengths, store.target_lengths) + 1
+        order = np.argsort(pair_lengths, kind="stable")
+        count = int(np.searchsorted(pair_lengths[order], max_length, side="right"))
+        self.dropped = len(order) - count
+        if not count:
             raise DataError(
-                f"all {len(order)} pairs need more than {longest} positions; the shortest needs"
-                f" {int(needed.min())}\nraise model.context, or give shorter sentences"
+                f"all {len(order)} pairs need more than {max_length} positions; the shortest needs"
+                f" {int(pair_lengths.min())}\nraise model.context, or give shorter sentences"
             )
-        self._order = order[:fitting]
-        self.buckets = _buckets(needed[self._order], longest, tokens, batch)
+        self._order = order[:count]
+        self.buckets = _buckets(pair_lengths[self._order], max_length, tokens, batch)
         self._first_batch = np.cumsum([0, *(bucket.batches for bucket in self.buckets)])
 
     @property
@@ -244,8 +244,8 @@ class PairLoader:
         size = bucket.end - bucket.begin
         start = (batch - int(self._first_batch[index])) * bucket.rows
         positions = np.arange(start, start + bucket.rows) % size
-        chosen = bucket.begin + permute(positions, size, shuffle_key(self.seed, epoch, index))
-        return PairIndices(self._order[chosen], bucket.length)
+        indices = bucket.begin + permute(positions, size, shuffle_key(self.seed, epoch, index))
+        return PairIndices(self._order[indices], bucket.length)
 
     def example_ids(self, step: int) -> list[int]:
         """The indices of the pairs of a step, for the log."""
@@ -264,24 +264,24 @@ class PairLoader:
                 )
 
 
-def _bucket_lengths(longest: int) -> list[int]:
-    """Multiples of 8, each about a quarter more than the one before, up to `longest`."""
+def _bucket_lengths(max_length: int) -> list[int]:
+    """Multiples of 8, each about a quarter more than the one before, up to `max_length`."""
     lengths, length = [], 8
-    while length < longest:
+    while length < max_length:
         lengths.append(length)
         length += max(8, -(-length // 32) * 8)
-    return [*lengths, longest]
+    return [*lengths, max_length]
 
 
 def _buckets(
-    needed: NDArray[np.int64], longest: int, tokens: int | None, batch: int | None
+    pair_lengths: NDArray[np.int64], max_length: int, tokens: int | None, batch: int | None
 ) -> list[_Bucket]:
-    """Divide pairs into buckets by the positions that they need; `needed` is sorted."""
+    """Divide pairs, whose lengths are sorted, into buckets."""
     buckets: list[_Bucket] = []
-    lengths = [0, *_bucket_lengths(longest)]
-    end = len(needed)
+    lengths = [0, *_bucket_lengths(max_length)]
+    end = len(pair_lengths)
     for shorter, length in reversed(list(pairwise(lengths))):
-        count = end - int(np.searchsorted(needed[:end], shorter, side="right"))
+        count = end - int(np.searchsorted(pair_lengths[:end], shorter, side="right"))
         if count:
             rows = batch if batch is not None else max(1, (tokens or 0) // length)
             begin = max(0, end - -(-count // rows) * rows)

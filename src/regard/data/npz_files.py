@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from regard.errors import DataError
 from regard.files.untrusted import ARCHIVE_ERRORS
+from regard.units import format_bytes
 
 
 def array_names(path: Path) -> list[str]:
-    """The names of the arrays in an archive; none if it is not one."""
+    """The names of the arrays in an archive; an empty list if the file is not an archive."""
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return list(archive.files)
@@ -22,12 +23,15 @@ def array_names(path: Path) -> list[str]:
 
 
 def read_arrays(
-    path: Path, wanted: Callable[[str], bool], what_to_save: str
+    path: Path, select: Callable[[str], bool], alternative: str
 ) -> dict[str, NDArray[Any]]:
-    """The wanted arrays of an archive by name; the error for object arrays names `what_to_save`."""
+    """The arrays of an archive, by name, for whose names `select` returns True.
+
+    The error for object arrays tells the user to save the `alternative`.
+    """
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            names = [name for name in archive.files if wanted(name)]
+            names = [name for name in archive.files if select(name)]
             _check_size(path, archive, names)
             return {name: archive[name] for name in names}
     except DataError:
@@ -35,7 +39,7 @@ def read_arrays(
     except ARCHIVE_ERRORS as error:
         if "pickle" in str(error).lower():
             raise DataError(
-                f"{path} has object arrays, which need pickle; save {what_to_save}"
+                f"{path} has object arrays, which need pickle; save {alternative}"
             ) from None
         raise DataError(f"{path} is corrupted or not an .npz archive: {error}") from None
 
@@ -49,8 +53,8 @@ def _check_size(path: Path, archive: Any, names: list[str]) -> None:
     size, memory = sum(files.get(name, 0) for name in names), _memory()
     if size > memory:
         raise DataError(
-            f"{path} has {size / 1e9:,.1f} GB of arrays, and this machine {memory / 1e9:,.1f} GB "
-            "of memory; save fewer rows"
+            f"{path} has {format_bytes(size)} of arrays, and this machine has "
+            f"{format_bytes(memory)} of memory; save fewer rows"
         )
 
 

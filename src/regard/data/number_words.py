@@ -24,8 +24,8 @@ def english(number: int) -> str:
         tens, units = divmod(number, 10)
         return _ENGLISH_TENS[tens] + (f"-{_ENGLISH[units]}" if units else "")
     base, word = (1000, "thousand") if number >= 1000 else (100, "hundred")
-    count, rest = divmod(number, base)
-    return f"{english(count)} {word}" + (f" {english(rest)}" if rest else "")
+    count, remainder = divmod(number, base)
+    return f"{english(count)} {word}" + (f" {english(remainder)}" if remainder else "")
 
 
 def french(number: int) -> str:
@@ -39,20 +39,20 @@ def french(number: int) -> str:
     ('quatre-vingts', 'quatre-vingt-un', 'quatre-vingt mille', 'mille soixante et onze')
     """
     if number >= 1000:
-        count, rest = divmod(number, 1000)
+        count, remainder = divmod(number, 1000)
         thousands = "mille" if count == 1 else f"{_french_below_1000(count)} mille"
-        return f"{thousands} {french(rest)}" if rest else thousands
+        return f"{thousands} {french(remainder)}" if remainder else thousands
     words = _french_below_1000(number)
     plural = number % 100 == 80 or (number > 100 and number % 100 == 0)
     return words + "s" if plural else words
 
 
 def _french_below_1000(number: int) -> str:
-    """Without the plural s."""
+    """A number below 1000 in French words, without the plural s."""
     if number >= 100:
-        count, rest = divmod(number, 100)
+        count, remainder = divmod(number, 100)
         hundreds = "cent" if count == 1 else f"{_FRENCH[count]} cent"
-        return f"{hundreds} {_french_below_1000(rest)}" if rest else hundreds
+        return f"{hundreds} {_french_below_1000(remainder)}" if remainder else hundreds
     if number < 20:
         return _FRENCH[number]
     if number >= 80:

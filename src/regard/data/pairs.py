@@ -1,18 +1,18 @@
 """Pairs of source and target sentences, read row by row."""
 
-import hashlib
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from regard.data.columns import Roles
-from regard.data.tables import Table
+from regard.data.digest import json_digest
+from regard.data.tables import Table, text_cell
 from regard.data.text_files import Scan, preview, read_lines, scan, stem
-from regard.data.validation_split import hash_threshold, row_hash
+from regard.data.validation_split import describe_overlap, hash_threshold, row_hash
 from regard.errors import DataError
 
 Row = tuple[str, str]
@@ -34,8 +34,8 @@ class Pairs:
     def split(self, fraction: float, seed: int) -> tuple["Pairs", "Pairs"]:
         """Training pairs, and about a `fraction` of the pairs for validation.
 
-        A row is for validation if hash(seed, source) < fraction · 2^64, so equal sources are on the
-        same side; each side gets at least one row.
+        A row is for validation if hash(seed, source) < fraction · 2^64, so equal sources are in the
+        same split; each split gets at least one row.
         """
         hashes = array("Q", (row_hash(seed, source) for source, _ in self.rows()))
         threshold = hash_threshold(
@@ -44,7 +44,7 @@ class Pairs:
             f"{self.name}: all {self.count} rows have the same source, so they cannot be split;"
             "\ngive more pairs, or separate validation files",
         )
-        validation = sum(value < threshold for value in hashes)
+        validation_count = sum(value < threshold for value in hashes)
 
         def subset(count: int, is_validation: bool, description: str) -> Pairs:
             return Pairs(
@@ -56,13 +56,13 @@ class Pairs:
                     for row in self.rows()
                     if (row_hash(seed, row[0]) < threshold) == is_validation
                 ),
-                digest=_digest(self.digest, seed, threshold, is_validation),
+                digest=json_digest(self.digest, seed, threshold, is_validation),
             )
 
-        training = self.count - validation
+        count = self.count - validation_count
         return (
-            subset(training, False, f"{self.description}; {training:,} for training"),
-            subset(validation, True, f"{validation:,} of the {self.count:,} pairs"),
+            subset(count, False, f"{self.description}; {count:,} for training"),
+            subset(validation_count, True, f"{validation_count:,} of the {self.count:,} pairs"),
         )
 
     def first_rows(self, count: int) -> list[str]:
@@ -77,7 +77,7 @@ class Pairs:
             description=f"{self.description}, in lower case",
             count=self.count,
             rows=lambda: ((source.lower(), target.lower()) for source, target in self.rows()),
-            digest=_digest(self.digest, "lower"),
+            digest=json_digest(self.digest, "lower"),
         )
 
     def note_overlap(self, train: "Pairs") -> "Pairs":
@@ -87,105 +87,89 @@ class Pairs:
         train_hashes = (row_hash(0, json.dumps(row)) for row in train.rows())
         common = {value for value in train_hashes if value in validation}
         count = sum(value in common for value in hashes)
-        if not count:
-            return self
-        note = f"overlap: {count:,} of the {self.count:,} pairs are in the training data"
-        return replace(self, description=f"{self.description}; {note}")
+        return describe_overlap(self, count, self.count, "pairs")
 
     def fingerprint(self) -> str:
         """A sha256 of the content."""
         return self.digest
 
 
-def _digest(*values: object) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
-
-
 def from_rows(name: str, description: str, rows: Iterable[Row]) -> Pairs:
     """Pairs that are already in memory."""
     pairs = list(rows)
     description = f"pairs, {len(pairs):,} rows, {description}"
-    return Pairs(name, description, len(pairs), lambda: iter(pairs), _digest(pairs))
+    return Pairs(name, description, len(pairs), lambda: iter(pairs), json_digest(pairs))
 
 
 def from_table(table: Table, roles: Roles) -> Pairs:
     """The sources and targets of a table."""
     source, target = (table.column(roles.columns[role]) for role in ("source", "target"))
 
-    def numbered() -> Iterator[NumberedPair]:
+    def numbered_pairs() -> Iterator[NumberedPair]:
         for number, row in table.rows():
             location = table.location(number)
-            yield number, _sentence(location, row[source]), _sentence(location, row[target])
+            yield number, text_cell(location, row[source]), text_cell(location, row[target])
 
     plain = not table.header and len(table.columns) == 2
-    digest = _digest(table.digest) if plain else _digest(table.digest, source, target)
+    digest = json_digest(table.digest) if plain else json_digest(table.digest, source, target)
     note = "" if plain else roles.note
     pairs = _from_numbered(
-        table.name, f"{table.format}{note}", numbered, digest, row_unit=table.row_unit
+        table.name, f"{table.format}{note}", numbered_pairs, digest, table.short_location
     )
     return replace(pairs, columns=roles.to_save)
-
-
-def _sentence(location: str, cell: Any) -> str:
-    if cell is not None and not isinstance(cell, str):
-        raise DataError(f"{location}: a sentence is a string, not {preview(str(cell))}")
-    return cell or ""
 
 
 def from_parallel(source: Path, target: Path) -> Pairs:
     """Two files; line i of one is the translation of line i of the other."""
     scans = scan(source), scan(target)
 
-    def numbered() -> Iterator[NumberedPair]:
+    def numbered_pairs() -> Iterator[NumberedPair]:
         return _parallel_rows(source, target, *scans)
 
-    digest = _digest(scans[0].digest, scans[1].digest)
-    return _from_numbered(stem(source), f"{source.name} to {target.name}", numbered, digest)
+    digest = json_digest(scans[0].digest, scans[1].digest)
+    return _from_numbered(stem(source), f"{source.name} to {target.name}", numbered_pairs, digest)
 
 
 def _from_numbered(
     name: str,
     source_format: str,
-    numbered: Callable[[], Iterator[NumberedPair]],
+    numbered_pairs: Callable[[], Iterator[NumberedPair]],
     digest: str,
-    row_unit: str = "line",
+    short_location: Callable[[int], str] = "line {}".format,
 ) -> Pairs:
     """Read all lines once to check them; lines with an empty side are skipped and counted."""
-    count = skipped = first = 0
-    for number, source, target in numbered():
+    count = skipped = first_skipped = 0
+    for number, source, target in numbered_pairs():
         if source.strip() and target.strip():
             count += 1
         else:
             skipped += 1
-            first = first or number
+            first_skipped = first_skipped or number
     if not count:
-        raise DataError(
-            f"{name}: each of the {skipped} {row_unit}s has an empty side; there is no pair"
-        )
+        raise DataError(f"{name}: each of the {skipped} rows has an empty side; there is no pair")
 
     def rows() -> Iterator[Row]:
-        return ((s, t) for _, s, t in numbered() if s.strip() and t.strip())
+        return ((s, t) for _, s, t in numbered_pairs() if s.strip() and t.strip())
 
     description = f"pairs, {count:,} rows, {source_format}"
     if skipped:
-        description += (
-            f"; skipped: {skipped:,} with an empty side (the first is {row_unit} {first})"
-        )
+        where = short_location(first_skipped)
+        description += f"; skipped: {skipped:,} with an empty side (the first is {where})"
     return Pairs(name, description, count, rows, digest)
 
 
 def _parallel_rows(source: Path, target: Path, *scans: Scan) -> Iterator[NumberedPair]:
     sources, targets = read_lines(source, scans[0]), read_lines(target, scans[1])
-    for number, (left, right) in enumerate(zip_longest(sources, targets), 1):
-        if left is None or right is None:
-            extra = sum(1 for _ in (targets if left is None else sources))
+    for number, (source_line, target_line) in enumerate(zip_longest(sources, targets), 1):
+        if source_line is None or target_line is None:
+            extra = sum(1 for _ in (targets if source_line is None else sources))
             counts = [number - 1, number + extra]
-            longer, line = (target, right) if left is None else (source, left)
-            shorter = source if left is None else target
+            longer, line = (target, target_line) if source_line is None else (source, source_line)
+            shorter = source if source_line is None else target
             raise DataError(
                 f"parallel files differ in length: {longer} has {counts[1]} lines,"
                 f" {shorter} has {counts[0]}"
                 f"\nthe first line without a partner is line {number} of {longer}:"
                 f" {preview(str(line))}"
             )
-        yield number, left, right
+        yield number, source_line, target_line

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard.data.columns import Roles
-from regard.data.labels import LabelledText, read_text
-from regard.data.tables import Table, is_number
+from regard.data.labels import LabelledText
+from regard.data.tables import Table, is_number, text_cell
 from regard.data.text_files import preview
 from regard.errors import DataError
 
@@ -30,23 +30,25 @@ class ScoredText(LabelledText):
 
 def from_table(table: Table, roles: Roles) -> ScoredText:
     """The texts of a table and their numbers; rows without a text are skipped and counted."""
-    *texts, label = (table.column(name) for name in roles.columns.values())
+    *text_columns, label_column = (table.column(name) for name in roles.columns.values())
     rows: list[Any] = []
-    skipped, first = 0, ""
+    skipped, first_skipped = 0, ""
     for line, cells in table.rows():
         location = table.location(line)
-        parts = tuple(read_text(location, cells[text]) for text in texts)
+        parts = tuple(text_cell(location, cells[column]) for column in text_columns)
         if not all(part.strip() for part in parts):
             skipped += 1
-            first = first or location.removeprefix(f"{table.path}, ")
+            first_skipped = first_skipped or table.short_location(line)
             continue
-        rows.append((parts, (_number(location, roles.columns["label"], cells[label]),)))
+        number = _number(location, roles.columns["label"], cells[label_column])
+        rows.append((parts, (number,)))
     if not rows:
         raise DataError(f"{table.path} has no text with a number")
-    _check(table.path, roles.columns["label"], [number for _, (number,) in rows])
-    what = "pairs of texts" if len(texts) == 2 else "texts"
-    skips = f"; skipped: {skipped:,} without a text (the first is {first})" if skipped else ""
-    description = f"scores, {len(rows):,} {what} with a number, {table.format}{roles.note}{skips}"
+    _check_not_constant(table.path, roles.columns["label"], [number for _, (number,) in rows])
+    unit = "pairs of texts" if len(text_columns) == 2 else "texts"
+    description = f"scores, {len(rows):,} {unit} with a number, {table.format}{roles.note}"
+    if skipped:
+        description += f"; skipped: {skipped:,} without a text (the first is {first_skipped})"
     return ScoredText("scores", table.name, description, rows, (), roles.to_save)
 
 
@@ -58,7 +60,7 @@ def _number(location: str, column: str, cell: Any) -> float:
     return float(cell)
 
 
-def _check(path: str, column: str, numbers: Sequence[float]) -> None:
+def _check_not_constant(path: str, column: str, numbers: Sequence[float]) -> None:
     if min(numbers) == max(numbers):
         raise DataError(
             f"{path}: every text has the same number in the column {column!r}, {numbers[0]:g}; "

@@ -1,20 +1,19 @@
 """Pairs of sentences with the same meaning, or single sentences, for sentence embeddings."""
 
-import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
 from regard.data.columns import find_roles
+from regard.data.digest import json_digest
 from regard.data.table_files import is_table, read_table
 from regard.data.text_files import preview, read_lines, scan, stem
-from regard.data.validation_split import hash_threshold, row_hash
+from regard.data.validation_split import describe_overlap, split_by_hash
 from regard.errors import DataError
 
-Row = tuple[str, str]  # two sentences with the same meaning; a single one twice
+Row = tuple[str, str]  # two sentences with the same meaning, or one sentence twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +29,10 @@ class Sentences:
         return len(self.rows)
 
     def split(self, fraction: float, seed: int) -> tuple["Sentences", "Sentences"]:
-        """Training pairs, and about a `fraction` for validation, by a hash of the first one."""
-        hashes = [row_hash(seed, first) for first, _ in self.rows]
+        """Training pairs, and about a `fraction` for validation, by a hash of the first text."""
         message = f"{self.name}: all {len(self)} sentences are the same; give more"
-        threshold = hash_threshold(hashes, fraction, message)
-        pairs = list(zip(self.rows, hashes, strict=True))
-        train = [row for row, value in pairs if value >= threshold]
-        validation = [row for row, value in pairs if value < threshold]
-        described = f"{self.description}; {len(train):,} for training"
-        counts = f"{len(validation):,} of the {len(self):,} pairs"
-        return (
-            replace(self, rows=train, description=described),
-            replace(self, rows=validation, description=counts),
-        )
+        first_texts = [first for first, _ in self.rows]
+        return split_by_hash(self, "pairs", first_texts, fraction, seed, message)
 
     def first_rows(self, count: int) -> list[str]:
         """The first pairs, for a preview."""
@@ -50,22 +40,21 @@ class Sentences:
 
     def note_overlap(self, train: "Sentences") -> "Sentences":
         """These validation pairs; the description says how many are in the training data."""
-        known = set(train.rows)
-        count = sum(row in known for row in self.rows)
-        note = f"; overlap: {count:,} of the {len(self):,} pairs are in the training data"
-        return replace(self, description=self.description + note) if count else self
+        train_rows = set(train.rows)
+        count = sum(row in train_rows for row in self.rows)
+        return describe_overlap(self, count, len(self), "pairs")
 
     def fingerprint(self) -> str:
         """A sha256 of the content."""
-        return hashlib.sha256(json.dumps(list(self.rows)).encode()).hexdigest()
+        return json_digest(*self.rows)
 
 
 def from_path(path: Path) -> Sentences:
     """Two columns of a table, or the lines of a text file, each a pair with itself."""
     if not is_table(path):
         lines = [line for line in read_lines(path, scan(path)) if line.strip()]
-        described = f"sentences, {len(lines):,} lines; each is a pair with itself"
-        return Sentences(stem(path), described, [(line, line) for line in lines])
+        description = f"sentences, {len(lines):,} lines; each is a pair with itself"
+        return Sentences(stem(path), description, [(line, line) for line in lines])
     table = read_table(path)
     roles = find_roles(table, {}, "pairs")
     if roles is None:
@@ -80,5 +69,5 @@ def from_path(path: Path) -> Sentences:
         if not all(isinstance(cell, str) and cell.strip() for cell in pair):
             raise DataError(f"{table.location(number)}: two sentences are needed, not {pair!r:.80}")
         rows.append((str(pair[0]), str(pair[1])))
-    described = f"pairs of sentences, {len(rows):,} rows of {table.format}{roles.note}"
-    return Sentences(table.name, described, rows)
+    description = f"pairs of sentences, {len(rows):,} rows of {table.format}{roles.note}"
+    return Sentences(table.name, description, rows)

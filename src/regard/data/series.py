@@ -11,19 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.dates import Dates, read_dates
-from regard.data.tables import Table, has_comma
+from regard.data.tables import Table, is_number_with_comma
 from regard.data.validation_split import check_fraction
 from regard.errors import ConfigError, DataError, unknown
 
-MIN_NUMERIC_FRACTION = 0.5  # of the cells of a column that is read as numbers; others are errors
+MIN_SERIES_FRACTION = 0.5  # of cells that are numbers; the other cells of such a column are errors
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
     """Numeric columns; rows are in chronological order.
 
-    A validation or test split knows the rows `before` it, which a forecast of its first values
-    reads; the first `training_rows` of them are the training data.
+    A validation or test split has the rows before it as `history`, since a forecast of its first
+    values reads them; the first `training_rows` of them are the training data.
     """
 
     kind: ClassVar[Literal["series"]] = "series"
@@ -32,10 +32,12 @@ class Series:
     values: NDArray[np.float64] = field(repr=False)  # (time, columns)
     column_names: tuple[str, ...]
     dates: Dates | None = field(default=None, repr=False)  # of all rows of the file
-    before: NDArray[np.float64] | None = field(default=None, repr=False)  # (time, columns)
+    history: NDArray[np.float64] | None = field(default=None, repr=False)  # (time, columns)
     training_rows: int = 0
     test: "Series | None" = field(default=None, repr=False)  # the test split, of validation data
     path: str = ""  # of the file, for messages
+    header_location: str = ""  # file and line of the header, for messages
+    first_row: str = ""  # file and line of the first row, for messages
 
     def __len__(self) -> int:
         return len(self.values)
@@ -47,9 +49,8 @@ class Series:
     def index(self, name: str) -> int:
         """The index of a column."""
         if name not in self.column_names:
-            raise ConfigError(
-                f"{self.path or self.name}: {unknown('column', name, self.column_names)}"
-            )
+            location = self.header_location or self.path or self.name
+            raise ConfigError(f"{location}: {unknown('column', name, self.column_names)}")
         return self.column_names.index(name)
 
     def indices(self, names: Sequence[str]) -> list[int]:
@@ -62,16 +63,16 @@ class Series:
         count = min(max(1, round(fraction * len(self))), len(self) - 1)
         if count < 1:
             raise DataError(
-                f"{self.path or self.name} has {len(self)} row of numbers; none is left for "
+                f"{self.first_row or self.name}: this is the only row of numbers; none is left for "
                 "validation"
             )
         train = len(self) - count
-        description = f"{self.description}; the first {train:,}"
+        description = f"{self.description}; the first {train:,} rows for training"
         training = replace(self, values=self.values[:train], description=description)
         return training, self._slice(train, count, train, f"the last {count:,} rows")
 
-    def split_rows(self, sizes: Sequence[float]) -> tuple["Series", "Series"]:
-        """Training and validation rows, the latter with a test split if there are three numbers.
+    def split_by_sizes(self, sizes: Sequence[float]) -> tuple["Series", "Series"]:
+        """Training and validation rows, the latter with a test split if there are three sizes.
 
         Sizes above 1 are rows, others fractions of all rows; rows after the last split are unused.
         """
@@ -87,7 +88,7 @@ class Series:
                 f"{len(self):,}"
             )
         train, count = counts[:2]
-        description = f"{self.description}; the first {train:,}"
+        description = f"{self.description}; the first {train:,} rows for training"
         training = replace(self, values=self.values[:train], description=description)
         validation = self._slice(train, count, train, f"the next {count:,} rows")
         if len(counts) == 3:
@@ -100,7 +101,7 @@ class Series:
         return replace(
             self,
             values=self.values[start : start + count],
-            before=self.values[:start],
+            history=self.values[:start],
             training_rows=training_rows,
             description=description,
         )
@@ -124,7 +125,7 @@ def from_columns(name: str, note: str, columns: Mapping[str, Sequence[float]]) -
 
 
 def from_table(table: Table) -> Series:
-    """The columns of numbers of a table and the dates of its rows; the others are ignored."""
+    """The numeric columns of a table and the dates of its rows; other columns are ignored."""
     rows = [
         (number, row) for number, row in table.rows() if any(cell not in ("", None) for cell in row)
     ]
@@ -136,14 +137,14 @@ def from_table(table: Table) -> Series:
         for index in range(len(table.columns))
         if index not in date_columns
         and sum(_number(row[index]) is not None for _, row in rows)
-        > MIN_NUMERIC_FRACTION * len(rows)
+        > MIN_SERIES_FRACTION * len(rows)
     ]
     for index, name in enumerate(table.columns):
         cells = [row[index] for _, row in rows]
-        unclear = [cell for cell in cells if has_comma(cell)]
-        if index not in numeric and 2 * len(unclear) > len(cells):
+        ambiguous = [cell for cell in cells if is_number_with_comma(cell)]
+        if index not in numeric and 2 * len(ambiguous) > len(cells):
             raise DataError(
-                f"{table.path}: {name} holds numbers with commas, such as {unclear[0]!r}, which "
+                f"{table.path}: {name} holds numbers with commas, such as {ambiguous[0]!r}, which "
                 "may be decimal or between thousands;\nwrite them with a decimal point and "
                 "without commas, or remove the column"
             )
@@ -165,7 +166,13 @@ def from_table(table: Table) -> Series:
     note = f"; decimal commas in {', '.join(commas)}" if commas else ""
     note += f"; left out: {', '.join(ignored)}" if ignored else ""
     series = from_columns(table.name, note + ("" if dates is None else dates.note), columns)
-    return replace(series, dates=dates, path=table.path)
+    return replace(
+        series,
+        dates=dates,
+        path=table.path,
+        header_location=table.header_location,
+        first_row=table.location(rows[0][0]),
+    )
 
 
 def _number(cell: Any) -> float | None:

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from regard.data.columns import Roles
 from regard.data.tables import Table
 from regard.data.text_files import open_bytes, preview, scan, stem, suffix
-from regard.data.validation_split import hash_threshold, row_hash
+from regard.data.validation_split import split_by_hash
 from regard.errors import DataError
 
-HEAD_BYTES = 1 << 16  # of a file, in which SQuAD's key "paragraphs" occurs
-NEEDS = (
+HEAD_BYTES = 1 << 16  # at the start of a file, searched for SQuAD's key "paragraphs"
+FORMATS = (
     "spans are SQuAD's JSON (data, paragraphs, qas), or a table (.csv, .tsv, .json, .jsonl, "
     ".parquet)\nwith the columns question, context, and answers or answer"
 )
@@ -39,10 +39,10 @@ class Question:
 class Questions:
     """Questions with the spans that answer them."""
 
+    kind: ClassVar[str] = "spans"
     name: str
     description: str
     rows: Sequence[Question] = field(repr=False)
-    kind = "spans"
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -66,24 +66,15 @@ class Questions:
     def split(self, fraction: float, seed: int) -> tuple["Questions", "Questions"]:
         """Training questions, and about a `fraction` of the contexts for validation.
 
-        All questions about a context are on the same side.
+        All questions about a context are in the same split.
         """
-        hashes = {context: row_hash(seed, context) for context in {r.context for r in self.rows}}
-        threshold = hash_threshold(
-            [*hashes.values()],
-            fraction,
+        contexts = [row.context for row in self.rows]
+        message = (
             f"{self.name}: all {len(self)} questions have the same context, so they cannot be "
-            "split;\ngive more contexts, or a separate validation file",
+            "split;\ngive more contexts, or a separate validation file"
         )
-        train = [row for row in self.rows if hashes[row.context] >= threshold]
-        validation = [row for row in self.rows if hashes[row.context] < threshold]
-        counts = f"{len(validation):,} of the {len(self):,} questions, with contexts of their own"
-        return (
-            replace(
-                self, rows=train, description=f"{self.description}; {len(train):,} for training"
-            ),
-            replace(self, rows=validation, description=counts),
-        )
+        unit = "questions, about contexts that are not in the training data"
+        return split_by_hash(self, unit, contexts, fraction, seed, message)
 
     def lowercase(self) -> "Questions":
         """The same questions and contexts in lower case."""
@@ -99,13 +90,13 @@ class Questions:
         return replace(self, rows=rows, description=f"{self.description}, in lower case")
 
     def note_overlap(self, train: "Questions") -> "Questions":
-        """These validation questions; the description says how many contexts are trained on."""
-        known = {row.context for row in train.rows}
-        count = sum(row.context in known for row in self.rows)
+        """These validation questions; the description says how many have a training context."""
+        train_contexts = {row.context for row in train.rows}
+        count = sum(row.context in train_contexts for row in self.rows)
         if not count:
             return self
         note = (
-            f"overlap: {count:,} of the {len(self):,} questions have a context that is trained on"
+            f"overlap: {count:,} of the {len(self):,} questions have a context of the training data"
         )
         return replace(self, description=f"{self.description}; {note}")
 
@@ -119,7 +110,7 @@ class Questions:
 
 
 def _lower(text: str) -> str:
-    """Lower case, character by character, so that all offsets stay."""
+    """Lower case, character by character, so that all offsets stay valid."""
     return "".join(low if len(low := char.lower()) == 1 else char for char in text)
 
 
@@ -140,18 +131,21 @@ def from_squad(path: Path) -> Questions:
     with open_bytes(path) as stream:
         stream.seek(scanned.start)
         try:
-            content = json.loads(stream.read().decode("utf-8"))
+            text = stream.read().decode("utf-8")
+            content = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path} is not JSON: {error};\n{NEEDS}") from None
+            raise DataError(f"{path} is not JSON: {error};\n{FORMATS}") from None
     version = content.get("version") if isinstance(content, dict) else None
     format = "SQuAD JSON" + (f", version {preview(str(version))}" if version else "")
-    return _check(stem(path), str(path), format, _squad_rows(str(path), content))
+    return _from_rows(stem(path), str(path), format, _squad_rows(str(path), content, text))
 
 
 Row = tuple[str, str, Any, Any, Any]  # location, id, question, context, answers
 
 
-def _squad_rows(path: str, content: Any) -> Iterator[Row]:
+def _squad_rows(path: str, content: Any, text: str) -> Iterator[Row]:
+    """Yield the questions; the line of a location is that of the id, or else of the question."""
+    line, offset = 1, 0
     for a, article in enumerate(_list(path, content, "data"), 1):
         where = f"{path}, article {a}"
         for p, paragraph in enumerate(_list(where, article, "paragraphs"), 1):
@@ -162,8 +156,13 @@ def _squad_rows(path: str, content: Any) -> Iterator[Row]:
                     raise DataError(f"{name} is not an object: {preview(str(item))}")
                 id = str(item.get("id", f"{a}-{p}-{q}"))
                 answers = [] if item.get("is_impossible") else item.get("answers", [])
+                position = _find_string(text, item.get("id", item.get("question")), offset)
+                at_line = ""
+                if position > offset:
+                    line, offset = line + text.count("\n", offset, position), position
+                    at_line = f"line {line}, "
                 yield (
-                    f"{name} (id {id})",
+                    f"{name} ({at_line}id {id})",
                     id,
                     item.get("question"),
                     paragraph.get("context"),
@@ -171,15 +170,23 @@ def _squad_rows(path: str, content: Any) -> Iterator[Row]:
                 )
 
 
-def _list(location: str, table: Any, key: str) -> list[Any]:
-    value = table.get(key) if isinstance(table, dict) else None
+def _find_string(text: str, value: Any, offset: int) -> int:
+    """The position of a string in JSON, after an offset; -1 if it is not there."""
+    if not isinstance(value, str):
+        return -1
+    as_ascii = text.find(json.dumps(value), offset)
+    return as_ascii if as_ascii >= 0 else text.find(json.dumps(value, ensure_ascii=False), offset)
+
+
+def _list(location: str, parent: Any, key: str) -> list[Any]:
+    value = parent.get(key) if isinstance(parent, dict) else None
     if not isinstance(value, list):
-        raise DataError(f"{location} has no list {key!r};\n{NEEDS}")
+        raise DataError(f"{location} has no list {key!r};\n{FORMATS}")
     return value
 
 
 def from_table(table: Table, roles: Roles) -> Questions:
-    """The questions of a table, with the columns that `data.columns.find_roles` has found."""
+    """The questions of a table, with the columns that `data.columns.find_roles` returns."""
     column = {role: table.column(name) for role, name in roles.columns.items()}
 
     def rows() -> Iterator[Row]:
@@ -201,24 +208,24 @@ def from_table(table: Table, roles: Roles) -> Questions:
             question, context = cells[column["question"]], cells[column["context"]]
             yield table.location(number), id, question, context, answers or []
 
-    return _check(table.name, table.path, table.format + roles.note, rows())
+    return _from_rows(table.name, table.path, table.format + roles.note, rows())
 
 
-def _check(name: str, path: str, format: str, rows: Iterable[Row]) -> Questions:
+def _from_rows(name: str, path: str, format: str, rows: Iterable[Row]) -> Questions:
     """Check all rows; an answer that is not in its context is refused, a wrong start corrected."""
     questions: list[Question] = []
     locations: dict[str, str] = {}  # of the ids
-    moved, first = 0, ""
+    moved, first_moved = 0, ""
     for location, id, question, context, answers in rows:
         if id in locations:
             raise DataError(
                 f"{location} has the id {preview(id)} of "
-                f"{locations[id].removeprefix(f'{path}, ')}; every question has an id of its own"
+                f"{locations[id].removeprefix(f'{path}, ')}; ids must be unique"
             )
         locations[id] = location
-        for what, value in (("question", question), ("context", context)):
+        for key, value in (("question", question), ("context", context)):
             if not isinstance(value, str) or not value.strip():
-                raise DataError(f"{location} has no {what}")
+                raise DataError(f"{location} has no {key}")
         if not isinstance(answers, list):
             raise DataError(f"{location}: answers are a list, not {preview(str(answers))}")
         checked = []
@@ -230,8 +237,9 @@ def _check(name: str, path: str, format: str, rows: Iterable[Row]) -> Questions:
                     f"{location}: the answer {preview(text)} is not in its context\n"
                     f"{preview(context)}"
                 )
-            moved += start is not None and position != start
-            first = first or (location if start is not None and position != start else "")
+            if start is not None and position != start:
+                moved += 1
+                first_moved = first_moved or location
             checked.append((text, position))
         questions.append(Question(id, question, context, tuple(checked)))
     if not questions:
@@ -243,28 +251,28 @@ def _check(name: str, path: str, format: str, rows: Iterable[Row]) -> Questions:
     if moved:
         description += (
             f"; {moved:,} answers are not where answer_start says and were moved to the nearest "
-            f"match (the first is {first.removeprefix(f'{path}, ')})"
+            f"match (the first is {first_moved.removeprefix(f'{path}, ')})"
         )
     return Questions(name, description, questions)
 
 
 def _answer(location: str, answer: Any) -> tuple[str, int | None]:
-    """The text of an answer, and where it should begin."""
+    """The text of an answer, and its `answer_start`, or None if it has none."""
     text, start = answer, None
     if isinstance(answer, dict):
         text, start = answer.get("text"), answer.get("answer_start")
     if not isinstance(text, str) or not text.strip():
-        raise DataError(f"{location}: an answer has a text, not {preview(str(answer))}")
+        raise DataError(f"{location}: an answer must be a text, not {preview(str(answer))}")
     if isinstance(start, str) and start.strip().isdecimal():
         with suppress(ValueError):  # more digits than Python reads
             start = int(start)
     if start is not None and (not isinstance(start, int) or isinstance(start, bool)):
-        raise DataError(f"{location}: answer_start is a whole number, not {preview(str(start))}")
+        raise DataError(f"{location}: answer_start must be an integer, not {preview(str(start))}")
     return text, start
 
 
 def _locate(context: str, text: str, start: int | None) -> int | None:
-    """Where an answer begins: at `start`, at the nearest match, or at the first one."""
+    """The index at which an answer begins: `start`, the match nearest to it, or the first match."""
     if start is not None and start >= 0 and context.startswith(text, start):
         return start
     matches = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]

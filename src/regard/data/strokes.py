@@ -27,10 +27,11 @@ class Strokes:
     name: str
     description: str
     points: NDArray[np.float32] = field(repr=False)  # (points, 3): dx, dy, lift
-    offsets: NDArray[np.int64] = field(repr=False)  # (drawings + 1): the points of each
-    labels: NDArray[np.int64] | None = field(default=None, repr=False)  # a class per drawing
+    # (drawings + 1): the first point of each drawing, and the number of points
+    offsets: NDArray[np.int64] = field(repr=False)
+    labels: NDArray[np.int64] | None = field(default=None, repr=False)  # class of each drawing
     class_names: tuple[str, ...] = ()
-    texts: tuple[str, ...] | None = field(default=None, repr=False)  # shown by each
+    texts: tuple[str, ...] | None = field(default=None, repr=False)  # text of each drawing
     validation: "Strokes | None" = field(default=None, repr=False)
     test: "Strokes | None" = field(default=None, repr=False)
 
@@ -60,12 +61,12 @@ class Strokes:
 
     def split(self, fraction: float, seed: int) -> tuple["Strokes", "Strokes"]:
         """Training and validation drawings: the splits of the archive, else a random `fraction`."""
-        alone = replace(self, validation=None, test=None)
+        train = replace(self, validation=None, test=None)
         if self.validation is not None:
-            return alone, replace(self.validation, test=self.test)
+            return train, replace(self.validation, test=self.test)
         if self.test is not None:
-            return alone, self.test
-        return split_rows(alone, "drawings", fraction, seed)
+            return train, self.test
+        return split_rows(train, "drawings", fraction, seed)
 
     def note_overlap(self, train: "Strokes") -> "Strokes":
         """These drawings; overlap is not checked."""
@@ -90,10 +91,11 @@ def is_strokes(path: Path) -> bool:
 def from_npz(path: Path) -> Strokes:
     """The drawings of an archive, with validation and test splits where it has them.
 
-    The arrays of a split are `train_xyp`, points (dx, dy, lift) of all drawings in a row,
-    `train_off`, where each drawing starts and the last ends, and if drawings have classes
-    `train_label`, one of each, or `train_text`, what each drawing shows; `valid_…` and `test_…`
-    likewise. `xyp` and `off` are one split.
+    The training split has the arrays `train_xyp`, the points (dx, dy, lift) of all drawings one
+    after the other, and `train_off`, the index of the first point of each drawing and the number of
+    points; optional are `train_label`, the class of each drawing, and `train_text`, the text that
+    each drawing shows. The names in the other splits begin with `valid_` and `test_`. An archive of
+    one split may omit the prefix: `xyp`, `off`, ….
     """
     hint = "the points of all drawings as one array 'xyp' and where they start as 'off'"
     arrays = read_arrays(path, lambda name: name.endswith((POINTS, OFFSETS, LABELS, TEXTS)), hint)
@@ -129,8 +131,8 @@ def _read_split(
     offsets = arrays[offset_name]
     if offsets.dtype.kind not in "iu" or offsets.ndim != 1:
         raise DataError(
-            f"{path}: {offset_name} is {offsets.dtype} of shape {offsets.shape}; it must be whole "
-            "numbers of shape (drawings + 1,)"
+            f"{path}: {offset_name} is {offsets.dtype} of shape {offsets.shape}; it must be "
+            "integers of shape (drawings + 1,)"
         )
     offsets = offsets.astype(np.int64)
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(points):
@@ -144,7 +146,7 @@ def _read_split(
             f"{path}: drawing {row} of {offset_name} goes from point {offsets[row]:,} to "
             f"{offsets[row + 1]:,}; every drawing has at least one point"
         )
-    with np.errstate(over="ignore"):  # infinite, and refused
+    with np.errstate(over="ignore"):  # an overflow gives infinity, which is refused below
         points = points.astype(np.float32)
     wrong = ~np.isfinite(points).all(1) | ~np.isin(points[:, 2], (0, 1))
     if wrong.any():
@@ -176,7 +178,9 @@ def _texts(
             f"{len(offsets) - 1:,} drawings; it must be one string for each"
         )
     if (empty := np.flatnonzero(texts == "")).size:
-        raise DataError(f"{path}: {prefix}{TEXTS}, row {empty[0]:,} is empty; write what it shows")
+        raise DataError(
+            f"{path}: {prefix}{TEXTS}, row {empty[0]:,} is empty; give the text of the drawing"
+        )
     return tuple(map(str, texts))
 
 
@@ -196,12 +200,12 @@ def _strokes(
     texts: tuple[str, ...] | None,
     class_names: tuple[str, ...],
 ) -> Strokes:
-    count, most = len(offsets) - 1, int(np.diff(offsets).max())
+    count, longest = len(offsets) - 1, int(np.diff(offsets).max())
     classes = f", {len(class_names)} classes" if class_names else ""
-    written = "" if texts is None else f", with texts of up to {max(map(len, texts))} characters"
+    text_note = "" if texts is None else f", with texts of up to {max(map(len, texts))} characters"
     return Strokes(
         name=name,
-        description=f"strokes, {count:,} drawings of up to {most:,} points{classes}{written}",
+        description=f"strokes, {count:,} drawings of up to {longest:,} points{classes}{text_note}",
         points=points,
         offsets=offsets,
         labels=np.array([class_names.index(label) for label in labels]) if labels else None,

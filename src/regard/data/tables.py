@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -19,18 +19,8 @@ TEXT = (
     *("utterance", "headline"),
 )
 LABEL = (
-    *(
-        "label",
-        "class",
-        "labels",
-        "sentiment",
-        "category",
-        "topic",
-        "intent",
-        "emotion",
-        "polarity",
-    ),
-    *("rating", "stars", "star_rating", "label_text", "label_name", "gold_label"),
+    *("label", "class", "labels", "sentiment", "category", "topic", "intent", "emotion"),
+    *("polarity", "rating", "stars", "star_rating", "label_text", "label_name", "gold_label"),
 )
 SCORE = (  # names of numbers that belong to a text or to two
     *("score", "similarity", "similarity_score", "relatedness", "relatedness_score"),
@@ -54,7 +44,7 @@ KNOWN_NAMES = {
     *TAGS,
     *(name for pair in (*PAIRS, *TEXT_PAIRS) for name in pair),
 }
-MIN_NUMERIC_FRACTION = 0.9  # of the cells of a column that is taken for numbers
+MIN_NUMERIC_FRACTION = 0.9  # of numbers in a column that is taken for numeric
 DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?(e[+-]?\d+)?\s*$", re.I)
 _THOUSANDS = re.compile(r"\s*[+-]?\d{1,3}(,\d{3})+(,\d{3}|\.\d+)\s*$")  # 1,234,567 and 1,234.5
 _GROUPED = re.compile(r"\s*[+-]?(0|[1-9]\d{0,2}(,\d{3})*)(\.\d+)?\s*$")  # 12 and 1,234 and 1,234.5
@@ -76,8 +66,12 @@ class Table:
     rows: Callable[[], Iterator[Row]] = field(repr=False)
     digest: str  # of the content
     header: bool = True  # False: the columns are named by their numbers
+    header_location: str = ""  # file and line of the header, for messages; of delimited text only
     row_unit: str = "line"  # what row numbers count: "line" or "row"
-    decimal_commas: tuple[str, ...] = ()  # columns of such numbers; their cells have points
+    # columns whose numbers have decimal commas in the file; in `rows` they have decimal points
+    decimal_commas: tuple[str, ...] = ()
+    # the location of a row by its number, for a table of several files
+    locate: Callable[[int], str] | None = field(default=None, repr=False)
 
     def column(self, name: str) -> int:
         """The index of a column, by its name or its number, from 1."""
@@ -85,11 +79,17 @@ class Table:
             return self.columns.index(name)
         if name.isdecimal() and 1 <= int(name) <= len(self.columns):
             return int(name) - 1
-        raise DataError(f"{self.path} has no column {name!r}\n{self.listing()}")
+        raise DataError(
+            f"{self.header_location or self.path} has no column {name!r}\n{self.listing()}"
+        )
 
     def location(self, number: int) -> str:
         """The location of a row, for a message."""
-        return f"{self.path}, {self.row_unit} {number}"
+        return self.locate(number) if self.locate else f"{self.path}, {self.row_unit} {number}"
+
+    def short_location(self, number: int) -> str:
+        """The location of a row, without the path of the table."""
+        return self.location(number).removeprefix(f"{self.path}, ")
 
     def listing(self) -> str:
         """The columns with the beginning of their first cells, for a message."""
@@ -100,6 +100,13 @@ class Table:
         listed = ", ".join(f"{name} ({preview(str(cell))})" for name, cell in islice(cells, 20))
         more = f", … {len(self.columns) - 20} more" if len(self.columns) > 20 else ""
         return f"its columns, with their first row ({self.format}): {listed}{more}"
+
+
+def text_cell(location: str, cell: Any) -> str:
+    """The text of a cell, empty if it is missing; raise `DataError` for other values."""
+    if cell is not None and not isinstance(cell, str):
+        raise DataError(f"{location}: a text is a string, not {preview(str(cell))}")
+    return cell or ""
 
 
 def is_number(cell: Any) -> bool:
@@ -130,8 +137,37 @@ def has_decimal_commas(cells: Sequence[str], *, three_digits: bool) -> bool:
     )
 
 
-def has_comma(cell: Any) -> bool:
-    """Whether a cell is a number with a comma, decimal or between thousands."""
+def has_decimal_point(cell: str) -> bool:
+    """Whether a cell is a number whose point is decimal: 3.14 and 0.125, not 1.234 or 12."""
+    is_grouped = DECIMAL_COMMA.match(cell) and not re.match(r"\s*[+-]?0", cell)
+    return "." in cell and is_number(cell) and not is_grouped
+
+
+def replace_decimal_commas(table: Table, columns: Sequence[str]) -> Table:
+    """The table with decimal points in these columns, whose numbers have decimal commas."""
+    if not columns:
+        return table
+    indices = [table.columns.index(name) for name in columns]
+
+    def rows() -> Iterator[Row]:
+        for number, row in table.rows():
+            cells = list(row)
+            for index in indices:
+                cell = cells[index]
+                if isinstance(cell, str) and DECIMAL_COMMA.match(cell):  # others are refused later
+                    cells[index] = cell.replace(".", "").replace(",", ".")
+            yield number, tuple(cells)
+
+    return replace(
+        table,
+        format=f"{table.format}, decimal commas in {', '.join(columns)}",
+        rows=rows,
+        decimal_commas=(*table.decimal_commas, *columns),
+    )
+
+
+def is_number_with_comma(cell: Any) -> bool:
+    """Whether a cell is a number with a decimal comma, or with commas between thousands."""
     return (
         isinstance(cell, str)
         and "," in cell

@@ -16,10 +16,10 @@ class TagScheme:
 
     name: str | None  # None: the tags mark no spans (parts of speech)
     tags: Sequence[Sequence[str]]
-    invalid: Sequence[int]  # the text of each invalid transition
+    invalid: Sequence[int]  # for each invalid transition, the index of its text
 
     def note(self, locations: Sequence[str]) -> str:
-        """The scheme for a description; `locations` say where each text is."""
+        """The scheme for a description; `locations` are those of the texts."""
         if self.name is None:
             return ""
         note = f"; {self.name}" + ("" if self.name == "IOB2" else " tags, read as IOB2")
@@ -30,8 +30,8 @@ class TagScheme:
         return f"{note}; {count} (the first in the text at {location})"
 
 
-def to_iob2(texts: Sequence[Sequence[str]]) -> TagScheme:
-    """Detect the tag scheme of some texts, count its violations, and convert the tags to IOB2.
+def to_iob2(sequences: Sequence[Sequence[str]]) -> TagScheme:
+    """Detect the tag scheme of tag sequences, find its violations, and convert the tags to IOB2.
 
         IOB2    B-x begins a span of kind x, I-x continues it
         IOB1    I-x begins it too; B-x only directly after a span of the same kind
@@ -41,26 +41,26 @@ def to_iob2(texts: Sequence[Sequence[str]]) -> TagScheme:
     >>> to_iob2([["I-place", "I-place", "B-place", "O"]])
     TagScheme(name='IOB1', tags=[['B-place', 'I-place', 'B-place', 'O']], invalid=[])
     """
-    matches = {tag: _TAG.fullmatch(tag) for tags in texts for tag in tags if tag != "O"}
+    matches = {tag: _TAG.fullmatch(tag) for tags in sequences for tag in tags if tag != "O"}
     prefixes = {match[1] for match in matches.values() if match is not None}
     if not matches or None in matches.values():
-        return TagScheme(None, texts, [])
+        return TagScheme(None, sequences, [])
     if prefixes <= {*"BI"}:
-        return _iob(texts)
+        return _iob(sequences)
     for name, ends in (("BILOU", "LU"), ("BIOES", "ES")):
         if prefixes <= {*"BI", *ends}:
             invalid = [
                 index
-                for index, tags in enumerate(texts)
+                for index, tags in enumerate(sequences)
                 for before, tag in zip(["O", *tags], [*tags, "O"], strict=True)
                 if not _follows(before, tag, ends)
             ]
             converted = [
                 [tag if tag == "O" else _TO_IOB2[tag[0]] + tag[1:] for tag in tags]
-                for tags in texts
+                for tags in sequences
             ]
             return TagScheme(name, converted, invalid)
-    return TagScheme(None, texts, [])
+    return TagScheme(None, sequences, [])
 
 
 def _follows(before: str, tag: str, ends: str) -> bool:
@@ -70,26 +70,26 @@ def _follows(before: str, tag: str, ends: str) -> bool:
     return tag[0] in ("O", "B", ends[1])
 
 
-def _iob(texts: Sequence[Sequence[str]]) -> TagScheme:
-    starts = [  # I-x that continues nothing: invalid in IOB2, the rule in IOB1
+def _iob(sequences: Sequence[Sequence[str]]) -> TagScheme:
+    starts = [  # I-x that does not continue a span: invalid in IOB2, the rule in IOB1
         index
-        for index, tags in enumerate(texts)
+        for index, tags in enumerate(sequences)
         for before, tag in _transitions(tags)
         if tag[0] == "I" and before[1:] != tag[1:]
     ]
     has_iob2_starts = any(  # B-x that IOB1 would write as I-x
         tag[0] == "B" and before[1:] != tag[1:]
-        for tags in texts
+        for tags in sequences
         for before, tag in _transitions(tags)
     )
     if has_iob2_starts or not starts:
-        return TagScheme("IOB2", texts, starts)
+        return TagScheme("IOB2", sequences, starts)
     converted = [
         [
             f"B{tag[1:]}" if tag != "O" and before[1:] != tag[1:] else tag
             for before, tag in _transitions(tags)
         ]
-        for tags in texts
+        for tags in sequences
     ]
     return TagScheme("IOB1", converted, [])
 
@@ -98,14 +98,13 @@ def _transitions(tags: Sequence[str]) -> Iterator[tuple[str, str]]:
     return zip(["O", *tags[:-1]], tags, strict=True)
 
 
-def check_classes(path: str, texts: Sequence[Sequence[str]], hint: str) -> None:
+def check_classes(path: str, sequences: Sequence[Sequence[str]], hint: str) -> None:
     """Raise if all tags are equal, or so many that the column probably holds words or numbers.
 
-    Classes may be a tenth of the words, ten of a short text if they are at most three quarters of
-    its words, and always four.
+    n words may have max(n / 10, min(10, 3 n / 4), 4) classes.
     """
-    words = sum(map(len, texts))
-    classes = {tag: None for tags in texts for tag in tags}
+    words = sum(map(len, sequences))
+    classes = {tag: None for tags in sequences for tag in tags}
     if len(classes) == 1:
         raise DataError(
             f"{path}: every word has the same class, {next(iter(classes))!r}; classification needs "

@@ -1,7 +1,6 @@
 """Documents of text, read in chunks, so that a file may be larger than memory."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -9,12 +8,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from regard.data.columns import Roles
+from regard.data.digest import json_digest
 from regard.data.tables import SUFFIXES as TABLE_SUFFIXES
-from regard.data.tables import Table
+from regard.data.tables import Table, text_cell
 from regard.data.text_files import NotTextError, Scan, open_bytes, preview, scan, stem, suffix
-from regard.data.validation_split import check_fraction
+from regard.data.validation_split import check_fraction, describe_overlap
 from regard.errors import DataError
 from regard.text.tokenizer import check_text
+from regard.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Document:
     start: int
     stop: int
     ends: bool = True  # False if `split` divided it here
-    crlf: bool = False  # whether it has line ends \r\n, which `Text` reads as \n
+    crlf: bool = False  # whether it has line endings \r\n, which `Text` reads as \n
 
     @property
     def size(self) -> int:
@@ -37,20 +38,20 @@ class Document:
         """Chunks of at most `limit` bytes, whole lines if possible, and whether it is the last."""
         with open_bytes(self.origin) as stream:
             stream.seek(self.start)
-            remaining, rest = self.size, b""
+            remaining, pending = self.size, b""
             while remaining:
-                data = stream.read(min(remaining, limit - len(rest)))
+                data = stream.read(min(remaining, limit - len(pending)))
                 if not data:
                     raise DataError(f"{self.origin!s} became shorter while it was being read")
                 remaining -= len(data)
-                data = rest + data
+                data = pending + data
                 cut = _last_cut(data) if remaining else len(data)
                 if cut:
                     yield data[:cut], not remaining
-                rest = data[cut:]
+                pending = data[cut:]
 
     def split_at(self, offset: int) -> tuple["Document", "Document"]:
-        """The parts before and after byte `offset`, or the character that it belongs to."""
+        """The documents before and after byte `offset`, moved back to the start of a character."""
         offset += self.start
         with open_bytes(self.origin) as stream:
             first = max(self.start, offset - 3)  # a character has at most four bytes
@@ -59,7 +60,7 @@ class Document:
         while offset > first and _is_continuation(data[offset - first]):
             offset -= 1
         if data[: offset - first + 1].endswith(b"\r\n"):
-            offset -= 1  # the line end stays whole
+            offset -= 1  # do not split the line ending
         return replace(self, stop=offset, ends=False), replace(self, start=offset)
 
 
@@ -68,7 +69,10 @@ def _is_continuation(byte: int) -> bool:
 
 
 def _last_cut(data: bytes) -> int:
-    """The offset after the last newline; without one, before the last (incomplete?) character."""
+    """The offset after the last newline; without one, before the last character.
+
+    The last character may be incomplete.
+    """
     if newline := data.rfind(b"\n") + 1:
         return newline
     offset = len(data) - 1
@@ -79,7 +83,7 @@ def _last_cut(data: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One or several documents of text, and a description of what was found."""
+    """One or several documents of text, with a description of what was read and skipped."""
 
     kind: ClassVar[str] = "text"
     name: str
@@ -120,28 +124,28 @@ class Text:
         check_fraction(fraction)
         remaining = int(self.size * (1 - Fraction(str(fraction))))
         train: list[Document] = []
-        rest = list(self.documents)
-        while rest and remaining >= rest[0].size:
-            remaining -= rest[0].size
-            train.append(rest.pop(0))
-        if rest and remaining:
-            before, after = rest[0].split_at(remaining)
+        validation = list(self.documents)
+        while validation and remaining >= validation[0].size:
+            remaining -= validation[0].size
+            train.append(validation.pop(0))
+        if validation and remaining:
+            before, after = validation[0].split_at(remaining)
             train += [before] if before.size else []
-            rest[0] = after
-        if not train or not rest:
+            validation[0] = after
+        if not train or not validation:
             raise DataError(
                 f"{self.name}: {self.size} bytes are too few for a validation fraction of "
                 f"{fraction};\ngive more text, or a separate validation file"
             )
-        first, last = (sum(document.size for document in part) for part in (train, rest))
-        description = f"{self.description}; the first {first:,} bytes"
+        first, last = (sum(document.size for document in part) for part in (train, validation))
+        description = f"{self.description}; the first {first:,} bytes for training"
         return (
             replace(self, description=description, documents=tuple(train)),
-            replace(self, description=f"the last {last:,} bytes", documents=tuple(rest)),
+            replace(self, description=f"the last {last:,} bytes", documents=tuple(validation)),
         )
 
     def first_rows(self, count: int) -> list[str]:
-        """The beginnings of the first texts, for a preview."""
+        """The beginnings of the first documents, for a preview."""
         first = (next(document.chunks(256))[0] for document in self.documents[:count])
         return [preview(data.decode("utf-8")) for data in first]
 
@@ -153,29 +157,26 @@ class Text:
         """This validation text; the description says how many files are in the training data."""
         train_digests = {document.digest for document in train.documents}
         count = sum(document.digest in train_digests for document in self.documents)
-        if not count:
-            return self
-        note = f"overlap: {count:,} of the {len(self.documents):,} files are in the training data"
-        return replace(self, description=f"{self.description}; {note}")
+        return describe_overlap(self, count, len(self.documents), "files")
 
     def fingerprint(self) -> str:
         """A sha256 of the content and its division into documents."""
-        spans = [
+        ranges = [
             (doc.digest, doc.start, doc.stop, doc.ends, *(["crlf"] if doc.crlf else []))
             for doc in self.documents
         ]
-        return hashlib.sha256(json.dumps([self.lower, spans]).encode()).hexdigest()
+        return json_digest(self.lower, ranges)
 
 
 def from_strings(name: str, description: str, documents: Iterable[str]) -> Text:
     """Text in memory."""
     contents = [check_text(document).encode() for document in documents if document]
-    spans = (
+    parts = (
         Document(content, hashlib.sha256(content).hexdigest(), 0, len(content))
         for content in contents
     )
     size = format_bytes(sum(map(len, contents)))
-    return Text(name, f"{description}, {size}", tuple(spans))
+    return Text(name, f"{description}, {size}", tuple(parts))
 
 
 def from_table(table: Table, roles: Roles) -> Text:
@@ -184,10 +185,8 @@ def from_table(table: Table, roles: Roles) -> Text:
     documents: list[str] = []
     skipped = 0
     for number, row in table.rows():
-        cell = row[column]
-        if cell is not None and not isinstance(cell, str):
-            raise DataError(f"{table.location(number)}: a text is a string, not {cell!r:.60}")
-        if cell and cell.strip():
+        cell = text_cell(table.location(number), row[column])
+        if cell.strip():
             documents.append(cell.replace("\r\n", "\n"))
         else:
             skipped += 1
@@ -200,11 +199,11 @@ def from_table(table: Table, roles: Roles) -> Text:
 
 
 def from_file(path: Path) -> Text:
-    """One file is one document."""
+    """The text of a file, as one document."""
     scanned = scan(path)
     document = _document(path, scanned)
     bom = "; skipped: its byte order mark" if scanned.start else ""
-    crlf = f"; {scanned.crlf:,} line ends CRLF, read as LF" if scanned.crlf else ""
+    crlf = f"; {scanned.crlf:,} CRLF line endings, read as LF" if scanned.crlf else ""
     description = f"text, 1 file, {format_bytes(document.size)}{bom}{crlf}"
     return Text(stem(path), description, (document,))
 
@@ -239,22 +238,9 @@ def from_files(name: str, paths: Iterable[Path], skipped: dict[str, list[str]]) 
     files = "1 file" if len(documents) == 1 else f"{len(documents):,} files"
     description = f"text, {files}, {size}" + (f"; skipped: {skipped_note}" if skipped_note else "")
     if crlf := sum(document.crlf for document in documents):
-        description += f"; {crlf:,} with CRLF line ends, read as LF"
+        description += f"; {crlf:,} with CRLF line endings, read as LF"
     origins = [document.origin for document in documents if isinstance(document.origin, Path)]
     if tables := [path.name for path in origins if suffix(path) in TABLE_SUFFIXES]:
         count = "a table" if len(tables) == 1 else f"{len(tables):,} tables"
         description += f"; {count} read as plain text ({tables[0]})"
     return Text(name, description, tuple(documents))
-
-
-def format_bytes(size: int) -> str:
-    """A number of bytes with a unit.
-
-    >>> format_bytes(1_115_394)
-    '1.1 MB'
-    """
-    amount, units = float(size), iter(["bytes", "kB", "MB", "GB"])
-    unit = next(units)
-    while amount >= 1000 and (larger := next(units, None)):
-        amount, unit = amount / 1000, larger
-    return f"{size} bytes" if unit == "bytes" else f"{amount:.1f} {unit}"

@@ -1,6 +1,6 @@
 """The user's text files: opened (gzip or not), checked to be UTF-8 text, and hashed.
 
-A file is read once for that; the cache folder keeps the result for large files.
+Each file is read once for these checks; the cache folder keeps the result for large files.
 """
 
 import codecs
@@ -24,7 +24,7 @@ from regard.files.cache import cache_folder
 from regard.files.untrusted import parse_json, read_text
 
 _CHUNK = 1 << 20
-_MIN_AGE = 2_000_000_000  # ns: a younger file may change again within the same mtime
+_MIN_AGE_NS = 2_000_000_000  # a younger file may change again within the same mtime
 
 _MAGIC = {  # the first bytes of files that are not text
     b"\x80\x02": "a pickle",
@@ -55,10 +55,10 @@ class NotTextError(DataError):
 class Scan:
     """The byte range of a file's text and the hash of the file."""
 
-    digest: str  # sha256 of the (unzipped) bytes
+    digest: str  # sha256 of the (decompressed) bytes
     start: int  # 3 after a byte order mark, else 0
     stop: int
-    crlf: int  # number of line ends \r\n
+    crlf: int  # number of line endings \r\n
 
 
 def open_bytes(origin: Path | bytes) -> BinaryIO:
@@ -76,7 +76,7 @@ def open_bytes(origin: Path | bytes) -> BinaryIO:
 def scan(path: Path) -> Scan:
     """Read and check a file; `NotTextError` names the line and byte that is not text.
 
-    Text is UTF-8 without NUL bytes and with at least one character that is not white space.
+    Text is UTF-8 without NUL bytes and with at least one character that is not whitespace.
     """
     try:
         status = path.stat()
@@ -91,9 +91,9 @@ def scan(path: Path) -> Scan:
         raise NotTextError(message, "not a file")
     key = str(path.absolute())
     # The ctime also reveals an edit that keeps the size and resets the mtime.
-    current = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    version = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
     large = status.st_size >= _CHUNK  # reading a small file is faster than the cache
-    if large and (cached := _read_entry(_cached_scans().get(key), current)) is not None:
+    if large and (cached := _read_entry(_cached_scans().get(key), version)) is not None:
         return cached
     try:
         with open_bytes(path) as stream:
@@ -102,14 +102,14 @@ def scan(path: Path) -> Scan:
         raise NotTextError(f"{path} is a corrupted gzip file: {error}", "corrupted gzip") from None
     except OSError as error:
         raise NotTextError(f"{path} cannot be read: {error.strerror}", "unreadable") from None
-    if large and time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _MIN_AGE:
-        fields = [*current, *astuple(scanned)]
+    if large and time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _MIN_AGE_NS:
+        fields = [*version, *astuple(scanned)]
         _cache_scan(key, [*fields, _checksum(fields)])
     return scanned
 
 
 def read_lines(path: Path, scanned: Scan) -> Iterator[str]:
-    """The lines of a scanned file, without line ends."""
+    """The lines of a scanned file, without line endings."""
     # Split at \n only: str.splitlines also splits at the Unicode separators inside a sentence.
     with open_bytes(path) as stream:
         stream.seek(scanned.start)
@@ -145,7 +145,7 @@ def preview(line: str) -> str:
 def _scan_stream(path: Path, stream: BinaryIO) -> Scan:
     digest = hashlib.sha256()
     decoder = codecs.getincrementaldecoder("utf-8")()
-    offset, line, start, blank, crlf, last = 0, 1, 0, True, 0, b""
+    offset, line, start, is_blank, crlf, last_byte = 0, 1, 0, True, 0, b""
     while True:
         data = stream.read(_CHUNK)
         if offset == 0:
@@ -169,14 +169,14 @@ def _scan_stream(path: Path, stream: BinaryIO) -> Scan:
             ) from None
         if not data:
             break
-        blank = blank and not text.removeprefix("\ufeff").strip()
+        is_blank = is_blank and not text.removeprefix("\ufeff").strip()
         digest.update(data)
         offset += len(data)
         line += data.count(b"\n")
-        crlf += data.count(b"\r\n") + (last == b"\r" and data[:1] == b"\n")
-        last = data[-1:]
-    if blank:
-        problem = "is empty" if offset == start else f"holds only white space ({offset} bytes)"
+        crlf += data.count(b"\r\n") + (last_byte == b"\r" and data[:1] == b"\n")
+        last_byte = data[-1:]
+    if is_blank:
+        problem = "is empty" if offset == start else f"holds only whitespace ({offset} bytes)"
         raise NotTextError(f"{path} {problem}; there is no text to train on", "empty")
     return Scan(digest.hexdigest(), start, offset, crlf)
 
@@ -185,7 +185,9 @@ def _check_magic(path: Path, data: bytes) -> None:
     for magic, file_type in _MAGIC.items():
         if data.startswith(magic):
             advice = (
-                "save it as UTF-8" if file_type == "UTF-16" else "give a text file, or gzip of one"
+                "save it as UTF-8"
+                if file_type == "UTF-16"
+                else "give a text file, or a gzipped one"
             )
             raise NotTextError(f"{path} is {file_type}, not UTF-8 text; {advice}", "binary")
 
@@ -198,14 +200,14 @@ def _cached_scans() -> dict[str, Any]:
     return scans if isinstance(scans, dict) else {}
 
 
-def _read_entry(entry: Any, current: list[int]) -> Scan | None:
+def _read_entry(entry: Any, version: list[int]) -> Scan | None:
     """The scan of an entry of the cache; None if the file has changed or the entry is corrupted."""
-    if not isinstance(entry, list) or entry[: len(current)] != current:
+    if not isinstance(entry, list) or entry[: len(version)] != version:
         return None
     *fields, checksum = entry
     if checksum != _checksum(fields):
         return None
-    return Scan(*fields[len(current) :])
+    return Scan(*fields[len(version) :])
 
 
 def _checksum(fields: list[Any]) -> int:

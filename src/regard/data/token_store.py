@@ -132,10 +132,10 @@ def pair_store(pairs: Pairs, source_tokenizer: Tokenizer, target_tokenizer: Toke
         return _write_pairs(folder, pairs, tokenizers)
 
     def check(folder: Path) -> str | None:
-        sides = (
+        problems = (
             _check_ids(folder / f"{side}.bin", tokenizer) for side, tokenizer in tokenizers.items()
         )
-        return next((problem for problem in sides if problem is not None), None)
+        return next((problem for problem in problems if problem is not None), None)
 
     folder, _ = cached_folder("tokens", key, write, check)
     source, target = (
@@ -203,7 +203,7 @@ def _write_pairs(folder: Path, pairs: Pairs, tokenizers: dict[str, Tokenizer]) -
 
 
 def _to_bytes(ids: Sequence[int] | NDArray[np.uint32], tokenizer: Tokenizer) -> bytes:
-    """Ids as they are stored; raise if one is outside the vocabulary."""
+    """The bytes of ids as they are stored; raise if an id is outside the vocabulary."""
     array = np.asarray(ids, np.int64)
     if array.size and not 0 <= array.min() <= array.max() < tokenizer.vocab_size:
         outside = array[(array < 0) | (array >= tokenizer.vocab_size)][0]
@@ -216,7 +216,7 @@ def _to_bytes(ids: Sequence[int] | NDArray[np.uint32], tokenizer: Tokenizer) -> 
 
 
 def _check_ids(path: Path, tokenizer: Tokenizer) -> str | None:
-    """The problem with a file of ids if one is outside the vocabulary."""
+    """A message if a file has an id outside the vocabulary, else None."""
     largest = int(_memory_map(path, _dtype(tokenizer)).max(initial=0))
     if largest < tokenizer.vocab_size:
         return None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.explain.trace import ablate, matching_modules, trace
 from regard.nn.attention import Attention
+from regard.nn.state import Source
 
 
 @torch.no_grad()
@@ -23,30 +24,33 @@ def head_effects(
     pattern: str = "*",
     mean: bool = False,
 ) -> dict[str, Float[Tensor, " heads"]]:
-    """The change of a loss when the output of one head is 0, or its mean; for every head.
+    """The change of a loss when the output of one head is replaced by 0 or its mean, per head.
 
         effect_h = loss(without head h) - loss
 
     `loss` runs the model and returns a number; it is called once for each head.
     """
     attentions = matching_modules(model, Attention, pattern, "attention")
-    before = float(loss())
+    original_loss = float(loss())
     effects = {}
     for name, attention in attentions.items():
         losses = []
         for head in range(attention.heads):
             with trace(model, (), edit={f"{name}.heads_hook": ablate(heads=[head], mean=mean)}):
                 losses.append(float(loss()))
-        effects[name] = torch.tensor(losses) - before
+        effects[name] = torch.tensor(losses) - original_loss
     return effects
 
 
-def next_token_loss(model: nn.Module, ids: Sequence[int]) -> Callable[[], Float[Tensor, ""]]:
-    """A loss for the function above: the mean cross-entropy of every id but the first."""
+def next_token_loss(
+    model: nn.Module, ids: Sequence[int], *, source: Source | None = None
+) -> Callable[[], Float[Tensor, ""]]:
+    """A loss for `head_effects`: the mean cross-entropy of every id but the first."""
     row = torch.tensor([ids], device=next(model.parameters()).device)
+    arguments = {} if source is None else {"source": source}
 
     def loss() -> Tensor:
-        logits = cast(Any, model.head)(model(row[:, :-1])[0])
+        logits = cast(Any, model.head)(model(row[:, :-1], **arguments)[0])
         return F.cross_entropy(logits.float(), row[0, 1:])
 
     return loss
@@ -80,7 +84,8 @@ def probe(
     count, classes = len(labels), int(labels.max()) + 1 if len(labels) else 0
     if classes < 2 or count < folds:
         raise ConfigError(
-            f"a probe needs two labels and {folds} examples; these are {count} of {classes} label"
+            f"a probe needs at least 2 classes and {folds} examples; there are {count} examples of "
+            f"{classes} class{'es' * (classes != 1)}"
         )
     x, labels = x.detach().double(), labels.to(x.device)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""Gradient flow: the norm of a loss's gradient at the state of each earlier position."""
+"""Gradient flow: the norm of a loss's gradient with respect to the state of each position."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -86,7 +86,7 @@ def gradient_flow(
 class GradientFlow:
     """The tokens that a model has read, and the gradient norm at each of them, per layer."""
 
-    pieces: list[str]
+    tokens: list[str]
     layers: dict[str, Float[Tensor, " time"]]  # from the input up
 
     def by_distance(self, layer: int = 0) -> list[float]:
@@ -95,18 +95,18 @@ class GradientFlow:
         return norms[::-1]
 
     def __repr__(self) -> str:
-        return f"GradientFlow({len(self.pieces)} tokens, {len(self.layers)} layers)"
+        return f"GradientFlow({len(self.tokens)} tokens, {len(self.layers)} layers)"
 
     def _repr_html_(self) -> str:
         norms = zip(*(norms.tolist() for norms in self.layers.values()), strict=True)
-        rows = zip(map(visible, self.pieces), norms, strict=True)
-        cells = ((piece, *(f"{norm:.3g}" for norm in row)) for piece, row in rows)
+        rows = zip(map(visible, self.tokens), norms, strict=True)
+        cells = ((token, *(f"{norm:.3g}" for norm in row)) for token, row in rows)
         return html_table(cells, header=("token", *self.layers))
 
     def to_pandas(self) -> "DataFrame":
         """A row for each token, a column for each layer."""
         columns = {name: norms.tolist() for name, norms in self.layers.items()}
-        return data_frame({"token": self.pieces, **columns})
+        return data_frame({"token": self.tokens, **columns})
 
     def figure(self, layer: int = 0) -> "Figure":
         """The norms of one layer over the distance, as a matplotlib figure."""
@@ -143,14 +143,14 @@ def require_gradients(model: nn.Module) -> None:
 def last_token_gradients(
     model: nn.Module,
     ids: Sequence[int],
-    pieces: list[str],
+    tokens: list[str],
     *,
     source: Source | None = None,
 ) -> GradientFlow:
     """The gradient flow of the cross-entropy of the last id, predicted from those before it.
 
-    `pieces` are the tokens at which it is measured: the earlier ids, or with a `source` its
-    tokens in the order in which the encoder reads them.
+    `tokens` are those at which the norm is measured: the tokens of all ids but the last, or with a
+    `source` its tokens, in the order in which the encoder reads them.
     """
     if len(ids) < 2:
         raise ConfigError(
@@ -167,4 +167,4 @@ def last_token_gradients(
         return F.cross_entropy(logits.float(), target)
 
     flow = gradient_flow(model, loss, pattern="*" if source is None else "encoder.*")
-    return GradientFlow(pieces, {name: norms[0].cpu() for name, norms in flow.items()})
+    return GradientFlow(tokens, {name: norms[0].cpu() for name, norms in flow.items()})

@@ -1,4 +1,4 @@
-"""Measures of attention heads: entropy, distance, and which head does what."""
+"""Measures of attention heads: entropy, distance, and scores of known behaviours."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +15,7 @@ from regard.explain.data_frame import data_frame
 from regard.html import html_table
 from regard.nn.block import Block
 from regard.nn.head import Head
+from regard.nn.norm import RMSNorm
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -24,12 +25,12 @@ Scores = Float[Tensor, "*heads"]
 
 
 def entropy(weights: Weights) -> Float[Tensor, "*heads time"]:
-    """H_i = -sum_j w_ij ln w_ij, in nats: 0 for one key, ln n for n equal ones."""
+    """H_i = -sum_j w_ij ln w_ij, in nats: 0 if one key has all weight, ln n for n equal keys."""
     return -torch.xlogy(weights, weights).sum(-1)
 
 
 def distance(weights: Weights) -> Float[Tensor, "*heads time"]:
-    """d_i = sum_j w_ij |i - j|, in tokens: how far each query looks."""
+    """d_i = sum_j w_ij |i - j|, in tokens: the mean distance from each query to its keys."""
     time, seen = weights.shape[-2:]
     i = torch.arange(time, device=weights.device).unsqueeze(1)
     j = torch.arange(seen, device=weights.device)
@@ -37,7 +38,7 @@ def distance(weights: Weights) -> Float[Tensor, "*heads time"]:
 
 
 def previous_token_score(weights: Weights) -> Scores:
-    """The mean of w_{i, i-1} over i >= 1: 1 for a head that only looks at the token before."""
+    """The mean of w_{i, i-1} over i >= 1: 1 for a head that attends to the previous token only."""
     return weights.diagonal(-1, -2, -1).mean(-1)
 
 
@@ -46,10 +47,10 @@ def induction_score(weights: Weights, ids: Int[Tensor, " time"]) -> Scores:
 
         s = mean_i sum_{j < i, id_{j-1} = id_i} w_ij,      over i with such a j
 
-    Prefix matching of Olsson et al. 2022; on a text without repetition there is no such i: 0.
+    The prefix-matching score of Olsson et al. 2022; 0 if no token is repeated.
     """
-    after = torch.cat([ids.new_full((1,), -1), ids[:-1]])  # id_{j-1}
-    return _mean_weight_on(weights, ids.unsqueeze(1) == after)
+    previous_ids = torch.cat([ids.new_full((1,), -1), ids[:-1]])  # id_{j-1}
+    return _mean_weight_on(weights, ids.unsqueeze(1) == previous_ids)
 
 
 def duplicate_token_score(weights: Weights, ids: Int[Tensor, " time"]) -> Scores:
@@ -57,13 +58,13 @@ def duplicate_token_score(weights: Weights, ids: Int[Tensor, " time"]) -> Scores
     return _mean_weight_on(weights, ids.unsqueeze(1) == ids)
 
 
-def _mean_weight_on(weights: Tensor, chosen: Tensor) -> Tensor:
-    """The mean over rows with a chosen earlier column of their weight on chosen columns."""
-    chosen = chosen.tril(-1)
-    rows = chosen.any(-1)
+def _mean_weight_on(weights: Tensor, selected: Tensor) -> Tensor:
+    """The weight on selected earlier columns, averaged over the rows that have any."""
+    selected = selected.tril(-1)
+    rows = selected.any(-1)
     if not bool(rows.any()):
         return weights.new_zeros(weights.shape[:-2])
-    return (weights * chosen).sum(-1)[..., rows].mean(-1)
+    return (weights * selected).sum(-1)[..., rows].mean(-1)
 
 
 @torch.no_grad()
@@ -72,8 +73,9 @@ def copying_scores(model: nn.Module) -> dict[str, Float[Tensor, " heads"]]:
 
         s_h = sum_k Re(e_k) / sum_k |e_k|,      e the eigenvalues of U O_h V_h E
 
-    E is the embedding, U the output matrix, V_h and O_h the head's; the gains of the norms between
-    them are included. The eigenvalues are those of V_h E U O_h, which is as wide as a head.
+    E is the embedding, U the output matrix, V_h and O_h are the value and output matrices of the
+    head; the gains of the norms between them are included. The same nonzero eigenvalues are
+    computed from V_h E U O_h, which has only head_dim rows and columns.
     Elhage et al. 2021.
     """
     side, stack = text_stack(model)
@@ -109,7 +111,7 @@ def copying_scores(model: nn.Module) -> dict[str, Float[Tensor, " heads"]]:
 
 
 def _gain(norm: nn.Module) -> Tensor:
-    gain = getattr(norm, "scale", norm.weight)  # of RMSNorm, possibly 1 + weight
+    gain = norm.gain if isinstance(norm, RMSNorm) else norm.weight
     return cast(Tensor, gain).double()
 
 
@@ -134,7 +136,7 @@ class HeadScores:
 
     def _table(self, behaviour: str) -> Tensor:
         if behaviour not in self.scores:
-            raise ConfigError(f"no scores of {behaviour!r}; there are {', '.join(self.scores)}")
+            raise ConfigError(f"no scores of {behaviour!r}; available: {', '.join(self.scores)}")
         return self.scores[behaviour]
 
     def __repr__(self) -> str:
@@ -175,25 +177,31 @@ def find_heads(
 ) -> HeadScores:
     """Score every head of a decoder on random sequences that are repeated once.
 
-    `rows` sequences of `length` distinct tokens, each followed by itself, so that attention to the
-    token before, to the same token and to what followed it are told apart. `tokens` are the ids to
-    draw from, by default the whole vocabulary. With it come the entropy and the distance of the
-    attention, and the copying score, which depends on the weights only.
+    The model reads `rows` sequences of `length` distinct tokens, each followed by a copy of itself,
+    so that attention to the previous token, to the same token and to the token after it can be
+    distinguished. The tokens are drawn from `tokens`, by default the whole vocabulary. The entropy
+    and the distance of the attention are measured on the same sequences. The copying score, which
+    depends on the weights only, is included for models that have one.
     """
     side, stack = text_stack(model)
     if side != "decoder" or getattr(model, "encoder", None) is not None:
-        raise ConfigError("find_heads needs a decoder: induction is about earlier tokens")
+        raise ConfigError(
+            "find_heads needs a decoder: its scores measure attention to earlier tokens"
+        )
     size = int(cast(int, model.vocab_size))
     pool = torch.arange(size) if tokens is None else torch.tensor(list(tokens))
     context = getattr(model, "context", None)
     length = min(length, len(pool), (context or 2 * length) // 2)
     if length < 2:
-        raise ConfigError(f"{len(pool)} tokens and context={context} are too few to repeat any")
+        raise ConfigError(
+            f"{len(pool)} tokens and context={context} are too few: find_heads repeats a sequence "
+            "of at least 2 tokens"
+        )
     generator = torch.Generator().manual_seed(seed)
-    once = torch.stack(
+    sequences = torch.stack(
         [pool[torch.randperm(len(pool), generator=generator)[:length]] for _ in range(rows)]
     )
-    ids = torch.cat([once, once], 1).to(next(model.parameters()).device)
+    ids = torch.cat([sequences, sequences], 1).to(next(model.parameters()).device)
     maps = attention_maps(
         model, lambda: model(ids), pattern=f"{side}.blocks.*.attention", call=None
     )
@@ -201,20 +209,20 @@ def find_heads(
     for weights in maps.values():
         per_row = [
             {
-                "previous_token": previous_token_score(each),
-                "induction": induction_score(each, row),
-                "duplicate_token": duplicate_token_score(each, row),
-                "entropy": entropy(each).mean(-1),
-                "distance": distance(each).mean(-1),
+                "previous_token": previous_token_score(w),
+                "induction": induction_score(w, row),
+                "duplicate_token": duplicate_token_score(w, row),
+                "entropy": entropy(w).mean(-1),
+                "distance": distance(w).mean(-1),
             }
-            for each, row in zip(weights, ids, strict=True)
+            for w, row in zip(weights, ids, strict=True)
         ]
         for name in per_row[0]:
             measured.setdefault(name, []).append(
                 torch.stack([scores[name] for scores in per_row]).mean(0).cpu()
             )
     scores = {name: torch.stack(layers) for name, layers in measured.items()}
-    with suppress(ConfigError):  # where the score is not defined
+    with suppress(ConfigError):  # the score is not defined for every model
         copying = list(copying_scores(model).values())
         scores["copying"] = torch.stack(
             [copying[n % len(copying)].cpu() for n in range(len(stack.layers))]

@@ -1,10 +1,14 @@
-"""Attention over the regions of an image, drawn on the image for each word of its caption."""
+"""Attention over the regions of an image, drawn on the image."""
 
 from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
 
 from regard.explain.render.figure import new_figure, style
+from regard.explain.render.terminal import heads_overview
+from regard.explain.render.token_text import attention_vmax, truncate, visible
 from regard.explain.token_map import AttentionMap
 
 if TYPE_CHECKING:
@@ -12,31 +16,83 @@ if TYPE_CHECKING:
 
 COLUMNS = 6  # images side by side
 INCHES = 1.4  # side of an image
+MAX_TITLE = 14  # characters above an image
 
 
 class ImageAttentionMap(AttentionMap):
-    """The attention weights of each token of a caption over the regions of its image."""
+    """The attention weights over the regions of an image.
+
+    Of cross-attention, those of each token of a caption; of self-attention, those of the image's
+    own patches.
+    """
 
     __slots__ = ()
 
-    def figure(self, head: int | None = None, *, title: str = "") -> "Figure":
-        """The image for each token, brighter where it attends to; the mean of the heads or one."""
+    def region_weights(
+        self, head: int | None = None
+    ) -> tuple[list[str], Float[Tensor, "maps height width"]]:
+        """Weights as maps of the image, and their names.
+
+        Of cross-attention, one for each token, the mean of the heads or of one of them. Of
+        self-attention, one for each head: the weights of the class token, or without one the mean
+        of the weights of all patches.
+        """
         assert self.image is not None
-        weights = self.mean() if head is None else self.one_head(head).values[0]
+        selected = self if head is None else self.one_head(head)
+        if self.kind == "cross":
+            names, weights = self.rows, selected.mean()
+        else:
+            names = selected.headings
+            weights = selected.values[:, 0] if self._has_class_token else selected.values.mean(1)
+        return names, weights[:, self.image.skipped :].unflatten(1, self.image.grid)
+
+    @property
+    def _has_class_token(self) -> bool:
+        return self.rows[:1] == ["<cls>"]
+
+    @property
+    def _explanation(self) -> str:
+        """Whose weights the maps of the image show."""
+        if self.kind == "cross":
+            return "of each token over the image"
+        return "of <cls> over the image" if self._has_class_token else "to each patch, mean"
+
+    def text(self, head: int | None = None, *, width: int = 100, colour: bool = False) -> str:
+        """The image's regions as maps for a terminal; of one head of self-attention all weights."""
+        if self.kind == "self" and head is not None:
+            return super().text(head, width=width, colour=colour)
+        names, weights = self.region_weights(head)
+        titles = map(visible, names) if self.kind == "cross" else names
+        maps = heads_overview(
+            weights,
+            width=width,
+            colour=colour,
+            high=attention_vmax(0.0, len(self.columns)),
+            headings=[truncate(name, MAX_TITLE) for name in titles],
+            unit="regions",
+        )
+        return f"{self.title} {self._explanation}\n{maps}"
+
+    def figure(self, head: int | None = None, *, title: str = "") -> "Figure":
+        """The image for each map of `region_weights`, brighter where the weights are larger."""
+        assert self.image is not None
+        names, cells = self.region_weights(head)
         pixels = self.image.pixels.movedim(0, -1).float().cpu() / 255  # (height, width, channels)
         pixels = pixels.expand(-1, -1, 3)
-        cells = weights.unflatten(1, self.image.grid).unsqueeze(1).cpu()
+        cells = cells.unsqueeze(1).cpu()
         cells = cells / cells.amax((2, 3), keepdim=True).clamp_min(1e-9)
         bright = F.interpolate(cells, pixels.shape[:2], mode="nearest").squeeze(1)
-        columns = min(COLUMNS, len(self.rows))
-        lines = -(-len(self.rows) // columns)
+        columns = min(COLUMNS, len(names))
+        lines = -(-len(names) // columns)
         with style():
-            figure = new_figure(INCHES * columns, (INCHES + 0.25) * lines)
-            figure.set_label(f"{title or self.title} of each token over the image")
-            for index, (token, weight) in enumerate(zip(self.rows, bright, strict=True)):
+            figure = new_figure(max(3.2, INCHES * columns), (INCHES + 0.25) * lines + 0.3)
+            explanation = f"{f'{title}: ' if title else ''}{self.title} {self._explanation}"
+            figure.set_label(explanation)
+            figure.suptitle(explanation, size=9, x=0.01, ha="left")
+            for index, (name, weight) in enumerate(zip(names, bright, strict=True)):
                 axes = figure.add_subplot(lines, columns, index + 1)
-                shown = pixels * (0.25 + 0.75 * weight.unsqueeze(2))
-                axes.imshow(shown.numpy(), interpolation="nearest")
-                axes.set_title(token.strip() or repr(token))
+                shaded = pixels * (0.25 + 0.75 * weight.unsqueeze(2))
+                axes.imshow(shaded.numpy(), interpolation="nearest")
+                axes.set_title(truncate(name.strip() or repr(name), MAX_TITLE))
                 axes.set_axis_off()
         return figure

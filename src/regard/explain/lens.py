@@ -16,21 +16,22 @@ from regard.explain.render.token_text import visible
 from regard.explain.trace import run_eagerly, trace
 from regard.html import html_table
 from regard.nn.attention import Attention
-from regard.nn.block import Block, LayerNorm, LayerNormStd, RMSNorm
+from regard.nn.block import Block
 from regard.nn.head import Head
+from regard.nn.norm import LayerNorm, LayerNormStd, RMSNorm
 from regard.text import Tokenizer
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-LINEAR_PLACEMENTS = ("pre", "parallel", "parallel_norms")
+LINEAR_PLACEMENTS = ("pre", "parallel", "parallel_norms")  # the residual stream is a plain sum
 
 
 @torch.no_grad()
 def layer_states(
     model: nn.Module, ids: Int[Tensor, "batch time"]
 ) -> list[Float[Tensor, "batch time dim"]]:
-    """The residual stream before the first layer and after each, before the final norm."""
+    """The residual stream before the first layer and after each layer, without the final norm."""
     _, stack = text_stack(model)
     states: list[Tensor] = []
 
@@ -57,12 +58,13 @@ def logit_lens(
     *,
     lens: "TunedLens | None" = None,
     positions: Sequence[int] | None = None,
-) -> Float[Tensor, "layers batch time vocab"]:
+) -> Float[Tensor, "layers batch scored vocab"]:
     r"""The logits that the output layer computes from the residual stream of each layer.
 
         logits_l = U n(x_l),      l = 0 (embeddings), 1, ..., layers;   n the final norm
 
-    The last are the model's own. With `lens` x_l is translated first. nostalgebraist 2020.
+    The logits of the last layer are those of the model. With `lens`, x_l is translated first.
+    nostalgebraist 2020.
     """
     _, stack = text_stack(model)
     norm = nn.Identity() if stack.norm is None else stack.norm
@@ -118,12 +120,12 @@ def tune_lens(
             target = last.log_softmax(-1)
             loss = sum(
                 nn.functional.kl_div(
-                    each.log_softmax(-1).flatten(0, 1),
+                    layer_logits.log_softmax(-1).flatten(0, 1),
                     target.flatten(0, 1),
                     reduction="batchmean",
                     log_target=True,
                 )
-                for each in logits
+                for layer_logits in logits
             )
             optimizer.zero_grad()
             cast(Tensor, loss).backward()
@@ -152,12 +154,12 @@ class Lens:
         """From the logits of `logit_lens` for one text."""
         best = logits[:, 0].softmax(-1).max(-1)
         final = logits[-1, 0].argmax(-1)
-        chosen = logits[:, 0].gather(-1, final.expand(len(logits), -1).unsqueeze(-1))
+        final_logits = logits[:, 0].gather(-1, final.expand(len(logits), -1).unsqueeze(-1))
         return cls(
             [tokenizer.piece(id) for id in ids],
             [[tokenizer.piece(id) for id in layer] for layer in best.indices.tolist()],
             best.values.cpu(),
-            (logits[:, 0] > chosen).sum(-1).cpu(),
+            (logits[:, 0] > final_logits).sum(-1).cpu(),
         )
 
     def __repr__(self) -> str:
@@ -191,14 +193,15 @@ def direct_logit_attribution(
     against: int | None = None,
     position: int = -1,
 ) -> dict[str, float]:
-    r"""Direct logit attribution: what each component adds to a logit, through the final norm.
+    r"""Direct logit attribution: the contribution of each component to a logit.
 
         logit = sum_c u . g (c - mean(c)) / s + u . b + bias,      x = sum_c c
 
-    x is the last residual stream: the embeddings, each head's output O_h y_h, each feed-forward
-    layer's, and biases; s the scale of the final norm, g and b its gain and bias (no mean for
-    RMSNorm); u the row of the output matrix, with `against` the difference of two rows. The parts
-    add up to the logit. Elhage et al. 2021.
+    x is the residual stream after the last layer: the sum of the embeddings, the output O_h y_h of
+    each head, the output of each feed-forward layer, and biases. s is the scale of the final norm,
+    g and b are its gain and bias (RMSNorm subtracts no mean). u is the row of the output matrix,
+    with `against` the difference of two rows. The contributions add up to the logit.
+    Elhage et al. 2021.
     """
     side, stack = text_stack(model)
     blocks, head, norm = _blocks(stack), model.head, stack.norm
@@ -217,7 +220,9 @@ def direct_logit_attribution(
             f"{type(norm).__name__}"
         )
     if len(blocks) < len(stack.layers):
-        raise ConfigError("components of layers that share their weights cannot be told apart")
+        raise ConfigError(
+            "direct logit attribution cannot separate layers that share their weights"
+        )
     paths = [f"{side}.blocks.{index}" for index in range(len(blocks))]
     kinds = ["attention", *(["cross"] if blocks[0].cross is not None else [])]
     hook_points = [f"{path}.{kind}.heads_hook" for path in paths for kind in kinds]
@@ -230,8 +235,8 @@ def direct_logit_attribution(
             attention = cast(Attention, getattr(block, kind))
             y = values[f"{path}.{kind}.heads_hook"][0, :, position]  # (heads, value_dim)
             out = attention.out.weight.unflatten(1, (attention.heads, -1))
-            written = torch.einsum("dhv,hv->hd", out, y)
-            parts |= {f"{path}.{kind}.{h}": part for h, part in enumerate(written)}
+            head_outputs = torch.einsum("dhv,hv->hd", out, y)
+            parts |= {f"{path}.{kind}.{h}": x for h, x in enumerate(head_outputs)}
             if attention.out.bias is not None:
                 parts[f"{path}.{kind}.bias"] = attention.out.bias
         if block.ffn is not None:
@@ -245,8 +250,8 @@ def direct_logit_attribution(
         scale, gain = (total.square().mean() + norm.eps).sqrt(), norm.gain.double()
     head = cast(Head, head)
     u = _direction(head, token, against)
-    values_of = (stream * gain / scale) @ u
-    result = dict(zip(parts, values_of.tolist(), strict=True))
+    contributions = (stream * gain / scale) @ u
+    result = dict(zip(parts, contributions.tolist(), strict=True))
     constant = 0.0
     if (bias := getattr(norm, "bias", None)) is not None:
         constant += float(bias.double() @ u)

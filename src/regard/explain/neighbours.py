@@ -120,9 +120,8 @@ def compare_occurrences(
 ) -> dict[str, Any]:
     """Cosines between the vectors of a word at all its positions in a text.
 
-    `positions` are counted from 1. `table` compares the embedding vectors, which are
-    equal; `last layer`, where the model is `contextual`, its output vectors, which depend on the
-    context.
+    `positions` are counted from 1. `embedding` compares the embedding vectors, which are equal;
+    `last layer`, where the model is `contextual`, its output vectors, which depend on the context.
     """
     vectors = WordVectors.from_model(model, tokenizer)
     ids, id = tokenizer.encode(text), vectors.id(word)
@@ -132,7 +131,7 @@ def compare_occurrences(
             f"{word!r} occurs {len(positions)} times in the text; comparing needs at least 2"
         )
     result: dict[str, Any] = {"positions": [position + 1 for position in positions]}
-    result["table"] = cosines(vectors.table[[id] * len(positions)]).tolist()
+    result["embedding"] = cosines(vectors.table[[id] * len(positions)]).tolist()
     if contextual:
         prefix = tokenizer.prefix_ids
         if getattr(model.config, "architecture", None) == "encoder":

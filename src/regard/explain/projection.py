@@ -1,4 +1,4 @@
-"""Vectors in two dimensions, PCA and t-SNE, and similarities of positions."""
+"""Vectors projected to two dimensions (PCA, t-SNE), and similarities of positions."""
 
 import math
 
@@ -13,12 +13,12 @@ Vectors = Float[Tensor, "points dim"]
 
 
 def pca(x: Vectors, dims: int = 2) -> tuple[Float[Tensor, "points dims"], Float[Tensor, " dims"]]:
-    """The principal components of centred vectors, and the share of the variance of each.
+    """Project vectors on their principal components; also returns the explained variance ratio.
 
-    The sign of a component is such that its largest coordinate is positive.
+    The sign of a component is such that the projection of largest magnitude is positive.
     """
     if dims > min(x.shape):
-        raise ShapeError(f"{tuple(x.shape)} vectors have no {dims} principal components")
+        raise ShapeError(f"vectors of shape {tuple(x.shape)} have fewer than {dims} components")
     centred = x.double() - x.double().mean(0)
     u, s, _ = torch.linalg.svd(centred, full_matrices=False)
     points = u[:, :dims] * s[:dims]
@@ -103,7 +103,9 @@ def position_similarity(
         return (rotated @ rotated.T / width).unsqueeze(0).float()
     if (bias := position.bias(positions, positions)) is not None:
         return bias[0].float()
-    raise ConfigError(f"position encoding {type(position).__name__!r} does nothing to compare")
+    raise ConfigError(
+        f"position encoding {type(position).__name__!r} has no vectors, rotation or bias to compare"
+    )
 
 
 def position_indices(position: Position, length: int) -> Int[Tensor, "1 length"]:

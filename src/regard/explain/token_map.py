@@ -13,9 +13,9 @@ from regard.errors import ConfigError, ShapeError
 from regard.explain.data_frame import data_frame
 from regard.explain.render.explorer import PAGE_STYLE, explorer
 from regard.explain.render.figure import check_suffix, encode, page, save
-from regard.explain.render.maps import draw_maps, head_names
+from regard.explain.render.maps import draw_maps, draw_overview
 from regard.explain.render.terminal import heads_overview, heatmap
-from regard.explain.render.token_text import strongest
+from regard.explain.render.token_text import attention_vmax, head_names
 from regard.explain.trace import check_indices
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class TokenMap:
     @property
     def headings(self) -> list[str]:
         """The name of each matrix."""
-        return head_names(len(self.values)) if self.names is None else self.names
+        return head_names(range(len(self.values))) if self.names is None else self.names
 
     def _repr_html_(self) -> str:
         return explorer({self.title: self})
@@ -69,21 +69,24 @@ class TokenMap:
         return self.values.mean(0)
 
     def text(self, head: int | None = None, *, width: int = 100, colour: bool = False) -> str:
-        """A heat map for a terminal: one head, or all; of all heads of an alignment, the mean."""
-        high = strongest(0.0, len(self.columns))
-        if head is None and self.rows == self.columns:
+        """A heat map for a terminal: of one head, or of all heads.
+
+        All heads of self-attention are drawn side by side; of cross-attention, their mean.
+        """
+        high = attention_vmax(0.0, len(self.columns))
+        if head is None and self.rows == self.columns and self.kind != "cross":
             return heads_overview(self.values, width=width, colour=colour, high=high)
         values = self.mean() if head is None else self.one_head(head).values[0]
         return heatmap(values, self.rows, self.columns, width=width, colour=colour, high=high)
 
     def figure(self, head: int | None = None, *, title: str = "") -> "Figure":
         """All heads side by side, or one of them, as a matplotlib figure."""
-        shown = self if head is None else self.one_head(head)
+        selected = self if head is None else self.one_head(head)
         return draw_maps(
-            shown.values,
+            selected.values,
             self.rows,
             self.columns,
-            headings=shown.headings,
+            headings=selected.headings,
             title=title or self.title,
         )
 
@@ -95,8 +98,8 @@ class TokenMap:
         suffix = Path(path).suffix
         check_suffix(suffix)
         if suffix == ".html":
-            shown = self if head is None else self.one_head(head)
-            _save_page(self.title, {title or self.title: shown}, path)
+            selected = self if head is None else self.one_head(head)
+            _save_page(self.title, {title or self.title: selected}, path)
         else:
             save(encode(self.figure(head, title=title), suffix), path)
 
@@ -106,7 +109,7 @@ class TokenMap:
         return data_frame(values.tolist(), index=self.rows, columns=self.columns)
 
     def one_head(self, head: int) -> "TokenMap":
-        """The same with one matrix only."""
+        """The map of one head."""
         check_indices([head], len(self.values), "head")
         chosen = slice(head, head + 1)
         return replace(self, values=self.values[chosen], names=self.headings[chosen])
@@ -114,10 +117,10 @@ class TokenMap:
 
 @dataclass(frozen=True, slots=True)
 class ShownImage:
-    """The image under a map between patches."""
+    """The image that is drawn below an attention map, and its grid of patches."""
 
     pixels: UInt8[Tensor, "channels height width"]
-    grid: tuple[int, int]  # patches per column and per row
+    grid: tuple[int, int]  # rows and columns of patches
     skipped: int = 0  # tokens before the patches: the class token
 
 
@@ -125,7 +128,7 @@ class ShownImage:
 class AttentionMap(TokenMap):
     """The attention weights of one sequence, one matrix for each head: rows attend to columns.
 
-    `kind` is "self", or "cross" for an alignment.
+    `kind` is "self" or "cross", for self- or cross-attention.
     """
 
     kind: Kind = "self"
@@ -158,22 +161,37 @@ Map = TypeVar("Map", bound=TokenMap)
 
 
 class TokenMaps(dict[str, Map]):
-    """The maps of several modules by path; a notebook shows them as one page."""
+    """The maps of several modules by path; a notebook shows all of them in one element."""
 
     title = "maps"
 
     def _repr_html_(self) -> str:
         return explorer(self)
 
+    def figure(self, head: int | None = None) -> "Figure":
+        """All layers and heads, or one head of each layer, as a matplotlib figure."""
+        selected = self._of_head(head)
+        modules = {
+            name: (token_map.values, token_map.headings) for name, token_map in selected.items()
+        }
+        return draw_overview(modules, title=self.title)
+
     def save(self, path: Path | str, head: int | None = None) -> None:
-        """Write an interactive .html page with all layers and heads; needs no network."""
-        if Path(path).suffix != ".html":
-            raise ConfigError(
-                f"{path}: all layers are written as .html; save one of {', '.join(self)} as a "
-                "figure: maps[name].save(path)"
-            )
-        shown = self if head is None else {name: each.one_head(head) for name, each in self.items()}
-        _save_page(self.title, shown, path)
+        """Write all layers and heads, or one head of each layer, by the suffix of `path`.
+
+        .html is an interactive page, which needs no network; .svg, .png and .pdf are `figure`.
+        """
+        suffix = Path(path).suffix
+        check_suffix(suffix)
+        if suffix == ".html":
+            _save_page(self.title, self._of_head(head), path)
+        else:
+            save(encode(self.figure(head), suffix), path)
+
+    def _of_head(self, head: int | None) -> Mapping[str, TokenMap]:
+        if head is None:
+            return self
+        return {name: token_map.one_head(head) for name, token_map in self.items()}
 
 
 class AttentionMaps(TokenMaps[AttentionMap]):
@@ -184,11 +202,11 @@ class AttentionMaps(TokenMaps[AttentionMap]):
     @property
     def self_attention(self) -> list[AttentionMap]:
         """The maps of self-attention of the decoder, or else of the encoder, by layer."""
-        maps = [each for each in self.items() if each[1].kind == "self"]
-        inner = [each for each in maps if not each[0].startswith("encoder")] or maps
-        if not inner:
-            raise ConfigError(f"no self-attention here; there is {', '.join(self)}")
-        return [each for _, each in sorted(inner, key=lambda item: _numbers(item[0]))]
+        maps = {name: token_map for name, token_map in self.items() if token_map.kind == "self"}
+        names = [name for name in maps if not name.startswith("encoder")] or list(maps)
+        if not names:
+            raise ConfigError(f"no self-attention among these maps: {', '.join(self)}")
+        return [maps[name] for name in sorted(names, key=_layer_indices)]
 
 
 class StateMaps(TokenMaps[StateMap]):
@@ -201,5 +219,5 @@ def _save_page(title: str, maps: Mapping[str, TokenMap], path: Path | str) -> No
     save(page(title, explorer(maps), PAGE_STYLE).encode(), path)
 
 
-def _numbers(path: str) -> list[int]:
+def _layer_indices(path: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", path)]

@@ -1,5 +1,6 @@
 """Read and replace activations: forward hooks on a model's hook points."""
 
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,10 +30,10 @@ class Trace(dict[str, Tensor]):
     """The recorded activations by the path of their hook point."""
 
     def __missing__(self, name: str) -> Tensor:
-        recorded = _list_names(self) if self else "nothing was recorded"
+        recorded = list_available(self) if self else "nothing was recorded"
         raise RegardError(
-            f"{name!r} was not recorded; {recorded}. Call the model inside the `with`; a captured "
-            "CUDA graph runs no hooks"
+            f"{name!r} was not recorded; {recorded}. Call the model inside the `with` block; "
+            "a captured CUDA graph runs no hooks"
         )
 
     def __repr__(self) -> str:
@@ -59,7 +60,7 @@ def trace(
     *,
     edit: Mapping[str, Edit] | None = None,
 ) -> Iterator[Trace]:
-    """Record the output of every hook point whose path matches `pattern`; replace others by `edit`.
+    """Record the outputs of hook points whose paths match `pattern`; replace outputs by `edit`.
 
     >>> import torch
     >>> ids = torch.tensor([[1, 2, 3]])
@@ -68,23 +69,25 @@ def trace(
     >>> activations  # (batch, heads, time, head_dim)
     Trace(decoder.blocks.0.attention.q_hook (1, 2, 3, 8))
 
-    `edit` maps paths or patterns to functions of the activation, whose result is used instead:
-    `ablate`, `patch`, `steer`, or your own. Recorded activations are the edited ones.
+    `edit` maps paths or patterns to functions: the model uses their result instead of the
+    activation. They are `ablate`, `patch`, `steer`, or your own. An activation that is both edited
+    and recorded is recorded after the edit.
 
     >>> with trace(run.model, (), edit={"*.heads_hook": ablate(heads=[0])}):
     ...     without_head_0 = run.model(ids)
 
-    A path that is not a hook point's may be any module, such as `decoder.blocks.0.ffn`: its output
-    is read and replaced, of a tuple the first part. A hook point that is called several times keeps
-    its last output. A recurrent layer computes gates, states and alignments step by step: an edit
-    is called at each step with the sequence so far, NaN at the steps to come, and must not depend
-    on those; later steps see the replaced value. Inside the `with`, compiled functions run eagerly,
-    with a warning if `model` itself is compiled, and `Run.generate` decodes with the model's own
-    modules, without packed weights and CUDA graphs.
+    A path may also be that of any other module, such as `decoder.blocks.0.ffn`, and a pattern that
+    matches no hook point selects such modules, as `decoder.blocks.*.ffn` does: their outputs are
+    recorded or replaced; if an output is a tuple, its first element. Of a hook point that is called
+    several times, the last output is kept. A recurrent layer computes gates, states and
+    alignments step by step: an edit is called at each step with the sequence so far, which is NaN
+    at later steps, and must not depend on later steps; later steps see the replaced value. Inside
+    the `with` block, compiled functions run eagerly, with a warning if `model` itself is compiled,
+    and `Run.generate` decodes with the model's own modules, without packed weights and CUDA graphs.
     """
     activations = Trace()
     if _is_compiled(model):
-        message = "trace switches torch.compile off inside its `with`: the model runs eagerly"
+        message = "trace turns torch.compile off inside its `with` block: the model runs eagerly"
         warnings.warn(message, RegardWarning, stacklevel=3)
     with ExitStack() as stack:
         stack.enter_context(run_eagerly())
@@ -99,21 +102,25 @@ def trace(
 
 
 def record(module: nn.Module, keep: Callable[[Tensor], None]) -> RemovableHandle:
-    """Call `keep` with every output of a module; of one that runs step by step, after the last."""
-    parts: list[Tensor] = []
+    """Call `keep` with each output of a module.
 
-    def hook(_: nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
-        out, (first, steps) = _first(out), _steps(inputs)
+    The outputs of a `StepHookPoint` are concatenated: `keep` is called once, after the last step.
+    """
+    steps_so_far: list[Tensor] = []
+
+    def record_steps(_: nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
+        out, (first, steps) = _output_tensor(out), _steps(inputs)
         if first == 0:
-            parts.clear()
-        parts.append(out)
+            steps_so_far.clear()
+        steps_so_far.append(out)
         if first + out.shape[-2] == steps:
-            keep(torch.cat(parts, -2) if len(parts) > 1 else out)
+            keep(torch.cat(steps_so_far, -2) if len(steps_so_far) > 1 else out)
 
-    def whole(_: nn.Module, __: object, out: Any) -> None:
-        keep(_first(out))
+    def record_output(_: nn.Module, __: object, out: Any) -> None:
+        keep(_output_tensor(out))
 
-    return module.register_forward_hook(hook if isinstance(module, StepHookPoint) else whole)
+    is_stepwise = isinstance(module, StepHookPoint)
+    return module.register_forward_hook(record_steps if is_stepwise else record_output)
 
 
 def ablate(
@@ -145,8 +152,10 @@ def patch(
     units: Sequence[int] | None = None,
     positions: Sequence[int] | None = None,
 ) -> Edit:
-    """An edit for `trace` that copies part of `values`, recorded in another run (activation
-    patching); see `ablate` for the parts.
+    """An edit for `trace` that copies recorded `values` into another forward pass.
+
+    This is activation patching. `heads`, `units` and `positions` select the part that is copied,
+    as in `ablate`.
     """
 
     def edit(x: Tensor) -> Tensor:
@@ -175,23 +184,32 @@ def steer(vector: Tensor, *, scale: float = 1.0, positions: Sequence[int] | None
 
 
 def matching_modules(
-    model: nn.Module, kind: type[M] | tuple[type[M], ...], pattern: str, what: str
+    model: nn.Module, kind: type[M] | tuple[type[M], ...], pattern: str, noun: str
 ) -> dict[str, M]:
-    """The submodules of one type whose path matches; if none does, raise and list their paths."""
+    """The submodules of one type whose path matches; if none does, raise and list their paths.
+
+    `noun` is the name of the type in the message.
+    """
     named = submodules(model)
     modules = {name: module for name, module in named.items() if isinstance(module, kind)}
     matches = {name: module for name, module in modules.items() if fnmatchcase(name, pattern)}
     if not matches:
-        exists = _list_names(modules) if modules else f"{_class_name(model)} has none"
+        available = list_available(modules) if modules else f"{_class_name(model)} has none"
         paths = [name for name in named if name]
-        if kind is HookPoint and paths and not modules:
-            exists += f"; modules can be traced by their path, {_list_names(paths)}"
-        raise RegardError(f"no {what} matches {pattern!r}; {exists}")
+        if kind is HookPoint:
+            if paths and not modules:
+                available += f"; modules can be traced by their path, {list_available(paths)}"
+        elif not any(type(module).__module__.startswith("regard.") for module in named.values()):
+            available = (
+                f"{_class_name(model)} has no module of regard; `regard import` converts a "
+                "checkpoint of transformers"
+            )
+        raise RegardError(f"no {noun} matches {pattern!r}; {available}")
     return matches
 
 
 def submodules(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of a model by path, of a compiled one those that it was compiled from."""
+    """The modules of a model by path; of a compiled model, those of the original."""
     return dict(getattr(model, "_orig_mod", model).named_modules())
 
 
@@ -199,18 +217,27 @@ def _class_name(model: nn.Module) -> str:
     return type(getattr(model, "_orig_mod", model)).__name__
 
 
-def check_indices(indices: Iterable[int], count: int, what: str) -> None:
+def check_indices(indices: Iterable[int], count: int, noun: str) -> None:
     """Raise if one of the indices is not from 0 to count - 1; negative indices are not allowed."""
     for index in indices:
         if not 0 <= index < count:
-            raise ConfigError(f"{what} {index}: there are {count} {what}s, 0 to {count - 1}")
+            several = f"there are {count} {noun}s, 0 to {count - 1}"
+            available = f"there is only {noun} 0" if count == 1 else several
+            raise ConfigError(f"{noun} {index}: {available}")
 
 
 def _hook_points(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
-    """The hook points that match, or else a module with exactly this path."""
-    module = submodules(model).get(pattern)
-    if pattern and module is not None:
-        return {pattern: module}
+    """The module with exactly this path, or the hook points whose paths match, or other modules.
+
+    The pattern "*" is that of all hook points.
+    """
+    modules = submodules(model)
+    if pattern and pattern in modules:
+        return {pattern: modules[pattern]}
+    matches = {name: modules[name] for name in modules if name and fnmatchcase(name, pattern)}
+    has_hook_point = any(isinstance(module, HookPoint) for module in matches.values())
+    if matches and not has_hook_point and pattern != "*":
+        return matches
     return dict(matching_modules(model, HookPoint, pattern, "hook point"))
 
 
@@ -221,27 +248,28 @@ def _steps(inputs: tuple[Any, ...]) -> tuple[int, int]:
 
 
 def _editor(name: str, module: nn.Module, function: Edit) -> Callable[..., Any]:
-    parts: list[Tensor] = []  # of a sequence that is computed step by step, as they were
+    """A forward hook that replaces the output of a module by the result of an edit."""
+    unedited_steps: list[Tensor] = []  # the outputs of a StepHookPoint so far
 
     def replace_steps(hook_point: nn.Module, inputs: tuple[Any, ...], x: Tensor) -> Tensor:
         first, steps = _steps(inputs)
         last = first + x.shape[-2]
         if first == 0:
-            parts.clear()
-        parts.append(x)
+            unedited_steps.clear()
+        unedited_steps.append(x)
         later = x.new_full((*x.shape[:-2], steps - last, x.shape[-1]), torch.nan)
-        after: Tensor = replace(hook_point, inputs, torch.cat([*parts, later], -2))[
+        after: Tensor = replace(hook_point, inputs, torch.cat([*unedited_steps, later], -2))[
             ..., first:last, :
         ]
         if bool(after.isnan().any()) and not bool(x.isnan().any()):
             raise ConfigError(
                 f"the edit of {name} at step {first} depends on later steps, which a recurrent "
-                "layer has not computed yet; change each position from itself and earlier ones"
+                "layer has not computed yet; an edit may use each position and those before it only"
             )
         return after
 
     def replace(hook_point: nn.Module, _: object, out: Any) -> Any:
-        before = _first(out)
+        before = _output_tensor(out)
         after = function(before)
         if not isinstance(after, Tensor) or after.shape != before.shape:
             shape = tuple(after.shape) if isinstance(after, Tensor) else type(after).__name__
@@ -254,7 +282,8 @@ def _editor(name: str, module: nn.Module, function: Edit) -> Callable[..., Any]:
     return replace_steps if isinstance(module, StepHookPoint) else replace
 
 
-def _first(out: Any) -> Tensor:
+def _output_tensor(out: Any) -> Tensor:
+    """The output of a module; if it is a tuple, its first element."""
     tensor = out[0] if isinstance(out, tuple) and out else out
     if not isinstance(tensor, Tensor):
         raise ConfigError(
@@ -272,7 +301,7 @@ def _selection_mask(
 ) -> Tensor:
     """A boolean tensor that broadcasts to x: (batch, heads, time, dim) or (batch, time, dim)."""
     selected = torch.ones((1,) * x.ndim, dtype=torch.bool, device=x.device)
-    for indices, axis, what in (
+    for indices, axis, noun in (
         (heads, -3, "head"),
         (positions, -2, "position"),
         (units, -1, "unit"),
@@ -280,12 +309,12 @@ def _selection_mask(
         if indices is None:
             continue
         if x.ndim < 1 - axis:
-            raise ShapeError(f"an activation of shape {tuple(x.shape)} has no {what}s")
+            raise ShapeError(f"an activation of shape {tuple(x.shape)} has no {noun}s")
         size = x.shape[axis]
-        check_indices(indices, size, what)
-        chosen = torch.zeros(size, dtype=torch.bool, device=x.device)
-        chosen[list(indices)] = True
-        selected = selected & chosen.view(-1, *(1,) * (-axis - 1))
+        check_indices(indices, size, noun)
+        on_axis = torch.zeros(size, dtype=torch.bool, device=x.device)
+        on_axis[list(indices)] = True
+        selected = selected & on_axis.view(-1, *(1,) * (-axis - 1))
     return selected
 
 
@@ -306,7 +335,21 @@ def run_eagerly() -> Iterator[None]:
         yield
 
 
-def _list_names(names: Iterable[str], limit: int = 8) -> str:
-    names = list(names)
-    more = f", … ({len(names)} in all)" if len(names) > limit else ""
-    return f"available: {', '.join(names[:limit])}{more}"
+def list_available(names: Iterable[str], limit: int = 24) -> str:
+    """The available paths for a message; those that differ only in an index are merged.
+
+    >>> list_available(["blocks.0.ffn", "blocks.1.ffn"])
+    'available: blocks.0-1.ffn'
+    """
+    indices_of: dict[str, list[tuple[int, ...]]] = {}
+    for name in names:
+        pattern = re.sub(r"\b\d+\b", "{}", name.replace("{", "{{").replace("}", "}}"))
+        indices_of.setdefault(pattern, []).append(tuple(map(int, re.findall(r"\b\d+\b", name))))
+    merged = []
+    for pattern, indices in indices_of.items():
+        ends = [(min(column), max(column)) for column in zip(*indices, strict=True)]
+        merged.append(
+            pattern.format(*(f"{low}-{high}" if low < high else f"{low}" for low, high in ends))
+        )
+    more = f", … ({len(merged)} in all)" if len(merged) > limit else ""
+    return f"available: {', '.join(merged[:limit])}{more}"

@@ -47,7 +47,7 @@ def _starts_word(before: str, piece: str) -> bool:
 
 
 def _in_word(character: str) -> bool:
-    return character.isalnum() or character in "'’_<>"  # <0xE2>: a part of a character
+    return character.isalnum() or character in "'’_<>"  # <0xE2> is one byte of a character
 
 
 def words_of(tokenizer: Tokenizer, ids: Sequence[int], groups: Groups) -> list[str]:

@@ -1,1 +1,1 @@
-"""Files: atomic writes, the cache, reading of untrusted files."""
+"""Files: atomic writes, open folders, the cache, safetensors and other untrusted files."""

@@ -19,14 +19,14 @@ from types import FrameType
 from typing import Any
 
 from regard.errors import CheckpointError, ConfigError
-from regard.files.disk_space import disk_message
+from regard.files.disk_space import write_error_message
 from regard.files.fault_injection import inject_fault
 
-DAY = 86_400  # seconds after which a temporary file of another machine counts as abandoned
+ABANDONED_AFTER = 86_400  # seconds; then a temporary file of another machine counts as abandoned
 
 
 def require_new_path(path: Path, hint: str) -> None:
-    """Raise if the path exists, since existing files are never overwritten, or cannot be made."""
+    """Raise if the path exists (nothing is ever overwritten) or cannot be created."""
     try:
         exists = path.exists()
     except OSError as error:
@@ -62,7 +62,7 @@ def atomic_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
     except CheckpointError:
         raise
     except OSError as error:
-        raise CheckpointError(disk_message(path, error)) from error
+        raise CheckpointError(write_error_message(path, error)) from error
     finally:
         with suppress(OSError):
             temporary.unlink()
@@ -78,8 +78,8 @@ def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a new temporary folder, which is renamed to `path` at the end.
 
-    An error or SIGTERM removes it. After SIGKILL it remains, and the next attempt to write `path`
-    removes it.
+    An error or SIGTERM removes the temporary folder. After SIGKILL it remains, and the next attempt
+    to write `path` removes it.
     """
     temporary = temporary_path(path)
     with _exit_on_sigterm():
@@ -93,7 +93,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         except CheckpointError:
             raise
         except OSError as error:
-            raise CheckpointError(disk_message(path, error)) from error
+            raise CheckpointError(write_error_message(path, error)) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -101,15 +101,15 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 def remove_leftovers(folder: Path, name: str | None = None, *, locked: bool = False) -> None:
     """Delete the temporary files and folders that killed processes left in `folder`.
 
-    By default, those whose process has ended, and those of another machine that are a day old. If
-    the caller holds a lock on `folder` (`locked`), all of them. With `name`, only temporary
-    versions of `folder / name`.
+    By default, those whose process has ended, and those of another machine that are a day old are
+    deleted. If the caller holds a lock on `folder` (`locked`), all are deleted. With `name`, only
+    temporary versions of `folder / name` are deleted.
     """
     pattern = ".+" if name is None else re.escape(name)
     for leftover in folder.glob(".*.tmp-*"):
         with suppress(OSError):
-            ours = re.fullmatch(rf"\.{pattern}\.tmp-\d+@.*", leftover.name)
-            if ours and (locked or _is_abandoned(leftover)):
+            is_temporary = re.fullmatch(rf"\.{pattern}\.tmp-\d+@.*", leftover.name)
+            if is_temporary and (locked or _is_abandoned(leftover)):
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
@@ -117,7 +117,7 @@ def _is_abandoned(path: Path) -> bool:
     pid, _, host = path.name.rpartition(".tmp-")[2].partition("@")
     if host != platform.node() or os.name == "nt":  # os.kill(pid, 0) ends a process on Windows
         files = (path, *path.iterdir()) if path.is_dir() else (path,)
-        return time.time() - max(file.stat().st_mtime for file in files) > DAY
+        return time.time() - max(file.stat().st_mtime for file in files) > ABANDONED_AFTER
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:
@@ -128,7 +128,7 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def sync_to_disk(path: Path) -> None:
-    """fsync a file, or a folder, which makes the names in it durable."""
+    """fsync a file, or a folder, which makes its directory entries durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

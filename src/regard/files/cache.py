@@ -22,14 +22,14 @@ from regard.files.untrusted import open_regular_file, parse_json, read_text
 logger = logging.getLogger(__name__)
 FORMAT = 1  # part of every key; increment it when the format of stored files changes
 _BLOCK = 1 << 20  # bytes per checksum
-_THREADS = 4  # that compute checksums
+_THREADS = 4  # threads that compute checksums
 
 
 def cache_folder() -> Path:
     """`$REGARD_HOME`, `$XDG_CACHE_HOME/regard` or `~/.cache/regard`.
 
-    Where the latter two cannot be written, a folder of this user among the temporary files, with
-    a warning.
+    If the latter two cannot be written, a folder of this user in the system's temporary folder,
+    with a warning.
     """
     if home := os.environ.get("REGARD_HOME"):
         return Path(os.path.expanduser(home))
@@ -47,16 +47,16 @@ def cache_folder() -> Path:
 
 @lru_cache
 def _temporary_cache(reason: str) -> Path:
-    """`regard-UID` among the temporary files, or a new folder if someone else owns that."""
+    """`regard-UID` in the system's temporary folder, or a new folder if another user owns that."""
     user = os.getuid() if hasattr(os, "getuid") else 0  # Windows: the folder is the user's own
     folder = Path(tempfile.gettempdir()) / f"regard-{user}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & 0o022:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != user or status.st_mode & 0o022:
         folder = Path(tempfile.mkdtemp(prefix="regard-"))
     logger.warning(
-        "the cache is in %s, because %s; REGARD_HOME names another folder", folder, reason
+        "the cache is in %s, because %s; set REGARD_HOME to use another folder", folder, reason
     )
     return folder
 
@@ -79,24 +79,24 @@ def cached_folder(
     its index, or in which `check` finds a problem, is written again with a warning. Several
     processes may do this at the same time: the first to finish wins.
     """
-    entries = cache_folder() / kind
-    folder = entries / key
+    kind_folder = cache_folder() / kind
+    folder = kind_folder / key
     index, problem = _read_index(folder, check)
     if index is not None:
         return folder, index
     if problem is not None:
-        logger.warning("corrupted cache: %s; it is computed again", problem)
+        logger.warning("corrupted cache: %s; the result is computed again", problem)
     temporary = temporary_path(folder)
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        remove_leftovers(entries)
-        entries_to_add = write(temporary) or {}
+        remove_leftovers(kind_folder)
+        extra_entries = write(temporary) or {}
         files = sorted(temporary.iterdir())
         index = {
             "format": FORMAT,
             "files": {f.name: _checksums(f) for f in files},
-            **entries_to_add,
+            **extra_entries,
         }
         index["sha256"] = _hash(index)
         (temporary / "index.json").write_text(json.dumps(index))
@@ -106,7 +106,7 @@ def cached_folder(
             shutil.rmtree(folder, ignore_errors=True)
             try:
                 temporary.rename(folder)
-            except OSError:  # unless another process was faster
+            except OSError:  # another process may have written the folder first
                 if _read_index(folder, check)[0] is None:
                     raise
     except CheckpointError:
@@ -124,7 +124,7 @@ def cached_folder(
 def _read_index(
     folder: Path, check: Callable[[Path], str | None]
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """The index of a cached folder, or what is wrong with it; neither if there is no folder."""
+    """The index of a cached folder, or its problem; both are None if there is no folder."""
     if not folder.exists():
         return None, None
     path = folder / "index.json"

@@ -1,4 +1,4 @@
-"""A folder that is held open: what is written through it goes into this folder and nowhere else.
+"""A folder that is held open: all writes through it go into this folder and nowhere else.
 
 Names are opened relative to the folder's descriptor (`dir_fd`), symbolic links are not followed,
 and only regular files are opened. A link in the folder cannot lead a write outside it. If
@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 from regard.errors import CheckpointError
 from regard.files.atomic import temporary_path
-from regard.files.disk_space import disk_message
+from regard.files.disk_space import write_error_message
 
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 # O_NONBLOCK: a FIFO that takes the place of a file after the check must not block.
@@ -56,16 +56,16 @@ class Directory:
                 base = parent.descriptor if parent else None
                 self.descriptor = os.open(path.name if parent else path, flags, dir_fd=base)
                 weakref.finalize(self, os.close, self.descriptor)
-            self._identity = _identity(os.stat(self._here))
+            self._identity = _identity(os.stat(self._path_or_descriptor))
         except OSError as error:
             raise CheckpointError(f"cannot open {path}: {error.strerror}") from None
 
     @property
-    def _here(self) -> int | Path:
+    def _path_or_descriptor(self) -> int | Path:
         return self.path if self.descriptor is None else self.descriptor
 
     def _at(self, name: str) -> str:
-        """What to pass to functions that take `dir_fd`."""
+        """The path argument for functions that also take `dir_fd`."""
         assert Path(name).name == name, name
         return name if self.descriptor is not None else str(self.path / name)
 
@@ -79,7 +79,7 @@ class Directory:
             return True
 
     def is_deleted(self) -> bool:
-        """Whether the folder exists no more, so that nothing can be written to it."""
+        """Whether the folder was deleted, so that nothing can be written to it."""
         if self.descriptor is None:
             return not self.path.is_dir()
         return os.fstat(self.descriptor).st_nlink == 0
@@ -92,23 +92,23 @@ class Directory:
             if sys.platform == "darwin":
                 import fcntl
 
-                found = fcntl.fcntl(self.descriptor, fcntl.F_GETPATH, bytes(1024))
-                return Path(os.fsdecode(found.rstrip(b"\0")))
+                path = fcntl.fcntl(self.descriptor, fcntl.F_GETPATH, bytes(1024))
+                return Path(os.fsdecode(path.rstrip(b"\0")))
             return Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
         except OSError:
             return None
 
     def sync(self) -> None:
-        """fsync the folder, which makes the names in it durable."""
+        """fsync the folder, which makes its directory entries durable."""
         if self.descriptor is not None:
             os.fsync(self.descriptor)
 
     def names(self) -> list[str]:
         """The names of everything in the folder."""
-        return os.listdir(self._here)
+        return os.listdir(self._path_or_descriptor)
 
     def kind(self, name: str) -> str | None:
-        """'a file', 'a folder', 'a symbolic link', …; None if there is nothing of this name."""
+        """'a file', 'a folder', 'a symbolic link', …; None if the name does not exist."""
         try:
             status = os.stat(self._at(name), dir_fd=self.descriptor, follow_symlinks=False)
         except FileNotFoundError:
@@ -116,30 +116,30 @@ class Directory:
         return KINDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
 
     def require_kind(self, name: str, expected: str) -> None:
-        """Raise if there is anything else under this name: `expected` is "a file" or "a folder"."""
+        """Raise if the name exists and is not `expected`: "a file" or "a folder"."""
         kind = self.kind(name)
         if kind not in (None, expected):
-            copy = " or replace it by a copy of what it leads to" if kind == LINK else ""
+            copy = " or replace it with a copy of its target" if kind == LINK else ""
             raise CheckpointError(
                 f"{self.path / name} is {kind} and must be {expected}: nothing is written outside "
                 f"of the folder\nremove it{copy}"
             )
 
     def folder(self, name: str) -> "Directory":
-        """Open a folder in it, which is created if it does not exist."""
+        """Open a subfolder, which is created if it does not exist."""
         self.require_kind(name, "a folder")
         with suppress(FileExistsError):
             os.mkdir(self._at(name), dir_fd=self.descriptor)
         return Directory(self.path / name, self)
 
-    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """Open a regular file and return its descriptor; a new file gets its mode by the umask."""
+    def open_descriptor(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """Open a regular file and return its descriptor; the umask sets the mode of a new file."""
         self.require_kind(name, "a file")
         try:
             flags |= FILE_FLAGS
             descriptor = os.open(self._at(name), flags, 0o666, dir_fd=self.descriptor)
         except OSError as error:
-            # replaced after the check
+            # these errors: the file was replaced after the check
             if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise
             raise CheckpointError(f"{self.path / name} is not a regular file") from None
@@ -148,36 +148,36 @@ class Directory:
             raise CheckpointError(f"{self.path / name} is not a regular file")
         return descriptor
 
-    def read(self, name: str) -> io.BufferedReader:
+    def open_reader(self, name: str) -> io.BufferedReader:
         """Open a file for reading."""
-        return os.fdopen(self.open(name), "rb")
+        return os.fdopen(self.open_descriptor(name), "rb")
 
     def create(self, name: str) -> BinaryIO:
-        """Open a new file; what was there under this name is removed, not written to."""
+        """Open a new file; an existing file of this name is removed, not written to."""
         self.remove(name)
-        return os.fdopen(self.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL), "w+b")
+        return os.fdopen(self.open_descriptor(name, os.O_RDWR | os.O_CREAT | os.O_EXCL), "w+b")
 
     def append(self, name: str, content: bytes) -> None:
         """Append to a file, which is created if it does not exist."""
-        with self._writable(name, os.O_CREAT | os.O_APPEND) as file:
+        with self._open_to_modify(name, os.O_CREAT | os.O_APPEND) as file:
             file.write(content)
 
     def truncate(self, name: str, size: int) -> None:
         """Make a file at most `size` bytes long; it is created if it does not exist."""
-        with self._writable(name, os.O_CREAT) as file:
+        with self._open_to_modify(name, os.O_CREAT) as file:
             file.truncate(min(size, os.fstat(file.fileno()).st_size))
 
-    def _writable(self, name: str, flags: int) -> BinaryIO:
+    def _open_to_modify(self, name: str, flags: int) -> BinaryIO:
         """Open a file to change it in place.
 
-        A file with other names (hard links), perhaps outside the folder, is replaced by a copy
-        first: what has the other names is not changed.
+        A file with further hard links, perhaps outside the folder, is first replaced with a copy,
+        so that the file under its other names is not changed.
         """
-        descriptor = self.open(name, os.O_RDWR | flags)
+        descriptor = self.open_descriptor(name, os.O_RDWR | flags)
         if os.fstat(descriptor).st_nlink > 1:
             with os.fdopen(descriptor, "rb") as shared, self.atomic(name, sync=False) as copy:
                 shutil.copyfileobj(shared, copy)
-            descriptor = self.open(name, os.O_RDWR | flags)
+            descriptor = self.open_descriptor(name, os.O_RDWR | flags)
         return os.fdopen(descriptor, "r+b")
 
     @contextmanager
@@ -200,7 +200,7 @@ class Directory:
         except CheckpointError:
             raise
         except OSError as error:
-            raise CheckpointError(disk_message(self.path / name, error)) from error
+            raise CheckpointError(write_error_message(self.path / name, error)) from error
         finally:
             with suppress(OSError):
                 self.remove(temporary)
@@ -216,7 +216,7 @@ class Directory:
         os.replace(self._at(name), self._at(new), src_dir_fd=base, dst_dir_fd=base)
 
     def remove(self, name: str) -> None:
-        """Remove a file, a link (never what it leads to) or a folder with all that is in it."""
+        """Remove a file, a link (not its target) or a folder with all its contents."""
         if self.kind(name) == "a folder":
             shutil.rmtree(self._at(name), dir_fd=self.descriptor)
         else:
@@ -224,7 +224,7 @@ class Directory:
                 os.unlink(self._at(name), dir_fd=self.descriptor)
 
     def remove_leftovers(self, is_ours: Callable[[str], bool]) -> None:
-        """Remove the temporary files of atomic writes of the names that are `is_ours`."""
+        """Remove the temporary files of atomic writes whose final name satisfies `is_ours`."""
         for name in self.names():
             match = re.fullmatch(r"\.(.+)\.tmp-\d+@.*", name)
             if match and is_ours(match[1]):

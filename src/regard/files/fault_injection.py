@@ -1,7 +1,8 @@
 """Fault injection: `REGARD_FAULT=POINT[:COUNT]` kills this process at a named point of a save.
 
-With SIGKILL, at the first or COUNT-th time it is reached: no handler, no `finally` and no buffer
-survives. Only the kill tests in `tests/storm` set it.
+The signal is SIGKILL, sent when the point is reached for the first or the COUNT-th time: no handler
+and no `finally` runs, and no buffer is flushed. Only the kill tests in `tests/storm` set
+`REGARD_FAULT`.
 """
 
 import os

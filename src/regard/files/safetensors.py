@@ -47,7 +47,7 @@ CHUNK = 1 << 23  # bytes per read
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """Where a tensor is stored."""
 
     path: Path
@@ -61,10 +61,10 @@ class Entry:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class Tensors:
+class TensorReader:
     """The tensors of one or several files, by name; a context manager that keeps files open."""
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, entries: Mapping[str, TensorEntry]) -> None:
         self.entries = dict(entries)
 
     def __enter__(self) -> Self:
@@ -73,9 +73,9 @@ class Tensors:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
@@ -104,7 +104,7 @@ class Tensors:
         chunks = zip(self.chunks(name), self.chunks(other), strict=True)
         return all(a == b for a, b in chunks)
 
-    def _fill(self, entry: Entry, skip: int, destination: memoryview) -> None:
+    def _fill(self, entry: TensorEntry, skip: int, destination: memoryview) -> None:
         """Fill `destination` with the data of `entry` from byte `skip` on."""
         path, offset = entry.path, entry.start + skip
         try:
@@ -127,7 +127,7 @@ def as_bytes(tensor: Tensor) -> memoryview:
     return memoryview(tensor.detach().flatten().view(torch.uint8).numpy().data)
 
 
-def read_header(path: Path) -> dict[str, Entry]:
+def read_header(path: Path) -> dict[str, TensorEntry]:
     """Read and validate the header: every entry must fit, without gaps or overlaps."""
     table, data_start, size = _parse_header(path)
     table.pop("__metadata__", None)
@@ -175,7 +175,7 @@ def _parse_header(path: Path) -> tuple[dict[str, Any], int, int]:
 def make_header(
     specs: Mapping[str, tuple[torch.dtype, torch.Size]], metadata: Mapping[str, str]
 ) -> tuple[bytes, dict[str, int]]:
-    """The first bytes of a file with these tensors, in this order, and the offset of each."""
+    """The header of a file with these tensors, in this order, and the offset of each tensor."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offsets, begin = {}, 0
     for name, (dtype, shape) in specs.items():
@@ -198,7 +198,8 @@ def write_safetensors(
 ) -> None:
     """Write CPU tensors to an open file: the bytes that `safetensors.torch.save_file` writes.
 
-    That function opens a path, and writes several entries of metadata in random order.
+    `save_file` takes a path, not a file, and orders several entries of metadata at random; here
+    their order is kept.
     """
 
     def order(name: str) -> tuple[int, str]:  # larger dtypes first: every tensor is aligned
@@ -211,13 +212,13 @@ def write_safetensors(
         file.write(as_bytes(tensors[name].contiguous()))
 
 
-def open_tensors(folder: Path) -> Tensors:
+def open_tensors(folder: Path) -> TensorReader:
     """The tensors of model.safetensors in a folder, or of the shards that its index names."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
-        return Tensors(read_header(single))
+        return TensorReader(read_header(single))
     if index.exists():
-        return Tensors(_read_shards(folder, index))
+        return TensorReader(_read_shards(folder, index))
     if pickles := sorted(path for path in folder.glob("*") if path.suffix in PICKLE_SUFFIXES):
         raise pickle_error(pickles[0])
     raise CheckpointError(f"no weights in {folder}: there is no model.safetensors")
@@ -266,7 +267,7 @@ def is_shard_name(name: Any) -> bool:
     return in_folder and name.endswith(".safetensors")
 
 
-def _read_shards(folder: Path, index: Path) -> dict[str, Entry]:
+def _read_shards(folder: Path, index: Path) -> dict[str, TensorEntry]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map")
@@ -275,7 +276,7 @@ def _read_shards(folder: Path, index: Path) -> dict[str, Entry]:
             raise CheckpointError(
                 f"{index} names {quote(shard)}, which is not a safetensors file in its folder"
             )
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     for shard in dict.fromkeys(weight_map.values()):
         for name, entry in read_header(folder / shard).items():
             if name in entries:
@@ -286,7 +287,7 @@ def _read_shards(folder: Path, index: Path) -> dict[str, Entry]:
     return entries
 
 
-def _parse_entry(path: Path, name: str, info: Any, data_start: int) -> Entry:
+def _parse_entry(path: Path, name: str, info: Any, data_start: int) -> TensorEntry:
     try:
         dtype, shape = info["dtype"], info["shape"]
         begin, end = info["data_offsets"]
@@ -305,7 +306,7 @@ def _parse_entry(path: Path, name: str, info: Any, data_start: int) -> Entry:
     size = math.prod(shape) * DTYPES[dtype].itemsize
     if type(end) is not int or end - begin != size:
         raise _corrupted(path, f"tensor {quote(name)} needs {size:,} bytes, {offsets}")
-    return Entry(path, DTYPES[dtype], torch.Size(shape), data_start + begin)
+    return TensorEntry(path, DTYPES[dtype], torch.Size(shape), data_start + begin)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

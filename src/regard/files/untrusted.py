@@ -23,9 +23,9 @@ from regard.errors import CheckpointError
 
 MAX_FILE_BYTES = 100_000_000  # of a file read into memory; Gemma's tokenizer.json has 33 million
 MAX_JSON_VALUES = 4_000_000  # Gemma's tokenizer.json has 2 million
-MAX_REPLACEMENT = 64  # characters that a normalizer makes of one; 18 in NFKC
-# What numpy and zipfile raise for corrupted .npz archives. TokenError, SyntaxError, RecursionError:
-# numpy parses the header of an array as Python.
+MAX_REPLACEMENT = 64  # characters by which a normalizer may replace one; NFKC: 18
+# Exceptions of numpy and zipfile for corrupted .npz archives. TokenError, SyntaxError and
+# RecursionError are raised because numpy parses the header of an array as Python.
 ARCHIVE_ERRORS = (
     *(OSError, ValueError, EOFError, TypeError, LookupError, ArithmeticError, AttributeError),
     *(MemoryError, RuntimeError, SyntaxError, tokenize.TokenError),
@@ -137,7 +137,7 @@ def as_checkpoint_error(message: str) -> Iterator[None]:
 def check_vocab_ids(ids: Collection[Any]) -> None:
     """Raise ValueError for an id far above the vocabulary size.
 
-    The library allocates an entry for every id up to the largest.
+    Hugging Face tokenizers allocates an entry for every id up to the largest.
     """
     max_id = max((id for id in ids if isinstance(id, int)), default=0)
     if max_id >= 4 * len(ids) + 10_000:
@@ -147,9 +147,9 @@ def check_vocab_ids(ids: Collection[Any]) -> None:
 def check_charsmap(data: bytes) -> int:
     """Raise ValueError if SentencePiece's `precompiled_charsmap` refers outside itself.
 
-    It is the size of a double-array trie, the trie (uint32 units, each of which may lead to 256
-    others), and the replacement texts to which its leaves point. Returns the length of the longest
-    replacement, which is limited to `MAX_REPLACEMENT`.
+    The charsmap consists of the size of a double-array trie, the trie (uint32 units, each of which
+    may lead to 256 others), and the replacement texts to which its leaves point. Returns the length
+    of the longest replacement, which is limited to `MAX_REPLACEMENT`.
     """
     size = int.from_bytes(data[:4], "little")
     if size % 4 or not 4 <= size <= len(data) - 4:
@@ -159,7 +159,7 @@ def check_charsmap(data: bytes) -> int:
     longest = max(map(len, texts.decode().split("\0")))
     if longest > MAX_REPLACEMENT:
         raise ValueError(
-            f"precompiled_charsmap makes {longest} characters of one, and the limit is "
+            f"precompiled_charsmap replaces one character by {longest}, and the limit is "
             f"{MAX_REPLACEMENT}"
         )
     is_node = units < 1 << 31  # the others are leaf values

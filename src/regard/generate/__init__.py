@@ -5,16 +5,17 @@ decode_loop             eager and CUDA-graph decode loops
 chain                   a chain of samplers, and the sampling of a token
 samplers/               temperature, top-k, nucleus (top-p), penalties, mirostat, constraints
 sampler_orders          the order of samplers, as in other systems
+sampler_trace           a chain that records the effect of each sampler
 search/                 beam search, contrastive search
 speculative_decoding    with a draft model or prompt lookup
-contrastive_decoding    an expert model against an amateur
+contrastive_decoding    an expert model contrasted with an amateur model
 transformers_processor  a chain as a logits processor of Hugging Face transformers
 """
 
 from regard.generate.chain import DEFAULT_SAMPLERS, Chain, parse_chain, sample_token
 from regard.generate.contrastive_decoding import ContrastiveDecoding
 from regard.generate.decode import generate, stream, stream_text
-from regard.generate.decode_loop import Engine
+from regard.generate.decode_loop import CudaGraphDecoder
 from regard.generate.sampler_orders import SAMPLER_ORDERS
 from regard.generate.sampler_trace import TracedChain
 from regard.generate.samplers import SAMPLERS
@@ -37,7 +38,7 @@ __all__ = [
     "ChainProcessor",
     "ContrastiveDecoding",
     "ContrastiveSearch",
-    "Engine",
+    "CudaGraphDecoder",
     "Hypothesis",
     "LogitsProcessor",
     "PromptLookup",

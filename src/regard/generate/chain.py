@@ -30,7 +30,7 @@ from regard.generate.samplers.temperature import Temperature
 from regard.generate.sampling_state import RowGenerators, SamplingState
 
 DEFAULT_SAMPLERS = ("temperature=0.8", "top_p=0.95")  # where the user names no sampler
-SKIP_REMOVED = ("cpu",)  # devices on which tokens removed before a sort are left out of it
+SKIP_REMOVED = ("cpu",)  # devices on which a sort leaves out tokens that were removed
 NOT_FAILED = 2**62  # failure length of a row that has not failed
 
 
@@ -45,7 +45,7 @@ def sample_token(
     """
     u = generators.uniform().unsqueeze(1)
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
-    # float64, so that the sum resolves rare tokens; the Metal backend has none
+    # float64, so that the sum resolves rare tokens; float32 on Metal, which has no float64
     cumulative = weights.cumsum(-1, dtype=u.dtype)
     u = u * cumulative[:, -1:]
     return torch.searchsorted(cumulative, u, right=True).squeeze(1).clamp_max(logits.shape[1] - 1)
@@ -87,14 +87,12 @@ class Chain:
         active = tuple(s for s in map(as_logits_processor, self.samplers) if not s.is_off)
         object.__setattr__(self, "active", active)  # the samplers that are not off
         stateful = [position for position, sampler in enumerate(active) if sampler.stateful]
-        per_row = any(
-            isinstance(sampler, PerRow) for sampler in active
-        )  # each row's chain was checked
+        # the chains of rows were checked before they were merged
+        per_row = any(isinstance(sampler, PerRow) for sampler in active)
         if stateful and stateful != [len(active) - 1] and not per_row:
             raise ConfigError(
                 f"{format_sampler(active[stateful[0]])} is stateful: it is updated with the "
-                "sampled "
-                "token, and must be the last sampler and the only stateful one"
+                "sampled token, and must be the last sampler and the only stateful one"
             )
 
     @classmethod
@@ -157,8 +155,8 @@ class Chain:
     ) -> Int[Tensor, " rows"]:
         """Sample the next id of each row, without host synchronization.
 
-        Rows without any token left are recorded, and `raise_if_failed` reports them. How the id
-        is sampled is decided here and nowhere else:
+        Rows without any token left are recorded, and `raise_if_failed` reports them. The id is
+        sampled by the first of these that applies:
 
         1. `sample_ids`, if given: it receives the processed logits and must record failures.
         2. The fused kernels, for the last samplers and `sample_token`, where `fused_tail` exists.
@@ -169,8 +167,8 @@ class Chain:
         if sample_ids is None:
             fused = self.fused_tail if supports_fused_tail(logits) else None
             if fused is not None:
-                before = Chain(self.active[: fused.start])
-                processed = before.process(logits, sampling) if fused.start else logits
+                unfused = Chain(self.active[: fused.start])
+                processed = unfused.process(logits, sampling) if fused.start else logits
                 return fused.sample(processed, sampling, failure_lengths(sampling))
             if use_kernel and not self.greedy and can_run_kernels(sampling.lengths):
                 sample_ids = None if self.fused_tail is not None else _sample_kernel(sampling)
@@ -192,8 +190,8 @@ class Chain:
         else:
             ids = sample_ids(processed)
         for trace in stateful:
-            before_ids, after_ids = trace.by_id(trace.before), trace.by_id(trace.after)
-            trace.sampler.update_state(before_ids, after_ids, ids, sampling)
+            before, after = trace.by_id(trace.before), trace.by_id(trace.after)
+            trace.sampler.update_state(before, after, ids, sampling)
         return ids
 
     def process(
@@ -240,12 +238,12 @@ class Chain:
                 )
 
     def raise_if_failed(
-        self, sampling: SamplingState, logits: Callable[[int, int], Float[Tensor, "rows vocab"]]
+        self, sampling: SamplingState, logits_of: Callable[[int, int], Float[Tensor, "rows vocab"]]
     ) -> None:
         """Raise if a row had no token left to sample from, and name the cause.
 
-        `logits(row, length)` must give the model's logits when the row had `length` ids. Rows
-        that had already ended with a stop id are ignored.
+        `logits_of(row, length)` must return the model's logits when the row had `length` ids.
+        Rows that had already ended with a stop id are ignored.
         """
         failed = sampling.row_states.get("failed")
         if failed is None:
@@ -254,17 +252,17 @@ class Chain:
             if length == NOT_FAILED or _ended(sampling, row, length):
                 continue
             failed.fill_(NOT_FAILED)
-            cause = self.failure_cause(logits(row, length), sampling, row, length)
+            cause = self.failure_cause(logits_of(row, length), sampling, row, length)
             raise RegardError(f"row {row} has no token left to sample: {cause}")
 
     def failure_cause(self, logits: Tensor, sampling: SamplingState, row: int, length: int) -> str:
-        """Find out why no token was left in a row, by running its samplers again."""
+        """Why no token was left in a row, found by running its samplers again."""
         best = float(logits.amax())
         if not math.isfinite(best):
             return f"the model's largest logit is {best}"
         rows = torch.tensor([row], device=logits.device)
         chain, replay = self.select(rows), sampling.select(rows)
-        # rewind the random numbers to those of the failed token; every token uses as many
+        # rewind to the random numbers of the failed token; every token uses the same number of them
         counters = replay.row_states["rng_counters"]
         tokens_since = (replay.lengths - length - 1).clamp_min(0)
         per_token = replay.generators.counters - counters
@@ -281,7 +279,7 @@ class Chain:
         return replace(self, samplers=tuple(samplers))
 
     def specs(self) -> list[str]:
-        """The texts that `parse_chain` makes this chain from."""
+        """The specs from which `parse_chain` makes this chain."""
         return [format_sampler(sampler) for sampler in self.samplers]
 
     def __str__(self) -> str:
@@ -298,7 +296,7 @@ def _sample_kernel(sampling: SamplingState) -> Callable[[Tensor], Tensor]:
 
 
 def record_rng_counts(sampling: SamplingState) -> None:
-    """Record how many random numbers each row had used before a token, to replay it."""
+    """Record how many random numbers each row has used, so that the next token can be replayed."""
     counters = sampling.generators.counters
     sampling.row_state("rng_counters", lambda: torch.zeros_like(counters)).copy_(counters)
 
@@ -352,7 +350,7 @@ def parse_chain(
     order: str | None = None,
     token_ids: Callable[[str, str], list[int]] | None = None,
 ) -> Chain:
-    """Make a chain from texts like `top_p=0.9`, in the order of application.
+    """Make a chain from specs such as `top_p=0.9`, in the order of application.
 
     The value sets the sampler's first setting; a TOML table sets several. `order` names an entry
     of `SAMPLER_ORDERS` and arranges the samplers as that system does, with its defaults. Without

@@ -74,12 +74,18 @@ class ContrastiveDecoding:
     ) -> tuple[Float[Tensor, "rows scored vocab"], "ContrastiveState"]:
         """Run both models; see `Language.step`."""
         assert isinstance(state, ContrastiveState)
-        p, expert = self.expert.step(ids, state.expert, counts=counts, all_logits=all_logits)
-        q, amateur = self.amateur.step(ids, state.amateur, counts=counts, all_logits=all_logits)
-        log_p, log_q = p.float().log_softmax(-1), q.float().log_softmax(-1).clamp_min(MIN_LOG_Q)
+        expert_logits, expert_state = self.expert.step(
+            ids, state.expert, counts=counts, all_logits=all_logits
+        )
+        amateur_logits, amateur_state = self.amateur.step(
+            ids, state.amateur, counts=counts, all_logits=all_logits
+        )
+        log_p = expert_logits.float().log_softmax(-1)
+        log_q = amateur_logits.float().log_softmax(-1).clamp_min(MIN_LOG_Q)
         logits = (1 + self.beta) * log_p - self.beta * log_q
         unlikely = log_p.exp() < self.alpha * log_p.exp().amax(-1, keepdim=True)
-        return logits.masked_fill(unlikely, -torch.inf), ContrastiveState(expert, amateur)
+        new_state = ContrastiveState(expert_state, amateur_state)
+        return logits.masked_fill(unlikely, -torch.inf), new_state
 
 
 @dataclass(frozen=True, slots=True)

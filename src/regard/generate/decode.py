@@ -1,6 +1,6 @@
 """Autoregressive decoding: `generate` and `stream` continue prompts token by token.
 
-Works with any `Language`. Speculative decoding and searches are in modules of their own.
+Works with any `Language`. Speculative decoding and searches are in other modules.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from regard.errors import ConfigError, ShapeError
 from regard.generate.chain import Chain
-from regard.generate.decode_loop import CudaGraphLoop, DecodeLoop, EagerLoop, Engine
+from regard.generate.decode_loop import CudaGraphDecoder, CudaGraphLoop, DecodeLoop, EagerLoop
 from regard.generate.sampling_state import SamplingState, pad_rows
 from regard.generate.stop_strings import truncate_at_stop
 from regard.models.base import Language, State, mark_prompt_as_prefix
 from regard.nn.state import Source
 
-MAX_TOKENS = 10_000_000  # their buffers are preallocated
+MAX_TOKENS = 10_000_000  # new ids of a row; buffers for them are preallocated
 
 
 @runtime_checkable
@@ -46,8 +46,8 @@ def generate(
     up to rounding of its logits. The model is used in the mode it is in: call `model.eval()`
     first.
 
-    A row that fills the model's context drops the older half and continues from the rest; with a
-    `source` it ends there instead, since a translation has an end.
+    A row that fills the model's context drops its older half and continues. With a `source`, as in
+    translation, the row ends there instead.
     """
     completions: list[list[int]] = [[] for _ in prompts]
     for ids in _decode(model, prompts, chain, tokens, stop, seed, source):
@@ -96,45 +96,45 @@ def stream_text(
 def detokenize_stream(
     ids: Iterable[int], tokenizer: Detokenizer, prompt: Sequence[int]
 ) -> Iterator[str]:
-    """Incremental detokenization: the text that ids add to a prompt, piece by piece."""
+    """Incremental detokenization: yield the text of ids that follow a prompt, piece by piece."""
     text = IncrementalText(tokenizer, prompt)
     for token in ids:
         if piece := text.append(token):
             yield piece
-    if rest := text.end():
-        yield rest
+    if remaining := text.end():
+        yield remaining
 
 
 class IncrementalText:
-    """The text that ids add to a prompt, id by id.
+    """Incremental detokenization: converts the ids that follow a prompt to text, id by id.
 
     A piece is the text that the newest ids add to the text before them, so that a space between
-    two words is not lost. Ids that end inside a character wait for the next ones.
+    two words is not lost. While the newest ids end inside a character, the piece is empty.
     """
 
     def __init__(self, tokenizer: Detokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer, self._ids = tokenizer, list(prompt)
-        # decode from `begin`; the text up to `shown` was returned
-        self._begin, self._shown = 0, len(self._ids)
+        # decode from `prefix_offset` on; the text of ids before `read_offset` was returned
+        self._prefix_offset, self._read_offset = 0, len(self._ids)
 
     def append(self, token: int) -> str:
-        """The text that this id completes; empty inside a character."""
+        """Append an id; return the new text, empty if it ends inside a character."""
         self._ids.append(token)
-        piece = self._rest()
+        piece = self._new_text()
         if piece.endswith("\ufffd"):
             return ""
         if piece:
-            self._begin, self._shown = self._shown, len(self._ids)
+            self._prefix_offset, self._read_offset = self._read_offset, len(self._ids)
         return piece
 
     def end(self) -> str:
-        """What is left where the ids end inside a character."""
-        return self._rest()
+        """The remaining text, if the last ids end inside a character."""
+        return self._new_text()
 
-    def _rest(self) -> str:
+    def _new_text(self) -> str:
         decode, ids = self._tokenizer.decode, self._ids
-        before = decode(ids[self._begin : self._shown])
-        return decode(ids[self._begin :])[len(before) :]
+        before = decode(ids[self._prefix_offset : self._read_offset])
+        return decode(ids[self._prefix_offset :])[len(before) :]
 
 
 @torch.inference_mode()
@@ -153,31 +153,33 @@ def _decode(
         return
     limit = model.context or max(map(len, prompts)) + tokens
     capacity = min(limit, max(map(len, prompts)) + tokens - 1)
-    rows = [_Row(number, list(prompt[-limit:])) for number, prompt in enumerate(prompts)]
+    rows = [_Row(index, list(prompt[-limit:])) for index, prompt in enumerate(prompts)]
     chain.check_rows(len(prompts))
     sampling = SamplingState.from_prompts(
         prompts, tokens, seed=seed, stop=sorted(stop), device=model.device
     )
-    first = loop = _start_loop(model, chain, rows, capacity, source, sampling)
-    used = max(len(row.ids) for row in rows)  # of the capacity; short rows are padded
-    decoded, count, shrink = loop.last.unsqueeze(1), 0, False
+    first_loop = loop = _start_loop(model, chain, rows, capacity, source, sampling)
+    used = max(len(row.ids) for row in rows)  # positions in use; short rows are padded
+    decoded, generated, shrink = loop.last.unsqueeze(1), 0, False
     try:
         while True:
-            steps_of_ids, ahead = decoded.T.tolist(), None  # the host waits for the device here
+            ids_by_step, ahead = decoded.T.tolist(), None  # the host waits for the device here
             loop.raise_if_failed()
-            steps = min(loop.tokens_per_sync, capacity - used, tokens - count - len(steps_of_ids))
-            if loop.tokens_per_sync > 1 and count and steps > 0 and not shrink:
+            steps = min(
+                loop.tokens_per_sync, capacity - used, tokens - generated - len(ids_by_step)
+            )
+            if loop.tokens_per_sync > 1 and generated and steps > 0 and not shrink:
                 # the device decodes the next tokens while the host handles these
                 ahead, used = loop.decode(steps), used + steps
-            for ids in steps_of_ids:
-                count += 1
+            for ids in ids_by_step:
+                generated += 1
                 new_ids: list[int | None] = [None] * len(prompts)
                 for row, token in zip(rows, ids, strict=True):
-                    new_ids[row.number] = row.append(token, stop)
+                    new_ids[row.index] = row.append(token, stop)
                 if not any(row.unfinished for row in rows):
                     return
                 yield new_ids
-            if count == tokens:
+            if generated == tokens:
                 return
             if ahead is not None:
                 decoded, shrink = ahead, 2 * sum(row.unfinished for row in rows) <= len(rows)
@@ -196,7 +198,7 @@ def _decode(
                 chain, source = chain.select(keep), source and source.select(keep)
                 loop = loop.select(keep, chain)
             if not full:
-                steps = min(loop.tokens_per_sync, capacity - used, tokens - count)
+                steps = min(loop.tokens_per_sync, capacity - used, tokens - generated)
                 decoded, used = loop.decode(steps), used + steps
                 continue
             # A row has filled the context: drop its older half, and prefill all rows again.
@@ -204,12 +206,12 @@ def _decode(
                 if len(row.ids) > limit:
                     del row.ids[: -max(1, limit // 2)]
             used = max(len(row.ids) for row in rows)
-            capacity = min(limit, used + tokens - count - 1)
+            capacity = min(limit, used + tokens - generated - 1)
             loop = _start_loop(model, chain, rows, capacity, source, loop.sampling)
             decoded = loop.last.unsqueeze(1)
     finally:
-        if isinstance(model, Engine) and isinstance(first, CudaGraphLoop):
-            model.loop = first
+        if isinstance(model, CudaGraphDecoder) and isinstance(first_loop, CudaGraphLoop):
+            model.loop = first_loop
 
 
 def _start_loop(
@@ -220,10 +222,11 @@ def _start_loop(
     source: Source | None,
     sampling: SamplingState,
 ) -> DecodeLoop:
-    """Prefill the rows and sample the next id of each; the loop decodes the others."""
+    """Prefill the rows and sample the next id of each; return the loop for the ids after it."""
     prompt_ids = [row.ids for row in rows]
-    if isinstance(model, Engine) and source is None and model.can_capture(chain):
-        return model.start_loop(chain, sampling, *pad_prompts(prompt_ids, model.device), capacity)
+    if isinstance(model, CudaGraphDecoder) and model.can_capture(chain):
+        ids, counts = pad_prompts(prompt_ids, model.device)
+        return model.start_loop(chain, sampling, ids, counts, capacity, source)
     logits, state = prefill(model, prompt_ids, capacity, source)
     ids = chain(logits, sampling)
     sampling.append(ids)
@@ -232,14 +235,14 @@ def _start_loop(
 
 @dataclass(slots=True)
 class _Row:
-    """One text that is being generated."""
+    """One sequence that is being generated."""
 
-    number: int  # index of its prompt
-    ids: list[int]  # those that the model's state holds, and the newest
+    index: int  # of its prompt
+    ids: list[int]  # the ids in the model's state, and the newest id
     unfinished: bool = True
 
     def append(self, token: int, stop: Collection[int]) -> int | None:
-        """Append the newest id; return it, or None if the text has ended."""
+        """Append the newest id; return it, or None if the sequence has ended."""
         self.ids.append(token)
         self.unfinished = self.unfinished and token not in stop
         return token if self.unfinished else None
@@ -248,7 +251,7 @@ class _Row:
 def prefill(
     model: Language, rows: Sequence[Sequence[int]], capacity: int, source: Source | None
 ) -> tuple[Float[Tensor, "rows vocab"], State]:
-    """Run the model on prompts of different lengths; the logits after each, and the state.
+    """Run the model on prompts of different lengths; return the logits after each, and the state.
 
     The state of a Transformer is its KV cache.
     """

@@ -4,16 +4,18 @@ from collections.abc import Callable
 from typing import Protocol, cast, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.generate.chain import Chain
 from regard.generate.samplers.logits_processor import PerRow
 from regard.generate.sampling_state import SamplingState
-from regard.models.base import Capturable, Language, State
-from regard.nn.state import Source
+from regard.models.base import Capturable, Language, State, is_prefix_lm
+from regard.nn.state import ImageSource, Source
 
 TOKENS_PER_SYNC = 16  # tokens that a CUDA graph decodes before the host reads them
+SOURCE_MULTIPLE = 32  # sources are padded to a multiple of this length
 
 
 @runtime_checkable
@@ -75,13 +77,20 @@ class CudaGraphLoop:
     tokens_per_sync = TOKENS_PER_SYNC
 
     def __init__(
-        self, model: Language, chain: Chain, sampling: SamplingState, state: State, last: Tensor
+        self,
+        model: Language,
+        chain: Chain,
+        sampling: SamplingState,
+        state: State,
+        last: Tensor,
+        source: Source | None = None,
     ) -> None:
-        self.model, self.chain, self.sampling = model, chain, sampling
+        self.model, self.chain, self.sampling, self.source = model, chain, sampling, source
         self.state, self.last = cast(Capturable, state).with_static_shapes(), last.clone()
         self.replay_step: Callable[[], None] | None = None
         self.replay_prefill: Callable[[], None] | None = None
         self.prompt_ids = self.prompt_lengths = self.prefill_logits = last  # set by `prefill`
+        self.prefill_state = state
 
     def decode(self, steps: int) -> Int[Tensor, "rows steps"]:
         """The next `steps` ids of each row."""
@@ -99,9 +108,16 @@ class CudaGraphLoop:
         self.chain.raise_if_failed(self.sampling, self._logits_after)
 
     def prefill(
-        self, ids: Int[Tensor, "rows time"], counts: Int[Tensor, " rows"]
+        self,
+        ids: Int[Tensor, "rows time"],
+        counts: Int[Tensor, " rows"],
+        source: Source | None = None,
     ) -> Float[Tensor, "rows vocab"]:
-        """Prefill the KV cache with the prompts of another batch; the logits that follow them."""
+        """Prefill the state with the prompts of another batch; return the logits after them."""
+        self.source, initial = source, None
+        if source is not None:
+            initial = self.model.start(len(ids), 1, source)
+        self.prefill_state = cast(Capturable, self.state).reset(initial)
         if self.replay_prefill is None or self.prompt_ids.shape != ids.shape:
             self.prompt_ids, self.prompt_lengths = ids.clone(), counts.clone()
             self.replay_prefill = _capture(self._prefill, ids.device)
@@ -113,20 +129,24 @@ class CudaGraphLoop:
     def select(self, rows: Int[Tensor, " selected"], chain: Chain) -> "CudaGraphLoop":
         """A loop for a subset of the rows, with their chain; its step is captured anew."""
         sampling, state = self.sampling.select(rows), self.state.select(rows)
-        return CudaGraphLoop(self.model, chain, sampling, state, self.last[rows])
+        source = self.source and self.source.select(rows)
+        return CudaGraphLoop(self.model, chain, sampling, state, self.last[rows], source)
 
     def load(self, sampling: SamplingState, last: Tensor) -> None:
         """Copy the sampling state of the prefilled batch into the captured tensors."""
         self.last.copy_(last)
-        for target, source in zip(_tensors(self.sampling), _tensors(sampling), strict=True):
-            target.copy_(source)
+        for captured, new in zip(_tensors(self.sampling), _tensors(sampling), strict=True):
+            captured.copy_(new)
 
-    def can_reuse(self, chain: Chain, sampling: SamplingState, capacity: int) -> bool:
-        """Whether another batch has the same chain, number of rows and capacity."""
+    def can_reuse(
+        self, chain: Chain, sampling: SamplingState, capacity: int, source: Source | None
+    ) -> bool:
+        """Whether another batch has the same chain, number of rows, capacity and source length."""
         captured = self.sampling
         return (
             (chain is self.chain or (not _has_per_row_settings(chain) and chain == self.chain))
-            and capacity == cast(Capturable, self.state).capacity
+            and cast(Capturable, self.state).has_capacity(capacity)
+            and (source and source.ids.shape) == (self.source and self.source.ids.shape)
             and sampling.history.shape == captured.history.shape
             and sampling.stop == captured.stop
         )
@@ -134,7 +154,9 @@ class CudaGraphLoop:
     def _logits_after(self, row: int, length: int) -> Float[Tensor, "rows vocab"]:
         """The model's logits after the first `length` ids of a row, computed again."""
         ids = self.sampling.history[row : row + 1, :length][:, -(self.model.context or length) :]
-        logits, _ = self.model.step(ids, self.model.start(1, ids.shape[1]))
+        index = torch.tensor([row], device=ids.device)
+        state = self.model.start(1, ids.shape[1], self.source and self.source.select(index))
+        logits, _ = self.model.step(ids, state)
         return logits[:, -1]
 
     def _decode_step(self) -> None:
@@ -143,13 +165,16 @@ class CudaGraphLoop:
         self.sampling.append(self.last)
 
     def _prefill(self) -> None:
-        state = cast(Capturable, self.state).reset()
-        logits, _ = self.model.step(self.prompt_ids, state, counts=self.prompt_lengths)
+        state, counts = self.prefill_state, self.prompt_lengths
+        logits, _ = self.model.step(self.prompt_ids, state, counts=counts)
         self.prefill_logits = logits[:, -1]
 
 
-class Engine:
-    """A `Language` that decodes with a CUDA graph and caches the graph for the next batch."""
+class CudaGraphDecoder:
+    """A `Language` that decodes with a CUDA graph, and reuses the graph for the next batch.
+
+    On a CPU it decodes eagerly, unless `capture` is set.
+    """
 
     def __init__(self, model: Language, *, capture: bool | None = None) -> None:
         self.model = model
@@ -186,13 +211,11 @@ class Engine:
         """Call `step` of the model."""
         return self.model.step(ids, state, counts=counts, all_logits=all_logits)
 
-    def can_capture(self, chain: Chain, state: State | None = None) -> bool:
-        """Whether a decode step with this chain can be captured as a CUDA graph."""
-        state = self.model.start(1, 1) if state is None else state
-        enabled = state.lengths.is_cuda if self._capture is None else self._capture
-        if getattr(getattr(self.model, "config", None), "prefix", False):
-            return False  # its prompt and the ids after it have different masks
-        return enabled and chain.capturable and isinstance(state, Capturable)
+    def can_capture(self, chain: Chain) -> bool:
+        """Whether a decode step with this chain may be captured as a CUDA graph."""
+        enabled = self.model.device.type == "cuda" if self._capture is None else self._capture
+        # the prompt of a prefix LM and the ids after it have different masks
+        return enabled and chain.capturable and not is_prefix_lm(self.model)
 
     def start_loop(
         self,
@@ -201,25 +224,51 @@ class Engine:
         ids: Int[Tensor, "rows time"],
         counts: Int[Tensor, " rows"],
         capacity: int,
-    ) -> CudaGraphLoop:
+        source: Source | None = None,
+    ) -> DecodeLoop:
         """Prefill the prompts, sample the first ids, and return the loop for the others.
 
         The cached loop is reused if it fits. It is not cached while it is in use, so that no two
-        generations share it.
+        generations share it. A state that cannot be captured is decoded eagerly.
         """
         loop, self.loop = self.loop, None
-        if loop is not None and loop.can_reuse(chain, sampling, capacity):
-            logits = loop.prefill(ids, counts)
+        source = source and _pad_source(source, self.model)
+        if loop is not None and loop.can_reuse(chain, sampling, capacity, source):
+            self._require_unchanged()
+            logits = loop.prefill(ids, counts, source)
         else:
-            loop, state = None, self.model.start(len(ids), capacity)
+            loop, state = None, self.model.start(len(ids), capacity, source)
             scored, state = self.model.step(ids, state, counts=counts)
             logits = scored[:, -1]
+            if not isinstance(state, Capturable):
+                last = chain(logits, sampling)
+                sampling.append(last)
+                return EagerLoop(self.model, chain, sampling, state, last)
         last = chain.sample(logits, sampling, use_kernel=True)
         sampling.append(last)
         if loop is None:
-            return CudaGraphLoop(self.model, chain, sampling, state, last)
+            return CudaGraphLoop(self.model, chain, sampling, state, last, source)
         loop.load(sampling, last)
         return loop
+
+    def _require_unchanged(self) -> None:
+        """Raise if the weights of a packed model have changed.
+
+        `start` checks this too, but a loop that is reused does not call `start`.
+        """
+        if check := getattr(self.model, "require_unchanged", None):
+            check(contents=True)
+
+
+def _pad_source(source: Source, model: Language) -> Source:
+    """The source with a padded length, so that others of a similar length can reuse a loop."""
+    if isinstance(source, ImageSource):
+        return source
+    length = source.ids.shape[1]
+    padded = length + -length % SOURCE_MULTIPLE
+    limit = getattr(getattr(model, "config", None), "context", None) or padded
+    padding = max(0, min(padded, limit) - length)
+    return Source(F.pad(source.ids, (0, padding)), source.lengths)
 
 
 def _has_per_row_settings(chain: Chain) -> bool:
@@ -239,7 +288,7 @@ def _capture(function: Callable[[], None], device: torch.device) -> Callable[[],
 
 
 def _tensors(sampling: SamplingState) -> list[Tensor]:
-    """All tensors that decoding changes, in a fixed order."""
+    """The tensors of a sampling state but for its constants, in a fixed order."""
     generators = sampling.generators
     fixed = [
         sampling.history,

@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.accel.kernels import can_run_kernels
+from regard.accel.kernels import MAX_RANKED, can_run_kernels
 from regard.generate.samplers.logits_processor import LogitsProcessor
 from regard.generate.samplers.temperature import Temperature
 from regard.generate.samplers.truncation import XTC, MinP, TopK, TopNSigma, TopP, Typical
 from regard.generate.sampling_state import SamplingState
 
-MAX_TOP_K = 512  # half of what the kernels sort, since more tokens may tie with the k-th
+MAX_TOP_K = MAX_RANKED // 2  # more tokens may tie with the k-th
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # the kernel's name of a sampler and its two settings; min_keep is passed separately
@@ -32,41 +32,43 @@ KERNEL_OPS: Mapping[type, Callable[[Any], KernelOp]] = {
 
 @dataclass(frozen=True, slots=True)
 class FusedTail:
-    """Samplers as the kernels take them: top-k first, or second after a `top_n_sigma_of_row`."""
+    """Samplers in the order of the kernels: top-k first, or second after `top_n_sigma_of_row`."""
 
-    start: int  # how many samplers come before; they need token ids and run unfused
+    start: int  # index of the first fused sampler; the one before it needs token ids
     ops: tuple[str, ...]
-    gaps: tuple[bool, ...]  # whether an earlier sampler may have removed a token and kept a rarer
+    gaps: tuple[bool, ...]  # an earlier sampler may have kept a less likely token than it removed
     settings: tuple[tuple[float, float, float], ...]  # two settings and min_keep
 
     @classmethod
     def from_samplers(cls, samplers: Sequence[LogitsProcessor]) -> "FusedTail | None":
         """The fused tail of these samplers, none of them off; None if no kernel can run it.
 
-        The kernels sort only what a top-k keeps. Before the top-k there may be temperatures,
-        which keep the order and can run after it, and one top-n-sigma, which can run after it
-        too if it uses the statistics of the whole row.
+        The kernels sort only the tokens that a top-k keeps. Before the top-k there may be
+        temperatures, which keep the order and can run after it, and one top-n-sigma, which can run
+        after it too if it uses the statistics of the whole row.
         """
         start = max((i + 1 for i, sampler in enumerate(samplers) if sampler.needs_ids), default=0)
-        rest = samplers[start:]
-        top_k = next((sampler for sampler in rest if isinstance(sampler, TopK)), None)
-        if any(sampler.stateful for sampler in samplers) or not all(map(_has_kernel, rest)):
+        tail = samplers[start:]
+        top_k = next((sampler for sampler in tail if isinstance(sampler, TopK)), None)
+        if any(sampler.stateful for sampler in samplers) or not all(map(_has_kernel, tail)):
             return None
         if top_k is None or top_k.k > MAX_TOP_K:
             return None
-        first = rest.index(top_k)
-        sigmas = [sampler for sampler in rest[:first] if isinstance(sampler, TopNSigma)]
-        temperatures = [sampler for sampler in rest[:first] if isinstance(sampler, Temperature)]
-        if len(sigmas) > 1 or len(sigmas) + len(temperatures) < first:
+        top_k_index = tail.index(top_k)
+        top_n_sigmas = [sampler for sampler in tail[:top_k_index] if isinstance(sampler, TopNSigma)]
+        temperatures = [
+            sampler for sampler in tail[:top_k_index] if isinstance(sampler, Temperature)
+        ]
+        if len(top_n_sigmas) > 1 or len(top_n_sigmas) + len(temperatures) < top_k_index:
             return None
-        fused = [*sigmas, top_k, *temperatures, *rest[first + 1 :]]
+        fused = [*top_n_sigmas, top_k, *temperatures, *tail[top_k_index + 1 :]]
         kernel_ops = [KERNEL_OPS[type(sampler)](sampler) for sampler in fused]
-        ops = ["top_n_sigma_of_row"] * len(sigmas) + [
-            name for name, *_ in kernel_ops[len(sigmas) :]
+        ops = ["top_n_sigma_of_row"] * len(top_n_sigmas) + [
+            name for name, *_ in kernel_ops[len(top_n_sigmas) :]
         ]
         gaps = [any(sampler.may_leave_gaps for sampler in fused[:i]) for i in range(len(fused))]
         settings = [
-            (first_setting, second_setting, min(getattr(sampler, "min_keep", 1), 2 * MAX_TOP_K))
+            (first_setting, second_setting, min(getattr(sampler, "min_keep", 1), MAX_RANKED))
             for sampler, (_, first_setting, second_setting) in zip(fused, kernel_ops, strict=True)
         ]
         return cls(start, tuple(ops), tuple(gaps), tuple(settings))
@@ -77,7 +79,7 @@ class FusedTail:
         sampling: SamplingState,
         failed: Int[Tensor, " rows"],
     ) -> Int[Tensor, " rows"]:
-        """The next id of each row, from logits that the samplers before have processed."""
+        """Sample the next id of each row from the logits that the unfused samplers returned."""
         from regard.accel.kernels.fused_sampling import sample
 
         settings = sampling.constant(

@@ -30,7 +30,8 @@ class SamplerOrder:
     names: tuple[str, ...] | None = None  # None: all samplers, in the order of `SAMPLERS`
     defaults: tuple[Sampler, ...] = ()
     window: int | None = None  # default window of penalties
-    adapt: Callable[[list[Sampler]], list[Sampler]] = list  # other behaviour of the system
+    # replaces samplers that the system implements differently, such as top-k with exactly k tokens
+    adapt: Callable[[list[Sampler]], list[Sampler]] = list
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -119,7 +120,7 @@ SAMPLER_ORDERS: dict[str, SamplerOrder] = {
 
 
 def arrange(samplers: Iterable[Sampler], order: str) -> tuple[Sampler, ...]:
-    """These samplers and the defaults of a `SamplerOrder`, in its order."""
+    """The given samplers and the defaults of a `SamplerOrder`, in its order."""
     if order not in SAMPLER_ORDERS:
         raise ConfigError(unknown("order", order, SAMPLER_ORDERS))
     system = SAMPLER_ORDERS[order]

@@ -1,4 +1,4 @@
-"""Samplers as text: parse `top_p=0.9` into a sampler, and format a sampler as such a text."""
+"""Specs of samplers: parse a string such as `top_p=0.9`, and format a sampler as one."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from regard.generate.samplers.temperature import Temperature
 
 
 def parse_sampler(spec: str, token_ids: Callable[[str, str], list[int]] | None = None) -> Sampler:
-    """Make one sampler from a text like `top_p=0.9`; see `parse_chain`."""
+    """Make one sampler from a spec such as `top_p=0.9`; see `parse_chain`."""
     if spec == "greedy":
         return Temperature(0.0)
     name, equals, _ = spec.partition("=")
@@ -46,7 +46,9 @@ def parse_sampler(spec: str, token_ids: Callable[[str, str], list[int]] | None =
 
 
 def format_sampler(sampler: Sampler, row: int = 0) -> str:
-    """The text that `parse_sampler` makes this sampler from: its settings other than defaults.
+    """Format a sampler as a spec for `parse_sampler`, without settings at their defaults.
+
+    Of a sampler with settings per row, those of `row` are used.
 
     >>> from regard.generate import TopP
     >>> format_sampler(TopP(0.5)), format_sampler(TopP(0.5, min_keep=2))
@@ -56,16 +58,16 @@ def format_sampler(sampler: Sampler, row: int = 0) -> str:
     name = sampler_name(wrapped)
     if name is None or not is_dataclass(wrapped):
         return str(wrapped)
-    first, *rest = fields(wrapped)
+    first, *others = fields(wrapped)
     values = {first.name: getattr(wrapped, first.name)} | {
         f.name: getattr(wrapped, f.name)
-        for f in rest
+        for f in others
         if isinstance(getattr(wrapped, f.name), Tensor) or getattr(wrapped, f.name) != f.default
     }
-    texts = {setting: _toml(value, row) for setting, value in values.items()}
-    if len(texts) == 1:
-        return f"{name}={texts[first.name]}"
-    return f"{name}={{{', '.join(f'{setting}={text}' for setting, text in texts.items())}}}"
+    formatted = {setting: _toml(value, row) for setting, value in values.items()}
+    if len(formatted) == 1:
+        return f"{name}={formatted[first.name]}"
+    return f"{name}={{{', '.join(f'{setting}={text}' for setting, text in formatted.items())}}}"
 
 
 def _toml(value: Any, row: int) -> str:

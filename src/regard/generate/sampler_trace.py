@@ -1,8 +1,9 @@
-"""Trace what each sampler of a chain did to the distribution of every sampled token."""
+"""Record the effect of each sampler of a chain on the distribution of every sampled token."""
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -27,7 +28,7 @@ class ProbabilityChange:
 
 @dataclass(frozen=True, slots=True)
 class SamplerEffect:
-    """What one sampler did to one row."""
+    """The effect of one sampler on one row."""
 
     sampler: str  # as `parse_sampler` takes it
     remaining: int  # tokens that can still be sampled
@@ -51,14 +52,16 @@ class TokenTrace:
 
 @dataclass(frozen=True, slots=True)
 class TracedChain(Chain):
-    """A chain that records, for every token it samples, what its samplers did.
+    """A chain that records, for every token it samples, the effect of each sampler.
 
-    chain = TracedChain(chain.samplers)
-    generate(model, prompts, chain, tokens=20)
-    chain.tokens[number][row]
+    After decoding, `tokens[step][row]` is the trace of one token:
+
+        chain = TracedChain(chain.samplers)
+        generate(model, prompts, chain, tokens=20)
+        chain.tokens[0][0].samplers
     """
 
-    shown: int = 5  # how many removed or changed tokens of a sampler are recorded
+    top: int = 5  # how many removed or changed tokens of a sampler are recorded
     tokens: list[list[TokenTrace]] = field(default_factory=list, repr=False)
     traces: list[SamplerTrace] = field(default_factory=list, repr=False)  # of the current token
 
@@ -84,10 +87,23 @@ class TracedChain(Chain):
         *,
         use_kernel: bool = False,
     ) -> Int[Tensor, " rows"]:
-        """Sample the next id of each row, and record how."""
+        """Sample the next id of each row, and append its `TokenTrace` to `tokens`."""
         ids = Chain.sample(self, logits, sampling, sample_ids, use_kernel=use_kernel)
         self.tokens.append([self._token(logits, row, id) for row, id in enumerate(ids.tolist())])
         return ids
+
+    def table(self, piece: Callable[[int], str]) -> list[dict[str, Any]]:
+        """The traces of the first row as plain dicts, for JSON; `piece` gives the text of an id."""
+
+        def with_pieces(value: Any) -> Any:
+            if isinstance(value, list):
+                return [with_pieces(item) for item in value]
+            if not isinstance(value, dict):
+                return value
+            entry = {key: with_pieces(item) for key, item in value.items()}
+            return {"piece": piece(entry["id"]), **entry} if "id" in entry else entry
+
+        return [with_pieces(asdict(row[0])) for row in self.tokens]
 
     def _token(self, logits: Tensor, row: int, id: int) -> TokenTrace:
         model_logits = at_least_float32(logits)[row]
@@ -119,9 +135,9 @@ class TracedChain(Chain):
             top_changed=self._largest(change, before, after),
         )
 
-    def _largest(self, by: Tensor, before: Tensor, after: Tensor) -> list[ProbabilityChange]:
-        """The tokens with the largest `by`, where it is above `ROUNDING`."""
-        best = by.topk(min(self.shown, len(by)))
+    def _largest(self, sizes: Tensor, before: Tensor, after: Tensor) -> list[ProbabilityChange]:
+        """The tokens with the largest `sizes`, without those of at most `ROUNDING`."""
+        best = sizes.topk(min(self.top, len(sizes)))
         return [
             ProbabilityChange(id, before[id].item(), after[id].item())
             for size, id in zip(best.values.tolist(), best.indices.tolist(), strict=True)

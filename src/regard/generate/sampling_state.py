@@ -35,7 +35,7 @@ class RowGenerators:
     def from_seed(
         cls, seed: int | Sequence[int] | None, rows: int, device: torch.device | str = "cpu"
     ) -> "RowGenerators":
-        """Generators for (seed, row).
+        """Generators for the pairs (seed, row), or (seed, 0) where each row has a seed.
 
         A row with its own seed gets the same random numbers as if it were alone in the batch.
         """
@@ -69,14 +69,14 @@ class RowGenerators:
         return RowGenerators(self.keys[rows], self.counters[rows])
 
 
-def pad_rows(texts: Sequence[Sequence[int]], width: int) -> Int[Tensor, "rows time"]:
+def pad_rows(rows: Sequence[Sequence[int]], width: int) -> Int[Tensor, "rows time"]:
     """Rows of token ids as one tensor on the CPU, padded with zeros on the right."""
     if not width:
-        return torch.zeros(len(texts), 0, dtype=torch.long)
+        return torch.zeros(len(rows), 0, dtype=torch.long)
     flat = array("q")  # torch.frombuffer is many times faster than a tensor from nested lists
-    for text in texts:
-        flat.extend(text)
-        flat.extend(bytes(width - len(text)))
+    for row in rows:
+        flat.extend(row)
+        flat.extend(bytes(width - len(row)))
     return torch.frombuffer(flat, dtype=torch.long).view(-1, width)
 
 
@@ -93,8 +93,8 @@ class SamplingState:
     lengths: Int[Tensor, " rows"]  # ids in each row's history
     prompt_lengths: Int[Tensor, " rows"]  # ids of each row's prompt
     generators: RowGenerators
-    stop: tuple[int, ...] = ()  # the ids that end a text
-    row_states: dict[Hashable, Tensor] = field(default_factory=dict)  # of samplers, by row
+    stop: tuple[int, ...] = ()  # the ids that end a sequence
+    row_states: dict[Hashable, Tensor] = field(default_factory=dict)  # of samplers
     constants: dict[Hashable, Tensor] = field(default_factory=dict)  # settings as tensors
 
     @classmethod

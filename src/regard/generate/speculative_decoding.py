@@ -14,10 +14,10 @@ from regard.errors import ConfigError
 from regard.generate.chain import Chain, record_failures, sample_token
 from regard.generate.decode import check_prompts
 from regard.generate.sampling_state import SamplingState, pad_rows
-from regard.models.base import Language, State
+from regard.models.base import Language, State, is_prefix_lm
 from regard.nn.state import Source
 
-_DRAFT_KEY = 0x5851F42D4C957F2D  # a row's draft uses other random numbers than its text
+_DRAFT_KEY = 0x5851F42D4C957F2D  # XORed with the keys: drafts use other random numbers
 
 
 def speculate(
@@ -35,13 +35,13 @@ def speculate(
     r"""Continue every prompt as `generate` does, with fewer passes through the model.
 
     `draft`, a smaller model or prompt lookup, proposes up to `draft_tokens` tokens x, sampled
-    from Q. One pass of the model gives P at each of them. The first token is verified by
+    from Q. One pass of the model gives P at each of them. The tokens are verified in turn:
 
         accept x with probability min(1, P(x) / Q(x)),  else sample from max(0, P - Q), renormalized
 
-    then the next, up to the first that is rejected; if all are accepted, one more is sampled from
-    P. The result is distributed as P for any Q; greedy decoding gives the same tokens. P and
-    Q are the distributions of the two models after the chain.
+    up to the first that is rejected; if all are accepted, one more is sampled from P. The result
+    is distributed as P for any Q; greedy decoding gives the same tokens. P and Q are the
+    distributions of the two models after the chain.
     Leviathan et al. 2023, Chen et al. 2023.
     """
     completions: list[list[int]] = [[] for _ in prompts]
@@ -86,7 +86,12 @@ def _passes(
     check_prompts(prompts, tokens, source)
     if draft_tokens < 1:
         raise ConfigError(f"draft_tokens={draft_tokens} must be at least 1")
-    if getattr(getattr(model, "config", None), "prefix", False):
+    if not isinstance(draft, PromptLookup) and draft.vocab_size != model.vocab_size:
+        raise ConfigError(
+            f"the draft has vocab_size={draft.vocab_size} and the model "
+            f"vocab_size={model.vocab_size}; both must have the same vocabulary"
+        )
+    if is_prefix_lm(model):
         raise ConfigError(
             "speculative decoding does not support a prefix LM (model.prefix=true), whose prompt "
             "is read bidirectionally; leave out draft"
@@ -100,19 +105,17 @@ def _passes(
         prompts, tokens + draft_tokens, seed=seed, stop=sorted(stop), device=device
     )
     drafter: Drafter = draft if isinstance(draft, PromptLookup) else _DraftModel(draft, source)
-    draft_vocab = None if isinstance(draft, PromptLookup) else draft.vocab_size
     remaining = dict.fromkeys(range(len(prompts)), tokens)  # ids that each prompt may still get
     proposal = Proposal.empty(sampling)  # the first pass has none
     while True:
-        logits = target.score(proposal)
-        accepted = _verify(logits, proposal, chain, sampling)
+        accepted = _verify(target.score(proposal), proposal, chain, sampling)
         new_ids: list[list[int]] = [[] for _ in prompts]
         for prompt, ids in zip(list(remaining), accepted, strict=True):
             ended = ids[-1] in stop
             new_ids[prompt] = ids[:-1] if ended else ids
             remaining[prompt] = 0 if ended else remaining[prompt] - len(ids)
         yield new_ids
-        unfinished = [row for row, more in enumerate(remaining.values()) if more]
+        unfinished = [row for row, limit in enumerate(remaining.values()) if limit]
         unfinished = target.accept(accepted, unfinished)
         if not unfinished:
             return
@@ -126,15 +129,9 @@ def _passes(
                 chain.select(rows),
                 drafter.select(rows),
             )
-        if draft_vocab not in (None, logits.shape[-1]):
-            raise ConfigError(
-                f"the draft has vocab_size={draft_vocab} and the model "
-                f"vocab_size={logits.shape[-1]}; "
-                "both must have the same vocabulary"
-            )
         count = min(draft_tokens, target.free_positions)
         proposal = drafter.propose(sampling, chain, count) if count else Proposal.empty(sampling)
-        proposal = proposal.truncate([more - 1 for more in remaining.values()])
+        proposal = proposal.truncate([limit - 1 for limit in remaining.values()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,20 +153,19 @@ class Proposal:
         return replace(self, counts=self.counts.minimum(bound))
 
     def token(
-        self, rows: Int[Tensor, " selected"], number: int, vocab: int
+        self, rows: Int[Tensor, " selected"], index: int, vocab: int
     ) -> tuple[Int[Tensor, " selected"], Float[Tensor, "selected vocab"]]:
-        """Draft token `number` of these rows and its Q; -1 and zeros for a row without one."""
-        dtype = (
-            torch.float32 if rows.device.type == "mps" else torch.float64
-        )  # as in `sample_token`
-        if number == self.ids.shape[1]:
+        """Draft token `index` of these rows and its Q; -1 and zeros for a row without one."""
+        # as in `sample_token`
+        dtype = torch.float32 if rows.device.type == "mps" else torch.float64
+        if index == self.ids.shape[1]:
             zeros = torch.zeros(len(rows), vocab, dtype=dtype, device=rows.device)
             return torch.full_like(rows, -1), zeros
-        ids, valid = self.ids[rows, number], number < self.counts[rows]
+        ids, valid = self.ids[rows, index], index < self.counts[rows]
         if self.logits is None:
             q = one_hot(ids, vocab).to(dtype)
         else:
-            q = self.logits[rows, number].to(dtype).softmax(-1)
+            q = self.logits[rows, index].to(dtype).softmax(-1)
         return ids.where(valid, -1), q * valid.unsqueeze(1)
 
 
@@ -186,10 +182,10 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptLookup:
-    """Prompt lookup decoding (Saxena 2023): propose what followed the same n-gram before.
+    """Prompt lookup decoding (Saxena 2023): propose what followed an earlier copy of an n-gram.
 
-    The last `max_ngram` ids are searched in the text before them; if they do not occur, a
-    shorter n-gram is. It needs no model, and helps where a completion quotes its prompt.
+    It looks for an earlier occurrence of the last `max_ngram` ids of a row, then of shorter
+    n-grams. It needs no model, and helps where a completion quotes its prompt.
     """
 
     max_ngram: int = 3
@@ -199,20 +195,20 @@ class PromptLookup:
             raise ConfigError(f"max_ngram={self.max_ngram} must be at least 1")
 
     def propose(self, sampling: SamplingState, chain: Chain, count: int) -> Proposal:
-        """The ids that followed the latest occurrence of the text's last n-gram."""
-        texts = zip(sampling.history.tolist(), sampling.lengths.tolist(), strict=True)
-        continuations = [self._continuation(text[:length])[:count] for text, length in texts]
+        """The ids that followed the latest earlier occurrence of a row's last n-gram."""
+        rows = zip(sampling.history.tolist(), sampling.lengths.tolist(), strict=True)
+        continuations = [self._continuation(ids[:length])[:count] for ids, length in rows]
         width, device = max(map(len, continuations)), sampling.lengths.device
         return Proposal(
             pad_rows(continuations, width).to(device),
             torch.tensor([len(ids) for ids in continuations], device=device),
         )
 
-    def _continuation(self, text: list[int]) -> list[int]:
-        for size in range(min(self.max_ngram, len(text) - 1), 0, -1):
-            for begin in range(len(text) - size - 1, -1, -1):
-                if text[begin : begin + size] == text[-size:]:
-                    return text[begin + size :]
+    def _continuation(self, ids: list[int]) -> list[int]:
+        for size in range(min(self.max_ngram, len(ids) - 1), 0, -1):
+            for begin in range(len(ids) - size - 1, -1, -1):
+                if ids[begin : begin + size] == ids[-size:]:
+                    return ids[begin + size :]
         return []
 
     def select(self, rows: Int[Tensor, " selected"]) -> "PromptLookup":
@@ -225,13 +221,13 @@ class _DraftModel:
 
     Its state holds accepted tokens only, and draft tokens are decoded on a copy, so that a model
     whose state cannot be rewound works too. When its context is full, it keeps the newer half of
-    the text.
+    the ids.
     """
 
     def __init__(self, model: Language, source: Source | None) -> None:
         self.model, self.source = model, source
         self.state: State | None = None
-        self.starts: Tensor | None = None  # where in each row's text the state starts
+        self.starts: Tensor | None = None  # the position in each row at which the state starts
 
     def propose(self, sampling: SamplingState, chain: Chain, count: int) -> Proposal:
         """Sample one token after the other from the smaller model."""
@@ -244,7 +240,7 @@ class _DraftModel:
         draft_sampling, state = sampling.select(all_rows), state.select(all_rows)
         generators = draft_sampling.generators
         draft_sampling.generators = replace(generators, keys=generators.keys ^ _DRAFT_KEY)
-        chain = Chain(chain.samplers)  # a `TracedChain` traces the text, not its drafts
+        chain = Chain(chain.samplers)  # a `TracedChain` does not trace draft tokens
         ids: list[Tensor] = []
         model_logits: list[Tensor] = []
         draft_logits: list[Tensor] = []
@@ -254,8 +250,8 @@ class _DraftModel:
             draft_logits.append(processed)
             return sample_token(processed, draft_sampling.generators)
 
-        for number in range(count):
-            if number:
+        for step in range(count):
+            if step:
                 scored, state = self.model.step(ids[-1].unsqueeze(1), state)
                 logits = scored[:, -1]
             model_logits.append(logits)
@@ -271,7 +267,7 @@ class _DraftModel:
     def _read_accepted(
         self, sampling: SamplingState, context: int, count: int
     ) -> tuple[Tensor, State]:
-        """Read the tokens accepted since the last call; the logits that follow them."""
+        """Read the tokens accepted since the last call; return the next logits, and the state."""
         ends, state = sampling.lengths, self.state
         starts = torch.zeros_like(ends) if self.starts is None else self.starts
         if state is not None:
@@ -281,9 +277,9 @@ class _DraftModel:
         if state is None:
             starts = starts.where(ends - starts <= context - count, ends - max(1, context // 2))
             state = self.model.start(len(ends), context, self.source)
-        first = starts + state.lengths
-        counts = ends - first
-        positions = first.unsqueeze(1) + torch.arange(int(counts.max()), device=ends.device)
+        first_new = starts + state.lengths
+        counts = ends - first_new
+        positions = first_new.unsqueeze(1) + torch.arange(int(counts.max()), device=ends.device)
         ids = sampling.history.gather(1, positions.clamp_max(sampling.history.shape[1] - 1))
         scored, self.state = self.model.step(ids, state, counts=counts)
         self.starts = starts
@@ -294,7 +290,7 @@ class _DraftModel:
         selected = _DraftModel(self.model, self.source and self.source.select(rows))
         if self.state is not None and self.starts is not None:
             selected.state, selected.starts = self.state.select(rows), self.starts[rows]
-            # the longest row may be gone: shrink the state to those that remain
+            # the longest row may be gone: shrink the state to the remaining rows
             selected.state = selected.state.rewind(selected.state.lengths)
         return selected
 
@@ -370,10 +366,10 @@ def _verify(
     """The ids each row accepts: draft tokens up to the first rejected, and one newly sampled id."""
     accepted: list[list[int]] = [[] for _ in logits]
     rows = torch.arange(len(logits), device=logits.device)  # those without a rejection so far
-    for number in range(logits.shape[1]):
+    for index in range(logits.shape[1]):
         row_chain, row_sampling = chain.select(rows), sampling.select(rows)
-        row_logits = logits[rows, number]
-        draft_ids, q = proposal.token(rows, number, logits.shape[-1])
+        row_logits = logits[rows, index]
+        draft_ids, q = proposal.token(rows, index, logits.shape[-1])
         ids = row_chain.sample(
             row_logits, row_sampling, _accept_or_resample(draft_ids, q, row_sampling)
         )
@@ -392,7 +388,7 @@ def _verify(
 
 
 def _logits_of_row(logits: Tensor, row: int, length: int) -> Tensor:
-    """The `logits` argument of `Chain.raise_if_failed`."""
+    """The logits of one row: `logits_of` of `Chain.raise_if_failed`."""
     return logits[row : row + 1]
 
 
@@ -408,7 +404,7 @@ def _accept_or_resample(
         below = u * q.gather(1, index).squeeze(1) < p.gather(1, index).squeeze(1)
         accept = (draft_ids >= 0) & below
         residual = (p - q).clamp_min(0)
-        # P and Q may differ by rounding only
+        # where P and Q differ only by rounding, the residual may be 0 for all tokens
         residual = residual.where(residual.sum(-1, keepdim=True) > 0, p)
         return draft_ids.where(accept, sample_token(residual.log(), sampling.generators))
 

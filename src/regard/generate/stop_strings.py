@@ -19,8 +19,8 @@ def truncate_at_stop(pieces: Iterable[str], stop_strings: Sequence[str]) -> Iter
             yield safe
         if text.stopped:
             return
-    if rest := text.end():
-        yield rest
+    if remaining := text.end():
+        yield remaining
 
 
 class StoppedText:
@@ -34,7 +34,7 @@ class StoppedText:
         self._pending = ""  # may begin a stop string
 
     def append(self, piece: str) -> str:
-        """What is certainly part of the text after this piece."""
+        """Append a piece; return the new text that cannot belong to a stop string."""
         pending = self._pending + piece
         ends = [
             (pending.index(stop) + len(stop), pending.index(stop))
@@ -42,12 +42,12 @@ class StoppedText:
             if stop in pending
         ]
         self.stopped = bool(ends)
-        safe = min(ends)[1] if ends else len(pending) - _partial_match(pending, self.stop_strings)
-        self._pending = "" if ends else pending[safe:]
-        return pending[:safe]
+        length = min(ends)[1] if ends else len(pending) - _partial_match(pending, self.stop_strings)
+        self._pending = "" if ends else pending[length:]
+        return pending[:length]
 
     def end(self) -> str:
-        """What was held back, at the end of the pieces."""
+        """The text that was held back, once there are no more pieces."""
         return self._pending
 
 

@@ -18,13 +18,13 @@ class ChainProcessor:
         model.generate(ids, do_sample=True, top_k=0, logits_processor=[ChainProcessor(chain)])
 
     `top_k=0` switches off the default top-k of 50 of `transformers`. The ids of the first call
-    are the prompt; left padding counts as text, as for the processors of `transformers`. The
-    sampled id is known one call later, and stateful samplers are updated then.
+    are the prompt, left padding included, as for the processors of `transformers`. The sampled id
+    is known one call later, and stateful samplers are updated then.
     """
 
     chain: Chain
     seed: int | None = None  # for samplers that use random numbers
-    stop: Sequence[int] = ()  # ids that end a text
+    stop: Sequence[int] = ()  # ids that end a sequence
     sampling: SamplingState | None = field(default=None, init=False)
     traces: list[SamplerTrace] = field(default_factory=list, init=False)  # of the last call
 
@@ -33,11 +33,11 @@ class ChainProcessor:
             raise ConfigError(f"chain must be a Chain, as parse_chain makes it, not {self.chain!r}")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Process the scores (logits)."""
+        """Apply the samplers to the scores (logits)."""
         rows, length = input_ids.shape
         sampling = self.sampling
-        same_text = sampling is not None and torch.equal(sampling.history, input_ids[:, :-1])
-        if sampling is None or not same_text:
+        continues = sampling is not None and torch.equal(sampling.history, input_ids[:, :-1])
+        if sampling is None or not continues:
             lengths = torch.full((rows,), length, device=input_ids.device)
             generators = RowGenerators.from_seed(self.seed, rows, input_ids.device)
             stop = tuple(self.stop)

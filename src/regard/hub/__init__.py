@@ -3,33 +3,33 @@
     external_checkpoint   open a checkpoint, check every tensor, load or copy the weights
     config_json           config.json to a model configuration and back
     weight_mapping        rules that map tensor names and layouts; convert_weights applies them
-    families/             one module per model family: its settings, heads and rules
+    model_types/          `model_type` values of config.json: their settings, heads and rules
     verify_export         compare an exported model with transformers
 
 `hub` does not know run folders. `regard import` and `regard export` read and write them, so they
 are in `training/import_export.py`, which calls this package.
 """
 
-from regard.hub.families.albert import ALBERT
-from regard.hub.families.bart import BART, MBART
-from regard.hub.families.bert import BERT
-from regard.hub.families.bloom import BLOOM
-from regard.hub.families.deberta import DEBERTA, DEBERTA_1
-from regard.hub.families.distilbert import DISTILBERT
-from regard.hub.families.gemma import GEMMA, GEMMA2, GEMMA3
-from regard.hub.families.gpt2 import GPT2
-from regard.hub.families.gpt_neox import GPT_NEOX
-from regard.hub.families.llama import LLAMA, MISTRAL, PHI3, QWEN2, QWEN3
-from regard.hub.families.marian import MARIAN
-from regard.hub.families.opt import OPT
-from regard.hub.families.phi import PHI
-from regard.hub.families.roberta import CAMEMBERT, ROBERTA
-from regard.hub.families.t5 import T5
-from regard.hub.families.vit import VIT
-from regard.hub.family import Family
+from regard.hub.model_type import ModelType
+from regard.hub.model_types.albert import ALBERT
+from regard.hub.model_types.bart import BART, MBART
+from regard.hub.model_types.bert import BERT
+from regard.hub.model_types.bloom import BLOOM
+from regard.hub.model_types.deberta import DEBERTA, DEBERTA_V2
+from regard.hub.model_types.distilbert import DISTILBERT
+from regard.hub.model_types.gemma import GEMMA, GEMMA2, GEMMA3
+from regard.hub.model_types.gpt2 import GPT2
+from regard.hub.model_types.gpt_neox import GPT_NEOX
+from regard.hub.model_types.llama import LLAMA, MISTRAL, PHI3, QWEN2, QWEN3
+from regard.hub.model_types.marian import MARIAN
+from regard.hub.model_types.opt import OPT
+from regard.hub.model_types.phi import PHI
+from regard.hub.model_types.roberta import CAMEMBERT, ROBERTA
+from regard.hub.model_types.t5 import T5
+from regard.hub.model_types.vit import VIT
 
-# By model_type of config.json. Export takes the first family that can express a model.
-MODEL_TYPES: dict[str, Family] = {
+# By model_type of config.json. Export takes the first that can express a model.
+MODEL_TYPES: dict[str, ModelType] = {
     "gpt2": GPT2,
     "llama": LLAMA,
     "mistral": MISTRAL,
@@ -48,8 +48,8 @@ MODEL_TYPES: dict[str, Family] = {
     "camembert": CAMEMBERT,
     "distilbert": DISTILBERT,
     "albert": ALBERT,
-    "deberta": DEBERTA_1,
-    "deberta-v2": DEBERTA,
+    "deberta": DEBERTA,
+    "deberta-v2": DEBERTA_V2,
     "t5": T5,
     "bart": BART,
     "mbart": MBART,
@@ -57,4 +57,4 @@ MODEL_TYPES: dict[str, Family] = {
     "vit": VIT,
 }
 
-__all__ = ["MODEL_TYPES", "Family"]
+__all__ = ["MODEL_TYPES", "ModelType"]

@@ -25,6 +25,6 @@ def read_template(folder: Path) -> str | None:
 def _check(path: Path, value: Any) -> str:
     if not isinstance(value, str) or len(value) > MAX_CHARACTERS:
         raise CheckpointError(
-            f"{path}: a chat template is a text of at most {MAX_CHARACTERS:,} characters"
+            f"{path}: a chat template must be a string of at most {MAX_CHARACTERS:,} characters"
         )
     return value

@@ -5,11 +5,11 @@ from typing import Any
 
 from regard.errors import ConfigError
 from regard.files.untrusted import quote
-from regard.hub.family import Settings
+from regard.hub.model_type import ConfigDict
 
 
-def read_class_count(hf: Settings) -> int:
-    """The number of classes: of the names, or `num_labels`, or 2, the default of transformers."""
+def read_class_count(hf: ConfigDict) -> int:
+    """The number of class names, or `num_labels`, or 2, the default of transformers."""
     labels = _names(hf, "id2label") or _names(hf, "label2id")
     count = hf.get("num_labels", 2) if labels is None else len(labels)
     if type(count) is not int or count < 1:
@@ -17,7 +17,7 @@ def read_class_count(hf: Settings) -> int:
     return count
 
 
-def read_class_names(hf: Settings) -> list[str]:
+def read_class_names(hf: ConfigDict) -> list[str]:
     """The names of the classes by index; LABEL_0, LABEL_1, … if there are none.
 
     >>> read_class_names({"label2id": {"good": 1, "bad": 0}})
@@ -34,14 +34,14 @@ def read_class_names(hf: Settings) -> list[str]:
     return [str(labels[index]) for index in indices]
 
 
-def _names(hf: Settings, key: str) -> dict[str, Any] | None:
+def _names(hf: ConfigDict, key: str) -> dict[str, Any] | None:
     names = hf.get(key)
     if names is not None and not isinstance(names, dict):
         raise ConfigError(f"{key}={quote(names)} must be an object of classes and their indices")
     return names
 
 
-def write_class_names(names: Sequence[str]) -> Settings:
+def write_class_names(names: Sequence[str]) -> ConfigDict:
     """The names as settings of config.json, in both directions."""
     id2label = {str(index): name for index, name in enumerate(names)}
     return {"id2label": id2label, "label2id": {name: int(n) for n, name in id2label.items()}}

@@ -11,7 +11,7 @@ from regard.errors import ConfigError, unknown
 from regard.files.untrusted import quote
 from regard.hub import MODEL_TYPES
 from regard.hub.class_names import read_class_count, read_class_names, write_class_names
-from regard.hub.family import MAX_LAYERS, Family, Settings
+from regard.hub.model_type import MAX_LAYERS, ConfigDict, ModelType
 from regard.hub.rope_config import with_half_split_pairs
 from regard.models.build import family_of, resolve
 from regard.models.presets import ModelConfig
@@ -19,7 +19,7 @@ from regard.nn.head import HEADS
 from regard.nn.position import POSITIONS
 from regard.nn.score import SCORES
 
-UNSUPPORTED_SETTINGS = {  # refused for every family when they are set, with the reason
+UNSUPPORTED_SETTINGS = {  # refused for every model type when they are set, with the reason
     "quantization_config": "quantized weights cannot be read; use the original checkpoint",
 }
 UNSUPPORTED_MODEL_TYPES = {
@@ -30,34 +30,40 @@ UNSUPPORTED_MODEL_TYPES = {
     "mamba": "state space models are not implemented",
     "mamba2": "state space models are not implemented",
 }
-NO_MODEL_TYPE = "config.json has no model_type, so its tensors cannot be interpreted"
+NO_MODEL_TYPE = "config.json has no model_type, so the tensors cannot be interpreted"
 TRAINING_ONLY = {"init", "dropout", "attention_dropout", "ffn_dropout"}  # no effect in eval
 CHOICES: dict[str, Mapping[str, Any]] = {"position": POSITIONS, "score": SCORES, "head": HEADS}
 DEPTHS = ("layers", "encoder_layers")
-# penalties of a family, counted in differing settings: another architecture, another head
+# Heads of models that read vectors instead of ids, and what the vectors are.
+NUMBER_HEADS = {"forecast": "the rows of a series", "mixture": "pen strokes"}
+# The distance of a model type is the number of differing settings. Another architecture, another
+# head and a missing position encoding count as this many settings.
 INCOMPATIBLE = 100
 OTHER_HEAD = 10
+NO_POSITION = 5
 Differences = dict[str, str | None]  # a differing setting, to the argument that changes it
-# Errors that malformed values of a config.json can cause in `Family.read_settings`.
+# Errors that malformed values of a config.json can cause in `ModelType.read_settings`.
 READ_ERRORS = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
-def read_config(hf: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
-    """The family and the model configuration that a config.json describes."""
-    family = read_family(hf)
-    if family is None:
+def read_config(hf: Mapping[str, Any]) -> tuple[ModelType, ModelConfig]:
+    """The model type and the model configuration that a config.json describes."""
+    model_type = read_model_type(hf)
+    if model_type is None:
         raise ConfigError(NO_MODEL_TYPE)
-    return family, read_config_as(family, hf)
+    return model_type, read_config_as(model_type, hf)
 
 
-def read_family(hf: Mapping[str, Any]) -> Family | None:
-    """The family that `model_type` names, or the class in `architectures`; None without both."""
+def read_model_type(hf: Mapping[str, Any]) -> ModelType | None:
+    """The type that `model_type` names, or the class in `architectures`; None without both."""
     name = hf.get("model_type")
     if name is None:
         architectures = hf.get("architectures")
-        for family in MODEL_TYPES.values():
-            if isinstance(architectures, list) and architectures[:1] in ([a] for a in family.heads):
-                return family
+        for model_type in MODEL_TYPES.values():
+            if isinstance(architectures, list) and architectures[:1] in (
+                [a] for a in model_type.heads
+            ):
+                return model_type
         return None
     if not isinstance(name, str):
         raise ConfigError(f"model_type={quote(name)} in config.json must be a string")
@@ -68,66 +74,76 @@ def read_family(hf: Mapping[str, Any]) -> Family | None:
     return MODEL_TYPES[name]
 
 
-def read_config_as(family: Family, hf: Mapping[str, Any], architecture: str | None = None) -> Any:
-    """The configuration of a config.json of this family.
+def read_config_as(
+    model_type: ModelType, hf: Mapping[str, Any], architecture: str | None = None
+) -> Any:
+    """The configuration of a config.json of this model type.
 
     The head is that of the class `architecture`, or of the class that the file names.
     """
-    hf = {**family.defaults, **hf}
+    hf = {**model_type.defaults, **hf}
     for key, reason in UNSUPPORTED_SETTINGS.items():
         if hf.get(key):
             raise ConfigError(f"{key}={quote(hf[key])} is not supported: {reason}")
-    for key, values in family.supported_values.items():
+    for key, values in model_type.supported_values.items():
         supported = values if isinstance(values, tuple) else (values,)
         if key in hf and hf[key] not in supported:
             listed = " or ".join(map(repr, supported))
             raise ConfigError(
-                f"{key}={quote(hf[key])} is not supported: only {listed} is, for {family.name}"
+                f"{key}={quote(hf[key])} is not supported: only {listed} is, for {model_type.name}"
             )
-    if missing := [key for key in family.fields if key not in hf]:
-        raise ConfigError(f"config.json of a {family.name} has no {', '.join(missing)}")
-    settings = {name: hf[key] for key, name in family.fields.items()}
-    for key, name in family.fields.items():
+    if missing := [key for key in model_type.fields if key not in hf]:
+        raise ConfigError(f"config.json of a {model_type.name} has no {', '.join(missing)}")
+    settings = {name: hf[key] for key, name in model_type.fields.items()}
+    for key, name in model_type.fields.items():
         value = hf[key]
         if name in DEPTHS and isinstance(value, int | float) and value > MAX_LAYERS:
             raise ConfigError(f"{key}={quote(value)} is not supported: at most {MAX_LAYERS:,}")
     try:
-        settings = merge(merge(settings, family.constants), family.read_settings(hf))
-        settings["head"] = _read_head(family, hf, architecture)
-        return canonical(resolve({"family": family.model_family, **settings}))
+        settings = merge(merge(settings, model_type.constants), model_type.read_settings(hf))
+        settings["head"] = _read_head(model_type, hf, architecture)
+        return canonical(resolve({"family": model_type.family, **settings}))
     except ConfigError:
         raise
     except READ_ERRORS as error:
         problem = f"{type(error).__name__}: {quote(str(error))}"
-        raise ConfigError(f"config.json is not that of a {family.name}: {problem}") from None
+        raise ConfigError(f"config.json is not that of a {model_type.name}: {problem}") from None
 
 
-def write_config(config: ModelConfig, family: str | None = None) -> tuple[Family, Settings]:
-    """The first family (or the one named) that can express a model, and its config.json.
+def write_config(
+    config: ModelConfig, model_type: str | None = None
+) -> tuple[ModelType, ConfigDict]:
+    """The first model type (or the one named) that can express a model, and its config.json.
 
     Each candidate is read again, and accepted only if the configuration is equal or one of a
     model that computes the same.
     """
-    if family is not None and family not in MODEL_TYPES:
-        raise ConfigError(unknown("family", family, MODEL_TYPES))
-    if kind_of(getattr(config, "head", "none"))[0] == "crf":
+    if model_type is not None and model_type not in MODEL_TYPES:
+        raise ConfigError(unknown("model_type", model_type, MODEL_TYPES))
+    head = kind_of(getattr(config, "head", "none"))[0]
+    if head == "crf":
         raise ConfigError(
             "no class of transformers has a conditional random field, so head='crf' is not "
             "exported;\ntrain with model.head=tag"
         )
-    families = MODEL_TYPES.values() if family is None else [MODEL_TYPES[family]]
-    if family is None and family_of(config) not in {
-        candidate.model_family for candidate in families
+    candidates = MODEL_TYPES.values() if model_type is None else [MODEL_TYPES[model_type]]
+    if model_type is None and family_of(config) not in {
+        candidate.family for candidate in candidates
     }:
         raise ConfigError(
-            f"no Hugging Face family has models of model.family={family_of(config)}, so such a "
+            f"no Hugging Face model type has models of model.family={family_of(config)}, so such a "
             "run is not exported"
         )
-    failures: list[tuple[int, str, Differences]] = []  # distance, family, differing settings
+    if head in NUMBER_HEADS:
+        raise ConfigError(
+            f"no Hugging Face model type reads {NUMBER_HEADS[head]}, so a model with the head "
+            f"{head!r} is not exported"
+        )
+    failures: list[tuple[int, str, Differences]] = []  # distance, model type, differing settings
     for equivalent in equivalent_configs(config):
-        for candidate in families:
-            if candidate.model_family != family_of(equivalent):
-                failures.append((INCOMPATIBLE, candidate.name, {"the kind of model": None}))
+        for candidate in candidates:
+            if candidate.family != family_of(equivalent):
+                failures.append((INCOMPATIBLE, candidate.name, {"model.family": None}))
                 continue
             for architecture in candidate.heads:
                 hf = _write_candidate(candidate, equivalent, architecture)
@@ -136,7 +152,9 @@ def write_config(config: ModelConfig, family: str | None = None) -> tuple[Family
                     return candidate, hf
                 failures.append((distance, candidate.name, differences))
     _, nearest, differences = min(failures, key=lambda failure: failure[0])
-    subject = "no Hugging Face family supports" if family is None else f"{family} does not support"
+    subject = f"{model_type} does not support"
+    if model_type is None:
+        subject = "no Hugging Face model type supports"
     listed = "".join(f"\n  {difference}" for difference in list(differences)[:6])
     changes = [change for change in differences.values() if change is not None]
     smallest = f"\nthe smallest change: train with {' '.join(changes)}" if changes else ""
@@ -147,12 +165,12 @@ def write_config(config: ModelConfig, family: str | None = None) -> tuple[Family
 
 
 def find_head(config: ModelConfig, kind: str) -> Choice | None:
-    """The head of this kind in the Hugging Face family of a model; None if there is none."""
+    """The head of this kind that a model's Hugging Face type has; None if it has none."""
     try:
-        family, _ = write_config(config)
+        model_type, _ = write_config(config)
     except ConfigError:
         return None
-    heads = (head for head in family.heads.values() if not callable(head))
+    heads = (head for head in model_type.heads.values() if not callable(head))
     return next((head for head in heads if kind_of(head)[0] == kind), None)
 
 
@@ -203,30 +221,30 @@ def _without_defaults(choice: Choice, parts: Mapping[str, Any]) -> Choice:
     return {"kind": kind, **changed} if changed else kind
 
 
-def _read_head(family: Family, hf: Settings, architecture: str | None) -> Choice:
-    architectures = hf.get("architectures") or list(family.heads)
+def _read_head(model_type: ModelType, hf: ConfigDict, architecture: str | None) -> Choice:
+    architectures = hf.get("architectures") or list(model_type.heads)
     if not isinstance(architectures, list):
         raise ConfigError(f"architectures={quote(architectures)} is not a list of names")
     name = architecture or architectures[0]
-    if name not in family.heads:
-        raise ConfigError(unknown(f"class of a {family.name}", str(name), family.heads))
-    choice = family.heads[name]
+    if name not in model_type.heads:
+        raise ConfigError(unknown(f"class of a {model_type.name}", str(name), model_type.heads))
+    choice = model_type.heads[name]
     kind, options = kind_of(choice(hf) if callable(choice) else choice)
     if kind in ("classification", "tag"):
         options.setdefault("classes", read_class_count(hf))
     return {"kind": kind, **options}
 
 
-def _write_candidate(family: Family, config: Any, architecture: str) -> Settings:
-    hf: Settings = {"model_type": family.name, "architectures": [architecture]}
-    for key, value in family.supported_values.items():
+def _write_candidate(model_type: ModelType, config: Any, architecture: str) -> ConfigDict:
+    hf: ConfigDict = {"model_type": model_type.name, "architectures": [architecture]}
+    for key, value in model_type.supported_values.items():
         hf[key] = value[0] if isinstance(value, tuple) else value
-    for key, name in family.fields.items():
+    for key, name in model_type.fields.items():
         hf[key] = EFFECTIVE[name](config) if name in EFFECTIVE else getattr(config, name)
     classes = kind_of(config.head)[1].get("classes")
     if classes is not None:
         hf |= write_class_names(read_class_names({"num_labels": classes}))
-    return hf | family.write_settings(config)
+    return hf | model_type.write_settings(config)
 
 
 EFFECTIVE: dict[str, Any] = {  # the value that None stands for
@@ -240,18 +258,21 @@ EFFECTIVE: dict[str, Any] = {  # the value that None stands for
 }
 
 
-def _differences(family: Family, config: Any, hf: Settings) -> tuple[int, Differences]:
-    """How far a model is from what `hf` is read as, and the settings in which they differ."""
+def _differences(model_type: ModelType, config: Any, hf: ConfigDict) -> tuple[int, Differences]:
+    """The distance of a model from the one that `hf` describes, and the differing settings."""
     try:
-        reread = to_table(read_config_as(family, hf))
+        reread = to_table(read_config_as(model_type, hf))
     except ConfigError as error:
         return INCOMPATIBLE, {str(error).splitlines()[0]: None}
     table = to_table(canonical(config))
     keys = [key for key in table if key not in TRAINING_ONLY and table[key] != reread[key]]
     other_head = kind_of(table["head"])[0] != kind_of(reread["head"])[0]
-    distance = len(keys) + INCOMPATIBLE * ("architecture" in keys) + OTHER_HEAD * other_head
+    # A suggestion to train without any position encoding would not help.
+    no_position = "position" in keys and kind_of(reread["position"])[0] == "none"
+    distance = len(keys) + INCOMPATIBLE * ("architecture" in keys)
+    distance += OTHER_HEAD * other_head + NO_POSITION * no_position
     return distance, {
-        f"{key} = {table[key]!r} ({family.name}: {reread[key]!r})": _change(key, reread[key])
+        f"{key} = {table[key]!r} ({model_type.name}: {reread[key]!r})": _change(key, reread[key])
         for key in keys
     }
 

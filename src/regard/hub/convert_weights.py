@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regard.files.safetensors import Tensors
+from regard.files.safetensors import TensorReader
 from regard.hub.safetensors_writer import (
     SafetensorsWriter,
     TensorSpec,
@@ -19,7 +19,7 @@ Shapes = Mapping[str, torch.Size]
 
 
 def read_internal(
-    tensors: Tensors, mappings: Sequence[TensorMapping], shapes: Shapes, dtype: torch.dtype
+    tensors: TensorReader, mappings: Sequence[TensorMapping], shapes: Shapes, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the internal tensors by name; no two of them share memory."""
     for mapping in mappings:
@@ -32,7 +32,7 @@ def read_internal(
 
 
 def write_internal(
-    tensors: Tensors,
+    tensors: TensorReader,
     mappings: Sequence[TensorMapping],
     shapes: Shapes,
     dtype: torch.dtype,
@@ -70,7 +70,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def write_external(
-    tensors: Tensors,
+    tensors: TensorReader,
     mappings: Sequence[TensorMapping],
     shapes: Shapes,
     folder: Path,

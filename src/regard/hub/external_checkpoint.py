@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from regard.config import kind_of, merge
-from regard.errors import CheckpointError, ConfigError
-from regard.files.safetensors import PICKLE_SUFFIXES, Tensors, open_tensors, pickle_error
+from regard.errors import CheckpointError, ConfigError, bullet_list
+from regard.files.safetensors import PICKLE_SUFFIXES, TensorReader, open_tensors, pickle_error
 from regard.files.untrusted import path_exists, quote, read_json
 from regard.hub import MODEL_TYPES
 from regard.hub.class_names import read_class_count, read_class_names
-from regard.hub.config_json import NO_MODEL_TYPE, read_config_as, read_family
+from regard.hub.config_json import NO_MODEL_TYPE, read_config_as, read_model_type
 from regard.hub.convert_weights import Shapes, is_finite, read_internal, write_internal
-from regard.hub.families import e2k, g2p_en, llama2c
-from regard.hub.family import CheckpointWithoutConfig, Family, Settings
+from regard.hub.model_type import CheckpointWithoutConfig, ConfigDict, ModelType
+from regard.hub.model_types import e2k, g2p_en, llama2c
 from regard.hub.tokenizer_files import check_tokenizers, read_tokenizers
 from regard.hub.weight_mapping import (
     Rule,
@@ -64,23 +64,23 @@ class ExternalCheckpoint:
     """A checkpoint of another library whose tensors all fit a model here."""
 
     path: Path
-    family: Family
+    model_type: ModelType
     config: ModelConfig
-    config_json: Settings  # empty if there is none
-    tensors: Tensors
+    config_json: ConfigDict  # empty if there is none
+    tensors: TensorReader
     plan: WeightPlan
     shapes: Shapes  # of the internal tensors
     tokenizers: Tokenizer | PairTokenizers | None
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights; of several, the one that they are promoted to."""
+        """The dtype of the weights; of different dtypes, that of `torch.promote_types`."""
         dtypes = (self.tensors.entries[m.external].dtype for m in self.plan.mappings)
         return reduce(torch.promote_types, dtypes)
 
     @property
     def task(self) -> str:
-        """The task that trains such a model, or "none"."""
+        """The task with which such a model is trained here, or "none"."""
         problem = self.config_json.get("problem_type")
         if getattr(self.config, "input_kind", "text") == "images":
             task = "image_classification" if self.head == "classification" else "none"
@@ -103,7 +103,7 @@ class ExternalCheckpoint:
 
     @property
     def outputs(self) -> int | None:
-        """How many classes or numbers the head gives."""
+        """The number of outputs of a classification, regression or tagging head."""
         outputs: int | None = kind_of(getattr(self.config, "head", "none"))[1].get("classes")
         return outputs
 
@@ -121,10 +121,13 @@ class ExternalCheckpoint:
             if name not in shapes:
                 problems.append(f"{name} is in the checkpoint, not in the model")
             elif shape != shapes[name]:
-                problems.append(f"{name} has shape {tuple(shape)}, the model {tuple(shapes[name])}")
+                problems.append(
+                    f"{name} has shape {tuple(shape)}, but the model has {tuple(shapes[name])}"
+                )
         if problems:
             raise ConfigError(
-                f"the tensors in {self.path} do not fit the changed settings:{_bulleted(problems)}"
+                f"the tensors in {self.path} do not fit the changed settings:"
+                f"{bullet_list(problems)}"
             )
         return replace(self, config=config)
 
@@ -150,8 +153,8 @@ class ExternalCheckpoint:
     def _report_non_finite(self, non_finite: list[str]) -> None:
         if non_finite:
             logger.warning(
-                "%s: %d of the tensors have values that are NaN or infinite, so the outputs of the "
-                "model may be as well: %s",
+                "%s: %d of the tensors have NaN or infinite values, so the outputs of the model "
+                "may have them too: %s",
                 self.path,
                 len(non_finite),
                 ", ".join(map(quote, non_finite[:5])) + (", …" if len(non_finite) > 5 else ""),
@@ -161,7 +164,10 @@ class ExternalCheckpoint:
         for name, original in self.plan.duplicates.items():
             if self.tensors.equal(name, original):
                 continue
-            tied = self.plan.tied & {name, original} and "tie_word_embeddings" in self.family.fields
+            tied = (
+                self.plan.tied & {name, original}
+                and "tie_word_embeddings" in self.model_type.fields
+            )
             hint = ';\nif the weights are not tied, set "tie_word_embeddings": false in config.json'
             raise CheckpointError(
                 f"{self.path}: {quote(name)} and {quote(original)} should be the same tensor, "
@@ -170,7 +176,7 @@ class ExternalCheckpoint:
 
 
 def is_external_checkpoint(path: Path) -> bool:
-    """Whether a path holds a checkpoint of another library rather than a run."""
+    """Whether a path is a checkpoint of another library, not a run."""
     hf = _read_config_json(path)
     return "train" not in hf and (bool(hf) or _find_reader(path) is not None)
 
@@ -189,7 +195,7 @@ def _head_kind(config: Any) -> str:
     return kind_of(getattr(config, "head", "linear"))[0]
 
 
-def _read_config_json(path: Path) -> Settings:
+def _read_config_json(path: Path) -> ConfigDict:
     """The content of config.json; empty if there is none that can be read."""
     try:
         return read_json(path / "config.json")
@@ -198,7 +204,7 @@ def _read_config_json(path: Path) -> Settings:
 
 
 def _open_without_config(path: Path) -> CheckpointWithoutConfig | None:
-    """Open a format without config.json; None if `path` is a folder of no such format."""
+    """Open a checkpoint without config.json; None if `path` is a folder that holds none."""
     if path.is_dir() and {"model_type", "architectures"} & _read_config_json(path).keys():
         return None
     reader_and_file = _find_reader(path)
@@ -221,24 +227,24 @@ def open_checkpoint(path: Path | str) -> ExternalCheckpoint:
     folder = path if path.is_dir() else path.parent
     if without_config is None:
         hf = read_json(path / "config.json")
-        named_family = read_family(hf)
-        if named_family is not None:
-            read_config_as(named_family, hf)  # reports unsupported settings before reading tensors
+        named_type = read_model_type(hf)
+        if named_type is not None:
+            read_config_as(named_type, hf)  # reports unsupported settings before reading tensors
         tensors = open_tensors(path)
-        family = named_family or _identify_family(hf, tensors)
-        hf = _correct_class_count(family, family.complete(hf, tensors.entries), tensors)
-        config = read_config_as(family, hf)
+        model_type = named_type or _identify_model_type(hf, tensors)
+        hf = _correct_class_count(model_type, model_type.complete(hf, tensors.entries), tensors)
+        config = read_config_as(model_type, hf)
         if not hf.get("architectures"):
-            config = _config_with_fitting_head(family, hf, tensors) or config
+            config = _config_with_fitting_head(model_type, hf, tensors) or config
         tokenizers = read_tokenizers(folder, hf)
     else:
-        hf, family = {}, without_config.family
+        hf, model_type = {}, without_config.model_type
         config, tensors = without_config.config, without_config.tensors
         tokenizers = without_config.tokenizers or read_tokenizers(folder, hf)
-    shapes, plan = plan_weights(family, config, tensors, path)
+    shapes, plan = plan_weights(model_type, config, tensors, path)
     return ExternalCheckpoint(
         path=folder,
-        family=family,
+        model_type=model_type,
         config=config,
         config_json=hf,
         tensors=tensors,
@@ -249,27 +255,27 @@ def open_checkpoint(path: Path | str) -> ExternalCheckpoint:
 
 
 def plan_weights(
-    family: Family, config: Any, tensors: Tensors, path: Path
+    model_type: ModelType, config: Any, tensors: TensorReader, path: Path
 ) -> tuple[Shapes, WeightPlan]:
-    """The shapes of the model's tensors and what fills them; the error lists what does not fit."""
-    problems, shapes, plan = _plan(family, config, tensors)
+    """The shapes of the model's tensors and the plan that fills them; raises on a misfit."""
+    problems, shapes, plan = _plan(model_type, config, tensors)
     if problems:
         raise CheckpointError(
-            f"the tensors in {path} do not match its config.json:{_bulleted(problems)}"
+            f"the tensors in {path} do not match its config.json:{bullet_list(problems)}"
         )
     return shapes, plan
 
 
-def prefixed_rules(family: Family, config: Any) -> list[Rule]:
+def prefixed_rules(model_type: ModelType, config: Any) -> list[Rule]:
     """The rules of a model with full external names, as export writes them."""
-    prefix = "" if _head_kind(config) in HEADS_WITHOUT_PREFIX else family.prefix
-    return [_add_prefix(prefix, rule) for rule in family.rules(config)]
+    prefix = "" if _head_kind(config) in HEADS_WITHOUT_PREFIX else model_type.prefix
+    return [_add_prefix(prefix, rule) for rule in model_type.rules(config)]
 
 
-def candidate_rules(family: Family, config: Any) -> list[Rule]:
+def candidate_rules(model_type: ModelType, config: Any) -> list[Rule]:
     """The rules with and without the prefix: files may have or lack it, whatever their class."""
-    prefixes = (family.prefix, "")
-    return [_add_prefix(prefix, rule) for rule in family.rules(config) for prefix in prefixes]
+    prefixes = (model_type.prefix, "")
+    return [_add_prefix(prefix, rule) for rule in model_type.rules(config) for prefix in prefixes]
 
 
 def _add_prefix(prefix: str, rule: Rule) -> Rule:
@@ -277,17 +283,13 @@ def _add_prefix(prefix: str, rule: Rule) -> Rule:
     return rule if is_head else Rule(prefix + rule.external, rule.internal, rule.layout)
 
 
-def _bulleted(problems: list[str]) -> str:
-    """The first five problems, one per line, and how many more there are."""
-    more = f"\n  … and {len(problems) - 5} more" if len(problems) > 5 else ""
-    return "".join(f"\n  {problem}" for problem in problems[:5]) + more
-
-
 def _shapes(config: ModelConfig) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in weights(build_on_meta(config)).items()}
 
 
-def _plan(family: Family, config: Any, tensors: Tensors) -> tuple[list[str], Shapes, WeightPlan]:
+def _plan(
+    model_type: ModelType, config: Any, tensors: TensorReader
+) -> tuple[list[str], Shapes, WeightPlan]:
     """All problems of a checkpoint, the shapes that the model expects, and the plan."""
     entries = tensors.entries
     if max(config.depths) > len(entries) and not getattr(config, "shared_layers", False):
@@ -300,31 +302,31 @@ def _plan(family: Family, config: Any, tensors: Tensors) -> tuple[list[str], Sha
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes that torch cannot represent
         return [str(error).splitlines()[0]], {}, WeightPlan([], [])
     aliases = {alias: name for alias, name in TIED_WEIGHTS.items() if alias not in shapes}
-    plan = plan_import(candidate_rules(family, config), entries, shapes, aliases)
-    problems = [f"{name} is missing" for name in _missing(plan, family, config, shapes)]
-    unexpected = (name for name in plan.unexpected if not _is_ignored(family, name))
+    plan = plan_import(candidate_rules(model_type, config), entries, shapes, aliases)
+    problems = [f"{name} is missing" for name in _missing(plan, model_type, config, shapes)]
+    unexpected = (name for name in plan.unexpected if not _is_ignored(model_type, name))
     problems += [f"{quote(name)} is unexpected" for name in unexpected]
     misfits = (_misfit(mapping, tensors, shapes) for mapping in plan.mappings)
     return problems + [problem for problem in misfits if problem is not None], shapes, plan
 
 
-def _missing(plan: WeightPlan, family: Family, config: Any, shapes: Shapes) -> Iterator[str]:
-    """The external names of missing tensors; one that stores several internal ones only once."""
+def _missing(plan: WeightPlan, model_type: ModelType, config: Any, shapes: Shapes) -> Iterator[str]:
+    """The external names of missing tensors; one that stores several internal ones appears once."""
     external = {
         name: mapping.external
-        for mapping in plan_export(prefixed_rules(family, config), shapes).mappings
+        for mapping in plan_export(prefixed_rules(model_type, config), shapes).mappings
         for name in mapping.internal
     }
     yield from dict.fromkeys(external.get(name, name) for name in plan.missing)
 
 
-def _is_ignored(family: Family, name: str) -> bool:
-    short = name.removeprefix(family.prefix)
-    return any(matches(p, name) or matches(p, short) for p in family.ignored_tensors)
+def _is_ignored(model_type: ModelType, name: str) -> bool:
+    short = name.removeprefix(model_type.prefix)
+    return any(matches(p, name) or matches(p, short) for p in model_type.ignored_tensors)
 
 
-def _misfit(mapping: TensorMapping, tensors: Tensors, shapes: Shapes) -> str | None:
-    """What is wrong with the dtype or the shape of an external tensor, if anything."""
+def _misfit(mapping: TensorMapping, tensors: TensorReader, shapes: Shapes) -> str | None:
+    """The problem with the dtype or the shape of an external tensor; None if it fits."""
     name, entry = mapping.external, tensors.entries[mapping.external]
     expected = [shapes[internal] for internal in mapping.internal]
     if entry.dtype not in WEIGHT_DTYPES:
@@ -337,29 +339,31 @@ def _misfit(mapping: TensorMapping, tensors: Tensors, shapes: Shapes) -> str | N
     if actual == expected:
         return None
     joined = mapping.layout.join([torch.empty(shape, device="meta") for shape in expected])
-    return f"{quote(name)} has shape {tuple(entry.shape)}, the model {tuple(joined.shape)}"
+    return f"{quote(name)} has shape {tuple(entry.shape)}, but the model has {tuple(joined.shape)}"
 
 
-def _identify_family(hf: Mapping[str, Any], tensors: Tensors) -> Family:
-    """The only family whose tensor names and shapes are those of the checkpoint."""
+def _identify_model_type(hf: Mapping[str, Any], tensors: TensorReader) -> ModelType:
+    """The only model type whose tensor names and shapes are those of the checkpoint."""
     fitting = []
-    for family in MODEL_TYPES.values():
+    for model_type in MODEL_TYPES.values():
         with suppress(ConfigError):
-            if _config_with_fitting_head(family, hf, tensors) is not None:
-                fitting.append(family)
+            if _config_with_fitting_head(model_type, hf, tensors) is not None:
+                fitting.append(model_type)
     if len(fitting) != 1:
-        names = ", ".join(family.name for family in fitting) or "no family"
+        names = ", ".join(model_type.name for model_type in fitting) or "no model type"
         raise ConfigError(f"{NO_MODEL_TYPE}: they fit {names};\nadd a model_type to config.json")
     logger.warning("config.json has no model_type; the tensors are those of a %s", fitting[0].name)
     return fitting[0]
 
 
-def _correct_class_count(family: Family, hf: Settings, tensors: Tensors) -> Settings:
+def _correct_class_count(
+    model_type: ModelType, hf: ConfigDict, tensors: TensorReader
+) -> ConfigDict:
     """Drop class names that contradict both `num_labels` and the output layer."""
-    count, config = hf.get("num_labels"), read_config_as(family, hf)
+    count, config = hf.get("num_labels"), read_config_as(model_type, hf)
     if kind_of(getattr(config, "head", "none"))[1].get("classes") in (None, count):
         return hf
-    (output,) = plan_export(prefixed_rules(family, config), ["head.out.weight"]).mappings
+    (output,) = plan_export(prefixed_rules(model_type, config), ["head.out.weight"]).mappings
     entry = tensors.entries.get(output.external)
     if entry is None or entry.shape[:1] != (count,):
         return hf
@@ -373,11 +377,11 @@ def _correct_class_count(family: Family, hf: Settings, tensors: Tensors) -> Sett
 
 
 def _config_with_fitting_head(
-    family: Family, hf: Mapping[str, Any], tensors: Tensors
+    model_type: ModelType, hf: Mapping[str, Any], tensors: TensorReader
 ) -> ModelConfig | None:
     """The configuration with the first head that fits, for a config.json that names no class."""
-    for architecture in family.heads:
-        config: ModelConfig = read_config_as(family, hf, architecture)
-        if not _plan(family, config, tensors)[0]:
+    for architecture in model_type.heads:
+        config: ModelConfig = read_config_as(model_type, hf, architecture)
+        if not _plan(model_type, config, tensors)[0]:
             return config
     return None

@@ -1,4 +1,4 @@
-"""Q4_K, llama.cpp's 4-bit format; the gguf package (0.19) reads it, but cannot write it."""
+"""Quantization to Q4_K, llama.cpp's 4-bit format, which the gguf package (0.19) only reads."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ SUPER_BLOCK, SUB_BLOCKS = 256, 8  # weights of a super-block, and its sub-blocks
 
 
 def quantize_q4_k(weight: NDArray[Any]) -> NDArray[np.uint8]:
-    r"""The bytes of each row of a matrix, whose width is a multiple of 256.
+    r"""Quantize a matrix, whose width is a multiple of 256, to the bytes of each row.
 
         w = d s_p q - e m_p,      q in 0 … 15,  s_p and m_p in 0 … 63
 

@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file: how llama.cpp turns text into the ids of the model."""
+"""The vocabulary of a GGUF file, with which llama.cpp tokenizes text."""
 
 import base64
 import json
@@ -6,11 +6,11 @@ from typing import Any
 
 from regard.errors import ConfigError
 from regard.text import Tokenizer
-from regard.text.tokenizer import SPACE
+from regard.text.tokenizer import METASPACE
 from regard.text.wordpiece import CONTINUATION
 
-NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # types of tokens
-# Regular expressions that split text before BPE, by llama.cpp's names of them.
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # llama.cpp's token types
+# llama.cpp's names of pre-tokenizers, by the regular expression that splits text before BPE.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPLITS = {
@@ -23,14 +23,14 @@ ROLES = ("bos", "eos", "unk", "pad", "mask", "sep")
 def write_vocabulary(
     writer: Any, gguf: Any, tokenizer: Tokenizer, size: int, architecture: str
 ) -> None:
-    """Add the tokens of a tokenizer to a GGUF writer; `size` ids, as the model has.
+    """Add the tokens of a tokenizer to a GGUF writer; `size` is the vocabulary size of the model.
 
-    An error names what llama.cpp's tokenizers cannot do.
+    Raises if llama.cpp has no tokenizer that gives the same ids.
     """
     table = json.loads(tokenizer._backend.to_str())
     kind = table["model"]["type"]
-    makers = {"BPE": _bpe, "Unigram": _unigram, "WordPiece": _wordpiece}
-    if kind not in makers or tokenizer.kind == "char":
+    writers = {"BPE": _write_bpe, "Unigram": _write_unigram, "WordPiece": _write_wordpiece}
+    if kind not in writers or tokenizer.kind == "char":
         _refuse(tokenizer, f"llama.cpp has no tokenizer of the kind {tokenizer.kind!r}")
     if (kind == "WordPiece") != (architecture == "bert"):
         _refuse(tokenizer, f"llama.cpp's {architecture} does not use {tokenizer.kind}")
@@ -46,7 +46,7 @@ def write_vocabulary(
     unknown = tokenizer.special_id("unk")
     if unknown is not None and kind != "BPE":
         types[unknown] = UNKNOWN
-    makers[kind](writer, tokenizer, table, tokens, types)
+    writers[kind](writer, tokenizer, table, tokens, types)
     writer.add_token_types(types)
     for role in ROLES:
         special = tokenizer.special_id(role)
@@ -58,7 +58,7 @@ def write_vocabulary(
             writer.add_bos_token_id(cls)
         return
     if tokenizer.special_id("eos") is None:
-        _refuse(tokenizer, "it has no EOS token, and llama.cpp would end a text at another one")
+        _refuse(tokenizer, "it has no EOS token, so llama.cpp would stop at another token")
     prefix, bos = tokenizer.prefix_ids, tokenizer.special_id("bos")
     if prefix not in ([], [bos]):
         _refuse(tokenizer, "it puts several special tokens before a text")
@@ -74,16 +74,16 @@ def _refuse(tokenizer: Tokenizer, why: str) -> None:
 
 
 def _steps(part: Any) -> list[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, without sequences around them."""
+    """The steps of a normalizer or pre-tokenizer, with nested sequences flattened."""
     if part is None:
         return []
     if part["type"] == "Sequence":
         inner = part.get("normalizers") or part.get("pretokenizers") or []
-        return [step for each in inner for step in _steps(each)]
+        return [step for component in inner for step in _steps(component)]
     return [part]
 
 
-def _bpe(
+def _write_bpe(
     writer: Any, tokenizer: Tokenizer, table: Any, tokens: list[str], types: list[int]
 ) -> None:
     pre_tokenizers, normalizers = _steps(table["pre_tokenizer"]), _steps(table["normalizer"])
@@ -93,7 +93,7 @@ def _bpe(
     if any(step["type"] == "ByteLevel" for step in pre_tokenizers):
         if any(step["type"] != "NFC" for step in normalizers):
             _refuse(tokenizer, f"llama.cpp has no normalizer {normalizers[0]['type']} before BPE")
-        if not merges:  # a GGUF file has no empty list
+        if not merges:  # GGUF cannot store an empty list
             _refuse(tokenizer, "it has no merges, which llama.cpp needs for BPE")
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(_split_name(tokenizer, pre_tokenizers))
@@ -101,7 +101,7 @@ def _bpe(
         writer.add_token_merges([" ".join(pair) for pair in merges])
         return
     if not table["model"].get("byte_fallback"):
-        _refuse(tokenizer, "it is BPE neither of bytes nor with bytes for unknown characters")
+        _refuse(tokenizer, "it is neither byte-level BPE nor BPE with byte fallback")
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges):
         ranks.setdefault("".join(pair), rank)
@@ -125,17 +125,17 @@ def _split_name(tokenizer: Tokenizer, pre_tokenizers: list[dict[str, Any]]) -> s
         return "gpt-2"
     if len(patterns) == 1 and patterns[0] in SPLITS:
         return SPLITS[patterns[0]]
-    _refuse(tokenizer, f"llama.cpp does not know how it splits words: {str(patterns)[:200]}")
+    _refuse(tokenizer, f"llama.cpp has no pre-tokenizer with its patterns: {str(patterns)[:200]}")
     raise AssertionError
 
 
-def _unigram(
+def _write_unigram(
     writer: Any, tokenizer: Tokenizer, table: Any, tokens: list[str], types: list[int]
 ) -> None:
     pre_tokenizers, normalizers = _steps(table["pre_tokenizer"]), _steps(table["normalizer"])
     scores = dict(table["model"]["vocab"])
     if table["model"].get("byte_fallback"):
-        _refuse(tokenizer, "llama.cpp's unigram has no bytes for unknown characters")
+        _refuse(tokenizer, "llama.cpp's unigram tokenizer has no byte fallback")
     writer.add_tokenizer_model("t5")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
@@ -152,7 +152,7 @@ def _write_spaces(
     normalizers: list[dict[str, Any]],
     pre_tokenizers: list[dict[str, Any]],
 ) -> None:
-    """Whether a space is put before a text, and repeated ones are removed."""
+    """Write whether a space is put before a text, and whether repeated spaces are removed."""
     known = {"Precompiled", "Prepend", "Replace", "Strip", "Metaspace", "Split", "NFC"}
     others = [step["type"] for step in (*normalizers, *pre_tokenizers) if step["type"] not in known]
     if others:
@@ -169,17 +169,19 @@ def _write_spaces(
     writer.add_remove_extra_whitespaces(removes)
 
 
-def _wordpiece(
+def _write_wordpiece(
     writer: Any, tokenizer: Tokenizer, table: Any, tokens: list[str], types: list[int]
 ) -> None:
     normalizers = _steps(table["normalizer"])
     if not any(step["type"] == "BertNormalizer" and step["lowercase"] for step in normalizers):
-        _refuse(tokenizer, "llama.cpp's WordPiece reads text in lower case")
+        _refuse(tokenizer, "llama.cpp's WordPiece lowercases text, and this tokenizer does not")
 
     def to_llama_cpp(token: str, type: int) -> str:
         if type != NORMAL:
             return token
-        return token.removeprefix(CONTINUATION) if token.startswith(CONTINUATION) else SPACE + token
+        if token.startswith(CONTINUATION):
+            return token.removeprefix(CONTINUATION)
+        return METASPACE + token
 
     writer.add_tokenizer_model("bert")
     writer.add_tokenizer_pre("default")

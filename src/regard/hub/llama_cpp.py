@@ -1,4 +1,4 @@
-"""Check that llama.cpp computes what an exported model does, if llama-cpp-python is there."""
+"""Compare the outputs of an exported model in llama.cpp with ours, through llama-cpp-python."""
 
 from pathlib import Path
 from typing import Any
@@ -9,37 +9,38 @@ import torch
 from regard.errors import CheckpointError
 from regard.models.transformer import Transformer
 
-# Of logits, as a fraction of their largest: llama.cpp's GELU on a CPU is a table in float16.
+# A fraction of the largest output: llama.cpp's GELU on a CPU is a lookup table in float16.
 TOLERANCE = 5e-3
 
 
 def compare_llama_cpp(path: Path, model: Transformer, type: str) -> float | None:
-    """The largest difference of the logits after random ids; None without llama-cpp-python.
+    """The largest difference of the logits for random ids; None without llama-cpp-python.
 
-    For types other than f32 the difference is reported, not checked. An encoder is not compared.
+    For an encoder it is the largest difference of the embeddings of the tokens. For types other
+    than f32 the difference is returned without a check.
     """
     try:
         import llama_cpp
     except ImportError:
         return None
-    decodes = model.config.architecture == "decoder"
+    is_decoder = model.config.architecture == "decoder"
     length = min(model.config.context, 16)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (1, length), generator=generator)
     try:
-        theirs = (_logits if decodes else _embeddings)(llama_cpp, path, ids[0].tolist())
+        theirs = (_logits if is_decoder else _embeddings)(llama_cpp, path, ids[0].tolist())
     except ValueError as error:
         raise CheckpointError(
             f"llama.cpp cannot open the file; nothing was written: {error}"
         ) from error
     with torch.no_grad():
         hidden = model(ids)
-        ours = (model.head(hidden) if decodes else hidden)[0].numpy()
+        ours = (model.head(hidden) if is_decoder else hidden)[0].numpy()
     difference = float(np.abs(theirs - ours).max())
     if type == "f32" and not difference <= TOLERANCE * max(1.0, float(np.abs(ours).max())):
         raise CheckpointError(
-            f"llama.cpp opens the file, but its {'logits' if decodes else 'embeddings'} are off by "
-            f"{difference:.2g}; nothing was written"
+            f"llama.cpp opens the file, but its {'logits' if is_decoder else 'embeddings'} are off "
+            f"by {difference:.2g}; nothing was written"
         )
     return difference
 
@@ -76,13 +77,14 @@ def _embeddings(llama_cpp: Any, path: Path, ids: list[int]) -> Any:
     batch = llama_cpp.llama_batch_init(len(ids), 0, 1)
     try:
         batch.n_tokens = len(ids)
-        for place, token in enumerate(ids):
-            batch.token[place], batch.pos[place], batch.n_seq_id[place] = token, place, 1
-            batch.seq_id[place][0], batch.logits[place] = 0, True
+        for position, token in enumerate(ids):
+            batch.token[position], batch.pos[position] = token, position
+            batch.n_seq_id[position], batch.seq_id[position][0] = 1, 0
+            batch.logits[position] = True
         context = llama._ctx.ctx
         if llama_cpp.llama_decode(context, batch) != 0:
             raise ValueError("it cannot compute the embeddings of a text")
-        rows = [llama_cpp.llama_get_embeddings_ith(context, place) for place in range(len(ids))]
+        rows = [llama_cpp.llama_get_embeddings_ith(context, n) for n in range(len(ids))]
         return np.array([row[: llama.n_embd()] for row in rows])
     finally:
         llama_cpp.llama_batch_free(batch)

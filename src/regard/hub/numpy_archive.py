@@ -15,7 +15,7 @@ import torch
 from numpy.lib import format as npy
 
 from regard.errors import CheckpointError
-from regard.files.safetensors import MAX_DIMS, Entry, Tensors
+from regard.files.safetensors import MAX_DIMS, TensorEntry, TensorReader
 from regard.files.untrusted import ARCHIVE_ERRORS, open_regular_file, quote
 
 LOCAL_HEADER = struct.Struct("<26xHH")  # of a file in a zip: lengths of its name and extra field
@@ -23,7 +23,7 @@ MAX_ARRAYS = 10_000
 DTYPES = {"<f4": torch.float32, "<f2": torch.float16}
 
 
-def names_in(path: Path) -> set[str]:
+def array_names(path: Path) -> set[str]:
     """The names of the arrays in an archive; empty if the file is not an archive."""
     try:
         with open_regular_file(path) as file, zipfile.ZipFile(file) as archive:
@@ -32,7 +32,7 @@ def names_in(path: Path) -> set[str]:
         return set()
 
 
-def open_archive(path: Path) -> Tensors:
+def open_archive(path: Path) -> TensorReader:
     """Open an archive: the dtype, shape and offset of each array."""
     entries = {}
     try:
@@ -44,7 +44,7 @@ def open_archive(path: Path) -> Tensors:
                 file.seek(info.header_offset + LOCAL_HEADER.size + name_length + extra_length)
                 begin = file.tell()
                 shape, dtype = _header(file, info)
-                entry = Entry(path, dtype, shape, file.tell())
+                entry = TensorEntry(path, dtype, shape, file.tell())
                 end = entry.start + entry.size
                 if end != begin + info.file_size or end > size:
                     raise ValueError(
@@ -55,7 +55,7 @@ def open_archive(path: Path) -> Tensors:
         raise CheckpointError(
             f"{path} is not a complete archive of plain arrays: {error}"
         ) from None
-    return Tensors(entries)
+    return TensorReader(entries)
 
 
 def _header(file: IO[bytes], info: zipfile.ZipInfo) -> tuple[torch.Size, torch.dtype]:
@@ -73,5 +73,5 @@ def _header(file: IO[bytes], info: zipfile.ZipInfo) -> tuple[torch.Size, torch.d
             f"{quote(info.filename)} holds {dtype.str}, not float32 or float16 in C order"
         )
     if len(shape) > MAX_DIMS or math.prod(length or 1 for length in shape) >= 1 << 59:
-        raise ValueError(f"{quote(info.filename)} has shape {quote(shape)}")
+        raise ValueError(f"{quote(info.filename)} has shape {quote(shape)}, which is too large")
     return torch.Size(shape), DTYPES[np.dtype(dtype).str]

@@ -33,8 +33,8 @@ class _Encoder(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor, lengths: Tensor, *segments: Tensor) -> Tensor:
-        given = segments[0] if segments else None
-        hidden = self.model(input_ids, lengths=lengths, segments=given)
+        segment_ids = segments[0] if segments else None
+        hidden = self.model(input_ids, lengths=lengths, segments=segment_ids)
         logits: Tensor = self.model.head(hidden)
         return logits
 
@@ -69,7 +69,7 @@ class _Decoder(nn.Module):
 
 
 def write_onnx(model: Transformer, path: Path) -> float:
-    """Write the model to `path`; the largest difference of ONNX Runtime's outputs from ours."""
+    """Write the model to `path`, and return the largest difference between ONNX Runtime and us."""
     try:
         import onnxruntime
         import onnxscript  # noqa: F401 -- torch.onnx needs it
@@ -112,7 +112,7 @@ def write_onnx(model: Transformer, path: Path) -> float:
 
 
 def _export_module(model: Transformer) -> tuple[nn.Module, tuple[list[str], list[str]], Any]:
-    """The module to trace, the names of its inputs and outputs, and the axes that vary."""
+    """The module to export, the names of its inputs and outputs, and its dynamic shapes."""
     rows, time = Dim("rows", min=1, max=1 << 16), Dim("time", min=1, max=model.config.context)
     ids, lengths = {0: rows, 1: time}, {0: rows}
     if model.decoder is None:
@@ -134,7 +134,7 @@ def _export_module(model: Transformer) -> tuple[nn.Module, tuple[list[str], list
 
 
 def _inputs(model: Transformer, rows: int, time: int, past: int) -> tuple[Any, ...]:
-    """Random inputs of the traced module."""
+    """Random inputs of the exported module."""
     generator, config = torch.Generator().manual_seed(rows), model.config
 
     def ids(vocab_size: int, length: int) -> Tensor:
@@ -163,7 +163,7 @@ def _flatten(values: Any) -> list[Tensor]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Turn off the messages of torch's exporter, which are about its own work."""
+    """Turn off the progress messages and warnings of torch's exporter."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

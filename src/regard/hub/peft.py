@@ -1,12 +1,12 @@
 """LoRA adapters in the files of the PEFT library: adapter_config.json, adapter_model.safetensors.
 
 PEFT names a layer as transformers does: base_model.model.transformer.h.0.attn.c_attn.lora_A.weight.
-Where one matrix there holds several layers of a model here (GPT-2's c_attn is query, key and
-value), their updates are written as one of the summed rank,
+Where one matrix in transformers holds several layers of a model here (GPT-2's c_attn is query, key
+and value), their updates are written as one update whose rank is the sum of theirs,
 
     A = [A_q; A_k; A_v],      B = diag(B_q, B_k, B_v),      alpha / r unchanged
 
-and an update that is read becomes one for each layer, with the same A and its rows of B.
+and an update that is read becomes one update per layer, with the same A and the layer's rows of B.
 """
 
 import math
@@ -23,7 +23,7 @@ from torch import Tensor
 from regard.config import kind_of
 from regard.errors import CheckpointError, ConfigError
 from regard.files.atomic import write_json
-from regard.files.safetensors import Tensors, read_header
+from regard.files.safetensors import TensorReader, read_header
 from regard.files.untrusted import path_exists, quote, read_json
 from regard.hub import MODEL_TYPES
 from regard.hub.config_json import read_config_as, write_config
@@ -34,7 +34,7 @@ from regard.hub.safetensors_writer import SafetensorsWriter
 from regard.hub.weight_mapping import (
     CONCATENATED,
     Concatenated,
-    InterleavedByHead,
+    GroupedByHead,
     Layout,
     TensorMapping,
     WeightPlan,
@@ -49,9 +49,9 @@ CONFIG, MODEL = "adapter_config.json", "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"  # of older versions
 PREFIX = "base_model.model."
 MAX_ALPHA = 1_000_000  # usually 8 to 256
-MAX_REPETITIONS = 2  # of a pattern of names
+MAX_REPETITIONS = 2  # of `*` in a pattern of alpha_pattern
 LORA = re.compile(r"(?P<layer>.+)\.lora_(?P<part>[AB])(?:\.default)?\.weight")
-UNSUPPORTED = {  # settings whose other values change what an adapter computes
+SUPPORTED_VALUES = {  # other values of these settings change the computation of an adapter
     "bias": ("none", None),
     "use_dora": (False, None),
     "init_lora_weights": (True, False, "gaussian", "eva", None),  # others change the base weights
@@ -77,16 +77,16 @@ def write_adapter(
     *,
     base: str,
     dropout: float = 0.0,
-    family_name: str | None = None,
+    model_type: str | None = None,
 ) -> str:
-    """Write an adapter of a model with this configuration; returns the family of its names.
+    """Write an adapter of a model with this configuration; return the model type of its names.
 
-    By default that is the first one that can express the model.
+    By default that is the first model type that can express the model.
     """
-    family, hf = write_config(config, family_name)
-    exported = read_config_as(family, hf)
+    chosen, hf = write_config(config, model_type)
+    exported = read_config_as(chosen, hf)
     names = weights(build_on_meta(exported))
-    mappings = plan_export(prefixed_rules(family, exported), names).mappings
+    mappings = plan_export(prefixed_rules(chosen, exported), names).mappings
 
     def transform(name: str, tensor: Tensor) -> Tensor:
         return to_half_split(config, name, tensor)
@@ -94,7 +94,7 @@ def write_adapter(
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
     alphas: dict[str, float] = {}
-    transposed, whole = False, []
+    transposed, modules_to_save = False, []
     for mapping in mappings:
         layers = [name.removesuffix(".weight") for name in mapping.internal]
         if any(layer in adapter.layers for layer in layers):
@@ -106,14 +106,14 @@ def write_adapter(
         elif all(name in adapter.others for name in mapping.internal):
             joined = mapping.layout.join([adapter.others[name] for name in mapping.internal])
             tensors[f"{PREFIX}{mapping.external}"] = joined
-            whole.append(mapping.external.rpartition(".")[0])
+            modules_to_save.append(mapping.external.rpartition(".")[0])
     rank, alpha = (Counter(table.values()).most_common(1)[0][0] for table in (ranks, alphas))
     architecture = getattr(config, "architecture", None)
-    kinds = {"decoder": "CAUSAL_LM", "encoder-decoder": "SEQ_2_SEQ_LM"}
-    is_language = kind_of(getattr(config, "head", "none"))[0] == "linear"
+    task_types = {"decoder": "CAUSAL_LM", "encoder-decoder": "SEQ_2_SEQ_LM"}
+    is_language_model = kind_of(getattr(config, "head", "none"))[0] == "linear"
     settings = {
         "peft_type": "LORA",
-        "task_type": kinds.get(str(architecture)) if is_language else None,
+        "task_type": task_types.get(str(architecture)) if is_language_model else None,
         "base_model_name_or_path": base,
         "inference_mode": True,
         "r": rank,
@@ -122,7 +122,7 @@ def write_adapter(
         "bias": "none",
         "fan_in_fan_out": transposed,
         "target_modules": list(ranks),
-        "modules_to_save": list(dict.fromkeys(whole)) or None,
+        "modules_to_save": list(dict.fromkeys(modules_to_save)) or None,
         "rank_pattern": {name: r for name, r in ranks.items() if r != rank},
         "alpha_pattern": {name: a for name, a in alphas.items() if a != alpha},
     }
@@ -132,7 +132,7 @@ def write_adapter(
     with SafetensorsWriter({folder / MODEL: specs}, {"format": "pt"}) as writer:
         for name, tensor in tensors.items():
             writer.write(name, tensor)
-    return family.name
+    return chosen.name
 
 
 def _join(
@@ -142,7 +142,7 @@ def _join(
     names: Mapping[str, Tensor],
     transform: Any,
 ) -> tuple[Tensor, Tensor, float]:
-    """A, B and the scale of an external layer; those of its layers may differ in scale."""
+    """A, B and the scale of an external layer; its internal layers may have different scales."""
     present = {layer: adapter.layers[layer] for layer in layers if layer in adapter.layers}
     scale = next(iter(present.values()))[2]
     parts = {
@@ -161,14 +161,14 @@ def _join(
             block[:, first : first + len(layer_a)] = layer_b
             column += len(layer_a)
         rows.append(block)
-    return a, _rows(mapping.layout).join(rows), scale
+    return a, _row_layout(mapping.layout).join(rows), scale
 
 
-def _rows(layout: Layout) -> Layout:
-    """How the rows of B, which are the outputs of the layer, are stored."""
+def _row_layout(layout: Layout) -> Layout:
+    """The layout of the rows of B, which are the outputs of the layer."""
     if isinstance(layout, Concatenated):
         return CONCATENATED
-    if not isinstance(layout, InterleavedByHead):
+    if not isinstance(layout, GroupedByHead):
         raise ConfigError(f"LoRA on a weight stored as {type(layout).__name__} is not supported")
     return layout
 
@@ -187,7 +187,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
             f"{folder / PICKLE} is a pickle, which can run any code and is not read;\n"
             "save the adapter again with a newer PEFT on a machine where you trust it"
         )
-    tensors = Tensors(read_header(folder / MODEL))
+    tensors = TensorReader(read_header(folder / MODEL))
     with tensors:
         values = {name.removeprefix(PREFIX): tensors.read(name).float() for name in tensors.entries}
     factors: dict[str, dict[str, Tensor]] = {}
@@ -206,7 +206,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
         )
     shapes = {name: tensor.shape for name, tensor in weights(build_on_meta(config)).items()}
     external = [*(f"{layer}.weight" for layer in factors), *others]
-    unexpected: list[str] | None = None  # by the names of the first family
+    unexpected: list[str] | None = None  # by the names of the first model type
     for plan in _plans(config, external, shapes):
         if not plan.unexpected:
             break
@@ -218,7 +218,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
             "use the adapter with the model it was trained on"
         )
     layers: dict[str, tuple[Tensor, Tensor, float]] = {}
-    whole: dict[str, Tensor] = {}
+    saved_weights: dict[str, Tensor] = {}  # of PEFT's modules_to_save
     for mapping in plan.mappings:
         expected = [shapes[name] for name in mapping.internal]
         module = mapping.external.removesuffix(".weight")
@@ -227,24 +227,24 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
             if a.dim() != 2 or not len(a) or a.shape[1] != expected[0][1]:
                 raise _misfit(folder, mapping, "lora_A", a)
             sizes = [torch.Size((s[0], len(a))) for s in expected]
-            rows = _split(folder, mapping, _rows(mapping.layout), "lora_B", b, sizes)
+            rows = _split(folder, mapping, _row_layout(mapping.layout), "lora_B", b, sizes)
             scale = _scale(settings, module, len(a))
             for name, part in zip(mapping.internal, rows, strict=True):
                 layers[name.removesuffix(".weight")] = (a, part.contiguous(), scale)
         else:
             tensor = others[mapping.external]
             parts = _split(folder, mapping, mapping.layout, "the weight", tensor, expected)
-            whole |= dict(zip(mapping.internal, parts, strict=True))
-    return Adapter(layers, whole)
+            saved_weights |= dict(zip(mapping.internal, parts, strict=True))
+    return Adapter(layers, saved_weights)
 
 
 def _plans(config: ModelConfig, external: list[str], shapes: Shapes) -> Iterator[WeightPlan]:
-    """Where the tensors go, by the names of each family that can express the model."""
+    """The plan of each model type that can express the model, for tensors with these names."""
     aliases = {alias: name for alias, name in TIED_WEIGHTS.items() if alias not in shapes}
     for name in MODEL_TYPES:
         with suppress(ConfigError):
-            family, hf = write_config(config, name)
-            rules = candidate_rules(family, read_config_as(family, hf))
+            model_type, hf = write_config(config, name)
+            rules = candidate_rules(model_type, read_config_as(model_type, hf))
             yield plan_import(rules, external, shapes, aliases)
 
 
@@ -256,7 +256,7 @@ def _split(
     tensor: Tensor,
     shapes: list[torch.Size],
 ) -> list[Tensor]:
-    """The part of each layer; an error if they have not the shapes of the model."""
+    """The tensors of the layers; raises if they do not have the shapes of the model."""
     try:
         parts = layout.split(tensor, shapes)
     except (RuntimeError, IndexError):  # the tensor cannot be split
@@ -269,7 +269,7 @@ def _split(
 def _misfit(folder: Path, mapping: TensorMapping, what: str, tensor: Tensor) -> CheckpointError:
     return CheckpointError(
         f"{folder / MODEL}: {what} of {quote(mapping.external)} has shape {tuple(tensor.shape)}, "
-        "which does not fit the model; use it with the model it was trained on"
+        "which does not fit the model; use the adapter with the model it was trained on"
     )
 
 
@@ -280,17 +280,17 @@ def _read_settings(folder: Path) -> dict[str, Any]:
             f"{folder / CONFIG}: peft_type={quote(settings.get('peft_type'))} is not supported; "
             "only LORA is"
         )
-    for key, allowed in UNSUPPORTED.items():
+    for key, allowed in SUPPORTED_VALUES.items():
         if settings.get(key) not in allowed:
             raise ConfigError(f"{folder / CONFIG}: {key}={quote(settings[key])} is not supported")
     table = settings.get("alpha_pattern") or {}
     if not isinstance(table, dict):
-        raise ConfigError(f"{folder / CONFIG}: alpha_pattern is a table, not {quote(table)}")
+        raise ConfigError(f"{folder / CONFIG}: alpha_pattern must be an object, not {quote(table)}")
     for key, value in (("lora_alpha", settings.get("lora_alpha")), *table.items()):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not abs(value) <= MAX_ALPHA:
             raise ConfigError(
-                f"{folder / CONFIG}: {quote(key)} is a number up to {MAX_ALPHA:,}, "
+                f"{folder / CONFIG}: {quote(key)} must be a number up to {MAX_ALPHA:,}, "
                 f"not {quote(value)}"
             )
     return settings
@@ -307,7 +307,7 @@ def _scale(settings: Mapping[str, Any], module: str, rank: int) -> float:
 
 
 def _patterns(table: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-    """PEFT's patterns of names; few repetitions, since the time of a regex grows with them."""
+    """The checked patterns of `alpha_pattern`; repetitions are limited, since they can be slow."""
     for pattern, value in table.items():
         repeated = re.search(r"[*)][*]", pattern) or pattern.count("*") > MAX_REPETITIONS
         if repeated or not re.fullmatch(r"[\w.\\^$|()*]*", pattern):
@@ -316,6 +316,6 @@ def _patterns(table: Mapping[str, float]) -> Iterator[tuple[str, float]]:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             raise ConfigError(
-                f"alpha_pattern: {quote(pattern)} is no regular expression: {error}"
+                f"alpha_pattern: {quote(pattern)} is not a regular expression: {error}"
             ) from None
         yield pattern.removeprefix("^"), value

@@ -20,28 +20,28 @@ from torch import Tensor
 
 from regard.config import Choice, kind_of
 from regard.errors import ConfigError
-from regard.hub.family import Settings
+from regard.hub.model_type import ConfigDict
 
 ROTATED = re.compile(r".*\.attention\.(query|key|q_norm|k_norm)\.\w+")
 
-SCALINGS: dict[str, dict[str, str]] = {  # rope_type: external option names to internal ones
+SCALING_OPTIONS: dict[str, dict[str, str]] = {  # by rope_type: external names to internal ones
     "default": {},
     "linear": {"factor": "factor"},
     "llama3": {
         "factor": "factor",
         "original_max_position_embeddings": "original_context",
-        "low_freq_factor": "low",
-        "high_freq_factor": "high",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
     },
     "yarn": {"factor": "factor", "original_max_position_embeddings": "original_context"},
     "dynamic": {"factor": "factor", "original_max_position_embeddings": "original_context"},
     "longrope": {
-        "short_factor": "short",
-        "long_factor": "long",
+        "short_factor": "short_factor",
+        "long_factor": "long_factor",
         "original_max_position_embeddings": "original_context",
     },
 }
-OPTIONAL: dict[str, dict[str, str]] = {  # those with a default
+OPTIONAL_SCALING_OPTIONS: dict[str, dict[str, str]] = {  # those with a default
     "yarn": {
         "beta_fast": "beta_fast",
         "beta_slow": "beta_slow",
@@ -53,15 +53,15 @@ OPTIONAL: dict[str, dict[str, str]] = {  # those with a default
 
 
 def read_rope(
-    hf: Settings,
+    hf: ConfigDict,
     *,
     base: float = 10_000.0,
-    fraction: float = 1.0,
+    partial_rotary_factor: float = 1.0,
     base_key: str = "rope_theta",
-    fraction_key: str = "partial_rotary_factor",
+    partial_rotary_factor_key: str = "partial_rotary_factor",
 ) -> Choice:
-    """The `position` setting; `base` and `fraction` are the defaults of the family."""
-    rope: Settings = {}
+    """The `position` setting; `base` and `partial_rotary_factor` are the model type's defaults."""
+    rope: ConfigDict = {}
     for key in ("rope_scaling", "rope_parameters"):
         value = hf.get(key) or {}
         if not isinstance(value, dict) or any(isinstance(v, dict) for v in value.values()):
@@ -71,14 +71,17 @@ def read_rope(
         rope |= value
     kind = rope.get("rope_type", rope.get("type", "default"))
     kind = "longrope" if kind == "su" else kind  # its name in the first files of Phi-3
-    if kind not in SCALINGS:
+    if kind not in SCALING_OPTIONS:
         raise ConfigError(
-            f"rope_type={kind!r} is not supported; known: {', '.join(sorted(SCALINGS))}"
+            f"rope_type={kind!r} is not supported; known: {', '.join(sorted(SCALING_OPTIONS))}"
         )
-    top_level = {"rope_theta": hf.get(base_key), "partial_rotary_factor": hf.get(fraction_key)}
-    values: Settings = {"rope_theta": base, "partial_rotary_factor": fraction}
+    top_level = {
+        "rope_theta": hf.get(base_key),
+        "partial_rotary_factor": hf.get(partial_rotary_factor_key),
+    }
+    values: ConfigDict = {"rope_theta": base, "partial_rotary_factor": partial_rotary_factor}
     values |= {key: value for key, value in (top_level | rope).items() if value is not None}
-    choice: Settings = {
+    choice: ConfigDict = {
         "kind": "rotary",
         "base": float(values["rope_theta"]),
         "partial_rotary_factor": float(values["partial_rotary_factor"]),
@@ -88,7 +91,7 @@ def read_rope(
     return choice
 
 
-def _read_scaling(kind: str, rope: Settings, hf: Settings) -> Settings:
+def _read_scaling(kind: str, rope: ConfigDict, hf: ConfigDict) -> ConfigDict:
     """The options of a scaling; transformers computes some from the context length."""
     context = hf.get("max_position_embeddings")
     original = hf.get("original_max_position_embeddings")
@@ -98,18 +101,18 @@ def _read_scaling(kind: str, rope: Settings, hf: Settings) -> Settings:
         rope = {"original_max_position_embeddings": context} | rope
     if original is not None:  # transformers prefers it to the one in rope_parameters
         rope = rope | {"original_max_position_embeddings": original}
-    if missing := [key for key in SCALINGS[kind] if rope.get(key) is None]:
+    if missing := [key for key in SCALING_OPTIONS[kind] if rope.get(key) is None]:
         raise ConfigError(f"rope_type={kind!r} needs {', '.join(missing)}")
-    options = {name: rope[key] for key, name in SCALINGS[kind].items()}
-    for key, name in OPTIONAL.get(kind, {}).items():
+    options = {name: rope[key] for key, name in SCALING_OPTIONS[kind].items()}
+    for key, name in OPTIONAL_SCALING_OPTIONS.get(kind, {}).items():
         if rope.get(key) is not None:
             options[name] = rope[key]
-    if kind in OPTIONAL and "attention_factor" not in options:
+    if kind in OPTIONAL_SCALING_OPTIONS and "attention_factor" not in options:
         options |= _default_attention_factor(kind, rope, context)
     return options
 
 
-def _default_attention_factor(kind: str, rope: Settings, context: Any) -> Settings:
+def _default_attention_factor(kind: str, rope: ConfigDict, context: Any) -> ConfigDict:
     if kind == "yarn":
         scales = [rope[key] for key in ("mscale", "mscale_all_dim") if rope.get(key)]
         if len(scales) < 2 or rope["factor"] <= 1:
@@ -124,8 +127,8 @@ def _default_attention_factor(kind: str, rope: Settings, context: Any) -> Settin
 
 
 def write_rope(
-    position: Choice, *, base_key: str = "rope_theta", fraction_key: str | None = None
-) -> Settings:
+    position: Choice, *, base_key: str = "rope_theta", partial_rotary_factor_key: str | None = None
+) -> ConfigDict:
     """The RoPE settings of config.json; empty for other position encodings.
 
     A scaling that transformers does not have is left out.
@@ -133,13 +136,13 @@ def write_rope(
     kind, options = kind_of(position)
     if kind != "rotary":
         return {}
-    hf: Settings = {base_key: options.get("base", 10_000.0), "rope_scaling": None}
-    if fraction_key is not None:
-        hf[fraction_key] = options.get("partial_rotary_factor", 1.0)
+    hf: ConfigDict = {base_key: options.get("base", 10_000.0), "rope_scaling": None}
+    if partial_rotary_factor_key is not None:
+        hf[partial_rotary_factor_key] = options.get("partial_rotary_factor", 1.0)
     scaling = options.get("scaling")
-    if scaling is not None and scaling["kind"] in SCALINGS:
-        values = {"low": 1.0, "high": 4.0, **scaling}
-        names = SCALINGS[scaling["kind"]] | OPTIONAL.get(scaling["kind"], {})
+    if scaling is not None and scaling["kind"] in SCALING_OPTIONS:
+        values = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **scaling}
+        names = SCALING_OPTIONS[scaling["kind"]] | OPTIONAL_SCALING_OPTIONS.get(scaling["kind"], {})
         scaled = {external: values[name] for external, name in names.items() if name in values}
         hf["rope_scaling"] = {"rope_type": scaling["kind"], **scaled}
     return hf

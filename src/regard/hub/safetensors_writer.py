@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import CheckpointError
-from regard.files.safetensors import Entry, as_bytes, make_header
+from regard.files.safetensors import TensorEntry, as_bytes, make_header
 
 MAX_SHARD_BYTES = 5_000_000_000
 
@@ -31,13 +31,13 @@ class SafetensorsWriter:
         files: Mapping[Path, Mapping[str, TensorSpec]],
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, TensorEntry] = {}
         self._headers: dict[Path, bytes] = {}
         metadata = {"format": "pt", **(metadata or {})}  # transformers requires the format
         for path, specs in files.items():
             self._headers[path], offsets = make_header(specs, metadata)
             self.entries |= {
-                name: Entry(path, dtype, shape, offsets[name])
+                name: TensorEntry(path, dtype, shape, offsets[name])
                 for name, (dtype, shape) in specs.items()
             }
         self._unwritten = set(self.entries)
@@ -48,17 +48,17 @@ class SafetensorsWriter:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         try:
-            for handle in self._handles.values() if kind is None else ():
+            for handle in self._handles.values() if exc_type is None else ():
                 os.fsync(handle)
         finally:
             for handle in self._handles.values():
                 os.close(handle)
-        if kind is None and self._unwritten:
+        if exc_type is None and self._unwritten:
             raise CheckpointError(f"tensor {min(self._unwritten)} was never written")
 
     def write(self, name: str, tensor: Tensor) -> None:
@@ -109,7 +109,7 @@ def split_into_shards(
     }
 
 
-def write_index(folder: Path, entries: Mapping[str, Entry]) -> None:
+def write_index(folder: Path, entries: Mapping[str, TensorEntry]) -> None:
     """Write model.safetensors.index.json, which maps each tensor to its shard."""
     index = {
         "metadata": {"total_size": sum(entry.size for entry in entries.values())},

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import CheckpointError, ConfigError
-from regard.hub.family import Settings
+from regard.hub.model_type import ConfigDict
 from regard.models.transformer import TransformerConfig
 from regard.text import PairTokenizers, Tokenizer
 from regard.text.pair_tokenizers import JOINT, TARGET
@@ -15,12 +15,12 @@ from regard.text.special_tokens import HF_KEYS
 
 logger = logging.getLogger(__name__)
 
-ENCODER_DECODERS = ("t5", "bart", "marian")  # by model_type
-ENCODERS = ("bert", "roberta", "distilbert", "albert")
+ENCODER_DECODER_TYPES = ("t5", "bart", "marian")  # values of model_type
+ENCODER_TYPES = ("bert", "roberta", "distilbert", "albert")
 ID_KEYS = {"pad": "pad_token_id", "bos": "bos_token_id", "eos": "eos_token_id"}
 
 
-def read_tokenizers(folder: Path, config_json: Settings) -> Tokenizer | PairTokenizers | None:
+def read_tokenizers(folder: Path, config_json: ConfigDict) -> Tokenizer | PairTokenizers | None:
     """The tokenizer of a folder, or for an encoder-decoder the tokenizers of both sides.
 
     None if the folder has no tokenizer files, as for images.
@@ -29,7 +29,7 @@ def read_tokenizers(folder: Path, config_json: Settings) -> Tokenizer | PairToke
     if not isinstance(tokenizers, Tokenizer):
         return tokenizers
     model_type, classes = config_json.get("model_type"), config_json.get("architectures") or ()
-    has_decoder = config_json.get("is_encoder_decoder", model_type in ENCODER_DECODERS)
+    has_decoder = config_json.get("is_encoder_decoder", model_type in ENCODER_DECODER_TYPES)
     encoder_only = any(str(name).endswith("EncoderModel") for name in classes)
     return (
         PairTokenizers(tokenizers, tokenizers) if has_decoder and not encoder_only else tokenizers
@@ -61,20 +61,20 @@ def check_tokenizers(
 
 
 def write_tokenizers(
-    tokenizers: Tokenizer | PairTokenizers, folder: Path, config_json: Settings
-) -> Settings:
+    tokenizers: Tokenizer | PairTokenizers, folder: Path, config_json: ConfigDict
+) -> ConfigDict:
     """Write the files that `AutoTokenizer.from_pretrained` opens; returns ids for config.json.
 
     If two sides share their ids but not their pieces, `tokenizer.json` is that of the source, and
     `tokenizer.target.json` is written so that the folder can be imported again.
     """
     if isinstance(tokenizers, Tokenizer):
-        is_encoder = config_json.get("model_type") in ENCODERS
+        is_encoder = config_json.get("model_type") in ENCODER_TYPES
         tokenizer = _add_template(tokenizers, *CLS) if is_encoder else tokenizers
         return _write(tokenizer, folder, config_json)
     if not tokenizers.shared:
         raise ConfigError(
-            "source and target have separate vocabularies, and no family that can be exported "
+            "source and target have separate vocabularies, and no model type that can be exported "
             "has two;\ntrain with data.tokenizer.shared=true to have one"
         )
     if not tokenizers.joint:
@@ -84,11 +84,11 @@ def write_tokenizers(
 
 
 def _add_template(tokenizer: Tokenizer, single: str, pair: str) -> Tokenizer:
-    """Let the tokenizer add the special tokens around a text that tasks add here."""
+    """Let the tokenizer add the special tokens that here the tasks add around a text."""
     return with_template(tokenizer, single, pair) if tokenizer.is_native else tokenizer
 
 
-def _write(tokenizer: Tokenizer, folder: Path, config_json: Settings) -> Settings:
+def _write(tokenizer: Tokenizer, folder: Path, config_json: ConfigDict) -> ConfigDict:
     if config_json.get("model_type") == "qwen2" and tokenizer.is_native:
         logger.warning(
             "AutoTokenizer of transformers 5 replaces the pre-tokenizer in every qwen2 folder; "
@@ -109,13 +109,13 @@ def _write(tokenizer: Tokenizer, folder: Path, config_json: Settings) -> Setting
     _write_json(folder / "tokenizer_config.json", settings)
     _write_json(folder / "special_tokens_map.json", names)
     ids = {key: tokenizer.hf_special_id(role) for role, key in ID_KEYS.items()}
-    config_ids: Settings = {key: id for key, id in ids.items() if id is not None}
+    config_ids: ConfigDict = {key: id for key, id in ids.items() if id is not None}
     if len(tokenizer.stop_ids) > 1:
         config_ids[ID_KEYS["eos"]] = tokenizer.stop_ids
     return config_ids
 
 
-def _write_json(path: Path, value: Settings) -> None:
+def _write_json(path: Path, value: ConfigDict) -> None:
     try:
         text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
         path.write_text(text, encoding="utf-8")

@@ -12,6 +12,7 @@ from regard.config import kind_of
 from regard.errors import CheckpointError
 from regard.models.build import count_parameters
 from regard.nn.state import Source
+from regard.units import format_bytes
 
 TOLERANCE = 1e-3  # for float32 outputs up to 10; larger than rounding from another order of sums
 AUTO_CLASSES = {  # by architecture, or "images" for a ViT, and head of a model
@@ -49,7 +50,7 @@ def reason_not_to_compare(config: Any, free_bytes: int) -> str | None:
         return "transformers has no auto class for such a model"
     needed = 2 * 4 * count_parameters(config)  # two models in float32
     if needed > free_bytes:
-        return f"it needs {needed / 1e9:,.1f} GB of memory, {free_bytes / 1e9:,.1f} GB are free"
+        return f"it needs {format_bytes(needed)} of memory, {format_bytes(free_bytes)} are free"
     return None
 
 

@@ -48,7 +48,7 @@ class Concatenated:
 
 
 @dataclass(frozen=True, slots=True)
-class InterleavedByHead:
+class GroupedByHead:
     """Query, key and value rows grouped by head: q_1 k_1 v_1 q_2 k_2 v_2 … (BLOOM, GPT-NeoX)."""
 
     heads: int
@@ -65,16 +65,20 @@ class InterleavedByHead:
 
 
 @dataclass(frozen=True, slots=True)
-class LeadingAxis:
-    """One tensor with an additional first axis of length 1."""
+class LeadingAxes:
+    """One tensor with additional leading axes of length 1, `ndim` axes in all."""
+
+    ndim: int
 
     def split(self, external: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
         """Return the internal tensor, in a list."""
-        return [external.squeeze(0)]
+        for _ in range(external.ndim - len(shapes[0])):
+            external = external.squeeze(0)
+        return [external]
 
     def join(self, internal: Sequence[Tensor]) -> Tensor:
         """Return the external tensor."""
-        return internal[0].unsqueeze(0)
+        return internal[0][(None,) * (self.ndim - internal[0].ndim)]
 
 
 CONCATENATED = Concatenated()
@@ -108,8 +112,8 @@ def module_rules(
     """
 
     def parameters(names: str | tuple[str, ...]) -> tuple[str, ...]:
-        listed = (names,) if isinstance(names, str) else names
-        return tuple(f"{internal_prefix}{name}.{{p}}" for name in listed)
+        names = (names,) if isinstance(names, str) else names
+        return tuple(f"{internal_prefix}{name}.{{p}}" for name in names)
 
     return [
         Rule(f"{external_prefix}{external}.{{p}}", parameters(internal), layout)
@@ -128,12 +132,12 @@ class TensorMapping:
 
 @dataclass(frozen=True, slots=True)
 class WeightPlan:
-    """Which external tensor fills which internal ones, and the names that match nothing."""
+    """The mapping of external to internal tensors, and the names that match nothing."""
 
     mappings: list[TensorMapping]
     missing: list[str]  # internal names that no external tensor fills
     unexpected: list[str] = field(default_factory=list)  # external names that no rule maps
-    duplicates: dict[str, str] = field(default_factory=dict)  # external, to its equal tensor
+    duplicates: dict[str, str] = field(default_factory=dict)  # second external name, to the first
     tied: set[str] = field(default_factory=set)  # external names of a tied output matrix
 
 

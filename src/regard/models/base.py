@@ -36,15 +36,14 @@ class State(Protocol):
 class Capturable(State, Protocol):
     """A state with preallocated buffers, so that a decode step can be captured as a CUDA graph."""
 
-    @property
-    def capacity(self) -> int:
-        """The most ids a row can hold."""
-
     def with_static_shapes(self) -> State:
         """The same state, with shapes that do not depend on the lengths of the rows."""
 
-    def reset(self) -> State:
-        """An empty state on the same buffers."""
+    def has_capacity(self, capacity: int) -> bool:
+        """Whether the buffers are those of a state that was started with this capacity."""
+
+    def reset(self, initial: Any = None) -> State:
+        """An empty state in the same buffers, with the source of `initial` if the model has one."""
 
 
 @runtime_checkable
@@ -97,15 +96,18 @@ class SupportsHidden(Language, Protocol):
         """Read ids as `step` does; return the hidden state after each."""
 
 
+def is_prefix_lm(model: Any) -> bool:
+    """Whether a model, or that of a `generate.CudaGraphDecoder`, reads prompts bidirectionally."""
+    inner = getattr(model, "model", model)
+    return bool(getattr(getattr(inner, "config", None), "prefix", False))
+
+
 def mark_prompt_as_prefix(model: Any, state: Any) -> Any:
     """An empty state whose next ids are the prompt, which a prefix LM reads bidirectionally.
 
     For other models the state is returned unchanged.
     """
-    inner = getattr(model, "model", model)  # of an engine
-    if not getattr(getattr(inner, "config", None), "prefix", False):
-        return state
-    return replace(state, prefix=True)
+    return replace(state, prefix=True) if is_prefix_lm(model) else state
 
 
 class LanguageModel(nn.Module):

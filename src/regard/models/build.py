@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.config import build, merge, to_table
-from regard.errors import CheckpointError, ConfigError, unknown
+from regard.errors import CheckpointError, ConfigError, bullet_list, unknown
 from regard.models.autoregression import Autoregression, AutoregressionConfig
-from regard.models.bag import BagConfig, BagOfWords
+from regard.models.bag_of_words import BagOfWords, BagOfWordsConfig
 from regard.models.captioner import (
     Captioner,
     CaptionerConfig,
@@ -22,11 +22,11 @@ from regard.models.cbow import CBOW, CBOWConfig
 from regard.models.convolution import ConvolutionConfig, ConvolutionLM
 from regard.models.feedforward import FeedforwardConfig, FeedforwardLM
 from regard.models.hmm import HMM, HMMConfig
-from regard.models.linear import LinearConfig, NLinear
 from regard.models.ngram import NGram, NGramConfig
+from regard.models.nlinear import NLinear, NLinearConfig
 from regard.models.presets import PRESETS, ModelConfig
 from regard.models.recurrent import RecurrentConfig, RecurrentLM
-from regard.models.seq2seq import EncoderDecoder, Seq2SeqConfig
+from regard.models.seq2seq import RecurrentEncoderDecoder, Seq2SeqConfig
 from regard.models.soft_window import SoftWindowConfig, SoftWindowLM
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vision import VisionConfig, VisionTransformer
@@ -36,22 +36,23 @@ FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
     "transformer": (TransformerConfig, Transformer),
     "recurrent": (RecurrentConfig, RecurrentLM),
     "lstm": (RecurrentConfig, RecurrentLM),  # the name in old runs, when it was the only cell
-    "seq2seq": (Seq2SeqConfig, EncoderDecoder),
+    "seq2seq": (Seq2SeqConfig, RecurrentEncoderDecoder),
     "feedforward": (FeedforwardConfig, FeedforwardLM),
     "convolution": (ConvolutionConfig, ConvolutionLM),
-    "bag": (BagConfig, BagOfWords),
+    "bag": (BagOfWordsConfig, BagOfWords),
     "cbow": (CBOWConfig, CBOW),
     "ngram": (NGramConfig, NGram),
     "hmm": (HMMConfig, HMM),
     "autoregression": (AutoregressionConfig, Autoregression),
-    "linear": (LinearConfig, NLinear),
+    "linear": (NLinearConfig, NLinear),
     "vision": (VisionConfig, VisionTransformer),
     "captioner": (CaptionerConfig, Captioner),
     "recurrent_captioner": (RecurrentCaptionerConfig, RecurrentCaptioner),
     "soft_window": (SoftWindowConfig, SoftWindowLM),
 }
-# Larger values are typing errors; counting the parameters of such a model would take hours.
-MAX_LAYERS, MAX_MODEL_SIZE = 10_000, 1 << 24
+# Limits on the number of layers and on all other integer settings. Larger values are typos;
+# counting the parameters of such a model would take hours.
+MAX_LAYERS, MAX_MODEL_INTEGER = 10_000, 1 << 24
 
 
 def preset(name: str, **fields: Any) -> ModelConfig:
@@ -82,10 +83,10 @@ def resolve(table: Mapping[str, Any], **derived: Any) -> ModelConfig:
         raise ConfigError(unknown("model family", str(family), FAMILIES))
     cls = FAMILIES[family][0]
     known = {field.name for field in dataclasses.fields(cls)}
-    used = {name: value for name, value in derived.items() if name in known}
-    resolved: ModelConfig = build(cls, merge(merge(base, fields), used), "model")
+    applicable = {name: value for name, value in derived.items() if name in known}
+    resolved: ModelConfig = build(cls, merge(merge(base, fields), applicable), "model")
     for key in known:
-        limit = MAX_LAYERS if key in ("layers", "encoder_layers") else MAX_MODEL_SIZE
+        limit = MAX_LAYERS if key in ("layers", "encoder_layers") else MAX_MODEL_INTEGER
         size = getattr(resolved, key)
         if isinstance(size, int) and size > limit:
             raise ConfigError(f"model.{key}={size} is too large: at most {limit:,} is supported")
@@ -145,7 +146,7 @@ def count_parameters(config: ModelConfig) -> int:
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """All parameters and persistent buffers by name; a tied parameter once.
 
-    With LoRA only those that train: the others are weights of the base model.
+    With LoRA, only the trainable parameters: the others are weights of the base model.
     """
     if has_lora(model):
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -187,24 +188,24 @@ def check_weights(model: nn.Module, tensors: Mapping[str, Tensor], origin: str) 
     """Raise if names, shapes or dtypes of saved weights are not those of a model."""
     expected = weights(model)
     any_shape = hasattr(model, "fit")  # the sizes of its tables depend on the data
-    floats = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # copied as any other
+    floats = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # copying converts them
     problems = [f"{name} is missing" for name in expected if name not in tensors]
     problems += [
         f"{name} is not a weight of this model" for name in tensors if name not in expected
     ]
     problems += [
-        f"{name} has shape {tuple(tensors[name].shape)}, the model {tuple(weight.shape)}"
+        f"{name} has shape {tuple(tensors[name].shape)}, but the model has {tuple(weight.shape)}"
         for name, weight in expected.items()
         if not any_shape and name in tensors and tensors[name].shape != weight.shape
     ]
     problems += [
-        f"{name} has dtype {tensors[name].dtype}, the model {weight.dtype}"
+        f"{name} has dtype {tensors[name].dtype}, but the model has {weight.dtype}"
         for name, weight in expected.items()
         if name in tensors
         and tensors[name].dtype != weight.dtype
         and not {tensors[name].dtype, weight.dtype} <= {*floats}
     ]
     if problems:
-        more = f"\n  … and {len(problems) - 5} more" if len(problems) > 5 else ""
-        listed = "".join(f"\n  {problem}" for problem in problems[:5])
-        raise CheckpointError(f"the weights in {origin} do not fit the model:{listed}{more}")
+        raise CheckpointError(
+            f"the weights in {origin} do not fit the model:{bullet_list(problems)}"
+        )

@@ -1,58 +1,58 @@
 """Image captioning: an encoder of the regions of an image, and a decoder that attends to them."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from regard.config import Choice, Settings, kind_of
 from regard.errors import ConfigError, ShapeError, unknown
-from regard.models.compatibility import SEQ2SEQ, check_rules
-from regard.models.seq2seq import EncoderDecoder, Memory
+from regard.models.compatibility import SEQ2SEQ_RULES, check_dropout, check_rules, check_sizes
+from regard.models.seq2seq import Memory, RecurrentEncoderDecoder
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.attention import Mask
 from regard.nn.image_features import FEATURES, RegionConvolution, RegionPositions
-from regard.nn.recurrent import CELLS, CellState
-from regard.nn.recurrent_attention import Hard
+from regard.nn.recurrent import CELLS
+from regard.nn.recurrent_attention import HardAttention
 from regard.nn.score import SCORES
-from regard.nn.state import ImageSource
+from regard.nn.state import CellState, ImageSource
 
 Features = Literal["convolution", "patches"]
 
 
 class ImageGrid:
-    """Mixin of a configuration: the image is a square grid of regions of `patch` pixels."""
+    """Mixin of a configuration: the image is a square grid of regions, `patch_size` pixels wide."""
 
     __slots__ = ()
     image_size: int
-    patch: int
+    patch_size: int
     channels: int
     features: Features
 
     @property
     def grid(self) -> int:
         """Regions per row and per column."""
-        return self.image_size // self.patch
+        return self.image_size // self.patch_size
 
     @property
     def regions(self) -> int:
-        """How many regions an image has."""
+        """The number of regions of an image."""
         return self.grid**2
 
     def check_grid(self) -> None:
         """Raise if an image cannot be divided into regions."""
-        for name in ("image_size", "patch", "channels"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.image_size % self.patch:
-            raise ShapeError(f"patch={self.patch} must divide image_size={self.image_size}")
+        check_sizes(self, "image_size", "patch_size", "channels")
+        if self.image_size % self.patch_size:
+            raise ShapeError(
+                f"patch_size={self.patch_size} must divide image_size={self.image_size}"
+            )
         if self.features not in FEATURES:
             raise ConfigError(unknown("features", self.features, FEATURES))
-        if self.features == "convolution" and self.patch.bit_count() != 1:
+        if self.features == "convolution" and self.patch_size.bit_count() != 1:
             raise ConfigError(
-                f"patch={self.patch} must be a power of two with features='convolution', whose "
-                "layers halve the image"
+                f"patch_size={self.patch_size} must be a power of two with features='convolution', "
+                "whose layers halve the image"
             )
 
 
@@ -60,10 +60,10 @@ class ImageGrid:
 class CaptionerConfig(ImageGrid, TransformerConfig):
     """A captioning Transformer, whose encoder reads the regions of an image."""
 
-    input_kind: ClassVar[str] = "images"  # what the encoder reads, instead of text
-    architecture: Literal["encoder-decoder"] = "encoder-decoder"  # which stacks there are
+    input_kind: ClassVar[str] = "images"  # the input of the encoder, instead of text
+    architecture: Literal["encoder-decoder"] = "encoder-decoder"  # which stacks the model has
     image_size: int = 64  # side of an image, in pixels
-    patch: int = 8  # side of a region, in pixels
+    patch_size: int = 8  # side of a region, in pixels
     channels: int = 3  # channels of an image: 3 for RGB, 1 for grayscale
     features: Features = "convolution"  # how regions become vectors (nn.image_features.FEATURES)
 
@@ -75,7 +75,7 @@ class CaptionerConfig(ImageGrid, TransformerConfig):
         if self.context < self.regions:
             raise ConfigError(
                 f"context={self.context} must be at least the {self.regions} regions of an image; "
-                "raise context or patch"
+                "raise context or patch_size"
             )
 
 
@@ -83,7 +83,7 @@ class CaptionerConfig(ImageGrid, TransformerConfig):
 class RecurrentCaptionerConfig(ImageGrid, Settings):
     """A captioning recurrent network with attention over the regions of an image."""
 
-    input_kind: ClassVar[str] = "images"  # what the encoder reads, instead of text
+    input_kind: ClassVar[str] = "images"  # the input of the encoder, instead of text
     architecture: ClassVar[str] = "encoder-decoder"
     # settings of a recurrent encoder, for the code that is shared with seq2seq models
     bidirectional: ClassVar[bool] = False
@@ -95,43 +95,42 @@ class RecurrentCaptionerConfig(ImageGrid, Settings):
     layers: int = 1  # number of decoder layers
     encoder_layers: int = 1  # convolutions over the regions; 0: none
     image_size: int = 64  # side of an image, in pixels
-    patch: int = 8  # side of a region, in pixels
+    patch_size: int = 8  # side of a region, in pixels
     channels: int = 3  # channels of an image: 3 for RGB, 1 for grayscale
     features: Features = "convolution"  # how regions become vectors (nn.image_features.FEATURES)
     score: Choice = "additive"  # the attention score (nn.score.SCORES)
-    # where attention is: before the decoder (bahdanau), after it (luong), after its first layer
+    # where attention is: before the decoder (bahdanau), after it (luong), or between its first
+    # layer and the next (between)
     placement: Literal["bahdanau", "luong", "between"] = "bahdanau"
-    input_feeding: bool = False  # luong: the last attentional vector joins the next input
-    heads: int | None = None  # attention heads with projections; None: one without
-    hops: int = 1  # attention layers in sequence, each adds the last context to its query
-    hard: Hard | None = None  # hard attention, to one region only, trained by this estimator
+    input_feeding: bool = False  # luong: the attentional vector is part of the next input
+    heads: int | None = None  # attention heads with projections; None: one head without
+    # attention layers in sequence; each adds the context vector of the one before to its query
+    hops: int = 1
+    # hard attention, to one region only, trained with this estimator
+    hard: HardAttention | None = None
     dropout: float = 0.0  # dropout of embeddings, between layers, and of the head's input
     tied: bool = True  # output matrix = embedding matrix of the target
-    context: int = 64  # ids of a training caption; generation has no limit
+    context: int = 64  # maximum number of ids of a training caption; generation has no limit
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "dim", "layers", "heads", "hops", "context"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value} must be at least 1")
+        check_sizes(self, "vocab_size", "dim", "layers", "heads", "hops", "context")
         if self.encoder_layers < 0:
             raise ConfigError(f"encoder_layers={self.encoder_layers} must be at least 0")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
+        check_dropout(self)
         if self.regions > self.context and kind_of(self.score)[0] == "location":
             raise ConfigError(
-                f"score='location' has a row for each of context={self.context} places, but an "
-                f"image has {self.regions} regions; raise context or patch"
+                f"score='location' has a row for each of context={self.context} positions, but an "
+                f"image has {self.regions} regions; raise context or patch_size"
             )
         for name, choice, table in (("cell", self.cell, CELLS), ("score", self.score, SCORES)):
             if (kind := kind_of(choice)[0]) not in table:
                 raise ConfigError(unknown(name, kind, table))
         self.check_grid()
-        check_rules(self, SEQ2SEQ)
+        check_rules(self, SEQ2SEQ_RULES)
 
     @property
     def depths(self) -> tuple[int, int]:
-        """The number of layers whose final state initializes the decoder, and of the decoder."""
+        """Encoder and decoder layers; equal, since every decoder layer gets an initial state."""
         return self.layers, self.layers
 
 
@@ -148,12 +147,7 @@ class Captioner(Transformer):
     def __init__(self, config: CaptionerConfig) -> None:
         super().__init__(config)
         features = FEATURES[config.features]
-        self.image_embed = features(config.channels, config.dim, config.patch)
-
-    @property
-    def attention_layers(self) -> range:
-        """The numbers of the layers that attend to the image."""
-        return range(self.config.layers)
+        self.image_embed = features(config.channels, config.dim, config.patch_size)
 
     def _encode(self, source: Any) -> tuple[Tensor, Mask]:
         images = check_images(source, self.config)
@@ -164,38 +158,35 @@ class Captioner(Transformer):
         return memory, Mask.lengths(source.lengths)
 
 
-class RecurrentCaptioner(EncoderDecoder):
+class RecurrentCaptioner(RecurrentEncoderDecoder):
     r"""P(caption | image): a recurrent decoder that attends to the regions of an image.
 
         h_i = encoder(regions(image))_i + p_i,           s_0 = tanh(B mean_i h_i)
         c_t = sum_i softmax_i(score(s, h_i)) h_i       soft attention
         c_t = h_i of one region i                        hard attention (`nn.recurrent_attention`)
 
-    The decoder is that of `EncoderDecoder`. Xu et al. 2015 ("Show, attend and tell"), without
-    their gate and doubly stochastic term, and with features that are trained with the decoder.
+    The decoder is that of `RecurrentEncoderDecoder`. Xu et al. 2015 ("Show, attend and tell"),
+    without their gate and doubly stochastic term, and with features that are trained with the
+    decoder.
     """
 
     uses_packed_sequence = False  # all images have the same number of regions
 
     def __init__(self, config: RecurrentCaptionerConfig) -> None:
-        super().__init__(cast(Any, config))
-        del self.encoder  # of ids
-        dim = config.dim
-        features = FEATURES[config.features]
-        self.image_embed = features(config.channels, dim, config.patch)
+        super().__init__(config)
+        vectors = range(self._cells()[0].state_vectors)
+        self.bridge = nn.ModuleList(
+            nn.ModuleList(nn.Linear(config.dim, config.dim) for _ in vectors)
+            for _ in range(config.layers)
+        )
+
+    def _build_encoder(self) -> None:
+        config, dim = self.config, self.config.dim
+        self.image_embed = FEATURES[config.features](config.channels, dim, config.patch_size)
         self.image_layers = nn.Sequential(
             *(RegionConvolution(dim, config.grid) for _ in range(config.encoder_layers))
         )
         self.region_positions = RegionPositions(config.regions, dim)
-        vectors = range(self._cells()[0].state_vectors)
-        self.bridge = nn.ModuleList(
-            nn.ModuleList(nn.Linear(dim, dim) for _ in vectors) for _ in range(config.layers)
-        )
-
-    @property
-    def attention_layers(self) -> range:
-        """The numbers of the hops that attend to the image."""
-        return range(self.config.hops)
 
     def _encode(self, source: Any) -> tuple[list[CellState], Memory]:
         images = check_images(source, self.config)
@@ -209,7 +200,7 @@ class RecurrentCaptioner(EncoderDecoder):
 
 
 def check_images(source: Any, config: Any) -> Tensor:
-    """The images of a source, if they have the size that a model reads."""
+    """Return the images of a source; raise an error unless their shape is that of the model."""
     if not isinstance(source, ImageSource):
         raise ConfigError("a captioner needs images; pass source=ImageSource(images, lengths)")
     expected = (config.channels, config.image_size, config.image_size)

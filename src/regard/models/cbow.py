@@ -3,21 +3,75 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from regard.config import Settings
 from regard.errors import ConfigError
-from regard.models.counts import TokenBatch
-from regard.nn.head import IGNORED, Head
+from regard.models.ngram_counts import TokenBatch
+from regard.nn.head import IGNORE_INDEX, Head
 from regard.nn.loss import linear_cross_entropy
 
 NOISE_POWER = 0.75  # exponent of the unigram counts in the noise distribution
-NOISE_SAMPLES = 32  # per row
+NOISE_SAMPLES = 8  # per row, at least
+WORDS_PER_SAMPLE = 8  # in longer rows
+
+
+class _SparseMatmul(torch.autograd.Function):
+    """A x for a sparse matrix A: row i of A has `entries[i]` in the columns `columns[i]`.
+
+    Aᵀ has `transposed` in the same places, so the gradient of x is the same sum of rows, Aᵀ dy.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, columns: Tensor, entries: Tensor, transposed: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(columns, transposed)
+        return F.embedding_bag(columns, x, mode="sum", per_sample_weights=entries)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (dy,) = gradients
+        columns, transposed = ctx.saved_tensors
+        dx = F.embedding_bag(columns, dy, mode="sum", per_sample_weights=transposed)
+        return dx, None, None, None
+
+
+class _NegativeSamplingScores(torch.autograd.Function):
+    """The scores x · u at each position: of its word, and of every noise word of its row.
+
+    `u` has the vectors of the words first, then those of the noise. The two gradients of u are
+    written next to each other, and those of x are added in a matmul: autograd would copy them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, u)
+        words, noise = _split(u, x)
+        return (x * words).sum(-1), (noise @ x.mT).to(x.dtype)  # autocast may lower the precision
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        dpositive, dnegative = gradients[0].unsqueeze(-1), gradients[1]
+        x, u = ctx.saved_tensors
+        du = torch.empty_like(u)
+        (words, noise), (dwords, dnoise) = _split(u, x), _split(du, x)
+        torch.mul(x, dpositive, out=dwords)
+        torch.bmm(dnegative, x, out=dnoise)
+        return (words * dpositive).baddbmm_(dnegative.mT, noise), du
+
+
+def _split(u: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    batch, time, dim = x.shape
+    return u[: batch * time].view_as(x), u[batch * time :].view(batch, -1, dim)
 
 
 class NegativeSamplingHead(Head):
@@ -25,10 +79,11 @@ class NegativeSamplingHead(Head):
 
         loss = - log σ(u_w · h) - k mean_n log σ(- u_n · h),     n ~ Q(n) ∝ (1 + count(n))^0.75
 
-    The words of a row share 32 samples of n: the same expectation as k samples for each word, in
-    a fraction of the time. The optimal u gives u_w · h = log P(w | C) - log k Q(w) (Levy &
-    Goldberg 2014), so evaluation uses P(w | C) = softmax_w(u_w · h + log Q(w)), which is
-    comparable with a full softmax. Mikolov et al. 2013, where counts are not incremented by 1.
+    The words of a row share 8 samples of n, one per 8 words in longer rows: the same expectation
+    as k samples for each word, in a fraction of the time (Ji et al. 2016). The optimal u gives
+    u_w · h = log P(w | C) - log k Q(w) (Levy & Goldberg 2014), so evaluation uses P(w | C) =
+    softmax_w(u_w · h + log Q(w)), which is comparable with a full softmax. Mikolov et al. 2013,
+    where counts are not incremented by 1.
     """
 
     log_noise: Tensor
@@ -49,7 +104,10 @@ class NegativeSamplingHead(Head):
         *,
         label_smoothing: float = 0.0,
     ) -> Float[Tensor, ""]:
-        """Summed over `targets` other than -1; in evaluation the cross-entropy of P(w | C)."""
+        """The loss summed over `targets`; those of -1 are ignored.
+
+        In evaluation mode it is the cross-entropy of P(w | C).
+        """
         if not self.training:
             return linear_cross_entropy(x, self.weight, self.log_noise, targets)
         if label_smoothing:
@@ -57,12 +115,13 @@ class NegativeSamplingHead(Head):
                 f"task.label_smoothing={label_smoothing} needs a full softmax; "
                 "set model.negatives=0"
             )
-        sampled = torch.multinomial(self.log_noise.exp(), len(x) * NOISE_SAMPLES, replacement=True)
-        noise = F.embedding(sampled.view(len(x), NOISE_SAMPLES), self.weight)
-        positive = (x * F.embedding(targets.clamp_min(0), self.weight)).sum(-1)
-        negative = F.logsigmoid(-x @ noise.mT).mean(-1)
-        log_likelihood = F.logsigmoid(positive) + self.negatives * negative
-        return -(log_likelihood * (targets != IGNORED)).sum()
+        per_row = max(NOISE_SAMPLES, targets.shape[1] // WORDS_PER_SAMPLE)
+        noise = torch.multinomial(self.log_noise.exp(), len(x) * per_row, replacement=True)
+        u = F.embedding(torch.cat([targets.clamp_min(0).flatten(), noise]), self.weight)
+        # (batch, time), (batch, noise, time)
+        positive, negative = _NegativeSamplingScores.apply(x, u)  # type: ignore[no-untyped-call]
+        log_likelihood = F.logsigmoid(positive) + self.negatives * F.logsigmoid(-negative).mean(1)
+        return -(log_likelihood * (targets != IGNORE_INDEX)).sum()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -110,23 +169,34 @@ class CBOW(nn.Module):
         self, ids: Int[Tensor, "batch time"], *, lengths: Int[Tensor, " batch"] | None = None
     ) -> Float[Tensor, "batch time dim"]:
         """The mean vector of the neighbours of each id; the first `lengths` ids are valid."""
-        positions = torch.arange(ids.shape[1], device=ids.device)
-        distance = (positions.unsqueeze(1) - positions).abs()
-        x: Tensor = self.embed(ids)
-        in_window = ((distance > 0) & (distance <= self.config.window)).to(x.dtype)
-        count = in_window.sum(1, keepdim=True)
+        batch, time = ids.shape
+        index = torch.arange(batch * time, device=ids.device).view(batch, time)
+        x = self.embed(ids)
+        valid = torch.ones_like(ids, dtype=x.dtype)
         if lengths is not None:
-            valid = (positions < lengths.unsqueeze(1)).unsqueeze(-1).to(x.dtype)
-            x, count = x * valid, in_window @ valid
-        return in_window @ x / count.clamp_min(1)
+            valid = (index[0] < lengths.unsqueeze(1)).to(x.dtype)
+        weights = self._neighbours(valid).sum(-1).clamp_min(1).reciprocal()
+        mean: Tensor = _SparseMatmul.apply(  # type: ignore[no-untyped-call]
+            x.flatten(0, 1),
+            self._neighbours(index).flatten(0, 1),
+            (self._neighbours(valid) * weights.unsqueeze(-1)).flatten(0, 1),
+            (self._neighbours(weights) * valid.unsqueeze(-1)).flatten(0, 1),
+        )
+        return mean.view_as(x)
 
-    def count_words(self, batches: Iterable[TokenBatch]) -> None:
+    def _neighbours(self, values: Tensor) -> Tensor:
+        """The values of the `window` positions before and after each one; 0 outside of the row."""
+        window = min(self.config.window, max(1, values.shape[1] - 1))
+        windows = F.pad(values, (window, window)).unfold(1, 2 * window + 1, 1)
+        return torch.cat([windows[..., :window], windows[..., window + 1 :]], -1)
+
+    def set_noise_distribution(self, batches: Iterable[TokenBatch]) -> None:
         """Set the noise distribution from the word counts of the training data, before training."""
         if not isinstance(self.head, NegativeSamplingHead):
             return
         counts = torch.ones(self.config.vocab_size, dtype=torch.float64)
         for batch in batches:
-            scored = batch.ids[batch.targets != IGNORED].cpu()
+            scored = batch.ids[batch.targets != IGNORE_INDEX].cpu()
             counts += torch.bincount(scored, minlength=len(counts))
         noise = counts**NOISE_POWER
         self.head.log_noise.copy_((noise / noise.sum()).log())

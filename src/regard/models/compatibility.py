@@ -7,11 +7,11 @@ from typing import Any
 from regard.config import Choice, kind_of
 from regard.errors import ConfigError, unknown
 from regard.nn.head import HEADS, Head
-from regard.nn.mixture import MixtureHead
+from regard.nn.mixture_density import MixtureDensityHead
 from regard.nn.position import POSITIONS, Position
-from regard.nn.score import LEARNED_MATRIX, RELATIVE
+from regard.nn.score import RELATIVE_SCORES, SCORES_WITH_MATRIX
 
-Rule = tuple[Callable[[Any], bool], str]  # whether a config breaks it, and the message
+CompatibilityRule = tuple[Callable[[Any], bool], str]  # whether a config breaks it, and the message
 
 
 def option(choice: Choice, kinds: Mapping[str, Callable[..., Any]], name: str) -> Any:
@@ -39,11 +39,26 @@ def with_defaults(choice: Choice, kinds: Mapping[str, Callable[..., Any]]) -> di
     return {"kind": kind, **defaults, **options}
 
 
-def check_rules(config: Any, rules: tuple[Rule, ...]) -> None:
+def check_rules(config: Any, rules: tuple[CompatibilityRule, ...]) -> None:
     """Raise `ConfigError` with the message of the first rule that `config` breaks."""
-    for broken, reason in rules:
-        if broken(config):
+    for breaks, reason in rules:
+        if breaks(config):
             raise ConfigError(reason.format(c=config))
+
+
+def check_sizes(config: Any, *names: str) -> None:
+    """Raise `ConfigError` if one of these fields is less than 1; None is allowed."""
+    for name in names:
+        size = getattr(config, name)
+        if size is not None and size < 1:
+            raise ConfigError(f"{name}={size} must be at least 1")
+
+
+def check_dropout(config: Any, *names: str) -> None:
+    """Raise `ConfigError` unless the dropout, or each of these dropouts, lies in [0, 1)."""
+    for name in names or ("dropout",):
+        if not 0 <= getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)} must lie in [0, 1)")
 
 
 VECTOR_HEADS = ("forecast", "mixture")  # of models that read vectors
@@ -54,7 +69,7 @@ COMMON_HEADS = {
 
 
 def check_input_dim(config: Any) -> None:
-    """Raise `ConfigError` unless a model of vectors has a head that predicts numbers."""
+    """Raise `ConfigError` unless a model that reads vectors has a head that predicts vectors."""
     if config.input_dim < 0:
         raise ConfigError(f"input_dim={config.input_dim} must be at least 0 (ids)")
     kind, _ = kind_of(config.head)
@@ -80,7 +95,7 @@ def require_common_head(head: Choice) -> None:
 
 def require_generating_head(head: Any, choice: Choice) -> None:
     """Raise `ConfigError` if the head does not predict tokens."""
-    if not isinstance(head, Head | MixtureHead):
+    if not isinstance(head, Head | MixtureDensityHead):
         raise ConfigError(
             f"head={choice!r} cannot generate: it does not predict the next token; "
             "use a model with head='linear'"
@@ -93,7 +108,7 @@ def _rotates(position: Choice) -> bool:
     return getattr(cls, "rotation", Position.rotation) is not Position.rotation
 
 
-def _reads_first(head: Choice) -> bool:
+def reads_first(head: Choice) -> bool:
     """Whether a head reads the first position only."""
     return (
         kind_of(head)[0] == "pooled"
@@ -102,15 +117,16 @@ def _reads_first(head: Choice) -> bool:
     )
 
 
-STACK: tuple[Rule, ...] = (
+STACK_RULES: tuple[CompatibilityRule, ...] = (
     (
         lambda c: c.global_every is not None and c.window is None,
-        "global_every={c.global_every} needs a window: without one every layer is global",
+        "global_every={c.global_every} needs a window: without one every layer is global;\n"
+        "set window, or leave out global_every",
     ),
     (
         lambda c: c.global_layers is not None and (c.window is None or c.global_every is not None),
-        "global_layers={c.global_layers} needs a window and no global_every: without a window "
-        "every layer is global;\nset window, or leave out global_layers",
+        "global_layers={c.global_layers} needs a window and cannot be combined with global_every;\n"
+        "set window and leave out global_every, or leave out global_layers",
     ),
     (
         lambda c: (
@@ -136,8 +152,8 @@ STACK: tuple[Rule, ...] = (
     ),
     (
         lambda c: c.ffn is None and c.norm_placement.startswith("parallel"),
-        "norm_placement={c.norm_placement!r} adds a feed-forward network to attention, and "
-        "ffn=none has none; choose another norm_placement",
+        "norm_placement={c.norm_placement!r} computes attention and a feed-forward network in "
+        "parallel, but ffn=none has no such network; choose another norm_placement",
     ),
     (
         lambda c: (
@@ -147,13 +163,13 @@ STACK: tuple[Rule, ...] = (
         "ffn=none has no feed-forward network; leave out ffn_dim, encoder_ffn_dim and ffn_dropout",
     ),
     (
-        lambda c: kind_of(c.score)[0] in RELATIVE and _rotates(c.position),
+        lambda c: kind_of(c.score)[0] in RELATIVE_SCORES and _rotates(c.position),
         "score={c.score!r} compares queries with distances, but position={c.position!r} rotates "
         "them first: scores would depend on absolute positions;\n"
         "set position='none', or score='scaled_dot'",
     ),
     (
-        lambda c: kind_of(c.score)[0] in LEARNED_MATRIX and _rotates(c.position),
+        lambda c: kind_of(c.score)[0] in SCORES_WITH_MATRIX and _rotates(c.position),
         "score={c.score!r} has a matrix between query and key, but position={c.position!r} "
         "rotates both first: scores would depend on absolute positions;\n"
         "choose a position without rotation, or score='scaled_dot'",
@@ -165,15 +181,17 @@ STACK: tuple[Rule, ...] = (
     ),
     (
         lambda c: (
-            kind_of(c.init)[0] == "zero_out" and c.norm_placement in ("no_residual", "deepnorm")
+            kind_of(c.init)[0] == "zero_init_residual"
+            and c.norm_placement in ("no_residual", "deepnorm")
         ),
-        "init='zero_out' cannot be combined with norm_placement={c.norm_placement!r}: without a "
-        "residual connection the output would be 0, and deepnorm has its own initialization;\n"
+        "init='zero_init_residual' cannot be combined with norm_placement={c.norm_placement!r}: "
+        "without a residual connection the output would be 0, and deepnorm has its own "
+        "initialization;\n"
         "set norm_placement='pre', or init='normal'",
     ),
 )
 
-TRANSFORMER: tuple[Rule, ...] = (
+TRANSFORMER_RULES: tuple[CompatibilityRule, ...] = (
     (
         lambda c: (
             c.input_dim and (c.segments or c.embed_dim or c.architecture == "encoder-decoder")
@@ -231,14 +249,14 @@ TRANSFORMER: tuple[Rule, ...] = (
         "set embed_dim, or leave out factorize_positions",
     ),
     (
-        lambda c: c.architecture != "encoder" and _reads_first(c.head),
+        lambda c: c.architecture != "encoder" and reads_first(c.head),
         "head={c.head!r} reads the first position, which in a causal model "
         "(architecture={c.architecture!r}) depends on the first token only;\n"
         "set architecture='encoder', or pool='last' of head 'classification'",
     ),
 )
 
-SEQ2SEQ: tuple[Rule, ...] = (
+SEQ2SEQ_RULES: tuple[CompatibilityRule, ...] = (
     (
         lambda c: c.heads is not None and c.score is not None and kind_of(c.score)[0] == "location",
         "score='location' does not depend on the keys, so the key projections of "
@@ -255,7 +273,7 @@ SEQ2SEQ: tuple[Rule, ...] = (
         "{c.layers} and {c.encoder_layers};\nleave out encoder_layers, or set bridge=false",
     ),
     (
-        lambda c: c.score is not None and kind_of(c.score)[0] in RELATIVE,
+        lambda c: c.score is not None and kind_of(c.score)[0] in RELATIVE_SCORES,
         "score={c.score!r} compares positions within one sequence, but a decoder attends to "
         "another; choose additive, cosine, dot, general, location or scaled_dot",
     ),
@@ -271,7 +289,7 @@ SEQ2SEQ: tuple[Rule, ...] = (
     ),
     (
         lambda c: c.score is None and (c.heads is not None or c.hops != 1 or c.hard is not None),
-        "heads, hops and hard configure attention, and there is none; choose a score, as in "
+        "heads, hops and hard configure attention, but no score is set; choose a score, such as "
         "score='additive', or leave them out",
     ),
 )

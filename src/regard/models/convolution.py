@@ -12,14 +12,15 @@ from regard.config import Choice, Settings, make
 from regard.errors import ConfigError
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import (
+    check_dropout,
     check_input_dim,
+    check_sizes,
     require_common_head,
     require_generating_head,
 )
 from regard.nn.convolution import CausalConvolution, slice_rows
 from regard.nn.head import HEADS
-from regard.nn.recurrent import RecurrentState
-from regard.nn.state import Inputs, Source
+from regard.nn.state import Inputs, RecurrentState, Source
 
 MAX_CONVOLUTIONS = 20  # with a receptive field of about a million ids
 
@@ -34,13 +35,11 @@ class ConvolutionConfig(Settings):
     kernel_size: int = 2  # kernel size of the convolutions
     dropout: float = 0.0  # dropout of the output of every layer
     context: int = 256  # ids per training block; generation has no limit
-    input_dim: int = 0  # width of the vectors of series and strokes that are read; 0: ids
+    input_dim: int = 0  # width of the input vectors (series, strokes); 0: the inputs are ids
     head: Choice = "linear"  # the output layer (models.compatibility.COMMON_HEADS)
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "dim", "layers", "context"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        check_sizes(self, "vocab_size", "dim", "layers", "context")
         check_input_dim(self)
         if self.kernel_size < 2:
             raise ConfigError(
@@ -51,8 +50,7 @@ class ConvolutionConfig(Settings):
                 f"layers={self.layers} must be at most {MAX_CONVOLUTIONS}: "
                 "each doubles the receptive field"
             )
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
+        check_dropout(self)
         require_common_head(self.head)
 
     @property
@@ -106,7 +104,7 @@ class ConvolutionLM(LanguageModel):
         return x
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> RecurrentState:
-        """Zeros: the left context of each layer, and h; independent of `capacity`."""
+        """A zero state: left contexts and h; its size does not depend on `capacity`."""
         if source is not None:
             raise ConfigError(
                 "a convolutional language model takes no source; an encoder-decoder does"
@@ -148,30 +146,30 @@ class ConvolutionLM(LanguageModel):
         assert isinstance(state, RecurrentState)
         *layers, (h,) = state.layers
         left_contexts = [
-            slice_rows(seen, state.index, layer.left_context)
-            for layer, (seen,) in zip(self._convolutions(), layers, strict=True)
+            slice_rows(inputs, state.index, layer.left_context)
+            for layer, (inputs,) in zip(self._convolutions(), layers, strict=True)
         ]
-        x, seen = self._run(ids, left_contexts)
+        x, layer_inputs = self._run(ids, left_contexts)
         h = torch.cat([slice_rows(h, state.index, 1), x], 1)
         if counts is None:
             counts = torch.full_like(state.index, ids.shape[1])
-        return x, state.advance([*((inputs,) for inputs in seen), (h,)], counts)
+        return x, state.advance([*((inputs,) for inputs in layer_inputs), (h,)], counts)
 
     def _run(self, ids: Tensor, left_contexts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The hidden states, and the inputs of each layer."""
         x = self.embed(ids)
-        skips, seen = torch.zeros_like(x), []
+        skips, layer_inputs = torch.zeros_like(x), []
         for layer, left in zip(self._convolutions(), left_contexts, strict=True):
             x = layer.carry_hook(x)
-            seen.append(torch.cat([left, x], 1))
-            y = self.dropout(layer(seen[-1]))
+            layer_inputs.append(torch.cat([left, x], 1))
+            y = self.dropout(layer(layer_inputs[-1]))
             x, skips = x + y, skips + y
-        return F.relu(self.mix(F.relu(skips))), seen
+        return F.relu(self.mix(F.relu(skips))), layer_inputs
 
     def _zero_left_contexts(self, rows: int) -> list[Tensor]:
         """The left context of each layer at the beginning of a text: zeros."""
-        empty = self.embed.weight.new_zeros
-        return [empty(rows, layer.left_context, self.config.dim) for layer in self._convolutions()]
+        zeros = self.embed.weight.new_zeros
+        return [zeros(rows, layer.left_context, self.config.dim) for layer in self._convolutions()]
 
     def _convolutions(self) -> list[CausalConvolution]:
         return cast(list[CausalConvolution], list(self.layers))

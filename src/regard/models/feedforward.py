@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from regard.config import Settings
 from regard.errors import ConfigError
 from regard.models.base import LanguageModel, State
+from regard.models.compatibility import check_sizes
 from regard.nn.head import Head
 from regard.nn.hook_point import CarryHookPoint
-from regard.nn.recurrent import RecurrentState
-from regard.nn.state import Source
+from regard.nn.state import RecurrentState, Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -28,20 +28,20 @@ class FeedforwardConfig(Settings):
     context: int = 256  # ids per training block; generation has no limit
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "dim", "hidden_dim", "context"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        check_sizes(self, "vocab_size", "dim", "hidden_dim", "context")
         if self.order < 2:
-            raise ConfigError(f"order={self.order} must be at least 2: the id before, and the next")
+            raise ConfigError(
+                f"order={self.order} must be at least 2: one id of context and the next id"
+            )
 
 
 class FeedforwardLM(LanguageModel):
     r"""A feed-forward language model over the concatenated embeddings of the last few ids.
 
-        x = [C[id_{t-n+1}]; ...; C[id_t]]
+        x = [C[id_{t-k+1}]; ...; C[id_t]]
         y = b + W x + U tanh(d + H x)
 
-    n is order - 1, C the embedding table, W x the optional direct connection. `forward` returns
+    k is order - 1, C the embedding table, W x the optional direct connection. `forward` returns
     [tanh(d + H x); x] and the head multiplies by [U W] in one matmul. Before the beginning of a
     text the embeddings are zero. Bengio et al. 2003.
     """

@@ -12,10 +12,10 @@ from torch.nn.utils.rnn import pad_sequence
 from regard.config import Settings
 from regard.errors import ConfigError, DataError
 from regard.models.base import LanguageModel, State
-from regard.models.counts import TokenBatch, flatten_rows
-from regard.nn.head import IdentityHead
-from regard.nn.recurrent import RecurrentState
-from regard.nn.state import Source
+from regard.models.compatibility import check_sizes
+from regard.models.ngram_counts import TokenBatch, flatten_rows
+from regard.nn.head import LogProbHead
+from regard.nn.state import RecurrentState, Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -28,9 +28,7 @@ class HMMConfig(Settings):
     context: int = 256  # ids per block of the training text
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "states", "iterations", "context"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        check_sizes(self, "vocab_size", "states", "iterations", "context")
 
 
 class HMM(LanguageModel):
@@ -55,7 +53,7 @@ class HMM(LanguageModel):
     def __init__(self, config: HMMConfig) -> None:
         super().__init__()
         self.config = config
-        self.head = IdentityHead()
+        self.head = LogProbHead()
         states, vocab = config.states, config.vocab_size
         sizes = {"initial": [states], "transition": [states] * 2, "emission": [states, vocab]}
         for name, size in sizes.items():
@@ -83,16 +81,18 @@ class HMM(LanguageModel):
     def em_step(self, texts: Iterable[tuple[Tensor, Tensor]]) -> Float64[Tensor, "states vocab"]:
         """One iteration of Baum-Welch; the likelihood of the texts does not decrease.
 
-            pi(j) ~ sum P(z_1 = j | x),    A(j, k) ~ sum_t P(z_t = j, z_t+1 = k | x)
-            B(j, v) ~ sum over x_t = v of P(z_t = j | x)
+            pi(j) ∝ sum P(z_1 = j | x),    A(j, k) ∝ sum_t P(z_t = j, z_t+1 = k | x)
+            B(j, v) ∝ sum over x_t = v of P(z_t = j | x)
 
         `texts` are right-padded ids, (batch, time), and the length of each row. Returns the
         expected emission counts.
         """
-        initial, transition, emissions = (torch.zeros_like(logs.exp()) for logs in self._logs())
+        initial, transition, emissions = (
+            torch.zeros_like(logs.exp()) for logs in self._log_parameters()
+        )
         for ids, lengths in texts:
             valid = torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(-1)
-            emission = self._emission(ids).where(valid.unsqueeze(-1), 0.0)  # 1 for padding
+            emission = self._emission(ids).where(valid.unsqueeze(-1), 0.0)  # log 1 for padding
             forward = self._beliefs(emission, self._initial_belief(ids))[:, :-1] + emission
             backward = self._backward(emission, valid)
             posterior = (forward + backward).softmax(-1) * valid.unsqueeze(-1)
@@ -110,7 +110,9 @@ class HMM(LanguageModel):
         self.log_initial, self.log_transition, self.log_emission = (
             # a state that was never visited keeps its parameters
             _normalize(new.log().where(new.sum(-1, keepdim=True) > 0, old))
-            for new, old in zip((initial, transition, emissions), self._logs(), strict=True)
+            for new, old in zip(
+                (initial, transition, emissions), self._log_parameters(), strict=True
+            )
         )
         return emissions
 
@@ -123,16 +125,16 @@ class HMM(LanguageModel):
     def viterbi(self, ids: Int[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
         """The most likely state sequence of each row. Viterbi 1967.
 
-        best_t(k) = max_j best_t-1(j) A(j, k) B(k, x_t), with a pointer to the best j
+        best_t(k) = max_j best_t-1(j) A(j, k) B(k, x_t), with a backpointer to the best j
         """
         emissions = self._emission(ids)
-        best, pointers = self.log_initial + emissions[:, 0], []
+        best, backpointers = self.log_initial + emissions[:, 0], []
         for emission in emissions.unbind(1)[1:]:
             best, previous = (best.unsqueeze(-1) + self.log_transition).max(1)
             best = best + emission
-            pointers.append(previous)
+            backpointers.append(previous)
         path = [best.argmax(-1)]
-        for previous in reversed(pointers):
+        for previous in reversed(backpointers):
             path.append(previous.gather(1, path[-1].unsqueeze(-1)).squeeze(-1))
         return torch.stack(path[::-1], 1)
 
@@ -190,7 +192,7 @@ class HMM(LanguageModel):
     def _initial_belief(self, ids: Tensor) -> Tensor:
         return self.log_initial.expand(len(ids), -1)
 
-    def _logs(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _log_parameters(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.log_initial, self.log_transition, self.log_emission
 
     if TYPE_CHECKING:
@@ -210,8 +212,8 @@ def _log_matmul(logs: Tensor, matrix: Tensor) -> Tensor:
 def _padded_rows(batch: TokenBatch, vocab_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The rows of a batch with their last targets: right-padded ids, and their lengths."""
     tokens, positions, _ = flatten_rows(batch, vocab_size)
-    ends = [*(positions == 0).nonzero()[0].tolist(), len(tokens)]
-    lengths = torch.tensor(ends, device=device).diff()
+    bounds = [*(positions == 0).nonzero()[0].tolist(), len(tokens)]
+    lengths = torch.tensor(bounds, device=device).diff()
     if not len(lengths):
         return lengths, lengths
     rows = torch.from_numpy(tokens).to(device).split(lengths.tolist())

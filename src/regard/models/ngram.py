@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from regard.config import Choice, Settings, make
 from regard.errors import ConfigError
 from regard.models.base import LanguageModel, State
-from regard.models.counts import UNSEEN, NGramTable, TokenBatch, count_ngrams
+from regard.models.compatibility import check_sizes
+from regard.models.ngram_counts import UNSEEN, NGramTable, TokenBatch, count_ngrams
 from regard.models.smoothing import SMOOTHINGS
-from regard.nn.head import IGNORED, IdentityHead
-from regard.nn.recurrent import RecurrentState
-from regard.nn.state import Source
+from regard.nn.head import IGNORE_INDEX, LogProbHead
+from regard.nn.state import RecurrentState, Source
 
 CHUNK_ELEMENTS = 1 << 22  # float64 probabilities in memory at a time: 32 MiB
 
@@ -31,15 +31,13 @@ class NGramConfig(Settings):
     context: int = 256  # ids per block of the training text
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "order", "context"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        check_sizes(self, "vocab_size", "order", "context")
 
 
 class NGram(LanguageModel):
     r"""An interpolated n-gram model.
 
-        P(w | h) = p(hw) + g(h) P(w | h'),      P(w | below the unigram) = 1 / V
+        P(w | h) = p(hw) + g(h) P(w | h'),      and 1 / V for P(w | h') if h is empty
 
     h' is the history h without its oldest id. The smoothing gives the discounted probability
     p(hw) and the interpolation weight g(h) of the lower order; see `models.smoothing`.
@@ -54,7 +52,7 @@ class NGram(LanguageModel):
         self.tables = nn.ModuleList(NGramTable() for _ in range(config.order))
         sizes = {"order": config.order, "vocab_size": config.vocab_size}
         self.smoothing = make(config.smoothing, SMOOTHINGS, "smoothing", **sizes)
-        self.head = IdentityHead()
+        self.head = LogProbHead()
 
     def fit(self, batches: Iterable[TokenBatch]) -> None:
         """Count the n-grams that end in a scored target, in one pass; replaces earlier counts."""
@@ -75,49 +73,35 @@ class NGram(LanguageModel):
         histories = [history.flatten() for history in self._histories(ids)]
         return self._distribution(histories).unflatten(0, ids.shape)
 
-    def scores(
+    def target_log_probs(
         self, ids: Int[Tensor, "batch time"], targets: Int[Tensor, "batch time"]
     ) -> Float64[Tensor, " scored"]:
         """log P of each scored target only, at a cost independent of the vocabulary size."""
-        vocab = self.config.vocab_size
-        scored = targets != IGNORED
-        words = targets[scored].long()
-        p = torch.full(words.shape, 1 / vocab, dtype=torch.float64, device=words.device)
-        for order, histories in enumerate(self._histories(ids)):
-            distinct, row_of = histories[scored].unique(return_inverse=True)
-            row, word, probability, backoff, known = self._smooth(order, distinct)
-            keys, target_keys = row * vocab + word, row_of * vocab + words
-            index = torch.searchsorted(keys, target_keys).clamp_max(max(0, len(keys) - 1))
-            if self.smoothing.uniform_backoff:
-                p = p.where(~known[row_of], 1 / vocab)
-            p *= backoff[row_of]
-            if len(keys):
-                p += probability[index].where(keys[index] == target_keys, 0.0)
-        return p.log_()
+        return self.contributions(ids, targets).sum(-1).log_()
 
     def contributions(
         self, ids: Int[Tensor, "batch time"], targets: Int[Tensor, "batch time"]
     ) -> Float64[Tensor, "scored orders"]:
-        r"""The part of P(target) that comes from each order, the uniform distribution first.
+        r"""The contribution of each order to P(target), the uniform distribution first.
 
             P(w | h) = sum_n p(h_n w) prod_{m > n} g(h_m),      h_n the last n ids of h
 
-        Of scored targets only; a row adds up to the probability.
+        There is a row for each scored target; it sums to P(target).
         """
-        vocab, scored = self.config.vocab_size, targets != IGNORED
+        vocab, scored = self.config.vocab_size, targets != IGNORE_INDEX
         words = targets[scored].long()
         parts = [torch.full(words.shape, 1 / vocab, dtype=torch.float64, device=words.device)]
-        for order, histories in enumerate(self._histories(ids)):
-            distinct, row_of = histories[scored].unique(return_inverse=True)
-            row, word, probability, backoff, known = self._smooth(order, distinct)
+        for length, histories in enumerate(self._histories(ids)):
+            distinct, inverse = histories[scored].unique(return_inverse=True)
+            row, word, probability, backoff, known = self._smooth(length, distinct)
             if self.smoothing.uniform_backoff:  # a seen history leaves only the uniform part
                 uniform = torch.full_like(parts[0], 1 / vocab)
                 parts = [
-                    part.where(~known[row_of], uniform if not number else torch.zeros_like(part))
-                    for number, part in enumerate(parts)
+                    part.where(~known[inverse], torch.zeros_like(part) if index else uniform)
+                    for index, part in enumerate(parts)
                 ]
-            parts = [part * backoff[row_of] for part in parts]
-            keys, target_keys = row * vocab + word, row_of * vocab + words
+            parts = [part * backoff[inverse] for part in parts]
+            keys, target_keys = row * vocab + word, inverse * vocab + words
             index = torch.searchsorted(keys, target_keys).clamp_max(max(0, len(keys) - 1))
             matched = torch.zeros_like(parts[0])
             if len(keys):
@@ -166,36 +150,36 @@ class NGram(LanguageModel):
         flat = torch.stack([history.flatten() for history in histories])
         result = torch.empty(flat.shape[1], vocab, dtype=torch.float32, device=flat.device)
         size = max(1, CHUNK_ELEMENTS // vocab)
-        for part, out in zip(flat.split(size, 1), result.split(size), strict=True):
-            out.copy_(self._distribution(list(part)).log_())
+        for chunk, out in zip(flat.split(size, 1), result.split(size), strict=True):
+            out.copy_(self._distribution(list(chunk)).log_())
         return result.unflatten(0, shape)
 
     def _distribution(self, histories: list[Tensor]) -> Float64[Tensor, "positions vocab"]:
         """P(w | h), interpolated from the uniform distribution up to the highest order."""
         vocab, positions = self.config.vocab_size, len(histories[0])
         p = torch.full((1, vocab), 1 / vocab, dtype=torch.float64, device=histories[0].device)
-        for order, history in enumerate(histories):
-            history = history if order else history[:1]  # the empty history is the same everywhere
-            row, word, probability, backoff, known = self._smooth(order, history)
+        for length, history in enumerate(histories):
+            history = history if length else history[:1]  # the empty history is the same everywhere
+            row, word, probability, backoff, known = self._smooth(length, history)
             if self.smoothing.uniform_backoff:
                 p = p.where(~known.unsqueeze(-1), 1 / vocab)
             p *= backoff.unsqueeze(-1)
             p[row, word] += probability
-            p = p if order else p.repeat(positions, 1)
+            p = p if length else p.repeat(positions, 1)
         return p
 
     def _smooth(
-        self, order: int, histories: Int[Tensor, " rows"]
+        self, length: int, histories: Int[Tensor, " rows"]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The smoothed probabilities after these histories.
+        """The smoothed probabilities after these histories of `length` ids.
 
         For each id w that was seen after a history h: its row, w and p(hw). For each row: g(h), and
         whether h was seen. An unseen history backs off entirely to the lower order: g(h) = 1.
         """
-        row, word, count = self._tables()[order].followers(histories, self.config.vocab_size)
+        row, word, count = self._tables()[length].followers(histories, self.config.vocab_size)
         total = torch.zeros(len(histories), dtype=torch.float64, device=row.device)
         total.index_add_(0, row, count)
-        probability, backoff = self.smoothing(order, count, row, total.clamp_min(1))
+        probability, backoff = self.smoothing(length, count, row, total.clamp_min(1))
         known = total > 0
         return row, word, probability, backoff.where(known, 1.0), known
 

@@ -1,4 +1,4 @@
-"""Estimates of training on several GPUs: which strategy fits in memory, its speed, its time.
+"""Estimates of training and generation on GPUs: memory, speed and time of each parallel strategy.
 
 Nothing is measured. Bytes and FLOPs come from `models.cost`, peak FLOP/s and bandwidths from the
 GPU's data sheet. The assumed utilization is a field of `Cluster`; it and the constants below were
@@ -9,20 +9,25 @@ import math
 from dataclasses import dataclass
 
 from regard.errors import ConfigError
-from regard.models.cost import BACKWARD, Cost
-from regard.models.cost.parts import BFLOAT16, FLOAT32
+from regard.models.cost import BACKWARD_FLOPS_RATIO, Cost
+from regard.models.cost.parts import BFLOAT16_BYTES, FLOAT32_BYTES
 from regard.nn.loss import CHUNK_ELEMENTS_CUDA
 
 USABLE_MEMORY = 0.95  # fraction; the rest is for the driver, kernels and fragmentation
-TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, "Chinchilla"
+CHINCHILLA_TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 GPUS_PER_MACHINE = 8
 ATTENTION_UTILIZATION = 0.83  # of the peak; FLOPs of a causal mask are counted in full
 ACTIVATION_PASSES = 4  # memory traffic between matmuls, as a multiple of the saved activations
 OPTIMIZER_BYTES = 40  # read and written per parameter and step
 LAYER_SECONDS = 4e-4  # fixed overhead of a step for each attention layer
 SCALING_EFFICIENCY = 0.82  # speed of each of several GPUs, relative to a single one
-BANDWIDTH_UTILIZATION = 0.87  # fraction of the data sheet's bandwidth that a copy reaches
-DECODE_LAYER_SECONDS = 20e-6  # fixed overhead of a decode step for each layer
+DECODE_BANDWIDTH_UTILIZATION = 0.75  # fraction of the data sheet's bandwidth, reading weights
+DECODE_LAYER_SECONDS = 9e-6  # fixed overhead of a decode step for each layer and separate norm
+DECODE_BIAS_SECONDS = 7e-6  # and for each layer with biases
+PREFILL_UTILIZATION = 0.79  # fraction of the peak that matmuls reach in a forward pass
+PREFILL_ATTENTION_UTILIZATION = 0.88  # and attention
+PREFILL_LAYER_SECONDS = 1e-4  # fixed overhead for each layer
+PREFILL_ACTIVATION_PASSES = 4.5  # memory traffic, as a multiple of the activations of training
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ class TrainingPlan:
     name: str
     sharded: bool
     activation_checkpointing: bool
-    weight_bytes: int  # float32, as all but the next
+    weight_bytes: int  # float32, as gradients and optimizer state
     compute_weight_bytes: int  # bfloat16: DDP's autocast copies, or FSDP's all-gathered layers
     gradient_bytes: int
     optimizer_bytes: int
@@ -93,13 +98,13 @@ class TrainingPlan:
     activation_bytes: int  # of one sequence
     logits_bytes: int  # of one chunk of the loss
     sequences: int  # per GPU; 0 if one sequence or the evaluation does not fit
-    used_bytes: int  # peak memory with them
+    used_bytes: int  # peak memory with so many sequences
     tokens_per_second: float
     bottleneck: str  # of a step: "compute" or "communication"
 
     @property
     def static_bytes(self) -> int:
-        """Bytes in a training step before the first sequence."""
+        """Bytes in a training step that do not depend on the number of sequences."""
         return self.persistent_bytes + self.compute_weight_bytes
 
     @property
@@ -116,7 +121,9 @@ class TrainingPlan:
 def training_plans(
     cost: Cost, cluster: Cluster, sequences: int | None = None
 ) -> list[TrainingPlan]:
-    r"""Every strategy, the simplest first; with so many `sequences` per GPU, or as many as fit.
+    r"""A plan for every strategy, the simplest first.
+
+    `sequences` is the number of sequences per GPU; None: as many as fit in memory.
 
     N GPUs, P parameters, n sequences of T tokens that take F FLOPs each; bytes per GPU:
 
@@ -149,8 +156,11 @@ def training_plans(
     ]
 
 
-def fastest(plans: list[TrainingPlan]) -> TrainingPlan | None:
-    """The simplest of the fastest plans that fit in memory: at most 3 % slower than the fastest."""
+def fastest_plan(plans: list[TrainingPlan]) -> TrainingPlan | None:
+    """The first plan that fits in memory and is at most 3 % slower than the fastest; or None.
+
+    The plans are in the order of `training_plans`, the simplest first.
+    """
     fitting = [plan for plan in plans if plan.sequences]
     fast = 0.97 * max((plan.tokens_per_second for plan in fitting), default=0)
     return next((plan for plan in fitting if plan.tokens_per_second >= fast), None)
@@ -158,15 +168,16 @@ def fastest(plans: list[TrainingPlan]) -> TrainingPlan | None:
 
 def gpus_needed(cost: Cost, cluster: Cluster) -> int | None:
     """The fewest GPUs of this kind on which training fits; None if no number suffices."""
-    shards = cost.weight_bytes + cost.gradient_bytes + cost.optimizer_bytes
+    sharded_bytes = cost.weight_bytes + cost.gradient_bytes + cost.optimizer_bytes
     sequence_bytes = cost.mixed_checkpointed_bytes + _logits_bytes(cost, 1)
     if cost.mixed_training_bytes + sequence_bytes <= cluster.usable_memory:
         return 1
-    unsharded = max(
-        _gathered_bytes(cost) + sequence_bytes, BFLOAT16 * cost.parameters + _logits_bytes(cost, 1)
+    unsharded_bytes = max(
+        _gathered_bytes(cost) + sequence_bytes,
+        BFLOAT16_BYTES * cost.parameters + _logits_bytes(cost, 1),
     )
-    room = cluster.usable_memory - unsharded
-    return max(2, math.ceil(shards / room)) if room > 0 else None
+    available = cluster.usable_memory - unsharded_bytes
+    return max(2, math.ceil(sharded_bytes / available)) if available > 0 else None
 
 
 def host_bytes(cost: Cost, cluster: Cluster) -> int:
@@ -187,29 +198,32 @@ def _plan(
         -(-size // shards)
         for size in (cost.weight_bytes, cost.gradient_bytes, cost.optimizer_bytes)
     )
-    compute = _gathered_bytes(cost) if sharded else cost.mixed_training_bytes - cost.training_bytes
+    compute_weights = _gathered_bytes(cost) if sharded else _matmul_bytes(cost)
     sequence_bytes = cost.mixed_activation_bytes
     if activation_checkpointing:
         sequence_bytes = cost.mixed_checkpointed_bytes
     persistent = weights + gradients + moments
-    evaluation = BFLOAT16 * cost.parameters if sharded else 0
+    evaluation = BFLOAT16_BYTES * cost.parameters if sharded else 0
     max_sequences = _max_sequences(
-        cost, cluster.usable_memory - persistent - compute, sequence_bytes
+        cost, cluster.usable_memory - persistent - compute_weights, sequence_bytes
     )
     if persistent + evaluation + _logits_bytes(cost, 1) > cluster.usable_memory:
         max_sequences = 0
-    sequences = (
-        max_sequences if sequences is None else sequences if sequences <= max_sequences else 0
-    )
+    if sequences is None:
+        sequences = max_sequences
+    elif sequences > max_sequences:
+        sequences = 0
     logits = _logits_bytes(cost, max(sequences, 1))
 
     tokens = sequences * (cost.context or 1)
-    passes = (2 + BACKWARD) / (1 + BACKWARD) if activation_checkpointing else 1
+    passes = (
+        (2 + BACKWARD_FLOPS_RATIO) / (1 + BACKWARD_FLOPS_RATIO) if activation_checkpointing else 1
+    )
     compute_time = sequences * passes * _sequence_seconds(cost, cluster)
     compute_time += OPTIMIZER_BYTES * cost.parameters / cluster.bandwidth
     compute_time += LAYER_SECONDS * cost.attention_layers
     compute_time /= SCALING_EFFICIENCY if gpus > 1 else 1
-    per_parameter = 2 * BFLOAT16 + FLOAT32 if sharded else 2 * FLOAT32
+    per_parameter = 2 * BFLOAT16_BYTES + FLOAT32_BYTES if sharded else 2 * FLOAT32_BYTES
     bytes_sent = per_parameter * cost.parameters * (gpus - 1) / gpus
     communication_time = bytes_sent / (cluster.link * cluster.link_utilization)
     strategy = "FSDP" if sharded else "DDP" if gpus > 1 else "one GPU"
@@ -218,7 +232,7 @@ def _plan(
         sharded=sharded,
         activation_checkpointing=activation_checkpointing,
         weight_bytes=weights,
-        compute_weight_bytes=compute,
+        compute_weight_bytes=compute_weights,
         gradient_bytes=gradients,
         optimizer_bytes=moments,
         evaluation_weight_bytes=evaluation,
@@ -226,7 +240,10 @@ def _plan(
         logits_bytes=logits,
         sequences=sequences,
         used_bytes=persistent
-        + max(compute + sequences * sequence_bytes + logits, evaluation + _logits_bytes(cost, 1)),
+        + max(
+            compute_weights + sequences * sequence_bytes + logits,
+            evaluation + _logits_bytes(cost, 1),
+        ),
         tokens_per_second=gpus * tokens / max(compute_time, communication_time)
         if sequences
         else 0.0,
@@ -236,9 +253,9 @@ def _plan(
 
 def _sequence_seconds(cost: Cost, cluster: Cluster) -> float:
     """Compute time of one sequence: matmuls, attention, and everything between them."""
-    weights = (cost.mixed_training_bytes - cost.training_bytes) // BFLOAT16
+    weights = _matmul_bytes(cost) // BFLOAT16_BYTES
     total = cost.training_flops_per_token
-    matmuls = min(2 * weights * (1 + BACKWARD), total)
+    matmuls = min(2 * weights * (1 + BACKWARD_FLOPS_RATIO), total)
     return (
         (cost.context or 1) * matmuls / (cluster.peak * cluster.utilization)
         + (cost.context or 1) * (total - matmuls) / (cluster.peak * ATTENTION_UTILIZATION)
@@ -246,27 +263,48 @@ def _sequence_seconds(cost: Cost, cluster: Cluster) -> float:
     )
 
 
+def _matmul_bytes(cost: Cost) -> int:
+    """The bytes of the weights of matmuls in bfloat16."""
+    return cost.mixed_training_bytes - cost.training_bytes
+
+
 def decode_seconds(cost: Cost, cluster: Cluster) -> float:
-    """One decode step of one sequence in bfloat16: every weight is read once."""
-    read = BFLOAT16 * cost.parameters / (cluster.bandwidth * BANDWIDTH_UTILIZATION)
-    return read + DECODE_LAYER_SECONDS * cost.attention_layers
+    """The time of a decode step of one sequence in bfloat16, which reads every weight once."""
+    bandwidth = cluster.bandwidth * DECODE_BANDWIDTH_UTILIZATION
+    overhead = DECODE_LAYER_SECONDS * (cost.attention_layers + cost.separate_norms)
+    return _matmul_bytes(cost) / bandwidth + overhead + DECODE_BIAS_SECONDS * cost.biased_layers
+
+
+def prefill_seconds(cost: Cost, cluster: Cluster) -> float:
+    """The time to read a prompt as long as the context in bfloat16, up to the first logits."""
+    tokens = cost.context or 1
+    matmuls = 2 * (cost.parameters - cost.outside_parameters)  # the head reads the last token only
+    attention = cost.training_flops_per_token / (1 + BACKWARD_FLOPS_RATIO) - _matmul_bytes(cost)
+    return (
+        tokens * matmuls / (cluster.peak * PREFILL_UTILIZATION)
+        + tokens * max(attention, 0) / (cluster.peak * PREFILL_ATTENTION_UTILIZATION)
+        + PREFILL_LAYER_SECONDS * cost.attention_layers
+        + PREFILL_ACTIVATION_PASSES * cost.mixed_activation_bytes / cluster.bandwidth
+    )
 
 
 def _gathered_bytes(cost: Cost) -> int:
-    """FSDP's unsharded weights and gradients: one layer, the next, and what is in no layer."""
-    return (BFLOAT16 + BFLOAT16 + FLOAT32) * (cost.outside_parameters + 2 * cost.layer_parameters)
+    """FSDP's unsharded weights and gradients: two layers, and the parameters outside layers."""
+    return (BFLOAT16_BYTES + BFLOAT16_BYTES + FLOAT32_BYTES) * (
+        cost.outside_parameters + 2 * cost.layer_parameters
+    )
 
 
 def _logits_bytes(cost: Cost, sequences: int) -> int:
     tokens = sequences * (cost.context or 1)
-    return BFLOAT16 * min(tokens * cost.logits_per_token, CHUNK_ELEMENTS_CUDA)
+    return BFLOAT16_BYTES * min(tokens * cost.logits_per_token, CHUNK_ELEMENTS_CUDA)
 
 
-def _max_sequences(cost: Cost, room: float, sequence_bytes: int) -> int:
+def _max_sequences(cost: Cost, available: float, sequence_bytes: int) -> int:
     """The most sequences that fit in memory with their logits (of which one chunk exists)."""
-    chunk = BFLOAT16 * CHUNK_ELEMENTS_CUDA if cost.logits_per_token else 0
+    chunk = BFLOAT16_BYTES * CHUNK_ELEMENTS_CUDA if cost.logits_per_token else 0
     return max(
         0,
-        int((room - chunk) // sequence_bytes),
-        int(room // (sequence_bytes + _logits_bytes(cost, 1))),
+        int((available - chunk) // sequence_bytes),
+        int(available // (sequence_bytes + _logits_bytes(cost, 1))),
     )

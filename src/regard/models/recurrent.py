@@ -11,15 +11,17 @@ from regard.config import Choice, Settings, kind_of, make
 from regard.errors import ConfigError, unknown
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import (
+    check_dropout,
     check_input_dim,
+    check_sizes,
     option,
     require_common_head,
     require_generating_head,
 )
 from regard.nn.characters import CharacterConvolution
 from regard.nn.head import HEADS
-from regard.nn.recurrent import CELLS, CellState, OneHot, Recurrent, RecurrentLayer, RecurrentState
-from regard.nn.state import Inputs, Source
+from regard.nn.recurrent import CELLS, OneHot, Recurrent, RecurrentLayer
+from regard.nn.state import CapturableRecurrentState, CellState, Inputs, RecurrentState, Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -32,18 +34,16 @@ class RecurrentConfig(Settings):
     layers: int = 2  # number of layers
     bidirectional: bool = False  # read in both directions; for classification and tagging heads
     dropout: float = 0.0  # dropout of the output of every layer
-    char_dim: int = 0  # for tagging: width of a vector of the characters of each word
+    char_dim: int = 0  # for tagging: width of the character vector of each word; 0: none
     one_hot: bool = False  # read ids as one-hot vectors, without an embedding
     input_skip: bool = False  # the head also reads the input of the same step
     tied: bool = True  # output matrix = embedding matrix, where they have the same width
     context: int = 256  # ids per training block; generation has no limit
-    input_dim: int = 0  # width of the vectors of series and strokes that are read; 0: ids
+    input_dim: int = 0  # width of the input vectors (series, strokes); 0: the inputs are ids
     head: Choice = "linear"  # the output layer (models.compatibility.COMMON_HEADS)
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "dim", "layers", "context"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        check_sizes(self, "vocab_size", "dim", "layers", "context")
         check_input_dim(self)
         if self.char_dim < 0:
             raise ConfigError(f"char_dim={self.char_dim} must be at least 0 (none)")
@@ -51,8 +51,7 @@ class RecurrentConfig(Settings):
             raise ConfigError(
                 "one_hot=true is for ids alone; leave out one_hot, or input_dim and char_dim"
             )
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
+        check_dropout(self)
         kind, _ = kind_of(self.cell)
         if kind not in CELLS:
             raise ConfigError(unknown("cell", kind, CELLS))
@@ -75,7 +74,7 @@ class RecurrentConfig(Settings):
 
     @property
     def head_width(self) -> int:
-        """The width of what the head reads: h in each direction, and x with `input_skip`."""
+        """The input width of the head: h in each direction, and x with `input_skip`."""
         return (1 + self.bidirectional) * self.dim + self.input_skip * self.input_width
 
     @property
@@ -121,9 +120,8 @@ class RecurrentLM(LanguageModel):
             bidirectional=config.bidirectional,
             dropout=config.dropout,
         )
-        self.uses_packed_sequence = (
-            config.bidirectional
-        )  # whether lengths are read on the host, to pack sequences
+        # whether lengths are read on the host, to pack sequences
+        self.uses_packed_sequence = config.bidirectional
         tied = self.embed if config.shares_embedding else None
         self.head: Any = make(
             config.head,
@@ -165,7 +163,7 @@ class RecurrentLM(LanguageModel):
         states = [layer.start(rows) for layer in self._cells()]
         if self.config.input_skip:  # the head reads the last input, which the state then holds
             states.append((states[0][0].new_zeros(rows, self.config.input_width),))
-        return RecurrentState.initial(states)
+        return CapturableRecurrentState.initial(states)
 
     def step(
         self,
@@ -212,7 +210,7 @@ class RecurrentLM(LanguageModel):
         return x.to(next(self.layers.parameters()).dtype) if self.config.one_hot else x
 
     def _with_input(self, h: Tensor, x: Tensor) -> Tensor:
-        """What the head reads: h, or [h; x] with `input_skip`."""
+        """The input of the head: h, or [h; x] with `input_skip`."""
         return torch.cat([h, x], -1) if self.config.input_skip else h
 
     def _cells(self) -> list[RecurrentLayer]:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from regard.config import Choice, Settings, kind_of, make
 from regard.errors import ConfigError, unknown
 from regard.models.base import LanguageModel, State
-from regard.models.compatibility import SEQ2SEQ, check_rules
+from regard.models.compatibility import SEQ2SEQ_RULES, check_dropout, check_rules, check_sizes
 from regard.nn.head import Head
-from regard.nn.recurrent import CELLS, CellState, Recurrent, RecurrentLayer, RecurrentState
-from regard.nn.recurrent_attention import AttentionOutput, Hard, RecurrentAttention
+from regard.nn.recurrent import CELLS, Recurrent, RecurrentLayer, reversal_index
+from regard.nn.recurrent_attention import AttentionOutput, HardAttention, RecurrentAttention
 from regard.nn.score import SCORES
-from regard.nn.state import Source
+from regard.nn.state import CapturableRecurrentState, CellState, Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -25,9 +25,8 @@ class Seq2SeqConfig(Settings):
     """A recurrent encoder and a recurrent decoder, which may attend to the encoder states."""
 
     vocab_size: int  # number of tokens
-    source_vocab_size: int | None = (
-        None  # tokens of the source; None: both sides share one vocabulary
-    )
+    # number of tokens of the source; None: both sides share one vocabulary
+    source_vocab_size: int | None = None
     cell: Choice = "lstm"  # the recurrent cell (nn.recurrent.CELLS)
     dim: int = 256  # width of the embeddings and of every layer
     layers: int = 1  # number of decoder layers
@@ -36,30 +35,31 @@ class Seq2SeqConfig(Settings):
     reversed_source: bool = False  # the encoder reads the source backwards
     bridge: bool = True  # initialize the decoder with the encoder's final state, else with zeros
     score: Choice | None = None  # the attention score (nn.score.SCORES); None: no attention
-    # where attention is: before the decoder (bahdanau), after it (luong), after its first layer
+    # where attention is: before the decoder (bahdanau), after it (luong), or between its first
+    # layer and the next (between)
     placement: Literal["bahdanau", "luong", "between"] = "luong"
-    input_feeding: bool = False  # luong: the last attentional vector joins the next input
-    heads: int | None = None  # attention heads with projections; None: one without
-    hops: int = 1  # attention layers in sequence, each adds the last context to its query
-    hard: Hard | None = None  # hard attention, to one position only, trained by this estimator
+    input_feeding: bool = False  # luong: the attentional vector is part of the next input
+    heads: int | None = None  # attention heads with projections; None: one head without
+    # attention layers in sequence; each adds the context vector of the one before to its query
+    hops: int = 1
+    # hard attention, to one position only, trained with this estimator
+    hard: HardAttention | None = None
     dropout: float = 0.0  # dropout of embeddings, between layers, and of the head's input
     tied: bool = True  # output matrix = embedding matrix of the target
-    context: int = 256  # ids of a training pair; generation has no limit
+    # maximum number of ids of either side of a training pair; generation has no limit
+    context: int = 256
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "source_vocab_size", "dim", "layers", "encoder_layers"):
-            _at_least_one(name, getattr(self, name))
-        for name in ("heads", "hops", "context"):
-            _at_least_one(name, getattr(self, name))
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
+        check_sizes(self, "vocab_size", "source_vocab_size", "dim", "layers", "encoder_layers")
+        check_sizes(self, "heads", "hops", "context")
+        check_dropout(self)
         for name, choice, table in (
             ("cell", self.cell, CELLS),
             ("score", self.score, SCORES),
         ):
             if choice is not None and (kind := kind_of(choice)[0]) not in table:
                 raise ConfigError(unknown(name, kind, table))
-        check_rules(self, SEQ2SEQ)
+        check_rules(self, SEQ2SEQ_RULES)
 
     @property
     def architecture(self) -> str:
@@ -70,11 +70,6 @@ class Seq2SeqConfig(Settings):
     def depths(self) -> tuple[int, int]:
         """The number of encoder and decoder layers."""
         return self.layers if self.encoder_layers is None else self.encoder_layers, self.layers
-
-
-def _at_least_one(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ConfigError(f"{name}={value} must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +84,19 @@ class Memory:
         hops = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.hops]
         return Memory(hops, self.allowed.index_select(0, rows))
 
+    def copy_(self, memory: "Memory") -> None:
+        """Copy a memory of the same shape into these buffers."""
+        self.allowed.copy_(memory.allowed)
+        for targets, sources in zip(self.hops, memory.hops, strict=True):
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source)
+
 
 @dataclass(frozen=True, slots=True)
 class Seq2SeqState:
     """The decoding state: the states of the decoder, and the keys and values of the source."""
 
-    decoder: RecurrentState  # of each layer, then the fed-back attentional vector
+    decoder: CapturableRecurrentState  # of each layer, then the fed-back attentional vector
     memory: Memory
 
     @property
@@ -104,14 +106,31 @@ class Seq2SeqState:
 
     def select(self, rows: Int[Tensor, " selected"]) -> "Seq2SeqState":
         """The state of these rows, in this order."""
-        return Seq2SeqState(self.decoder.select(rows), self.memory.select(rows))
+        return Seq2SeqState(
+            cast(CapturableRecurrentState, self.decoder.select(rows)), self.memory.select(rows)
+        )
 
     def rewind(self, lengths: Int[Tensor, " rows"]) -> "Seq2SeqState":
         """Truncate each row to its first `lengths` ids, within the last step."""
-        return replace(self, decoder=self.decoder.rewind(lengths))
+        return replace(self, decoder=cast(CapturableRecurrentState, self.decoder.rewind(lengths)))
+
+    def with_static_shapes(self) -> "Seq2SeqState":
+        """The same state for a decode step that is captured as a CUDA graph."""
+        return replace(self, decoder=self.decoder.with_static_shapes())
+
+    def has_capacity(self, capacity: int) -> bool:
+        """True: a row can hold any number of ids."""
+        return self.decoder.has_capacity(capacity)
+
+    def reset(self, initial: "Seq2SeqState | None" = None) -> "Seq2SeqState":
+        """The state `initial`, which has read no id, in the same buffers."""
+        assert initial is not None
+        self.decoder.reset(initial.decoder)
+        self.memory.copy_(initial.memory)
+        return self
 
 
-class EncoderDecoder(LanguageModel):
+class RecurrentEncoderDecoder(LanguageModel):
     r"""Encode the source into states h_1 ... h_S, decode the target from states s_1, s_2, ...
 
         h_i = encoder(x_1 ... x_i),                  bidirectional: h_i = tanh(J [->h_i; <-h_i])
@@ -131,9 +150,9 @@ class EncoderDecoder(LanguageModel):
     With several layers q and s are those of the top layer, and the input enters the lowest.
     With several hops, q is q + c of the hop before, and c_t is that of the last hop.
 
-    Where no state depends on c_t, all steps are computed in parallel. Differences from Bahdanau et
-    al.: the paper has a maxout of twice the width instead of R's tanh, no J, and a B on the
-    backward state only. Here h and s have the same width, so that every score applies.
+    Where no state depends on c_t, each layer runs over all steps in one call. Differences
+    from Bahdanau et al.: the paper has a maxout of twice the width instead of R's tanh, no J, and
+    a B on the backward state only. Here h and s have the same width, so that every score applies.
 
     Sutskever et al. 2014, Cho et al. 2014; Bahdanau et al. 2015; Luong et al. 2015; "between"
     as in Wu et al. 2016; hops Sukhbaatar et al. 2015.
@@ -141,22 +160,12 @@ class EncoderDecoder(LanguageModel):
 
     uses_packed_sequence = True  # whether lengths are read on the host, to pack sequences
 
-    def __init__(self, config: Any) -> None:  # or a captioner's, which has the same fields
+    def __init__(self, config: Any) -> None:  # Seq2SeqConfig, or RecurrentCaptionerConfig
         super().__init__()
         self.config = config
-        dim, (encoder_layers, layers) = config.dim, config.depths
+        dim, layers = config.dim, config.layers
         self.embed = _embedding(config.vocab_size, dim)
-        self.source_embed = None
-        if config.source_vocab_size is not None:
-            self.source_embed = _embedding(config.source_vocab_size, dim)
-        self.encoder = Recurrent(
-            config.cell,
-            dim,
-            dim,
-            encoder_layers,
-            bidirectional=config.bidirectional,
-            dropout=config.dropout,
-        )
+        self._build_encoder()
         # the layer whose input is concatenated with the context or the attentional vector
         wide_layers = {"between": 1, "bahdanau": 0, "luong": 0 if config.input_feeding else None}
         wide_layer = None if config.score is None else wide_layers[config.placement]
@@ -183,11 +192,27 @@ class EncoderDecoder(LanguageModel):
             for _ in range(config.hops)
             if config.score is not None
         )
-        parts = {"between": 0, "luong": 2, "bahdanau": 3}[config.placement]
-        if config.score is not None and parts:
-            self.readout = nn.Linear(parts * dim, dim)
+        # the vectors that R reads: s and c, or e, s and c
+        num_vectors = {"between": 0, "luong": 2, "bahdanau": 3}[config.placement]
+        if config.score is not None and num_vectors:
+            self.readout = nn.Linear(num_vectors * dim, dim)
         tied = self.embed if config.tied else None
         self.head = Head(dim, config.vocab_size, tied=tied, bias=True)
+
+    def _build_encoder(self) -> None:
+        """Create the modules that read the source."""
+        config = self.config
+        self.source_embed = None
+        if config.source_vocab_size is not None:
+            self.source_embed = _embedding(config.source_vocab_size, config.dim)
+        self.encoder = Recurrent(
+            config.cell,
+            config.dim,
+            config.dim,
+            config.depths[0],
+            bidirectional=config.bidirectional,
+            dropout=config.dropout,
+        )
 
     def forward(
         self, ids: Int[Tensor, "batch time"], *, source: Source
@@ -200,11 +225,13 @@ class EncoderDecoder(LanguageModel):
     ) -> tuple[Float[Tensor, "batch time dim"], Float[Tensor, "batch time"] | None]:
         """z after each id, and log P of the sampled positions of hard attention (else None)."""
         initial, memory = self._encode(source)
-        z, _, attended = self._decode(ids, initial, memory, _run_fused)
+        z, _, attention_outputs = self._decode(ids, initial, memory, _run_fused)
         if not (self.samples_attention and self.training):
             return z, None
         hops = self.config.hops
-        log_probs = [hop.log_prob for step in attended for hop in step if hop.log_prob is not None]
+        log_probs = [
+            hop.log_prob for step in attention_outputs for hop in step if hop.log_prob is not None
+        ]
         per_hop = [torch.cat(log_probs[n::hops], 1) for n in range(hops)]
         return z, torch.stack(per_hop).sum(0)
 
@@ -218,7 +245,9 @@ class EncoderDecoder(LanguageModel):
         if source is None:
             raise ConfigError("an encoder-decoder needs a source; pass source=Source(ids, lengths)")
         initial, memory = self._encode(source)
-        return Seq2SeqState(RecurrentState.initial(initial), memory)
+        return Seq2SeqState(
+            cast(CapturableRecurrentState, CapturableRecurrentState.initial(initial)), memory
+        )
 
     def step(
         self,
@@ -250,21 +279,20 @@ class EncoderDecoder(LanguageModel):
             tuple(torch.cat([old.unsqueeze(1), new], 1) for old, new in zip(*layer, strict=True))
             for layer in zip(before, after, strict=True)
         ]
-        return z, Seq2SeqState(state.decoder.advance(snapshots, counts), state.memory)
+        decoder = cast(CapturableRecurrentState, state.decoder.advance(snapshots, counts))
+        return z, replace(state, decoder=decoder)
 
     def _encode(self, source: Source) -> tuple[list[CellState], Memory]:
         """The initial states of the decoder, and the keys and values of the source."""
         ids, lengths = source.ids, source.lengths
         positions = torch.arange(ids.shape[1], device=ids.device)
-        rows = torch.arange(len(ids), device=ids.device).unsqueeze(1)
-        # reverses the valid part of each row; the padding stays at the end
-        backwards = (lengths.unsqueeze(1) - 1 - positions).remainder(ids.shape[1])
+        reversal = reversal_index(lengths, ids.shape[1])
         if self.config.reversed_source:
-            ids = ids[rows, backwards]
+            ids = ids[reversal]
         embed = self.embed if self.source_embed is None else self.source_embed
         h, last = self.encoder(self._dropout(embed(ids)), lengths)
         if self.config.reversed_source:
-            h = h[rows, backwards]
+            h = h[reversal]
         if self.direction_projection is not None:
             h = self.direction_projection(h).tanh()
         hops = [attention.keys_values(h) for attention in self._attentions()]
@@ -286,45 +314,45 @@ class EncoderDecoder(LanguageModel):
         return [*states, (torch.zeros_like(states[0][0]),)] if self.config.input_feeding else states
 
     def _decode(
-        self, ids: Tensor, initial: list[CellState], memory: Memory, run: "Run"
+        self, ids: Tensor, initial: list[CellState], memory: Memory, run_layer: "RunLayer"
     ) -> tuple[Tensor, list[CellState], list[list[AttentionOutput]]]:
-        """z after each id, the states that `run` returns per layer, and the attention of each step.
+        """z after each id, the states that `run_layer` returns, and the attention of each step.
 
-        If attention makes decoding sequential, `run` is not used, and all states are returned.
+        If attention makes decoding sequential, `run_layer` is not used; all states are returned.
         """
         config, e = self.config, self._dropout(self.embed(ids))
         sequential = config.input_feeding or config.placement == "bahdanau"
         if config.score is None or not sequential:
-            z, after, attended = self._decode_parallel(e, initial, memory, run)
+            z, after, attention_outputs = self._decode_layerwise(e, initial, memory, run_layer)
         else:
-            z, after, attended = self._decode_stepwise(e, initial, memory)
-        return self._dropout(z), after, attended
+            z, after, attention_outputs = self._decode_stepwise(e, initial, memory)
+        return self._dropout(z), after, attention_outputs
 
-    def _decode_parallel(
-        self, e: Tensor, initial: list[CellState], memory: Memory, run: "Run"
+    def _decode_layerwise(
+        self, e: Tensor, initial: list[CellState], memory: Memory, run_layer: "RunLayer"
     ) -> tuple[Tensor, list[CellState], list[list[AttentionOutput]]]:
         """Layer by layer, each over all steps at once, with one attention over all steps."""
-        x, after, attended = e, [], []
-        for number, (cell, before) in enumerate(zip(self._cells(), initial, strict=True)):
-            if number:
+        x, after, attention_outputs = e, [], []
+        for index, (cell, before) in enumerate(zip(self._cells(), initial, strict=True)):
+            if index:
                 x = self._dropout(x)
-            if number == 1 and self.config.placement == "between" and len(self.attention):
-                attended.append(self._attend(x, memory))
-                x = torch.cat([x, attended[0][-1].context], -1)
-            x, states = run(cell, x, before)
+            if index == 1 and self.config.placement == "between" and len(self.attention):
+                attention_outputs.append(self._attend(x, memory))
+                x = torch.cat([x, attention_outputs[0][-1].context_vectors], -1)
+            x, states = run_layer(cell, x, before)
             after.append(states)
         if self.readout is not None:
-            attended.append(self._attend(x, memory))
-            x = self.readout(torch.cat([x, attended[0][-1].context], -1)).tanh()
-        return x, after, attended
+            attention_outputs.append(self._attend(x, memory))
+            x = self.readout(torch.cat([x, attention_outputs[0][-1].context_vectors], -1)).tanh()
+        return x, after, attention_outputs
 
     def _decode_stepwise(
         self, e: Tensor, initial: list[CellState], memory: Memory
     ) -> tuple[Tensor, list[CellState], list[list[AttentionOutput]]]:
         """Step by step through all layers: the next input depends on the attention of this step.
 
-        What does not depend on attention is computed for all steps: the part of e in the input
-        and, for Bahdanau, z.
+        Two matmuls are outside the loop, for all steps at once: that of e with the input weights
+        and, for Bahdanau, the readout z.
         """
         assert self.readout is not None
         input_feeding, cells = self.config.input_feeding, self._cells()
@@ -332,19 +360,21 @@ class EncoderDecoder(LanguageModel):
         # z of the last step, with input feeding
         states, fed_z = (initial[:-1], initial[-1][0]) if input_feeding else (initial, None)
         after: list[list[CellState]] = []
-        attended: list[list[AttentionOutput]] = []
+        attention_outputs: list[list[AttentionOutput]] = []
         inputs = F.linear(e, e_weight, cells[0].input.bias).unbind(1)
         for n, x in enumerate(inputs):
             step = (n, len(inputs))
             if fed_z is None:
-                attended.append(self._attend(states[-1][0].unsqueeze(1), memory, step))
-            extra_input = attended[-1][-1].context.squeeze(1) if fed_z is None else fed_z
+                attention_outputs.append(self._attend(states[-1][0].unsqueeze(1), memory, step))
+            extra_input = (
+                attention_outputs[-1][-1].context_vectors.squeeze(1) if fed_z is None else fed_z
+            )
             x = x + F.linear(extra_input, context_weight)
             states = self._step_cells(x, states, step)
             if fed_z is not None:
                 s = states[-1][0]
-                attended.append(self._attend(s.unsqueeze(1), memory, step))
-                c = attended[-1][-1].context.squeeze(1)
+                attention_outputs.append(self._attend(s.unsqueeze(1), memory, step))
+                c = attention_outputs[-1][-1].context_vectors.squeeze(1)
                 fed_z = self.readout(torch.cat([s, c], -1)).tanh()
             after.append([*states, (fed_z,)] if fed_z is not None else states)
         stacked = [
@@ -352,10 +382,10 @@ class EncoderDecoder(LanguageModel):
             for layer in zip(*after, strict=True)
         ]
         if fed_z is not None:
-            return stacked[-1][0], stacked, attended
-        c = torch.cat([step[-1].context for step in attended], 1)
+            return stacked[-1][0], stacked, attention_outputs
+        c = torch.cat([step[-1].context_vectors for step in attention_outputs], 1)
         z = self.readout(torch.cat([e, stacked[-1][0], c], -1)).tanh()
-        return z, stacked, attended
+        return z, stacked, attention_outputs
 
     def _step_cells(
         self, from_input: Tensor, states: list[CellState], step: tuple[int, int]
@@ -371,13 +401,13 @@ class EncoderDecoder(LanguageModel):
     def _attend(
         self, q: Tensor, memory: Memory, step: tuple[int, int | None] = (0, None)
     ) -> list[AttentionOutput]:
-        """The output of each attention hop; `step`: index of the first q, number of all."""
+        """The output of each hop; `step` is the index of the first q and the number of steps."""
         first, steps = step
-        hops: list[AttentionOutput] = []
+        outputs: list[AttentionOutput] = []
         for attention, (k, v) in zip(self._attentions(), memory.hops, strict=True):
-            hops.append(attention(q, k, v, memory.allowed, first=first, steps=steps))
-            q = q + hops[-1].context
-        return hops
+            outputs.append(attention(q, k, v, memory.allowed, first=first, steps=steps))
+            q = q + outputs[-1].context_vectors
+        return outputs
 
     def _dropout(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.config.dropout, self.training)
@@ -392,7 +422,7 @@ class EncoderDecoder(LanguageModel):
         __call__ = forward
 
 
-Run = Callable[[RecurrentLayer, Tensor, CellState], tuple[Tensor, CellState]]
+RunLayer = Callable[[RecurrentLayer, Tensor, CellState], tuple[Tensor, CellState]]
 
 
 def _run_fused(cell: RecurrentLayer, x: Tensor, state: CellState) -> tuple[Tensor, CellState]:

@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.models.counts import NGramTable
+from regard.models.ngram_counts import NGramTable
 
 DEFAULT_DISCOUNTS = (0.5, 1.0, 1.5)  # of counts 1, 2 and 3+, where they cannot be estimated
 
@@ -32,12 +32,15 @@ class Smoothing(nn.Module):
 
     def forward(
         self,
-        order: int,
+        length: int,
         count: Float64[Tensor, " matches"],
         row: Int[Tensor, " matches"],
         total: Float64[Tensor, " rows"],
     ) -> Smoothed:
-        """`row` is the row of each n-gram, `total` the count of each row's history, at least 1."""
+        """p and g of n-grams whose histories have `length` ids.
+
+        `row` is the row of each n-gram, `total` the count of each row's history, at least 1.
+        """
         raise NotImplementedError
 
     if TYPE_CHECKING:
@@ -53,7 +56,7 @@ class WittenBell(Smoothing):
     1991, interpolated as in Chen & Goodman 1998.
     """
 
-    def forward(self, order: int, count: Tensor, row: Tensor, total: Tensor) -> Smoothed:
+    def forward(self, length: int, count: Tensor, row: Tensor, total: Tensor) -> Smoothed:
         """p and g of Witten-Bell."""
         t = torch.zeros_like(total).index_add_(0, row, count.sign())
         return count / (total + t)[row], t / (total + t)
@@ -74,11 +77,12 @@ class AddK(Smoothing):
         super().__init__()
         if not 0 < k < float("inf"):
             raise ConfigError(f"smoothing 'add_k': k={k} must be above 0 and finite")
-        self.added = k * vocab_size
+        self.total_pseudo_count = k * vocab_size
 
-    def forward(self, order: int, count: Tensor, row: Tensor, total: Tensor) -> Smoothed:
+    def forward(self, length: int, count: Tensor, row: Tensor, total: Tensor) -> Smoothed:
         """p and g of additive smoothing."""
-        return count / (total + self.added)[row], self.added / (total + self.added)
+        smoothed_total = total + self.total_pseudo_count
+        return count / smoothed_total[row], self.total_pseudo_count / smoothed_total
 
 
 class KneserNey(Smoothing):
@@ -114,9 +118,9 @@ class KneserNey(Smoothing):
         discounts = [_estimate_discounts(table.counts) for table in tables]
         self.discounts = torch.tensor(discounts, dtype=torch.float64, device=shorter.device)
 
-    def forward(self, order: int, count: Tensor, row: Tensor, total: Tensor) -> Smoothed:
+    def forward(self, length: int, count: Tensor, row: Tensor, total: Tensor) -> Smoothed:
         """p and g of Kneser-Ney."""
-        discount = F.pad(self.discounts[order], (1, 0))[count.long().clamp_max(3)]
+        discount = F.pad(self.discounts[length], (1, 0))[count.long().clamp_max(3)]
         discounted = torch.zeros_like(total).index_add_(0, row, discount)
         return (count - discount) / total[row], discounted / total
 

@@ -1,4 +1,4 @@
-"""Handwriting synthesis: a recurrent network that reads points, and a text by a soft window."""
+"""Handwriting synthesis: a recurrent network reads pen points, and a text through a soft window."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from regard.config import Choice, Settings, kind_of, make
 from regard.errors import ConfigError, unknown
 from regard.models.base import LanguageModel
+from regard.models.compatibility import check_dropout, check_sizes
 from regard.nn.head import HEADS
-from regard.nn.recurrent import CELLS, CellState, Recurrent, RecurrentLayer
+from regard.nn.recurrent import CELLS, Recurrent, RecurrentLayer
 from regard.nn.soft_window import SoftWindow
-from regard.nn.state import Source
+from regard.nn.state import CellState, Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -33,36 +34,33 @@ class SoftWindowConfig(Settings):
     context: int = 256  # points of a training drawing
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "input_dim", "dim", "components", "context"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        check_sizes(self, "vocab_size", "input_dim", "dim", "components", "context")
         if self.layers < 2:
             raise ConfigError(
                 f"layers={self.layers} must be at least 2: the first layer moves the window, the "
                 "others read the window vector"
             )
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout={self.dropout} must be at least 0 and below 1")
+        check_dropout(self)
         if (kind := kind_of(self.cell)[0]) not in CELLS:
             raise ConfigError(unknown("cell", kind, CELLS))
         if (kind := kind_of(self.head)[0]) != "mixture":
-            raise ConfigError(f"head={kind!r} must be 'mixture', the next point of a drawing")
+            raise ConfigError(f"head={kind!r} must be 'mixture', which predicts pen points")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowState:
-    """The states of the layers, the window, and the text."""
+    """The states of the layers and of the window, and the text."""
 
-    first: CellState
-    rest: list[CellState]
-    w: Tensor
-    kappa: Tensor
+    first: CellState  # of the first layer
+    upper: list[CellState]  # of the layers above it
+    w: Tensor  # the window vector
+    kappa: Tensor  # the locations of the components
     text: Tensor  # one-hot characters
     lengths: Tensor  # of the texts
 
 
 class SoftWindowLM(LanguageModel):
-    r"""The next point of a drawing of a text.
+    r"""Predicts the next pen point of a handwritten text.
 
         h^1_t = cell_1([x_t; w_{t-1}])
         w_t   = window(h^1_t)                    (`nn.soft_window`)
@@ -94,7 +92,7 @@ class SoftWindowLM(LanguageModel):
         return x
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> WindowState:
-        """Before the first point, with the window before the text."""
+        """The state before the first point; the window is at the first character."""
         if source is None:
             raise ConfigError("a soft window needs a text; pass source=Source(ids, lengths)")
         like = self.embed.weight
@@ -112,20 +110,20 @@ class SoftWindowLM(LanguageModel):
     def step(
         self, points: Float[Tensor, "rows time input_dim"], state: WindowState
     ) -> tuple[Float[Tensor, "rows 1 parameters"], WindowState]:
-        """The output of the head after these points, and the state."""
+        """The output of the head after the last of these points, and the state."""
         x, h_and_w, after = self._read(points, state)
-        x, rest = torch.cat([x, h_and_w], -1), []
-        for cell, before in zip(self.layers, state.rest, strict=True):
+        x, upper = torch.cat([x, h_and_w], -1), []
+        for cell, before in zip(self.layers, state.upper, strict=True):
             states = cast(RecurrentLayer, cell).loop(x, before)
             x = self.layers.apply_dropout(states[0])
-            rest.append(tuple(vector[:, -1] for vector in states))
+            upper.append(tuple(vector[:, -1] for vector in states))
         parameters: Tensor = self.head(x[:, -1:])
         return parameters, WindowState(
-            after.first, rest, after.w, after.kappa, state.text, state.lengths
+            after.first, upper, after.w, after.kappa, state.text, state.lengths
         )
 
     def _read(self, points: Tensor, state: WindowState) -> tuple[Tensor, Tensor, WindowState]:
-        """The points, [h^1; w] after each, and the state of layer and window."""
+        """x and [h^1; w] at each point, and the new state; its upper layers are unchanged."""
         x: Tensor = self.embed(points)
         cell, (first, w, kappa) = self.first, (state.first, state.w, state.kappa)
         h_and_w = []
@@ -136,7 +134,7 @@ class SoftWindowLM(LanguageModel):
                 first[0], kappa, state.text, state.lengths, first=step, steps=x.shape[1]
             )
             h_and_w.append(torch.cat([first[0], w.to(first[0].dtype)], -1))
-        after = WindowState(first, state.rest, w, kappa, state.text, state.lengths)
+        after = WindowState(first, state.upper, w, kappa, state.text, state.lengths)
         return x, torch.stack(h_and_w, 1), after
 
     if TYPE_CHECKING:

@@ -11,28 +11,35 @@ from torch import Tensor, nn
 
 from regard.config import Choice, Settings, kind_of, make
 from regard.errors import ConfigError, ShapeError, unknown
-from regard.models import compatibility as rules
 from regard.models.base import LanguageModel, State
-from regard.models.compatibility import check_rules, option
+from regard.models.compatibility import (
+    STACK_RULES,
+    TRANSFORMER_RULES,
+    check_dropout,
+    check_input_dim,
+    check_rules,
+    option,
+    require_generating_head,
+)
 from regard.nn.attention import Attention, Mask
 from regard.nn.block import (
     FFNS,
-    GATES,
-    NORMS,
+    GATED_ACTIVATIONS,
     Block,
     Embedding,
     NormPlacement,
     NormPlacementKind,
     Stack,
     VectorEmbedding,
-    deepnorm,
+    deepnorm_constants,
 )
 from regard.nn.characters import CharacterEmbedding
 from regard.nn.head import HEADS
-from regard.nn.init import INITS, deepnorm_gain
+from regard.nn.init import INITS, init_deepnorm
+from regard.nn.norm import NORMS
 from regard.nn.options import require_positive
-from regard.nn.position import POSITIONS
-from regard.nn.score import RELATIVE, SCORES, Disentangled
+from regard.nn.position import POSITIONS, Position
+from regard.nn.score import RELATIVE_SCORES, SCORES, Disentangled
 from regard.nn.state import Inputs, KVCache, Source, TransformerState
 
 
@@ -51,17 +58,15 @@ class StackConfig(Settings):
     position: Choice = "learned"  # the position encoding (nn.position.POSITIONS)
     window: int | None = None  # size of sliding-window attention; None: full attention
     global_every: int | None = None  # every n-th layer has full attention instead of `window`
-    global_layers: list[int] | None = (
-        None  # layers, from 0, with full attention instead of `window`
-    )
-    norm: str = "layer"  # the norm (nn.block.NORMS)
+    # indices, from 0, of the layers with full attention instead of `window`
+    global_layers: list[int] | None = None
+    norm: str = "layer"  # the norm (nn.norm.NORMS)
     norm_eps: float = 1e-5  # added to the variance
     qk_norm: bool = False  # normalize each query and each key
     # where the norms are in a block, and whether attention and FFN are computed in parallel
     norm_placement: NormPlacementKind = "pre"
-    residual_scale: float | None = (
-        None  # DeepNorm's alpha, the scale of the residual; None: by depth
-    )
+    # DeepNorm's alpha, the scale of the residual; None: computed from the number of layers
+    residual_scale: float | None = None
     ffn: str | None = "gelu"  # the feed-forward network (nn.block.FFNS); None: attention only
     init: Choice = "normal"  # initialization of the weights (nn.init.INITS)
     # which linear layers have a bias: all (true), none (false), or some of them
@@ -74,9 +79,9 @@ class StackConfig(Settings):
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            least = 0 if name in ("segments", "input_dim", "char_dim") else 1
-            if type(value) is int and value < least:
-                raise ConfigError(f"{name}={value} must be at least {least}")
+            minimum = 0 if name in ("segments", "input_dim", "char_dim") else 1
+            if type(value) is int and value < minimum:
+                raise ConfigError(f"{name}={value} must be at least {minimum}")
         for name, hint in get_type_hints(type(self)).items():
             value, allowed = getattr(self, name), _literal_values(hint)
             if allowed and isinstance(value, str) and value not in allowed:
@@ -86,9 +91,7 @@ class StackConfig(Settings):
             raise ShapeError(f"heads={self.heads} must divide dim={self.dim}, or give head_dim")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ShapeError(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
-        for name in ("dropout", "attention_dropout", "ffn_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must lie in [0, 1)")
+        check_dropout(self, "dropout", "attention_dropout", "ffn_dropout")
         require_positive("model", norm_eps=self.norm_eps, residual_scale=self.residual_scale)
         for name, table in (
             ("score", SCORES),
@@ -100,7 +103,7 @@ class StackConfig(Settings):
             choice = getattr(self, name)
             if choice is not None and (kind := kind_of(choice)[0]) not in table:
                 raise ConfigError(unknown(name, kind, table))
-        check_rules(self, rules.STACK)
+        check_rules(self, STACK_RULES)
 
     @property
     def resolved_ffn_dim(self) -> int:
@@ -109,7 +112,7 @@ class StackConfig(Settings):
             return 0
         if self.ffn_dim is not None:
             return self.ffn_dim
-        return -(-8 * self.dim // 24) * 8 if self.ffn in GATES else 4 * self.dim
+        return -(-8 * self.dim // 24) * 8 if self.ffn in GATED_ACTIVATIONS else 4 * self.dim
 
     def heads_and_ffn_dim(self, side: str) -> tuple[int, int]:
         """The heads and the width of the feed-forward network of an encoder or a decoder."""
@@ -128,7 +131,7 @@ class StackConfig(Settings):
 
     @property
     def depths(self) -> tuple[int, int]:
-        """The layers of the encoder and of the decoder; 0 for none."""
+        """The number of layers of the encoder and of the decoder; 0 for none."""
         return self.layers, 0
 
 
@@ -137,22 +140,21 @@ class TransformerConfig(StackConfig):
     """Any Transformer over token ids."""
 
     vocab_size: int  # number of tokens
-    source_vocab_size: int | None = (
-        None  # tokens of the source; None: both sides share one vocabulary
-    )
-    context: int = 1024  # most tokens of a sequence
-    input_dim: int = 0  # width of the vectors of series and strokes that are read; 0: ids
-    # which stacks there are
+    # number of tokens of the source; None: both sides share one vocabulary
+    source_vocab_size: int | None = None
+    context: int = 1024  # maximum number of tokens of a sequence
+    input_dim: int = 0  # width of the input vectors (series, strokes); 0: the inputs are ids
+    # which stacks the model has
     architecture: Literal["encoder", "decoder", "encoder-decoder"] = "decoder"
     encoder_heads: int | None = None  # attention heads of the encoder; None: as many as `heads`
     encoder_ffn_dim: int | None = None  # width of the encoder's FFN; None: as `ffn_dim`
     encoder_layers: int | None = None  # number of encoder layers; None: as many as `layers`
     embed_dim: int | None = None  # width of the embedding tables; None: dim
-    factorize_positions: bool = True  # positions have embed_dim too, not the tokens only
-    embed_scaled: bool = False  # multiply embeddings by sqrt(width)
+    factorize_positions: bool = True  # positions also have width embed_dim; false: dim
+    embed_scaled: bool = False  # multiply embeddings by the square root of their width
     segments: int = 0  # segment embeddings of an encoder (BERT: 2)
-    char_dim: int = 0  # for tagging: width of a vector of the characters of each word
-    # prefix LM: attention within the prompt is bidirectional, and only what follows is predicted
+    char_dim: int = 0  # for tagging: width of the character vector of each word; 0: none
+    # prefix LM: attention within the prompt is bidirectional; only tokens after it are predicted
     prefix: bool = False
     tied: bool = True  # weight tying: a head over the vocabulary uses the embedding matrix
     head: Choice = "linear"  # the output layer (nn.head.HEADS)
@@ -162,8 +164,8 @@ class TransformerConfig(StackConfig):
         kind, _ = kind_of(self.head)
         if kind not in HEADS:
             raise ConfigError(unknown("head", kind, HEADS))
-        rules.check_input_dim(self)
-        check_rules(self, rules.TRANSFORMER)
+        check_input_dim(self)
+        check_rules(self, TRANSFORMER_RULES)
 
     def heads_and_ffn_dim(self, side: str) -> tuple[int, int]:
         """The heads and the width of the feed-forward network of an encoder or a decoder."""
@@ -173,7 +175,7 @@ class TransformerConfig(StackConfig):
 
     @property
     def depths(self) -> tuple[int, int]:
-        """The layers of the encoder and of the decoder; 0 for none."""
+        """The number of layers of the encoder and of the decoder; 0 for none."""
         if self.architecture == "encoder":
             return self.layers, 0
         if self.architecture == "decoder":
@@ -193,13 +195,13 @@ class Transformer(LanguageModel):
         self.config = config
         self.context = config.context
         encoder_layers, decoder_layers = config.depths
-        tables = config.embed_dim if config.factorize_positions else None
+        embed_dim = config.embed_dim if config.factorize_positions else None
         embedding = partial(
             Embedding,
-            dim=tables or config.dim,
+            dim=embed_dim or config.dim,
             scaled=config.embed_scaled,
             segments=config.segments,
-            table_dim=config.embed_dim,
+            embed_dim=config.embed_dim,
         )
         self.embed: Any  # an Embedding, or a VectorEmbedding of vectors
         if config.input_dim:
@@ -212,7 +214,7 @@ class Transformer(LanguageModel):
         self.source_embed = None
         if config.source_vocab_size is not None:
             self.source_embed = embedding(config.source_vocab_size)
-        stack = partial(build_stack, config, embed_dim=tables, context=config.context)
+        stack = partial(build_stack, config, embed_dim=embed_dim, context=config.context)
         self.encoder = stack(side="encoder") if encoder_layers else None
         self.decoder = stack(side="decoder") if decoder_layers else None
         self.head: Any = make(
@@ -223,14 +225,14 @@ class Transformer(LanguageModel):
             vocab_size=config.vocab_size,
             embed_dim=config.embed_dim,
             tied=self.embed.token if config.tied and not config.input_dim else None,
-            norm=vector_norms(config),
+            norm=vector_norm_layer(config),
             positions=config.context,
         )
         make(config.init, INITS, "init", model=self, layers=max(config.depths))
         if config.norm_placement == "deepnorm":
-            for side, part in (("encoder", self.encoder), ("decoder", self.decoder)):
-                if part is not None:
-                    deepnorm_gain(part, _deepnorm(config, side)[1])
+            for side, module in (("encoder", self.encoder), ("decoder", self.decoder)):
+                if module is not None:
+                    init_deepnorm(module, _deepnorm_constants(config, side)[1])
 
     def forward(
         self,
@@ -271,7 +273,7 @@ class Transformer(LanguageModel):
         """An empty KV cache for `rows` rows of up to `capacity` ids; the source is encoded here."""
         if self.decoder is None:
             raise ConfigError("an encoder does not generate; use a decoder or an encoder-decoder")
-        rules.require_generating_head(self.head, self.config.head)
+        require_generating_head(self.head, self.config.head)
         if capacity > self.config.context and kind_of(self.config.position)[0] == "learned":
             raise ShapeError(
                 f"capacity={capacity} exceeds context={self.context}, the number of learned "
@@ -280,7 +282,7 @@ class Transformer(LanguageModel):
         blocks = self.decoder.layers
         like = next(self.parameters())
 
-        def empty(attention: Attention) -> KVCache:
+        def empty_cache(attention: Attention) -> KVCache:
             shape = (rows, attention.kv_heads, capacity)
             value_dim = attention.value.out_features // attention.kv_heads
             return KVCache(
@@ -292,7 +294,7 @@ class Transformer(LanguageModel):
             encoded, _ = self._encode(source)
             memory = [cast(Attention, block.cross).keys_values(encoded) for block in blocks]
         return TransformerState(
-            [empty(block.attention) for block in blocks],
+            [empty_cache(block.attention) for block in blocks],
             torch.zeros(rows, dtype=torch.long, device=like.device),
             capacity,
             memory=memory,
@@ -307,7 +309,7 @@ class Transformer(LanguageModel):
         counts: Int[Tensor, " rows"] | None = None,
         all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], TransformerState]:
-        """See `Language.step`."""
+        """Read one or more ids per row; see `Language.step`."""
         x, after = self.hidden(ids, state, counts=counts)
         if not all_logits:
             rows = torch.arange(len(x), device=x.device)
@@ -360,22 +362,22 @@ class Transformer(LanguageModel):
 
 
 def _literal_values(hint: Any) -> tuple[Any, ...]:
-    """The values of a field with a closed choice; none for other fields."""
+    """The values of the `Literal` in a type hint; empty if it has none."""
     literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
-    return tuple(word for literal in literals for word in get_args(literal))
+    return tuple(value for literal in literals for value in get_args(literal))
 
 
 def _causal(mask: Mask) -> Mask:
     return mask if mask.is_causal else Mask.causal() & mask
 
 
-def _deepnorm(config: StackConfig, side: str) -> tuple[float, float]:
-    scale, gain = deepnorm(cast(Literal["encoder", "decoder"], side), *config.depths)
+def _deepnorm_constants(config: StackConfig, side: str) -> tuple[float, float]:
+    scale, gain = deepnorm_constants(cast(Literal["encoder", "decoder"], side), *config.depths)
     return scale if config.residual_scale is None else config.residual_scale, gain
 
 
-def norms(config: StackConfig) -> Callable[[int], nn.Module]:
-    """The constructor of the configured norm, for any width."""
+def norm_layer(config: StackConfig) -> Callable[[int], nn.Module]:
+    """The constructor of the configured norm, a function of the width."""
 
     def norm(dim: int) -> nn.Module:
         options = {"dim": dim, "eps": config.norm_eps, "bias": config.biases[2]}
@@ -384,9 +386,9 @@ def norms(config: StackConfig) -> Callable[[int], nn.Module]:
     return norm
 
 
-def vector_norms(config: StackConfig) -> Callable[[int], nn.Module]:
-    """The norm of single vectors, in heads and of queries and keys: LayerNorm beside BatchNorm."""
-    return norms(replace(config, norm="layer") if config.norm == "batch" else config)
+def vector_norm_layer(config: StackConfig) -> Callable[[int], nn.Module]:
+    """As `norm_layer`, but LayerNorm instead of BatchNorm: for heads, and for q and k."""
+    return norm_layer(replace(config, norm="layer") if config.norm == "batch" else config)
 
 
 def build_stack(
@@ -399,34 +401,21 @@ def build_stack(
     """Build the encoder or the decoder of a configuration."""
     norm_placement = NormPlacement(
         config.norm_placement,
-        _deepnorm(config, side)[0] if config.norm_placement == "deepnorm" else 1.0,
+        _deepnorm_constants(config, side)[0] if config.norm_placement == "deepnorm" else 1.0,
     )
-    norm = norms(config)
+    norm = norm_layer(config)
     embed_dim = config.dim if embed_dim is None else embed_dim
     heads, ffn_dim = config.heads_and_ffn_dim(side)
     head_dim = config.dim // heads if config.head_dim is None else config.head_dim
-    position_dim = embed_dim
-    if option(config.position, POSITIONS, "each_layer"):
-        position_dim = (
-            head_dim if option(config.position, POSITIONS, "after_projection") else config.dim
-        )
-    position = make(
-        config.position,
-        POSITIONS,
-        "position",
-        dim=position_dim,
-        heads=heads,
-        head_dim=head_dim,
-        context=context,
-        causal=side == "decoder",
-    )
+    sizes = {"heads": heads, "head_dim": head_dim, "context": context}
+    position = _build_position(config, embed_dim, causal=side == "decoder", **sizes)
     attention = partial(
         Attention,
         config.dim,
         heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
-        qk_norm=vector_norms(config) if config.qk_norm else None,
+        qk_norm=vector_norm_layer(config) if config.qk_norm else None,
         bias=config.biases[0],
         out_bias=config.biases[1],
         dropout=config.attention_dropout,
@@ -441,7 +430,7 @@ def build_stack(
     encoder_layers, decoder_layers = config.depths
     layers = encoder_layers if side == "encoder" else decoder_layers
     cross = side == "decoder" and encoder_layers > 0
-    relative = kind_of(config.score)[0] in RELATIVE
+    relative = kind_of(config.score)[0] in RELATIVE_SCORES
     blocks = [
         Block(
             attention(score=config.score),
@@ -454,19 +443,35 @@ def build_stack(
         for _ in range(1 if config.shared_layers else layers)
     ]
     score = blocks[0].attention.score
-    every, chosen = config.global_every, config.global_layers or []
     return Stack(
         blocks,
         position,
-        windows=[
-            None if number in chosen or (every and not (number + 1) % every) else config.window
-            for number in range(layers)
-        ],
+        windows=_layer_windows(config, layers),
         embed_norm=norm(embed_dim) if config.embed_norm else None,
         project=None if embed_dim == config.dim else nn.Linear(embed_dim, config.dim),
         norm=norm(config.dim) if norm_placement.final_norm else None,
-        relative_embedding=score.table(config.dim, norm)
+        relative_embedding=score.new_embedding(config.dim, norm)
         if isinstance(score, Disentangled)
         else None,
         dropout=config.dropout,
     )
+
+
+def _build_position(
+    config: StackConfig, embed_dim: int, *, head_dim: int, **options: int
+) -> Position:
+    """Build the position encoding, with the width of the vectors to which it is added."""
+    dim = embed_dim
+    if option(config.position, POSITIONS, "each_layer"):
+        after_projection = option(config.position, POSITIONS, "after_projection")
+        dim = head_dim if after_projection else config.dim
+    return make(config.position, POSITIONS, "position", dim=dim, head_dim=head_dim, **options)
+
+
+def _layer_windows(config: StackConfig, layers: int) -> list[int | None]:
+    """The sliding window of each layer; None: full attention."""
+    every, global_layers = config.global_every, config.global_layers or []
+    return [
+        None if index in global_layers or (every and not (index + 1) % every) else config.window
+        for index in range(layers)
+    ]

@@ -12,11 +12,12 @@ from torch.func import functional_call
 
 from regard.config import Choice, kind_of, make
 from regard.errors import ConfigError, ShapeError, unknown
-from regard.models.transformer import StackConfig, build_stack, vector_norms
+from regard.models.compatibility import reads_first
+from regard.models.transformer import StackConfig, build_stack, vector_norm_layer
 from regard.nn.attention import Mask
-from regard.nn.block import deepnorm
+from regard.nn.block import deepnorm_constants
 from regard.nn.head import HEADS
-from regard.nn.init import INITS, deepnorm_gain
+from regard.nn.init import INITS, init_deepnorm
 from regard.nn.patch import PatchEmbedding, interpolate_positions
 from regard.nn.position import Learned
 
@@ -34,26 +35,25 @@ class VisionConfig(StackConfig):
     architecture: ClassVar[str] = "encoder"
     input_kind: ClassVar[str] = "images"  # instead of text
     image_size: int | list[int] = 224  # side of a square, or height and width, in pixels
-    patch: int | list[int] = 16  # side of a square patch, or its height and width
+    patch_size: int | list[int] = 16  # side of a square patch, or its height and width
     channels: int = 3  # channels of an image: 3 for RGB, 1 for grayscale
     cls: bool = True  # a class token before the patches; without it head.pool is "mean"
     head: Choice = "classification"  # the output layer (nn.head.HEADS)
 
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)
-        for name in ("image_size", "patch"):
+        for name in ("image_size", "patch_size"):
             sides = getattr(self, name)
-            if isinstance(sides, list) and (len(sides) != 2 or not all(map(_is_length, sides))):
+            if isinstance(sides, list) and (len(sides) != 2 or not all(map(_is_valid_side, sides))):
                 raise ConfigError(f"{name}={sides} must be a height and a width, in pixels")
         if any(map(operator.mod, self.image_sides, self.patch_sides)):
-            raise ShapeError(f"patch={self.patch} must divide image_size={self.image_size}")
+            raise ShapeError(
+                f"patch_size={self.patch_size} must divide image_size={self.image_size}"
+            )
         kind, options = kind_of(self.head)
         if kind not in IMAGE_HEADS:
             raise ConfigError(f"{unknown('head', kind, IMAGE_HEADS)}; other heads predict tokens")
-        first = kind == "pooled" or (
-            kind == "classification" and options.get("pool", "first") == "first"
-        )
-        if first and not self.cls:
+        if reads_first(self.head) and not self.cls:
             raise ConfigError(
                 f"head={kind!r} reads the class token, which cls=false removes;\n"
                 "set cls=true, or head.pool='mean'"
@@ -69,7 +69,7 @@ class VisionConfig(StackConfig):
     @property
     def patch_sides(self) -> tuple[int, int]:
         """Height and width of a patch."""
-        return _height_and_width(self.patch)
+        return _height_and_width(self.patch_size)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -83,7 +83,7 @@ class VisionConfig(StackConfig):
         return math.prod(self.grid) + self.cls
 
 
-def _is_length(side: int) -> bool:
+def _is_valid_side(side: int) -> bool:
     return 0 < side <= MAX_SIDE
 
 
@@ -105,10 +105,12 @@ class VisionTransformer(nn.Module):
         self.context = config.context
         self.embed = PatchEmbedding(config.channels, config.dim, config.patch_sides, cls=config.cls)
         self.encoder = build_stack(config, "encoder", context=config.context)
-        self.head: Any = make(config.head, HEADS, "head", dim=config.dim, norm=vector_norms(config))
+        self.head: Any = make(
+            config.head, HEADS, "head", dim=config.dim, norm=vector_norm_layer(config)
+        )
         make(config.init, INITS, "init", model=self, layers=config.layers)
         if config.norm_placement == "deepnorm":
-            deepnorm_gain(self.encoder, deepnorm("encoder", config.layers, 0)[1])
+            init_deepnorm(self.encoder, deepnorm_constants("encoder", config.layers, 0)[1])
 
     def forward(
         self, images: Float[Tensor, "batch channels height width"]

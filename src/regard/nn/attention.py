@@ -109,7 +109,7 @@ class Mask:
         return self.window_size is None and self.key_lengths is None and self.document_ids is None
 
     def valid(self, positions: Int[Tensor, "#batch time"]) -> Bool[Tensor, "batch time"] | None:
-        """True at the positions that are not padding; None where there is none."""
+        """True at the positions that are not padding; None if no lengths are set."""
         return None if self.key_lengths is None else positions < self.key_lengths.unsqueeze(1)
 
     def dense(
@@ -172,7 +172,10 @@ class AttentionInputs:
         position: Position | None = None,
         relative_embeddings: Float[Tensor, "distances dim"] | None = None,
     ) -> "AttentionInputs":
-        """For queries at `query_positions` and keys at `key_positions` (None: the same)."""
+        """Inputs for queries and keys at these positions.
+
+        Without `key_positions` it is self-attention: keys have the positions of the queries.
+        """
         self_attention = key_positions is None
         key_positions = query_positions if key_positions is None else key_positions
         position = Position() if position is None else position
@@ -197,7 +200,7 @@ class AttentionInputs:
 
     @property
     def valid(self) -> Bool[Tensor, "batch time"] | None:
-        """True at the queries that are not padding; None where there is none."""
+        """True at the queries that are not padding; None if no lengths are set."""
         return self.mask.valid(self.query_positions)
 
     def dense(self) -> Bool[Tensor, "#batch 1 #time seen"] | None:
@@ -208,13 +211,13 @@ class AttentionInputs:
 
 
 class Attention(nn.Module):
-    r"""Multi-head attention of `x` over `memory` (over itself when there is none).
+    r"""Multi-head attention of `x` over `memory`, or over `x` itself without one.
 
         head_i = softmax(score(x Q_i, m K_i) | allowed) m V_i,     y = [head_1 ... head_h] O
 
     With `kv_heads < heads`, neighbouring query heads share one key and value head: grouped-query
-    attention (GQA); with one for all it is multi-query attention. `qk_norm` normalizes each query
-    and each key (Qwen 3). With positions P in every layer, Q = (x + P) W, or with
+    attention (GQA), and with kv_heads=1 multi-query attention (MQA). `qk_norm` normalizes each
+    query and each key (Qwen 3). With positions P in every layer, Q = (x + P) W, or with
     `after_projection` Q = x W + P; K and V likewise. The hook points see q, k, v and the output of
     each head; `explain` recomputes the weights from q and k, so the fused kernel also runs while
     attention is observed.
@@ -256,7 +259,7 @@ class Attention(nn.Module):
         self.q_norm = None if qk_norm is None else qk_norm(head_dim)
         self.k_norm = None if qk_norm is None else qk_norm(head_dim)
         self.score = make(score, SCORES, "score", dim=dim, heads=heads, head_dim=head_dim)
-        if not self.score.biased_keys:
+        if not self.score.key_bias:
             self.key.register_parameter("bias", None)
         names = ("q_hook", "k_hook", "v_hook", "heads_hook")
         add_hook_points(self, **{name: HookPoint() for name in names})
@@ -273,7 +276,7 @@ class Attention(nn.Module):
         """The attention output; `state` is the KV cache, `memory_kv` are precomputed k and v."""
         if inputs.layer_position is not None:
             x = x + inputs.layer_position.to(x.dtype)
-        if self.training and memory is None and memory_kv is None and self.fuses_qkv:
+        if memory is None and memory_kv is None and self._uses_fused_qkv():
             q, k, v = self._fused_qkv(x)
         else:
             q = split_heads(self.query(x), self.heads)  # (batch, heads, time, head_dim)
@@ -304,16 +307,16 @@ class Attention(nn.Module):
         return k if self.k_norm is None else self.k_norm(k)
 
     @property
-    def fuses_qkv(self) -> bool:
-        """Whether the three projections are plain matrices, without LoRA."""
+    def can_fuse_qkv(self) -> bool:
+        """Whether one matmul can compute q, k and v: the projections are plain, without LoRA."""
         return all(type(layer) is nn.Linear for layer in (self.query, self.key, self.value))
 
-    def _fused_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project `x` to q, k and v with one matmul on the concatenated weights.
+    def _uses_fused_qkv(self) -> bool:
+        """Not for decoding, where concatenating would copy the weights for every token."""
+        return self.training and self.can_fuse_qkv
 
-        Faster in training. Not used for decoding, where concatenating would copy the weights for
-        every token.
-        """
+    def _fused_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Project `x` to q, k and v with one matmul on the concatenated weights."""
         layers = (self.query, self.key, self.value)
         weights = [layer.weight for layer in layers]
         bias = None
@@ -321,7 +324,12 @@ class Attention(nn.Module):
             k_bias = self.key.bias
             k_bias = self.query.bias.new_zeros(len(self.key.weight)) if k_bias is None else k_bias
             bias = torch.cat([self.query.bias, k_bias, self.value.bias])
-        q, k, v = F.linear(x, torch.cat(weights), bias).split([len(w) for w in weights], dim=-1)
+        return self.split_qkv(F.linear(x, torch.cat(weights), bias))
+
+    def split_qkv(self, qkv: Float[Tensor, "batch time width"]) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v, split into heads, from the output of one matmul; keys are normalized."""
+        widths = [layer.out_features for layer in (self.query, self.key, self.value)]
+        q, k, v = qkv.split(widths, dim=-1)
         return (
             split_heads(q, self.heads),
             self._normalize_keys(split_heads(k, self.kv_heads)),
@@ -358,12 +366,12 @@ class Attention(nn.Module):
         return split_heads(self.query(r), self.heads), k
 
     def _explicit(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
-        """The formula step by step, for scores that no fused kernel computes."""
+        """The attention output step by step, for scores that no fused kernel computes."""
         weights = F.dropout(self.weights(q, k, inputs), self.dropout, self.training)
         return weights @ repeat_kv_heads(v, self.heads)
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
-        """The same by torch's fused kernel, for scaled dot products."""
+        """The attention output by torch's fused kernel, for scaled dot products."""
         return F.scaled_dot_product_attention(
             q,
             k,
@@ -416,7 +424,9 @@ def merge_heads(
 def repeat_kv_heads(
     x: Float[Tensor, "batch kv_heads seen head_dim"], heads: int
 ) -> Float[Tensor, "batch heads seen head_dim"]:
-    """Repeat key or value heads for grouped-query attention (GQA): neighbouring queries share one.
+    """Repeat key or value heads for grouped-query attention (GQA).
+
+    Neighbouring query heads share one:
 
     heads 4, kv_heads 2:    q0 q1 q2 q3
                              |/    |/

@@ -1,4 +1,4 @@
-"""A Transformer's layers: embedding, norms, feed-forward network, the block, the stack of blocks.
+"""A Transformer's layers: embedding, feed-forward network, block, stack of blocks.
 
 `norm_placement` is where the norms of a block are (`norm_first` of torch.nn.Transformer). With
 n and m norms, and f a branch (attention, then the feed-forward network):
@@ -23,22 +23,25 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.nn.attention import Attention, AttentionInputs, Mask
 from regard.nn.hook_point import CarryHookPoint, HookPoint, add_hook_points
+from regard.nn.norm import Norm, bind_padding_mask
 from regard.nn.position import Position
 from regard.nn.score import RelativePositionEmbedding
 from regard.nn.state import KVCache, TransformerState
+
+Activation = Callable[[Tensor], Tensor]
 
 
 class Embedding(nn.Module):
     r"""x_t = s E[id_t] + S[segment_t]
 
     E and S are learned; s = sqrt(dim) in Vaswani et al. 2017 and Gemma, else 1. S is BERT's
-    embedding of sentence A or B. If `table_dim` differs from `dim`, a linear layer projects x
+    embedding of sentence A or B. If `embed_dim` differs from `dim`, a linear layer projects x
     (factorized embedding, OPT 350M).
     """
 
@@ -49,10 +52,10 @@ class Embedding(nn.Module):
         *,
         scaled: bool = False,
         segments: int = 0,
-        table_dim: int | None = None,
+        embed_dim: int | None = None,
     ) -> None:
         super().__init__()
-        width = dim if table_dim is None else table_dim
+        width = dim if embed_dim is None else embed_dim
         self.token = nn.Embedding(vocab_size, width)
         self.segment = nn.Embedding(segments, width) if segments else None
         self.project = None if width == dim else nn.Linear(width, dim, bias=False)
@@ -94,145 +97,10 @@ class VectorEmbedding(nn.Module):
         __call__ = forward
 
 
-class LayerNorm(nn.Module):
-    r"""y = (x - mean(x)) / sqrt(var(x) + eps) * g + b      (Ba et al. 2016)"""
-
-    def __init__(self, dim: int, eps: float = 1e-5, bias: bool = True) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
-
-    def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-        """The normalized vectors; computed in float32, also under autocast."""
-        normed = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-        return normed.to(x.dtype)  # autocast gives float32
-
-
-class LayerNormStd(LayerNorm):
-    r"""y = (x - mean(x)) / (std(x) + eps) * g + b
-
-    As some lectures and implementations print it: eps is added to the standard deviation, and not
-    to the variance.
-    """
-
-    def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-        """The normalized vectors; computed in float32, also under autocast."""
-        values = x if x.dtype == torch.float64 else x.float()
-        centred = values - values.mean(-1, keepdim=True)
-        # the gradient of sqrt at 0 is infinite, so the variance is clamped
-        std = centred.square().mean(-1, keepdim=True).clamp_min(1e-30).sqrt()
-        y = centred / (std + self.eps) * self.weight
-        return (y if self.bias is None else y + self.bias).to(x.dtype)
-
-
-class BatchNorm(nn.Module):
-    r"""y = (x - m) / sqrt(v + eps) * g + b, by feature (Ioffe & Szegedy 2015).
-
-    m and v are the mean and the variance of a feature over all positions of all rows of a batch,
-    without padding. In evaluation they are the moving averages of those of training,
-
-        m <- 0.9 m + 0.1 mean(x),      v <- 0.9 v + 0.1 var(x)
-
-    In training the output at one position thus depends on all others, including later ones, so it
-    is for encoders only. Activation checkpointing, distributed training and `train.ema` would make
-    the moving averages wrong and are rejected.
-    """
-
-    momentum = 0.1
-    mean: Tensor
-    variance: Tensor
-
-    def __init__(self, dim: int, eps: float = 1e-5, bias: bool = True) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
-        self.register_buffer("mean", torch.zeros(dim))
-        self.register_buffer("variance", torch.ones(dim))
-
-    def forward(
-        self, x: Float[Tensor, "*rows dim"], valid: Bool[Tensor, "*#rows"] | None = None
-    ) -> Float[Tensor, "*rows dim"]:
-        """The normalized vectors; `valid` is False on padding. Computed in float32."""
-        values = x if x.dtype == torch.float64 else x.float()
-        m, v = self.mean, self.variance
-        if self.training:
-            m, v = self._statistics(values, valid)
-        y = (values - m) * (v + self.eps).rsqrt() * self.weight
-        return (y if self.bias is None else y + self.bias).to(x.dtype)
-
-    def _statistics(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and variance over all valid positions, which also update the moving averages."""
-        axes = tuple(range(x.dim() - 1))
-        weights = torch.ones_like(x[..., :1])
-        if valid is not None:
-            weights = weights * valid.unsqueeze(-1)
-        weights = weights / weights.sum()
-        m = (weights * x).sum(axes)
-        v = (weights * (x - m).square()).sum(axes)
-        with torch.no_grad():
-            self.mean.lerp_(m.to(self.mean.dtype), self.momentum)
-            self.variance.lerp_(v.to(self.variance.dtype), self.momentum)
-        return m, v
-
-
-class RMSNorm(nn.Module):
-    r"""y = x / sqrt(mean(x^2) + eps) * g      (Zhang & Sennrich 2019)"""
-
-    def __init__(self, dim: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    @property
-    def gain(self) -> Tensor:
-        """The gain g."""
-        return self.weight
-
-    def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-        """The normalized vectors; computed in float32, also under autocast."""
-        values = x if x.dtype == torch.float64 else x.float()
-        weight = self.gain.to(values.dtype)  # the kernel needs both in one dtype
-        return F.rms_norm(values, weight.shape, weight, self.eps).to(x.dtype)
-
-
-class RMSNormPlusOne(RMSNorm):
-    r"""y = x / sqrt(mean(x^2) + eps) * (1 + g)      (Gemma)
-
-    g is initialized to 0, so weight decay pulls the gain to 1.
-    """
-
-    def __init__(self, dim: int, eps: float = 1e-6) -> None:
-        super().__init__(dim, eps)
-        nn.init.zeros_(self.weight)
-
-    @property
-    def gain(self) -> Tensor:
-        """1 + g."""
-        return 1 + self.weight
-
-
-NORMS: dict[str, Callable[..., nn.Module]] = {
-    "layer": LayerNorm,
-    "layer_std": LayerNormStd,
-    "batch": BatchNorm,
-    "rms": RMSNorm,
-    "rms_plus_one": RMSNormPlusOne,
-}
-
-
-Norm = Callable[[Tensor], Tensor]
-
-
-def bind_padding_mask(
-    norm: nn.Module | None, valid: Bool[Tensor, "batch time"] | None
-) -> Norm | None:
-    """A norm as a function of x: a BatchNorm also reads which positions are `valid`."""
-    return partial(norm, valid=valid) if isinstance(norm, BatchNorm) else norm
-
-
-Activation = Callable[[Tensor], Tensor]
+ResidualStream = Float[Tensor, "batch time dim"]
+NormPlacementKind = Literal[
+    "pre", "post", "sandwich", "deepnorm", "no_residual", "parallel", "parallel_norms"
+]
 
 
 class FeedForward(nn.Module):
@@ -300,7 +168,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_tanh": gelu_tanh,
     "silu": F.silu,
 }
-GATES: dict[str, Activation] = {
+GATED_ACTIVATIONS: dict[str, Activation] = {
     "reglu": F.relu,
     "swiglu": F.silu,
     "geglu": F.gelu,
@@ -308,14 +176,8 @@ GATES: dict[str, Activation] = {
 }
 FFNS: dict[str, Callable[..., FeedForward]] = {
     **{name: partial(FeedForward, activation=f) for name, f in ACTIVATIONS.items()},
-    **{name: partial(GatedFeedForward, activation=f) for name, f in GATES.items()},
+    **{name: partial(GatedFeedForward, activation=f) for name, f in GATED_ACTIVATIONS.items()},
 }
-
-
-Stream = Float[Tensor, "batch time dim"]
-NormPlacementKind = Literal[
-    "pre", "post", "sandwich", "deepnorm", "no_residual", "parallel", "parallel_norms"
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +189,7 @@ class NormPlacement:
 
     @property
     def final_norm(self) -> bool:
-        """Whether the stack needs a final norm: the last block's output is not normalized."""
+        """Whether the stack needs a final norm: the blocks leave their output unnormalized."""
         return self.kind not in ("post", "deepnorm")
 
     @property
@@ -337,13 +199,16 @@ class NormPlacement:
 
 
 def residual(
-    x: Stream,
+    x: ResidualStream,
     branch: Callable[[Tensor], Tensor],
     norm: Norm,
     norm_placement: NormPlacement,
     post_norm: Norm | None = None,
-) -> Stream:
-    """One branch with its residual connection and norms, as above; `post_norm` is m."""
+) -> ResidualStream:
+    """One branch with its residual connection and norms, by the table of this module.
+
+    `norm` is n, `post_norm` m.
+    """
     if norm_placement.kind == "pre":
         return x + branch(norm(x))
     if norm_placement.kind == "post":
@@ -357,17 +222,17 @@ def residual(
     return branch(norm(x))
 
 
-def deepnorm(
+def deepnorm_constants(
     side: Literal["encoder", "decoder"], encoder_layers: int, decoder_layers: int
 ) -> tuple[float, float]:
     r"""DeepNorm's residual scale alpha and initialization gain beta (Wang et al. 2022, table 1).
 
         encoder only, N layers       alpha = (2N)^(1/4)              beta = (8N)^(-1/4)
         decoder only, M layers       alpha = (2M)^(1/4)              beta = (8M)^(-1/4)
-        encoder of both              alpha = 0.81 (N^4 M)^(1/16)     beta = 0.87 (N^4 M)^(-1/16)
-        decoder of both              alpha = (3M)^(1/4)              beta = (12M)^(-1/4)
+        encoder of encoder-decoder   alpha = 0.81 (N^4 M)^(1/16)     beta = 0.87 (N^4 M)^(-1/16)
+        decoder of encoder-decoder   alpha = (3M)^(1/4)              beta = (12M)^(-1/4)
 
-    >>> deepnorm("decoder", 0, 8)[0]
+    >>> deepnorm_constants("decoder", 0, 8)[0]
     2.0
     """
     n, m = encoder_layers, decoder_layers
@@ -381,8 +246,8 @@ def deepnorm(
 class Block(nn.Module):
     """One layer: self-attention, cross-attention to `memory` if there is one, feed-forward.
 
-    `norm_placement` places the norms; see above. Without `ffn` a layer is attention only (Elhage et
-    al. 2021).
+    `norm_placement` places the norms, by the table of this module. Without `ffn` a layer is
+    attention only (Elhage et al. 2021).
     """
 
     carry_hook: CarryHookPoint
@@ -470,9 +335,10 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """Add positions, apply the blocks, and the final norm where `norm_placement` needs one.
 
-    `windows` holds the sliding window of each layer (None: all positions), and so the number of
-    layers; with fewer blocks, they are reused in order (ALBERT has one). `project` maps embeddings
-    of another width to dim. `relative_embedding` is that of disentangled attention.
+    `windows` holds the sliding window of each layer (None: full attention); its length is the
+    number of layers. Fewer blocks than layers are repeated in order (ALBERT has one block).
+    `project` maps embeddings of another width to dim. `relative_embedding` holds the relative
+    position embeddings of disentangled attention.
     """
 
     def __init__(
@@ -501,7 +367,7 @@ class Stack(nn.Module):
     def layers(self) -> list[Block]:
         """The block of each layer, in order."""
         blocks = cast(list[Block], list(self.blocks))
-        return [blocks[number % len(blocks)] for number in range(len(self.windows))]
+        return [blocks[index % len(blocks)] for index in range(len(self.windows))]
 
     def forward(
         self,
@@ -522,7 +388,8 @@ class Stack(nn.Module):
         if embed_norm is not None:
             x = embed_norm(x)
         x = F.dropout(x, self.dropout, self.training)
-        if torch.is_autocast_enabled(x.device.type):  # the residual stream too
+        # autocast casts the inputs of matmuls only; this casts the residual stream
+        if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         if self.project is not None:
             x = self.project(x)
@@ -547,14 +414,14 @@ class Stack(nn.Module):
             memory_inputs = AttentionInputs.of(
                 memory_mask, positions, torch.arange(seen, device=x.device).unsqueeze(0)
             )
-        for number, block in enumerate(self.layers):
+        for index, block in enumerate(self.layers):
             x = block(
                 x,
                 memory,
-                inputs=inputs_by_window[self.windows[number]],
+                inputs=inputs_by_window[self.windows[index]],
                 memory_inputs=memory_inputs,
-                state=None if state is None else state.layers[number],
-                memory_kv=None if state is None or state.memory is None else state.memory[number],
+                state=None if state is None else state.layers[index],
+                memory_kv=None if state is None or state.memory is None else state.memory[index],
             )
         return x if norm is None else norm(x)
 

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-MAX_BYTES = 24  # of a word; further ones are not read
+MAX_WORD_BYTES = 24  # later bytes of a word are ignored
 
 
 class CharacterConvolution(nn.Module):
@@ -13,7 +13,7 @@ class CharacterConvolution(nn.Module):
         c = max_i relu(W [b_{i-1}; b_i; b_{i+1}] + v)
 
     b_i is the embedding of byte i of the word in UTF-8, so that no character is unknown; outside
-    the word it is 0. Unlike dos Santos and Zadrozny 2014, over bytes, and with a ReLU.
+    the word it is 0. Dos Santos & Zadrozny 2014, here over bytes and with a ReLU.
     """
 
     def __init__(self, dim: int, *, embed_dim: int = 32) -> None:
@@ -56,5 +56,5 @@ def word_bytes(word: str) -> list[int]:
     >>> word_bytes("né")[:4]
     [110, 195, 169, 0]
     """
-    data = list(word.encode("utf-8", "replace").replace(b"\0", b"")[:MAX_BYTES])
-    return data + [0] * (MAX_BYTES - len(data))
+    data = list(word.encode("utf-8", "replace").replace(b"\0", b"")[:MAX_WORD_BYTES])
+    return data + [0] * (MAX_WORD_BYTES - len(data))

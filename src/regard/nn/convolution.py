@@ -29,7 +29,7 @@ class CausalConvolution(nn.Module):
         self.carry_hook = CarryHookPoint()
 
     def forward(self, x: Float[Tensor, "batch seen dim"]) -> Float[Tensor, "batch time dim"]:
-        """y for all inputs except the first `left_context`, which are only read."""
+        """y at the positions of x from `left_context` on; those before are inputs only."""
         channels_first = x.transpose(1, 2)
         gated = self.filter(channels_first).tanh() * self.gate(channels_first).sigmoid()
         return self.out(gated.transpose(1, 2))
@@ -41,6 +41,6 @@ class CausalConvolution(nn.Module):
 def slice_rows(
     seen: Float[Tensor, "rows seen dim"], begin: Int[Tensor, " rows"], size: int
 ) -> Float[Tensor, "rows time dim"]:
-    """`size` vectors of each row, starting at the index that `begin` has for the row."""
+    """`size` vectors of each row, starting at the row's index in `begin`."""
     rows = torch.arange(len(seen), device=seen.device).unsqueeze(1)
     return seen[rows, begin.unsqueeze(1) + torch.arange(size, device=seen.device)]

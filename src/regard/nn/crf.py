@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-Scores = Float[Tensor, "batch words tags"]
+Emissions = Float[Tensor, "batch words tags"]
 
 
 class Transitions(NamedTuple):
@@ -26,23 +26,23 @@ class Transitions(NamedTuple):
 
 
 def path_score(
-    u: Scores, tags: Int[Tensor, "batch words"], lengths: Int[Tensor, " batch"], a: Transitions
+    u: Emissions, tags: Int[Tensor, "batch words"], lengths: Int[Tensor, " batch"], a: Transitions
 ) -> Float[Tensor, " batch"]:
     """The score of one sequence of tags for each text."""
     valid = torch.arange(u.shape[1], device=u.device) < lengths.unsqueeze(1)
     last = tags.gather(1, lengths.unsqueeze(1) - 1).squeeze(1)
-    words = u.gather(2, tags.unsqueeze(2)).squeeze(2)
+    emissions = u.gather(2, tags.unsqueeze(2)).squeeze(2)
     transitions = a.transitions[tags[:, :-1], tags[:, 1:]]
     return (
         a.start_transitions[tags[:, 0]]
-        + (words * valid).sum(1)
+        + (emissions * valid).sum(1)
         + (transitions * valid[:, 1:]).sum(1)
         + a.end_transitions[last]
     )
 
 
 def log_partition(
-    u: Scores, lengths: Int[Tensor, " batch"], a: Transitions
+    u: Emissions, lengths: Int[Tensor, " batch"], a: Transitions
 ) -> Float[Tensor, " batch"]:
     r"""log Z by the forward algorithm, in log space.
 
@@ -57,31 +57,31 @@ def log_partition(
 
 
 def viterbi(
-    u: Scores, lengths: Int[Tensor, " batch"], a: Transitions
+    u: Emissions, lengths: Int[Tensor, " batch"], a: Transitions
 ) -> Int[Tensor, "batch words"]:
-    r"""The tags with the highest score of all, by the Viterbi algorithm; 0 beyond a text's length.
+    r"""The highest-scoring tags of each text, by the Viterbi algorithm; 0 beyond its length.
 
     delta_1 = s + u_1,    delta_t[j] = u_t[j] + max_i (delta_{t-1}[i] + A[i, j])
     """
     delta = a.start_transitions + u[:, 0]
     backpointers = []  # [t - 1][j]: the best tag of word t - 1 if word t has tag j
     for t in range(1, u.shape[1]):
-        best, tag = (delta.unsqueeze(2) + a.transitions).max(1)
+        best, previous_tag = (delta.unsqueeze(2) + a.transitions).max(1)
         delta = torch.where((t < lengths).unsqueeze(1), u[:, t] + best, delta)
-        backpointers.append(tag)
-    last = (delta + a.end_transitions).argmax(1)
+        backpointers.append(previous_tag)
+    tag = (delta + a.end_transitions).argmax(1)  # of the last word, then of the words before it
     tags = torch.zeros(u.shape[:2], dtype=torch.long, device=u.device)
     for t in range(u.shape[1] - 1, -1, -1):
         if t < len(backpointers):  # the tag of word t + 1 determines that of word t
-            previous_tag = backpointers[t].gather(1, last.unsqueeze(1)).squeeze(1)
-            last = torch.where(t + 1 < lengths, previous_tag, last)
-        tags[:, t] = torch.where(t < lengths, last, 0)
+            previous_tag = backpointers[t].gather(1, tag.unsqueeze(1)).squeeze(1)
+            tag = torch.where(t + 1 < lengths, previous_tag, tag)
+        tags[:, t] = torch.where(t < lengths, tag, 0)
     return tags
 
 
 @torch.enable_grad()
-def marginals(u: Scores, lengths: Int[Tensor, " batch"], a: Transitions) -> Scores:
-    """P(y_t = j | x), which is the derivative of log Z by u_t[j]; 0 beyond a text's length."""
+def marginals(u: Emissions, lengths: Int[Tensor, " batch"], a: Transitions) -> Emissions:
+    """P(y_t = j | x), the derivative of log Z with respect to u_t[j]; 0 beyond a text's length."""
     u = u.detach().requires_grad_()
     (probabilities,) = torch.autograd.grad(log_partition(u, lengths, a).sum(), u)
     return probabilities

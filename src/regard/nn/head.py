@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from regard.errors import ConfigError, unknown
 from regard.nn.block import ACTIVATIONS
 from regard.nn.crf import Transitions, log_partition, marginals, path_score, viterbi
-from regard.nn.loss import IGNORED, cross_entropy, linear_cross_entropy, soft_cap
-from regard.nn.mixture import MixtureHead
+from regard.nn.loss import IGNORE_INDEX, cross_entropy, linear_cross_entropy, soft_cap
+from regard.nn.mixture_density import MixtureDensityHead
 from regard.nn.options import require_positive
 
 Hidden = Float[Tensor, "batch time dim"]
@@ -21,9 +21,9 @@ Hidden = Float[Tensor, "batch time dim"]
 class Head(nn.Module):
     r"""The output layer: logits = W x + b, with a soft cap if `cap` is set.
 
-    Weight tying: with `tied`, W is the matrix of that embedding and is stored with it. If it is
-    narrower than the model, x is projected first (OPT 350M); `scaled` divides x by sqrt(dim), as
-    T5 does with tied weights.
+    Weight tying: with `tied`, W is the weight of that embedding, and the head stores none. If
+    `embed_dim` differs from `dim`, x is projected to that width first (OPT 350M). `scaled` divides
+    x by sqrt(dim), as T5 does with tied weights.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Head(nn.Module):
         *,
         label_smoothing: float = 0.0,
     ) -> Float[Tensor, ""]:
-        """The summed cross-entropy against `targets`; -1 is not scored."""
+        """The summed cross-entropy against `targets`; those of -1 are ignored."""
         x = self.prepare(x)
         return linear_cross_entropy(
             x, self.matrix, self.bias, targets, label_smoothing=label_smoothing, cap=self.cap
@@ -80,11 +80,11 @@ class Head(nn.Module):
         __call__ = forward
 
 
-class MaskedHead(Head):
+class MaskedLMHead(Head):
     r"""BERT's head for masked tokens: logits = W n(f(D x + d)) + b, n a norm (Devlin 2018).
 
     With `next_sentence` also logits for whether the second segment follows the first, from the
-    first hidden state: N tanh(P x_1 + p) + n.
+    first hidden state: S tanh(P x_1 + p) + s.
     """
 
     def __init__(
@@ -118,13 +118,13 @@ class MaskedHead(Head):
         """Logits of "follows" and "does not follow", in BERT's order."""
         if self.pool is None or self.follows is None:
             raise ConfigError(
-                "this head does not predict the next sentence; set model.head.next_sentence=true"
+                "this head has no next-sentence prediction; set model.head.next_sentence=true"
             )
         logits: Tensor = self.follows(torch.tanh(self.pool(x[:, 0])))
         return logits
 
 
-class IdentityHead(nn.Module):
+class LogProbHead(nn.Module):
     """The head of a model whose hidden states are log-probabilities already (n-grams, HMM)."""
 
     def forward(self, x: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows vocab"]:
@@ -138,7 +138,7 @@ class IdentityHead(nn.Module):
         *,
         label_smoothing: float = 0.0,
     ) -> Float[Tensor, ""]:
-        """The summed negative log-probability of `targets`; -1 is not scored."""
+        """The summed negative log-probability of `targets`; those of -1 are ignored."""
         return cross_entropy(x.flatten(0, -2), targets.flatten(), label_smoothing)
 
 
@@ -162,8 +162,8 @@ class PooledHead(nn.Module):
         return torch.tanh(self.pool(x[:, 0]))
 
 
-class ClassHead(nn.Module):
-    r"""The class of a whole sequence: logits = W h(pool(x)) + b; with one output, a number.
+class ClassificationHead(nn.Module):
+    r"""The class of a sequence: logits = W h(pool(x)) + b; with classes=1 a number (regression).
 
     `pool` takes the first vector (BERT, ViT), the last one that is not padding (GPT, recurrent
     networks), the mean or the maximum. For a bidirectional recurrent network "ends" takes the last
@@ -187,7 +187,7 @@ class ClassHead(nn.Module):
             raise ConfigError(f"head 'classification': classes={classes} must be at least 1")
         if relu and hidden is not None:
             raise ConfigError(
-                "head 'classification': relu=true and hidden exclude each other; give one"
+                "head 'classification': relu=true and hidden cannot be combined; give one"
             )
         self.pool, self.relu = pool, relu
         self.hidden = None if hidden is None else nn.Linear(dim, dim)
@@ -214,7 +214,7 @@ class ClassHead(nn.Module):
         lengths: Int[Tensor, " batch"] | None = None,
         label_smoothing: float = 0.0,
     ) -> Float[Tensor, ""]:
-        """The summed cross-entropy; -1 is not scored."""
+        """The summed cross-entropy; targets of -1 are ignored."""
         return cross_entropy(self(x, lengths), targets, label_smoothing)
 
     def _pool(self, x: Tensor, lengths: Tensor | None) -> Tensor:
@@ -255,7 +255,7 @@ class TagHead(nn.Module):
     def loss(
         self, x: Hidden, targets: Int[Tensor, "batch time"], *, label_smoothing: float = 0.0
     ) -> Float[Tensor, ""]:
-        """The summed cross-entropy; -1 is not scored."""
+        """The summed cross-entropy; targets of -1 are ignored."""
         return cross_entropy(self(x).flatten(0, -2), targets.flatten(), label_smoothing)
 
     def decode(self, x: Hidden, tagged: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
@@ -269,7 +269,7 @@ class TagHead(nn.Module):
         return self(x).log_softmax(-1)
 
 
-class CrfHead(TagHead):
+class CRFHead(TagHead):
     """A conditional random field over the tags of the words of a text (`nn.crf`).
 
     u_t = W x_t + b at the tagged token of word t; A, s and e are learned. Lample et al. 2016.
@@ -292,44 +292,44 @@ class CrfHead(TagHead):
         """The sum of -log P(tags | text); tokens of class -1 have no tag."""
         if label_smoothing:
             raise ConfigError(
-                f"label_smoothing={label_smoothing} is for tags that are predicted one by one; "
+                f"label_smoothing={label_smoothing} is for tags that are predicted independently; "
                 "set it to 0, or choose head 'tag'"
             )
-        tagged = targets != IGNORED
-        u, words, order = self._words(x, tagged)
-        tags = targets.gather(1, order).clamp_min(0)
-        scores = path_score(u, tags, words, self.transition_scores)
-        return ((self._log_partition(u, words) - scores) * tagged.any(1)).sum()
+        tagged = targets != IGNORE_INDEX
+        u, lengths, indices = self._gather_tagged(x, tagged)
+        tags = targets.gather(1, indices).clamp_min(0)
+        scores = path_score(u, tags, lengths, self.transition_scores)
+        return ((self._log_partition(u, lengths) - scores) * tagged.any(1)).sum()
 
     def decode(self, x: Hidden, tagged: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
         """The most probable sequence of tags, at the `tagged` tokens.
 
         It need not contain the most probable tag of each word.
         """
-        u, words, order = self._words(x, tagged)
-        tags = viterbi(u, words, self.transition_scores)
-        return tags.scatter(1, order, tags)
+        u, lengths, indices = self._gather_tagged(x, tagged)
+        tags = viterbi(u, lengths, self.transition_scores)
+        return tags.scatter(1, indices, tags)
 
     def log_probs(
         self, x: Hidden, tagged: Bool[Tensor, "batch time"]
     ) -> Float[Tensor, "batch time classes"]:
         """log P(tag of a word | text) at each of the `tagged` tokens."""
-        u, words, order = self._words(x, tagged)
-        log_p = marginals(u, words, self.transition_scores).log()
-        return log_p.scatter(1, order.unsqueeze(2).expand_as(u), log_p)
+        u, lengths, indices = self._gather_tagged(x, tagged)
+        log_p = marginals(u, lengths, self.transition_scores).log()
+        return log_p.scatter(1, indices.unsqueeze(2).expand_as(u), log_p)
 
-    def _words(self, x: Hidden, tagged: Bool[Tensor, "batch time"]) -> tuple[Tensor, ...]:
+    def _gather_tagged(self, x: Hidden, tagged: Bool[Tensor, "batch time"]) -> tuple[Tensor, ...]:
         """The emission scores with the tagged tokens moved to the front, their number and indices.
 
-        A text that was truncated may have no tag left: it gets one word, which is not scored.
+        A truncated text may have no tagged token: it gets the length 1, and is not scored.
         """
-        order = tagged.long().argsort(dim=1, descending=True, stable=True)
+        indices = tagged.long().argsort(dim=1, descending=True, stable=True)
         u = self(x).to(self.transitions.dtype)  # float32 under autocast
-        u = u.gather(1, order.unsqueeze(2).expand_as(u))
-        return u, tagged.sum(1).clamp_min(1), order
+        u = u.gather(1, indices.unsqueeze(2).expand_as(u))
+        return u, tagged.sum(1).clamp_min(1), indices
 
-    def _log_partition(self, u: Tensor, words: Tensor) -> Tensor:
-        return log_partition(u, words, self.transition_scores)
+    def _log_partition(self, u: Tensor, lengths: Tensor) -> Tensor:
+        return log_partition(u, lengths, self.transition_scores)
 
 
 class SpanHead(TagHead):
@@ -341,7 +341,7 @@ class SpanHead(TagHead):
     def loss(
         self, x: Hidden, targets: Int[Tensor, "batch 2"], *, label_smoothing: float = 0.0
     ) -> Float[Tensor, ""]:
-        """The summed cross-entropy of start and end; -1 is not scored."""
+        """The summed cross-entropy of start and end; targets of -1 are ignored."""
         return self.span_loss(self(x), targets, label_smoothing)
 
     @staticmethod
@@ -351,15 +351,15 @@ class SpanHead(TagHead):
         label_smoothing: float = 0.0,
     ) -> Float[Tensor, ""]:
         """The summed cross-entropy of start and end, from their logits."""
-        by_side = logits.transpose(1, 2).flatten(0, 1)  # (batch * 2, time)
-        return cross_entropy(by_side, targets.flatten(), label_smoothing)
+        by_boundary = logits.transpose(1, 2).flatten(0, 1)  # (batch * 2, time)
+        return cross_entropy(by_boundary, targets.flatten(), label_smoothing)
 
 
 class ForecastHead(nn.Module):
     r"""The next values of a series: W pool(x) + b, of `steps` steps with `outputs` values each.
 
     `pool` takes the last position, which a causal model needs, the mean of all positions, or all of
-    them concatenated ("flatten", as PatchTST does); then every input has that many positions.
+    them concatenated ("flatten", as PatchTST does), for inputs of exactly `positions` positions.
     """
 
     def __init__(
@@ -376,7 +376,7 @@ class ForecastHead(nn.Module):
         self.steps, self.outputs, self.pool = steps, outputs, pool
         self.out = nn.Linear(dim * positions if pool == "flatten" else dim, steps * outputs)
 
-    def forward(self, x: Hidden) -> Float[Tensor, "batch steps outputs"]:
+    def forward(self, x: Hidden) -> Float[Tensor, "batch steps variables"]:
         """The values after the last position."""
         if self.pool == "flatten":
             pooled = x.flatten(1)
@@ -384,8 +384,8 @@ class ForecastHead(nn.Module):
             pooled = x[:, -1] if self.pool == "last" else x.mean(1)
         return self.project(pooled)
 
-    def project(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows steps outputs"]:
-        """The values after each of the pooled vectors."""
+    def project(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows steps variables"]:
+        """The forecast from each pooled vector."""
         values: Tensor = self.out(x)
         return values.unflatten(-1, (self.steps, self.outputs))
 
@@ -395,27 +395,27 @@ class ForecastHead(nn.Module):
 
 HEADS: dict[str, Callable[..., nn.Module]] = {
     "linear": Head,
-    "masked": MaskedHead,
-    "classification": ClassHead,
+    "masked": MaskedLMHead,
+    "classification": ClassificationHead,
     "tag": TagHead,
-    "crf": CrfHead,
+    "crf": CRFHead,
     "span": SpanHead,
     "pooled": PooledHead,
     "forecast": ForecastHead,
-    "mixture": MixtureHead,
+    "mixture": MixtureDensityHead,
     "none": NoHead,
 }
 
 __all__ = [
     "HEADS",
-    "IGNORED",
-    "ClassHead",
-    "CrfHead",
+    "IGNORE_INDEX",
+    "CRFHead",
+    "ClassificationHead",
     "ForecastHead",
     "Head",
-    "IdentityHead",
-    "MaskedHead",
-    "MixtureHead",
+    "LogProbHead",
+    "MaskedLMHead",
+    "MixtureDensityHead",
     "NoHead",
     "PooledHead",
     "SpanHead",

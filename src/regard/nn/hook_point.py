@@ -31,8 +31,8 @@ class _Identity(nn.Identity):
             or _global_backward_hooks
             or _global_backward_pre_hooks
         ):
-            hooked: Tensor = super().__call__(x, *args)
-            return hooked
+            output: Tensor = super().__call__(x, *args)
+            return output
         return x
 
 
@@ -48,7 +48,7 @@ class StepHookPoint(HookPoint):
     """
 
     def forward(self, x: Tensor, first: int = 0, steps: int | None = None) -> Tensor:
-        """x."""
+        """Return x; forward hooks also receive `first` and `steps`."""
         return x
 
 
@@ -61,9 +61,10 @@ class CarryHookPoint(_Identity):
 
 
 def add_hook_points(module: nn.Module, **points: HookPoint | CarryHookPoint) -> None:
-    """Add submodules, each also in the `__dict__` of the module, where Python finds them at once.
+    """Register hook points as submodules, and also in the `__dict__` of the module.
 
-    Other submodules are found by `nn.Module.__getattr__`, which takes longer than the identity.
+    Attribute access is fast there. `nn.Module.__getattr__`, which finds other submodules, takes
+    longer than the identity itself.
     """
     for name, point in points.items():
         module.add_module(name, point)

@@ -10,17 +10,18 @@ from regard.nn.patch import PatchEmbedding
 
 
 class ConvolutionFeatures(nn.Module):
-    r"""A vector for each region of `patch` × `patch` pixels, by strided convolutions.
+    r"""A vector for each region of `patch_size` × `patch_size` pixels, by strided convolutions.
 
-        z_0 = image,    z_i = relu(norm(K_i * z_{i-1}))        3 × 3, stride 2, i = 1 .. log2(patch)
-        h   = P z + p                                          row by row
+        z_0 = image,    z_i = relu(norm(K_i * z_{i-1}))   3 × 3, stride 2, i = 1 .. log2(patch_size)
+        h   = P z + p                                     of each region, row by row
 
-    The receptive field of a vector is 2 patch - 1 pixels wide: its region and a margin around it.
+    The receptive field of a vector is 2 patch_size - 1 pixels wide: its region and a margin around
+    it.
     """
 
-    def __init__(self, channels: int, dim: int, patch: int) -> None:
+    def __init__(self, channels: int, dim: int, patch_size: int) -> None:
         super().__init__()
-        stages = patch.bit_length() - 1
+        stages = patch_size.bit_length() - 1
         widths = [channels, *(max(16, dim >> (stages - 1 - n)) for n in range(stages))]
         self.stages = nn.ModuleList(
             _Convolution(widths[n], widths[n + 1], stride=2) for n in range(stages)
@@ -57,8 +58,8 @@ class _Convolution(nn.Module):
 class PatchFeatures(PatchEmbedding):
     """A vector for each region: a linear function of its pixels (Dosovitskiy et al. 2020)."""
 
-    def __init__(self, channels: int, dim: int, patch: int) -> None:
-        super().__init__(channels, dim, patch, cls=False)
+    def __init__(self, channels: int, dim: int, patch_size: int) -> None:
+        super().__init__(channels, dim, patch_size, cls=False)
 
 
 FEATURES: dict[str, type[ConvolutionFeatures] | type[PatchFeatures]] = {

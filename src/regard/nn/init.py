@@ -11,7 +11,7 @@ from regard.nn.options import require_positive
 
 
 def normal(model: nn.Module, layers: int, std: float = 0.02) -> None:
-    """N(0, std); output projections of attention and FFN N(0, std / sqrt(2 layers)); biases 0.
+    """N(0, std^2); output projections of attention and FFN N(0, std^2 / (2 layers)); biases 0.
 
     Radford et al. 2019.
     """
@@ -25,10 +25,10 @@ def normal(model: nn.Module, layers: int, std: float = 0.02) -> None:
         nn.init.normal_(out.weight, std=std / (2 * layers) ** 0.5)
 
 
-def zero_out(model: nn.Module, layers: int, std: float = 0.02) -> None:
-    """As `normal`, but output projections of attention and FFN are 0 (Zhang et al. 2019).
+def zero_init_residual(model: nn.Module, layers: int, std: float = 0.02) -> None:
+    """As `normal`, but output projections of attention and FFN are 0 (Fixup, Zhang et al. 2019).
 
-    Every block is the identity at initialization.
+    Residual branches then add nothing, and every block is the identity at initialization.
     """
     normal(model, layers, std)
     for out in _output_projections(model):
@@ -36,7 +36,10 @@ def zero_out(model: nn.Module, layers: int, std: float = 0.02) -> None:
 
 
 def xavier(model: nn.Module) -> None:
-    """Xavier uniform, variance 2 / (fan in + fan out); embeddings N(0, 1 / dim): Vaswani 2017."""
+    """Xavier uniform: variance 2 / (fan in + fan out); embeddings N(0, 1 / dim); biases 0.
+
+    Glorot & Bengio 2010; as in the code of Vaswani et al. 2017.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -65,8 +68,8 @@ def fan_in(model: nn.Module) -> None:
             nn.init.normal_(module.query.weight, std=std)
 
 
-def deepnorm_gain(stack: nn.Module, gain: float) -> None:
-    """DeepNorm: Xavier normal, times `gain` for values, output projections and the FFN."""
+def init_deepnorm(stack: nn.Module, gain: float) -> None:
+    """DeepNorm: Xavier normal; values, output projections and the FFN have the gain `gain`."""
     for module in stack.modules():
         if isinstance(module, Attention):
             for linear in (module.query, module.key):
@@ -86,7 +89,7 @@ def _output_projections(model: nn.Module) -> list[nn.Linear]:
 
 INITS: dict[str, Callable[..., None]] = {
     "normal": normal,
-    "zero_out": zero_out,
+    "zero_init_residual": zero_init_residual,
     "xavier": xavier,
     "fan_in": fan_in,
 }

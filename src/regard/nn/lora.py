@@ -1,4 +1,4 @@
-"""Low-rank adaptation (LoRA) of linear layers: a frozen weight and a trained product of two."""
+"""Low-rank adaptation (LoRA) of linear layers: a frozen weight and a trained low-rank update."""
 
 import math
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 
-PARTS = ("lora_A", "lora_B")
+LORA_PARAMETERS = ("lora_A", "lora_B")
 
 
 class LoRALinear(nn.Module):
@@ -20,8 +20,8 @@ class LoRALinear(nn.Module):
 
         y = W x + b + alpha / r B A dropout(x),      A (r, in) random, B (out, r) zero at first
 
-    Hu et al. 2021. `weight` is the merged matrix W + alpha / r B A, for callers that use the
-    matrix itself; they have no dropout.
+    Hu et al. 2021. `weight` is the merged matrix W + alpha / r B A, for callers that multiply by
+    the matrix themselves, without dropout.
     """
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, dropout: float = 0.0) -> None:
@@ -42,7 +42,7 @@ class LoRALinear(nn.Module):
 
     @property
     def alpha(self) -> float:
-        """The scale of the update, times the rank."""
+        """LoRA's alpha: the update is scaled by alpha / rank."""
         return self.scale * self.rank
 
     @property
@@ -58,8 +58,8 @@ class LoRALinear(nn.Module):
     def forward(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
         """W x + b and the update; B A is never computed."""
         dropped = F.dropout(x, self.dropout, self.training) if self.dropout else x
-        low = F.linear(dropped, self.lora_A)
-        return self.base(x) + F.linear(low * self.scale, self.lora_B)
+        low_rank = F.linear(dropped, self.lora_A)
+        return self.base(x) + F.linear(low_rank * self.scale, self.lora_B)
 
 
 def merge_weights(
@@ -77,9 +77,10 @@ def merge_weights(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """The trained parameters of LoRA: A, B and the scale alpha / r of each layer, and whole heads.
+    """The trained parameters of a model with LoRA.
 
-    `layers` is by the name of the linear layer, `others` by the name of the parameter.
+    `layers` holds A, B and the scale alpha / r by the name of the linear layer, `others` the
+    parameters that are trained in full, such as those of a new head, by their name.
     """
 
     layers: dict[str, tuple[Tensor, Tensor, float]]
@@ -90,9 +91,9 @@ class Adapter:
         """From the saved parameters of a model with `LoRALinear` layers of one alpha."""
         a, b = (
             {n.removesuffix(f".{p}"): t for n, t in tensors.items() if n.endswith(f".{p}")}
-            for p in PARTS
+            for p in LORA_PARAMETERS
         )
-        others = {n: t for n, t in tensors.items() if not n.endswith(PARTS)}
+        others = {n: t for n, t in tensors.items() if not n.endswith(LORA_PARAMETERS)}
         return cls({n: (a[n], b[n], alpha / len(a[n])) for n in a}, others)
 
     def merge(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -104,16 +105,16 @@ class Adapter:
         if missing := [layer for name, layer in names.items() if name not in tensors]:
             raise ConfigError(
                 f"the adapter has the layer {missing[0]!r}, which the model does not have;\n"
-                "use it with the model that it was trained on"
+                "use the adapter with the model that it was trained on"
             )
         result = {**tensors, **self.others}
         for name, layer in names.items():
             a, b, scale = self.layers[layer]
             if (len(b), a.shape[1]) != tensors[name].shape:
                 raise ConfigError(
-                    f"the adapter's update of {layer!r} is {len(b)} × {a.shape[1]}, the weight "
-                    f"{' × '.join(map(str, tensors[name].shape))};\n"
-                    "use it with the model that it was trained on"
+                    f"the adapter's update of {layer!r} is {len(b)} × {a.shape[1]}, but the weight "
+                    f"is {' × '.join(map(str, tensors[name].shape))};\n"
+                    "use the adapter with the model that it was trained on"
                 )
             device = tensors[name].device
             result[name] = merge_weights(tensors[name], a.to(device), b.to(device), scale)
@@ -140,20 +141,20 @@ def add_lora(
     if not rank >= 1:
         raise ConfigError(f"lora: rank={rank} must be at least 1")
     if not 0 <= dropout < 1:
-        raise ConfigError(f"lora: dropout={dropout} must be at least 0 and below 1")
-    chosen = [n for n in layers if any(fnmatchcase(n, pattern) for pattern in targets)]
+        raise ConfigError(f"lora: dropout={dropout} must lie in [0, 1)")
+    names = [n for n in layers if any(fnmatchcase(n, pattern) for pattern in targets)]
     for pattern in targets:
         if not any(fnmatchcase(name, pattern) for name in layers):
-            kinds = dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in layers)
+            patterns = dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in layers)
             raise ConfigError(
                 f"lora: no linear layer matches targets={pattern!r}; this model has "
-                f"{', '.join(kinds) or 'none'}"
+                f"{', '.join(patterns) or 'none'}"
             )
     model.requires_grad_(False)
-    for name in chosen:
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, LoRALinear(layers[name], rank, alpha, dropout))
-    return chosen
+    for name in names:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, LoRALinear(layers[name], rank, alpha, dropout))
+    return names
 
 
 def has_lora(model: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 CHUNK_ELEMENTS = 1 << 25  # logits in memory at a time: 128 MiB in float32
 CHUNK_ELEMENTS_CUDA = 1 << 28  # on a GPU a few large matmuls are faster than many small ones
 UNCHUNKED_ELEMENTS = 1 << 20  # up to this many logits, torch's unchunked kernels are faster
-IGNORED = -1  # a target that is not scored
+IGNORE_INDEX = -1  # a target that is not scored (ignore_index of F.cross_entropy)
 
 
 def soft_cap(logits: Float[Tensor, "*any"], cap: float | None) -> Float[Tensor, "*any"]:
@@ -20,7 +20,7 @@ def soft_cap(logits: Float[Tensor, "*any"], cap: float | None) -> Float[Tensor, 
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def softmax_gradient(
+def cross_entropy_with_gradient(
     logits: Float[Tensor, "rows columns"],
     bias: Float[Tensor, " vocab"] | None,
     targets: Int[Tensor, " rows"],
@@ -36,7 +36,7 @@ def softmax_gradient(
     Columns from `vocab` on are padding: their gradient is 0.
     """
     compute_dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    scored = targets != IGNORED
+    scored = targets != IGNORE_INDEX
     targets = targets.clamp_min(0).unsqueeze(-1)
     capped = logits[:, :vocab].to(compute_dtype)  # softmax in float32, always
     capped = capped if bias is None else capped + bias
@@ -64,7 +64,7 @@ def matmul_into(
     *,
     add: bool = False,
 ) -> None:
-    """Write a b to `out`, or add it to `out`; the sum is in the dtype of `out`."""
+    """Write a @ b to `out`, or add it to `out`; the sum is in the dtype of `out`."""
     if not add:
         torch.mm(a, b, out=out)
     elif out.dtype == a.dtype:
@@ -86,14 +86,14 @@ def chunked_cross_entropy(
     needs_grad: bool,
     frozen: bool = False,
     *,
-    softmax_gradient: Callable[..., tuple[Tensor, Tensor]] = softmax_gradient,
+    cross_entropy_with_gradient: Callable[..., tuple[Tensor, Tensor]] = cross_entropy_with_gradient,
     matmul_into: Callable[..., None] = matmul_into,
 ) -> list[Tensor]:
     """The summed loss and, with `needs_grad`, its gradients with respect to x, W and b.
 
-    That of W is empty if W is `frozen`.
-    Only the logits of one chunk of rows exist at a time. They are not recomputed in the backward
-    pass: their gradient is computed here. Rows of W from `vocab` on are padding.
+    The gradient of W is empty if W is `frozen`. Only the logits of one chunk of rows exist at a
+    time. They are not recomputed in the backward pass: their gradient is computed here. Rows of W
+    from `vocab` on are padding.
     """
     limit = CHUNK_ELEMENTS_CUDA if x.is_cuda else CHUNK_ELEMENTS
     size = 1 << max(0, (limit // vocab).bit_length() - 1)  # matmuls are fast with powers of 2
@@ -104,7 +104,7 @@ def chunked_cross_entropy(
         rows = x[start : start + size]
         logits = rows.new_empty(len(rows), len(weight))
         matmul_into(logits, rows, weight.T)
-        losses, gradient = softmax_gradient(
+        losses, gradient = cross_entropy_with_gradient(
             logits, bias, targets[start : start + size], vocab, label_smoothing, cap
         )
         loss += losses.sum()
@@ -212,7 +212,7 @@ def linear_cross_entropy(
 
         loss = sum_n [ -(1 - e) log p_n(target_n) - e / V sum_v log p_n(v) ]
 
-    e is label smoothing (Szegedy et al. 2016, as torch defines it); `cap` is that of `soft_cap`.
+    e is label smoothing (Szegedy et al. 2016, as torch defines it); `cap` as in `soft_cap`.
     Targets of -1 are not scored. The logits are computed in chunks; the full matrix exists only
     if it is small.
     """
@@ -246,7 +246,7 @@ def cross_entropy(
         logits,
         targets,
         weight=logits.new_tensor(class_weights) if class_weights else None,
-        ignore_index=IGNORED,
+        ignore_index=IGNORE_INDEX,
         reduction="sum",
         label_smoothing=label_smoothing,
     )

@@ -21,10 +21,10 @@ class PatchEmbedding(nn.Module):
     """
 
     def __init__(
-        self, channels: int, dim: int, patch: int | tuple[int, int], *, cls: bool = True
+        self, channels: int, dim: int, patch_size: int | tuple[int, int], *, cls: bool = True
     ) -> None:
         super().__init__()
-        self.patch = nn.Conv2d(channels, dim, patch, stride=patch)
+        self.patch = nn.Conv2d(channels, dim, patch_size, stride=patch_size)
         nn.init.trunc_normal_(self.patch.weight, std=self.patch.weight[0].numel() ** -0.5)
         nn.init.zeros_(self.patch.bias)  # type: ignore[arg-type]
         self.cls = nn.Parameter(torch.zeros(dim)) if cls else None
@@ -42,7 +42,8 @@ class PatchEmbedding(nn.Module):
         if height % sides[0] or width % sides[1]:
             size = sides[0] if sides[0] == sides[1] else f"{sides[0]} × {sides[1]}"
             raise ShapeError(
-                f"patches of {size} must divide the image, {height} × {width} pixels; resize it"
+                f"an image of {height} × {width} pixels cannot be split into patches of {size}; "
+                "resize it"
             )
         x: Tensor = self.patch(images).flatten(2).transpose(1, 2)  # (batch, patches, dim)
         if self.cls is None:
@@ -60,12 +61,12 @@ def interpolate_positions(
     *,
     num_prefix_tokens: int,
 ) -> Float[Tensor, "time dim"]:
-    """Learned position embeddings of a grid of patches, resized to another grid.
+    """Resize the learned position embeddings of a grid of patches to another grid.
 
     The grid is interpolated bicubically; the first `num_prefix_tokens` rows of the table
     belong to no patch and are copied (Dosovitskiy et al. 2020, section 3.2).
     """
-    first, patches = table[:num_prefix_tokens], table[num_prefix_tokens:]
+    prefix, patches = table[:num_prefix_tokens], table[num_prefix_tokens:]
     image = patches.T.unflatten(1, grid).unsqueeze(0)  # (1, dim, height, width)
     resized = F.interpolate(image, new_grid, mode="bicubic", align_corners=False)
-    return torch.cat((first, resized.squeeze(0).flatten(1).T))
+    return torch.cat((prefix, resized.squeeze(0).flatten(1).T))

@@ -29,12 +29,12 @@ class Rotation:
     ) -> Float[Tensor, "batch heads time head_dim"]:
         """Rotate the first 2 * pairs coordinates; the others are unchanged."""
         width = 2 * self.cos.shape[-1]
-        rotated, rest = x[..., :width], x[..., width:]
+        rotated, unrotated = x[..., :width], x[..., width:]
         if self.interleaved and x.dtype == torch.float32 and x.shape[-1] % 2 == 0:
             rotated = rotate_complex(rotated, self.cos, self.sin)
         else:
             rotated = rotate_pairs(rotated, self.cos, self.sin, self.interleaved).to(x.dtype)
-        return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
+        return torch.cat((rotated, unrotated), dim=-1) if unrotated.shape[-1] else rotated
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -59,8 +59,8 @@ class Position(nn.Module):
     need no special case. Each method is called once per forward pass, for all layers.
     """
 
-    each_layer = False  # add `embed` to the input of every layer's attention, not once
-    after_projection = False  # … to its queries, keys and values instead, which are projected
+    each_layer = False  # add `embed` to the input of attention in every layer, not once
+    after_projection = False  # with `each_layer`: add it to the projected q, k and v instead
 
     def in_window(self) -> "Position":
         """The position encoding of layers with a sliding window."""
@@ -107,16 +107,15 @@ class Sinusoidal(Position):
             )
         require_positive("position 'sinusoidal'", base=base)
         self.dim, self.base, self.interleaved = dim, base, interleaved
-        self.each_layer, self.after_projection = _in_layers(
-            "sinusoidal", each_layer, after_projection
-        )
+        _check_after_projection("sinusoidal", each_layer, after_projection)
+        self.each_layer, self.after_projection = each_layer, after_projection
 
     def embed(self, positions: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:
         """The sines and cosines at `positions`."""
-        pairs = torch.arange(0, self.dim, 2, device=positions.device)
-        angle = positions.unsqueeze(-1) * self.base ** (-pairs / self.dim)  # (batch, time, dim / 2)
-        parts = (angle.sin(), angle.cos())
-        return torch.stack(parts, -1).flatten(-2) if self.interleaved else torch.cat(parts, -1)
+        even = torch.arange(0, self.dim, 2, device=positions.device)  # 2i
+        angle = positions.unsqueeze(-1) * self.base ** (-even / self.dim)  # (batch, time, dim / 2)
+        pair = (angle.sin(), angle.cos())
+        return torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)
 
 
 class Learned(Position):
@@ -139,20 +138,20 @@ class Learned(Position):
             raise ShapeError(f"position 'learned': offset={offset} must be at least 0")
         self.table = nn.Embedding(context + offset, dim)
         self.offset = offset
-        self.each_layer, self.after_projection = _in_layers("learned", each_layer, after_projection)
+        _check_after_projection("learned", each_layer, after_projection)
+        self.each_layer, self.after_projection = each_layer, after_projection
 
     def embed(self, positions: Int[Tensor, "#batch time"]) -> Float[Tensor, "#batch time dim"]:
         """The rows of the table at `positions`."""
         return self.table(positions + self.offset if self.offset else positions)
 
 
-def _in_layers(name: str, each_layer: bool, after_projection: bool) -> tuple[bool, bool]:
+def _check_after_projection(name: str, each_layer: bool, after_projection: bool) -> None:
     if after_projection and not each_layer:
         raise ShapeError(
             f"position {name!r}: after_projection=true adds positions in every layer; "
             "set each_layer=true"
         )
-    return each_layer, after_projection
 
 
 Frequencies = Float[Tensor, " pairs"]
@@ -167,6 +166,10 @@ def linear(frequency: Frequencies, factor: float) -> Frequencies:
 def ntk(frequency: Frequencies, factor: float) -> Frequencies:
     """NTK-aware scaling: divide the lowest frequency by `factor`, keep the highest."""
     require_positive("rotary scaling 'ntk'", factor=factor)
+    return _scale_ntk(frequency, factor)
+
+
+def _scale_ntk(frequency: Frequencies, factor: float | Tensor) -> Frequencies:
     pairs = len(frequency)
     exponent = torch.arange(pairs, device=frequency.device) / max(pairs - 1, 1)
     return frequency * factor**-exponent
@@ -176,13 +179,21 @@ def llama3(
     frequency: Frequencies,
     factor: float,
     original_context: int,
-    low: float = 1.0,
-    high: float = 4.0,
+    low_freq_factor: float = 1.0,
+    high_freq_factor: float = 4.0,
 ) -> Frequencies:
-    """Divide by `factor` only the frequencies with few periods in the old context (LLaMA 3.1)."""
+    """Divide low frequencies by `factor` and keep high ones (LLaMA 3.1).
+
+    Low ones have at most `low_freq_factor` periods in the original context, high ones at least
+    `high_freq_factor`; those between are interpolated.
+    """
     require_positive("rotary scaling 'llama3'", factor=factor, original_context=original_context)
+    low, high = low_freq_factor, high_freq_factor
     if low >= high:
-        raise ShapeError(f"rotary scaling 'llama3': low={low} must be less than high={high}")
+        raise ShapeError(
+            f"rotary scaling 'llama3': low_freq_factor={low} must be less than "
+            f"high_freq_factor={high}"
+        )
     periods = original_context * frequency / (2 * math.pi)  # in the original context
     keep = ((periods - low) / (high - low)).clamp(0, 1)
     return frequency * (keep + (1 - keep) / factor)
@@ -202,8 +213,8 @@ def yarn(
 
     Pairs with more than `beta_fast` rotations in the original context keep their frequency, those
     with fewer than `beta_slow` are divided by `factor`, with a linear ramp between. `truncate`
-    rounds the ends of the ramp to whole pairs. Queries and keys are multiplied
-    by `attention_factor`, by default 0.1 ln(factor) + 1.
+    rounds the ends of the ramp to integers. Queries and keys are multiplied by `attention_factor`,
+    by default 0.1 ln(factor) + 1.
     """
     require_positive(
         "rotary scaling 'yarn'",
@@ -234,36 +245,35 @@ def yarn(
 def dynamic(
     frequency: Frequencies, length: Int[Tensor, ""], factor: float, original_context: int
 ) -> Frequencies:
-    """Dynamic NTK scaling: `ntk` with a factor that grows with the length of the text.
+    """Dynamic NTK scaling: `ntk` with a factor that grows with the length of the sequence.
 
     max(1, factor · length / original_context - (factor - 1))
     """
     require_positive("rotary scaling 'dynamic'", factor=factor, original_context=original_context)
-    growth = (factor * length / original_context - (factor - 1)).clamp_min(1)
-    exponent = torch.arange(len(frequency), device=frequency.device) / max(len(frequency) - 1, 1)
-    return frequency * growth**-exponent
+    return _scale_ntk(frequency, (factor * length / original_context - (factor - 1)).clamp_min(1))
 
 
 def longrope(
     frequency: Frequencies,
     length: Int[Tensor, ""],
-    short: list[float],
-    long: list[float],
+    short_factor: list[float],
+    long_factor: list[float],
     original_context: int,
     attention_factor: float = 1.0,
 ) -> tuple[Frequencies, float]:
-    """Divide each frequency by its own factor: `long` beyond the original context, else `short`.
+    """Divide frequencies by `long_factor` beyond the original context, else by `short_factor`.
 
-    Queries and keys are multiplied by `attention_factor` (LongRoPE, Ding et al. 2024).
+    Both have a factor for each pair. Queries and keys are multiplied by `attention_factor`.
+    LongRoPE, Ding et al. 2024.
     """
     options = {"original_context": original_context, "attention_factor": attention_factor}
     require_positive("rotary scaling 'longrope'", **options)
-    for name, factors in (("short", short), ("long", long)):
+    for name, factors in (("short_factor", short_factor), ("long_factor", long_factor)):
         if len(factors) != len(frequency) or not all(0 < f < math.inf for f in factors):
             raise ShapeError(
                 f"rotary scaling 'longrope': {name} must have {len(frequency)} factors above 0"
             )
-    divisors = torch.tensor([short, long], device=frequency.device)
+    divisors = torch.tensor([short_factor, long_factor], device=frequency.device)
     return frequency / divisors[(length > original_context).long()], attention_factor
 
 
@@ -276,7 +286,7 @@ SCALINGS: dict[str, Callable[..., Frequencies | tuple[Frequencies, float]]] = {
     "dynamic": dynamic,
     "longrope": longrope,
 }
-BY_LENGTH = ("dynamic", "longrope")  # scalings that depend on the length of the text
+LENGTH_DEPENDENT_SCALINGS = ("dynamic", "longrope")  # use the length of the sequence
 
 
 class Rotary(Position):
@@ -288,10 +298,9 @@ class Rotary(Position):
     `partial_rotary_factor` only the first part of each head is rotated (GPT-NeoX, Phi); `scaling`
     extends a trained model to longer contexts.
     `window_base` is the base in layers with a sliding window, which are not scaled (Gemma 3).
-    A scaling by length uses the largest position so far; keys in a KV cache keep their rotation.
+    A scaling that depends on the length of the sequence takes the largest position as length; keys
+    that are already in a KV cache keep their rotation.
     """
-
-    by_length = False  # the scaling depends on the length of the text
 
     def __init__(
         self,
@@ -318,9 +327,10 @@ class Rotary(Position):
         self.interleaved, self.scaling = interleaved, scaling
         if window_base is not None:
             self.window_rotary = Rotary(head_dim, window_base, partial_rotary_factor, interleaved)
-        if scaling is not None and kind_of(scaling)[0] in BY_LENGTH:
-            self.by_length = True  # `accel.description` rejects it: packed tables are fixed
-        start = torch.zeros(1, 1, dtype=torch.long, device="cpu")  # also on the meta device
+        # whether the scaling depends on the length of the sequence
+        self.by_length = scaling is not None and kind_of(scaling)[0] in LENGTH_DEPENDENT_SCALINGS
+        # on the CPU, since `scaling` needs values also if the default device is meta
+        start = torch.zeros(1, 1, dtype=torch.long, device="cpu")
         self.rotation(start)  # checks the options of `scaling`
 
     def in_window(self) -> Position:
@@ -329,13 +339,13 @@ class Rotary(Position):
 
     def rotation(self, positions: Int[Tensor, "#batch time"]) -> Rotation:
         """The cosines and sines of the angles at `positions`."""
-        pairs = torch.arange(0, self.rotary_dim, 2, device=positions.device)
-        frequency = self.base ** (-pairs / self.rotary_dim)
+        even = torch.arange(0, self.rotary_dim, 2, device=positions.device)  # 2i
+        frequency = self.base ** (-even / self.rotary_dim)
         attention_factor = 1.0
         if self.scaling is not None:
             length = positions.max() + 1 if self.by_length else None
-            inferred = {"frequency": frequency, "base": self.base, "length": length}
-            scaled = make(self.scaling, SCALINGS, "rotary scaling", **inferred)
+            arguments = {"frequency": frequency, "base": self.base, "length": length}
+            scaled = make(self.scaling, SCALINGS, "rotary scaling", **arguments)
             frequency, attention_factor = scaled if isinstance(scaled, tuple) else (scaled, 1.0)
         angle = (positions.unsqueeze(-1) * frequency).unsqueeze(1)  # (batch, 1, time, pairs)
         cos, sin = cos_sin(angle)
@@ -345,7 +355,7 @@ class Rotary(Position):
 
 
 def cos_sin(angle: Tensor) -> tuple[Tensor, Tensor]:
-    """The cosine and the sine of `angle`."""
+    """The cosine and the sine of `angle`: a function that `accel.compile` can substitute."""
     return angle.cos(), angle.sin()
 
 
@@ -355,9 +365,9 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
     Otherwise the slopes of the next smaller power of two, then every second slope of the next
     larger one, as in the authors' code.
     """
-    below = 2 ** math.floor(math.log2(heads))
-    slopes = [2 ** (-8 * h / below) for h in range(1, below + 1)]
-    slopes += [2 ** (-4 * h / below) for h in range(1, 2 * below, 2)]
+    power = 2 ** math.floor(math.log2(heads))  # the largest power of two up to `heads`
+    slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+    slopes += [2 ** (-4 * h / power) for h in range(1, 2 * power, 2)]
     device = torch.get_default_device()  # also under the meta device the slopes need values
     return torch.tensor(slopes[:heads], device="cpu" if device.type == "meta" else device)
 
@@ -372,7 +382,7 @@ class ALiBi(Position):
         self.register_buffer("slope", alibi_slopes(heads), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ALiBi":
-        """Fill the slopes again: `to_empty`, which follows the meta device, leaves no values."""
+        """Compute the slopes again: `to_empty` allocates a meta tensor, but sets no values."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.slope.copy_(alibi_slopes(len(self.slope)))
         return self
@@ -387,7 +397,7 @@ class ALiBi(Position):
         return -self.slope.view(-1, 1, 1) * distance.unsqueeze(1)
 
 
-class T5(Position):
+class T5Bias(Position):
     r"""score_ij += b_{h, bucket(j - i)}, one table for all layers (Raffel et al. 2020).
 
     Half of the buckets hold one distance each; the others grow logarithmically up to
@@ -436,5 +446,5 @@ POSITIONS: dict[str, Callable[..., Position]] = {
     "learned": Learned,
     "rotary": Rotary,
     "alibi": ALiBi,
-    "t5": T5,
+    "t5": T5Bias,
 }

@@ -1,7 +1,6 @@
-"""Recurrent layers (RNN, GRU, LSTM, bidirectional) and the decoding state of recurrent models."""
+"""Recurrent layers: RNN, GRU, LSTM and others, bidirectional, stacked."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -13,65 +12,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from regard.config import Choice, make
 from regard.errors import ShapeError
 from regard.nn.hook_point import CarryHookPoint, StepHookPoint
+from regard.nn.state import CellState
 
-CellState = tuple[Tensor, ...]  # the state of a cell, (batch, dim) each: h, or h and c
 Hook = Callable[[str, Tensor], Tensor]  # from a gate's name and value to the value that is used
 OPEN_GATE = 100.0  # a bias whose sigmoid is exactly 1
-
-
-@dataclass(frozen=True, slots=True)
-class RecurrentState:
-    """The decoding state of a recurrent model: snapshots before the last step and after each id.
-
-    A recurrence cannot be inverted, so earlier states are stored. `rewind` can go back to the
-    beginning of the last step and no further. After a step with different `counts`, rows are at
-    different snapshots.
-
-        snapshot     0        1        2       …  time
-                  before   after x1  after x2     after all
-    """
-
-    layers: list[CellState]  # the states of each layer: (rows, time + 1, …)
-    lengths: Int[Tensor, " rows"]
-    index: Int[Tensor, " rows"]  # the current snapshot of each row
-
-    @classmethod
-    def initial(cls, layers: list[CellState]) -> "RecurrentState":
-        """The state before the first id: one snapshot."""
-        zeros = layers[0][0].new_zeros(len(layers[0][0]), dtype=torch.long)
-        return cls([tuple(part.unsqueeze(1) for part in layer) for layer in layers], zeros, zeros)
-
-    def current(self) -> list[CellState]:
-        """The state of each layer at the current snapshot of each row: (rows, …)."""
-        rows = torch.arange(len(self.index), device=self.index.device)
-        return [tuple(part[rows, self.index] for part in layer) for layer in self.layers]
-
-    def advance(
-        self, layers: list[CellState], counts: Int[Tensor, " rows"] | None
-    ) -> "RecurrentState":
-        """The state after a step with these snapshots; `counts` ids per row are valid."""
-        if counts is None:
-            counts = torch.full_like(self.index, layers[0][0].shape[1] - 1)
-        return RecurrentState(layers, self.lengths + counts, counts)
-
-    def select(self, rows: Int[Tensor, " selected"]) -> "RecurrentState":
-        """The state of these rows, in this order."""
-        return RecurrentState(
-            [tuple(part.index_select(0, rows) for part in layer) for layer in self.layers],
-            self.lengths.index_select(0, rows),
-            self.index.index_select(0, rows),
-        )
-
-    def rewind(self, lengths: Int[Tensor, " rows"]) -> "RecurrentState":
-        """Truncate each row to its first `lengths` ids, within the last step."""
-        index = self.index - (self.lengths - lengths)
-        if bool(((index < 0) | (index > self.index)).any()):
-            raise ShapeError(
-                f"cannot rewind from lengths {self.lengths.tolist()} to {lengths.tolist()}: "
-                f"only the states of the last step are stored, {self.index.tolist()} ids per row.\n"
-                "To go back further, call start() and step through the first ids again."
-            )
-        return replace(self, lengths=lengths, index=index)
 
 
 class RecurrentLayer(nn.Module):
@@ -90,12 +34,19 @@ class RecurrentLayer(nn.Module):
     kernel: Callable[..., Any] | None = None
 
     def __init__(
-        self, dim_in: int, dim_out: int, num_chunks: int, *, hidden_bias: bool = False
+        self,
+        dim_in: int,
+        dim_out: int,
+        num_chunks: int,
+        *,
+        hidden_chunks: int | None = None,
+        hidden_bias: bool = False,
     ) -> None:
         super().__init__()
         self.dim = dim_out
-        self.input = nn.Linear(dim_in, num_chunks * dim_out)  # W, b
-        self.hidden = nn.Linear(dim_out, num_chunks * dim_out, bias=hidden_bias)  # U
+        self.input: nn.Linear | InputWithSkip = nn.Linear(dim_in, num_chunks * dim_out)  # W, b
+        hidden_dim = (num_chunks if hidden_chunks is None else hidden_chunks) * dim_out
+        self.hidden = nn.Linear(dim_out, hidden_dim, bias=hidden_bias)  # U
         nn.init.zeros_(self.input.bias)
         if hidden_bias:
             nn.init.zeros_(self.hidden.bias)
@@ -123,8 +74,8 @@ class RecurrentLayer(nn.Module):
         is the one after its last valid x.
         """
         state = self.start(len(x)) if state is None else state
-        run = self._loop_padded if self.kernel is None or self._has_hooks() else self._fused
-        return run(x, lengths, state)
+        compute = self._loop_padded if self.kernel is None or self._has_hooks() else self._fused
+        return compute(x, lengths, state)
 
     def loop(self, x: Float[Tensor, "batch time dim_in"], state: CellState) -> CellState:
         """The state after each x, (batch, time, dim) per vector: a loop over time."""
@@ -133,7 +84,7 @@ class RecurrentLayer(nn.Module):
         for step, from_input in enumerate(self.input(x).unbind(1)):
             hook = self.hook_function(step, x.shape[1]) if has_hooks else _no_hook
             state = self.step(from_input, state, hook)
-            if self.carry_hook.has_hooks:
+            if has_hooks and self.carry_hook.has_hooks:
                 state = self.carry_hook(torch.cat(state, -1)).split(self.dim, -1)
             states.append(state)
         return tuple(torch.stack(vectors, 1) for vectors in zip(*states, strict=True))
@@ -159,7 +110,7 @@ class RecurrentLayer(nn.Module):
         return [self.input.weight, self.hidden.weight, bias, torch.zeros_like(bias)]
 
     def _has_hooks(self) -> bool:
-        return any(part._forward_hooks for part in self.children())
+        return any(module._forward_hooks for module in self.children())
 
     def _loop_padded(
         self, x: Tensor, lengths: Tensor | None, state: CellState
@@ -228,7 +179,7 @@ class Elman(RecurrentLayer):
         self.activation = {"tanh": torch.tanh, "relu": torch.relu}[activation]
 
     def step(self, from_input: Tensor, state: CellState, hook: Hook) -> CellState:
-        """h."""
+        """The next h."""
         (h,) = state
         return (hook("state", self.activation(from_input + self.hidden(h))),)
 
@@ -240,7 +191,7 @@ class UpdateGateRNN(RecurrentLayer):
         h~ = relu(W x + U h + b)                candidate state
         h <- z * h + (1 - z) * h~
 
-    W, U and b hold two parts, in the order z, h~.
+    W, U and b are stacked in the order z, h~.
     """
 
     hook_names = ("update_gate", "candidate")
@@ -249,7 +200,7 @@ class UpdateGateRNN(RecurrentLayer):
         super().__init__(dim_in, dim_out, num_chunks=2)
 
     def step(self, from_input: Tensor, state: CellState, hook: Hook) -> CellState:
-        """h, from z and h~."""
+        """The next h, from z and h~."""
         (h,) = state
         z, candidate = (from_input + self.hidden(h)).chunk(2, -1)
         z = hook("update_gate", z.sigmoid())
@@ -265,10 +216,10 @@ class GRU(RecurrentLayer):
         h~ = tanh(W x + U (r * h) + b)          candidate state
         h <- z * h + (1 - z) * h~
 
-    W, U and b hold three parts, in the order r, z, h~. Publications differ in two points:
+    W, U and b are stacked in the order r, z, h~. Publications differ in two points:
 
         reset = "after"     h~ = tanh(W x + b + r * (U h + d)), the form of torch's fused kernel;
-                            U has its own bias d, in three parts as in the kernel
+                            U has a bias d for all three, as in the kernel
         update = "write"    h <- (1 - z) * h + z * h~
 
     Cho et al. 2014; "after" as in cuDNN and torch, "write" as in Chung et al. 2014.
@@ -289,7 +240,7 @@ class GRU(RecurrentLayer):
         self.kernel = torch.gru if reset == "after" else None
 
     def step(self, from_input: Tensor, state: CellState, hook: Hook) -> CellState:
-        """h, from r, z and h~."""
+        """The next h, from r, z and h~."""
         (h,) = state
         r, z, candidate = from_input.chunk(3, -1)
         if self.reset == "after":
@@ -306,7 +257,10 @@ class GRU(RecurrentLayer):
         return (hook("state", keep * h + (1 - keep) * candidate),)
 
     def weights(self) -> list[Tensor]:
-        """For update = "write" the part of z is negated, since 1 - sigmoid(a) = sigmoid(-a)."""
+        """The weights of torch's kernel.
+
+        For update = "write" those of z are negated, since 1 - sigmoid(a) = sigmoid(-a).
+        """
         weights = [self.input.weight, self.hidden.weight, self.input.bias, self.hidden.bias]
         if self.update == "keep":
             return weights
@@ -322,40 +276,179 @@ class LSTM(RecurrentLayer):
         c <- f * c + i * g
         h <- o * tanh(c)
 
-    W, U and b hold four parts, in the order i, f, g, o. The bias of the forget gate is
-    initialized to 1. With `forget` = false there is no forget gate, f = 1, as in 1997.
-    Hochreiter & Schmidhuber 1997; forget gate Gers et al. 2000, its bias Jozefowicz et al. 2015.
+    W, U and b are stacked in the order i, f, g, o. The bias of the forget gate is initialized to
+    `forget_bias`. A gate that is switched off (`input_gate`, `forget_gate`, `output_gate` = false)
+    is 1 and has no weights; without the forget gate this is the LSTM of 1997.
+    Hochreiter & Schmidhuber 1997; forget gate Gers et al. 2000; the bias of 1 and the comparison
+    of LSTMs without a gate Jozefowicz et al. 2015.
     """
 
     state_vectors = 2  # h and c
     hook_names = ("input_gate", "forget_gate", "candidate", "output_gate", "cell")
     kernel = torch.lstm
 
-    def __init__(self, dim_in: int, dim_out: int, *, forget: bool = True) -> None:
-        super().__init__(dim_in, dim_out, num_chunks=4 if forget else 3)
-        self.forget = forget
-        if forget:
-            nn.init.ones_(self.input.bias[dim_out : 2 * dim_out])
+    def __init__(
+        self,
+        dim_in: int,
+        dim_out: int,
+        *,
+        input_gate: bool = True,
+        forget_gate: bool = True,
+        output_gate: bool = True,
+        forget_bias: float = 1.0,
+    ) -> None:
+        self.gates = (input_gate, forget_gate, True, output_gate)  # whether there is i, f, g, o
+        super().__init__(dim_in, dim_out, num_chunks=sum(self.gates))
+        if forget_gate:
+            start = input_gate * dim_out
+            nn.init.constant_(self.input.bias[start : start + dim_out], forget_bias)
 
     def step(self, from_input: Tensor, state: CellState, hook: Hook) -> CellState:
-        """h and c, from i, f, g and o."""
+        """The next h and c, from i, f, g and o."""
         h, c = state
-        i, *f, g, o = (from_input + self.hidden(h)).split(self.dim, -1)
-        i = hook("input_gate", i.sigmoid())
-        keep = hook("forget_gate", f[0].sigmoid() if f else torch.ones_like(c))
-        g, o = hook("candidate", g.tanh()), hook("output_gate", o.sigmoid())
-        c = hook("cell", keep * c + i * g)
+        parts = iter((from_input + self.hidden(h)).split(self.dim, -1))
+        i, f, g, o = (next(parts) if has_gate else None for has_gate in self.gates)
+        one = torch.ones_like(c)
+        assert g is not None
+        i = hook("input_gate", one if i is None else i.sigmoid())
+        f = hook("forget_gate", one if f is None else f.sigmoid())
+        g = hook("candidate", g.tanh())
+        o = hook("output_gate", one if o is None else o.sigmoid())
+        c = hook("cell", f * c + i * g)
         return hook("state", o * c.tanh()), c
 
     def weights(self) -> list[Tensor]:
-        """torch's kernel always has a forget gate; without `forget`, a large bias keeps it at 1."""
-        if self.forget:
-            return super().weights()
+        """The weights of torch's kernel; a large bias keeps a gate that is switched off at 1."""
+        weights = super().weights()
+        if all(self.gates):
+            return weights
         padded = []
-        for weight, fill in zip(super().weights(), (0.0, 0.0, OPEN_GATE, 0.0), strict=True):
-            i, g, o = weight.chunk(3)
-            padded.append(torch.cat([i, torch.full_like(i, fill), g, o]))
+        for weight, fill in zip(weights, (0.0, 0.0, OPEN_GATE, 0.0), strict=True):
+            parts = iter(weight.split(self.dim))
+            constant = torch.full_like(weight[: self.dim], fill)
+            padded.append(torch.cat([next(parts) if g else constant for g in self.gates]))
         return padded
+
+
+class InputWithSkip(nn.Module):
+    """The input layer of MUT1 and MUT2: W x + b, concatenated with x.
+
+    Where x and h differ in width, x is P x, with a matrix P that the paper does not have.
+    """
+
+    def __init__(self, linear: nn.Linear, dim: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features + dim
+        self.linear = linear
+        same = self.in_features == dim
+        self.skip = None if same else nn.Linear(self.in_features, dim, bias=False)  # P
+
+    @property
+    def weight(self) -> Float[Tensor, "width dim_in"]:
+        """W, and the identity or P below it."""
+        weight = self.linear.weight
+        if self.skip is not None:
+            return torch.cat([weight, self.skip.weight])
+        eye = torch.eye(self.in_features, dtype=weight.dtype, device=weight.device)
+        return torch.cat([weight, eye])
+
+    @property
+    def bias(self) -> Float[Tensor, " width"]:
+        """b, and zeros for x."""
+        bias = self.linear.bias
+        return torch.cat([bias, bias.new_zeros(self.out_features - len(bias))])
+
+    def forward(self, x: Float[Tensor, "*rows dim_in"]) -> Float[Tensor, "*rows width"]:
+        """W x + b and x."""
+        return torch.cat([self.linear(x), x if self.skip is None else self.skip(x)], -1)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+
+class MUT1(RecurrentLayer):
+    r"""The first of three mutations of the GRU that an evolutionary search found.
+
+        r  = sigmoid(W_r x + U_r h + b_r)           reset gate
+        z  = sigmoid(W_z x + b_z)                   update gate
+        h~ = tanh(U (r * h) + tanh(x) + b)          candidate state
+        h <- (1 - z) * h + z * h~
+
+    W holds r and z, U holds r and h~; `InputWithSkip` gives x in h~. Jozefowicz et al. 2015.
+    """
+
+    hook_names = ("reset_gate", "update_gate", "candidate")
+
+    def __init__(self, dim_in: int, dim_out: int) -> None:
+        super().__init__(dim_in, dim_out, num_chunks=2)
+        self.input = InputWithSkip(cast(nn.Linear, self.input), dim_out)
+        self.bias = nn.Parameter(torch.zeros(dim_out))
+
+    def step(self, from_input: Tensor, state: CellState, hook: Hook) -> CellState:
+        """The next h, from r, z and h~."""
+        (h,) = state
+        r, z, x = from_input.chunk(3, -1)
+        u_r, u = self.hidden.weight.chunk(2)
+        r = hook("reset_gate", (r + F.linear(h, u_r)).sigmoid())
+        z = hook("update_gate", z.sigmoid())
+        candidate = hook("candidate", (F.linear(r * h, u) + x.tanh() + self.bias).tanh())
+        return (hook("state", (1 - z) * h + z * candidate),)
+
+
+class MUT2(RecurrentLayer):
+    r"""The second mutation of the GRU.
+
+        r  = sigmoid(x + U_r h + b_r)               reset gate
+        z  = sigmoid(W_z x + U_z h + b_z)           update gate
+        h~ = tanh(W x + U (r * h) + b)              candidate state
+        h <- (1 - z) * h + z * h~
+
+    W holds z and h~, U holds r, z and h~; `InputWithSkip` gives x in r. Jozefowicz et al. 2015.
+    """
+
+    hook_names = ("reset_gate", "update_gate", "candidate")
+
+    def __init__(self, dim_in: int, dim_out: int) -> None:
+        super().__init__(dim_in, dim_out, num_chunks=2, hidden_chunks=3)
+        self.input = InputWithSkip(cast(nn.Linear, self.input), dim_out)
+        self.bias = nn.Parameter(torch.zeros(dim_out))
+
+    def step(self, from_input: Tensor, state: CellState, hook: Hook) -> CellState:
+        """The next h, from r, z and h~."""
+        (h,) = state
+        z, candidate, x = from_input.chunk(3, -1)
+        u_r, u_z, u = self.hidden.weight.chunk(3)
+        r = hook("reset_gate", (x + F.linear(h, u_r) + self.bias).sigmoid())
+        z = hook("update_gate", (z + F.linear(h, u_z)).sigmoid())
+        candidate = hook("candidate", (candidate + F.linear(r * h, u)).tanh())
+        return (hook("state", (1 - z) * h + z * candidate),)
+
+
+class MUT3(RecurrentLayer):
+    r"""The third mutation of the GRU.
+
+        r  = sigmoid(W_r x + U_r h + b_r)           reset gate
+        z  = sigmoid(W_z x + U_z tanh(h) + b_z)     update gate
+        h~ = tanh(W x + U (r * h) + b)              candidate state
+        h <- (1 - z) * h + z * h~
+
+    W, U and b are stacked in the order r, z, h~. Jozefowicz et al. 2015.
+    """
+
+    hook_names = ("reset_gate", "update_gate", "candidate")
+
+    def __init__(self, dim_in: int, dim_out: int) -> None:
+        super().__init__(dim_in, dim_out, num_chunks=3)
+
+    def step(self, from_input: Tensor, state: CellState, hook: Hook) -> CellState:
+        """The next h, from r, z and h~."""
+        (h,) = state
+        r, z, candidate = from_input.chunk(3, -1)
+        u_r, u_z, u = self.hidden.weight.chunk(3)
+        r = hook("reset_gate", (r + F.linear(h, u_r)).sigmoid())
+        z = hook("update_gate", (z + F.linear(h.tanh(), u_z)).sigmoid())
+        candidate = hook("candidate", (candidate + F.linear(r * h, u)).tanh())
+        return (hook("state", (1 - z) * h + z * candidate),)
 
 
 CELLS: dict[str, Callable[..., RecurrentLayer]] = {
@@ -363,6 +456,9 @@ CELLS: dict[str, Callable[..., RecurrentLayer]] = {
     "update_gate": UpdateGateRNN,
     "gru": GRU,
     "lstm": LSTM,
+    "mut1": MUT1,
+    "mut2": MUT2,
+    "mut3": MUT3,
 }
 
 
@@ -396,20 +492,27 @@ class Bidirectional(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch time dim_in"], lengths: Int[Tensor, " batch"] | None = None
     ) -> tuple[Float[Tensor, "batch time width"], CellState]:
-        """Both h at each x, and both final states: of the backward layer that at the first x."""
-        time = torch.arange(x.shape[1], device=x.device)
-        ends = time.new_full((len(x),), x.shape[1]) if lengths is None else lengths
-        # reverses the valid part of each row; the padding stays at the end
-        reversed_time = (ends.unsqueeze(1) - 1 - time).remainder(x.shape[1])
-        rows = torch.arange(len(x), device=x.device).unsqueeze(1)
+        """[forward h; backward h] at each x, and the concatenated final states.
+
+        The final state of the backward layer is its state at the first x.
+        """
+        ends = torch.full(x.shape[:1], x.shape[1], device=x.device) if lengths is None else lengths
+        reversal = reversal_index(ends, x.shape[1])
         y, last = self.forward_layer(x, lengths)
-        y_backward, last_backward = self.backward_layer(x[rows, reversed_time], lengths)
+        y_backward, last_backward = self.backward_layer(x[reversal], lengths)
         pairs = zip(last, last_backward, strict=True)
-        y = torch.cat([y, y_backward[rows, reversed_time]], -1)
+        y = torch.cat([y, y_backward[reversal]], -1)
         return y, tuple(torch.cat(pair, -1) for pair in pairs)
 
     if TYPE_CHECKING:
         __call__ = forward
+
+
+def reversal_index(lengths: Int[Tensor, " batch"], time: int) -> tuple[Tensor, Tensor]:
+    """The index that reverses the valid part of each row; the padding stays at the end."""
+    rows = torch.arange(len(lengths), device=lengths.device).unsqueeze(1)
+    positions = torch.arange(time, device=lengths.device)
+    return rows, (lengths.unsqueeze(1) - 1 - positions).remainder(time)
 
 
 class Recurrent(nn.ModuleList):

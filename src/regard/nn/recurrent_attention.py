@@ -13,14 +13,14 @@ from regard.nn.attention import masked_softmax, merge_heads, split_heads
 from regard.nn.hook_point import StepHookPoint
 from regard.nn.score import SCORES
 
-Hard = Literal["straight_through", "reinforce"]
+HardAttention = Literal["straight_through", "reinforce"]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionOutput:
     """The context vectors, the attention weights, and log P of sampled hard attention."""
 
-    context: Float[Tensor, "batch time dim"]
+    context_vectors: Float[Tensor, "batch time dim"]
     weights: Float[Tensor, "batch heads time source"]
     log_prob: Float[Tensor, "batch time"] | None  # None unless positions were sampled
 
@@ -35,10 +35,11 @@ class RecurrentAttention(nn.Module):
 
         head_j = sum_i softmax_i(score(Q_j s, K_j h_i)) V_j h_i
 
-    `hard` attends to one position only. "straight_through": the one of the largest weight, with the
-    gradient of soft attention (straight-through estimator, Bengio et al. 2013). "reinforce":
-    sampled from the weights in training, the largest weight otherwise; its gradient comes from
-    `log_prob` through `reinforce` (Mnih et al. 2014, Xu et al. 2015).
+    `hard` attends to one position only. "straight_through": the position with the largest weight,
+    with the gradient of soft attention (straight-through estimator, Bengio et al. 2013).
+    "reinforce": a position sampled from the weights in training, otherwise the one with the largest
+    weight; its gradient comes from `log_prob` through `reinforce` (Mnih et al. 2014, Xu et al.
+    2015).
 
     Bahdanau et al. 2015, Luong et al. 2015.
     """
@@ -50,7 +51,7 @@ class RecurrentAttention(nn.Module):
         context: int,
         score: Choice = "additive",
         heads: int | None = None,
-        hard: Hard | None = None,
+        hard: HardAttention | None = None,
     ) -> None:
         super().__init__()
         if heads is not None and dim % heads:
@@ -82,7 +83,8 @@ class RecurrentAttention(nn.Module):
     ) -> AttentionOutput:
         """Attend with every s to the keys and values of `keys_values`.
 
-        A decoder that attends step by step gives the index of the first step and their number.
+        A decoder that attends step by step passes the index of the first s and the number of all
+        steps, for the hook point.
         """
         q = split_heads(s if self.query is None else self.query(s), self.heads)
         positions = torch.arange(max(s.shape[1], k.shape[2]), device=s.device).unsqueeze(0)
@@ -90,9 +92,9 @@ class RecurrentAttention(nn.Module):
         weights, log_prob = self._harden(masked_softmax(scores, allowed))
         if self.weights_hook.has_hooks:
             weights = self.weights_hook(weights, first, steps)
-        context = merge_heads(weights @ v)
-        context = context if self.out is None else self.out(context)
-        return AttentionOutput(context, weights, log_prob)
+        context_vectors = merge_heads(weights @ v)
+        context_vectors = context_vectors if self.out is None else self.out(context_vectors)
+        return AttentionOutput(context_vectors, weights, log_prob)
 
     def _harden(self, soft: Tensor) -> tuple[Tensor, Tensor | None]:
         """Soft or one-hot attention weights, and log P of the sampled positions."""

@@ -26,10 +26,12 @@ class Score(nn.Module):
     fused = False
     scale = 1.0
     cap: float | None = None
-    biased_keys = True  # whether keys have a bias if queries have
+    key_bias = True  # whether the key projection has a bias if that of the queries has one
+    per_head = False  # whether heads have parameters of their own: then all are computed together
+    hidden_dim = 1  # values that `forward` allocates for each pair of a query and a key
 
     def prepare(self, k: Keys) -> Keys:
-        """The part of the score that depends on the keys only, which `forward` takes as k."""
+        """Compute the part of the score that depends on k only; `forward` takes it as k."""
         return k
 
     def forward(
@@ -69,7 +71,7 @@ class Dot(Score):
 class ScaledDot(Dot):
     r"""score(q, k) = q . k / sqrt(d)      (Vaswani et al. 2017)
 
-    `scale_dim` is a d other than head_dim (Gemma 2's largest model).
+    `scale_dim` is d where it is not head_dim (`query_pre_attn_scalar` of Gemma 2 27B).
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Additive(Score):
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
+        self.hidden_dim = head_dim
         self.query = nn.Linear(head_dim, head_dim, bias=False)
         self.key = nn.Linear(head_dim, head_dim, bias=False)
         self.weigh = nn.Linear(head_dim, 1, bias=False)  # v
@@ -127,10 +130,9 @@ class Additive(Score):
         key_positions: Int[Tensor, "#batch seen"],
     ) -> Scores:
         """v . tanh(W_q q + W_k k)"""
-        summed = self.query(q).unsqueeze(-2) + k.unsqueeze(
-            -3
-        )  # (batch, heads, time, seen, head_dim)
-        scores: Tensor = self.weigh(summed.tanh()).squeeze(-1)
+        # (batch, heads, time, seen, head_dim)
+        hidden = (self.query(q).unsqueeze(-2) + k.unsqueeze(-3)).tanh()
+        scores: Tensor = self.weigh(hidden).squeeze(-1)
         return scores
 
 
@@ -181,7 +183,7 @@ class Location(Score):
         """The entries of W q at the positions of the keys."""
         if k.shape[-2] > (context := self.place.out_features):
             raise ShapeError(
-                f"score 'location' has context={context} learned positions, not "
+                f"score 'location' has context={context} learned positions, but the source has "
                 f"{k.shape[-2]}; shorten the source, or train with a larger model.context"
             )
         by_position = self.place(q)  # (batch, heads, time, context)
@@ -193,9 +195,9 @@ class Location(Score):
 class Shaw(Score):
     r"""score(q_i, k_j) = q_i . (k_j + a_{j-i}) / sqrt(d)      (Shaw et al. 2018)
 
-    a is learned per layer, shared by its heads; distances beyond `max_distance` use
-    the last vector. The paper's second table, which is added to the values, is not implemented:
-    the paper found no gain from it.
+    a is learned per layer, shared by its heads; distances are clipped to ±`max_distance`. The
+    paper's second table, which is added to the values, is not implemented: the paper found no gain
+    from it.
     """
 
     def __init__(self, head_dim: int, max_distance: int = 16) -> None:
@@ -229,6 +231,8 @@ class TransformerXL(Score):
     and Chinchilla use it. Combine it with position="none".
     """
 
+    per_head = True
+
     def __init__(self, dim: int, heads: int, head_dim: int) -> None:
         super().__init__()
         self.scale, self.heads, self.sinusoidal = head_dim**-0.5, heads, Sinusoidal(dim)
@@ -244,21 +248,21 @@ class TransformerXL(Score):
         key_positions: Int[Tensor, "#batch seen"],
     ) -> Scores:
         """The content term and the distance term, both scaled."""
-        longest = k.shape[-2] - 1  # the largest distance
-        distances = torch.arange(-longest, longest + 1, device=q.device).unsqueeze(0)
+        max_distance = k.shape[-2] - 1
+        distances = torch.arange(-max_distance, max_distance + 1, device=q.device).unsqueeze(0)
         encoded = self.sinusoidal.embed(distances).to(self.distance.weight.dtype)
         r = self.distance(encoded).unflatten(-1, (self.heads, -1))  # (1, distances, heads, d)
         r = r.transpose(1, 2).to(q.dtype)
         by_distance = (q + self.distance_bias) @ r.transpose(-1, -2)
         i, j = query_positions.unsqueeze(-1), key_positions.unsqueeze(-2)
-        index = (i - j + longest).clamp(0, 2 * longest)  # (batch, time, seen)
+        index = (i - j + max_distance).clamp(0, 2 * max_distance)  # (batch, time, seen)
         index = index.unsqueeze(1).expand(*q.shape[:-1], -1)
         content = (q + self.content_bias) @ k.transpose(-1, -2)
         return self.scale * (content + by_distance.gather(-1, index))
 
 
 class Disentangled(Score):
-    r"""Disentangled attention: content and relative position have vectors of their own.
+    r"""Disentangled attention: separate vectors for content and for relative position.
 
         score(q_i, k_j) = (q_i . k_j + q_i . K r_d + k_j . Q r_d) / sqrt(3 head_dim)
                            content     content to    position to
@@ -266,17 +270,19 @@ class Disentangled(Score):
         d = delta(i - j)
 
     r has a learned vector for each distance, the same in all layers (`RelativePositionEmbedding`);
-    Q and K are the layer's own projections of queries and keys, and `Attention` passes Q r and K r.
-    With `buckets`, distances beyond half of them share vectors in logarithmic steps:
+    Q and K are the layer's query and key projections, and `Attention` passes Q r and K r.
+    With `buckets`, distances beyond buckets / 2 share vectors, in logarithmic steps:
 
         delta(d) = d                                                               |d| <= m
         delta(d) = sign(d) (m + ceil((m - 1) log(|d| / m) / log((M - 1) / m)))     else
 
     with m = buckets / 2 and M = max_distance. He et al. 2021 (DeBERTa; versions 2 and 3). The paper
     has delta(j - i) in the third term; this is delta(i - j), as in the authors' code. With
-    `position_projections`, Q and K for distances are matrices of their own in every layer, and keys
+    `position_projections`, every layer has separate projections Q and K for distances, and its keys
     have no bias (version 1).
     """
+
+    per_head = True
 
     def __init__(
         self,
@@ -293,11 +299,12 @@ class Disentangled(Score):
         if buckets is not None and not 4 <= buckets < 2 * max_distance - 2:
             raise ConfigError(
                 f"score 'disentangled': buckets={buckets} must be at least 4 and less than "
-                f"2 max_distance - 2 = {2 * max_distance - 2}; leave it out for none"
+                f"2 max_distance - 2 = {2 * max_distance - 2}; without it, every distance has a "
+                "vector"
             )
         self.scale, self.norm_relative_embeddings = (3 * head_dim) ** -0.5, norm_relative_embeddings
         self.max_distance, self.buckets = max_distance, buckets
-        self.biased_keys = not position_projections
+        self.key_bias = not position_projections
         self.positions: nn.ModuleDict | None = None
         if position_projections:
             query = nn.Linear(dim, heads * head_dim)
@@ -310,8 +317,10 @@ class Disentangled(Score):
         """The number of vectors for distances in one direction."""
         return self.max_distance if self.buckets is None else self.buckets
 
-    def table(self, dim: int, norm: Callable[[int], nn.Module]) -> "RelativePositionEmbedding":
-        """The relative position embeddings, which all layers of a stack share."""
+    def new_embedding(
+        self, dim: int, norm: Callable[[int], nn.Module]
+    ) -> "RelativePositionEmbedding":
+        """Create the relative position embeddings, which all layers of a stack share."""
         return RelativePositionEmbedding(
             2 * self.attention_span, dim, norm(dim) if self.norm_relative_embeddings else None
         )
@@ -325,7 +334,7 @@ class Disentangled(Score):
         q_relative: Float[Tensor, "1 heads distances head_dim"] | None = None,
         k_relative: Float[Tensor, "1 heads distances head_dim"] | None = None,
     ) -> Scores:
-        """The three terms, scaled; Q r and K r are those of every distance."""
+        """The three terms, scaled; `q_relative` and `k_relative` are Q r and K r."""
         assert q_relative is not None
         assert k_relative is not None
         i, j = query_positions.unsqueeze(-1), key_positions.unsqueeze(-2)
@@ -338,14 +347,16 @@ class Disentangled(Score):
         return self.scale * (content_to_content + content_to_position + position_to_content)
 
     def delta(self, distance: Int[Tensor, "*any"]) -> Int[Tensor, "*any"]:
-        """The row of the table for each distance i - j."""
+        """The row of the relative position embeddings for each distance i - j."""
         bucket = distance
         if self.buckets is not None:
             middle = self.buckets // 2
-            far = distance.abs().clamp_min(middle) / middle
-            widest = torch.log(torch.tensor((self.max_distance - 1) / middle, dtype=far.dtype))
-            log = middle + torch.ceil(far.log() / widest.item() * (middle - 1)).long()
-            bucket = torch.where(distance.abs() <= middle, distance, distance.sign() * log)
+            ratio = distance.abs().clamp_min(middle) / middle
+            max_ratio = torch.tensor((self.max_distance - 1) / middle, dtype=ratio.dtype)
+            steps = torch.ceil(ratio.log() / max_ratio.log().item() * (middle - 1)).long()
+            bucket = torch.where(
+                distance.abs() <= middle, distance, distance.sign() * (middle + steps)
+            )
         return (bucket + self.attention_span).clamp(0, 2 * self.attention_span - 1)
 
 
@@ -373,6 +384,7 @@ SCORES: dict[str, Callable[..., Score]] = {
     "transformer_xl": TransformerXL,
     "disentangled": Disentangled,
 }
-# depend on distances: self-attention only
-RELATIVE = frozenset({"shaw", "transformer_xl", "disentangled"})
-LEARNED_MATRIX = frozenset({"additive", "general"})  # applied to q or k: not with RoPE
+# scores that depend on distances between positions of one sequence: for self-attention only
+RELATIVE_SCORES = frozenset({"shaw", "transformer_xl", "disentangled"})
+# scores that multiply q or k by a learned matrix: RoPE cannot be applied to q and k before it
+SCORES_WITH_MATRIX = frozenset({"additive", "general"})

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from regard.nn.hook_point import StepHookPoint
 from regard.nn.options import require_positive
 
-LOG_LIMIT = 8.0  # of a, b and d below, so that no product overflows
-FIRST_STEP = -3.0  # log of the first steps: about twenty points for a character
+LOG_LIMIT = 8.0  # a, b and d are clamped to ± this before exp, so that nothing overflows
+INITIAL_LOG_STEP = -3.0  # initial d: about twenty points per character
 
 
 class SoftWindow(nn.Module):
@@ -32,7 +32,7 @@ class SoftWindow(nn.Module):
         self.components = components
         self.out = nn.Linear(dim, 3 * components)  # W, v
         nn.init.zeros_(self.out.bias)
-        nn.init.constant_(self.out.bias[2 * components :], FIRST_STEP)
+        nn.init.constant_(self.out.bias[2 * components :], INITIAL_LOG_STEP)
         self.weights_hook = StepHookPoint()
 
     def forward(
@@ -45,10 +45,10 @@ class SoftWindow(nn.Module):
         first: int = 0,
         steps: int | None = None,
     ) -> tuple[Float[Tensor, "batch vocab"], Float[Tensor, "batch components"]]:
-        """w_t and kappa_t, from the state h_t; `lengths` are those of the texts."""
+        """w_t and kappa_t, from h_t; `lengths` holds the number of characters of each text."""
         compute_dtype = torch.promote_types(h.dtype, torch.float32)
-        limited = self.out(h).to(compute_dtype).clamp(-LOG_LIMIT, LOG_LIMIT)
-        alpha, beta, step = limited.exp().split(self.components, -1)
+        log_parameters = self.out(h).to(compute_dtype).clamp(-LOG_LIMIT, LOG_LIMIT)
+        alpha, beta, step = log_parameters.exp().split(self.components, -1)
         kappa = kappa + step
         u = torch.arange(text.shape[1], device=h.device)
         squared_distance = (kappa.unsqueeze(-1) - u).square()  # (batch, components, source)

@@ -1,6 +1,7 @@
-"""The KV cache of a Transformer decoder, and the source sequence of a conditional model."""
+"""Decoding states (KV caches, recurrent states), and the source sequence of a conditional model."""
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -8,8 +9,9 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 
-# What a model reads: ids, or the vectors of a model with `input_dim` > 0.
+# The input of a model: ids, or vectors if `input_dim` > 0.
 Inputs = Int[Tensor, "batch time"] | Float[Tensor, "batch time input_dim"]
+CellState = tuple[Tensor, ...]  # the state of a recurrent cell, (batch, dim) each: h, or h and c
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class Source:
     lengths: Int[Tensor, " batch"]
 
     def to(self, device: torch.device | str) -> "Source":
-        """The source on another device; the copy does not block."""
+        """The source on another device; the copy is non-blocking."""
         return type(self)(
             self.ids.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True)
         )
@@ -32,7 +34,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class ImageSource(Source):
-    """The images that a captioner writes about, in place of ids, and their numbers of regions."""
+    """The source images of a captioner, in the field `ids`, and their numbers of regions."""
 
     ids: Float[Tensor, "batch channels height width"]
 
@@ -121,9 +123,19 @@ class TransformerState:
         """
         return replace(self, max_length=self.capacity - 1, equal_lengths=False, static=True)
 
-    def reset(self) -> "TransformerState":
-        """An empty state on the same buffers."""
+    def has_capacity(self, capacity: int) -> bool:
+        """Whether the buffers have exactly this capacity."""
+        return self.capacity == capacity
+
+    def reset(self, initial: "TransformerState | None" = None) -> "TransformerState":
+        """An empty state in the same buffers, with the memory of `initial` if it has one."""
         self.lengths.zero_()
+        if initial is not None and self.memory is not None and initial.memory is not None:
+            for targets, sources in zip(self.memory, initial.memory, strict=True):
+                for target, source in zip(targets, sources, strict=True):
+                    target.copy_(source)
+        if initial is not None and self.memory_lengths is not None:
+            self.memory_lengths.copy_(cast(Tensor, initial.memory_lengths))
         return replace(self, max_length=0)
 
     def advance(self, counts: Int[Tensor, " rows"] | None, time: int) -> "TransformerState":
@@ -139,7 +151,7 @@ class TransformerState:
         return replace(self, lengths=lengths, max_length=longest, equal_lengths=False, prefix=False)
 
     def length_after(self, time: int) -> int:
-        """The number of keys in the cache after `time` more ids; an error beyond the capacity."""
+        """The number of keys after `time` more ids; raise `ShapeError` beyond the capacity."""
         length = self.max_length + time
         if length > self.capacity:
             raise ShapeError(
@@ -147,3 +159,106 @@ class TransformerState:
                 f"which has capacity={self.capacity}; start with a larger capacity"
             )
         return length
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """The decoding state of a model without a KV cache, such as a recurrent network or an HMM.
+
+    A recurrence cannot be inverted, so the states before the last step and after each of its ids
+    are stored: `rewind` can go back to the beginning of the last step and no further. After a step
+    with different `counts`, rows are at different snapshots.
+
+        snapshot     0        1        2       …  time
+                  before   after x1  after x2     after all
+    """
+
+    layers: list[CellState]  # the states of each layer: (rows, time + 1, …)
+    lengths: Int[Tensor, " rows"]
+    index: Int[Tensor, " rows"]  # the current snapshot of each row
+
+    @classmethod
+    def initial(cls, layers: list[CellState]) -> "RecurrentState":
+        """The state before the first id: one snapshot."""
+        zeros = layers[0][0].new_zeros(len(layers[0][0]), dtype=torch.long)
+        return cls(
+            [tuple(vector.unsqueeze(1) for vector in layer) for layer in layers], zeros, zeros
+        )
+
+    def current(self) -> list[CellState]:
+        """The state of each layer at the current snapshot of each row: (rows, …)."""
+        rows = torch.arange(len(self.index), device=self.index.device)
+        return [tuple(vector[rows, self.index] for vector in layer) for layer in self.layers]
+
+    def advance(
+        self, layers: list[CellState], counts: Int[Tensor, " rows"] | None
+    ) -> "RecurrentState":
+        """The state after a step with these snapshots; `counts` ids per row are valid."""
+        if counts is None:
+            counts = torch.full_like(self.index, layers[0][0].shape[1] - 1)
+        return replace(self, layers=layers, lengths=self.lengths + counts, index=counts)
+
+    def select(self, rows: Int[Tensor, " selected"]) -> "RecurrentState":
+        """The state of these rows, in this order."""
+        return replace(
+            self,
+            layers=[tuple(x.index_select(0, rows) for x in layer) for layer in self.layers],
+            lengths=self.lengths.index_select(0, rows),
+            index=self.index.index_select(0, rows),
+        )
+
+    def rewind(self, lengths: Int[Tensor, " rows"]) -> "RecurrentState":
+        """Truncate each row to its first `lengths` ids, within the last step."""
+        index = self.index - (self.lengths - lengths)
+        if bool(((index < 0) | (index > self.index)).any()):
+            raise ShapeError(
+                f"cannot rewind from lengths {self.lengths.tolist()} to {lengths.tolist()}: "
+                f"only the states of the last step are stored, {self.index.tolist()} ids per row.\n"
+                "To go back further, call start() and step through the first ids again."
+            )
+        return replace(self, lengths=lengths, index=index)
+
+
+@dataclass(frozen=True, slots=True)
+class CapturableRecurrentState(RecurrentState):
+    """A recurrent state whose decode step can be captured as a CUDA graph."""
+
+    static: bool = False  # one snapshot, which is updated in place
+
+    def with_static_shapes(self) -> "CapturableRecurrentState":
+        """The same state for a decode step that is captured as a CUDA graph."""
+        layers = [tuple(vector.unsqueeze(1) for vector in layer) for layer in self.current()]
+        lengths, index = self.lengths.clone(), torch.zeros_like(self.index)
+        return CapturableRecurrentState(layers, lengths, index, static=True)
+
+    def has_capacity(self, capacity: int) -> bool:
+        """True: a row can hold any number of ids."""
+        return True
+
+    def reset(
+        self, initial: "CapturableRecurrentState | None" = None
+    ) -> "CapturableRecurrentState":
+        """The state before the first id, zeros or `initial`, in the same buffers."""
+        self.lengths.zero_()
+        if initial is not None:
+            self._store(initial.current())
+            return self
+        for vector in (vector for layer in self.layers for vector in layer):
+            vector.zero_()
+        return self
+
+    def advance(
+        self, layers: list[CellState], counts: Int[Tensor, " rows"] | None
+    ) -> "RecurrentState":
+        """The state after a step with these snapshots; `counts` ids per row are valid."""
+        after = RecurrentState.advance(self, layers, counts)
+        if not self.static:
+            return after
+        self._store(after.current())
+        self.lengths.copy_(after.lengths)
+        return self
+
+    def _store(self, states: list[CellState]) -> None:
+        for targets, sources in zip(self.layers, states, strict=True):
+            for target, source in zip(targets, sources, strict=True):
+                target[:, 0].copy_(source)

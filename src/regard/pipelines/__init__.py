@@ -11,7 +11,7 @@ from regard.pipelines.base import (
 from regard.pipelines.detect import (
     column_settings,
     data_fingerprint,
-    is_data_set_name,
+    is_dataset_name,
     open_data,
     open_split,
     open_validation,
@@ -44,7 +44,7 @@ __all__ = [
     "data_fingerprint",
     "default_settings",
     "has_tokenizer",
-    "is_data_set_name",
+    "is_dataset_name",
     "load_tokenizers",
     "open_data",
     "open_split",

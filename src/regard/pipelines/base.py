@@ -1,4 +1,4 @@
-"""`Pipeline`, the base class: what depends on the kind of data, from a path to predictions."""
+"""`Pipeline`, the base class of all code that depends on the kind of data."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from regard.config import Choice, RunConfig, TrainConfig
+from regard.config import Choice, RunConfig, TrainConfig, merge
 from regard.data.batch import Batch
 from regard.data.columns import Roles
 from regard.data.tables import Table
@@ -25,13 +25,14 @@ from regard.text.pair_tokenizers import JOINT, SOURCE
 
 Tokenizers = Tokenizer | PairTokenizers
 Progress = Callable[[str, int, int], None]  # description, bytes (or UNITS) done, in total
-EVALUATING, TRANSLATING = "evaluating", "translating"
-UNITS = {EVALUATING: "targets", TRANSLATING: "sentences"}  # where progress is not in bytes
+EVALUATING, TRANSLATING, CAPTIONING = "evaluating", "translating", "captioning"
+# units of progress where it is not in bytes
+UNITS = {EVALUATING: "targets", TRANSLATING: "sentences", CAPTIONING: "images"}
 DEFAULT_TOKENS = 4096  # per step, if neither train.batch nor train.tokens is set
 
 
 class Data(Protocol):
-    """A data set of some kind, opened but not yet tokenized."""
+    """A dataset of some kind, opened but not yet tokenized."""
 
     @property
     def kind(self) -> str:
@@ -43,7 +44,7 @@ class Data(Protocol):
 
     @property
     def description(self) -> str:
-        """What was read and what was skipped, in one line."""
+        """A line that says what was read and what was skipped."""
 
     def split(self, fraction: float, seed: int) -> tuple[Self, Self]:
         """The training split, and about a `fraction` of the data for validation."""
@@ -56,7 +57,7 @@ class Data(Protocol):
 
 
 class TrainedModel(Protocol):
-    """What a prediction needs; `regard.api.Run` is one."""
+    """The parts of a run that a prediction needs; `regard.api.Run` has them."""
 
     @property
     def config(self) -> RunConfig:
@@ -73,7 +74,7 @@ class TrainedModel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EvalData:
-    """What a model is evaluated on: a task, and batches of validation data."""
+    """The data that a model is evaluated on: a task, and batches of validation data."""
 
     task: Task
     task_choice: Choice  # the task as config.json saves it, with the settings derived from the data
@@ -97,19 +98,19 @@ class TrainingData(EvalData):
     """Everything a run is trained and evaluated on."""
 
     batch: Callable[[int], Batch]  # micro-batch index → batch, a pure function of the seed
-    example_ids: Callable[[int], list[int]]  # its rows of the data, or the tokens it starts at
+    example_ids: Callable[[int], list[int]]  # micro-batch index → rows, or token offsets
     all_batches: Callable[[], Iterator[Batch]]  # the data once, in order, for `fit`
-    description: list[str]  # lines for the reader: data, validation, tokenizer, …
-    # baselines of a series, by name, with their metrics on the validation data
+    description: list[str]  # lines of the heading: data, validation, tokenizer, …
+    # metrics of simple predictions on the validation data, by name: of a series, of a regression
     baselines: Callable[[], dict[str, dict[str, float]]] | None = None
     fingerprint: str = ""  # of the data without its tokenizer; set by `prepare_training`
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What to predict from: the rows of a file, each with its input."""
+    """Inputs to predict from: the rows of a file, each with its input."""
 
-    description: str  # what was read, and which column
+    description: str  # the file that was read, and the column
     rows: Iterator[tuple[dict[str, Any], Any]]  # the columns of a row, and its input
 
 
@@ -133,11 +134,11 @@ class Pipeline:
     """
 
     name: ClassVar[str]  # `Data.kind` of its data and `Task.data_kind` of its tasks
-    needs: ClassVar[str] = "data of its own kind"  # what its data is, in messages
-    tokenizer_type: ClassVar[type | None] = None  # Tokenizer, PairTokenizers, or neither
-    exclusive: ClassVar[bool] = False  # what it recognizes is never opened as another kind
+    needs: ClassVar[str] = "data of its own kind"  # its data in words, for messages
+    tokenizer_type: ClassVar[type | None] = None  # Tokenizer, PairTokenizers or None
+    exclusive: ClassVar[bool] = False  # a path that it recognizes is opened by it for every task
     predicts_from_files: ClassVar[bool] = False  # an input is an image file, not a text
-    # options of the default task that are for the default model, not for one that the user chose
+    # options of the default task that apply only to the default model
     model_task_options: ClassVar[tuple[str, ...]] = ()
 
     def recognizes(self, path: Path) -> bool:
@@ -145,8 +146,16 @@ class Pipeline:
         return False
 
     def reads_on_request(self, path: Path) -> bool:
-        """Whether a task that learns from this kind may open a path that it does not recognize."""
+        """Whether, for a task of this kind, it may open a path that it does not recognize."""
         return True
+
+    def reads_as_table(self, path: Path, columns: Mapping[str, Any], kind: str | None) -> bool:
+        """Whether to read a path as a table, by default if the class does not define `open`.
+
+        `columns` are the settings that name columns, `kind` is the kind of data that the task
+        learns from, None if no task is given.
+        """
+        return type(self).open is Pipeline.open
 
     def open(self, path: Path) -> Any:
         """The `Data` at a path."""
@@ -173,10 +182,10 @@ class Pipeline:
         return {}
 
     def smallest_model(self, config: RunConfig) -> ModelConfig:
-        """The smallest model that the settings allow, before the data is read."""
+        """The model with the smallest vocabulary and head, for checks before the data is read."""
         return resolve(config.model, vocab_size=1)
 
-    def fit_settings(self, config: RunConfig, data: Any) -> RunConfig:
+    def complete_settings(self, config: RunConfig, data: Any) -> RunConfig:
         """The settings, completed with those derived from the untokenized training data."""
         return config
 
@@ -185,7 +194,11 @@ class Pipeline:
         return {}
 
     def check_splits(self, config: RunConfig, train: Any, validation: Any) -> None:
-        """Raise `DataError` if training would refuse the splits of the data for their size."""
+        """Raise `DataError` if a split of the data is too small for training."""
+
+    def text_bytes(self, data: Any) -> int | None:
+        """The number of bytes of a text, an upper bound of its targets; None for other data."""
+        return None
 
     def train_tokenizers(
         self, config: RunConfig, train: Any, validation: Any, progress: Progress | None
@@ -237,11 +250,14 @@ class Pipeline:
         raise ConfigError(f"there is no evaluation by length for {self.name}")
 
     def inputs(self, config: RunConfig) -> tuple[str, ...]:
-        """What a prediction takes, by name: a text, or two, such as a question and its context."""
+        """The names of the inputs of a prediction: a text, or two, such as question and context."""
         return ("text",)
 
     def read_inputs(self, config: RunConfig, path: Path) -> Inputs | None:
-        """The inputs in a file of a format of this kind; None: a text in each row or line."""
+        """The inputs in a file, if its format is specific to this kind of data.
+
+        None for other files, which have a text in each row or line.
+        """
         return None
 
     def input_column(self, config: RunConfig) -> str | int | None:
@@ -252,13 +268,13 @@ class Pipeline:
         """The text of a cell of a table."""
         return cell
 
-    def predict(self, run: TrainedModel, what: Any, *, top: int) -> Any:
+    def predict(self, run: TrainedModel, input: Any, *, top: int) -> Any:
         """The prediction of a trained model for one input (`Run.predict`)."""
         raise ConfigError(f"there is no prediction for {self.name}")
 
     def predict_batch(self, run: TrainedModel, inputs: Sequence[Any], *, top: int) -> list[Any]:
         """The predictions for several inputs, each as `predict` gives it."""
-        return [self.predict(run, what, top=top) for what in inputs]
+        return [self.predict(run, input, top=top) for input in inputs]
 
 
 def validation_metrics(
@@ -276,19 +292,25 @@ def validation_metrics(
         for batch in data.validation_batches(limit):
             yield batch.to(device)
             if progress is not None:
-                done += data.task.limit_count(batch)
+                done += data.task.evaluation_count(batch)
                 progress(EVALUATING, min(done, total), total)
 
     return data.task.metrics(model, batches())
 
 
+def with_task_options(task: Choice, options: Mapping[str, Any]) -> Choice:
+    """The task as config.json saves it, with these options, which are derived from the data."""
+    choice: Choice = merge({"task": task}, {"task": options})["task"]
+    return choice
+
+
 def first_rows(data: Any) -> list[str]:
-    """The lines of a description that show the first three rows of the data as understood."""
+    """Lines for the heading: the first three rows of the data, as they are interpreted."""
     return [f"row {number}      {row}" for number, row in enumerate(data.first_rows(3), 1)]
 
 
 def require_texts(texts: Sequence[str]) -> None:
-    """Raise `ConfigError` if there is nothing to predict from in one of the texts."""
+    """Raise `ConfigError` if one of the texts is empty."""
     for number, text in enumerate(texts, 1):
         if not text.strip():
             which = f"text {number} of {len(texts)}" if len(texts) > 1 else "the text"
@@ -303,10 +325,10 @@ def best_classes(
     The class that is `predicted` for a row comes first, even where it is not the likeliest.
     """
     probabilities = logits.float().softmax(-1)
-    order = probabilities
+    scores = probabilities
     if predicted is not None:
-        order = probabilities.scatter(-1, predicted.unsqueeze(-1), 2.0)
-    best = order.topk(min(top, len(names))).indices
+        scores = probabilities.scatter(-1, predicted.unsqueeze(-1), 2.0)
+    best = scores.topk(min(top, len(names))).indices
     rows = zip(best.tolist(), probabilities.gather(-1, best).tolist(), strict=True)
     return [[(names[id], p) for id, p in zip(*row, strict=True)] for row in rows]
 

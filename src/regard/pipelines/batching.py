@@ -1,4 +1,4 @@
-"""Batches of examples: what the pipelines of labels, pairs, spans, images, … have in common."""
+"""Batches of examples, shared by the pipelines of labels, pairs, spans, images, …"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,28 +13,29 @@ from regard.data.loader import PairLoader
 from regard.data.token_store import PairStore
 from regard.errors import ConfigError
 from regard.models.presets import ModelConfig
-from regard.pipelines.base import DEFAULT_TOKENS, first_rows
+from regard.pipelines.base import DEFAULT_TOKENS, first_rows, rows_per_step
 from regard.seeds import batch_generator
 from regard.text import Tokenizer
 
 
-def pair_loader(config: RunConfig, store: PairStore, *, longest: int) -> PairLoader:
+def pair_loader(config: RunConfig, store: PairStore, *, max_length: int) -> PairLoader:
     """Micro-batches of pairs of similar length: `train.batch` rows or `train.tokens` a step."""
     settings = config.train
     batch = None if settings.batch is None else settings.batch // settings.accumulate
     tokens = None if batch else (settings.tokens or DEFAULT_TOKENS) // settings.accumulate
-    return PairLoader(store, tokens, settings.seed, longest=longest, batch=batch)
+    return PairLoader(store, tokens, settings.seed, max_length=max_length, batch=batch)
 
 
-def text_loader(config: RunConfig, model: ModelConfig, store: PairStore) -> PairLoader:
-    """The loader of texts and their classes: up to `model.context` tokens."""
-    return pair_loader(config, store, longest=model.context + 1)  # pairs have one for EOS
+def encoded_text_loader(config: RunConfig, model: ModelConfig, store: PairStore) -> PairLoader:
+    """A `PairLoader` of encoded texts (sources) and their classes (targets)."""
+    # PairLoader counts a position for EOS, which these texts do not have
+    return pair_loader(config, store, max_length=model.context + 1)
 
 
 def seeded_batches(
     seed: int, loader: Any, collate: Callable[[Any, torch.Generator], Batch]
 ) -> Callable[[int], Batch]:
-    """The batches of a loader by their index, with the random numbers of (seed, index)."""
+    """A function that returns the batch of an index; its random numbers depend on (seed, index)."""
     return lambda index: collate(loader.examples(index), batch_generator(seed, index))
 
 
@@ -48,29 +49,37 @@ def sequential_batches(
     return (collate(rows, batch_generator(seed, 0)) for rows in loader.sequential(limit))
 
 
-def rows_per_micro_batch(settings: TrainConfig, default: int, what: str) -> int:
-    """Rows of a micro-batch of data that is not counted in tokens: `train.batch`, or `default`."""
+def rows_per_micro_batch(settings: TrainConfig, default: int, unit: str) -> int:
+    """Rows of a micro-batch of images, windows or drawings: those of a step / `train.accumulate`.
+
+    A step has `train.batch` rows, or `default`.
+    """
     if settings.tokens is not None:
-        raise ConfigError(f"train.tokens counts tokens; for {what}, set train.batch")
+        raise ConfigError(f"train.tokens counts tokens; for {unit}, set train.batch")
     return max(1, (settings.batch or default) // settings.accumulate)
 
 
-def evenly_spaced(count: int, kept: int | None) -> NDArray[np.int64]:
-    """The indices from 0 to count - 1, or `kept` of them, evenly spaced."""
-    kept = count if kept is None else min(kept, count)
-    return np.arange(kept) * count // kept
+def blocks_per_micro_batch(settings: TrainConfig, context: int) -> int:
+    """Rows of `context` tokens in a micro-batch: those of a step, divided by `train.accumulate`."""
+    return max(1, rows_per_step(settings, context) // settings.accumulate)
+
+
+def evenly_spaced(count: int, size: int | None) -> NDArray[np.int64]:
+    """All indices from 0 to count - 1, or `size` of them, evenly spaced."""
+    size = count if size is None else min(size, count)
+    return np.arange(size) * count // size
 
 
 def batches_of_similar_length(
     store: PairStore, size: int, rows: NDArray[np.int64] | None = None
 ) -> Iterator[tuple[list[int], int]]:
-    """Rows of a store, by default all, `size` at a time: their indices and the width."""
+    """Rows of a store in order of length, `size` at a time: indices, and the longest length."""
     lengths = store.source_lengths
     rows = np.arange(len(store)) if rows is None else rows
     order = rows[np.argsort(lengths[rows], kind="stable")].tolist()
     for start in range(0, len(order), size):
-        chosen = order[start : start + size]
-        yield chosen, int(lengths[chosen].max())
+        indices = order[start : start + size]
+        yield indices, int(lengths[indices].max())
 
 
 def concatenate(rows: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -85,6 +94,16 @@ def describe_data(train: Any, validation: Any, tokenizer: Tokenizer) -> list[str
         *first_rows(train),
         f"validation {validation.description}",
         f"tokenizer  {tokenizer.kind}, {tokenizer.vocab_size:,} tokens",
+    ]
+
+
+def describe_truncated(training: int, validation: int, context: int) -> list[str]:
+    """The line of a description with the number of truncated texts; none if there are none."""
+    if not training and not validation:
+        return []
+    return [
+        f"truncated  {training:,} training texts and {validation:,} validation texts, "
+        f"to {context} tokens"
     ]
 
 

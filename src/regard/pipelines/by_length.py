@@ -4,16 +4,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-MAX_RANGES = 8  # about as many ranges of lengths
+TARGET_RANGES = 8  # about as many are made
 
 
 @dataclass(frozen=True, slots=True)
 class LengthRange:
     """The metrics of a model on texts of similar length."""
 
-    shortest: int  # of the lengths that occur
-    longest: int
-    mean: float
+    shortest: int  # length of the shortest text
+    longest: int  # length of the longest text
+    mean: float  # mean length
     examples: int
     metrics: dict[str, float]
 
@@ -32,7 +32,7 @@ def by_length(
     """Evaluate texts of similar length together; `evaluate` gets the indices of their rows.
 
     Ranges are equally wide, with round widths: 1-5, 6-10, …  The last one also holds the longest
-    hundredth, so that a few long texts do not make all ranges wide.
+    1 % of the texts, so that a few long texts do not make all ranges wide.
     """
     has_words = any(len(text.split()) > 1 for text in texts)
     lengths = [len(text.split()) if has_words else len(text) for text in texts]
@@ -42,14 +42,14 @@ def by_length(
         groups.setdefault((min(length, longest) - 1) // width, []).append(row)
     ranges = []
     for _, rows in sorted(groups.items()):
-        inside = [lengths[row] for row in rows]
-        mean = sum(inside) / len(inside)
-        ranges.append(LengthRange(min(inside), max(inside), mean, len(rows), evaluate(rows)))
+        in_range = [lengths[row] for row in rows]
+        mean = sum(in_range) / len(in_range)
+        ranges.append(LengthRange(min(in_range), max(in_range), mean, len(rows), evaluate(rows)))
     return ByLength("words" if has_words else "characters", ranges)
 
 
 def _width(lengths: Sequence[int]) -> tuple[int, int]:
-    """The width of a range, and the length that 99 of 100 texts do not exceed.
+    """The width of a range, and the 99th percentile of the lengths.
 
     >>> _width(range(1, 41)), _width([3] * 99 + [4] * 900 + [200])
     ((5, 40), (1, 4))
@@ -57,4 +57,4 @@ def _width(lengths: Sequence[int]) -> tuple[int, int]:
     ordered = sorted(lengths)
     low, high = ordered[0], ordered[-1 - len(ordered) // 100]
     widths = (digit * 10**power for power in count() for digit in (1, 2, 5))
-    return next(width for width in widths if width * MAX_RANGES > high - low), high
+    return next(width for width in widths if width * TARGET_RANGES > high - low), high

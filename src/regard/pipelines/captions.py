@@ -1,7 +1,7 @@
 """Images and their captions."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -11,23 +11,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regard.config import Choice, RunConfig, make, merge
+from regard.config import Choice, RunConfig, make
 from regard.data.batch import Batch, CaptionBatch
 from regard.data.captions import Captions, caption_table, from_folder, from_table
 from regard.data.columns import Roles
 from regard.data.loader import RowLoader
+from regard.data.table_files import is_table
 from regard.data.tables import Table
 from regard.errors import ConfigError, DataError
-from regard.explain.attention import attention_maps, cross_attention_path
-from regard.explain.image_attention import ImageAttentionMap
-from regard.explain.token_map import AttentionMaps, ShownImage
+from regard.explain.attention import attention_maps
+from regard.explain.labelled_maps import cross_attention_path
+from regard.explain.token_map import ShownImage
 from regard.generate import BeamSearch, Search
 from regard.models.base import Language
 from regard.models.build import config_table, resolve
+from regard.models.captioner import CaptionerConfig
 from regard.models.presets import ModelConfig
 from regard.nn.state import ImageSource
 from regard.pipelines.base import (
-    TRANSLATING,
+    CAPTIONING,
     EvalData,
     Inputs,
     Pipeline,
@@ -36,6 +38,7 @@ from regard.pipelines.base import (
     TrainingData,
     mark_scheduled_sampling,
     validation_metrics,
+    with_task_options,
 )
 from regard.pipelines.batching import (
     describe_data,
@@ -52,7 +55,7 @@ from regard.text import Tokenizer
 
 DEFAULT_ROWS = 64  # of a step, where train.batch is not set
 SAMPLE_IMAGES = 4
-NEIGHBOUR_SIDE = 16  # pixels of the images that the nearest-neighbour baseline compares
+NEIGHBOUR_SIDE = 16  # side in pixels of the images that the nearest-neighbour baseline compares
 
 
 class CaptionsPipeline(Pipeline):
@@ -67,6 +70,10 @@ class CaptionsPipeline(Pipeline):
     def recognizes(self, path: Path) -> bool:
         """A folder of images, and in it one table with their names and captions."""
         return caption_table(path) is not None
+
+    def reads_as_table(self, path: Path, columns: Mapping[str, Any], kind: str | None) -> bool:
+        """A path with the suffix of a table that is not recognized."""
+        return is_table(path) and not self.recognizes(path)
 
     def open(self, path: Path) -> Captions:
         """The images of a folder and their captions."""
@@ -111,6 +118,11 @@ class CaptionsPipeline(Pipeline):
             },
         }
 
+    def train_defaults(self, model: Mapping[str, Any]) -> dict[str, Any]:
+        """A smaller learning rate for Transformers."""
+        transformer = isinstance(resolve(model, vocab_size=1), CaptionerConfig)
+        return {"lr": 1e-3} if transformer else {}
+
     def train_tokenizers(
         self, config: RunConfig, train: Captions, validation: Captions, progress: Progress | None
     ) -> Tokenizer:
@@ -136,8 +148,7 @@ class CaptionsPipeline(Pipeline):
         if task.crop >= model.image_size:
             raise ConfigError(f"task.crop={task.crop} must be less than {model.image_size} pixels")
         mean, std = (task.mean, task.std) if task.mean else train.statistics(model.image_size)
-        derived = {"task": {"mean": mean, "std": std}}
-        choice = merge({"task": config.task}, derived)["task"]
+        choice = with_task_options(config.task, {"mean": mean, "std": std})
         config = replace(config, task=choice, model=config_table(model))
         data = self.evaluation_data(config, validation, tokenizers)
         task = cast(Caption, data.task)
@@ -147,7 +158,7 @@ class CaptionsPipeline(Pipeline):
         description = describe_data(train, validation, tokenizers)
         size, grid = f"{model.image_size} × {model.image_size}", f"{model.grid} × {model.grid}"
         description[0] += f"; resized to {size}"
-        description.append(f"regions    {grid} of {model.patch} × {model.patch} pixels")
+        description.append(f"regions    {grid} of {model.patch_size} × {model.patch_size} pixels")
         if truncated := examples.truncated + data.dropped:
             description.append(f"truncated  {truncated:,} captions, to {model.context - 1} tokens")
         return TrainingData(
@@ -208,11 +219,10 @@ class CaptionsPipeline(Pipeline):
         search: Search,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """Loss, BLEU, chrF and exact match of the captions, and of those of the nearest image.
+        """Loss, BLEU, chrF and exact match of the captions, and the scores of a baseline.
 
         The baseline is the caption of the training image whose pixels are nearest. Where the data
-        has bounding boxes, also how often the region with the largest attention weight for a word
-        overlaps the box of what the word names.
+        has bounding boxes, the `pointing_game` is evaluated too.
         """
         captions: Captions = data.validation_data
         task, tokenizer = cast(Caption, data.task), cast(Tokenizer, data.tokenizers)
@@ -224,7 +234,7 @@ class CaptionsPipeline(Pipeline):
                 model, task, tokenizer, captions.read(rows, size), search
             )
             if progress is not None:
-                progress(TRANSLATING, len(generated), len(captions))
+                progress(CAPTIONING, len(generated), len(captions))
         metrics: dict[str, Any] = validation_metrics(data, model, device, None, progress)
         metrics |= _score(generated, captions)
         if captions.train is not None:
@@ -232,12 +242,12 @@ class CaptionsPipeline(Pipeline):
             scores = _score(nearest, captions)
             metrics |= {f"nearest_{name}": score for name, score in scores.items()}
         if captions.boxes is not None:
-            metrics["pointing_game"] = attention_hits(data, model)
+            metrics["pointing_game"] = pointing_game(data, model)
         return metrics
 
-    def predict(self, run: TrainedModel, what: Any, *, top: int) -> str:
+    def predict(self, run: TrainedModel, input: Any, *, top: int) -> str:
         """The caption of an image, by beam search."""
-        return self.predict_batch(run, [what], top=top)[0]
+        return self.predict_batch(run, [input], top=top)[0]
 
     def predict_batch(self, run: TrainedModel, inputs: Sequence[Any], *, top: int) -> list[str]:
         """The captions of several images."""
@@ -285,33 +295,34 @@ def generate_captions(
 
 
 @torch.no_grad()
-def caption_attention(
-    model: nn.Module, source: ImageSource, ids: Tensor, layer: int | None = None
-) -> tuple[str, Tensor]:
-    """The module by which a decoder attends to the regions, and its weights for each token."""
-    path = cross_attention_path(model, layer)
+def caption_attention(model: nn.Module, source: ImageSource, ids: Tensor) -> Tensor:
+    """The weights of the last cross-attention over the regions, for each token."""
+    path = cross_attention_path(model)
     model.eval()
-    maps = attention_maps(model, lambda: model(ids, source=source), pattern=path)
-    return path, maps[path]
+    return attention_maps(model, lambda: model(ids, source=source), pattern=path, call=None)[path]
 
 
-def explain_caption(run: TrainedModel, image: Any, layers: Sequence[int | None]) -> AttentionMaps:
-    """The attention of each token of the caption of an image over its regions."""
+@dataclass(frozen=True, slots=True)
+class CaptionedImage:
+    """An image as the model reads it, and the ids of its caption from BOS to EOS."""
+
+    source: ImageSource
+    ids: list[int]
+    shown: ShownImage
+
+
+def caption_image(run: TrainedModel, image: Any, caption: str | None = None) -> CaptionedImage:
+    """An image with its caption, by default the caption that the model writes."""
     model, tokenizer = run.model, cast(Tokenizer, run.tokenizers)
     task, pixels = caption_task(run.config.task, tokenizer), input_pixels(model, image)
-    source = image_source(model, task, pixels)
-    (caption,) = generate_captions(model, task, tokenizer, pixels, BeamSearch())
-    ids = [*tokenizer.encode(caption), task.eos_id]
-    inputs = torch.tensor([[task.bos_id, *ids[:-1]]], device=source.images.device)
+    if caption is None:
+        (caption,) = generate_captions(model, task, tokenizer, pixels, BeamSearch())
     grid = cast(Any, model.config).grid
-    shown = ShownImage(torch.from_numpy(pixels[0]), (grid, grid))
-    regions = [f"{row},{column}" for row in range(grid) for column in range(grid)]
-    pieces = list(map(tokenizer.piece, ids))
-    maps = AttentionMaps()
-    for layer in layers:
-        path, weights = caption_attention(model, source, inputs, layer)
-        maps[path] = ImageAttentionMap(pieces, regions, weights[0], kind="cross", image=shown)
-    return maps
+    return CaptionedImage(
+        image_source(model, task, pixels),
+        [task.bos_id, *tokenizer.encode(caption), task.eos_id],
+        ShownImage(torch.from_numpy(pixels[0]), (grid, grid)),
+    )
 
 
 def encode_words(
@@ -327,12 +338,13 @@ def encode_words(
     return result
 
 
-def attention_hits(data: EvalData, model: nn.Module) -> float:
-    """How often the largest attention weight for a word is in the bounding box of what it names.
+def pointing_game(data: EvalData, model: nn.Module) -> float:
+    """The pointing game (Zhang et al. 2016): how often attention points at the named object.
 
-    The pointing game (Zhang et al. 2016).
-    The model reads the true captions. The weights are the mean over heads, in the last layer; the
-    attention of a word is that of its last token.
+    A word is a hit if the region with its largest attention weight overlaps the bounding box of the
+    object that the word names; the result is the fraction of hits. The model reads the true
+    captions. The weights are the mean over heads, in the last layer; the attention of a word is
+    that of its last token.
     """
     captions: Captions = data.validation_data
     task, tokenizer = cast(Caption, data.task), cast(Tokenizer, data.tokenizers)
@@ -342,16 +354,16 @@ def attention_hits(data: EvalData, model: nn.Module) -> float:
         rows = np.arange(start, min(start + DEFAULT_ROWS, len(captions)))
         pixels = captions.read(rows, config.image_size)
         texts = [captions.captions[row][0].split() for row in rows.tolist()]
-        sentences, lasts = zip(*encode_words(tokenizer, texts), strict=True)
+        sentences, last_tokens = zip(*encode_words(tokenizer, texts), strict=True)
         ids, _ = task.shift(sentences, max(map(len, sentences)) + 1)
         source = image_source(model, task, pixels)
-        _, weights = caption_attention(model, source, ids.to(source.images.device))
+        weights = caption_attention(model, source, ids.to(source.images.device))
         best = weights.mean(1).argmax(-1).cpu()  # (batch, time)
         scale = captions.side / config.grid
         for index, row in enumerate(rows):
             for word, box in cast(Any, captions.boxes)[row].items():
-                region = int(best[index, lasts[index][word]])
-                top, left = (scale * place for place in divmod(region, config.grid))
+                region = int(best[index, last_tokens[index][word]])
+                top, left = (scale * offset for offset in divmod(region, config.grid))
                 inside = box[0] < top + scale and box[1] < left + scale
                 hits += inside and top < box[2] and left < box[3]
                 words += 1
@@ -370,19 +382,19 @@ def nearest_captions(train: Captions, captions: Captions) -> list[str]:
         ]
         return np.concatenate(pixels).reshape(len(data), -1).astype(np.float32)
 
-    known, queries = vectors(train), vectors(captions)
-    squares = (known**2).sum(1)
-    nearest = [int((squares - 2 * known @ image).argmin()) for image in queries]
+    train_vectors, queries = vectors(train), vectors(captions)
+    squares = (train_vectors**2).sum(1)
+    nearest = [int((squares - 2 * train_vectors @ image).argmin()) for image in queries]
     return [train.captions[row][0] for row in nearest]
 
 
 def _score(generated: Sequence[str], captions: Captions) -> dict[str, float]:
     """Exact match with one of the captions, and BLEU and chrF with all of them, ignoring case."""
-    most = max(map(len, captions.captions))
+    max_references = max(map(len, captions.captions))
     lower = [[text.lower() for text in texts] for texts in captions.captions]
     generated = [text.lower() for text in generated]
-    # as sacreBLEU has it: a list for the first references, for the second ones, …
-    references = [[texts[min(n, len(texts) - 1)] for texts in lower] for n in range(most)]
+    # sacreBLEU takes a list of the first references, a list of the second references, …
+    references = [[texts[min(n, len(texts) - 1)] for texts in lower] for n in range(max_references)]
     hits = [text in texts for text, texts in zip(generated, lower, strict=True)]
     return {
         "exact_match": sum(hits) / len(hits),
@@ -392,17 +404,17 @@ def _score(generated: Sequence[str], captions: Captions) -> dict[str, float]:
 
 
 class _Examples:
-    """Each caption with its image, as ids."""
+    """The captions of a dataset as ids, each with the row of its image."""
 
     def __init__(self, data: Captions, tokenizer: Tokenizer, model: ModelConfig) -> None:
         self.data, self.config = data, cast(Any, model)
-        self.image = np.array(
+        self.image_rows = np.array(
             [row for row, captions in enumerate(data.captions) for _ in captions], np.int64
         )
         ids = [np.array(row, np.int64) for row in tokenizer.encode_batch(data.texts())]
-        room = self.config.context - 1  # for EOS
-        self.truncated = sum(len(row) > room for row in ids)
-        self.ids = [row[:room] for row in ids]
+        max_tokens = self.config.context - 1  # 1 for EOS
+        self.truncated = sum(len(row) > max_tokens for row in ids)
+        self.ids = [row[:max_tokens] for row in ids]
         self.width = max(map(len, self.ids)) + 1
         self.targets = sum(map(len, self.ids)) + len(self.ids)
 
@@ -418,14 +430,14 @@ class _Examples:
         training: bool = False,
     ) -> CaptionBatch:
         """A batch of these captions."""
-        pixels = self.data.read(self.image[rows], self.config.image_size)
+        pixels = self.data.read(self.image_rows[rows], self.config.image_size)
         sentences = [self.ids[row] for row in rows]
         examples = pixels, sentences, self.width, self.config.regions, training
         return task.collate(examples, generator)
 
     def sequential(self, task: Caption, rows: int, limit: int | None) -> Iterator[Batch]:
         """All captions once, or evenly spaced ones with about `limit` tokens."""
-        kept = None if limit is None else max(1, limit * len(self) // self.targets)
-        chosen = evenly_spaced(len(self), kept)
-        for start in range(0, len(chosen), rows):
-            yield self.batch(task, chosen[start : start + rows], torch.Generator())
+        count = None if limit is None else max(1, limit * len(self) // self.targets)
+        indices = evenly_spaced(len(self), count)
+        for start in range(0, len(indices), rows):
+            yield self.batch(task, indices[start : start + rows], torch.Generator())

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import Choice, DataConfig, RunConfig, kind_of, make
-from regard.data.arrow_files import HUB
+from regard.data.arrow_files import HUB_PREFIX
 from regard.data.builtin import BUILTINS
+from regard.data.captions import caption_table
 from regard.data.columns import ROLES, ambiguous_table, find_roles
 from regard.data.pairs import from_parallel
 from regard.data.table_files import is_table, read_table, read_validation
 from regard.data.tables import Table
 from regard.data.text import Text
-from regard.data.text_files import suffix
 from regard.errors import ConfigError, DataError
 from regard.pipelines.base import Data, Pipeline
 from regard.pipelines.labels import TagsPipeline
@@ -40,11 +40,13 @@ def open_data(
         a folder                  text, a document for each text file in it
         source and target         pairs: two files, line by line
         .csv .tsv .json .jsonl    a table (also .parquet, a folder of such files, and
-                                  hf://datasets/owner/name): labels, pairs, tags, series or
-                                  text, by its columns (`data.columns.find_roles`)
+                                  hf://datasets/owner/name): labels, scores, pairs, tags, spans,
+                                  series or text, by its columns (`data.columns.find_roles`)
+        .jsonl of messages        dialogues; also of prompts and responses
         a .conll file             tags: a word and its tag on each line
-        SQuAD's JSON              spans: questions, contexts and answers; also a table of these
-        a .npz file               images: arrays x and y, or images and labels
+        SQuAD's JSON              spans: questions, contexts and answers
+        a .npz file               images: arrays x and y, or images and labels;
+                                  strokes: arrays xyp and off
         MNIST's IDX files         images: the folder that holds them
         images and a table        captions: a folder with the table of file names and captions
         a folder for each class   images: .png and .jpg files, by the name of their folder
@@ -53,13 +55,13 @@ def open_data(
 
     Each file may be gzip, with any name. The `description` of the result says what was read
     and what was skipped. `kind` is the kind of data that the task learns from: with "tags", any
-    file is read as .conll; with "labels", "scores" or "series", as a table; with "text", a table
-    that is ambiguous is read as plain text. `columns` are the settings that name columns (`text`,
-    `text2`, `label`, `tags`, and `columns` of a .conll file); with a path, `source` and `target`
-    name columns too.
+    file is read as .conll; with "labels", "scores" or "series", as a table; with "dialogues" or
+    "sentences", as dialogues or as pairs of sentences; with "text", a table that is ambiguous is
+    read as plain text. `columns` are the settings that name columns (`text`, `text2`, `label`,
+    `tags`, and `columns` of a .conll file); with a path, `source` and `target` name columns too.
     """
-    data = _open(path, source, target, kind, columns or {})
-    return PIPELINES[data.kind].lowercase(data) if lower else data
+    data, _ = _open(path, source, target, kind, columns or {})
+    return _lowercase(data, lower)
 
 
 def open_split(config: RunConfig) -> tuple[Any, Any]:
@@ -68,13 +70,12 @@ def open_split(config: RunConfig) -> tuple[Any, Any]:
     task = TASKS.get(kind_of(config.task)[0])
     kind = None if task is None else task.data_kind
     columns = column_settings(data)
-    whole = open_data(
-        data.path, data.source, data.target, lower=data.lower, kind=kind, columns=columns
-    )
-    columns |= {role: str(name) for role, name in getattr(whole, "columns", {}).items()}
+    dataset, table = _open(data.path, data.source, data.target, kind, columns)
+    dataset = _lowercase(dataset, data.lower)
+    columns |= {role: str(name) for role, name in getattr(dataset, "columns", {}).items()}
     if data.split:
-        if whole.kind != "series":
-            raise ConfigError(f"data.split is for series; {whole.name} holds {whole.kind}")
+        if dataset.kind != "series":
+            raise ConfigError(f"data.split is for series; {dataset.name} holds {dataset.kind}")
         for name in ("validation", "validation_fraction"):
             value = getattr(data, name)
             if value != getattr(DataConfig(), name):
@@ -82,22 +83,23 @@ def open_split(config: RunConfig) -> tuple[Any, Any]:
                     f"data.split gives the validation rows, so data.{name}={value} would not be "
                     "used; leave one of them out"
                 )
-        splits: tuple[Any, Any] = whole.split_rows(data.split)
+        splits: tuple[Any, Any] = dataset.split_by_sizes(data.split)
         return splits
     if data.validation:
-        validation = open_validation(data.validation, whole.kind, lower=data.lower, columns=columns)
-        return whole, validation.note_overlap(whole)
-    table = _validation_table(data.path)
-    if table is not None:
-        validation = _interpret_table(table, columns, whole.kind)
-        validation = PIPELINES[whole.kind].lowercase(validation) if data.lower else validation
-        return whole, validation.note_overlap(whole)
-    training, validation = whole.split(data.validation_fraction, config.train.seed)
+        validation = open_validation(
+            data.validation, dataset.kind, lower=data.lower, columns=columns, training=table
+        )
+        return dataset, validation.note_overlap(dataset)
+    validation_table = _validation_table(data.path, table)
+    if validation_table is not None:
+        validation = _interpret_table(validation_table, columns, dataset.kind)
+        return dataset, _lowercase(validation, data.lower).note_overlap(dataset)
+    training, validation = dataset.split(data.validation_fraction, config.train.seed)
     return training, validation
 
 
 def column_settings(data: DataConfig) -> dict[str, Any]:
-    """The settings that name columns; `source` and `target` do where there is a path."""
+    """The settings that name columns; with a path, `source` and `target` are among them."""
     names = (
         "text",
         "text2",
@@ -110,16 +112,26 @@ def column_settings(data: DataConfig) -> dict[str, Any]:
 
 
 def open_validation(
-    paths: Sequence[Choice], kind: str, *, lower: bool, columns: Mapping[str, Any] | None = None
+    paths: Sequence[Choice],
+    kind: str,
+    *,
+    lower: bool,
+    columns: Mapping[str, Any] | None = None,
+    training: Table | None = None,
 ) -> Any:
-    """Validation data of this kind, from one path or from a source and a target."""
+    """Validation data of this kind, from one path or from a source and a target.
+
+    `training` is the table of the training data, if it is one: a column that has decimal commas
+    there has them here too.
+    """
     if len(paths) > 2:
         raise ConfigError(f"validation takes one path, or a source and a target, not {len(paths)}")
     if len(paths) == 2:
         data = open_data(None, *map(str, paths), lower=lower)
     else:
         columns = _applicable_columns(paths[0], columns or {})
-        data = open_data(paths[0], lower=lower, kind=kind, columns=columns)
+        data, _ = _open(paths[0], None, None, kind, columns, training)
+        data = _lowercase(data, lower)
     if data.kind != kind:
         names = ", ".join(map(str, paths))
         raise DataError(f"{names} holds {data.kind}; the run learns from {kind}")
@@ -139,9 +151,9 @@ def _applicable_columns(path: Choice, columns: Mapping[str, Any]) -> Mapping[str
     return columns if read_table(file_path).header else {}
 
 
-def is_data_set_name(path: str) -> bool:
-    """Whether a data set has a name instead of a path: built in, or on the Hugging Face hub."""
-    return path in BUILTINS or path.startswith(HUB)
+def is_dataset_name(path: str) -> bool:
+    """Whether a dataset has a name instead of a path: built in, or on the Hugging Face hub."""
+    return path in BUILTINS or path.startswith(HUB_PREFIX)
 
 
 def data_fingerprint(training: Data, validation: Data) -> str:
@@ -152,7 +164,7 @@ def data_fingerprint(training: Data, validation: Data) -> str:
 
 def run_name(path: Choice | None, source: str | None) -> str:
     """A name for a run: that of its data file, or of the folder of a file named "train"."""
-    if isinstance(path, str) and path.startswith(HUB):
+    if isinstance(path, str) and path.startswith(HUB_PREFIX):
         return path.rstrip("/").rsplit("/", 1)[-1]
     if path is not None and not (isinstance(path, str) and Path(path).exists()):
         return kind_of(path)[0]  # a built-in
@@ -167,23 +179,26 @@ def _open(
     target: str | int | None,
     kind: str | None,
     columns: Mapping[str, Any],
-) -> Data:
+    training: Table | None = None,
+) -> tuple[Any, Table | None]:
+    """The data of `open_data`, and its table if it is one; `training` as in `open_validation`."""
     if path is not None:
         sides = {"source": source, "target": target}
         columns = {**columns, **{side: name for side, name in sides.items() if name is not None}}
     elif source is not None or target is not None:
         if source is None or target is None:
-            given = "source" if target is None else "target"
-            raise ConfigError(f"data.{given} is set alone; set both data.source and data.target")
-        return from_parallel(_existing_path(str(source)), _existing_path(str(target)))
+            side = "source" if target is None else "target"
+            raise ConfigError(f"data.{side} is set alone; set both data.source and data.target")
+        return from_parallel(_existing_path(str(source)), _existing_path(str(target))), None
     if path is None:
         raise ConfigError("no data; give data.path, or data.source and data.target")
     if not isinstance(path, str) or path in BUILTINS:
         if columns:
             raise ConfigError(f"data.{next(iter(columns))} is for tables; {path} is built in")
-        return make(path, BUILTINS, "built-in data set")
-    if path.startswith(HUB):
-        return _interpret_table(read_table(path), columns, kind)
+        return make(path, BUILTINS, "built-in dataset"), None
+    if path.startswith(HUB_PREFIX):
+        table = read_table(path)
+        return _interpret_table(table, columns, kind), table
     file_path = _existing_path(path)
     if file_path.is_dir() and all(
         (file_path / name).exists() for name in ("config.json", "metrics.jsonl")
@@ -192,47 +207,44 @@ def _open(
             f"{file_path} is a run, not data; continue it with regard resume {file_path},\n"
             f"or start from its weights: regard train DATA train.start={file_path}"
         )
+    if {"source", "target"} & set(columns) and (table_path := caption_table(file_path)):
+        file_path = table_path
     if {"source", "target"} & set(columns) and not is_table(file_path):
         raise ConfigError(
-            f"give data.path, or data.source and data.target, not both; {file_path.name} is no "
-            "table, whose columns they could name"
+            f"data.source and data.target name columns of a table, but {file_path.name} is not a "
+            "table;\ngive data.path alone, or two parallel files as data.source and data.target"
         )
     if "columns" in columns:
-        return TagsPipeline().open(file_path, columns["columns"])
+        return TagsPipeline().open(file_path, columns["columns"]), None
     pipeline = _pipeline_for(file_path, kind)
-    if _reads_table(pipeline, file_path, columns):
-        return _open_table(file_path, columns, kind)
+    if pipeline.reads_as_table(file_path, columns, kind):
+        return _open_table(file_path, columns, kind, training)
     if columns:
         name = next(iter(columns))
-        raise ConfigError(f"data.{name} is a column of a table; {file_path} holds {pipeline.name}")
-    data: Data = pipeline.open(file_path)
-    return data
+        raise ConfigError(
+            f"data.{name} names a column of a table; {file_path} holds {pipeline.name}"
+        )
+    return pipeline.open(file_path), None
 
 
-def _reads_table(pipeline: Pipeline, path: Path, columns: Mapping[str, str]) -> bool:
-    """Whether to read a path as a table: by its suffix, by column settings, or by the task."""
-    if pipeline.name == "tags":
-        delimited = suffix(path) in (".csv", ".tsv")  # lines of a word and a tag, unless named
-        return bool(columns) or (is_table(path) and not delimited)
-    if pipeline.name == "text":
-        return bool(columns) or is_table(path)
-    if pipeline.name in ("spans", "captions"):
-        return is_table(path) and not pipeline.recognizes(path)
-    return pipeline.name in ("labels", "scores", "series")
-
-
-def _open_table(path: Path, columns: Mapping[str, str], kind: str | None) -> Data:
-    """A table; for language modelling, an ambiguous table is read as plain text."""
+def _open_table(
+    path: Path, columns: Mapping[str, str], kind: str | None, training: Table | None
+) -> tuple[Data, Table | None]:
+    """The data of a table; for language modelling, an ambiguous table is read as plain text."""
     if kind != "text" or columns or path.is_dir():
-        return _interpret_table(read_table(path), columns, kind)
-    with suppress(DataError):
-        return _interpret_table(read_table(path), columns, kind)
-    with suppress(DataError):
-        # raises later: the task needs another kind of data
-        return _interpret_table(read_table(path), columns, None)
+        table = read_table(path, training)
+        return _interpret_table(table, columns, kind), table
+    for table_kind in (kind, None):  # with None, the caller refuses the data of another kind
+        with suppress(DataError):
+            table = read_table(path, training)
+            return _interpret_table(table, columns, table_kind), table
     text: Text = PIPELINES["text"].open(path)
-    note = "; read as it is, not as a table (data.text=COLUMN reads a column)"
-    return replace(text, description=text.description + note)
+    note = "; read as plain text, not as a table (data.text=COLUMN reads a column)"
+    return replace(text, description=text.description + note), None
+
+
+def _lowercase(data: Any, lower: bool) -> Any:
+    return PIPELINES[data.kind].lowercase(data) if lower else data
 
 
 def _interpret_table(table: Table, columns: Mapping[str, str], kind: str | None) -> Data:
@@ -245,18 +257,20 @@ def _interpret_table(table: Table, columns: Mapping[str, str], kind: str | None)
     return data
 
 
-def _validation_table(path: Choice | None) -> Table | None:
-    """The validation split of a folder of tables, or of a data set of the hub."""
+def _validation_table(path: Choice | None, training: Table | None) -> Table | None:
+    """The validation split of a folder of tables, or of a dataset of the hub."""
     if not isinstance(path, str) or path in BUILTINS:
         return None
-    if path.startswith(HUB):
-        return read_validation(path)
+    if path.startswith(HUB_PREFIX):
+        return read_validation(path, training)
     file_path = Path(os.path.expanduser(path))
-    return read_validation(file_path) if file_path.is_dir() and is_table(file_path) else None
+    if not file_path.is_dir() or not is_table(file_path):
+        return None
+    return read_validation(file_path, training)
 
 
 def _pipeline_for(path: Path, kind: str | None) -> Pipeline:
-    """The pipeline that recognizes a path, or that of `kind` if it may read the path as well."""
+    """The pipeline that recognizes a path, or that of `kind` if it may open the path too."""
     recognized = next(p for p in reversed(PIPELINES.values()) if p.recognizes(path))
     requested = PIPELINES.get(kind) if kind is not None else None
     if requested is None or recognized.exclusive or not requested.reads_on_request(path):
@@ -265,7 +279,7 @@ def _pipeline_for(path: Path, kind: str | None) -> Pipeline:
 
 
 def _check_readable(folder: Path) -> None:
-    """Raise for a folder inside that cannot be read: its files would be missing silently."""
+    """Raise `DataError` for an unreadable subfolder, which `os.walk` would skip silently."""
     for parent, folders, _ in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for path in (Path(parent), *(Path(parent, name) for name in folders)):
@@ -276,7 +290,7 @@ def _check_readable(folder: Path) -> None:
 def _existing_path(path: str) -> Path:
     try:
         file_path = Path(os.path.expanduser(path))
-        if path and file_path.exists():  # Path("") would be the working folder
+        if path and file_path.exists():  # Path("") is the working directory
             if file_path.is_dir():
                 _check_readable(file_path)
             return file_path
@@ -293,5 +307,5 @@ def _existing_path(path: str) -> Path:
         name = close[0] if close[0] in BUILTINS else str(file_path.parent / close[0])
         hint = f"\ndid you mean {name!r}?"
     raise DataError(
-        f"no file, folder or built-in data set {path!r}{hint}\nbuilt in: {', '.join(BUILTINS)}"
+        f"no file, folder or built-in dataset {path!r}{hint}\nbuilt in: {', '.join(BUILTINS)}"
     )

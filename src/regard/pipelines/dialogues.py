@@ -1,17 +1,18 @@
 """Dialogues: packed into rows, with the loss on the responses only."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
+import torch
 from torch import nn
 
 from regard.config import Choice, RunConfig, make
 from regard.data.batch import Batch
-from regard.data.dialogues import Dialogues, from_jsonl, is_dialogues
+from regard.data.dialogues import Dialogues, from_jsonl, has_messages, is_dialogues
 from regard.data.loader import RowLoader
 from regard.data.text_files import suffix
 from regard.errors import ConfigError, DataError
@@ -19,20 +20,19 @@ from regard.generate import generate, parse_chain
 from regard.models.base import Language
 from regard.models.build import resolve
 from regard.models.presets import ModelConfig
-from regard.pipelines.base import (
-    EvalData,
-    Pipeline,
-    Progress,
-    TrainingData,
-    first_rows,
-    rows_per_step,
-)
+from regard.pipelines.base import EvalData, Pipeline, Progress, TrainingData, first_rows
+from regard.pipelines.batching import blocks_per_micro_batch
 from regard.pipelines.tokenizer_cache import cached_tokenizer
 from regard.seeds import batch_generator
 from regard.tasks import TASKS, Instruct
 from regard.tasks.instruct import Dialogue
 from regard.text import Tokenizer, train_tokenizer
-from regard.text.chat_encoding import chat_prompt_ids, dialogue_ids, response_end, special_texts
+from regard.text.chat_encoding import (
+    chat_prompt_ids,
+    dialogue_ids,
+    response_end,
+    template_variables,
+)
 from regard.text.chat_template import ASSISTANT, Message, render, split_responses
 from regard.text.pair_tokenizers import JOINT
 
@@ -48,12 +48,17 @@ class DialoguesPipeline(Pipeline):
     tokenizer_type: ClassVar[type | None] = Tokenizer
 
     def recognizes(self, path: Path) -> bool:
-        """A .jsonl file whose first line has a list of messages."""
+        """A .jsonl file whose first line has a list of messages, or a prompt and a response."""
         return path.is_file() and suffix(path) in SUFFIXES and is_dialogues(path)
 
     def reads_on_request(self, path: Path) -> bool:
         """Any .jsonl file."""
         return path.is_file() and suffix(path) in SUFFIXES
+
+    def reads_as_table(self, path: Path, columns: Mapping[str, Any], kind: str | None) -> bool:
+        """Prompts and responses are a table for other tasks, or if columns are named."""
+        other_task = bool(columns) or kind is not None
+        return kind != self.name and other_task and not has_messages(path)
 
     def open(self, path: Path) -> Dialogues:
         """A dialogue on each line."""
@@ -91,7 +96,7 @@ class DialoguesPipeline(Pipeline):
     ) -> Tokenizer:
         """Train on the training dialogues, with the text of the template."""
         choice, template = config.data.tokenizer, instruct_task(config.task).template
-        texts = [render(template, row, tokens=special_texts(None)) for row in train.rows]
+        texts = [render(template, row, tokens=template_variables(None)) for row in train.rows]
 
         def write(folder: Path) -> None:
             train_tokenizer(choice, texts).save(folder / JOINT)
@@ -113,18 +118,18 @@ class DialoguesPipeline(Pipeline):
         progress: Progress | None,
     ) -> TrainingData:
         """Rows of packed dialogues in random order."""
-        data, evaluated = self._evaluation(config, validation, tokenizers)
+        data, packed_validation = self._evaluation(config, validation, tokenizers)
         task, model = cast(Instruct, data.task), data.model
         packed = pack(train, task, tokenizers, model)
-        count = max(1, rows_per_step(config.train, model.context) // config.train.accumulate)
-        loader = RowLoader(len(packed.rows), count, config.train.seed)
+        rows_per_batch = blocks_per_micro_batch(config.train, model.context)
+        loader = RowLoader(len(packed.rows), rows_per_batch, config.train.seed)
 
         def batch(index: int) -> Batch:
-            chosen = [packed.rows[row] for row in loader.examples(index)]
+            rows = [packed.rows[row] for row in loader.examples(index)]
             generator = batch_generator(config.train.seed, index)
-            return task.collate((chosen, model.context), generator)
+            return task.collate((rows, model.context), generator)
 
-        scored = sum(int(scored.sum()) for row in packed.rows for _, scored in row)
+        responses = sum(int(scored.sum()) for row in packed.rows for _, scored in row)
         filled = packed.fill_ratio(model.context)
         description = [
             f"data       {train.description}",
@@ -132,24 +137,25 @@ class DialoguesPipeline(Pipeline):
             f"loss mask  {show_mask(task, tokenizers, train.rows[0])}",
             f"validation {validation.description}",
             f"tokenizer  {tokenizers.kind}, {tokenizers.vocab_size:,} tokens; "
-            f"{packed.tokens:,} for training, {scored:,} of them in responses",
+            f"{packed.tokens:,} for training, {responses:,} of them in responses",
             f"packing    {len(packed.rows):,} rows of {model.context} tokens, {filled:.0%} filled",
         ]
-        if packed.truncated or evaluated.truncated:
+        if packed.truncated or packed_validation.truncated:
             description.append(
-                f"truncated  {packed.truncated:,} training dialogues and {evaluated.truncated:,} "
-                f"for validation, to {model.context} tokens"
+                f"truncated  {packed.truncated:,} training dialogues and "
+                f"{packed_validation.truncated:,} for validation, to {model.context} tokens"
             )
-        if packed.dropped or evaluated.dropped:
+        if packed.dropped or packed_validation.dropped:
             description.append(
-                f"dropped    {packed.dropped:,} training dialogues and {evaluated.dropped:,} for "
-                f"validation: their first {model.context} tokens hold no part of a response"
+                f"dropped    {packed.dropped:,} training dialogues and "
+                f"{packed_validation.dropped:,} for validation: their first {model.context} tokens "
+                "hold no part of a response"
             )
         return TrainingData(
             **vars(data),
             batch=batch,
             example_ids=loader.example_ids,
-            all_batches=lambda: _batches(task, packed, model, count, None),
+            all_batches=lambda: _batches(task, packed, model, rows_per_batch, None),
             description=description,
         )
 
@@ -170,19 +176,19 @@ class DialoguesPipeline(Pipeline):
         model = resolve(config.model, vocab_size=tokenizers.vocab_size)
         packed = pack(data, task, tokenizers, model)
         targets = sum(int(scored[1:].sum()) for row in packed.rows for _, scored in row)
-        count = max(1, rows_per_step(config.train, model.context) // config.train.accumulate)
-        evaluated = EvalData(
+        rows_per_batch = blocks_per_micro_batch(config.train, model.context)
+        eval_data = EvalData(
             task=task,
             task_choice=config.task,
             tokenizers=tokenizers,
             model=model,
-            validation_batches=lambda limit: _batches(task, packed, model, count, limit),
+            validation_batches=lambda limit: _batches(task, packed, model, rows_per_batch, limit),
             validation_data=data,
             validation_size=len(data),
             validation_targets=targets,
             dropped=packed.truncated + packed.dropped,
         )
-        return evaluated, packed
+        return eval_data, packed
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
         """A response to the first validation prompt."""
@@ -190,10 +196,15 @@ class DialoguesPipeline(Pipeline):
         row = data.validation_data.rows[0]
         index = next(i for i, (role, _) in enumerate(row) if role == ASSISTANT)
         ids = chat_prompt_ids(tokenizer, task.template, row[:index])[-data.model.context // 2 :]
-        room = min(SAMPLE_TOKENS, data.model.context - len(ids))
+        max_new_tokens = min(SAMPLE_TOKENS, data.model.context - len(ids))
         stop, end = response_end(tokenizer, task.template)
         (new,) = generate(
-            cast(Language, model), [ids], parse_chain(["greedy"]), tokens=room, stop=stop, seed=seed
+            cast(Language, model),
+            [ids],
+            parse_chain(["greedy"]),
+            tokens=max_new_tokens,
+            stop=stop,
+            seed=seed,
         )
         question = " ".join(text for _, text in row[:index])
         response = tokenizer.decode(new)
@@ -219,32 +230,32 @@ def fit_prompt(
     model: Language,
     tokens: int,
 ) -> tuple[list[int], int]:
-    """The prompt of the last messages that fit the context, and how many tokens may follow.
+    """The ids of the last messages that fit the context, and how many tokens may follow.
 
-    Older messages are left out so that a response gets at least a quarter of the context; the last
-    message alone leaves it the rest. A system message is kept.
+    Older messages are left out so that a response gets at least a quarter of the context. If the
+    last message alone leaves less, the response gets what remains. A system message is kept.
     """
     context = model.context
-    first = [message for message in messages[:1] if message[0] == "system"]
-    rest = list(messages[len(first) :])
+    system = [message for message in messages[:1] if message[0] == "system"]
+    turns = list(messages[len(system) :])
     while True:
-        ids = chat_prompt_ids(tokenizer, template, [*first, *rest])
-        room = tokens if context is None else min(tokens, context - len(ids))
-        if context is None or room >= min(tokens, context // 4):
-            return ids, room
-        if len(rest) <= 2 and room > 0:
-            return ids, room
-        if len(rest) <= 2:
+        ids = chat_prompt_ids(tokenizer, template, [*system, *turns])
+        max_new_tokens = tokens if context is None else min(tokens, context - len(ids))
+        if context is None or max_new_tokens >= min(tokens, context // 4):
+            return ids, max_new_tokens
+        if len(turns) <= 2 and max_new_tokens > 0:
+            return ids, max_new_tokens
+        if len(turns) <= 2:
             raise ConfigError(
                 f"the message has {len(ids):,} tokens and the model a context of {context:,}, so "
                 "there is no room for a response; shorten it"
             )
-        rest = rest[2:]
+        turns = turns[2:]
 
 
 def show_mask(task: Instruct, tokenizer: Tokenizer | None, row: Sequence[Message]) -> str:
     """A dialogue as the model reads it; the parts in ⟦ ⟧ are scored."""
-    parts = split_responses(task.template, row, special_texts(tokenizer))
+    parts = split_responses(task.template, row, template_variables(tokenizer))
     shown = "".join(f"⟦{text}⟧" if scored else text for text, scored in parts).replace("\n", "⏎")
     return shown if len(shown) <= 300 else f"{shown[:299]}…"
 
@@ -255,11 +266,11 @@ class PackedDialogues:
 
     rows: list[list[Dialogue]]
     tokens: int
-    truncated: int  # dialogues that are cut
-    dropped: int  # dialogues that are left out: no part of a response fits
+    truncated: int  # number of dialogues
+    dropped: int  # number of dialogues in which no part of a response fits the context
 
     def fill_ratio(self, context: int) -> float:
-        """The fraction of positions that hold tokens; the last of a dialogue is a target only."""
+        """The fraction of positions with an input token: all tokens of a dialogue but its last."""
         return (self.tokens - sum(map(len, self.rows))) / (len(self.rows) * context)
 
 
@@ -268,56 +279,61 @@ def pack(
 ) -> PackedDialogues:
     """Pack dialogues into rows of `model.context` tokens: best-fit decreasing.
 
-    The longest come first, and each goes into the row with the least room that
-    fits it. With `model.prefix` a row is one dialogue.
+    The longest dialogues come first, and each goes into the row with the least room that fits it.
+    With `model.prefix` a row is one dialogue.
     """
     context = model.context
     encoded = [encode(task, tokenizer, row) for row in data.rows]
-    cut = [(ids[: context + 1], scored[: context + 1]) for ids, scored in encoded]
-    is_kept = [bool(scored[1:].any()) for _, scored in cut]
-    kept = list(compress(cut, is_kept))
-    truncated = sum(len(ids) > context + 1 for ids, _ in compress(encoded, is_kept))
-    if not kept:
+    shortened = [(ids[: context + 1], scored[: context + 1]) for ids, scored in encoded]
+    has_response = [bool(scored[1:].any()) for _, scored in shortened]
+    dialogues = list(compress(shortened, has_response))
+    truncated = sum(len(ids) > context + 1 for ids, _ in compress(encoded, has_response))
+    if not dialogues:
         raise DataError(
             f"{data.name}: no prompt leaves room for a response in model.context={context};\n"
             "set a larger model.context"
         )
     if getattr(model, "prefix", False):
-        rows = [[dialogue] for dialogue in kept]
+        rows = [[dialogue] for dialogue in dialogues]
     else:
-        rows = _best_fit(kept, context)
-    return PackedDialogues(rows, sum(len(ids) for ids, _ in kept), truncated, len(cut) - len(kept))
+        rows = _best_fit(dialogues, context)
+    tokens = sum(len(ids) for ids, _ in dialogues)
+    return PackedDialogues(rows, tokens, truncated, len(encoded) - len(dialogues))
 
 
 def _best_fit(dialogues: list[Dialogue], context: int) -> list[list[Dialogue]]:
     rows: list[list[Dialogue]] = []
-    free: dict[int, list[int]] = {}  # rows by the tokens that are left in them
+    free: dict[int, list[int]] = {}  # free positions → rows that have so many
     order = sorted(range(len(dialogues)), key=lambda n: (-len(dialogues[n][0]), n))
     for index in order:
         needed = len(dialogues[index][0]) - 1
-        room = min((left for left in free if left >= needed), default=None)
-        if room is None:
+        free_positions = min((space for space in free if space >= needed), default=None)
+        if free_positions is None:
             rows.append([])
-            room, row = context, len(rows) - 1
+            free_positions, row = context, len(rows) - 1
         else:
-            row = free[room].pop()
-            if not free[room]:
-                del free[room]
+            row = free[free_positions].pop()
+            if not free[free_positions]:
+                del free[free_positions]
         rows[row].append(dialogues[index])
-        if room - needed:
-            free.setdefault(room - needed, []).append(row)
+        if free_positions - needed:
+            free.setdefault(free_positions - needed, []).append(row)
     return rows
 
 
 def _batches(
-    task: Instruct, packed: PackedDialogues, model: ModelConfig, count: int, limit: int | None
+    task: Instruct,
+    packed: PackedDialogues,
+    model: ModelConfig,
+    rows_per_batch: int,
+    limit: int | None,
 ) -> Iterator[Batch]:
     done = 0
-    for first in range(0, len(packed.rows), count):
+    for first in range(0, len(packed.rows), rows_per_batch):
         if limit is not None and done >= limit:
             return
-        batch = task.collate(
-            (packed.rows[first : first + count], model.context), batch_generator(1, 0)
-        )
+        rows = packed.rows[first : first + rows_per_batch]
+        # `collate` draws no random numbers
+        batch = task.collate((rows, model.context), torch.Generator())
         done += int(task.count(batch))
         yield batch

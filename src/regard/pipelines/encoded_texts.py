@@ -15,8 +15,8 @@ from regard.data.token_store import PairStore
 from regard.errors import ConfigError
 from regard.models.presets import ModelConfig
 from regard.models.transformer import TransformerConfig
-from regard.nn.characters import MAX_BYTES, word_bytes
-from regard.nn.loss import IGNORED
+from regard.nn.characters import MAX_WORD_BYTES, word_bytes
+from regard.nn.loss import IGNORE_INDEX
 from regard.pipelines.batching import batches_of_similar_length, concatenate
 from regard.pipelines.text_pairs import pair_template
 from regard.tasks import Tag, TextClassification, TextRegression
@@ -34,7 +34,7 @@ def special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> tuple[list[int],
 
 
 def placeholder(tokenizer: Tokenizer) -> int:
-    """The id of a text that encodes to nothing, such as an invisible character: EOS, or else <unk>.
+    """The id for a text without tokens, such as an invisible character: EOS, or else <unk>.
 
     BERT's vocabulary has no EOS.
     """
@@ -62,7 +62,7 @@ class EncodedText(NamedTuple):
     classes: NDArray[np.int64]
     truncated: bool  # to fit the model
     characters: NDArray[np.uint8] | None = None  # of the word of each token, if a model reads them
-    begin: int = 0  # of two texts, the position at which the second begins
+    second_start: int = 0  # of two texts, the position at which the second begins
 
 
 def encode(
@@ -77,8 +77,8 @@ def encode(
         yield from _encode_pairs(data, tokenizer, model)
         return
     before, after = special_tokens(model, tokenizer)
-    room = model.context - len(before) - len(after)
-    if room < 1:
+    max_tokens = model.context - len(before) - len(after)
+    if max_tokens < 1:
         raise ConfigError(
             f"model.context={model.context} has no room for text beside special tokens; "
             "set a larger model.context"
@@ -88,27 +88,33 @@ def encode(
     ]
     encoded = iter(tokenizer.encode_batch(words))
     reads_characters = getattr(model, "char_dim", 0)
-    none = [word_bytes("")]
+    no_characters = [word_bytes("")]
     for parts, classes in data.rows:
         ids: list[int] = []
         targets: list[int] = []
-        letters: list[list[int]] = []
+        token_bytes: list[list[int]] = []  # the bytes of the word of each token
         for part, label in zip(parts, classes, strict=True):
-            word = next(encoded) or [placeholder(tokenizer)]
-            ids += word
-            letters += [word_bytes(part)] * len(word) if reads_characters else []
-            others = [IGNORED] * (len(word) - 1)
-            targets += [label, *others] if token == "first" else [*others, label]
-        whole = np.array([*before, *ids[:room], *after])
+            word_ids = next(encoded) or [placeholder(tokenizer)]
+            ids += word_ids
+            token_bytes += [word_bytes(part)] * len(word_ids) if reads_characters else []
+            ignored = [IGNORE_INDEX] * (len(word_ids) - 1)
+            targets += [label, *ignored] if token == "first" else [*ignored, label]
+        text_ids = np.array([*before, *ids[:max_tokens], *after])
         if data.kind != "tags":
-            yield EncodedText(whole, np.array(classes), len(ids) > room)
+            yield EncodedText(text_ids, np.array(classes), len(ids) > max_tokens)
             continue
-        tags = np.array([*[IGNORED] * len(before), *targets[:room], *[IGNORED] * len(after)])
+        tags = np.array(
+            [*[IGNORE_INDEX] * len(before), *targets[:max_tokens], *[IGNORE_INDEX] * len(after)]
+        )
         characters = None
         if reads_characters:
-            rows = [*none * len(before), *letters[:room], *none * len(after)]
+            rows = [
+                *no_characters * len(before),
+                *token_bytes[:max_tokens],
+                *no_characters * len(after),
+            ]
             characters = np.array(rows, dtype=np.uint8)
-        yield EncodedText(whole, tags, len(ids) > room, characters)
+        yield EncodedText(text_ids, tags, len(ids) > max_tokens, characters)
 
 
 def _encode_pairs(
@@ -116,8 +122,8 @@ def _encode_pairs(
 ) -> Iterator[EncodedText]:
     """Both texts of each row; the longer one is truncated first."""
     template = pair_template(model, tokenizer)
-    room = model.context - template.special
-    if room < 2:
+    max_tokens = model.context - template.special_token_count
+    if max_tokens < 2:
         raise ConfigError(
             f"model.context={model.context} has no room for two texts beside special tokens; "
             "set a larger model.context"
@@ -125,33 +131,33 @@ def _encode_pairs(
     sides = [tokenizer.encode_batch([parts[side] for parts, _ in data.rows]) for side in (0, 1)]
     for a, b, (_, classes) in zip(*sides, data.rows, strict=True):
         a, b = a or [placeholder(tokenizer)], b or [placeholder(tokenizer)]
-        kept = min(len(a), max(room - len(b), (room + 1) // 2))
-        ids, begin = template.join(a[:kept], b[: room - kept])
-        yield EncodedText(ids, np.array(classes), len(a) + len(b) > room, begin=begin)
+        a_length = min(len(a), max(max_tokens - len(b), (max_tokens + 1) // 2))
+        ids, start = template.join(a[:a_length], b[: max_tokens - a_length])
+        yield EncodedText(ids, np.array(classes), len(a) + len(b) > max_tokens, second_start=start)
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedTexts:
-    """Encoded texts and their classes, as the two sides of pairs."""
+    """Encoded texts and their classes, stored as the sources and targets of pairs."""
 
     store: PairStore
     characters: list[NDArray[np.uint8]] | None  # of the words of each text
-    truncated: int  # how many texts
-    begins: list[int] | None  # of pairs, where the second text begins, if the model has segments
+    truncated: int  # number of texts
+    second_starts: list[int] | None  # of pairs, where the second begins, if the model has segments
 
     @classmethod
     def encode(
         cls, task: TextTask, data: LabelledText, tokenizer: Tokenizer, model: ModelConfig
     ) -> "EncodedTexts":
-        """The texts of a data set, for a model."""
+        """The texts of a dataset, for a model."""
         rows = list(encode(data, tokenizer, model, _tagged_token(task)))
         sides = [[row.ids for row in rows], [row.classes for row in rows]]
         store = PairStore(*concatenate(sides[0]), *concatenate(sides[1]), data.fingerprint())
         characters = [row.characters for row in rows if row.characters is not None]
         truncated = sum(row.truncated for row in rows)
         segmented = data.is_paired and pair_template(model, tokenizer).segmented
-        begins = [row.begin for row in rows] if segmented else None
-        return cls(store, characters or None, truncated, begins)
+        second_starts = [row.second_start for row in rows] if segmented else None
+        return cls(store, characters or None, truncated, second_starts)
 
     def batch(
         self, task: TextTask, rows: Sequence[int], width: int, generator: torch.Generator
@@ -160,21 +166,21 @@ class EncodedTexts:
         texts = [self.store.source(row) for row in rows]
         classes = [self.store.target(row) for row in rows]
         batch = task.collate((texts, classes, width), generator)
-        if self.begins is not None:
-            begins = torch.tensor([self.begins[row] for row in rows]).unsqueeze(1)
+        if self.second_starts is not None:
+            starts = torch.tensor([self.second_starts[row] for row in rows]).unsqueeze(1)
             lengths = cast(LabelBatch, batch).lengths.unsqueeze(1)
             positions = torch.arange(width)
-            segments = ((positions >= begins) & (positions < lengths)).long()
+            segments = ((positions >= starts) & (positions < lengths)).long()
             return replace(cast(LabelBatch, batch), segments=segments)
         if self.characters is None:
             return batch
-        characters = torch.zeros(len(rows), width, MAX_BYTES, dtype=torch.uint8)
+        characters = torch.zeros(len(rows), width, MAX_WORD_BYTES, dtype=torch.uint8)
         for row, index in zip(characters, rows, strict=True):
             row[: len(self.characters[index])] = torch.from_numpy(self.characters[index])
         return replace(cast(TagBatch, batch), characters=characters)
 
     def collate(self, task: TextTask, rows: PairIndices, generator: torch.Generator) -> Batch:
-        """A batch of the texts that a loader chose."""
+        """A batch of the texts with the indices of a loader."""
         return self.batch(task, rows.indices.tolist(), rows.length - 1, generator)
 
     def by_length(self, task: TextTask, device: torch.device) -> Iterator[tuple[list[int], Any]]:

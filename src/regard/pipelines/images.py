@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regard.config import Choice, RunConfig, kind_of, make, merge
+from regard.config import Choice, RunConfig, kind_of, make
 from regard.data.batch import Batch, ImageBatch
 from regard.data.images import (
     IDX,
@@ -18,10 +18,10 @@ from regard.data.images import (
     Size,
     as_pixels,
     class_folders,
+    file_pixels,
     from_folder,
     from_idx,
     from_npz,
-    image_pixels,
     resize,
 )
 from regard.data.loader import RowLoader
@@ -38,6 +38,7 @@ from regard.pipelines.base import (
     TrainedModel,
     TrainingData,
     best_classes,
+    with_task_options,
 )
 from regard.pipelines.batching import describe_classes, evenly_spaced, rows_per_micro_batch
 from regard.seeds import batch_generator
@@ -62,7 +63,7 @@ class ImagesPipeline(Pipeline):
         return _has_idx_files(path) or any(map(class_folders, (path, path / "train")))
 
     def reads_on_request(self, path: Path) -> bool:
-        """Only what is recognized."""
+        """False: only paths that are recognized hold images."""
         return False
 
     def open(self, path: Path) -> Images:
@@ -92,7 +93,7 @@ class ImagesPipeline(Pipeline):
             "model": {
                 "preset": "tiny-vit",
                 "image_size": size,
-                "patch": patch,
+                "patch_size": patch,
                 "dim": dim,
                 "layers": layers,
                 "heads": heads,
@@ -123,25 +124,27 @@ class ImagesPipeline(Pipeline):
         model = resolve(config.model, channels=train.channels, head={"classes": len(names)})
         assert isinstance(model, VisionConfig)
         if (kind := kind_of(model.head)[0]) != "classification":
-            raise ConfigError(f"to classify images, model.head is 'classification', not {kind!r}")
+            raise ConfigError(
+                f"to classify images, model.head must be 'classification', not {kind!r}"
+            )
         size = height, width = model.image_sides
         if task.crop >= min(size):
             raise ConfigError(f"task.crop={task.crop} must be less than image_size={min(size)}")
         mean, std = (task.mean, task.std) if task.mean else train.statistics(size)
-        derived = {"task": {"names": names, "mean": mean, "std": std}}
-        choice = merge({"task": config.task}, derived)["task"]
+        derived = {"names": names, "mean": mean, "std": std}
+        choice = with_task_options(config.task, derived)
         config = replace(config, task=choice, model=config_table(model))
         data = self.evaluation_data(config, validation, None)
         task = image_task(choice)
         loader = RowLoader(len(train), rows, settings.seed)
 
         def batch(index: int) -> Batch:
-            chosen = loader.examples(index)
-            examples = train.read(chosen, size), train.labels[chosen], True
+            indices = loader.examples(index)
+            examples = train.read(indices, size), train.labels[indices], True
             return task.collate(examples, batch_generator(settings.seed, index))
 
         unchanged = train.square and size == (train.side, train.side)
-        resizing = "" if unchanged else f"; resized to {height} × {width}"
+        resizing = "" if unchanged else f"; resized to {width} × {height}"
         return TrainingData(
             **vars(data),
             batch=batch,
@@ -205,10 +208,10 @@ class ImagesPipeline(Pipeline):
         return image_files(path)
 
     def predict(
-        self, run: TrainedModel, what: str | Path | NDArray[Any], *, top: int
+        self, run: TrainedModel, input: str | Path | NDArray[Any], *, top: int
     ) -> list[list[tuple[str, float]]]:
         """The likeliest classes of an image file or array with their probabilities."""
-        return self.predict_batch(run, [what], top=top)[0]
+        return self.predict_batch(run, [input], top=top)[0]
 
     def predict_batch(
         self, run: TrainedModel, inputs: Sequence[Any], *, top: int
@@ -217,21 +220,21 @@ class ImagesPipeline(Pipeline):
         model, task = cast(VisionTransformer, run.model), image_task(run.config.task)
         predictions = []
         for start in range(0, len(inputs), DEFAULT_ROWS):
-            rows = [input_pixels(model, what) for what in inputs[start : start + DEFAULT_ROWS]]
+            rows = [input_pixels(model, image) for image in inputs[start : start + DEFAULT_ROWS]]
             pixels = torch.from_numpy(np.concatenate(rows))
             images = task.normalize(pixels).to(next(model.parameters()).device)
             predictions += [[classes] for classes in classify(model, images, task.names, top)]
         return predictions
 
 
-def input_pixels(model: nn.Module, what: str | Path | NDArray[Any]) -> NDArray[np.uint8]:
+def input_pixels(model: nn.Module, image: str | Path | NDArray[Any]) -> NDArray[np.uint8]:
     """The pixels of an image file or array in the size that the model reads, a batch of one."""
     config = cast(Any, model.config)
     size = config.image_size
     sides = size if isinstance(size, int) else tuple(size)
-    if isinstance(what, str | Path):
-        return image_pixels(Path(what), sides, config.channels)
-    return resize(as_pixels(np.array(what)[None], "the image"), sides)
+    if isinstance(image, str | Path):
+        return file_pixels(Path(image), sides, config.channels)[None]
+    return resize(as_pixels(np.array(image)[None], "the image"), sides)
 
 
 def image_files(folder: Path) -> Inputs:
@@ -266,10 +269,10 @@ def _has_idx_files(folder: Path) -> bool:
 def _sequential_batches(
     task: ImageClassification, images: Images, size: Size, rows: int, limit: int | None
 ) -> Iterator[Batch]:
-    """All images once, or about `limit` evenly spaced ones: neighbours may be of one class."""
-    chosen = evenly_spaced(len(images), limit)
-    for start in range(0, len(chosen), rows):
-        batch = chosen[start : start + rows]
+    """All images once, or about `limit` evenly spaced ones, since images may be sorted by class."""
+    indices = evenly_spaced(len(images), limit)
+    for start in range(0, len(indices), rows):
+        batch = indices[start : start + rows]
         yield task.collate(
             (images.read(batch, size), images.labels[batch], False), torch.Generator()
         )

@@ -11,20 +11,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.config import Choice, RunConfig, kind_of, make, merge
+from regard.config import Choice, RunConfig, kind_of, make
 from regard.data.batch import Batch
 from regard.data.columns import Roles
 from regard.data.conll import SUFFIXES, read_conll
 from regard.data.labels import LabelKind, LabelledText, from_conll, from_table
+from regard.data.table_files import is_table
 from regard.data.tables import Table
 from regard.data.text_files import suffix
 from regard.errors import ConfigError
 from regard.generate import Search
-from regard.models.bag import BagConfig
+from regard.models.bag_of_words import BagOfWordsConfig
 from regard.models.build import config_table, family_of, resolve
 from regard.models.presets import ModelConfig
 from regard.models.transformer import TransformerConfig
-from regard.nn.loss import IGNORED
+from regard.nn.loss import IGNORE_INDEX
 from regard.pipelines.base import (
     EvalData,
     Inputs,
@@ -34,13 +35,15 @@ from regard.pipelines.base import (
     TrainingData,
     best_classes,
     require_texts,
+    with_task_options,
 )
 from regard.pipelines.batching import (
     describe_classes,
     describe_data,
+    describe_truncated,
+    encoded_text_loader,
     seeded_batches,
     sequential_batches,
-    text_loader,
 )
 from regard.pipelines.by_length import ByLength, by_length
 from regard.pipelines.encoded_texts import EncodedTexts, special_ids
@@ -51,7 +54,7 @@ from regard.text import Tokenizer
 
 SAMPLE_TEXTS = 4
 
-Classes = list[list[tuple[str, float]]]  # the likeliest of a text or of each of its words
+Classes = list[list[tuple[str, float]]]  # the likeliest classes of a text or of each of its words
 
 
 class LabelsPipeline(Pipeline):
@@ -106,24 +109,27 @@ class LabelsPipeline(Pipeline):
         """Batches of texts of similar length, in random order."""
         task = label_task(config.task)
         names = task.class_names(train.class_names)
-        named = train.with_class_names(names)
-        weights = task.balance((c for _, classes in named.rows for c in classes), names)
+        labelled = train.with_class_names(names)
+        weights = task.resolve_class_weights(
+            (c for _, classes in labelled.rows for c in classes), names
+        )
         derived: dict[str, Any] = {"names": names}
         derived |= {"class_weights": weights} if weights else {}
         derived |= {"paired": True} if train.is_paired else {}
-        choice = merge({"task": config.task}, {"task": derived})["task"]
+        choice = with_task_options(config.task, derived)
         model = add_head(config.model, task, classes=len(names), vocab_size=tokenizers.vocab_size)
         config = replace(config, task=choice, model=config_table(model))
         data = self.evaluation_data(config, validation, tokenizers)
         task = label_task(choice)
-        texts = EncodedTexts.encode(task, named, tokenizers, model)
-        loader = text_loader(config, model, texts.store)
+        texts = EncodedTexts.encode(task, labelled, tokenizers, model)
+        loader = encoded_text_loader(config, model, texts.store)
         special = [*special_ids(train, model, tokenizers)]
         unk_id = tokenizers.special_id("unk")
         if task.word_dropout and unk_id is None:
             raise ConfigError(
-                f"task.word_dropout={task.word_dropout} needs a vocabulary with <unk>, which a "
-                f"{tokenizers.kind} tokenizer has not; leave it out, or set data.tokenizer=word"
+                f"task.word_dropout={task.word_dropout} needs a vocabulary with <unk>, which the "
+                f"{tokenizers.kind} tokenizer does not have; leave it out, or set "
+                "data.tokenizer=word"
             )
 
         seed, collate = config.train.seed, partial(texts.collate, task)
@@ -139,14 +145,9 @@ class LabelsPipeline(Pipeline):
         description = [
             *describe_data(train, validation, tokenizers),
             describe_classes(names),
+            *([f"weights    {', '.join(f'{w:.3g}' for w in weights[:12])}"] if weights else []),
+            *describe_truncated(texts.truncated, data.dropped, model.context),
         ]
-        if weights:
-            description.append(f"weights    {', '.join(f'{w:.3g}' for w in weights[:12])}")
-        if texts.truncated or data.dropped:
-            description.append(
-                f"truncated  {texts.truncated:,} training texts and {data.dropped:,} validation "
-                f"texts, to {model.context} tokens"
-            )
         return TrainingData(
             **vars(data),
             batch=batch,
@@ -166,7 +167,7 @@ class LabelsPipeline(Pipeline):
         task, model = label_task(config.task), resolve(config.model)
         labelled = data.with_class_names(task.names)
         texts = EncodedTexts.encode(task, labelled, tokenizers, model)
-        loader = text_loader(config, model, texts.store)
+        loader = encoded_text_loader(config, model, texts.store)
         targets = sum(len(classes) for _, classes in labelled.rows)
 
         def validation_batches(limit: int | None) -> Iterator[Batch]:
@@ -206,16 +207,16 @@ class LabelsPipeline(Pipeline):
         texts = EncodedTexts.encode(task, data.validation_data, tokenizer, data.model)
         accuracy = np.empty(len(texts.store))
         model.eval()
-        for chosen, batch in texts.by_length(task, next(model.parameters()).device):
-            accuracy[chosen] = task.accuracy_per_text(model, batch).cpu()
+        for indices, batch in texts.by_length(task, next(model.parameters()).device):
+            accuracy[indices] = task.accuracy_per_text(model, batch).cpu()
         return by_length(
             data.validation_data.texts(),
-            lambda chosen: {"accuracy": float(accuracy[list(chosen)].mean())},
+            lambda indices: {"accuracy": float(accuracy[list(indices)].mean())},
         )
 
-    def predict(self, run: TrainedModel, what: str, *, top: int) -> Classes:
+    def predict(self, run: TrainedModel, input: str, *, top: int) -> Classes:
         """The likeliest classes of a text, or of each of its words, with their probabilities."""
-        return self.predict_batch(run, [what], top=top)[0]
+        return self.predict_batch(run, [input], top=top)[0]
 
     def predict_batch(self, run: TrainedModel, inputs: Sequence[Any], *, top: int) -> list[Classes]:
         """The classes of several texts, in batches of similar length."""
@@ -224,7 +225,7 @@ class LabelsPipeline(Pipeline):
         return predict_classes(run.model, task, tokenizer, texts, top)
 
     def inputs(self, config: RunConfig) -> tuple[str, ...]:
-        """A text, or two if the classes of the training data belong to two."""
+        """A text, or two texts if the classes of the training data belong to pairs."""
         if not kind_of(config.task)[1].get("paired"):
             return ("text",)
         return str(config.data.text or "text"), str(config.data.text2 or "text2")
@@ -245,6 +246,13 @@ class TagsPipeline(LabelsPipeline):
     def reads_on_request(self, path: Path) -> bool:
         """Any file, read as CoNLL."""
         return not path.is_dir()
+
+    def reads_as_table(self, path: Path, columns: Mapping[str, Any], kind: str | None) -> bool:
+        """A table whose columns are named, or that is not delimited text.
+
+        Without named columns, delimited text is read as CoNLL: a word and its tag on each line.
+        """
+        return bool(columns) or (is_table(path) and suffix(path) not in (".csv", ".tsv"))
 
     def open(self, path: Path, columns: Sequence[int] = ()) -> LabelledText:
         """A word and its tag on each line, in these columns, empty lines between texts."""
@@ -293,8 +301,8 @@ def add_head(
 ) -> ModelConfig:
     """The model that a table describes, with the head of the task for this number of classes.
 
-    By default a classification head reads the vector that has seen the whole text: the first of
-    an encoder (<cls>), both ends of a bidirectional network, otherwise the last.
+    By default a classification head reads the state that depends on the whole text: the first of
+    an encoder (<cls>), the last of each direction of a bidirectional network, else the last.
     """
     model = resolve(table, vocab_size=vocab_size)
     if not hasattr(model, "head"):
@@ -306,14 +314,14 @@ def add_head(
     setting = {"kind": setting} if isinstance(setting, str) else setting
     default = task.heads[0]
     suitable = setting.get("kind", default) in task.heads
-    options = setting if suitable else {}  # those of a head for another task do not apply
+    options = setting if suitable else {}  # options of a head for another task do not apply
     pool = {"pool": _default_pool(model)} if default == "classification" else {}
     head = {"kind": default, **pool, **options, "classes": classes}
     return resolve(table, vocab_size=vocab_size, head=head)
 
 
 def _default_pool(model: ModelConfig) -> str:
-    if isinstance(model, BagConfig):
+    if isinstance(model, BagOfWordsConfig):
         return "first"
     if getattr(model, "architecture", "decoder") != "encoder":
         return "last"
@@ -321,14 +329,14 @@ def _default_pool(model: ModelConfig) -> str:
 
 
 def input_parts(texts: Sequence[str | tuple[str, ...]], *, paired: bool) -> list[tuple[str, ...]]:
-    """The parts of each input: one text, or the two of a pair; raises if these are mixed."""
-    whole = [(text,) if isinstance(text, str) else text for text in texts]
-    if len({len(row) for row in whole}) > 1 or any(len(row) > 2 for row in whole):
-        raise ConfigError("an input is a text, or a tuple of two texts; give only one of these")
-    if paired and len(whole[0]) == 1:
+    """The texts of each input: one, or the two of a pair; raises `ConfigError` for a mixture."""
+    rows = [(text,) if isinstance(text, str) else text for text in texts]
+    if len({len(row) for row in rows}) > 1 or any(len(row) > 2 for row in rows):
+        raise ConfigError("all inputs must be texts, or all must be tuples of two texts")
+    if paired and len(rows[0]) == 1:
         raise ConfigError(f"an input of this run is a tuple of two texts, not {texts[0]!r}")
-    require_texts([part for row in whole for part in row])
-    return whole
+    require_texts([part for row in rows for part in row])
+    return rows
 
 
 @torch.no_grad()
@@ -339,20 +347,21 @@ def predict_classes(
     texts: Sequence[str | tuple[str, ...]],
     top: int = 1,
 ) -> list[Classes]:
-    """For each text, or pair of texts, the likeliest classes of it or of each of its words."""
-    whole = input_parts(texts, paired=task.paired)
-    parts = [tuple(row[0].split()) for row in whole] if task.predicts_words else whole
+    """For each text or pair of texts, its likeliest classes, or those of each of its words."""
+    parts = input_parts(texts, paired=task.paired)
+    if task.predicts_words:
+        parts = [tuple(row[0].split()) for row in parts]
     rows = [(row, (0,) * (len(row) if task.predicts_words else 1)) for row in parts]
     kind = cast(LabelKind, task.data_kind)
     unlabelled = LabelledText(kind, "text", "", rows, tuple(task.names))
     encoded = EncodedTexts.encode(task, unlabelled, tokenizer, cast(ModelConfig, model.config))
     predictions: list[Classes] = [[] for _ in rows]
     model.eval()
-    for chosen, batch in encoded.by_length(task, next(model.parameters()).device):
+    for indices, batch in encoded.by_length(task, next(model.parameters()).device):
         predicted, log_probs = task.probabilities(model, batch)
-        scored = batch.targets != IGNORED
+        scored = batch.targets != IGNORE_INDEX
         best = iter(best_classes(log_probs[scored], task.names, top, predicted[scored]))
-        for row, count in zip(chosen, scored.view(len(chosen), -1).sum(1).tolist(), strict=True):
+        for row, count in zip(indices, scored.view(len(indices), -1).sum(1).tolist(), strict=True):
             predictions[row] = list(islice(best, count))
     return predictions
 

@@ -54,7 +54,7 @@ class PairsPipeline(Pipeline):
     tokenizer_type: ClassVar[type | None] = PairTokenizers
 
     def reads_on_request(self, path: Path) -> bool:
-        """Only tables; two parallel files are named as data.source and data.target."""
+        """False: tables are opened by their columns, parallel files by two settings."""
         return False
 
     def from_table(self, table: Table, roles: Roles) -> Pairs:
@@ -117,7 +117,7 @@ class PairsPipeline(Pipeline):
         data = self.evaluation_data(config, validation, tokenizers, progress)
         task = cast(Seq2Seq, data.task)
         store = pair_store(train, source, target)
-        loader = pair_loader(config, store, longest=data.model.context - task.prefix_length)
+        loader = pair_loader(config, store, max_length=data.model.context - task.prefix_length)
         sizes = f"{target.vocab_size:,} tokens, joint"
         if not tokenizers.shared:
             sizes = f"{source.vocab_size:,} and {target.vocab_size:,} tokens"
@@ -128,10 +128,10 @@ class PairsPipeline(Pipeline):
             f"tokenizer  {target.kind}, {sizes}",
         ]
         if loader.dropped or data.dropped:
-            longest = data.model.context - 1 - task.prefix_length
+            max_tokens = data.model.context - 1 - task.prefix_length
             description.append(
                 f"dropped    {loader.dropped:,} training pairs and {data.dropped:,} validation "
-                f"pairs, longer than {longest} tokens"
+                f"pairs, longer than {max_tokens} tokens"
             )
 
         seed, collate = config.train.seed, partial(_collate, task, store)
@@ -158,7 +158,7 @@ class PairsPipeline(Pipeline):
         )
         task = pair_task(config, tokenizers)
         store = pair_store(data, source, target)
-        loader = pair_loader(config, store, longest=model.context - task.prefix_length)
+        loader = pair_loader(config, store, max_length=model.context - task.prefix_length)
 
         def validation_batches(limit: int | None) -> Iterator[Batch]:
             rows = None if limit is None else max(1, limit * len(store) // len(store.target_ids))
@@ -203,9 +203,9 @@ class PairsPipeline(Pipeline):
         """The column of the sources."""
         return config.data.source
 
-    def predict(self, run: TrainedModel, what: str, *, top: int) -> str:
+    def predict(self, run: TrainedModel, input: str, *, top: int) -> str:
         """The translation of a sentence, by beam search."""
-        return self.predict_batch(run, [what], top=top)[0]
+        return self.predict_batch(run, [input], top=top)[0]
 
     def predict_batch(self, run: TrainedModel, inputs: Sequence[Any], *, top: int) -> list[str]:
         """The translations of several sentences."""
@@ -222,8 +222,8 @@ class PairsPipeline(Pipeline):
         bleu_names = ["bleu", "bleu_lower"] if has_phrases else []
         names = ["exact_match", *bleu_names, "chrf"]
 
-        def evaluate(chosen: Sequence[int]) -> dict[str, float]:
-            scores = _score([translations[i] for i in chosen], [rows[i][1] for i in chosen])
+        def evaluate(indices: Sequence[int]) -> dict[str, float]:
+            scores = _score([translations[i] for i in indices], [rows[i][1] for i in indices])
             return {name: scores[name] for name in names}
 
         return by_length([source for source, _ in rows], evaluate)
@@ -257,7 +257,7 @@ def translate(
 ) -> list[str]:
     """The translation of each sentence, by a search over batches of similar length.
 
-    At most `tokens` ids long, by default 20 more than twice those of the sentence.
+    A translation has at most `tokens` ids, by default twice those of the sentence and 20 more.
     """
     device = next(model.parameters()).device
     language = cast(Language, model)
@@ -275,25 +275,25 @@ def translate(
     translations = [""] * len(ids)
     model.eval()
     for start in range(0, len(by_length), rows):
-        chosen = by_length[start : start + rows]
-        source = task.source([ids[i] for i in chosen]).to(device)
+        indices = by_length[start : start + rows]
+        source = task.source([ids[i] for i in indices]).to(device)
         limits = [2 * length + 20 for length in source.lengths.tolist()]
         results = search(
             language,
-            [task.prompt] * len(chosen),
+            [task.prompt] * len(indices),
             tokens=limits if tokens is None else tokens,
             stop={task.eos_id},
             source=source,
         )
-        for i, hypotheses in zip(chosen, results, strict=True):
+        for i, hypotheses in zip(indices, results, strict=True):
             translations[i] = tokenizers.target.decode(hypotheses[0].ids)
         if progress is not None:
-            progress(TRANSLATING, start + len(chosen), len(ids))
+            progress(TRANSLATING, start + len(indices), len(ids))
     return translations
 
 
 def free_running_loss(data: EvalData, model: nn.Module, device: torch.device) -> float:
-    """The loss of a model that reads its own predictions in place of the target.
+    """The loss of a model whose decoder reads its own predictions (no teacher forcing).
 
     The difference from the loss with teacher forcing measures exposure bias.
     """

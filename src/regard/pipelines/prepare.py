@@ -12,7 +12,7 @@ from regard.models.presets import ModelConfig
 from regard.pipelines.base import Data, EvalData, Pipeline, Progress, Tokenizers, TrainingData
 from regard.pipelines.detect import data_fingerprint, open_split
 from regard.pipelines.table import PIPELINES
-from regard.tasks import TASKS, Causal
+from regard.tasks import TASKS
 from regard.text import PairTokenizers
 from regard.text.pair_tokenizers import JOINT, SOURCE, TARGET
 
@@ -42,15 +42,15 @@ def prepare_evaluation(
 
 def pipeline_of(config: RunConfig) -> Pipeline:
     """The pipeline of the data that a run's task learns from."""
-    return _pipeline_for(kind_of(config.task)[0])
+    return _pipeline_of_task(kind_of(config.task)[0])
 
 
-def _pipeline_for(kind: str) -> Pipeline:
-    if kind not in TASKS:
-        raise ConfigError(unknown("task", kind, TASKS))
-    data_kind = TASKS[kind].data_kind
+def _pipeline_of_task(task: str) -> Pipeline:
+    if task not in TASKS:
+        raise ConfigError(unknown("task", task, TASKS))
+    data_kind = TASKS[task].data_kind
     if data_kind not in PIPELINES:
-        raise ConfigError(f"task={kind!r}: {unknown('kind of data', data_kind, PIPELINES)}")
+        raise ConfigError(f"task={task!r}: {unknown('kind of data', data_kind, PIPELINES)}")
     return PIPELINES[data_kind]
 
 
@@ -61,32 +61,32 @@ def sample(data: EvalData, model: nn.Module, seed: int) -> str:
 
 
 def default_settings(
-    data: Data, where: dict[str, Any], *, gpu: bool, task: Choice = "causal"
+    data: Data, location: dict[str, Any], *, gpu: bool, task: Choice = "causal"
 ) -> dict[str, Any]:
     """Default settings for this data; they are printed and saved like other settings.
 
-    `where` locates the data: `path`, or `source` and `target`. Columns of a table that are inferred
-    from its cells are saved too.
+    `location` has the settings that locate the data: `path`, or `source` and `target`. Columns of a
+    table that are inferred from its cells are saved too.
     """
-    where = {**getattr(data, "columns", {}), **where}
-    return merge(PIPELINES[data.kind].defaults(data, task, gpu=gpu), {"data": where})
+    location = {**getattr(data, "columns", {}), **location}
+    return merge(PIPELINES[data.kind].defaults(data, task, gpu=gpu), {"data": location})
 
 
 def smallest_model(config: RunConfig) -> ModelConfig:
-    """The smallest model that the settings allow, before the data is read."""
+    """The model with the smallest vocabulary and head, for checks before the data is read."""
     return pipeline_of(config).smallest_model(config)
 
 
 def check_data_kind(task: str, data: Data) -> None:
     """Raise `ConfigError` if the task learns from another kind of data."""
-    pipeline = _pipeline_for(task)
+    pipeline = _pipeline_of_task(task)
     if pipeline.name != data.kind:
-        fitting = ", ".join(
+        tasks = ", ".join(
             name for name, task_class in TASKS.items() if task_class.data_kind == data.kind
         )
         raise ConfigError(
             f"task={task!r} learns from {pipeline.name}, and {data.name} holds {data.kind};\n"
-            f"it needs {pipeline.needs}\nfor {data.kind} there is: {fitting}"
+            f"it needs {pipeline.needs}\ntasks for {data.kind}: {tasks}"
         )
 
 
@@ -103,13 +103,13 @@ def check_compatible(config: RunConfig, data: Data, tokenizers: Tokenizers | Non
     check_data_kind(kind, data)
     expected = pipeline.tokenizer_type
     if tokenizers is not None and not (expected and isinstance(tokenizers, expected)):
-        learned = "pairs" if isinstance(tokenizers, PairTokenizers) else "text"
+        trained_on = "pairs" if isinstance(tokenizers, PairTokenizers) else "text"
         raise ConfigError(
-            f"train.start={config.train.start} was trained on {learned}; "
+            f"train.start={config.train.start} was trained on {trained_on}; "
             f"{data.name} holds {data.kind}"
         )
     task, model = make(config.task, TASKS, "task"), pipeline.smallest_model(config)
-    if config.train.evaluate_stride is not None and not isinstance(task, Causal):
+    if config.train.evaluate_stride is not None and not task.uses_evaluation_stride:
         raise ConfigError(
             f"train.evaluate_stride is for the windows of a language model; task={kind!r} has none"
         )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.config import Choice, RunConfig, make, merge
+from regard.config import Choice, RunConfig, make
 from regard.data.batch import Batch, RegressionBatch
 from regard.data.columns import Roles
 from regard.data.scores import ScoredText, from_table
@@ -17,12 +17,13 @@ from regard.data.tables import Table
 from regard.generate import Search
 from regard.models.build import config_table, resolve
 from regard.models.presets import ModelConfig
-from regard.pipelines.base import EvalData, Progress, TrainedModel, TrainingData
+from regard.pipelines.base import EvalData, Progress, TrainedModel, TrainingData, with_task_options
 from regard.pipelines.batching import (
     describe_data,
+    describe_truncated,
+    encoded_text_loader,
     seeded_batches,
     sequential_batches,
-    text_loader,
 )
 from regard.pipelines.by_length import ByLength, by_length
 from regard.pipelines.encoded_texts import EncodedTexts
@@ -45,7 +46,7 @@ class ScoresPipeline(LabelsPipeline):
         return from_table(table, roles)
 
     def defaults(self, data: Any, task: Choice, *, gpu: bool) -> dict[str, Any]:
-        """The model of labelled texts."""
+        """The defaults of labelled texts, with task=text_regression."""
         return {**super().defaults(data, task, gpu=gpu), "task": "text_regression"}
 
     def smallest_model(self, config: RunConfig) -> ModelConfig:
@@ -64,31 +65,27 @@ class ScoresPipeline(LabelsPipeline):
         numbers = np.array(train.numbers())
         derived = {"mean": float(numbers.mean()), "std": float(numbers.std()) or 1.0}
         derived |= {"paired": True} if train.is_paired else {}
-        choice = merge({"task": config.task}, {"task": derived})["task"]
+        choice = with_task_options(config.task, derived)
         task = regression_task(choice)
         model = add_head(config.model, task, classes=1, vocab_size=tokenizers.vocab_size)
         config = replace(config, task=choice, model=config_table(model))
         data = self.evaluation_data(config, validation, tokenizers)
         texts = EncodedTexts.encode(task, train, tokenizers, model)
-        loader = text_loader(config, model, texts.store)
+        loader = encoded_text_loader(config, model, texts.store)
         seed, collate = config.train.seed, partial(texts.collate, task)
         description = [
             *describe_data(train, validation, tokenizers),
             f"numbers    {numbers.min():g} to {numbers.max():g}, mean {task.mean:.4g}, "
             f"standard deviation {task.std:.4g}",
+            *describe_truncated(texts.truncated, data.dropped, model.context),
         ]
-        if texts.truncated or data.dropped:
-            description.append(
-                f"truncated  {texts.truncated:,} training texts and {data.dropped:,} validation "
-                f"texts, to {model.context} tokens"
-            )
         return TrainingData(
             **vars(data),
             batch=seeded_batches(seed, loader, collate),
             example_ids=loader.example_ids,
             all_batches=lambda: sequential_batches(seed, loader, collate),
             description=description,
-            baselines=lambda: {"mean": _constant(task, validation)},
+            baselines=lambda: {"mean": _mean_baseline(task, validation)},
         )
 
     def evaluation_data(
@@ -101,7 +98,7 @@ class ScoresPipeline(LabelsPipeline):
         """All validation texts in order."""
         task, model = regression_task(config.task), resolve(config.model)
         texts = EncodedTexts.encode(task, data, tokenizers, model)
-        loader = text_loader(config, model, texts.store)
+        loader = encoded_text_loader(config, model, texts.store)
 
         def validation_batches(limit: int | None) -> Iterator[Batch]:
             collate = partial(texts.collate, task)
@@ -137,12 +134,14 @@ class ScoresPipeline(LabelsPipeline):
         true: Numbers = np.array(data.validation_data.numbers())
         return by_length(
             data.validation_data.texts(),
-            lambda chosen: task.errors(predicted[list(chosen)], true[list(chosen)]),
+            lambda indices: task.metrics_of_predictions(
+                predicted[list(indices)], true[list(indices)]
+            ),
         )
 
-    def predict(self, run: TrainedModel, what: Any, *, top: int) -> Any:
+    def predict(self, run: TrainedModel, input: Any, *, top: int) -> Any:
         """The number of a text, or of a pair of texts."""
-        return self.predict_batch(run, [what], top=top)[0]
+        return self.predict_batch(run, [input], top=top)[0]
 
     def predict_batch(self, run: TrainedModel, inputs: Sequence[Any], *, top: int) -> list[Any]:
         """The numbers of several texts, in batches of similar length."""
@@ -166,13 +165,13 @@ def predict_numbers(
     encoded = EncodedTexts.encode(task, data, tokenizer, cast(ModelConfig, model.config))
     numbers = np.empty(len(rows))
     model.eval()
-    for chosen, batch in encoded.by_length(task, next(model.parameters()).device):
-        numbers[chosen] = task.predict_numbers(model, cast(RegressionBatch, batch)).cpu()
+    for indices, batch in encoded.by_length(task, next(model.parameters()).device):
+        numbers[indices] = task.predict_numbers(model, cast(RegressionBatch, batch)).cpu()
     return numbers.tolist()
 
 
-def _constant(task: TextRegression, data: ScoredText) -> dict[str, float]:
-    """The errors of the training mean as prediction for every text."""
+def _mean_baseline(task: TextRegression, data: ScoredText) -> dict[str, float]:
+    """The errors of predicting the training mean for every text."""
     true: Numbers = np.array(data.numbers())
-    metrics = task.errors(np.full(len(true), task.mean), true)
+    metrics = task.metrics_of_predictions(np.full(len(true), task.mean), true)
     return {name: metrics[name] for name in ("loss", "mse", "mae")}

@@ -25,14 +25,15 @@ from regard.pipelines.base import (
     Progress,
     TrainingData,
 )
-from regard.pipelines.batching import describe_data
+from regard.pipelines.batching import describe_data, rows_per_micro_batch
 from regard.pipelines.encoded_texts import special_tokens
 from regard.pipelines.tokenizer_cache import train_cached_tokenizer
 from regard.seeds import batch_generator
 from regard.tasks import TASKS, Contrastive
+from regard.tasks.metrics import evaluation_mode
 from regard.text import Tokenizer
 
-ROWS = 64  # pairs per step, if train.batch is not set
+DEFAULT_ROWS = 64  # pairs of a step, where train.batch is not set
 Texts = list[NDArray[np.int64]]
 
 
@@ -75,7 +76,7 @@ class SentencesPipeline(Pipeline):
             },
             "train": {
                 "steps": 1000,
-                "batch": ROWS,
+                "batch": DEFAULT_ROWS,
                 "lr": 1e-3,
                 "schedule": {"kind": "linear", "warmup": 50},
             },
@@ -104,11 +105,13 @@ class SentencesPipeline(Pipeline):
         task, model = cast(Contrastive, data.task), data.model
         _check_dropout(config, train, model)
         sides, truncated = _sides(train, tokenizers, model)
-        rows = max(2, (config.train.batch or ROWS) // config.train.accumulate)
-        loader = RowLoader(len(train), min(rows, len(train)), config.train.seed)
+        rows = rows_per_micro_batch(config.train, DEFAULT_ROWS, "pairs of sentences")
+        rows = min(len(train), max(2, rows))  # without a second pair there is no negative
+        loader = RowLoader(len(train), rows, config.train.seed)
 
         def batch(index: int) -> Batch:
-            return _batch(task, sides, loader.examples(index), config.train.seed, index)
+            generator = batch_generator(config.train.seed, index)
+            return _batch(task, sides, loader.examples(index), generator)
 
         description = [
             *describe_data(train, validation, tokenizers),
@@ -138,7 +141,7 @@ class SentencesPipeline(Pipeline):
         task = contrastive_task(config.task)
         model = resolve(config.model, vocab_size=tokenizers.vocab_size)
         sides, truncated = _sides(data, tokenizers, model)
-        rows = max(2, config.train.batch or ROWS)
+        rows = max(2, config.train.batch or DEFAULT_ROWS)
         return EvalData(
             task=task,
             task_choice=config.task,
@@ -154,7 +157,7 @@ class SentencesPipeline(Pipeline):
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
         """The nearest second sentences of the first validation sentences."""
         task, tokenizer = cast(Contrastive, data.task), cast(Tokenizer, data.tokenizers)
-        rows = data.validation_data.rows[:ROWS]
+        rows = data.validation_data.rows[:DEFAULT_ROWS]
         first = embed_texts(model, task, tokenizer, [a for a, _ in rows[:3]])
         second = embed_texts(model, task, tokenizer, [b for _, b in rows])
         best = (first @ second.T).argmax(1).tolist()
@@ -168,24 +171,21 @@ def contrastive_task(choice: Choice) -> Contrastive:
     return cast(Contrastive, make(choice, TASKS, "task"))
 
 
-@torch.no_grad()
 def embed_texts(
     model: nn.Module, task: Contrastive, tokenizer: Tokenizer, texts: Sequence[str]
 ) -> Float[Tensor, "batch dim"]:
     """The L2-normalized embeddings of texts, computed in batches of similar length."""
-    training = model.training
-    model.eval()
     device = next(model.parameters()).device
     ids, _ = _encode(texts, tokenizer, cast(Any, model).config)
     order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
     vectors: dict[int, Tensor] = {}
-    for start in range(0, len(order), ROWS):
-        chosen = order[start : start + ROWS]
-        batch_ids = [ids[index] for index in chosen]
+    for start in range(0, len(order), DEFAULT_ROWS):
+        indices = order[start : start + DEFAULT_ROWS]
+        batch_ids = [ids[index] for index in indices]
         batch = task.collate((batch_ids, batch_ids, max(map(len, batch_ids))), torch.Generator())
-        embedded = task.embed(model, batch.first.to(device)).cpu()
-        vectors |= dict(zip(chosen, embedded, strict=True))
-    model.train(training)
+        with evaluation_mode(model):
+            embedded = task.embed(model, batch.first.to(device)).cpu()
+        vectors |= dict(zip(indices, embedded, strict=True))
     return torch.stack([vectors[index] for index in range(len(ids))])
 
 
@@ -206,7 +206,7 @@ def nearest_texts(
 
 
 def _check_dropout(config: RunConfig, data: Sentences, model: ModelConfig) -> None:
-    """Raise if the two sides of every pair are computed alike: there is nothing to learn."""
+    """Raise if both texts of every pair would have the same embedding: nothing can be learned."""
     names = ("dropout", "attention_dropout", "ffn_dropout")
     rates = [getattr(model, name, 0.0) for name in names]
     rates.append(kind_of(config.train.tune)[1].get("dropout", 0.0))
@@ -222,10 +222,10 @@ def _encode(
 ) -> tuple[Texts, list[bool]]:
     """The ids of each text, and whether it is truncated."""
     before, after = special_tokens(model, tokenizer)
-    room = model.context - len(before) - len(after)
+    max_tokens = model.context - len(before) - len(after)
     encoded = tokenizer.encode_batch(list(texts))
-    truncated = [np.asarray([*before, *ids[:room], *after], dtype=np.int64) for ids in encoded]
-    return truncated, [len(ids) > room for ids in encoded]
+    rows = [np.asarray([*before, *ids[:max_tokens], *after], dtype=np.int64) for ids in encoded]
+    return rows, [len(ids) > max_tokens for ids in encoded]
 
 
 def _sides(
@@ -237,11 +237,11 @@ def _sides(
 
 
 def _batch(
-    task: Contrastive, sides: tuple[Texts, Texts], rows: Any, seed: int, index: int
+    task: Contrastive, sides: tuple[Texts, Texts], rows: Any, generator: torch.Generator
 ) -> Batch:
     first, second = ([side[row] for row in rows] for side in sides)
     width = max(len(ids) for ids in (*first, *second))
-    return task.collate((first, second, -(-width // 8) * 8), batch_generator(seed, index))
+    return task.collate((first, second, -(-width // 8) * 8), generator)
 
 
 def _batches(
@@ -249,4 +249,6 @@ def _batches(
 ) -> Iterator[Batch]:
     count = len(sides[0]) if limit is None else min(limit, len(sides[0]))
     for start in range(0, count, rows):
-        yield _batch(task, sides, range(start, min(start + rows, count)), 1, 0)
+        indices = range(start, min(start + rows, count))
+        # `collate` draws no random numbers
+        yield _batch(task, sides, indices, torch.Generator())

@@ -1,17 +1,16 @@
 """Time series: columns of numbers, some or all of which are forecast."""
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from regard.config import Choice, RunConfig, make, merge
+from regard.config import Choice, RunConfig, make
 from regard.data.batch import Batch, SeriesBatch
 from regard.data.columns import Roles
 from regard.data.loader import RowLoader
@@ -30,67 +29,19 @@ from regard.pipelines.base import (
     TrainedModel,
     TrainingData,
     validation_metrics,
+    with_task_options,
 )
 from regard.pipelines.batching import rows_per_micro_batch
 from regard.pipelines.series_baselines import evaluate_baselines, find_seasonal_period
+from regard.pipelines.series_forecasts import by_column, forecast
+from regard.pipelines.series_windows import SeriesWindows
 from regard.tasks import TASKS, Forecast
 
 SAMPLE_STEPS = 6
 DEFAULT_ROWS = 32  # windows of a step, where train.batch is not set
-EVALUATION_ROWS = 256  # windows of a batch of validation data
 DEFAULT_CONTEXTS = {"linear": 336}  # rows that a model of this family reads by default
 DEFAULT_CONTEXT = 96  # rows that a model of another family reads by default
-RECURSIVE_STARTS = 8  # windows per horizon on which recursive forecasts are evaluated
-
-
-@dataclass(frozen=True)
-class Windows:
-    """The scaled rows of a split of a series, and the windows in them."""
-
-    values: Float[Tensor, "time input_dim"]
-    context: int
-    horizon: int
-    starts: NDArray[np.int64]  # of the rows that are read
-
-    @classmethod
-    def of(
-        cls, series: Series, task: Forecast, *, stride: int = 1, double: bool = False
-    ) -> "Windows":
-        """All windows whose forecast rows are in the split; those before it may be read."""
-        assert task.context is not None
-        rows = series.values
-        if series.before is not None:
-            rows = np.concatenate([series.before[-task.context :], rows])
-        size = task.context + task.horizon
-        if len(rows) < size:
-            raise DataError(
-                f"{series.name}: {series.description} with {len(rows):,} rows to read; reading "
-                f"{task.context} and forecasting {task.horizon} takes {size};\nadd data, raise "
-                "data.validation_fraction, or lower task.horizon or task.context"
-            )
-        values = task.standardize(rows[:, series.indices(task.read_columns)])
-        tensor = torch.from_numpy(values).to(torch.float64 if double else torch.float32)
-        return cls(tensor, task.context, task.horizon, np.arange(0, len(rows) - size + 1, stride))
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def read(self, chosen: NDArray[np.int64]) -> Float[Tensor, "batch time input_dim"]:
-        """Windows by their indices."""
-        offsets = np.arange(self.context + self.horizon)
-        return self.values[torch.from_numpy(self.starts[chosen][:, None] + offsets)]
-
-    def batches(self, task: Forecast, limit: int | None) -> Iterator[Batch]:
-        """All windows, or evenly spaced ones with about `limit` values to forecast."""
-        count = len(self)
-        chosen = np.arange(count)
-        values = self.horizon * len(task.columns)
-        if limit is not None and limit < count * values:
-            kept = max(1, limit // values)
-            chosen = np.arange(kept) * count // kept
-        for start in range(0, len(chosen), EVALUATION_ROWS):
-            windows = self.read(chosen[start : start + EVALUATION_ROWS])
-            yield task.collate((windows, self.context), torch.Generator())
+RECURSIVE_STARTS = 8  # evaluated windows of recursive forecasts per `horizon` rows
 
 
 class SeriesPipeline(Pipeline):
@@ -111,10 +62,10 @@ class SeriesPipeline(Pipeline):
         }
 
     def train_defaults(self, model: Any) -> dict[str, Any]:
-        """A few minutes on a CPU."""
+        """Steps that take a few minutes on a CPU."""
         return {"steps": 1000, "batch": DEFAULT_ROWS, "schedule": {"kind": "cosine", "warmup": 50}}
 
-    def fit_settings(self, config: RunConfig, data: Series) -> RunConfig:
+    def complete_settings(self, config: RunConfig, data: Series) -> RunConfig:
         """The settings with the columns, the rows that are read and the seasonal period."""
         return _complete_settings(config, data)[0]
 
@@ -122,13 +73,15 @@ class SeriesPipeline(Pipeline):
         """Raise `DataError` if a split is shorter than a window."""
         task = series_task(_complete_settings(config, train)[0].task)
         for split in (validation, train):
-            Windows.of(split, task)
+            SeriesWindows.from_series(split, task)
 
     def preview(self, config: RunConfig, data: Series) -> dict[str, str]:
-        """The columns that are forecast, where none was chosen."""
-        task = series_task(_complete_settings(config, data)[0].task)
-        note = _forecast_note(config, task)
-        return {"forecast": note} if note else {}
+        """The columns that are forecast, where none was chosen, and the constant ones."""
+        complete, constant = _complete_settings(config, data)
+        note = _forecast_note(series_task(config.task), series_task(complete.task))
+        return ({"forecast": note} if note else {}) | (
+            {"left out": _constant_note(constant)} if constant else {}
+        )
 
     def training_data(
         self,
@@ -141,28 +94,28 @@ class SeriesPipeline(Pipeline):
         """Random windows of the training series; the whole series for `fit`."""
         settings = config.train
         rows = rows_per_micro_batch(settings, DEFAULT_ROWS, "windows of a series")
-        given = config
+        user_task = series_task(config.task)
         config, constant = _complete_settings(config, train)
         task = series_task(config.task)
-        note = _forecast_note(given, task)
+        note = _forecast_note(user_task, task)
         model = _model(config, task)
         data = self.evaluation_data(config, validation, None)
         without_gradients = is_fitted_without_gradients(_model_family(config))
-        training = Windows.of(train, task, double=without_gradients)
+        training = SeriesWindows.from_series(train, task, double=without_gradients)
         loader = RowLoader(len(training), rows, settings.seed)
 
         def batch(index: int) -> Batch:
             windows = training.read(loader.examples(index))
             return task.collate((windows, training.context), torch.Generator())
 
-        def whole() -> Iterator[Batch]:
+        def whole_series() -> Iterator[Batch]:
             yield SeriesBatch(training.values[:, : len(task.columns)].mT)
 
         return TrainingData(
             **vars(data),
             batch=batch,
             example_ids=loader.example_ids,
-            all_batches=whole,
+            all_batches=whole_series,
             baselines=lambda: evaluate_baselines(
                 task, validation, train.values, stride=_evaluation_stride(task, model)
             ),
@@ -187,7 +140,7 @@ class SeriesPipeline(Pipeline):
         without_gradients = is_fitted_without_gradients(_model_family(config))
         if task.context is None:  # a run of an earlier version
             task = replace(task, context=model.context)
-        windows = Windows.of(
+        windows = SeriesWindows.from_series(
             data, task, stride=_evaluation_stride(task, model), double=without_gradients
         )
         values = len(windows) * task.horizon * len(task.columns)
@@ -220,7 +173,7 @@ class SeriesPipeline(Pipeline):
         metrics |= {
             f"mae [{name}]": error for name, error in _column_errors(data, model, device).items()
         }
-        training = None if series.before is None else series.before[: series.training_rows]
+        training = None if series.history is None else series.history[: series.training_rows]
         stride = _evaluation_stride(task, data.model)
         baselines = evaluate_baselines(task, series, training, stride=stride)
         return metrics | {
@@ -230,7 +183,7 @@ class SeriesPipeline(Pipeline):
         }
 
     def read_inputs(self, config: RunConfig, path: Path) -> Inputs:
-        """A series is one input."""
+        """Raise `ConfigError`: a series is one input, not several rows."""
         raise ConfigError("a series is forecast as a whole; give its file to `forecast`")
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
@@ -240,123 +193,27 @@ class SeriesPipeline(Pipeline):
         column = task.columns[0]
         actual = series.column(column)[middle : middle + SAMPLE_STEPS].tolist()
         steps = min(len(actual), task.horizon)
-        known = series.values[:middle]
-        if series.before is not None:
-            known = np.concatenate([series.before, known])
-        if len(known) < (task.context or 0):
+        history = series.values[:middle]
+        if series.history is not None:
+            history = np.concatenate([series.history, history])
+        if len(history) < (task.context or 0):
             return ""
-        predicted = forecast(model, task, replace(series, values=known), steps)[:, 0].tolist()
+        predicted = forecast(model, task, replace(series, values=history), steps)[:, 0].tolist()
         return "\n".join(
             f"{label} {column} {'  '.join(f'{value:.4g}' for value in row)}"
             for label, row in (("forecast", predicted), ("actual  ", actual[:steps]))
         )
 
-    def predict(self, run: TrainedModel, what: Any, *, top: int) -> Any:
+    def predict(self, run: TrainedModel, input: Any, *, top: int) -> Any:
         """The horizon after a series, by column if there are several (`Run.forecast`)."""
-        series = from_table(read_table(Path(what)))
+        series = from_table(read_table(Path(input)))
         task = series_task(run.config.task)
         return by_column(task, forecast(run.model, task, series, task.horizon))
-
-
-def by_column(task: Forecast, values: NDArray[np.float64]) -> Any:
-    """Forecast values as a list; of several columns, as a dict of lists."""
-    if len(task.columns) == 1:
-        return values[:, 0].tolist()
-    return dict(zip(task.columns, values.T.tolist(), strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class ForecastEnd:
-    """The end of a validation series, in the column's units: truth and forecasts of one column."""
-
-    column: str
-    before: list[float]  # values before the forecast
-    truth: list[float]
-    forecast: list[float]  # multi-step: from the values before only
-    one_step: list[float]  # one step ahead: each from all true values before it
-
-
-def forecast_end(
-    model: nn.Module, task: Forecast, series: Series, column: str | None = None
-) -> ForecastEnd:
-    """One multi-step forecast of the last `horizon` values of a series, and one-step-ahead ones."""
-    rows = series.values
-    if series.before is not None:
-        rows = np.concatenate([series.before, rows])
-    steps = min(task.horizon, len(rows) - (task.context or cast(int, model.context)))
-    if steps < 1:
-        raise DataError(
-            f"{series.name} has {len(rows)} rows, and the model reads {len(rows) - steps}; a "
-            "forecast of the last values needs more rows"
-        )
-    multi_step = forecast(model, task, replace(series, values=rows[:-steps]), steps)
-    return _with_one_step_forecasts(
-        model, task, replace(series, values=rows), column, steps, multi_step
-    )
-
-
-def forecast_future(
-    model: nn.Module, task: Forecast, series: Series, steps: int | None, column: str | None = None
-) -> ForecastEnd:
-    """A multi-step forecast after a series, and one-step-ahead forecasts of its last values."""
-    future = forecast(model, task, series, steps)
-    known = min(len(future), len(series) - (task.context or cast(int, model.context)))
-    end = _with_one_step_forecasts(model, task, series, column, known, future)
-    return replace(end, before=[*end.before, *end.truth], truth=[])
-
-
-def _with_one_step_forecasts(
-    model: nn.Module,
-    task: Forecast,
-    series: Series,
-    column: str | None,
-    count: int,
-    multi_step: NDArray[np.float64],
-) -> ForecastEnd:
-    """The last `count` values with one-step-ahead forecasts, and this multi-step forecast."""
-    output, context = task.column_index(column), task.context or cast(int, model.context)
-    name = task.columns[output]
-    values = series.column(name).tolist()
-    last = replace(series, values=series.values[-(context + count) :], before=None)
-    one_step_task = replace(task, horizon=1, context=context)
-    one_step: list[float] = []
-    if count:
-        windows = Windows.of(last, one_step_task, double=hasattr(model, "fit"))
-        read = windows.read(np.arange(len(windows)))[:, :-1].to(_device(model))
-        with torch.no_grad():
-            one_step = task.unstandardize(task.rollout(model, read, 1)[:, 0])[:, output].tolist()
-    before = values[: len(values) - count][-2 * len(multi_step) :]
-    return ForecastEnd(
-        name, before, values[len(values) - count :], multi_step[:, output].tolist(), one_step
-    )
 
 
 def series_task(choice: Choice) -> Forecast:
     """The task of a run on a series."""
     return cast(Forecast, make(choice, TASKS, "task"))
-
-
-def forecast(
-    model: nn.Module, task: Forecast, series: Series, steps: int | None = None
-) -> NDArray[np.float64]:
-    """The values after the end of a series, (steps, columns), by default up to the horizon.
-
-    See `Forecast.rollout`.
-    """
-    steps = task.horizon if steps is None else steps
-    if steps < 1:
-        raise ConfigError(f"steps={steps} must be at least 1")
-    context = task.context or cast(int, model.context)
-    if len(series) < context:
-        raise DataError(
-            f"{series.name} has {len(series)} rows, but the model needs at least {context}"
-        )
-    model.eval()
-    rows = task.standardize(series.values[-context:, series.indices(task.read_columns)])
-    dtype = torch.float64 if hasattr(model, "fit") else torch.float32
-    window = torch.from_numpy(rows).to(_device(model), dtype)
-    with torch.no_grad():
-        return task.unstandardize(task.rollout(model, window.unsqueeze(0), steps)[0])
 
 
 def _model_family(config: RunConfig) -> str:
@@ -365,14 +222,16 @@ def _model_family(config: RunConfig) -> str:
 
 
 def _evaluation_stride(task: Forecast, model: ModelConfig) -> int:
-    """Rows by which evaluated windows advance; a recursive forecast gets fewer windows."""
-    recursive = not (task.is_direct or is_fitted_without_gradients(family_of(model)))
-    return max(1, task.horizon // RECURSIVE_STARTS) if recursive else 1
+    """Rows between two evaluated windows: 1, or more for recursive forecasts, which are slow.
 
-
-def _device(model: nn.Module) -> torch.device:
-    weights = [*model.parameters(), *model.buffers()]
-    return weights[0].device
+    The stride and the seasonal period are coprime, so that windows begin in all phases of the
+    season; with a stride of 12 hours, they would begin at only two hours of the day.
+    """
+    if task.is_direct or is_fitted_without_gradients(family_of(model)):
+        return 1
+    largest = max(1, task.horizon // RECURSIVE_STARTS)
+    period = task.seasonal_period or 1
+    return next(stride for stride in range(largest, 0, -1) if math.gcd(stride, period) == 1)
 
 
 def _derive_settings(config: RunConfig, train: Series) -> tuple[dict[str, Any], list[str]]:
@@ -380,29 +239,34 @@ def _derive_settings(config: RunConfig, train: Series) -> tuple[dict[str, Any], 
     task = series_task(config.task)
     names = [*train.column_names] if task.column is None else task.columns
     named = task.column is not None
-    std = train.values.std(0)
+    if len(train) < 2:
+        raise DataError(
+            f"{train.first_row or train.name}: this is the only training row; a series needs more"
+        )
+    # Not from the standard deviation: rounding makes that of 0.1, 0.1, 0.1, … greater than 0.
+    std = np.where(np.ptp(train.values, 0) > 0, train.values.std(0), 0.0)
     constant = [name for name in [*names, *task.covariates] if not std[train.index(name)] > 0]
     if constant and (named or len(constant) == len(names)):
         raise DataError(
-            f"{train.name}: all training values of column {constant[0]!r} are equal; choose "
-            "another task.column"
+            f"{train.path or train.name}: all training values of column {constant[0]!r} are equal; "
+            "choose another task.column"
         )
     names = [name for name in names if name not in constant]
     column: str | list[str] = names[0] if len(names) == 1 else names
-    known = replace(task, column=column)
-    read = train.indices(known.read_columns)
+    read_columns = replace(task, column=column).read_columns
+    read = train.indices(read_columns)
     scales: dict[str, Any] = {}
     for name, values in (("mean", train.values.mean(0)[read]), ("std", std[read])):
-        given = getattr(task, name)
-        count = np.size(values if given is None else given)
+        setting = getattr(task, name)
+        count = np.size(values if setting is None else setting)
         if count != len(read):
             raise ConfigError(
                 f"task.{name} has {count} numbers, and {len(read)} columns are read: "
-                f"{', '.join(known.read_columns)}"
+                f"{', '.join(read_columns)}"
             )
-        if given is None:
-            given = values.tolist() if len(read) > 1 else float(values[0])
-        scales[name] = given
+        if setting is None:
+            setting = values.tolist() if len(read) > 1 else float(values[0])
+        scales[name] = setting
     if not np.all(np.array(scales["std"]) > 0):
         raise ConfigError(f"task.std={scales['std']} must be above 0")
     family = _model_family(config)
@@ -410,20 +274,22 @@ def _derive_settings(config: RunConfig, train: Series) -> tuple[dict[str, Any], 
     if family == "autoregression":
         order = resolve(config.model).context
         if context not in (None, order):
-            raise ConfigError(f"task.context={context} must be model.order={order} of an AR model")
+            raise ConfigError(
+                f"task.context={context} must equal model.order={order} of an AR model"
+            )
         context = order
     if context is None:
-        room = max(1, len(train) // 4)
-        context = max(task.patch, min(DEFAULT_CONTEXTS.get(family, DEFAULT_CONTEXT), room))
+        max_context = max(1, len(train) // 4)
+        context = max(task.patch, min(DEFAULT_CONTEXTS.get(family, DEFAULT_CONTEXT), max_context))
     period = task.seasonal_period or find_seasonal_period(train, train.index(names[0]))
     derived: dict[str, Any] = {"column": column, "context": context, **scales}
     return derived | ({} if period is None else {"seasonal_period": period}), constant
 
 
 def _complete_settings(config: RunConfig, train: Series) -> tuple[RunConfig, list[str]]:
-    """The settings, completed with the derived ones, and the constant columns."""
+    """The settings with those derived from the training data, and the constant columns."""
     derived, constant = _derive_settings(config, train)
-    config = replace(config, task=merge({"task": config.task}, {"task": derived})["task"])
+    config = replace(config, task=with_task_options(config.task, derived))
     sizes = _sizes(_model(config, series_task(config.task)))
     return replace(config, model={**config.model, **sizes}), constant
 
@@ -438,7 +304,7 @@ def _model(config: RunConfig, task: Forecast) -> ModelConfig:
     derived = task.model_settings()
     head = config.model.get("head")
     if isinstance(head, dict) and head.get("kind") == "forecast":
-        derived["head"] = {**head, **derived["head"]}  # with its pool
+        derived["head"] = {**head, **derived["head"]}  # keeps its other options, such as `pool`
     return resolve(config.model, context=task.positions, **derived)
 
 
@@ -448,32 +314,36 @@ def _sizes(model: ModelConfig) -> dict[str, Any]:
     return {name: getattr(model, name) for name in names if name in model.__dataclass_fields__}
 
 
-def _forecast_note(given: RunConfig, fitted: Forecast) -> str:
-    """What is forecast, if the settings name none of several columns."""
-    if series_task(given.task).column is not None or len(fitted.columns) == 1:
+def _forecast_note(user_task: Forecast, task: Forecast) -> str:
+    """A note that all of several columns are forecast, if the user has chosen none; else ""."""
+    if user_task.column is not None or len(task.columns) == 1:
         return ""
-    return f"all {len(fitted.columns)} columns; task.column=NAME chooses one"
+    return f"all {len(task.columns)} columns; task.column=NAME chooses one"
 
 
 def _describe_columns(task: Forecast, constant: list[str]) -> list[str]:
     mean, std = task.scale
-    shown = [
+    descriptions = [
         f"{name}, mean {m:.4g}, standard deviation {s:.4g}"
         for name, m, s in zip(task.read_columns, mean, std, strict=True)
     ]
-    lines = [f"{'columns' if not n else '':<11}{line}" for n, line in enumerate(shown[:8])]
-    if len(shown) > 8:
-        lines.append(f"{'':<11}… {len(shown) - 8} more")
+    lines = [f"{'columns' if not n else '':<11}{line}" for n, line in enumerate(descriptions[:8])]
+    if len(descriptions) > 8:
+        lines.append(f"{'':<11}… {len(descriptions) - 8} more")
     if task.covariates:
         lines.append(f"{'':<11}covariates {', '.join(task.covariates)}")
     if constant:
-        lines.append(f"{'left out':<11}{', '.join(constant)}: all training values are equal")
+        lines.append(f"{'left out':<11}{_constant_note(constant)}")
     return lines
+
+
+def _constant_note(constant: list[str]) -> str:
+    return f"{', '.join(constant)}: all training values are equal"
 
 
 @torch.no_grad()
 def _column_errors(data: EvalData, model: nn.Module, device: torch.device) -> dict[str, float]:
-    """The mean absolute error of each column in its own unit."""
+    """The mean absolute error of each column in the unit of the column."""
     task = cast(Forecast, data.task)
     _, std = task.scale
     sums, count = torch.zeros(len(task.columns), dtype=torch.float64), 0

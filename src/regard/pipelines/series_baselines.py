@@ -10,12 +10,12 @@ from torch import Tensor
 from regard.data.batch import SeriesBatch
 from regard.data.series import Series
 from regard.models.autoregression import Autoregression, AutoregressionConfig
-from regard.models.linear import LinearConfig, NLinear
+from regard.models.nlinear import NLinear, NLinearConfig
 from regard.tasks import Forecast
 
 MAX_ORDER = 24  # of AR(p)
 MAX_CONTEXT = 336  # of the linear layer
-MIN_AUTOCORRELATION = 0.2  # at a seasonal period that is found in the values
+MIN_AUTOCORRELATION = 0.2  # at a seasonal period that is inferred from the values
 Forecaster = Callable[[Tensor, int], Tensor]  # (rows, time), steps → (rows, steps)
 
 
@@ -35,14 +35,14 @@ def evaluate_baselines(
 
     forecasters = _forecasters(task, None if training is None else scale(training))
     context = max(read for read, _ in forecasters.values())
-    before = 0 if series.before is None else len(series.before)
-    read = min(context, before)
+    rows_before = 0 if series.history is None else len(series.history)
+    read = min(context, rows_before)
     rows = series.values
-    if series.before is not None:
-        rows = np.concatenate([series.before[before - read :], rows])
+    if series.history is not None:
+        rows = np.concatenate([series.history[rows_before - read :], rows])
     values = scale(rows)
-    context = read if series.before is not None else max(task.context or 1, context)
-    first = max(0, (task.context or 1) - before)  # the first row that the network forecasts
+    context = read if series.history is not None else max(task.context or 1, context)
+    first = max(0, (task.context or 1) - rows_before)  # the first row that the network forecasts
     offset = (first - (context - read)) % stride
     metrics = {}
     for name, (needed, forecaster) in forecasters.items():
@@ -76,7 +76,7 @@ def _forecasters(task: Forecast, training: Tensor | None) -> dict[str, tuple[int
     forecasters[f"AR({order})"] = (order, ar.forecast)
     context = max(1, min(MAX_CONTEXT, rows // 4))
     if context + task.horizon <= rows:
-        linear = NLinear(LinearConfig(context=context, horizon=task.horizon))
+        linear = NLinear(NLinearConfig(context=context, horizon=task.horizon))
         linear.fit(batch)
         forecasters[f"linear layer, {context} values"] = (context, linear.forecast)
     return forecasters
@@ -106,8 +106,8 @@ def find_seasonal_period(series: Series, column: int) -> int | None:
     spectrum = np.fft.rfft(values, 2 * len(values))
     correlation = np.fft.irfft(np.abs(spectrum) ** 2)[: longest + 1]
     correlation = correlation / correlation[0]
-    falling = np.flatnonzero(np.diff(correlation) > 0)
-    if not len(falling):
+    rising = np.flatnonzero(np.diff(correlation) > 0)
+    if not len(rising):
         return None
-    lag = int(falling[0] + correlation[falling[0] :].argmax())
+    lag = int(rising[0] + correlation[rising[0] :].argmax())
     return lag if lag > 1 and correlation[lag] > MIN_AUTOCORRELATION else None

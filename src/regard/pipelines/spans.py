@@ -1,6 +1,6 @@
 """Questions about texts that are answered by a span of the text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -11,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regard.config import Choice, RunConfig, make, merge
+from regard.config import Choice, RunConfig, make
 from regard.data.batch import Batch, SpanBatch
 from regard.data.columns import Roles
 from regard.data.loader import PairIndices
 from regard.data.spans import Question, Questions, from_squad, from_table, is_squad
+from regard.data.table_files import is_table
 from regard.data.tables import Table
 from regard.data.token_store import PairStore
 from regard.errors import ConfigError
@@ -29,20 +30,21 @@ from regard.pipelines.base import (
     TrainedModel,
     TrainingData,
     require_texts,
+    with_task_options,
 )
 from regard.pipelines.batching import (
     batches_of_similar_length,
     concatenate,
     describe_data,
+    encoded_text_loader,
     seeded_batches,
     sequential_batches,
-    text_loader,
 )
 from regard.pipelines.text_pairs import pair_template
 from regard.pipelines.tokenizer_cache import train_cached_tokenizer
 from regard.seeds import shuffle_key
 from regard.tasks import TASKS
-from regard.tasks.span import NO_ANSWER, Span, Windows
+from regard.tasks.span import NO_ANSWER, Span, WindowOffsets
 from regard.text import Tokenizer
 
 EVALUATION_ROWS = 32  # windows in a batch of predictions
@@ -64,6 +66,10 @@ class SpansPipeline(Pipeline):
     def recognizes(self, path: Path) -> bool:
         """A file in SQuAD's format."""
         return is_squad(path)
+
+    def reads_as_table(self, path: Path, columns: Mapping[str, Any], kind: str | None) -> bool:
+        """A path with the suffix of a table that is not recognized."""
+        return is_table(path) and not self.recognizes(path)
 
     def open(self, path: Path) -> Questions:
         """The questions of a file in SQuAD's format."""
@@ -135,16 +141,16 @@ class SpansPipeline(Pipeline):
         task = span_task(config.task)
         if task.no_answer is None:
             derived = {"no_answer": train.has_unanswered}
-            choice = merge({"task": config.task}, {"task": derived})["task"]
+            choice = with_task_options(config.task, derived)
             config = replace(config, task=choice)
         model = add_span_head(config, vocab_size=tokenizers.vocab_size)
         config = replace(config, model=config_table(model))
         data = self.evaluation_data(config, validation, tokenizers)
         windows = SpanWindows.encode(span_task(config.task), train.rows, tokenizers, model)
-        loader = text_loader(config, model, windows.store)
+        loader = encoded_text_loader(config, model, windows.store)
         description = [
             *describe_data(train, validation, tokenizers),
-            f"windows    {len(windows.store):,} of {model.context} tokens, every "
+            f"windows    {len(windows.store):,} of {model.context} tokens, stride "
             f"{windows.stride}; {windows.without_answer:,} without the answer",
         ]
         if windows.truncated:
@@ -197,9 +203,9 @@ class SpansPipeline(Pipeline):
             lines.append(f"{row.text}\n→ {text or 'no answer'}\n= {true}")
         return "\n".join(lines)
 
-    def predict(self, run: TrainedModel, what: Any, *, top: int) -> Answers:
+    def predict(self, run: TrainedModel, input: Any, *, top: int) -> Answers:
         """The likeliest answers to a question about a context, with their probabilities."""
-        return self.predict_batch(run, [what], top=top)[0]
+        return self.predict_batch(run, [input], top=top)[0]
 
     def predict_batch(self, run: TrainedModel, inputs: Sequence[Any], *, top: int) -> list[Answers]:
         """The answers to several questions, each with its context."""
@@ -258,13 +264,13 @@ def answer_questions(
 class SpanWindows:
     """Encoded windows: ids, and for each the bounds of its context and of the answer."""
 
-    task: Span  # which knows the windows, to score the text of an answer
+    task: Span  # with `windows`, by which it finds the text of an answer
     store: PairStore  # ids; begin and end of the context, first and last token of the answer
-    windows: Windows
+    windows: WindowOffsets
     segmented: bool
     stride: int
-    without_answer: int  # windows
-    truncated: int  # questions
+    without_answer: int  # number of windows
+    truncated: int  # number of questions
 
     @classmethod
     def encode(
@@ -276,8 +282,8 @@ class SpanWindows:
     ) -> "SpanWindows":
         """The windows of questions, for a model."""
         template = pair_template(model, tokenizer)
-        room = model.context - template.special
-        longest_question = room // 2
+        max_tokens = model.context - template.special_token_count
+        longest_question = max_tokens // 2
         if longest_question < 1:
             raise ConfigError(
                 f"model.context={model.context} has no room for a question and a text beside "
@@ -296,7 +302,7 @@ class SpanWindows:
             context, spans = contexts[row.context]
             characters = np.array(spans, np.int64).reshape(-1, 2)
             answer = _answer_tokens(characters, row)
-            width = room - len(question)
+            width = max_tokens - len(question)
             stride = min(width, task.stride or width // 2)
             strides.add(stride)
             starts = [0]
@@ -313,7 +319,7 @@ class SpanWindows:
                 offsets.append(characters[start:stop])
                 question_indices.append(index)
         begins = np.array([bound[0] for bound in bounds])
-        windows = Windows(questions, np.array(question_indices), begins, offsets)
+        windows = WindowOffsets(questions, np.array(question_indices), begins, offsets)
         return cls(
             replace(task, windows=windows),
             PairStore(*concatenate(ids), *concatenate(bounds), ""),
@@ -330,13 +336,13 @@ class SpanWindows:
         return self.task.collate((list(ids), list(bounds), rows, width, self.segmented), generator)
 
     def collate(self, rows: PairIndices, generator: torch.Generator) -> SpanBatch:
-        """A batch of the windows that a loader chose."""
+        """A batch of the windows with the indices of a loader."""
         return self.batch(rows.indices.tolist(), rows.length - 1, generator)
 
     def batches(self, rows: NDArray[np.int64]) -> Iterator[SpanBatch]:
         """Batches of these windows, those of similar length together."""
-        for chosen, width in batches_of_similar_length(self.store, EVALUATION_ROWS, rows):
-            yield self.batch(chosen, width, torch.Generator())
+        for indices, width in batches_of_similar_length(self.store, EVALUATION_ROWS, rows):
+            yield self.batch(indices, width, torch.Generator())
 
     def sample(self, limit: int | None, seed: int) -> NDArray[np.int64]:
         """All windows, or all windows of a fixed sample of questions: about `limit` of them."""
@@ -350,7 +356,7 @@ class SpanWindows:
 
 
 def _answer_tokens(characters: NDArray[np.int64], question: Question) -> tuple[int, int] | None:
-    """The first and the last token of the first answer."""
+    """The indices of the first and the last token of the first answer; None without an answer."""
     if not question.answers:
         return None
     text, start = question.answers[0]

@@ -1,6 +1,6 @@
 """Drawings as pen strokes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from regard.config import Choice, RunConfig, make, merge
+from regard.config import Choice, RunConfig, make
 from regard.data.batch import Batch
 from regard.data.loader import RowLoader
 from regard.data.strokes import Strokes, from_npz, is_strokes
@@ -18,12 +18,21 @@ from regard.data.text_files import suffix
 from regard.errors import DataError
 from regard.explain.render.strokes import to_svg, to_text
 from regard.models.build import config_table, resolve
-from regard.pipelines.base import EvalData, Pipeline, Progress, TextWithSvg, TrainingData
+from regard.models.recurrent import RecurrentConfig
+from regard.models.soft_window import SoftWindowConfig
+from regard.pipelines.base import (
+    EvalData,
+    Pipeline,
+    Progress,
+    TextWithSvg,
+    TrainingData,
+    with_task_options,
+)
 from regard.pipelines.batching import describe_classes, evenly_spaced, rows_per_micro_batch
 from regard.tasks import TASKS, Handwriting
 
 DEFAULT_ROWS = 64  # drawings of a step, where train.batch is not set
-SAMPLES, SHOWN = 16, 4  # drawings per sample; drawings shown as text
+SAMPLE_DRAWINGS, TEXT_DRAWINGS = 16, 4  # drawings per sample; drawings shown as text
 SOFT_WINDOW = "soft_window"  # the family of models that read texts
 
 
@@ -39,7 +48,7 @@ class StrokesPipeline(Pipeline):
         return path.is_file() and suffix(path) == ".npz" and is_strokes(path)
 
     def reads_on_request(self, path: Path) -> bool:
-        """Only what is recognized."""
+        """False: only archives that are recognized hold strokes."""
         return False
 
     def open(self, path: Path) -> Strokes:
@@ -66,9 +75,10 @@ class StrokesPipeline(Pipeline):
             },
         }
 
-    def train_defaults(self, model: Any) -> dict[str, Any]:
-        """A smaller learning rate for Transformers."""
-        return {"lr": 1e-3}
+    def train_defaults(self, model: Mapping[str, Any]) -> dict[str, Any]:
+        """A smaller learning rate for models without recurrence."""
+        recurrent = isinstance(resolve(model, vocab_size=1), RecurrentConfig | SoftWindowConfig)
+        return {} if recurrent else {"lr": 1e-3}
 
     def training_data(
         self,
@@ -96,7 +106,7 @@ class StrokesPipeline(Pipeline):
             )
         if reads_texts and not task.alphabet:
             derived["alphabet"] = "".join(sorted({*"".join(train.texts or ())}))
-        config = replace(config, task=merge({"task": config.task}, {"task": derived})["task"])
+        config = replace(config, task=with_task_options(config.task, derived))
         task = stroke_task(config.task)
         model = resolve(config.model, **task.model_settings())
         config = replace(config, model=config_table(model))
@@ -162,12 +172,12 @@ class StrokesPipeline(Pipeline):
         )
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
-        """Drawings of the model: some as text, all as SVG."""
+        """Drawings by the model: some as text, all as SVG."""
         task = cast(Handwriting, data.task)
         label = 0 if task.names else None
         text = data.validation_data.texts[0] if task.alphabet else None
-        drawings = task.draw(model, SAMPLES, label=label, text=text, seed=seed, bias=0.5)
-        return TextWithSvg(to_text(drawings[:SHOWN]), to_svg(drawings))
+        drawings = task.draw(model, SAMPLE_DRAWINGS, label=label, text=text, seed=seed, bias=0.5)
+        return TextWithSvg(to_text(drawings[:TEXT_DRAWINGS]), to_svg(drawings))
 
 
 def stroke_task(choice: Choice) -> Handwriting:
@@ -186,7 +196,7 @@ def _batch(task: Handwriting, data: Strokes, rows: NDArray[np.int64]) -> Batch:
 
 def _batches(task: Handwriting, data: Strokes, rows: int, limit: int | None) -> Iterator[Batch]:
     """All drawings once, or evenly spaced ones with about `limit` points."""
-    kept = None if limit is None else max(1, limit * len(data) // len(data.points))
-    chosen = evenly_spaced(len(data), kept)
-    for start in range(0, len(chosen), rows):
-        yield _batch(task, data, chosen[start : start + rows])
+    count = None if limit is None else max(1, limit * len(data) // len(data.points))
+    indices = evenly_spaced(len(data), count)
+    for start in range(0, len(indices), rows):
+        yield _batch(task, data, indices[start : start + rows])

@@ -1,7 +1,7 @@
 """Text: one stream of tokens, cut into blocks, for language models, masked models and CBOW."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -14,6 +14,7 @@ from regard.config import Choice, RunConfig, kind_of, make
 from regard.data.batch import Batch, TextBatch
 from regard.data.columns import Roles
 from regard.data.loader import TextLoader, sequential_blocks, sliding_windows, text_batches
+from regard.data.table_files import is_table
 from regard.data.tables import Table
 from regard.data.text import Text, from_file, from_files, from_table
 from regard.data.token_store import TokenStore, text_store
@@ -31,15 +32,17 @@ from regard.pipelines.base import (
     TrainingData,
     first_rows,
     mark_scheduled_sampling,
-    rows_per_step,
 )
+from regard.pipelines.batching import blocks_per_micro_batch
 from regard.pipelines.tokenizer_cache import cached_tokenizer
 from regard.tasks import TASKS, Causal, CBOWTask, Masked, Task
 from regard.text import Tokenizer, train_tokenizer
 from regard.text.pair_tokenizers import JOINT
 
-SMALL_TEXT = 10_000_000  # bytes, which a GPU reads many times: a model of characters is better
-SMALL_TEXT_CPU = 500_000  # the same for a CPU, which reads a megabyte of characters once or twice
+# A text of fewer bytes gets a character-level model, since training has many epochs. On a CPU,
+# training on a megabyte of characters has only one or two.
+SMALL_TEXT = 10_000_000
+SMALL_TEXT_CPU = 500_000
 VALIDATION_SEED = 1  # of the random masks in validation: the same for every run
 SAMPLE_TOKENS = 160
 
@@ -56,8 +59,12 @@ class TextPipeline(Pipeline):
         return True
 
     def reads_on_request(self, path: Path) -> bool:
-        """Not what another pipeline recognizes: pairs, for instance, are no running text."""
+        """False: a path that another pipeline recognizes is not read as text."""
         return False
+
+    def reads_as_table(self, path: Path, columns: Mapping[str, Any], kind: str | None) -> bool:
+        """A path with the suffix of a table, or whose columns are named."""
+        return bool(columns) or is_table(path)
 
     def open(self, path: Path) -> Text:
         """A file as one document, or a folder with one document per text file."""
@@ -80,6 +87,10 @@ class TextPipeline(Pipeline):
             return _cbow_defaults(data)
         return {**_causal_defaults(data, gpu), "task": kind}
 
+    def text_bytes(self, data: Text) -> int:
+        """The number of bytes; a token has at least one."""
+        return data.size
+
     def train_tokenizers(
         self, config: RunConfig, train: Text, validation: Text, progress: Progress | None
     ) -> Tokenizer:
@@ -91,11 +102,11 @@ class TextPipeline(Pipeline):
 
         def write(folder: Path) -> None:
             total = sum(text.size for text in texts)
-            chunks = _read(texts, total, _with_label(progress, "reading"))
+            chunks = _chunks(texts, total, _with_label(progress, "reading"))
             trained = train_tokenizer(
                 config.data.tokenizer,
                 chunks,
-                total=total,
+                total_bytes=total,
                 progress=_with_label(progress, "training the tokenizer"),
             )
             trained.save(folder / JOINT)
@@ -114,7 +125,7 @@ class TextPipeline(Pipeline):
         data = self.evaluation_data(config, validation, tokenizers, progress)
         task, model = data.task, data.model
         store = _token_store(task, train, tokenizers, _with_label(progress, "tokenizing"))
-        rows = _rows_per_micro_batch(config, model)
+        rows = blocks_per_micro_batch(config.train, model.context)
         if isinstance(task, Masked) and task.next_sentence and rows < 2:
             raise ConfigError(
                 "task.next_sentence needs at least 2 rows per micro-batch: half of the second "
@@ -122,7 +133,7 @@ class TextPipeline(Pipeline):
                 "raise train.batch or train.tokens, or lower train.accumulate"
             )
         loader = TextLoader(
-            store, model.context, rows, config.train.seed, reserved=_special_tokens(task)
+            store, model.context, rows, config.train.seed, reserved=_special_token_count(task)
         )
 
         collate: Callable[..., Batch] = task.collate
@@ -162,7 +173,7 @@ class TextPipeline(Pipeline):
             first = len(tokenizers.decode([int(store.tokens[0])]).encode())
             task = replace(task, bytes_per_token=(store.bytes - first) / (len(store) - 1))
         model = resolve(config.model, vocab_size=tokenizers.vocab_size)
-        stride = evaluation_stride(config, model) if isinstance(task, Causal) else None
+        stride = evaluation_stride(config, model) if task.uses_evaluation_stride else None
         return EvalData(
             task=task,
             task_choice=config.task,
@@ -189,10 +200,10 @@ class TextPipeline(Pipeline):
         (ids,) = generate(language, [prompt], parse_chain(), tokens=SAMPLE_TOKENS, seed=seed)
         return tokenizer.decode(prompt + ids)
 
-    def predict(self, run: TrainedModel, what: str, *, top: int) -> Any:
+    def predict(self, run: TrainedModel, input: str, *, top: int) -> Any:
         """The prediction of the task: for masked models, the likeliest tokens of each <mask>."""
         task = text_task(run.config, cast(Tokenizer, run.tokenizers))
-        return task.predict(run.model, str(what), top=top)
+        return task.predict(run.model, str(input), top=top)
 
 
 def text_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
@@ -209,7 +220,7 @@ def default_stride(context: int) -> int:
 
 
 def evaluation_stride(config: RunConfig, model: ModelConfig) -> int:
-    """By how many tokens the windows of an evaluation advance; see `default_stride`."""
+    """The tokens between the starts of two windows of an evaluation: a setting, or the default."""
     stride = config.train.evaluate_stride
     if stride is None:
         return default_stride(model.context)
@@ -242,20 +253,16 @@ def _token_store(
     return text_store(text, tokenizer, separator=separator, progress=progress)
 
 
-def _special_tokens(task: Task) -> int:
-    return task.special_tokens if isinstance(task, Masked) else 0
-
-
-def _rows_per_micro_batch(config: RunConfig, model: ModelConfig) -> int:
-    return max(1, rows_per_step(config.train, model.context) // config.train.accumulate)
+def _special_token_count(task: Task) -> int:
+    return task.special_token_count if isinstance(task, Masked) else 0
 
 
 def _sequential_batches(
     config: RunConfig, task: Task, model: ModelConfig, store: TokenStore, limit: int | None
 ) -> Iterator[Batch]:
-    rows = max(_rows_per_micro_batch(config, model), 16)
+    rows = max(blocks_per_micro_batch(config.train, model.context), 16)
     generator = torch.Generator().manual_seed(VALIDATION_SEED)
-    block = model.context - _special_tokens(task)
+    block = model.context - _special_token_count(task)
     for examples in sequential_blocks(store.tokens, block, rows, limit):
         yield task.collate(examples, generator)
 
@@ -263,17 +270,20 @@ def _sequential_batches(
 def _validation_batches(
     config: RunConfig, task: Task, model: ModelConfig, store: TokenStore, limit: int | None
 ) -> Iterator[Batch]:
-    """Sliding windows for a language model; blocks where they are equal, and for other tasks."""
-    stride = evaluation_stride(config, model) if isinstance(task, Causal) else model.context
+    """Sliding windows for a language model; consecutive blocks for other tasks.
+
+    With a stride of the whole context, sliding windows are consecutive blocks.
+    """
+    stride = evaluation_stride(config, model) if task.uses_evaluation_stride else model.context
     if stride == model.context:
         yield from _sequential_batches(config, task, model, store, limit)
         return
-    rows = max(_rows_per_micro_batch(config, model), 16)
+    rows = max(blocks_per_micro_batch(config.train, model.context), 16)
     for examples in sliding_windows(store.tokens, model.context, stride, rows, limit):
         yield task.collate(examples, torch.Generator())
 
 
-def _read(
+def _chunks(
     texts: list[Text], total: int, progress: Callable[[int, int], None] | None
 ) -> Iterator[str]:
     done = 0
@@ -344,9 +354,12 @@ def _masked_defaults(data: Text, gpu: bool, *, pairs: bool) -> dict[str, Any]:
 
 
 def _cbow_defaults(data: Text) -> dict[str, Any]:
-    """Vectors of the most frequent words, from about twenty epochs."""
+    """Vectors of the most frequent words, from about twenty epochs, in at least 500 steps.
+
+    Large batches are faster, since AdamW updates all vectors in every step.
+    """
     words = data.size // 5
-    rows = min(128, max(1, words // 64))
+    rows = min(512, max(128, words // 1600), max(1, words // 64))
     return {
         "task": "cbow",
         "data": {"tokenizer": {"kind": "word", "vocab_size": 20_000, "lower": True}},
@@ -354,7 +367,7 @@ def _cbow_defaults(data: Text) -> dict[str, Any]:
         "train": {
             "steps": min(20_000, max(500, 20 * words // (64 * rows))),
             "batch": rows,
-            "lr": 5e-3,
+            "lr": 2e-2,
             "optimizer": {"kind": "adamw", "decay": 0.0},
             "schedule": {"kind": "linear", "warmup": 50},
             "evaluate_targets": 10_000,
@@ -363,7 +376,7 @@ def _cbow_defaults(data: Text) -> dict[str, Any]:
 
 
 def _limit_context(sizes: dict[str, Any], tokens: int, least: int = 2) -> dict[str, Any]:
-    """The sizes of a model, with a context that fits into a text of a few hundred tokens."""
+    """The sizes of a model, with a context of at most `tokens` and at least `least`."""
     return {**sizes, "context": max(least, min(sizes["context"], tokens))}
 
 

@@ -10,7 +10,7 @@ from regard.models.presets import ModelConfig
 from regard.models.transformer import TransformerConfig
 from regard.text import Tokenizer
 
-_A, _B = -1, -2  # stand for the texts in a template
+_A, _B = -1, -2  # placeholders for the texts in a template
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +21,19 @@ class PairTemplate:
         <start> A <sep> B <cls>        a causal model, whose last state is read (Radford 2018)
         A <sep> B                      others
 
-    An imported tokenizer brings its own template for an encoder (RoBERTa: <s> A </s></s> B </s>).
-    A vocabulary without one of the special tokens has its end-of-sequence token there.
+    For an encoder, an imported tokenizer may have another template (RoBERTa: <s> A </s></s> B
+    </s>). Where a vocabulary lacks one of the special tokens, the end-of-sequence token replaces
+    it.
     """
 
     before: tuple[int, ...]
     between: tuple[int, ...]
     after: tuple[int, ...]
-    segmented: bool  # B and what follows it are in segment 1
+    segmented: bool  # B and the special tokens after it are in segment 1
 
     @property
-    def special(self) -> int:
-        """How many special ids there are."""
+    def special_token_count(self) -> int:
+        """The number of special tokens."""
         return len(self.before) + len(self.between) + len(self.after)
 
     def join(self, a: Sequence[int], b: Sequence[int]) -> tuple[NDArray[np.int64], int]:
@@ -46,7 +47,7 @@ def pair_template(model: ModelConfig, tokenizer: Tokenizer) -> PairTemplate:
     architecture = getattr(model, "architecture", "decoder")
     if isinstance(model, TransformerConfig) and architecture == "encoder":
         ids, segments = tokenizer.with_special_tokens([_A], [_B])
-        if len(ids) == 2:  # a vocabulary trained here
+        if len(ids) == 2:  # a tokenizer trained by regard adds no special tokens
             ids = [tokenizer.cls_id, _A, tokenizer.sep_id, _B, tokenizer.sep_id]
             segments = [0, 0, 0, 1, 1]
         a, b = ids.index(_A), ids.index(_B)

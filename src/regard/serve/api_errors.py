@@ -10,20 +10,22 @@ from starlette.exceptions import HTTPException
 
 from regard.errors import RegardError, shorten
 from regard.serve.engine import QueueFull
+from regard.serve.middleware import RETRY_AFTER
 from regard.serve.worker import EngineStopped
 
-RETRY_AFTER = 1  # seconds that a client should wait when the queue is full
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
     for status, text in {
-        400: "a field is wrong",
-        401: "the key is missing or wrong",
-        403: "this host or origin is not served",
+        400: "a field is invalid",
+        401: "the key is missing or invalid",
+        403: "the host or the origin is not allowed",
         404: "there is no such model",
+        408: "the body did not arrive in time",
         413: "the body is too large",
         415: "the body is not JSON",
         429: "the queue is full",
-        503: "the engine does not answer",
+        431: "there are too many headers",
+        503: "the engine does not answer, or there are too many connections",
     }.items()
 }
 
@@ -46,12 +48,19 @@ class ApiError(Exception):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Any exception as an answer; what is not expected has the status 500."""
+    """The `ApiError` of an exception; unexpected exceptions have the status 500."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
-        first = max(error.errors(), key=lambda each: len(each["loc"]))  # of the nearest form
-        names = [str(part) for part in first["loc"] if _is_place(part)]
+        # of a union, the member whose type fits; else the longest location
+        first = max(
+            error.errors(),
+            key=lambda entry: (not entry["type"].endswith("_type"), len(entry["loc"])),
+        )
+        if first["type"] == "json_invalid":
+            position, reason = first["loc"][-1], first["ctx"]["error"]
+            return ApiError(400, f"the body is not JSON: {reason}, at character {position}")
+        names = [str(part) for part in first["loc"] if _is_field_or_index(part)]
         param = next((name for name in names if not name.isdigit()), None)
         return ApiError(400, f"{'.'.join(names[:3]) or 'the body'}: {first['msg']}", param=param)
     if isinstance(error, HTTPException):
@@ -61,20 +70,21 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, EngineStopped):
         return ApiError(503, str(error), kind="server_error", code="engine_stopped")
     if isinstance(error, RegardError | RecursionError):
-        named = re.match(r"(\w+)[:=]", str(error))  # messages begin with the setting
-        return ApiError(400, str(error), param=named[1] if named else None)
+        # messages begin with the setting, or with "unknown sampler 'x'"
+        match = re.match(r"(?:unknown )?(\w+)(?:[:=]| '|\.\w)", str(error))
+        return ApiError(400, str(error), param=match[1] if match else None)
     return ApiError(500, f"{type(error).__name__}: {error}", kind="server_error")
 
 
-def _is_place(part: int | str) -> bool:
+def _is_field_or_index(part: int | str) -> bool:
     """Whether a part of pydantic's location is a field or an index, not the name of a type."""
     if isinstance(part, int):
         return True
     return part.isidentifier() and part not in ("body", "str", "int", "float", "bool", "dict")
 
 
-async def answer_error(http: Request, error: Exception) -> Response:
-    """The handler of exceptions."""
-    answer = as_api_error(error)
-    headers = {"Retry-After": str(RETRY_AFTER)} if answer.status in (429, 503) else {}
-    return JSONResponse({"error": answer.error}, answer.status, headers)
+async def handle_error(http: Request, error: Exception) -> Response:
+    """Exception handler of the application: respond with the error as JSON."""
+    api_error = as_api_error(error)
+    headers = {"Retry-After": str(RETRY_AFTER)} if api_error.status in (429, 503) else {}
+    return JSONResponse({"error": api_error.error}, api_error.status, headers)

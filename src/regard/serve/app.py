@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from regard.errors import RegardError
-from regard.serve.api_errors import ERRORS, ApiError, answer_error
+from regard.serve.api_errors import ERRORS, ApiError, handle_error
 from regard.serve.engine import EngineConfig
 from regard.serve.middleware import OPEN_PATHS, LimitsMiddleware
 from regard.serve.models import Models
@@ -29,18 +29,19 @@ def create_app(
     models: type[Models] = Models,
     open_paths: tuple[str, ...] = OPEN_PATHS,
 ) -> FastAPI:
-    """The application: `key` protects all but `open_paths`, `hosts` are the names it answers to.
+    """Create the application; its `state.service` is the service of the routes.
 
-    Its state has the `service`.
+    Requests need the `key`, except to `open_paths`. Requests to other host names than `hosts` are
+    refused.
     """
     service = Service(paths, config or EngineConfig(), device=device, idle=idle, models=models)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.async_engine.start()
-        unloading = asyncio.create_task(service.models.unload_idle())
+        unload_task = asyncio.create_task(service.models.unload_idle())
         yield
-        unloading.cancel()
+        unload_task.cancel()
         service.close()
 
     app = FastAPI(
@@ -60,5 +61,5 @@ def create_app(
         HTTPException,
         RecursionError,
     ):
-        app.add_exception_handler(error, answer_error)
+        app.add_exception_handler(error, handle_error)
     return app

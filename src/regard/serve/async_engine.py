@@ -1,6 +1,7 @@
-"""From the events of the engine thread to deltas of text in the event loop of the server."""
+"""Turns the events of the engine thread into deltas of text in the event loop of the server."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -8,12 +9,15 @@ from regard.generate.decode import IncrementalText
 from regard.generate.stop_strings import StoppedText
 from regard.serve.models import ServedModel
 from regard.serve.request import Event, FinishReason, Request, TokenScore
-from regard.serve.worker import Worker
+from regard.serve.worker import EngineStopped, Worker
+
+MAX_EVENTS = 64  # engine events that are processed at a time
+HANG_SECONDS = 10.0  # the requests of an engine that hangs for this long fail
 
 
 @dataclass(slots=True)
 class Delta:
-    """What a continuation has got since the last delta: text, tokens, its end."""
+    """The text, tokens and finish reason of a continuation since its last delta."""
 
     index: int
     text: str = ""
@@ -24,7 +28,7 @@ class Delta:
 
 @dataclass(slots=True)
 class Continuation:
-    """A complete continuation."""
+    """A continuation, collected from its deltas."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -46,19 +50,52 @@ class Continuation:
 
 
 class AsyncEngine:
-    """Submits requests to the engine thread, and yields its events to the coroutines that wait."""
+    """Submits requests to the engine thread, and passes its events to the waiting coroutines."""
 
     def __init__(self) -> None:
         self.worker = Worker(self._deliver)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[Request, asyncio.Queue[Event]] = {}
+        self._watchdog_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start the engine thread; its events go to the running event loop."""
         self._loop = asyncio.get_running_loop()
+        self._watchdog_task = asyncio.create_task(self._watchdog())
         self.worker.start()
 
-    def __len__(self) -> int:
+    def stop(self) -> None:
+        """End the engine thread."""
+        if self._watchdog_task is not None:
+            self._watchdog_task.cancel()
+        self.worker.stop()
+
+    async def _watchdog(self) -> None:
+        """Fail the open requests of an engine that hangs; they would wait for ever."""
+        failing_since: float | None = None
+        while True:
+            await asyncio.sleep(HANG_SECONDS / 10)
+            problem = self.worker.problem()
+            if problem is None:
+                failing_since = None
+                continue
+            failing_since = failing_since or time.monotonic()
+            if time.monotonic() - failing_since >= HANG_SECONDS:
+                self._fail(problem)
+
+    def fail_after(self, seconds: float, reason: str) -> None:
+        """Fail the requests that are open after this time; called by any thread or signal."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.call_later, seconds, self._fail, reason)
+
+    def _fail(self, reason: str) -> None:
+        for request, queue in self._queues.items():
+            error = EngineStopped(reason)
+            queue.put_nowait(Event(request, 0, finish_reason="error", error=error))
+
+    @property
+    def open_requests(self) -> int:
+        """The number of requests that are not answered yet."""
         return len(self._queues)
 
     def submit(self, model: ServedModel, request: Request) -> None:
@@ -75,10 +112,10 @@ class AsyncEngine:
     ) -> AsyncIterator[Delta]:
         """The deltas of the continuations of a submitted request, as they are generated.
 
-        If the reader leaves, the request is cancelled.
+        If the caller stops iterating, the request is cancelled.
         """
         queue = self._queues[request]
-        texts = [
+        decoders = [
             (IncrementalText(model.tokenizer, request.prompt), StoppedText(stop_strings))
             for _ in range(request.n)
         ]
@@ -86,7 +123,8 @@ class AsyncEngine:
         try:
             while unfinished:
                 events = [await queue.get()]
-                while not queue.empty():  # under load, several tokens make one delta
+                # under load, or for a slow reader, several tokens make one delta
+                while not queue.empty() and len(events) < MAX_EVENTS:
                     events.append(queue.get_nowait())
                 deltas: dict[int, Delta] = {}
                 for event in events:
@@ -95,35 +133,37 @@ class AsyncEngine:
                     if event.index not in unfinished:
                         continue
                     delta = deltas.setdefault(event.index, Delta(event.index))
-                    text, stopped = texts[event.index]
+                    text, stop_filter = decoders[event.index]
                     if event.token is not None:
                         delta.tokens.append(event.token)
-                        delta.text += stopped.append(text.append(event.token))
+                        delta.text += stop_filter.append(text.append(event.token))
                         if event.score is not None:
                             delta.scores.append(event.score)
                     else:
-                        delta.text += stopped.append(text.end())
-                        delta.text += "" if stopped.stopped else stopped.end()
+                        delta.text += stop_filter.append(text.end())
+                        delta.text += "" if stop_filter.stopped else stop_filter.end()
                         delta.finish_reason = event.finish_reason
-                    if stopped.stopped:
+                    if stop_filter.stopped:
                         request.ended.add(event.index)
                         delta.finish_reason = "stop"
                     if delta.finish_reason:
                         unfinished.discard(event.index)
                 for delta in deltas.values():
                     yield delta
+                if not queue.empty():
+                    await asyncio.sleep(0)  # other responses are written in between
         finally:
-            self.forget(request)
+            self.cancel(request)
 
-    def forget(self, request: Request) -> None:
-        """End a request that nobody reads any more."""
+    def cancel(self, request: Request) -> None:
+        """Evict the sequences of a request, and drop its further events."""
         self._queues.pop(request, None)
         self.worker.cancel(request)
 
     async def complete(
         self, model: ServedModel, request: Request, stop_strings: Sequence[str]
     ) -> list[Continuation]:
-        """The continuations of a submitted request, when all are complete."""
+        """Wait until a submitted request is complete; return its continuations."""
         continuations = [Continuation() for _ in range(request.n)]
         async for delta in self.deltas(model, request, stop_strings):
             continuations[delta.index].add(delta)

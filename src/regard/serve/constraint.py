@@ -1,6 +1,8 @@
 """Structured output: decoding constrained by a JSON schema, with llguidance."""
 
 import json
+from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import torch
@@ -11,32 +13,40 @@ from regard.errors import ConfigError, RegardError
 from regard.text import Tokenizer
 
 MAX_SCHEMA = 64 * 1024  # characters
+MAX_MULTIPLE = 100_000  # product of all multipleOf: the states of an automaton, 0.2 s to compile
 
 
 class JsonConstraint:
     """Allows the tokens that continue a text which matches a JSON schema."""
 
-    def __init__(self, tokenizer: Any, grammar: str, stop: int) -> None:
-        from llguidance import LLMatcher
+    def __init__(self, matcher: Any, eos_id: int) -> None:
+        self.matcher, self.eos_id = matcher, eos_id
 
-        self.stop = stop
-        self.matcher = LLMatcher(tokenizer, grammar)
+    def copy(self) -> "JsonConstraint":
+        """The same constraint for another sequence."""
+        return JsonConstraint(self.matcher.deep_copy(), self.eos_id)
 
     def mask(self, logits: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
-        """Remove tokens that the schema forbids here; at its end, all but the stop id."""
+        """Set the logits of tokens that the schema forbids to -inf; at its end, all but EOS.
+
+        No token is allowed if none in the vocabulary continues the text.
+        """
         allowed = torch.zeros(len(logits), dtype=torch.bool)
         if self.matcher.is_stopped():
-            allowed[self.stop] = True
+            allowed[self.eos_id] = True
         else:
             bias = torch.frombuffer(bytearray(self.matcher.compute_logit_bias()), dtype=torch.uint8)
             size = min(len(bias), len(logits))
             allowed[:size] = bias[:size] > 0
+        if self.matcher.is_error():  # llguidance would allow EOS then
+            allowed[:] = False
         return logits.masked_fill(~allowed.to(logits.device), -torch.inf)
 
     def append(self, token: int) -> None:
         """Advance by a sampled token."""
         if not self.matcher.consume_token(token):
-            raise RegardError(f"response_format: token {token} was refused; ask again")
+            problem = self.matcher.get_error().split("\n")[0]
+            raise RegardError(f"response_format: token {token} is refused: {problem}")
 
 
 class JsonSchemas:
@@ -56,7 +66,7 @@ class JsonSchemas:
                 f"response_format: a {tokenizer.kind} tokenizer cannot represent all of JSON; "
                 "use a model with a char, bpe or unigram tokenizer"
             )
-        self.stop = tokenizer.eos_id
+        self.eos_id = tokenizer.eos_id
         self.tokenizer = LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer)))
 
     def constraint(self, response_format: dict[str, Any]) -> JsonConstraint | None:
@@ -67,8 +77,8 @@ class JsonSchemas:
         if kind == "json_object":
             schema: Any = {"type": "object"}
         elif kind == "json_schema":
-            given = response_format.get("json_schema", response_format)
-            schema = given.get("schema") if isinstance(given, dict) else None
+            table = response_format.get("json_schema", response_format)
+            schema = table.get("schema") if isinstance(table, dict) else None
         else:
             raise ConfigError(
                 f"response_format: type={str(kind)[:50]!r} must be text, json_object or json_schema"
@@ -78,15 +88,34 @@ class JsonSchemas:
         text = json.dumps(schema)
         if len(text) > MAX_SCHEMA:
             raise ConfigError(f"response_format: the schema has more than {MAX_SCHEMA} characters")
+        if prod(_multiples(schema)) > MAX_MULTIPLE:
+            raise ConfigError(
+                f"response_format: the product of all multipleOf is more than {MAX_MULTIPLE:,}"
+            )
         from llguidance import LLMatcher
 
         try:
-            grammar = LLMatcher.grammar_from_json_schema(text)
+            # without whitespace: a small model would write spaces until its last token
+            grammar = LLMatcher.grammar_from_json_schema(text, {"whitespace_flexible": False})
         except ValueError as error:
             raise ConfigError(f"response_format: {error}") from None
         if problem := LLMatcher.validate_grammar(grammar, self.tokenizer):
             raise ConfigError(f"response_format: {problem}")
-        return JsonConstraint(self.tokenizer, grammar, self.stop)
+        return JsonConstraint(LLMatcher(self.tokenizer, grammar), self.eos_id)
+
+
+def _multiples(schema: Any) -> Iterator[float]:
+    """The values of all multipleOf in a schema, and the inverse of those below 1."""
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _multiples(item)
+    elif isinstance(schema, dict):
+        value = schema.get("multipleOf")
+        if isinstance(value, int | float) and value > 0:
+            # an integer may be too large for a float, and a product of floats ends at infinity
+            yield float(min(max(value, 1 / value), MAX_MULTIPLE + 1))
+        for item in schema.values():
+            yield from _multiples(item)
 
 
 class _Vocabulary:
@@ -102,4 +131,19 @@ class _Vocabulary:
         ]
 
     def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text)
+        """The ids whose bytes are exactly a text; none if there are no such ids.
+
+        SentencePiece puts a space before a text, which may join its first token; then the ids
+        after a control character are taken.
+        """
+        for before in ("", "\x02"):
+            ids: list[int] = []
+            size = 0
+            for id in reversed(self._tokenizer.encode(before + text)):
+                if size == len(text.encode()):
+                    break
+                ids.insert(0, id)
+                size += len(self.tokens[id])
+            if b"".join(self.tokens[id] for id in ids) == text.encode():
+                return ids
+        return []

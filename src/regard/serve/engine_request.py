@@ -1,4 +1,4 @@
-"""From the body of a request to a request to the engine."""
+"""Makes requests to the engine from the bodies of HTTP requests."""
 
 import secrets
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from regard.data.dialogues import ROLES
 from regard.errors import ConfigError
 from regard.serve.models import ServedModel
 from regard.serve.request import Request
-from regard.serve.schema import Sampling
+from regard.serve.schema import MAX_RESPONSE, Sampling
 from regard.text import PairTokenizers
-from regard.text.chat_encoding import chat_prompt_ids, response_end, special_end
+from regard.text.chat_encoding import chat_prompt_ids, response_end, special_stop_ids
 from regard.training.storage.start import run_template
 
 SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
@@ -21,15 +21,15 @@ SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistan
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request to the engine, and what its answer needs besides."""
+    """A request to the engine, with the prompt and stop strings that its response needs."""
 
     request: Request
     text: str  # of the prompt
-    stops: list[str]
+    stop_strings: list[str]
 
     @property
     def prompt_tokens(self) -> int:
-        """How many ids the prompt has."""
+        """The number of tokens of the prompt, or of the source."""
         return len(self.request.source or self.request.prompt)
 
 
@@ -42,33 +42,48 @@ def prepare(
     n: int,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
-    more_stops: Sequence[str] = (),
+    stop_strings: Sequence[str] = (),
+    prompts: int = 1,
 ) -> PreparedRequest:
-    """The request to the engine for a prompt; an error if it cannot be answered."""
+    """Make the request to the engine for a prompt; raise `ConfigError` if it is invalid.
+
+    `stop_strings` are added to those of the body, which has this number of `prompts`.
+    """
     if model.engine is None:
         raise ConfigError(f"the model {model.name!r} does not generate text; use /predict")
+    if (body.min_tokens or 0) > tokens:
+        raise ConfigError(f"min_tokens: {body.min_tokens} is more than max_tokens={tokens}")
+    size = prompts * n * tokens * (1 + (logprobs or 0))
+    if size > MAX_RESPONSE:
+        raise ConfigError(
+            f"max_tokens={tokens} for {prompts} prompts, n={n} and logprobs={logprobs or 0} gives "
+            f"up to {size:,} tokens and log-probabilities; the limit is {MAX_RESPONSE:,}"
+        )
     chain = model.chain(body.specs(), body.order)
     source = None
     if model.takes_source:
         if prompt_logprobs is not None:
-            raise ConfigError("echo with logprobs is for decoders; this model reads a source")
+            raise ConfigError(
+                "echo with logprobs is for decoders; this model is an encoder-decoder"
+            )
         task = model.run._pair_task()
         source = source_ids(model, prompt)
         text = prompt if isinstance(prompt, str) else ""
         ids, stop = list(task.prompt), {task.eos_id}
     else:
         text, ids = _prompt(model, prompt)
-        ends = [special_end(model.tokenizer, end) for end in more_stops]
+        ends = [special_stop_ids(model.tokenizer, end) for end in stop_strings]
         stop = set(model.tokenizer.stop_ids).union(*ends)
     stop = set() if body.ignore_eos else stop
     vocab = model.engine.language.vocab_size
     for token in body.stop_token_ids or ():
-        _check_id(token, vocab, "stop_token_ids")
+        check_token(token, vocab, "stop_token_ids")
         stop.add(token)
     constraints = []
     if body.response_format is not None:
-        all_constraints = [model.schemas.constraint(body.response_format) for _ in range(n)]
-        constraints = [constraint for constraint in all_constraints if constraint is not None]
+        constraint = model.schemas.constraint(body.response_format)
+        if constraint is not None:
+            constraints = [constraint, *(constraint.copy() for _ in range(n - 1))]
     seed = secrets.randbits(62) if body.seed is None else body.seed
     request = Request(
         ids,
@@ -82,66 +97,75 @@ def prepare(
         prompt_logprobs,
         constraints,
     )
-    return PreparedRequest(request, text, [*body.stops(), *more_stops])
+    return PreparedRequest(request, text, [*body.stop_strings(), *stop_strings])
 
 
 def _prompt(model: ServedModel, prompt: str | Sequence[int]) -> tuple[str, list[int]]:
     """The text and the ids of a prompt, which must fit into the context."""
     assert model.engine is not None
-    if isinstance(prompt, str):
-        text, ids = prompt, model.run._prompt(prompt)
-    else:
-        ids = list(prompt)
-        for token in ids:
-            _check_id(
-                token, min(model.tokenizer.vocab_size, model.engine.language.vocab_size), "prompt"
-            )
-        text = model.tokenizer.decode(ids)
+    ids = model.run._prompt(prompt) if isinstance(prompt, str) else list(prompt)
     limit = model.context
     if limit is not None and len(ids) > limit:
         raise ConfigError(
-            f"the prompt has {len(ids)} tokens, and the model's context is {limit}; shorten it"
+            f"prompt: it has {len(ids)} tokens, and the model's context is {limit}; shorten it"
         )
-    return text, ids
+    if isinstance(prompt, str):
+        return prompt, ids
+    vocab = min(model.tokenizer.vocab_size, model.engine.language.vocab_size)
+    for token in ids:
+        check_token(token, vocab, "prompt")
+    return model.tokenizer.decode(ids), ids
 
 
 def source_ids(model: ServedModel, prompt: str | Sequence[int]) -> list[int]:
-    """The source of an encoder-decoder, with the special ids that it was trained with."""
-    source = cast(PairTokenizers, model.run.tokenizers).source
-    ids = (
-        list(prompt) if not isinstance(prompt, str) else source.encode(model.run._normalize(prompt))
-    )
-    for token in ids:
-        _check_id(token, source.vocab_size, "prompt")
-    framed = model.run._pair_task().source([np.asarray(ids, dtype=np.int64)])
-    if model.context is not None and framed.ids.shape[1] > model.context:
+    """The source of an encoder-decoder: a text with its special ids, or ids as they are."""
+    if isinstance(prompt, str):
+        ids = encode_source(model, prompt)
+    else:
+        ids, vocab = list(prompt), cast(PairTokenizers, model.run.tokenizers).source.vocab_size
+        for token in ids:
+            check_token(token, vocab, "prompt")
+    if model.context is not None and len(ids) > model.context:
         raise ConfigError(
-            f"the source has {framed.ids.shape[1]} tokens, and the model's context is "
-            f"{model.context}; shorten it"
+            f"the source has {len(ids)} tokens, and the model's context is {model.context}; "
+            "shorten it"
         )
-    return framed.ids[0].tolist()
+    return ids
 
 
-def _check_id(token: int, vocab: int, name: str) -> None:
-    if not 0 <= token < vocab:
-        raise ConfigError(f"{name}: token {token} is not in the vocabulary of {vocab}")
+def encode_source(model: ServedModel, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """The ids of a source text, by default with the special ids that the model was trained with."""
+    source = cast(PairTokenizers, model.run.tokenizers).source
+    ids = source.encode(model.run._normalize(text))
+    if not add_special_tokens:
+        return ids
+    encoded: list[int] = (
+        model.run._pair_task().source([np.asarray(ids, dtype=np.int64)]).ids[0].tolist()
+    )
+    return encoded
+
+
+def check_token(token: int, vocab_size: int, name: str) -> None:
+    """Raise if a token id of the field `name` is not in the vocabulary."""
+    if not 0 <= token < vocab_size:
+        raise ConfigError(f"{name}: token {token} is not in the vocabulary ({vocab_size=})")
 
 
 def chat_prompt(
     model: ServedModel, messages: Sequence[tuple[str, str]]
 ) -> tuple[str | list[int], list[str]]:
-    """A conversation as a text or ids that the model continues, and where its answer ends.
+    """The prompt of a conversation, as text or ids, and the strings that end the response.
 
-    Ids by the chat template of the run, as `regard chat`; without one, each message is a line with
-    the name of its speaker. An encoder-decoder reads the last message only.
+    The chat template of the run gives ids, as in `regard chat`. Without a template, each message is
+    a line with the name of its speaker. An encoder-decoder reads the last message only.
     """
     if model.takes_source:
         return messages[-1][1], []
     template = run_template(model.run.folder, model.run.config)
     if template is not None:
         normalize = model.run._normalize
-        named = [(ROLES.get(role, "user"), normalize(text)) for role, text in messages]
+        turns = [(ROLES.get(role, "user"), normalize(text)) for role, text in messages]
         _, end = response_end(model.tokenizer, template)
-        return chat_prompt_ids(model.tokenizer, template, named), [end] if end else []
+        return chat_prompt_ids(model.tokenizer, template, turns), [end] if end else []
     lines = [f"{SPEAKERS[role]}: {text}\n" for role, text in messages]
     return "".join([*lines, "Assistant:"]), ["\nUser:", "\nSystem:"]

@@ -1,55 +1,59 @@
-"""What the server computes beside generation, in a thread of its own."""
+"""The work of the routes other than generation; it runs outside of the engine thread."""
 
 import base64
 import csv
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from regard.data.images import open_image
 from regard.errors import ConfigError, DataError
 from regard.explain.attention import has_attention
+from regard.generate.decode import generate, pad_prompts, prefill
 from regard.generate.sampler_trace import TracedChain
 from regard.models.base import Language
+from regard.nn.state import Source
 from regard.pipelines.series import series_task
-from regard.serve.engine_request import source_ids
+from regard.serve.engine_request import check_token, encode_source, source_ids
 from regard.serve.models import ServedModel
 from regard.serve.schema import PredictBody, Sampling
-from regard.text import PairTokenizers
+from regard.training.storage.start import run_jinja_template
 
+ROUTES = {  # of the methods of a run
+    "generate": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "translate": "/translate",
+    "predict": "/predict",
+}
 MAX_EXPLAINED = 128  # tokens: a map has a number for each pair of them
-MAX_PIXELS = 50_000_000  # of all images of a request, which a small file can have
+MAX_PIXELS = 50_000_000  # of all images of a request; a small file may have many
 
 
-def tokenize(model: ServedModel, text: str, special: bool) -> list[int]:
-    """The ids of a text; with `special`, those that the model reads, with its prefix ids."""
-    tokenizers = model.run.tokenizers
-    if isinstance(tokenizers, PairTokenizers):
-        return tokenizers.source.encode(text)
+def tokenize(model: ServedModel, text: str, *, add_special_tokens: bool) -> list[int]:
+    """The ids of a text; with `add_special_tokens`, those that the model reads for it."""
+    if model.takes_source:
+        return encode_source(model, text, add_special_tokens=add_special_tokens)
     tokenizer = model.tokenizer
-    prefix = tokenizer.prefix_ids if special else []
-    return [*prefix, *tokenizer.encode(text)]
+    prefix = tokenizer.prefix_ids if add_special_tokens else []
+    return [*prefix, *tokenizer.encode(model.run._normalize(text))]
 
 
 def detokenize(model: ServedModel, ids: list[int]) -> str:
     """The text of ids."""
     for token in ids:
-        if token >= model.tokenizer.vocab_size:
-            raise ConfigError(
-                f"tokens: {token} is not in the vocabulary of {model.tokenizer.vocab_size}"
-            )
+        check_token(token, model.tokenizer.vocab_size, "tokens")
     return model.tokenizer.decode(ids)
 
 
 def tokenizer_info(model: ServedModel) -> dict[str, Any]:
-    """The special tokens of a model."""
-    tokenizer = model.tokenizer
+    """The special tokens and the chat template of a model."""
+    tokenizer, run = model.tokenizer, model.run
 
     def token(name: str) -> str | None:
         id = tokenizer.special_id(name)
@@ -62,7 +66,7 @@ def tokenizer_info(model: ServedModel) -> dict[str, Any]:
         "eos_token": tokenizer.piece(tokenizer.eos_id),
         "bos_token": token("bos"),
         "pad_token": token("pad"),
-        "chat_template": None,
+        "chat_template": run_jinja_template(run.folder, run.config, tokenizer),
     }
 
 
@@ -75,9 +79,9 @@ def embed(model: ServedModel, inputs: Sequence[str | list[int]]) -> tuple[list[l
             f"the model {model.name!r} has no embeddings; use a decoder, an encoder or a recurrent "
             "model of text"
         )
-    vectors, used = [], 0
+    vectors, token_count = [], 0
     for text in inputs:
-        ids = tokenize(model, text, special=True) if isinstance(text, str) else text
+        ids = text if isinstance(text, list) else tokenize(model, text, add_special_tokens=True)
         if not ids:
             raise ConfigError("input: a text has no token; give some text")
         limit = model.context
@@ -86,17 +90,17 @@ def embed(model: ServedModel, inputs: Sequence[str | list[int]]) -> tuple[list[l
                 f"input: a text has {len(ids)} tokens, and the model's context is {limit}; "
                 "shorten it"
             )
-        if max(ids) >= model.tokenizer.vocab_size:
-            raise ConfigError(f"input: token {max(ids)} is not in the vocabulary")
+        check_token(max(ids), model.tokenizer.vocab_size, "input")
         hidden = network(torch.tensor([ids], device=model.run.device))
         mean = hidden[0].float().mean(0)
         vectors.append((mean / mean.norm().clamp_min(1e-12)).tolist())
-        used += len(ids)
-    return vectors, used
+        token_count += len(ids)
+    return vectors, token_count
 
 
 def translate(model: ServedModel, texts: list[str], beam: int, penalty: float) -> list[str]:
     """The translations of sentences."""
+    _require(model, "translate")
     _check_sources(model, texts)
     translations: list[str] = model.run.translate(texts, beam=beam, length_penalty=penalty)
     return translations
@@ -104,19 +108,20 @@ def translate(model: ServedModel, texts: list[str], beam: int, penalty: float) -
 
 def predict(model: ServedModel, body: PredictBody) -> Any:
     """The predictions for texts or images, or the next values of a series."""
-    wanted = {"images": "image", "captions": "image", "series": "series"}.get(
+    _require(model, "predict")
+    field = {"images": "image", "captions": "image", "series": "series"}.get(
         model.run.pipeline.name, "input"
     )
-    given = [name for name in ("input", "image", "series") if getattr(body, name) is not None]
-    if given != [wanted]:
+    fields = [name for name in ("input", "image", "series") if getattr(body, name) is not None]
+    if fields != [field]:
         raise ConfigError(
-            f"{given[0] if given else wanted}: the model {model.name!r} predicts from {wanted!r}; "
-            f"give {wanted!r} and nothing else"
+            f"{fields[0] if fields else field}: the model {model.name!r} predicts from {field!r}; "
+            f"give {field!r} and nothing else"
         )
     if body.series is not None:
         return _forecast(model, body.series, body.steps)
     if body.steps is not None:
-        raise ConfigError("steps: it is for a series")
+        raise ConfigError("steps: only a forecast of a series has steps; leave it out")
     predictions: list[Any]
     if body.image is not None:
         images = [body.image] if isinstance(body.image, str) else body.image
@@ -125,8 +130,8 @@ def predict(model: ServedModel, body: PredictBody) -> Any:
             _check_pixels(paths)
             predictions = model.run.predict(paths, top=body.top)
         return predictions
-    given_texts = cast("str | list[str] | list[list[str]]", body.input)
-    inputs = [given_texts] if isinstance(given_texts, str) else given_texts
+    body_input = cast("str | list[str] | list[list[str]]", body.input)
+    inputs = [body_input] if isinstance(body_input, str) else body_input
     names = model.run.inputs
     for texts in inputs:
         if (1 if isinstance(texts, str) else len(texts)) != len(names):
@@ -138,6 +143,17 @@ def predict(model: ServedModel, body: PredictBody) -> Any:
         [texts if isinstance(texts, str) else tuple(texts) for texts in inputs], top=body.top
     )
     return predictions
+
+
+def _require(model: ServedModel, method: str) -> None:
+    """Refuse a model whose task is another one, without the path of its folder."""
+    methods = model.run.methods
+    if method not in methods:
+        routes = [ROUTES[name] for name in methods if name in ROUTES]
+        raise ConfigError(
+            f"model: {model.name!r} cannot {method}"
+            + (f"; use {routes[0]}, or another model" if routes else "; use another model")
+        )
 
 
 def _forecast(model: ServedModel, series: Any, steps: int | None) -> Any:
@@ -156,23 +172,26 @@ def _forecast(model: ServedModel, series: Any, steps: int | None) -> Any:
             writer = csv.writer(file)
             writer.writerow(columns)
             writer.writerows(zip(*(series[name] for name in columns), strict=True))
-        return model.run.forecast(path, steps=steps)
+        try:
+            return model.run.forecast(path, steps=steps)
+        except DataError as error:  # it names the file, which the client does not know
+            raise ConfigError(f"series: {str(error).replace('series has', 'it has', 1)}") from None
 
 
-def _write_image(folder: Path, number: int, image: str) -> Path:
-    """A file with the image; its pixels are read as those of any file."""
+def _write_image(folder: Path, index: int, image: str) -> Path:
+    """Write an image in base64 to a file; return its path."""
     try:
         content = base64.b64decode(image.partition("base64,")[2] or image, validate=True)
     except ValueError:
-        raise ConfigError("image: it is not base64 of a PNG or JPEG file") from None
+        raise ConfigError("image: it must be a PNG or JPEG file in base64") from None
     suffix = ".png" if content.startswith(b"\x89PNG") else ".jpg"
-    path = folder / f"image-{number}{suffix}"
+    path = folder / f"image-{index}{suffix}"
     path.write_bytes(content)
     return path
 
 
 def _check_pixels(paths: list[Path]) -> None:
-    """Refuse images that take long to decode; what is no image is refused where it is read."""
+    """Refuse images that take long to decode; a file that is no image is refused later."""
     pixels = 0
     for path in paths:
         with suppress(DataError):
@@ -182,8 +201,15 @@ def _check_pixels(paths: list[Path]) -> None:
         raise ConfigError(f"image: {pixels:,} pixels in all, and the limit is {MAX_PIXELS:,}")
 
 
+def input_ids(model: ServedModel, text: str) -> list[int]:
+    """The ids that the model reads for a text: a prompt, or the source of an encoder-decoder."""
+    if model.takes_source:
+        return source_ids(model, text)
+    return tokenize(model, text, add_special_tokens=True)
+
+
 def _check_sources(model: ServedModel, texts: list[str]) -> None:
-    """Refuse sources that an encoder-decoder has no room for."""
+    """Refuse sources that are longer than the context of an encoder-decoder."""
     if model.takes_source:
         for text in texts:
             source_ids(model, text)
@@ -192,52 +218,58 @@ def _check_sources(model: ServedModel, texts: list[str]) -> None:
 def explain(
     model: ServedModel, text: str, layer: int | None, top: int, tokens: int, body: Sampling
 ) -> dict[str, Any]:
-    """Attention maps, the likeliest next tokens, and what each sampler did to the first tokens."""
+    """Attention maps, the likeliest next tokens, and the effect of each sampler on new tokens."""
     if "file" in model.run.inputs:  # `run.explain` would open a file that the client names
         raise ConfigError(f"{model.name} reads images; /explain takes texts only")
-    ids = source_ids(model, text) if model.takes_source else tokenize(model, text, special=True)
-    if len(ids) > MAX_EXPLAINED:
+    if len(input_ids(model, text)) > MAX_EXPLAINED:
         raise ConfigError(f"text: it has more than {MAX_EXPLAINED} tokens; shorten it")
     run = model.run_copy
     answer: dict[str, Any] = {"attention": {}, "next": [], "trace": []}
     if has_attention(run.model):
-        for name, one in run.explain(text, layer=layer).items():
+        for name, attention in run.explain(text, layer=layer).items():
             answer["attention"][name] = {
-                "rows": one.rows,
-                "columns": one.columns,
+                "rows": attention.rows,
+                "columns": attention.columns,
                 "weights": [
                     [[round(weight, 6) for weight in row] for row in head]
-                    for head in one.weights.tolist()
+                    for head in attention.weights.tolist()
                 ],
             }
-    if "generate" in run.methods:
-        answer["next"] = _next_tokens(model, text, top)
+    if model.engine is not None:
+        logits, ids, source = next_logits(model, text)
+        answer["next"] = _likeliest(model, logits, top)
         if tokens:
             chain = TracedChain(model.chain(body.specs(), body.order).samplers)
-            for _ in run.stream(text, tokens=tokens, sampler=chain, seed=body.seed):
-                pass
-            answer["trace"] = [_with_pieces(model, asdict(token)) for (token,) in chain.tokens]
+            language, stop = cast(Language, run.model), model.tokenizer.stop_ids
+            generate(
+                language, [ids], chain, tokens=tokens, stop=stop, seed=body.seed, source=source
+            )
+            answer["trace"] = chain.table(model.piece)
     return answer
 
 
 @torch.inference_mode()
-def _next_tokens(model: ServedModel, text: str, top: int) -> list[dict[str, Any]]:
-    language = cast(Language, model.run_copy.model)
-    ids = model.run._prompt(text)[-(model.context or 2**31) :]
-    state = language.start(1, len(ids))
-    logits, _ = language.step(torch.tensor([ids], device=language.device), state)
-    probabilities = logits[0, -1].float().softmax(-1)
+def next_logits(model: ServedModel, text: str) -> tuple[Tensor, list[int], Source | None]:
+    """The logits after a text on the CPU, and the ids and the source that the decoder has read.
+
+    An encoder-decoder reads the text as its source, and predicts the first token of the target.
+    """
+    if model.engine is None:
+        raise ConfigError(f"the model {model.name!r} does not generate text")
+    language, source = cast(Language, model.run_copy.model), None
+    if model.takes_source:
+        source = Source(*pad_prompts([source_ids(model, text)], language.device))
+        ids = list(model.run._pair_task().prompt)
+    else:
+        ids = model.run._prompt(text)[-(model.context or 2**31) :]
+    logits, _ = prefill(language, [ids], len(ids), source)
+    return logits[0].float().cpu(), ids, source
+
+
+def _likeliest(model: ServedModel, logits: Tensor, top: int) -> list[dict[str, Any]]:
+    probabilities = logits.softmax(-1)
     best = probabilities.topk(min(top, len(probabilities)))
     return [
         {"id": id, "piece": model.piece(id), "probability": probability}
         for id, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
-
-
-def _with_pieces(model: ServedModel, value: Any) -> Any:
-    if isinstance(value, list):
-        return [_with_pieces(model, item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    table = {key: _with_pieces(model, item) for key, item in value.items()}
-    return {"piece": model.piece(table["id"]), **table} if "id" in table else table

@@ -1,27 +1,42 @@
 """The counters of a server, in the text format of Prometheus."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 
 from regard.serve.engine import BatchEngine
 from regard.serve.models import Models
 from regard.serve.sequences import Counters
 
-HELP = {
-    "requests": "requests that were queued",
-    "finished": "sequences that were completed",
-    "cancelled": "sequences whose client disconnected",
-    "failed": "sequences that failed",
-    "prompt_tokens": "prompt tokens prefilled",
-    "tokens": "tokens that were generated",
-    "steps": "steps of the engine",
-    "preempted": "sequences that were preempted",
+HELP = {  # of each metric; those that end in _total are counters, the others gauges
+    "up": "whether the engine works",
+    "open_requests": "requests that were not answered yet",
+    "requests_total": "requests that were queued",
+    "finished_total": "sequences that were completed",
+    "cancelled_total": "sequences whose client disconnected",
+    "failed_total": "sequences that failed",
+    "prompt_tokens_total": "prompt tokens prefilled",
+    "tokens_total": "tokens that were generated",
+    "steps_total": "steps of the engine",
+    "preempted_total": "sequences that were preempted",
+    "prefix_lookup_tokens_total": "prompt tokens that were looked up in the prefix cache",
+    "prefix_hit_tokens_total": "prompt tokens whose keys and values were in the prefix cache",
+    "running": "sequences that are being decoded",
+    "waiting": "requests that wait for a row of the batch",
+    "prefix_bytes": "bytes of the prefix cache",
+    "http_responses_total": "HTTP responses by status",
+}
+ENGINE_METRICS: Mapping[str, Callable[[BatchEngine], int]] = {
+    "prefix_lookup_tokens_total": lambda engine: engine.prefixes.lookups if engine.prefixes else 0,
+    "prefix_hit_tokens_total": lambda engine: engine.prefixes.hits if engine.prefixes else 0,
+    "running": lambda engine: len(engine.sequences),
+    "waiting": lambda engine: len(engine.waiting) + len(engine.inbox),
+    "prefix_bytes": lambda engine: engine.prefixes.bytes if engine.prefixes else 0,
 }
 
 
 class Metrics:
-    """What the server counts itself; the engines count the rest."""
+    """The HTTP responses by status, and the counters of the engines."""
 
     def __init__(self) -> None:
         self.responses: Counter[int] = Counter()  # by their status
@@ -31,37 +46,28 @@ class Metrics:
         self.responses[status] += 1
 
     def text(self, models: Models, healthy: bool, open_requests: int) -> str:
-        """All metrics."""
-        lines = ["# TYPE regard_up gauge", f"regard_up {int(healthy)}"]
-        lines += ["# TYPE regard_open_requests gauge", f"regard_open_requests {open_requests}"]
+        """All metrics in the text format."""
         engines = {
-            name: model.engine for name, model in models.loaded.items() if model.engine is not None
+            f'{{model="{_escape(name)}"}}': model.engine
+            for name, model in models.loaded.items()
+            if model.engine is not None
         }
+        lines = [*_metric("up", {"": int(healthy)}), *_metric("open_requests", {"": open_requests})]
         for counter in fields(Counters):
-            name = f"regard_{counter.name}_total"
-            lines += [f"# HELP {name} {HELP[counter.name]}", f"# TYPE {name} counter"]
-            for model, engine in engines.items():
-                lines.append(
-                    f'{name}{{model="{_escape(model)}"}} {getattr(engine.counters, counter.name)}'
-                )
-        gauges: dict[str, Callable[[BatchEngine], int]] = {
-            "running": lambda engine: len(engine.sequences),
-            "waiting": lambda engine: len(engine.waiting) + len(engine.inbox),
-            "prefix_bytes": lambda engine: engine.prefixes.bytes if engine.prefixes else 0,
-            "prefix_hit_tokens": lambda engine: engine.prefixes.hits if engine.prefixes else 0,
-        }
-        for gauge, value in gauges.items():
-            lines.append(f"# TYPE regard_{gauge} gauge")
-            lines += [
-                f'regard_{gauge}{{model="{_escape(model)}"}} {value(engine)}'
-                for model, engine in engines.items()
-            ]
-        lines.append("# TYPE regard_http_responses_total counter")
-        lines += [
-            f'regard_http_responses_total{{status="{status}"}} {count}'
-            for status, count in sorted(self.responses.items())
-        ]
+            values = {label: getattr(e.counters, counter.name) for label, e in engines.items()}
+            lines += _metric(f"{counter.name}_total", values)
+        for name, value in ENGINE_METRICS.items():
+            lines += _metric(name, {label: value(engine) for label, engine in engines.items()})
+        statuses = {f'{{status="{code}"}}': n for code, n in sorted(self.responses.items())}
+        lines += _metric("http_responses_total", statuses)
         return "\n".join([*lines, ""])
+
+
+def _metric(name: str, values: Mapping[str, int]) -> list[str]:
+    """The lines of a metric; `values` are its values by their labels."""
+    kind = "counter" if name.endswith("_total") else "gauge"
+    lines = [f"# HELP regard_{name} {HELP[name]}", f"# TYPE regard_{name} {kind}"]
+    return [*lines, *(f"regard_{name}{label} {value}" for label, value in values.items())]
 
 
 def _escape(label: str) -> str:

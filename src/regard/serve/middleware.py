@@ -3,8 +3,10 @@
 import asyncio
 import hmac
 import json
+import re
+import socket
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,27 +18,42 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 HEADER_SECONDS = 10.0  # from the first byte of a request to the end of its headers
 BODY_SECONDS = 10.0  # for the body
-SEND_SECONDS = 30.0  # for a client to read what was sent
+SEND_BUFFER = 128 * 1024  # bytes that the kernel keeps for a client that does not read
+SEND_SECONDS = 20.0  # after which a client must have read some of what it was sent
+MIN_READ = 16 * 1024  # bytes that it must have read in this time
 MAX_BODY = 2 * 2**20  # bytes
+MAX_DISCARDED = 16 * MAX_BODY  # bytes of a refused body that are read, so that the client sees why
+MAX_VALUES = 300_000  # brackets, commas and colons of a body outside of its strings
+MAX_HEADERS = 100
+MAX_CONNECTIONS = 2000
+RETRY_AFTER = 1  # seconds; sent with 429 and 503
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-OPEN_PATHS = ("/health",)  # without a key
+OPEN_PATHS = ("/health",)  # need no key
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)  # of JSON
 
 
 class DeadlineProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol with a deadline for the headers of a request.
+    """uvicorn's HTTP/1.1 protocol with deadlines for sending headers and for reading the response.
 
-    uvicorn 0.54 has none: a client that sends a byte now and then would keep its connection.
+    uvicorn 0.54 has none: a client that sends a byte now and then, or that never reads, would keep
+    its connection.
     """
 
     _deadline: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """A client has connected."""
+        """Start the deadline."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # writing is paused while anything is unsent
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        # LimitsMiddleware finds it as scope["state"]["connections"]
+        self.app_state = {**self.app_state, "connections": self.connections}
         self._arm()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request have come."""
+        """Start the deadline with a new request; cancel it when the headers are complete."""
         idle = self.cycle is None or self.cycle.response_complete
         if idle:
             self._arm()
@@ -45,9 +62,36 @@ class DeadlineProtocol(H11Protocol):
             self._disarm()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
+        """Cancel the deadlines."""
         self._disarm()
+        self._cancel_unread()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start the deadline of the reader."""
+        super().pause_writing()
+        self._watch_reader(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """Cancel the deadline of the reader: it has read everything."""
+        self._cancel_unread()
+        super().resume_writing()
+
+    def _watch_reader(self, unread: int) -> None:
+        """Drop the connection unless the reader makes progress."""
+        self._unread = self.loop.call_later(SEND_SECONDS, self._check_reader, unread)
+
+    def _check_reader(self, before: int) -> None:
+        unread = self.transport.get_write_buffer_size()
+        if unread > before - MIN_READ:
+            self.transport.abort()
+        else:
+            self._watch_reader(unread)
+
+    def _cancel_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _arm(self) -> None:
         if self._deadline is None:
@@ -65,7 +109,7 @@ class DeadlineProtocol(H11Protocol):
 
 
 class LimitsMiddleware:
-    """Refuses what must not reach the routes, and reads bodies within limits."""
+    """Refuses a wrong host, origin, key or content type; limits the size and time of bodies."""
 
     def __init__(
         self,
@@ -73,8 +117,8 @@ class LimitsMiddleware:
         *,
         key: str | None,
         hosts: tuple[str, ...] | None,
-        count: Callable[[int], None],  # gets the status of every response
-        open_paths: tuple[str, ...] = OPEN_PATHS,  # without a key; "…/" with all below it
+        count: Callable[[int], None],  # called with the status of every response
+        open_paths: tuple[str, ...] = OPEN_PATHS,  # need no key; "…/" with all paths below
     ) -> None:
         self.app, self.key, self.hosts, self.count = app, key, hosts, count
         self.open_paths = open_paths
@@ -86,37 +130,45 @@ class LimitsMiddleware:
                 await self.app(scope, receive, send)
             return
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        send = _with_deadline(send, self.count)
+        send = _counted(send, self.count)
         refusal = self._refusal(scope, headers)
         if refusal is not None:
-            await _refuse(send, *refusal)
+            await _refuse(send, receive, *refusal)
             return
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await _read_body(receive, MAX_BODY)
         except TimeoutError:
-            await _refuse(send, 408, f"the body did not come within {BODY_SECONDS:.0f} seconds")
+            message = f"the body did not arrive within {BODY_SECONDS:.0f} seconds"
+            await _refuse(send, None, 408, message)
             return
         if body is None:
-            message = f"the body has more than {MAX_BODY:,} bytes"
-            await _refuse(send, 413, message, kind="request_too_large")
+            await _refuse(send, receive, 413, f"the body has more than {MAX_BODY:,} bytes")
             return
         if isinstance(body, Disconnected):
             return
-        with ExitStack() as scope["at_end"]:  # of callbacks, when the response was sent
+        if _count_values(body) > MAX_VALUES:
+            message = f"the body has more than {MAX_VALUES:,} values"
+            await _refuse(send, None, 413, message)
+            return
+        with ExitStack() as scope["at_end"]:  # callbacks for after the response
             await self.app(scope, _replay(body, receive), send)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, str]) -> tuple[int, str] | None:
+        if len(scope.get("state", {}).get("connections", ())) > MAX_CONNECTIONS:
+            return 503, "the server has too many connections; try again later"
+        if len(scope.get("headers", ())) > MAX_HEADERS:
+            return 431, f"the request has more than {MAX_HEADERS} headers"
         host = headers.get(b"host", "")
         name = urlsplit(f"//{host}").hostname if _is_host(host) else None
         if self.hosts is not None and name not in self.hosts:
-            return 403, f"the host {host[:100]!r} is not served here; use {self.hosts[0]}"
+            return 403, f"the host name {host[:100]!r} is not allowed; use {self.hosts[0]}"
         origin = headers.get(b"origin")
         if origin is not None and (not _is_host(origin) or urlsplit(origin).netloc != host):
-            return 403, "requests from pages of other sites are not answered"
+            return 403, "cross-origin requests are refused"
         if self.key is not None and not self._is_open(scope["path"]):
-            scheme, _, given = headers.get(b"authorization", "").partition(" ")
-            valid = hmac.compare_digest(given.encode(), self.key.encode())
+            scheme, _, token = headers.get(b"authorization", "").partition(" ")
+            valid = hmac.compare_digest(token.encode(), self.key.encode())
             if scheme.lower() != "bearer" or not valid:
                 return 401, "give the key of this server: Authorization: Bearer KEY"
         if scope["method"] in ("POST", "PUT", "PATCH"):
@@ -131,8 +183,8 @@ class LimitsMiddleware:
         return None
 
     def _is_open(self, path: str) -> bool:
-        below = tuple(each for each in self.open_paths if each.endswith("/") and each != "/")
-        return path in self.open_paths or path.startswith(below)
+        prefixes = tuple(entry for entry in self.open_paths if entry.endswith("/") and entry != "/")
+        return path in self.open_paths or path.startswith(prefixes)
 
 
 def _is_host(text: str) -> bool:
@@ -144,7 +196,7 @@ def _is_host(text: str) -> bool:
 
 
 class Disconnected:
-    """The client has left."""
+    """In place of a body: the client has disconnected."""
 
 
 async def _read_body(receive: Receive, limit: int) -> "bytes | Disconnected | None":
@@ -163,41 +215,67 @@ async def _read_body(receive: Receive, limit: int) -> "bytes | Disconnected | No
             return b"".join(parts)
 
 
+def _count_values(body: bytes) -> int:
+    """About the number of values of a JSON body, which are counted before they are created."""
+
+    def count(text: bytes) -> int:
+        return sum(map(text.count, (b"[", b"{", b",", b":")))
+
+    return count(body) if count(body) <= MAX_VALUES else count(_STRING.sub(b"", body))
+
+
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body that was read, then what comes after it."""
-    given = False
+    """A `receive` that returns the body, which has been read, then the messages after it."""
+    replayed = False
 
     async def replay() -> MutableMapping[str, Any]:
-        nonlocal given
-        if not given:
-            given = True
+        nonlocal replayed
+        if not replayed:
+            replayed = True
             return {"type": "http.request", "body": body, "more_body": False}
         return await receive()
 
     return replay
 
 
-def _with_deadline(send: Send, count: Callable[[int], None]) -> Send:
-    """A `send` that raises if the client does not read, and counts responses."""
+def _counted(send: Send, count: Callable[[int], None]) -> Send:
+    """A `send` that counts responses."""
 
-    async def within(message: MutableMapping[str, Any]) -> None:
+    async def counting_send(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             count(message["status"])
-        async with asyncio.timeout(SEND_SECONDS):
-            await send(message)
+        await send(message)
 
-    return within
+    return counting_send
 
 
-async def _refuse(
-    send: Send, status: int, message: str, *, kind: str = "invalid_request_error"
-) -> None:
+async def _refuse(send: Send, receive: Receive | None, status: int, message: str) -> None:
+    """Answer with an error; then read the body and discard it, if `receive` is given.
+
+    A client that is still sending its body would not see the error if the connection were closed.
+    """
     code = {401: "invalid_api_key"}.get(status)
+    kind = {413: "request_too_large", 503: "server_error"}.get(status, "invalid_request_error")
     error = {"message": message, "type": kind, "param": None, "code": code}
     body = json.dumps({"error": error}).encode()
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
     headers.append((b"content-length", str(len(body)).encode()))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if status == 503:
+        headers.append((b"retry-after", str(RETRY_AFTER).encode()))
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    if receive is not None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BODY_SECONDS):
+                await _discard_body(receive)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _discard_body(receive: Receive) -> None:
+    size, more = 0, True
+    while more and size <= MAX_DISCARDED:
+        message = await receive()
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)

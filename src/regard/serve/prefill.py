@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.generate.decode import pad_prompts
 from regard.generate.sampling_state import pad_rows
-from regard.models.base import Language, State
+from regard.models.base import Language, State, mark_prompt_as_prefix
 from regard.nn.state import Source, TransformerState
 from regard.serve.prefill_graphs import PrefillGraphs
 from regard.serve.prefix_cache import PrefixCache, read_row
@@ -21,8 +21,8 @@ from regard.serve.rows import to_device
 from regard.serve.sampling import score_tokens
 from regard.serve.sequences import Prefill
 
-LENGTH_MULTIPLE = 16  # of ids: Triton compiles other kernels for other sizes
-CHUNK_SECONDS = 0.25  # that all sequences wait for a chunk of a prompt
+LENGTH_MULTIPLE = 16  # prompts are padded to it: Triton compiles kernels for each length
+CHUNK_SECONDS = 0.25  # the time of a chunk, for which all sequences wait
 MAX_WAIT = 16  # decode steps that a prompt waits for others
 # cuDNN's attention makes a plan for each new shape, which takes as long as many steps.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -31,9 +31,10 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 class Prefiller:
     """Prefills prompts, at most about `chunk` tokens at a time.
 
-    `join` gets prefilled prompts, the logits after each and their state, or None where `graphs`
-    have prefilled them in the rows of the engine; `fail` gets a prefill that has failed and the
-    error. With `groups`, a prompt may wait until others can be prefilled with it.
+    `join` is called with prefilled prompts, the logits after each and their state, which is None if
+    `graphs` have prefilled them in the rows of the engine; `fail` is called with a failed prefill
+    and the error. With `groups`, a prompt may wait until others can be prefilled with it. A prefix
+    LM prefills each prompt alone and at once, since all its ids attend to each other.
     """
 
     def __init__(
@@ -45,15 +46,16 @@ class Prefiller:
         *,
         groups: bool,
         graphs: PrefillGraphs | None,
+        is_prefix_lm: bool,
         join: Callable[[list[Prefill], Tensor, State | None], None],
         fail: Callable[[Prefill, Exception], None],
     ) -> None:
         self.language, self.prefixes, self.groups = language, prefixes, groups
-        self.graphs = graphs
+        self.graphs, self.is_prefix_lm = graphs, is_prefix_lm
         self.chunk, self.max_chunk = chunk, max_chunk
         self.join, self.fail = join, fail
         self.queue: deque[Prefill] = deque()
-        self.tokens = 0  # that were prefilled since the start
+        self.tokens = 0  # prefilled since the start
         self.steps_waited = 0  # since a prefill could have begun
 
     @property
@@ -76,11 +78,13 @@ class Prefiller:
             with sdpa_kernel(BACKENDS):
                 if by_graph:
                     self._prefill_by_graph(group)
+                elif self.is_prefix_lm:
+                    self._prefill_prefix(group[0])
                 elif len(group) > 1 or self._is_short(group[0]):
                     self._prefill_together(group)
                 else:
                     self._prefill_chunk(group[0])
-        except torch.AcceleratorError:  # nothing can be computed on the device any more
+        except torch.AcceleratorError:  # a sticky error: all later calls on the device fail
             raise
         except Exception as error:
             self._fail(group, error)
@@ -128,7 +132,7 @@ class Prefiller:
         return True
 
     def _is_short(self, prefill: Prefill) -> bool:
-        short = len(prefill.ids) <= self.chunk
+        short = len(prefill.ids) <= self.chunk and not self.is_prefix_lm
         return prefill.state is None and short and prefill.request.prompt_logprobs is None
 
     def _fail(self, group: list[Prefill], error: Exception) -> None:
@@ -142,11 +146,11 @@ class Prefiller:
                 self._prefill_together([prefill])
             except torch.AcceleratorError:
                 raise
-            except Exception as own:
-                self.fail(prefill, own)
+            except Exception as single_error:
+                self.fail(prefill, single_error)
 
     def _start(self, group: list[Prefill]) -> tuple[State, list[int]]:
-        """The state before prefill, with cached prefixes loaded, and the length of each."""
+        """The state before prefill, with cached prefixes loaded, and the length of each prefix."""
         capacity = self._width(group)
         source = None
         if group[0].request.source is not None:
@@ -176,7 +180,7 @@ class Prefiller:
         width = max(map(len, rows)) if any(cached) else self._width(group)
         ragged = min(map(len, rows)) < width
         if ragged and max(cached) + width > self._width(group):
-            # a short rest after a long cached prefix would be padded beyond the capacity
+            # a short suffix after a long cached prefix would be padded beyond the capacity
             for prefill in group:
                 try:
                     self._prefill_together([prefill])
@@ -215,11 +219,11 @@ class Prefiller:
         self.tokens += len(ids)
         prefill.prefilled += len(ids)
         if scored and prefill.sequences[0].new_tokens == 0:
-            following = prefill.ids[prefill.prefilled - len(ids) + 1 : prefill.prefilled + 1]
-            if following:
+            targets = prefill.ids[prefill.prefilled - len(ids) + 1 : prefill.prefilled + 1]
+            if targets:
                 scores = score_tokens(
-                    logits[0, : len(following)],
-                    following,
+                    logits[0, : len(targets)],
+                    targets,
                     cast(int, prefill.request.prompt_logprobs),
                 )
                 prefill.request.prompt_scores += scores
@@ -227,6 +231,18 @@ class Prefiller:
             self.queue.append(prefill)
         else:
             self._complete([prefill], logits[:, -1], prefill.state)
+
+    def _prefill_prefix(self, prefill: Prefill) -> None:
+        """Prefill the prompt bidirectionally, then the ids that were generated after it."""
+        state, _ = self._start([prefill])
+        state = mark_prompt_as_prefix(self.language, state)
+        prefix = prefill.sequences[0].prefix
+        for ids in (prefill.ids[:prefix], prefill.ids[prefix:]):
+            if ids:
+                tensor = to_device(ids, state.lengths.device).unsqueeze(0)
+                logits, state = self.language.step(tensor, state)
+        self.tokens += len(prefill.ids)
+        self._complete([prefill], logits[:, -1], state)
 
     def _complete(self, group: list[Prefill], logits: Tensor, state: State) -> None:
         if self.prefixes is not None:

@@ -1,4 +1,4 @@
-"""Prefill by CUDA graphs: of concatenated prompts, straight into the rows of the engine."""
+"""CUDA graphs that prefill concatenated prompts directly in the rows of the engine."""
 
 from array import array
 from bisect import bisect_left
@@ -17,15 +17,15 @@ from regard.serve.rows import GraphRows, Rows
 if TYPE_CHECKING:
     from regard.accel.triton_decoder import TritonDecoder
 
-SEQUENCES = 32  # prompts of one graph, at most
-SIZES = (128, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096)  # ids of a graph
+MAX_PROMPTS = 32  # of one graph
+SIZES = (128, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096)  # in tokens
 
 
 class PrefillGraphs:
     """Prefills several prompts at once, without padding between them.
 
-    There is a CUDA graph for each of a few numbers of ids (`SIZES`); the ids that are missing are
-    not stored. On a CPU the same runs uncaptured.
+    There is a CUDA graph for each size in `SIZES`; prompts are padded at the end to the next size,
+    and the padding is not written to the KV cache. On a CPU the same function runs uncaptured.
     """
 
     def __init__(self, language: "TritonDecoder", rows: GraphRows) -> None:
@@ -34,45 +34,45 @@ class PrefillGraphs:
 
     def fits(self, lengths: Sequence[int]) -> bool:
         """Whether prompts of these lengths can be prefilled together."""
-        return len(lengths) <= SEQUENCES and sum(lengths) <= SIZES[-1]
+        return len(lengths) <= MAX_PROMPTS and sum(lengths) <= SIZES[-1]
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Float[Tensor, "prompts vocab"]:
         """Prefill the rows after those in use; return the next logits of each prompt."""
         first, tokens = len(self.rows.lengths), sum(map(len, prompts))
         size = SIZES[bisect_left(SIZES, tokens)]
-        numbers = array("q")
+        packed = array("q")
         for prompt in prompts:
-            numbers.extend(prompt)
-        numbers.extend([0] * (size - tokens))
+            packed.extend(prompt)
+        packed.extend([0] * (size - tokens))
         cu_seqlens = [0]
         for row, prompt in enumerate(prompts):
-            numbers.extend([first + row] * len(prompt))
+            packed.extend([first + row] * len(prompt))
             cu_seqlens.append(cu_seqlens[-1] + len(prompt))
-        numbers.extend([-1] * (size - tokens))
+        packed.extend([-1] * (size - tokens))
         for prompt in prompts:
-            numbers.extend(range(len(prompt)))
-        numbers.extend([0] * (size - tokens))
-        numbers.extend(cu_seqlens + [tokens] * (SEQUENCES + 1 - len(cu_seqlens)))
-        values = torch.frombuffer(numbers, dtype=torch.long)
+            packed.extend(range(len(prompt)))
+        packed.extend([0] * (size - tokens))
+        packed.extend(cu_seqlens + [tokens] * (MAX_PROMPTS + 1 - len(cu_seqlens)))
+        values = torch.frombuffer(packed, dtype=torch.long)
         if size in self.graphs:
             inputs, replay = self.graphs[size]
             inputs.copy_(values.pin_memory() if inputs.is_cuda else values, non_blocking=True)
             return replay()[: len(prompts)]
-        inputs = values.to(self.rows.last.device)
+        inputs = values.to(self.rows.last_ids.device)
         run = partial(self._run, inputs, size)
-        logits = run()  # compiles; a graph is captured after it
+        logits = run()  # compiles kernels, which a capture cannot
         self.graphs[size] = inputs, self.rows.capture(run)
         return logits[: len(prompts)]
 
     def _run(self, inputs: Tensor, size: int) -> Tensor:
-        ids, rows, positions, cu_seqlens = inputs.split([size, size, size, SEQUENCES + 1])
+        ids, rows, positions, cu_seqlens = inputs.split([size, size, size, MAX_PROMPTS + 1])
         prompts = ConcatenatedPrompts(ids, rows, positions, cu_seqlens)
         return self.language.prefill_concatenated(prompts, self.rows.caches)
 
 
 def make_prefill_graphs(language: Language, rows: Rows) -> PrefillGraphs | None:
     """The graphs of a model, where its kernels can prefill concatenated prompts."""
-    fast = isinstance(language, PackedDecoder) and language.supports_concatenated_prompts
-    if not fast or not isinstance(rows, GraphRows):
+    supported = isinstance(language, PackedDecoder) and language.supports_concatenated_prompts
+    if not supported or not isinstance(rows, GraphRows):
         return None
     return PrefillGraphs(cast("TritonDecoder", language), rows)

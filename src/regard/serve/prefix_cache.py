@@ -1,4 +1,4 @@
-"""The KV cache of earlier prompts, in pages that prompts with equal prefixes share."""
+"""Prefix caching: the KV cache of earlier prompts, in pages that equal prefixes share."""
 
 from array import array
 from collections import OrderedDict
@@ -25,12 +25,12 @@ class PageGroup:
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """The size of keys and values."""
         return self.keys.nbytes + self.values.nbytes
 
 
 class PrefixCache:
-    """Pages of keys and values by the ids up to their end.
+    """The keys and values of earlier prompts, in pages.
 
     A page is found by a SHA-256 digest of all ids up to its end, so it is used only after exactly
     these ids. The least recently used groups are dropped when they exceed `budget` bytes.
@@ -38,14 +38,14 @@ class PrefixCache:
 
     def __init__(self, budget: int) -> None:
         self.budget, self.bytes = budget, 0
-        self.pages: dict[bytes, tuple[PageGroup, int]] = {}  # the group and the place in it
+        self.pages: dict[bytes, tuple[PageGroup, int]] = {}  # the group and the index in it
         self.groups: OrderedDict[int, PageGroup] = OrderedDict()
         self.hits = self.lookups = 0  # ids
 
     def load(self, ids: Sequence[int], state: TransformerState, row: int) -> int:
         """Copy the longest cached prefix of `ids` into a row; return its length.
 
-        At least one id is left to read, whose logits predict the next.
+        The last id is never loaded, since its logits predict the next token.
         """
         pages: list[tuple[PageGroup, int]] = []
         for key in _page_hashes(ids[:-1]):
@@ -57,10 +57,12 @@ class PrefixCache:
         self.lookups += len(ids)
         self.hits += length
         if pages:
-            for part in ("keys", "values"):
-                parts = [getattr(group, part).narrow(2, at * PAGE, PAGE) for group, at in pages]
-                for cache, copied in zip(state.layers, torch.cat(parts, 2), strict=True):
-                    getattr(cache, part)[row, :, :length] = copied
+            for name in ("keys", "values"):
+                parts = [
+                    getattr(group, name).narrow(2, index * PAGE, PAGE) for group, index in pages
+                ]
+                for cache, prefix in zip(state.layers, torch.cat(parts, 2), strict=True):
+                    getattr(cache, name)[row, :, :length] = prefix
         return length
 
     def has_prefix(self, ids: Sequence[int]) -> bool:
@@ -68,22 +70,22 @@ class PrefixCache:
         return next(_page_hashes(ids[:-1]), None) in self.pages
 
     def save(self, ids: Sequence[int], read: Callable[[slice], tuple[Tensor, Tensor]]) -> None:
-        """Store the full pages of a prompt `ids`, but those that are cached already.
+        """Store the full pages of the prompt `ids` that are not cached yet.
 
-        `read` gives copies of the keys and values of a span, for all layers.
+        `read` returns copies of the keys and values of a span, for all layers.
         """
         hashes = list(_page_hashes(ids))
-        known = sum(1 for _ in takewhile(self.pages.__contains__, hashes))
-        if known == len(hashes):
+        cached = sum(1 for _ in takewhile(self.pages.__contains__, hashes))
+        if cached == len(hashes):
             return
-        keys, values = read(slice(known * PAGE, len(hashes) * PAGE))
-        group = PageGroup(keys, values, hashes[known:])
+        keys, values = read(slice(cached * PAGE, len(hashes) * PAGE))
+        group = PageGroup(keys, values, hashes[cached:])
         if group.bytes > self.budget:
             return
         self.groups[id(group)] = group
         self.bytes += group.bytes
-        for at, key in enumerate(group.hashes):
-            self.pages[key] = group, at
+        for index, key in enumerate(group.hashes):
+            self.pages[key] = group, index
         while self.bytes > self.budget:
             _, dropped = self.groups.popitem(last=False)
             self.bytes -= dropped.bytes

@@ -24,34 +24,43 @@ class Constraint(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A prompt to continue in one or several ways.
+    """A prompt, of which `n` continuations are generated.
 
-    Continuation i has the seed `seed` + i, so that it is the text of this prompt alone with that
-    seed.
+    Continuation i has the seed `seed` + i: it is the same as that of a request with `n` = 1 and
+    this seed.
     """
 
     prompt: Sequence[int]
     chain: Chain
-    tokens: int
+    tokens: int  # new ones, at most
     seed: int
-    stop: Collection[int] = ()
+    stop: Collection[int] = ()  # ids that end a continuation
     n: int = 1
     source: Sequence[int] | None = None  # of an encoder-decoder
     logprobs: int | None = None  # log-probabilities of new tokens, with this many of the likeliest
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
     constraints: Sequence[Constraint] = ()  # one per continuation
-    cancelled: bool = False  # may be set from any thread; evicted before the next step
+    cancelled: bool = False  # set by any thread; its sequences are evicted before the next step
     ended: set[int] = field(default_factory=set)  # the same for single continuations
-    prompt_scores: "list[TokenScore]" = field(default_factory=list)  # of the prompt but its first
+    prompt_scores: "list[TokenScore]" = field(default_factory=list)  # of all but the first token
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """The log-probability of a token according to the model, and those of the likeliest tokens."""
+    """The log-probability of a token according to the model, and those of the likeliest tokens.
+
+    The likeliest are arrays, since responses may have many of them.
+    """
 
     token: int
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()  # token and log-probability, best first
+    top_ids: Sequence[int] = ()  # best first
+    top_logprobs: Sequence[float] = ()
+
+    @property
+    def top(self) -> list[tuple[int, float]]:
+        """The likeliest tokens with their log-probabilities, best first."""
+        return list(zip(self.top_ids, self.top_logprobs, strict=True))
 
 
 @dataclass(slots=True)  # not frozen: one is made for every token

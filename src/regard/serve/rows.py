@@ -15,11 +15,12 @@ from regard.models.base import Language, State
 from regard.nn.state import KVCache, TransformerState
 
 CAPACITY_MULTIPLE = 64  # ids
-BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # rows of a CUDA graph
+# batch sizes for which a CUDA graph is captured
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 
 
 class Rows(Protocol):
-    """The rows of one model. New rows are appended; `keep` moves the others together."""
+    """The rows of one model. New rows are appended; `keep` removes rows and closes the gaps."""
 
     def fits(self, rows: int, capacity: int, prompt_tokens: int) -> bool:
         """Whether `rows` sequences of `capacity` tokens fit, with `prompt_tokens` in prefill."""
@@ -32,7 +33,7 @@ class Rows(Protocol):
     def keep(self, order: Sequence[int]) -> None:
         """Keep these rows, in this order; order[i] >= i."""
 
-    def step(self, last: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
+    def step(self, last_ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
         """Read the last id of each row; return the next logits."""
 
 
@@ -44,7 +45,7 @@ class StateRows:
         self.state: State | None = None
 
     def fits(self, rows: int, capacity: int, prompt_tokens: int) -> bool:
-        """Whether so many rows fit: their states are small."""
+        """Always true: the states are small."""
         return True
 
     def join(
@@ -62,18 +63,18 @@ class StateRows:
         if isinstance(self.state, TransformerState):
             self.state = replace(self.state, max_length=int(self.state.lengths.max()))
 
-    def step(self, last: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
+    def step(self, last_ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
         """Read the last id of each row; return the next logits."""
         assert self.state is not None
-        logits, self.state = self.language.step(last.unsqueeze(1), self.state)
+        logits, self.state = self.language.step(last_ids.unsqueeze(1), self.state)
         return logits[:, -1]
 
 
 class KVRows:
-    """Rows of a Transformer decoder: one KV cache for all, in which each row has its place.
+    """Rows of a Transformer decoder, in one KV cache.
 
     The first rows are in use. A row that leaves is overwritten by the last one, so that a step
-    computes no row that nobody reads. The buffers grow with the rows and with their lengths, up to
+    computes no unused rows. The buffers grow with the number and the lengths of the rows, up to
     `budget` bytes.
     """
 
@@ -91,20 +92,21 @@ class KVRows:
         self.state: TransformerState | None = None  # of the rows in use
 
     def fits(self, rows: int, capacity: int, prompt_tokens: int) -> bool:
-        """Whether so many rows fit into the budget beside the prompts, or there is only one."""
-        rows_made, capacity_made = self._size(rows, max([capacity, *self.max_lengths]))
-        ids = rows_made * capacity_made + prompt_tokens
+        """Whether rows and prompts fit into the budget; a single row always fits."""
+        buffer_rows, buffer_capacity = self._size(rows, max([capacity, *self.max_lengths]))
+        ids = buffer_rows * buffer_capacity + prompt_tokens
         return rows == 1 or ids * self.bytes_per_id <= self.budget
 
     def _size(self, rows: int, capacity: int) -> tuple[int, int]:
-        """The rows and the capacity of buffers for so many; they do not shrink while in use."""
+        """The rows and capacity to allocate; buffers do not shrink while they are in use."""
         capacity = _round_up(capacity, CAPACITY_MULTIPLE)
         if self.lengths:
             capacity = max(capacity, self.capacity)
         context = self.language.context
         capacity = capacity if context is None else min(capacity, context)
-        most = 3 * self.budget // (4 * capacity * self.bytes_per_id)  # the rest is for prompts
-        rounded = min(1 << (rows - 1).bit_length(), max(rows, most))
+        # a quarter of the budget is for prompts
+        max_rows = 3 * self.budget // (4 * capacity * self.bytes_per_id)
+        rounded = min(1 << (rows - 1).bit_length(), max(rows, max_rows))
         return max(rounded, self.rows if self.lengths else 0), capacity
 
     def join(
@@ -133,10 +135,10 @@ class KVRows:
         self.max_lengths = [self.max_lengths[row] for row in order]
         self.state = None
 
-    def step(self, last: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
+    def step(self, last_ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
         """Read the last id of each row; return the next logits."""
         state = self._start() if self.state is None else self.state
-        logits, self.state = self.language.step(last.unsqueeze(1), state)  # type: ignore[assignment]
+        logits, self.state = self.language.step(last_ids.unsqueeze(1), state)  # type: ignore[assignment]
         self.lengths = [length + 1 for length in self.lengths]
         return logits[:, -1]
 
@@ -147,14 +149,14 @@ class KVRows:
             cache.values[row, :, :length] = cache.values[old, :, :length]
 
     def _resize(self, rows: int, capacity: int) -> None:
-        """Make room for so many rows and ids; give up memory that nothing uses any more."""
+        """Allocate buffers of another size if they are needed, and copy the rows in use."""
         rows, capacity = self._size(rows, capacity)
         if (rows, capacity) == (self.rows, self.capacity):
             return
         old, used = self.caches, len(self.lengths)
         if isinstance(self.probe, CpuDecoderState):
-            one = cast(Tensor, self.probe.kv)  # (layers, 1, 2, kv_heads, 1, head_dim)
-            self.kv = one.new_zeros(one.shape[0], rows, *one.shape[2:4], capacity, one.shape[5])
+            kv = cast(Tensor, self.probe.kv)  # (layers, 1, 2, kv_heads, 1, head_dim)
+            self.kv = kv.new_zeros(kv.shape[0], rows, *kv.shape[2:4], capacity, kv.shape[5])
             self.caches = [KVCache(*layer.unbind(1)) for layer in self.kv]
         else:
             self.caches = [
@@ -197,16 +199,16 @@ class GraphRows(KVRows):
     """Rows of a Transformer decoder on a GPU: a decode step is replayed as a CUDA graph.
 
     The buffers have their final size from the start, since a graph reads fixed addresses. There
-    is a graph for each of a few numbers of rows (`BUCKETS`); what it computes in unused rows is
-    not read. On a CPU the same steps run uncaptured.
+    is a graph for each batch size in `BUCKETS`; its results for unused rows are not read. On a CPU
+    the same steps run uncaptured.
     """
 
     def __init__(self, language: Language, budget: int, rows: int) -> None:
         super().__init__(language, budget)
         assert language.context is not None
         self.capacity = language.context
-        room = budget // (self.capacity * self.bytes_per_id)
-        self.rows = max(1, min(rows, room - 1))  # one more is for the prompts
+        rows_in_budget = budget // (self.capacity * self.bytes_per_id)
+        self.rows = max(1, min(rows, rows_in_budget - 1))  # the memory of one row is for prompts
         keys, values = self.probe.layers[0].keys, self.probe.layers[0].values
         layers, device = len(self.probe.layers), keys.device
         self.buffers = [  # keys and values of all layers: (layers, rows, kv_heads, capacity, …)
@@ -215,23 +217,25 @@ class GraphRows(KVRows):
         ]
         self.caches = [KVCache(*pair) for pair in zip(*self.buffers, strict=True)]
         self.lengths_buffer = torch.zeros(self.rows, dtype=torch.long, device=device)
-        self.last = torch.zeros_like(self.lengths_buffer)
+        self.last_ids = torch.zeros_like(self.lengths_buffer)
         self.graphs: dict[int, Callable[[], Tensor]] = {}
         self.pool: Any = None
 
     def fits(self, rows: int, capacity: int, prompt_tokens: int) -> bool:
-        """Whether there are so many rows, and room for the prompts beside them."""
-        room = self.budget - self.rows * self.capacity * self.bytes_per_id
-        return rows <= self.rows and (rows == 1 or prompt_tokens * self.bytes_per_id <= room)
+        """Whether there are enough rows, and memory for the prompts beside them."""
+        prompt_budget = self.budget - self.rows * self.capacity * self.bytes_per_id
+        return rows <= self.rows and (
+            rows == 1 or prompt_tokens * self.bytes_per_id <= prompt_budget
+        )
 
-    def step(self, last: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
+    def step(self, last_ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
         """Read the last id of each row; return the next logits."""
         used = len(self.lengths)
         if self.state is None:  # rows have joined or left
             lengths = self.lengths + [0] * (self.rows - used)
-            self.lengths_buffer.copy_(to_device(lengths, self.last.device))
+            self.lengths_buffer.copy_(to_device(lengths, self.last_ids.device))
             self.state = self.probe
-        self.last[:used].copy_(last)
+        self.last_ids[:used].copy_(last_ids)
         bucket = min(next((size for size in BUCKETS if size >= used), used), self.rows)
         if bucket not in self.graphs:
             run = partial(self._run, bucket)
@@ -249,18 +253,18 @@ class GraphRows(KVRows):
             lengths=self.lengths_buffer[:bucket],
             capacity=self.capacity,
         ).with_static_shapes()
-        logits, _ = self.language.step(self.last[:bucket].unsqueeze(1), state)
+        logits, _ = self.language.step(self.last_ids[:bucket].unsqueeze(1), state)
         return logits[:, -1]
 
     def append(self, lengths: Sequence[int], max_length: int) -> None:
-        """Append the rows after those in use: prompts were read into them."""
+        """Count the next rows as in use, after prompts were prefilled in them."""
         self.lengths = [*self.lengths, *lengths]
         self.max_lengths += [max_length] * len(lengths)
         self.state = None
 
     def capture(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """A function as a CUDA graph; on a CPU the function itself."""
-        if not self.last.is_cuda:
+        """Capture a function as a CUDA graph; return its replay, on a CPU the function itself."""
+        if not self.last_ids.is_cuda:
             return run
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -289,9 +293,10 @@ class GraphRows(KVRows):
 
 
 def make_rows(language: Language, budget: int, rows: int, *, capture: bool | None = None) -> Rows:
-    """The rows of a model: a shared KV cache for a Transformer decoder; `capture` None: on a GPU.
+    """Make the rows of a model; a Transformer decoder has one KV cache for all rows.
 
-    A KV cache of a CPU decoder is one tensor of another layout, which only `KVRows` knows.
+    `capture` says whether CUDA graphs decode; by default they do on a GPU. The KV cache of a CPU
+    decoder is one tensor of another layout, which only `KVRows` supports.
     """
     if _has_source(language):
         return StateRows(language)
@@ -314,7 +319,7 @@ def concatenate(first: Any, second: Any) -> Any:
 
     Tensors are concatenated along their first axis; where other axes differ (the capacity of a KV
     cache, the length of a source, the ids of the last step of a recurrence), the shorter one is
-    padded: what lies beyond a row's length is not read.
+    padded: values beyond the length of a row are not read.
     """
     if isinstance(first, TransformerState):
         joined = _concatenate_fields(first, second)
@@ -337,12 +342,12 @@ def _concatenate_fields(first: Any, second: Any) -> Any:
 
 
 def _pad_to(x: Tensor, shape: list[int]) -> Tensor:
-    missing = [wanted - size for wanted, size in zip(shape, x.shape[1:], strict=True)]
-    return pad(x, [width for size in reversed(missing) for width in (0, size)])
+    padding = [target - size for target, size in zip(shape, x.shape[1:], strict=True)]
+    return pad(x, [width for size in reversed(padding) for width in (0, size)])
 
 
 def to_device(values: Sequence[int] | Tensor, device: torch.device) -> Tensor:
-    """Integers on a device. A GPU is not waited for: the copy is made from pinned memory."""
+    """Copy integers to a device; to a GPU asynchronously, from pinned memory."""
     tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.long)
     if device.type != "cuda":
         return tensor.to(device)

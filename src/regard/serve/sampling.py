@@ -1,5 +1,6 @@
 """Sample the next token of each row; every row has its own samplers and random numbers."""
 
+from array import array
 from collections import abc
 from dataclasses import dataclass
 from typing import cast
@@ -28,21 +29,28 @@ class SampledTokens:
 def sample_rows(
     sequences: abc.Sequence[Sequence], chain: Chain, logits: Tensor, sampling: SamplingState
 ) -> SampledTokens:
-    """Sample the next id of each sequence; one that has no token left fails alone."""
-    allowed = logits
+    """Sample the next id of each sequence; a sequence without any token left fails alone."""
+    masked_logits = logits
     if any(sequence.request.constraints for sequence in sequences):
-        allowed = at_least_float32(logits).clone()
+        masked_logits = at_least_float32(logits).clone()
         for row, sequence in enumerate(sequences):
             if sequence.request.constraints:
-                allowed[row] = sequence.request.constraints[sequence.index].mask(allowed[row])
-    ids = chain.sample(allowed, sampling, use_kernel=True)
+                constraint = sequence.request.constraints[sequence.index]
+                masked_logits[row] = constraint.mask(masked_logits[row])
+    ids = chain.sample(masked_logits, sampling, use_kernel=True)
     tokens: list[int | None] = ids.tolist()
     errors = {}
     for row, length in enumerate(sampling.row_states["failed"].tolist()):
         if length != NOT_FAILED:
-            cause = chain.failure_cause(allowed[row : row + 1], sampling, row, length)
+            if _all_masked(logits[row], masked_logits[row]):
+                errors[row] = RegardError(
+                    "response_format: no token of the model's vocabulary continues the JSON; use "
+                    "a model whose tokenizer has all characters of JSON, or another schema"
+                )
+            else:
+                cause = chain.failure_cause(masked_logits[row : row + 1], sampling, row, length)
+                errors[row] = RegardError(f"no token is left to sample: {cause}")
             sampling.row_states["failed"][row] = NOT_FAILED
-            errors[row] = RegardError(f"no token is left to sample: {cause}")
             tokens[row] = None
     sampling.append(ids)
     scores: list[TokenScore | None] = [None] * len(sequences)
@@ -50,11 +58,16 @@ def sample_rows(
         row for row, sequence in enumerate(sequences) if sequence.request.logprobs is not None
     ]
     if scored:
-        most = max(cast(int, sequences[row].request.logprobs) for row in scored)
-        chosen = ids[scored].tolist()
-        for row, score in zip(scored, score_tokens(logits[scored], chosen, most), strict=True):
+        top = max(cast(int, sequences[row].request.logprobs) for row in scored)
+        sampled = ids[scored].tolist()
+        for row, score in zip(scored, score_tokens(logits[scored], sampled, top), strict=True):
             scores[row] = score
     return SampledTokens(ids, tokens, scores, errors)
+
+
+def _all_masked(logits: Tensor, masked_logits: Tensor) -> bool:
+    """Whether a constraint has masked every token of a row."""
+    return bool(logits.amax().isfinite()) and float(masked_logits.amax()) == -torch.inf
 
 
 def join_sampling_states(first: SamplingState, second: SamplingState) -> SamplingState:
@@ -99,7 +112,7 @@ def score_tokens(logits: Tensor, tokens: abc.Sequence[int], top: int) -> list[To
         return [TokenScore(*pair) for pair in zip(tokens, chosen, strict=True)]
     best = log_probs.topk(min(top, log_probs.shape[1]))
     return [
-        TokenScore(token, logprob, tuple(zip(ids, values, strict=True)))
+        TokenScore(token, logprob, array("q", ids), array("d", values))
         for token, logprob, ids, values in zip(
             tokens, chosen, best.indices.tolist(), best.values.tolist(), strict=True
         )

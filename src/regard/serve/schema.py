@@ -1,33 +1,49 @@
-"""What clients send. Every limit is here: what is larger is refused before anything is computed."""
+"""Request bodies and their limits: a larger request is refused before anything is computed."""
 
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    field_validator,
+    model_validator,
+)
 
 from regard.errors import ConfigError
 from regard.generate.samplers import SAMPLERS
 
 MAX_TOKENS = 4096  # new tokens of a response
 MAX_CHOICES = 16
+MAX_RESPONSE = 2**17  # tokens and log-probabilities of all choices of a response
 MAX_LOGPROBS = 20
 MAX_STOPS, MAX_STOP = 4, 256  # stop strings, and characters of each
 MAX_TEXT = 200_000  # characters of a prompt
 MAX_PROMPTS = 64
+MAX_FIELDS = 256  # of a body
 MAX_LIST = 1024  # entries of a sampler's list, and of logit_bias
+
+
+def list_length(at_most: int, *, at_least: int = 1) -> Any:
+    """The length of a list; its validation ends at the first error, since there may be many."""
+    return Field(min_length=at_least, max_length=at_most, fail_fast=True)
+
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Id = Annotated[StrictInt, Field(ge=0, lt=2**31)]
-Ids = Annotated[list[Id], Field(min_length=1, max_length=MAX_TEXT)]
+Ids = Annotated[list[Id], list_length(MAX_TEXT)]
 Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
-Texts = Annotated[list[Text], Field(min_length=2, max_length=4)]  # the texts of one input
+Texts = Annotated[list[Text], list_length(4, at_least=2)]  # the texts of one input
 Image = Annotated[str, Field(max_length=2**21)]  # a PNG or JPEG file in base64, or its data: URL
-Column = Annotated[list[Number], Field(min_length=1, max_length=MAX_TEXT)]  # of a series
+Column = Annotated[list[Number], list_length(MAX_TEXT)]  # of a series
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 Seed = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 
-# Fields of OpenAI's and vLLM's API that stand for samplers.
-PENALTIES = (
+# Fields of OpenAI's and vLLM's API that become samplers.
+OPENAI_SAMPLER_FIELDS = (
     "frequency_penalty",
     "presence_penalty",
     "repetition_penalty",
@@ -35,7 +51,13 @@ PENALTIES = (
     "logit_bias",
 )
 # Fields of OpenAI's and vLLM's API that are rejected: ignoring them would change the result.
-REFUSED = ("tools", "functions", "audio", "prediction", "web_search_options", "use_beam_search")
+REFUSED = (
+    *("tools", "functions", "audio", "prediction", "web_search_options", "use_beam_search"),
+    *("previous_response_id", "conversation", "background", "chat_template", "structured_outputs"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("allowed_token_ids", "bad_words", "include_stop_str_in_output", "prompt_logprobs"),
+    *("dimensions", "truncate_prompt_tokens"),
+)
 
 
 class Body(BaseModel):
@@ -46,13 +68,20 @@ class Body(BaseModel):
     model: Annotated[str, Field(max_length=256)] | None = None
     user: Any = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_field_count(cls, body: Any) -> Any:
+        if isinstance(body, dict) and len(body) > MAX_FIELDS:
+            raise ValueError(f"it has more than {MAX_FIELDS} fields")
+        return body
+
 
 class Sampling(Body):
     """How to continue a text. All samplers of the library may be given by their names."""
 
     seed: Seed | None = None
     n: Annotated[StrictInt, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop: Stop | Annotated[list[Stop], list_length(MAX_STOPS, at_least=0)] | None = None
     stream: StrictBool | None = None
     stream_options: dict[str, Any] | None = None
     temperature: Annotated[Number, Field(ge=0, le=100)] | dict[str, Any] | None = None
@@ -72,27 +101,30 @@ class Sampling(Body):
     ) = None
     min_tokens: Annotated[StrictInt, Field(ge=0, le=MAX_TOKENS)] | None = None
     ignore_eos: StrictBool | None = None
-    stop_token_ids: Annotated[list[Id], Field(max_length=64)] | None = None
+    stop_token_ids: Annotated[list[Id], list_length(64, at_least=0)] | None = None
     sampler: (
-        Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=64)] | None
+        Annotated[list[Annotated[str, Field(max_length=4096)]], list_length(64, at_least=0)] | None
     ) = None  # as `regard generate -s`, in this order
     order: Annotated[str, Field(max_length=32)] | None = None  # as `regard generate --order`
     response_format: dict[str, Any] | None = None
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_surrogates(cls, value: Any) -> Any:
-        """Half of a surrogate pair is no character: no tokenizer reads it."""
-        return _checked_text(value)
+    def _check_value(cls, value: Any) -> Any:
+        """Refuse lone surrogates, which no tokenizer can encode, and large tables."""
+        if isinstance(value, dict) and len(value) > MAX_LIST:
+            raise ValueError(f"it has more than {MAX_LIST} entries")
+        _check_text(value)
+        return value
 
-    def stops(self) -> list[str]:
+    def stop_strings(self) -> list[str]:
         """The stop strings."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     def sampler_fields(self) -> dict[str, Any]:
         """The samplers that are given by name, whether as a declared field or as an extra one."""
-        given = {**self.model_dump(exclude_none=True), **(self.model_extra or {})}
-        return {name: given[name] for name in SAMPLERS if given.get(name) is not None}
+        values = {**self.model_dump(exclude_none=True), **(self.model_extra or {})}
+        return {name: values[name] for name in SAMPLERS if values.get(name) is not None}
 
     def specs(self) -> tuple[str, ...] | None:
         """The samplers as `regard generate -s` takes them; None: the default ones.
@@ -100,15 +132,15 @@ class Sampling(Body):
         Samplers that are given as fields are applied in the order of `SAMPLERS`.
         """
         if self.sampler is not None:
-            others = [name for name in PENALTIES if getattr(self, name)]
-            if given := [*self.sampler_fields(), *others]:
+            openai_fields = [name for name in OPENAI_SAMPLER_FIELDS if getattr(self, name)]
+            if names := [*self.sampler_fields(), *openai_fields]:
                 raise ConfigError(
-                    f"sampler: {given[0]} is given too; sampler names all samplers in their order, "
-                    f"so put {given[0]} into it, or leave sampler out"
+                    f"sampler: {names[0]} is given too; sampler names all samplers in their order, "
+                    f"so put {names[0]} into it, or leave sampler out"
                 )
             return tuple(self.sampler)
         specs = {name: to_spec(name, value) for name, value in self.sampler_fields().items()}
-        if specs.get("top_k") == "top_k=-1":  # vLLM's way to switch it off
+        if specs.get("top_k") == "top_k=-1":  # off, in vLLM's API
             del specs["top_k"]
         for name, value in (
             ("frequency", self.frequency_penalty),
@@ -130,7 +162,7 @@ class Sampling(Body):
         return (*biases, *ordered)
 
     def ignored(self) -> list[str]:
-        """The unknown fields."""
+        """The names of unknown fields."""
         return [name for name in self.model_extra or {} if name not in SAMPLERS]
 
 
@@ -139,9 +171,9 @@ class CompletionBody(Sampling):
 
     prompt: (
         Text
-        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[Text], list_length(MAX_PROMPTS)]
         | Ids
-        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[Ids], list_length(MAX_PROMPTS)]
     ) = ""
     max_tokens: Annotated[StrictInt, Field(ge=0, le=MAX_TOKENS)] | None = None
     best_of: Annotated[StrictInt, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -165,7 +197,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[ContentPart], Field(max_length=64)]
+    content: Text | Annotated[list[ContentPart], list_length(64, at_least=0)]
 
     def text(self) -> str:
         """The content as one text."""
@@ -177,17 +209,26 @@ class Message(BaseModel):
 class ChatBody(Sampling):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=256)]
+    messages: Annotated[list[Message], list_length(256)]
     max_tokens: Annotated[StrictInt, Field(ge=1, le=MAX_TOKENS)] | None = None
     max_completion_tokens: Annotated[StrictInt, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
+class TextOptions(BaseModel):
+    """The field `text` of /v1/responses."""
+
+    model_config = ConfigDict(extra="allow")
+
+    format: dict[str, Any] | None = None  # a `response_format`
+
+
 class ResponsesBody(Sampling):
     """The body of /v1/responses."""
 
-    input: Text | Annotated[list[Message], Field(min_length=1, max_length=256)]
+    text: TextOptions | None = None
+    input: Text | Annotated[list[Message], list_length(256)]
     instructions: Text | None = None
     max_output_tokens: Annotated[StrictInt, Field(ge=1, le=MAX_TOKENS)] | None = None
 
@@ -197,9 +238,9 @@ class EmbeddingsBody(Body):
 
     input: (
         Text
-        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[Text], list_length(MAX_PROMPTS)]
         | Ids
-        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[Ids], list_length(MAX_PROMPTS)]
     )
     encoding_format: Literal["float", "base64"] = "float"
 
@@ -214,27 +255,27 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """The body of /detokenize."""
 
-    tokens: Annotated[list[Id], Field(max_length=MAX_TEXT)]
+    tokens: Annotated[list[Id], list_length(MAX_TEXT, at_least=0)]
 
 
 class TranslateBody(Body):
     """The body of /translate."""
 
-    text: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+    text: Text | Annotated[list[Text], list_length(MAX_PROMPTS)]
     beam: Annotated[StrictInt, Field(ge=1, le=MAX_CHOICES)] = 5
     length_penalty: Annotated[Number, Field(ge=-10, le=10)] = 1.0
 
 
 class PredictBody(Body):
-    """The body of /predict: texts, images or a series, as the task of the model reads."""
+    """The body of /predict: texts, images or a series, depending on the task of the model."""
 
     input: (
         Text
-        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[Texts], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[Text], list_length(MAX_PROMPTS)]
+        | Annotated[list[Texts], list_length(MAX_PROMPTS)]
         | None
     ) = None
-    image: Image | Annotated[list[Image], Field(min_length=1, max_length=16)] | None = None
+    image: Image | Annotated[list[Image], list_length(16)] | None = None
     series: Column | dict[Annotated[str, Field(max_length=256)], Column] | None = None
     steps: Annotated[StrictInt, Field(ge=1, le=MAX_TOKENS)] | None = None  # of a forecast
     top: Annotated[StrictInt, Field(ge=1, le=MAX_LOGPROBS)] = 3
@@ -278,15 +319,8 @@ def _key(key: Any) -> str:
     return key if str(key).isidentifier() else json.dumps(str(key))
 
 
-def _checked_text(value: Any) -> Any:
-    if isinstance(value, str):
-        value.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
-    elif isinstance(value, list):
-        for item in value[:MAX_TEXT]:
-            if not isinstance(item, int):
-                _checked_text(item)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _checked_text(key)
-            _checked_text(item)
-    return value
+def _check_text(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise ValueError("a text has a lone surrogate, which is not a character") from None

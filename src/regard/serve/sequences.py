@@ -14,6 +14,7 @@ class Sequence:
     request: Request
     index: int
     window: list[int]  # the ids that the model has read, and the newest
+    prefix: int = 0  # ids of the window that a prefix LM reads bidirectionally
     new_tokens: int = 0
     tokens_since_prefill: int = 0  # new tokens since it was last prefilled
 
@@ -24,7 +25,9 @@ class Prefill:
 
     sequences: list[Sequence]
     ids: list[int]
-    sampling: SamplingState | None = None  # of a sequence that continues
+    sampling: SamplingState | None = (
+        None  # of a sequence that is prefilled again; None: of a new one
+    )
     state: State | None = None
     prefilled: int = 0  # tokens
 
@@ -34,7 +37,7 @@ class Prefill:
         return self.sequences[0].request
 
     def max_length(self, context: int | None) -> int:
-        """The most ids that each of its sequences will hold."""
+        """The largest number of ids that each of its sequences will have."""
         length = len(self.ids) + self.request.tokens - self.sequences[0].new_tokens - 1
         return max(1, length if context is None else min(length, context))
 

@@ -15,20 +15,19 @@ from fastapi import FastAPI
 from regard.errors import ConfigError
 from regard.serve.app import create_app
 from regard.serve.engine import EngineConfig
-from regard.serve.middleware import LOOPBACK, DeadlineProtocol
+from regard.serve.middleware import LOOPBACK, MAX_CONNECTIONS, DeadlineProtocol
 
 DRAIN_SECONDS = 25  # for running requests after SIGTERM
-MAX_CONNECTIONS = 2000
 
 
 class DrainingServer(uvicorn.Server):
-    """A server that answers 503 at /health once it is told to stop."""
+    """A server whose /health returns 503 while it shuts down."""
 
     app: FastAPI
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop accepting, finish what runs; a second signal ends at once."""
-        self.app.state.service.draining = True
+        """Refuse new connections and finish running requests; a second signal ends at once."""
+        self.app.state.service.drain(DRAIN_SECONDS)
         super().handle_exit(sig, frame)
 
 
@@ -61,7 +60,7 @@ def make_server(
             f"host={host} lets other machines connect, so the server needs a key;\n"
             "give --key KEY, or set REGARD_KEY"
         )
-    _require_free(host, port)
+    _check_address(host, port)
     hosts = LOOPBACK if is_loopback(host) else None
     app = create(
         [Path(path) for path in paths], config, key=key, hosts=hosts, device=device, idle=idle
@@ -75,10 +74,9 @@ def make_server(
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
         backlog=MAX_CONNECTIONS,
         timeout_keep_alive=5,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
+        timeout_graceful_shutdown=DRAIN_SECONDS + 3,  # time to send errors to the last requests
         h11_max_incomplete_event_size=64 * 1024,
     )
     server = DrainingServer(settings)
@@ -86,8 +84,8 @@ def make_server(
     return server
 
 
-def _require_free(host: str, port: int) -> None:
-    """Raise `ConfigError` if nothing can listen there: uvicorn would exit with a traceback."""
+def _check_address(host: str, port: int) -> None:
+    """Raise `ConfigError` if the port cannot be bound; uvicorn would exit with a traceback."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -102,11 +100,11 @@ def _require_free(host: str, port: int) -> None:
 
 
 def run_server(server: DrainingServer, started: Callable[[str], None] | None = None) -> None:
-    """Serve until a signal comes; `started` gets the address when the first model is loaded."""
+    """Serve until a signal comes; `started` is called with the address when a model is loaded."""
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for signum in (signal.SIGINT, signal.SIGTERM):
             # uvicorn has its own handlers while it serves, and raises the signal again at its end
-            signal.signal(number, lambda *_: None)
+            signal.signal(signum, lambda *_: None)
     asyncio.run(_run(server, started))
 
 

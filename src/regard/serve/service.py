@@ -1,4 +1,4 @@
-"""What the routes share: the models, the engine thread and a thread for other work."""
+"""`Service`, the state that all routes share."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -17,11 +17,12 @@ from regard.serve.models import Models, ServedModel
 from regard.serve.schema import REFUSED, Body, Sampling
 
 MAX_JOBS = 16  # translations, predictions and explanations that wait
+SHUTTING_DOWN = "the server is shutting down"
 T = TypeVar("T")
 
 
 class Service:
-    """What the routes share: the models, the engine thread and a thread for other work."""
+    """The models, the engine thread and the thread for other work, which all routes share."""
 
     def __init__(
         self,
@@ -56,9 +57,9 @@ class Service:
         return model
 
     async def job(self, function: Callable[..., T], *args: Any) -> T:
-        """Run something else than generation in a thread of its own; few may wait."""
+        """Run a function in the thread for other work; raise `QueueFull` if too many wait."""
         if self._jobs >= MAX_JOBS:
-            raise QueueFull(f"{MAX_JOBS} jobs wait already; try again later")
+            raise QueueFull(f"the queue is full: {MAX_JOBS} jobs wait; try again later")
         self._jobs += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
@@ -66,12 +67,17 @@ class Service:
             self._jobs -= 1
 
     def problem(self) -> str | None:
-        """Why nothing can be generated."""
+        """Why nothing can be generated; None if the engine works."""
         return self.async_engine.worker.problem()
+
+    def drain(self, seconds: float) -> None:
+        """Report at /health that the server is shutting down; fail requests after `seconds`."""
+        self.draining = True
+        self.async_engine.fail_after(seconds, SHUTTING_DOWN)
 
     def close(self) -> None:
         """End the threads."""
-        self.async_engine.worker.stop()
+        self.async_engine.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -82,7 +88,7 @@ def service_of(http: Request) -> Service:
 
 
 def check_body(body: Body) -> dict[str, str]:
-    """Refuse fields that we cannot honour; report those that we ignore."""
+    """Refuse fields that are not supported; return a header that names the ignored ones."""
     extra = body.model_extra or {}
     for name in REFUSED:
         if extra.get(name):

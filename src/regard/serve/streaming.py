@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 async def _unless_disconnected(http: Request, work: Awaitable[T]) -> T | None:
-    """The result of the work; None, and the work is cancelled, if the client leaves."""
+    """Await `work` and return its result; cancel it and return None if the client disconnects."""
 
     async def wait_for_disconnect() -> None:
         while (await http.receive())["type"] != "http.disconnect":
@@ -42,55 +42,44 @@ async def _unless_disconnected(http: Request, work: Awaitable[T]) -> T | None:
 async def complete(
     http: Request, model: ServedModel, prepared: Sequence[PreparedRequest]
 ) -> list[list[Continuation]] | None:
-    """All continuations of several prompts; None if the client has left."""
+    """Generate all continuations of several prompts; None if the client disconnects."""
     async_engine = service_of(http).async_engine
     submit(http, model, prepared)
 
     async def collect() -> list[list[Continuation]]:
         tasks = [
-            asyncio.create_task(async_engine.complete(model, each.request, each.stops))
-            for each in prepared
+            asyncio.create_task(async_engine.complete(model, item.request, item.stop_strings))
+            for item in prepared
         ]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
-            for each in prepared:
-                async_engine.forget(each.request)
 
     return await _unless_disconnected(http, collect())
 
 
 def submit(http: Request, model: ServedModel, prepared: Sequence[PreparedRequest]) -> None:
-    """Queue all requests or none."""
+    """Queue all requests or none; they are cancelled when the response ends, however it ends."""
     async_engine = service_of(http).async_engine
-    submitted: list[PreparedRequest] = []
-    try:
-        for each in prepared:
-            async_engine.submit(model, each.request)
-            submitted.append(each)
-    except BaseException:
-        for each in submitted:
-            async_engine.forget(each.request)
-        raise
+    for item in prepared:
+        async_engine.submit(model, item.request)
+        http.scope["at_end"].callback(async_engine.cancel, item.request)
 
 
 async def deltas(
     http: Request, model: ServedModel, prepared: Sequence[PreparedRequest]
 ) -> AsyncIterator[tuple[int, Delta]]:
-    """The deltas of several prompts as they come, with the number of the prompt."""
+    """The deltas of several prompts as they are generated, with the index of the prompt."""
     async_engine = service_of(http).async_engine
-    try:
-        if len(prepared) == 1:
-            async for delta in async_engine.deltas(model, prepared[0].request, prepared[0].stops):
-                yield 0, delta
-        else:
-            async for pair in _interleave(async_engine, model, prepared):
-                yield pair
-    finally:
-        for each in prepared:
-            async_engine.forget(each.request)
+    if len(prepared) == 1:
+        (item,) = prepared
+        async for delta in async_engine.deltas(model, item.request, item.stop_strings):
+            yield 0, delta
+    else:
+        async for pair in _interleave(async_engine, model, prepared):
+            yield pair
 
 
 async def _interleave(
@@ -98,25 +87,25 @@ async def _interleave(
 ) -> AsyncIterator[tuple[int, Delta]]:
     queue: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
 
-    async def read(number: int, each: PreparedRequest) -> None:
+    async def read(index: int, item: PreparedRequest) -> None:
         try:
-            async for delta in async_engine.deltas(model, each.request, each.stops):
-                queue.put_nowait((number, delta))
-            queue.put_nowait((number, None))
+            async for delta in async_engine.deltas(model, item.request, item.stop_strings):
+                queue.put_nowait((index, delta))
+            queue.put_nowait((index, None))
         except Exception as error:
-            queue.put_nowait((number, error))
+            queue.put_nowait((index, error))
 
     tasks = [asyncio.create_task(read(*pair)) for pair in enumerate(prepared)]
     unfinished = len(tasks)
     try:
         while unfinished:
-            number, delta = await queue.get()
+            index, delta = await queue.get()
             if isinstance(delta, Exception):
                 raise delta
             if delta is None:
                 unfinished -= 1
             else:
-                yield number, delta
+                yield index, delta
     finally:
         for task in tasks:
             task.cancel()
@@ -149,13 +138,13 @@ def _event(chunk: dict[str, Any]) -> bytes:
 
 
 def openai_finish_reason(reason: str | None) -> str | None:
-    """Why a text ended, in the words of OpenAI's API."""
+    """The `finish_reason` of OpenAI's API; None while a continuation is not finished."""
     return "stop" if reason == "stop" else None if reason is None else "length"
 
 
 def usage_of(prepared: Sequence[PreparedRequest], tokens: int) -> dict[str, int]:
-    """The number of tokens that were read and generated."""
-    prompt = sum(each.prompt_tokens for each in prepared)
+    """The `usage` object of OpenAI's API; `tokens` is the number of generated tokens."""
+    prompt = sum(item.prompt_tokens for item in prepared)
     return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
 

@@ -1,4 +1,4 @@
-"""Tasks: what a model is trained for and how it is evaluated."""
+"""Tasks: the batches, losses and metrics with which models are trained and evaluated."""
 
 from regard.tasks.base import Task
 from regard.tasks.caption import Caption

@@ -14,22 +14,24 @@ from regard.tasks.metrics import mean_loss
 
 
 class Task:
-    """What a model is trained for. Subclass it, and add the class to `TASKS`.
+    """A task that models are trained on. Subclass it, and add the class to `TASKS`.
 
-    A subclass says from which kind of data it learns and which models can learn it, and defines
+    A subclass declares its kind of data and the architectures of models that it is for, and defines
     `collate`, `loss` and `count`; the other methods have defaults. The loss is a sum and a count,
     so that splitting a batch into micro-batches changes nothing.
     """
 
     data_kind: ClassVar[str]  # the kind of data: a key of pipelines.PIPELINES
-    architectures: ClassVar[tuple[str, ...]]  # of the models that can learn it
-    input_kinds: ClassVar[tuple[str, ...]] = ("text",)  # what these models read
-    methods: ClassVar[tuple[str, ...]] = ("predict",)  # methods of `Run` that apply, the main first
+    architectures: ClassVar[tuple[str, ...]]  # of models that can be trained on it
+    input_kinds: ClassVar[tuple[str, ...]] = ("text",)  # inputs that these models read
+    methods: ClassVar[tuple[str, ...]] = ("predict",)  # methods of `Run` that apply, main one first
     metric_names: ClassVar[tuple[str, ...]] = ("loss",)  # keys of `metrics` always present
     unit: ClassVar[str] = ""  # of the metrics, for messages, where it is not obvious
-    loss_name: ClassVar[str] = "nats per target"  # what `loss` is, on the axis of a figure
-    # whether a limited evaluation takes the beginning of the data, not a sample of all of it
+    loss_unit: ClassVar[str] = "nats per target"  # the unit of `loss`, as an axis label
+    # whether an evaluation on a part of the targets takes the first ones instead of a sample
     evaluates_beginning: ClassVar[bool] = False
+    # whether it is evaluated on overlapping windows, which advance by `train.evaluate_stride`
+    uses_evaluation_stride: ClassVar[bool] = False
     reads_characters: ClassVar[bool] = False  # whether a batch may have the characters of words
     target_name: ClassVar[str] = "targets"  # the targets of an evaluation, in messages
     best_metric: ClassVar[str] = "loss"  # the metric that picks the best weights by default
@@ -51,8 +53,8 @@ class Task:
         """
         raise NotImplementedError
 
-    def limit_count(self, batch: Any) -> int:
-        """How much a batch counts towards `train.evaluate_targets`: by default, its targets."""
+    def evaluation_count(self, batch: Any) -> int:
+        """The targets of a batch that count towards `train.evaluate_targets`: by default, all."""
         return int(self.count(batch))
 
     @classmethod
@@ -101,7 +103,7 @@ class Task:
         return None
 
     def tokens_read(self, batch: Any, context: int) -> int:
-        """How many tokens or patches of a batch a model learns from."""
+        """How many tokens or patches of a batch a model reads, for the estimate of its size."""
         return int(self.count(batch))
 
 
@@ -121,11 +123,11 @@ def resolve_class_names(setting: list[str], in_data: Sequence[str]) -> list[str]
         return list(in_data)
     if {*in_data} <= {*setting}:
         return setting
-    numbered = [str(number) for number in range(len(in_data))]
-    if len(setting) != len(in_data) or list(in_data) != numbered:
+    numbers = [str(number) for number in range(len(in_data))]
+    if len(setting) != len(in_data) or list(in_data) != numbers:
         raise ConfigError(
             f"task.names has {len(setting)} names, and the data {len(in_data)} classes: "
             f"{', '.join(in_data[:5])}{', …' if len(in_data) > 5 else ''};\n"
-            "names are for classes that are numbered from 0 on, one for each"
+            "task.names must be one name for each class, and the classes numbered from 0"
         )
     return setting

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.data.batch import CaptionBatch
-from regard.errors import ConfigError
 from regard.nn.state import ImageSource
-from regard.tasks.image_classification import normalize_pixels, random_shift
+from regard.tasks.image_classification import (
+    check_pixel_settings,
+    normalize_pixels,
+    random_shift,
+)
 from regard.tasks.seq2seq import Seq2Seq
 
 
@@ -37,13 +40,7 @@ class Caption(Seq2Seq):
 
     def __post_init__(self) -> None:
         Seq2Seq.__post_init__(self)
-        if self.crop < 0:
-            raise ConfigError(f"task.crop={self.crop} must be 0 or more pixels")
-        if len(self.mean) != len(self.std) or any(value <= 0 for value in self.std):
-            raise ConfigError(
-                f"task.mean={self.mean} and task.std={self.std} need one value per channel, "
-                "and those of std must be above 0"
-            )
+        check_pixel_settings(self.crop, self.mean, self.std)
 
     def collate(  # type: ignore[override]
         self,
@@ -63,7 +60,3 @@ class Caption(Seq2Seq):
     ) -> Float[Tensor, "batch channels height width"]:
         """Pixel values centred and scaled per channel."""
         return normalize_pixels(images, self.mean, self.std)
-
-    def tokens_read(self, batch: Any, context: int) -> int:
-        """The tokens of the captions."""
-        return int(self.count(batch))

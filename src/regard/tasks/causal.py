@@ -16,11 +16,11 @@ from regard.errors import ConfigError
 from regard.models.ngram import NGram
 from regard.models.presets import ModelConfig
 from regard.nn.attention import Mask
-from regard.nn.head import IGNORED
+from regard.nn.head import IGNORE_INDEX
 from regard.tasks.base import Task, check_label_smoothing
 from regard.tasks.metrics import bits_per_byte, mean_loss, perplexity
 from regard.tasks.scheduled_sampling import (
-    check_trainable,
+    check_scheduled_sampling,
     mix_predictions,
     sampling_schedule,
 )
@@ -35,6 +35,7 @@ class Causal(Task):
 
     data_kind: ClassVar[str] = "text"
     evaluates_beginning: ClassVar[bool] = True
+    uses_evaluation_stride: ClassVar[bool] = True
     target_name: ClassVar[str] = "tokens"
     architectures: ClassVar[tuple[str, ...]] = ("decoder",)
     methods: ClassVar[tuple[str, ...]] = ("generate", "search", "gradients")
@@ -49,7 +50,7 @@ class Causal(Task):
         sampling_schedule(self.scheduled_sampling, 1)
 
     def check_model(self, model: ModelConfig) -> None:
-        """A bidirectional model would see the token that it has to predict."""
+        """Raise `ConfigError` also for a bidirectional model, which would read the next token."""
         architecture = getattr(model, "architecture", "decoder")
         if architecture == "encoder" and getattr(model, "bidirectional", False):
             raise ConfigError(
@@ -58,7 +59,7 @@ class Causal(Task):
                 "it is for task='text_classification' and task='tag'"
             )
         super().check_model(model)
-        check_trainable(self.scheduled_sampling, model)
+        check_scheduled_sampling(self.scheduled_sampling, model)
 
     def collate(
         self, examples: tuple[np.ndarray, np.ndarray], generator: torch.Generator
@@ -75,12 +76,14 @@ class Causal(Task):
             ids = mix_predictions(model, ids, batch.use_prediction)
         if isinstance(model, NGram):  # fitted without gradients, so this is an evaluation
             unscored = ids.shape[1] - batch.targets.shape[1]
-            return -model.scores(ids, F.pad(batch.targets, (unscored, 0), value=IGNORED)).sum()
+            return -model.target_log_probs(
+                ids, F.pad(batch.targets, (unscored, 0), value=IGNORE_INDEX)
+            ).sum()
         hidden = model(ids, **self._prefix(model, batch))[:, -batch.targets.shape[1] :]
         return model.head.loss(hidden, batch.targets, label_smoothing=label_smoothing)  # type: ignore[operator, union-attr]
 
     def _prefix(self, model: nn.Module, batch: TextBatch) -> dict[str, Mask]:
-        """The mask of a prefix LM; in an evaluation the prefix is all that is not predicted."""
+        """The mask of a prefix LM; in an evaluation, its prefix is the part that is not scored."""
         if not getattr(getattr(model, "config", None), "prefix", False):
             return {}
         prefixes = batch.prefixes
@@ -101,12 +104,12 @@ class Causal(Task):
         rows, time = batch.ids.shape
         prefixes = torch.randint(1, time + 1, (rows,), generator=generator)
         inside = torch.arange(time) < prefixes.unsqueeze(1) - 1
-        targets = batch.targets.masked_fill(inside, IGNORED)
+        targets = batch.targets.masked_fill(inside, IGNORE_INDEX)
         return replace(batch, targets=targets, prefixes=prefixes)
 
     def count(self, batch: TextBatch) -> Int[Tensor, ""]:
         """How many tokens are predicted."""
-        return (batch.targets != IGNORED).sum()
+        return (batch.targets != IGNORE_INDEX).sum()
 
     def metrics(self, model: nn.Module, batches: Iterable[TextBatch]) -> dict[str, float]:
         """Loss in nats per token, perplexity, and bits per byte where the bytes are known."""

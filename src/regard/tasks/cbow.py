@@ -1,4 +1,4 @@
-"""Learning word vectors: predict each word from those around it."""
+"""Continuous bag of words (CBOW, word2vec): predict each word from the words around it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.data.batch import TextBatch
-from regard.nn.head import IGNORED
+from regard.nn.head import IGNORE_INDEX
 from regard.tasks.base import Task, check_label_smoothing
 from regard.tasks.masked import prediction_metrics
 
@@ -37,18 +37,18 @@ class CBOWTask(Task):
         self, examples: tuple[np.ndarray, np.ndarray], generator: torch.Generator
     ) -> TextBatch:
         """Blocks of ids, each of which is its own target."""
-        ids, following = map(torch.from_numpy, examples)
-        return TextBatch(ids, ids.masked_fill(following == IGNORED, IGNORED))
+        ids, next_ids = map(torch.from_numpy, examples)
+        return TextBatch(ids, ids.masked_fill(next_ids == IGNORE_INDEX, IGNORE_INDEX))
 
     def loss(self, model: nn.Module, batch: TextBatch) -> Float[Tensor, ""]:
-        """Summed over the words."""
+        """The loss of the head, summed over the words."""
         label_smoothing = self.label_smoothing if model.training else 0.0
         hidden = _hidden(model, batch)
         return model.head.loss(hidden, batch.targets, label_smoothing=label_smoothing)  # type: ignore[operator, union-attr]
 
     def count(self, batch: TextBatch) -> Int[Tensor, ""]:
         """How many words are predicted."""
-        return (batch.targets != IGNORED).sum()
+        return (batch.targets != IGNORE_INDEX).sum()
 
     def metrics(self, model: nn.Module, batches: Iterable[TextBatch]) -> dict[str, float]:
         """Nats per word and accuracy, and the same for unigram frequencies."""
@@ -58,9 +58,9 @@ class CBOWTask(Task):
 
 
 def _hidden(model: Any, batch: TextBatch) -> Float[Tensor, "batch time dim"]:
-    x: Tensor = model(batch.ids, lengths=(batch.targets != IGNORED).sum(1))
+    x: Tensor = model(batch.ids, lengths=(batch.targets != IGNORE_INDEX).sum(1))
     return x
 
 
 def _select_scored(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    return x[targets != IGNORED], targets[targets != IGNORED]
+    return x[targets != IGNORE_INDEX], targets[targets != IGNORE_INDEX]

@@ -1,4 +1,4 @@
-"""Sentence embeddings: a text is near the text that it is paired with, far from all others."""
+"""Contrastive training of sentence embeddings: paired texts near each other, others far apart."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from regard.data.batch import ContrastiveBatch
 from regard.errors import ConfigError, DataError
 from regard.nn.state import Source
 from regard.tasks.base import Task
+from regard.tasks.metrics import evaluation_mode
 from regard.tasks.text_classification import Ids, pad
 
 
@@ -22,9 +23,10 @@ class Contrastive(Task):
 
         loss = - sum_i log ( exp(cos(a_i, b_i) / t) / sum_j exp(cos(a_i, b_j) / t) )
 
-    t is the temperature. With pairs of texts as in Sentence-BERT's ranking loss (Henderson et al.
-    2017, Reimers & Gurevych 2019); with the same text twice, which differ by dropout, as in SimCSE
-    (Gao et al. 2021). With gradient accumulation the negatives are those of the micro-batch.
+    t is the temperature. With pairs of texts this is the multiple negatives ranking loss (Henderson
+    et al. 2017; Reimers & Gurevych 2019 in sentence-transformers). With the same text twice,
+    embedded with different dropout, it is SimCSE (Gao et al. 2021). With gradient accumulation the
+    negatives are those of the micro-batch.
     """
 
     data_kind: ClassVar[str] = "sentences"
@@ -66,22 +68,19 @@ class Contrastive(Task):
         return F.cross_entropy(a @ b.T / self.temperature, targets, reduction="sum")
 
     def count(self, batch: ContrastiveBatch) -> Int[Tensor, ""]:
-        """How many pairs there are."""
+        """The number of pairs."""
         return batch.first.lengths.new_tensor(len(batch.first.lengths))
 
-    @torch.no_grad()
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         """The loss per pair, and how often the nearest of all second texts is the correct one.
 
-        Of several equal texts any is correct.
+        If several second texts are equal, any of them is correct.
         """
-        training = model.training
-        model.eval()
         total, vectors = 0.0, []
-        for batch in batches:
-            total += float(self.loss(model, batch))
-            vectors.append((self.embed(model, batch.first), self.embed(model, batch.second)))
-        model.train(training)
+        with evaluation_mode(model):
+            for batch in batches:
+                total += float(self.loss(model, batch))
+                vectors.append((self.embed(model, batch.first), self.embed(model, batch.second)))
         if not vectors:
             raise DataError("nothing to evaluate: the validation data has no pairs")
         a, b = (torch.cat(side) for side in zip(*vectors, strict=True))

@@ -14,6 +14,7 @@ from regard.data.batch import WindowBatch
 from regard.errors import ConfigError, DataError, unknown
 from regard.models.presets import ModelConfig
 from regard.tasks.base import Task
+from regard.tasks.metrics import evaluation_mode
 
 EPS = 1e-5  # added to the variance of a window
 Window = Float[Tensor, "batch time input_dim"]
@@ -27,23 +28,23 @@ class Forecast(Task):
         recursive   x̂_t+h = f(x̂_t+h-1, …, x̂_t+1, x_t, …),     h = 1 … H
 
     L is `context`, H is `horizon`. `mse` and `mae` are the mean squared and absolute errors of all
-    H steps and columns, `mse_h` that of step h: it shows how errors grow. They are in units of the
-    standard deviation of the training data, column by column: an `mse` of 1 is that of always
-    predicting the mean. `loss` is what the model is trained on: the `mse` of a direct model, the
+    H steps and columns, `mse_h` is the mean squared error of step h, which shows how errors grow.
+    Columns are scaled to standard deviation 1 in the training data: always predicting their mean
+    has an `mse` of 1. `loss` is the training objective: the `mse` of a direct model, the
     squared error one step ahead of a recursive (autoregressive) model.
 
-    A network reads windows normalized by themselves (`normalize`), relative to their last value or
-    by their mean and standard deviation (RevIN, Kim et al. 2022), and its output is transformed
-    back. With `patch`, a position is that many consecutive rows, and with `channel_independent`
+    A network reads each window normalized (`normalize`): relative to its last value, or by its mean
+    and standard deviation (RevIN, Kim et al. 2022). The output of the network is transformed back.
+    With `patch`, a position is that many consecutive rows, and with `channel_independent`
     each column is a sequence of its own that the same weights read (PatchTST, Nie et al. 2023).
     """
 
     data_kind: ClassVar[str] = "series"
     target_name: ClassVar[str] = "values"
-    loss_name: ClassVar[str] = "squared error of scaled columns"
+    loss_unit: ClassVar[str] = "squared error of scaled columns"
     unit: ClassVar[str] = "of columns scaled to standard deviation 1"
     architectures: ClassVar[tuple[str, ...]] = ("linear", "decoder", "encoder")
-    # models without gradients; networks for text, which read vectors if `input_dim` is set
+    # series: models with `fit`; text: networks, which read vectors instead if `input_dim` is set
     input_kinds: ClassVar[tuple[str, ...]] = ("series", "text")
     methods: ClassVar[tuple[str, ...]] = ("predict", "forecast")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "mse", "mae")
@@ -55,11 +56,11 @@ class Forecast(Task):
     # rows that are read; None: 336 for a linear layer, 96 for a network, less for a short series
     context: int | None = None
     horizon: int = 96  # rows that are forecast
-    # whether a network forecasts all rows at once (direct), or one that it reads as the next input
-    # (recursive); None: direct
+    # whether a network forecasts all rows at once (direct), or row by row, reading each forecast as
+    # its next input (recursive); None: direct
     direct: bool | None = None
-    # how a network sees a window: as it is, relative to its last value, or by its own mean and
-    # standard deviation (RevIN); None: last if direct, else off
+    # how a window is normalized for a network: not at all, relative to its last value, or by its
+    # mean and standard deviation (RevIN); None: last if direct, else off
     normalize: Literal["off", "last", "window"] | None = None
     # whether each column is a sequence of its own, read by the same weights (PatchTST)
     channel_independent: bool = False
@@ -116,7 +117,7 @@ class Forecast(Task):
 
     @property
     def normalization(self) -> str:
-        """How a network sees a window."""
+        """How windows are normalized for a network."""
         return self.normalize or ("last" if self.is_direct else "off")
 
     @property
@@ -132,10 +133,13 @@ class Forecast(Task):
 
     def forecast_method(self, model: nn.Module, steps: int) -> str:
         """How a forecast of this many steps is computed, for a legend: direct or recursive."""
-        at_once = (
-            getattr(model, "horizon", 1) if is_fitted_without_gradients(model) else self.horizon
-        )
-        return "direct" if self.is_direct and steps <= at_once else "recursive"
+        rows_per_pass = getattr(model, "horizon", 1) if has_fit(model) else self.horizon
+        return "direct" if self.is_direct and steps <= rows_per_pass else "recursive"
+
+    def can_forecast_recursively(self, model: nn.Module, steps: int) -> bool:
+        """Whether steps that a model forecasts directly can also be forecast recursively."""
+        covariates = len(self.read_columns) > len(self.columns)  # are not forecast
+        return steps > 1 and self.forecast_method(model, steps) == "direct" and not covariates
 
     def column_index(self, column: str | None) -> int:
         """The index of a column among those that are forecast, by default the first."""
@@ -157,7 +161,7 @@ class Forecast(Task):
         }
 
     def check_model(self, model: ModelConfig) -> None:
-        """A model of vectors or of series; those with `fit` have no settings of networks."""
+        """Raise `ConfigError` also if the model reads no numbers or a setting does not apply."""
         super().check_model(model)
         without_gradients = getattr(model, "input_kind", None) == "series"
         if not without_gradients and not hasattr(model, "input_dim"):
@@ -195,7 +199,7 @@ class Forecast(Task):
 
     def unstandardize(self, values: Tensor) -> NDArray[np.float64]:
         """Undo `standardize`, for the columns that are forecast."""
-        mean, std = (part[: len(self.columns)] for part in self.scale)
+        mean, std = (values[: len(self.columns)] for values in self.scale)
         unstandardized: NDArray[np.float64] = values.double().cpu().numpy() * std + mean
         return unstandardized
 
@@ -219,10 +223,10 @@ class Forecast(Task):
         if self.is_direct:
             return torch.tensor(batch.targets.numel())
         rows, time, _ = batch.series.shape
-        every = self.normalization == "off" and self.patch == 1
-        return torch.tensor(rows * batch.targets.shape[2] * (time if every else 1))
+        every_position = self.normalization == "off" and self.patch == 1
+        return torch.tensor(rows * batch.targets.shape[2] * (time if every_position else 1))
 
-    def limit_count(self, batch: WindowBatch) -> int:
+    def evaluation_count(self, batch: WindowBatch) -> int:
         """All values that are forecast."""
         return batch.targets.numel()
 
@@ -232,41 +236,41 @@ class Forecast(Task):
             not self.is_direct
             and self.normalization == "off"
             and self.patch == 1
-            and not is_fitted_without_gradients(model)
+            and not has_fit(model)
         )
 
-    @torch.no_grad()
     def metrics(self, model: nn.Module, batches: Iterable[WindowBatch]) -> dict[str, float]:
         """Errors over the horizon and by step."""
-        training = model.training
-        model.eval()
         squares = torch.zeros(self.horizon, dtype=torch.float64)
         absolute, count, losses, scored = 0.0, 0, 0.0, 0
-        one_step = not self.is_direct and not is_fitted_without_gradients(model)
-        for batch in batches:
-            error = (self.rollout(model, batch.series, self.horizon) - batch.targets).double()
-            squares += error.square().sum((0, 2)).cpu()
-            absolute += float(error.abs().sum())
-            count += error.numel()
-            if one_step:
-                losses += float(self.loss(model, batch))
-                scored += int(self.count(batch))
-        model.train(training)
+        one_step = not self.is_direct and not has_fit(model)
+        with evaluation_mode(model):
+            for batch in batches:
+                error = (self.rollout(model, batch.series, self.horizon) - batch.targets).double()
+                squares += error.square().sum((0, 2)).cpu()
+                absolute += float(error.abs().sum())
+                count += error.numel()
+                if one_step:
+                    losses += float(self.loss(model, batch))
+                    scored += int(self.count(batch))
         if not count:
             raise DataError(f"nothing to evaluate: no {self.horizon} values are left to forecast")
         mse = float(squares.sum() / count)
-        by_step = squares * self.horizon / count
-        powers = [1 << power for power in range(self.horizon.bit_length())]
         return {
             "loss": losses / scored if one_step else mse,
             "mse": mse,
             "mae": absolute / count,
-            **{f"mse_{h}": float(by_step[h - 1]) for h in sorted({*powers, self.horizon})},
+            **self.errors_by_step(squares * self.horizon / count),
         }
 
+    def errors_by_step(self, errors: Float[Tensor, " horizon"]) -> dict[str, float]:
+        """`mse_h` of the steps 1, 2, 4, … and of the last one."""
+        powers = [1 << power for power in range(self.horizon.bit_length())]
+        return {f"mse_{h}": float(errors[h - 1]) for h in sorted({*powers, self.horizon})}
+
     def forecast_once(self, model: nn.Module, series: Window) -> Float[Tensor, "batch steps out"]:
-        """The rows after a window, as many as the model gives at once."""
-        if is_fitted_without_gradients(model):
+        """The rows after a window that one forward pass of the model forecasts."""
+        if has_fit(model):
             batch = len(series)
             rows = series.mT.flatten(0, 1)  # each column alone
             steps: int = getattr(model, "horizon", 1)
@@ -287,15 +291,16 @@ class Forecast(Task):
         return y * scale[..., :columns] + shift[..., :columns]
 
     def rollout(
-        self, model: nn.Module, series: Window, steps: int
+        self, model: nn.Module, series: Window, steps: int, *, rows_per_pass: int | None = None
     ) -> Float[Tensor, "batch steps out"]:
         """The next `steps` rows, recursively: each forecast is read as input of the next one.
 
-        The model always reads the last `context` rows.
+        The model always reads the last `context` rows. `rows_per_pass` of the rows that a forward
+        pass forecasts are used, by default all.
         """
         context, forecasts, done = series.shape[1], [], 0
         while done < steps:
-            forecasts.append(self.forecast_once(model, series))
+            forecasts.append(self.forecast_once(model, series)[:, :rows_per_pass])
             done += forecasts[-1].shape[1]
             if done < steps and len(self.read_columns) > len(self.columns):
                 raise ConfigError(
@@ -307,13 +312,13 @@ class Forecast(Task):
         return torch.cat(forecasts, 1)[:, :steps]
 
 
-def is_fitted_without_gradients(model: nn.Module) -> bool:
-    """Whether a model has a `fit` instead of gradients."""
+def has_fit(model: nn.Module) -> bool:
+    """Whether a model is fitted by its method `fit`, without gradients."""
     return hasattr(model, "fit")
 
 
 def _window_statistics(series: Window, normalize: str) -> tuple[Tensor, Tensor]:
-    """What is subtracted from a window, and what it is divided by."""
+    """The shift that is subtracted from each window, and the scale that it is divided by."""
     if normalize == "last":
         return series[:, -1:].detach(), torch.ones_like(series[:, :1])
     if normalize == "window":

@@ -1,4 +1,4 @@
-"""Handwriting: the next point of a drawing."""
+"""Handwriting: predict the next point of a drawing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.data.batch import StrokeBatch
 from regard.errors import ConfigError, unknown
 from regard.models.presets import ModelConfig
-from regard.nn.mixture import END, PEN_STATES
+from regard.nn.mixture_density import END, PEN_STATES
 from regard.nn.state import Source
 from regard.tasks.base import Task
 
@@ -28,21 +28,21 @@ class Handwriting(Task):
 
         P(drawing) = prod_t P(dx_t, dy_t, pen_t | points before t)
 
-    Offsets are divided by their standard deviation in the training data. A point is the input
-    (dx, dy) with the pen as one of three classes, and the class of the drawing where drawings
-    have one; the first input is 0. A model with a soft window also reads the text of the drawing.
-    `loss` is the negative log-likelihood of a point in nats, a density of the scaled offsets: it
-    may be negative.
+    Offsets are divided by their standard deviation in the training data. At each step the model
+    reads the point before: dx, dy, the pen state as one of three classes and, where drawings have
+    classes, that of the drawing; at the first step, the point is 0. A model with a soft window also
+    reads the text of the drawing. `loss` is the negative log-likelihood of a point in nats, by the
+    density of the scaled offsets: it may be negative.
     """
 
     data_kind: ClassVar[str] = "strokes"
     target_name: ClassVar[str] = "points"
-    loss_name: ClassVar[str] = "nats per point"
+    loss_unit: ClassVar[str] = "nats per point"
     unit: ClassVar[str] = "nats per point"
     architectures: ClassVar[tuple[str, ...]] = ("decoder",)
     methods: ClassVar[tuple[str, ...]] = ("draw",)
     conditional: bool = True  # condition on the class, where the drawings have classes
-    components: int = 20  # normal distributions of the mixture
+    components: int = 20  # number of normal distributions in the mixture
     std: float | None = None  # standard deviation of offsets; None: that of the training data
     # maximum number of points of a drawing; None: the longest of the training data
     points: int | None = None
@@ -67,7 +67,7 @@ class Handwriting(Task):
         }
 
     def check_model(self, model: ModelConfig) -> None:
-        """A causal model of vectors."""
+        """Raise `ConfigError` unless the model is causal and reads vectors."""
         super().check_model(model)
         if not hasattr(model, "input_dim"):
             raise ConfigError(
@@ -80,7 +80,7 @@ class Handwriting(Task):
         examples: tuple[Sequence[Points], Sequence[int] | None, Sequence[str] | None],
         generator: torch.Generator,
     ) -> StrokeBatch:
-        """Right-padded drawings, scaled, with the pen of the last point at END."""
+        """Right-padded and scaled drawings; the pen state of their last point is END."""
         drawings, labels, texts = examples
         assert self.std is not None
         lengths = torch.tensor(
@@ -99,7 +99,7 @@ class Handwriting(Task):
         return StrokeBatch(self.condition(inputs, classes), targets, lengths, text)
 
     def encode_texts(self, texts: Sequence[str]) -> Source:
-        """The characters of texts as ids, with the end of the text as one more, right-padded."""
+        """The ids of the characters of texts, each followed by the id of the end, right-padded."""
         if unknown_characters := {*"".join(texts)} - {*self.alphabet}:
             raise ConfigError(
                 f"{''.join(sorted(unknown_characters))[:20]!r} is not in the alphabet of the "
@@ -111,7 +111,7 @@ class Handwriting(Task):
         return Source(ids, torch.tensor([len(row) for row in rows]))
 
     def encode(self, points: Float[Tensor, "batch time 3"]) -> Float[Tensor, "batch time 5"]:
-        """The input of a point: scaled dx and dy, and the pen one-hot."""
+        """The input of a point: scaled dx and dy, and the pen state as a one-hot vector."""
         pen = F.one_hot(points[..., 2].long(), PEN_STATES)
         return torch.cat([points[..., :2], pen.to(points)], -1)
 
@@ -137,18 +137,18 @@ class Handwriting(Task):
         """The number of points."""
         return batch.lengths.sum()
 
-    def tokens_read(self, batch: Any, context: int) -> int:
-        """The points."""
-        return int(self.count(batch))
-
-    def class_of(self, name: str | None) -> int | None:
+    def class_index(self, name: str | None) -> int | None:
         """The index of a class; None for a model without classes."""
         if not self.names:
             if name:
                 raise ConfigError(f"this model is not conditioned on classes; leave out {name!r}")
             return None
+        if name is None:
+            raise ConfigError(
+                f"this model is conditioned on a class; give one of {', '.join(self.names)}"
+            )
         if name not in self.names:
-            raise ConfigError(unknown("class", str(name), self.names))
+            raise ConfigError(unknown("class", name, self.names))
         return self.names.index(name)
 
     @torch.no_grad()
@@ -164,7 +164,7 @@ class Handwriting(Task):
         steps: int | None = None,
         ignore_end: bool = False,
     ) -> list[Points]:
-        """Drawings of a model, in the unit of the data; each ends by itself or after `steps`.
+        """Sample drawings, in the unit of the data; each ends with END or after `steps` points.
 
         `ignore_end` continues after END, for tests.
         """
@@ -182,20 +182,20 @@ class Handwriting(Task):
         model.eval()
         classes = None if label is None else torch.full((count,), label, device=device)
         if self.alphabet and not text:
-            raise ConfigError("this model draws a text; give one")
+            raise ConfigError("this model is conditioned on a text; give the text to write")
         source = self.encode_texts([text] * count).to(device) if text else None
         state = model.start(count, steps, source)
         inputs = torch.zeros(count, 1, 2 + PEN_STATES, device=device)
-        drawn, ended = [], torch.zeros(count, dtype=torch.bool, device=device)
+        sampled_points, ended = [], torch.zeros(count, dtype=torch.bool, device=device)
         for _ in range(steps):
             parameters, state = model.step(self.condition(inputs, classes), state)
             point = model.head.sample(parameters[:, 0], bias, generator)
-            drawn.append(point)
+            sampled_points.append(point)
             inputs = self.encode(point.unsqueeze(1))
             ended |= point[:, 2] == END
             if ended.all() and not ignore_end:
                 break
-        points = torch.stack(drawn, 1)
+        points = torch.stack(sampled_points, 1)
         ends = (points[..., 2] == END).cpu()
         points[..., :2] *= self.std
         points[..., 2].clamp_(max=1)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from regard.data.batch import ImageBatch
 from regard.errors import ConfigError, DataError
 from regard.models.presets import ModelConfig
-from regard.nn.loss import IGNORED, cross_entropy
+from regard.nn.loss import IGNORE_INDEX, cross_entropy
 from regard.tasks.base import Task, check_label_smoothing, resolve_class_names
+from regard.tasks.metrics import evaluation_mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +47,7 @@ class ImageClassification(Task):
 
     def __post_init__(self) -> None:
         check_label_smoothing(self.label_smoothing)
-        if self.crop < 0:
-            raise ConfigError(f"task.crop={self.crop} must be 0 or more pixels")
-        if len(self.mean) != len(self.std) or any(value <= 0 for value in self.std):
-            raise ConfigError(
-                f"task.mean={self.mean} and task.std={self.std} need one value per channel, "
-                "and those of std must be above 0"
-            )
+        check_pixel_settings(self.crop, self.mean, self.std)
 
     def collate(
         self,
@@ -82,20 +77,17 @@ class ImageClassification(Task):
 
     def count(self, batch: ImageBatch) -> Int[Tensor, ""]:
         """The number of images."""
-        return (batch.targets != IGNORED).sum()
+        return (batch.targets != IGNORE_INDEX).sum()
 
     def metrics(self, model: nn.Module, batches: Iterable[ImageBatch]) -> dict[str, float]:
         """Loss in nats per image, and accuracy."""
-        training = model.training
-        model.eval()
         sums = torch.zeros(3, dtype=torch.float64)  # losses, correct predictions, images
-        with torch.no_grad():
+        with evaluation_mode(model):
             for batch in batches:
                 logits = model.head(model(batch.images))  # type: ignore[operator]
                 loss = cross_entropy(logits, batch.targets)
                 correct = (logits.argmax(-1) == batch.targets).sum()
                 sums += torch.stack((loss, correct, self.count(batch))).cpu()
-        model.train(training)
         loss, correct, count = sums.tolist()
         if not count:
             raise DataError("nothing to evaluate: the validation data has no image")
@@ -112,6 +104,17 @@ class ImageClassification(Task):
     def tokens_read(self, batch: ImageBatch, context: int) -> int:
         """All patches of all images."""
         return len(batch.targets) * context
+
+
+def check_pixel_settings(crop: int, mean: list[float], std: list[float]) -> None:
+    """Raise `ConfigError` for settings with which pixels cannot be shifted or normalized."""
+    if crop < 0:
+        raise ConfigError(f"task.crop={crop} must be 0 or more pixels")
+    if len(mean) != len(std) or any(value <= 0 for value in std):
+        raise ConfigError(
+            f"task.mean={mean} and task.std={std} need one value per channel, "
+            "and those of std must be above 0"
+        )
 
 
 def normalize_pixels(

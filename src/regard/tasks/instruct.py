@@ -15,7 +15,7 @@ from regard.errors import ConfigError
 from regard.models.presets import ModelConfig
 from regard.models.transformer import TransformerConfig
 from regard.nn.attention import Mask
-from regard.nn.loss import IGNORED
+from regard.nn.loss import IGNORE_INDEX
 from regard.tasks.base import Task, check_label_smoothing
 from regard.tasks.metrics import mean_loss, perplexity
 
@@ -45,7 +45,7 @@ class Instruct(Task):
         check_label_smoothing(self.label_smoothing)
 
     def check_model(self, model: ModelConfig) -> None:
-        """Documents of a row are kept apart by attention masks."""
+        """Raise `ConfigError` unless the model is a Transformer, whose masks separate dialogues."""
         super().check_model(model)
         if not isinstance(model, TransformerConfig):
             raise ConfigError(
@@ -59,18 +59,18 @@ class Instruct(Task):
         """Rows of packed dialogues, padded to a width; document 0 is padding."""
         rows, width = examples
         ids = torch.zeros(len(rows), width, dtype=torch.long)
-        targets = torch.full_like(ids, IGNORED)
+        targets = torch.full_like(ids, IGNORE_INDEX)
         documents, positions = torch.zeros_like(ids), torch.zeros_like(ids)
         prefixes = torch.zeros(len(rows), dtype=torch.long)
         for row, dialogues in enumerate(rows):
             first = 0
-            for number, (tokens, scored) in enumerate(dialogues, 1):
+            for document, (tokens, scored) in enumerate(dialogues, 1):
                 length = len(tokens) - 1
                 columns = slice(first, first + length)
                 ids[row, columns] = torch.from_numpy(tokens[:-1])
-                next_ids = np.where(scored[1:], tokens[1:], IGNORED)
+                next_ids = np.where(scored[1:], tokens[1:], IGNORE_INDEX)
                 targets[row, columns] = torch.from_numpy(next_ids)
-                documents[row, columns] = number
+                documents[row, columns] = document
                 positions[row, columns] = torch.arange(length)
                 first += length
             prefixes[row] = int(np.argmax(dialogues[0][1]))  # tokens before the first response
@@ -88,7 +88,7 @@ class Instruct(Task):
 
     def count(self, batch: DialogueBatch) -> Int[Tensor, ""]:
         """How many tokens of responses are predicted."""
-        return (batch.targets != IGNORED).sum()
+        return (batch.targets != IGNORE_INDEX).sum()
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         """Loss in nats per token of the responses, and perplexity."""

@@ -16,14 +16,14 @@ from regard.data.batch import MaskedBatch
 from regard.errors import ConfigError, DataError
 from regard.models.presets import ModelConfig
 from regard.nn.attention import Mask
-from regard.nn.head import IGNORED
+from regard.nn.head import IGNORE_INDEX
 from regard.nn.loss import CHUNK_ELEMENTS, cross_entropy
 from regard.tasks.base import Task, check_label_smoothing
-from regard.tasks.metrics import perplexity
+from regard.tasks.metrics import evaluation_mode, perplexity
 from regard.tasks.vocab_info import MASK, VocabInfo, encode_with_masks
 from regard.text import Tokenizer
 
-MASKED, REPLACED = 0.8, 0.1  # of the chosen tokens; the rest stays unchanged
+MASK_PROBABILITY, RANDOM_PROBABILITY = 0.8, 0.1  # that a chosen token becomes <mask>, or random
 SAMPLE_TOKENS = 48
 
 
@@ -46,7 +46,7 @@ class Masked(Task):
     With `next_sentence` a row is <cls> A <sep> B <sep>. In half of the rows B follows A, in the
     others B is from another row, and the model predicts which. In training this loss weighs
     about as much as that of the tokens; it is not part of the validation loss. Unlike in the
-    paper, a row may cross the border between two documents.
+    paper, a row may cross the boundary between two documents.
     """
 
     data_kind: ClassVar[str] = "text"
@@ -65,11 +65,11 @@ class Masked(Task):
         check_label_smoothing(self.label_smoothing)
         if not 0 < self.mask_fraction < 1:
             raise ConfigError(
-                f"task.mask_fraction={self.mask_fraction} must lie between 0 and 1, as 0.15 does"
+                f"task.mask_fraction={self.mask_fraction} must lie between 0 and 1, such as 0.15"
             )
 
     def check_model(self, model: ModelConfig) -> None:
-        """The model needs a head for masked tokens, segments for pairs, and space for text."""
+        """Raise `ConfigError` also without a masked head, two segments, or positions for text."""
         super().check_model(model)
         head = cast(Any, model).head
         kind, options = kind_of(head)
@@ -83,20 +83,20 @@ class Masked(Task):
                 f"task.next_sentence needs model.segments=2, not {segments}: "
                 "the two sentences are two segments"
             )
-        if model.context <= self.special_tokens:
+        if model.context <= self.special_token_count:
             raise ConfigError(
                 f"model.context={model.context} has no position for text between special tokens; "
-                f"set {self.special_tokens + 1} or more"
+                f"set {self.special_token_count + 1} or more"
             )
 
     @cached_property
     def vocab(self) -> VocabInfo:
         """The vocabulary as arrays over its ids."""
         assert self.tokenizer is not None
-        return VocabInfo.of(self.tokenizer)
+        return VocabInfo.from_tokenizer(self.tokenizer)
 
     @property
-    def special_tokens(self) -> int:
+    def special_token_count(self) -> int:
         """How many positions of a row special tokens take."""
         return 3 if self.next_sentence else 2
 
@@ -109,19 +109,22 @@ class Masked(Task):
     def collate(
         self, examples: tuple[np.ndarray, np.ndarray], generator: torch.Generator
     ) -> MaskedBatch:
-        """Blocks of text between special tokens, some tokens masked; `following` marks padding."""
-        text, following = examples
-        lengths = (following != IGNORED).sum(1)
-        rows, time = len(text), text.shape[1] + self.special_tokens
-        # Row by row, so that a row gets the same random numbers in every division into batches.
+        """Blocks of text between special tokens, some tokens masked.
+
+        `examples` are ids and, for each, the next id, which is -1 at padding.
+        """
+        text, next_ids = examples
+        lengths = (next_ids != IGNORE_INDEX).sum(1)
+        rows, time = len(text), text.shape[1] + self.special_token_count
+        # Row by row, so that the random numbers of a row do not depend on the batch size.
         random = torch.rand(rows, time, 3, generator=generator, dtype=torch.float64).numpy()
         parts = [[row[:length]] for row, length in zip(text, lengths, strict=True)]
         next_sentence = None
         if self.next_sentence:
             parts, next_sentence = self._sentence_pairs(text, lengths, generator)
         ids, segments = self._add_special_tokens(parts, time)
-        documents, positions = self._documents(ids, lengths + self.special_tokens)
-        positions_to_mask = self._choose(ids, documents > 0, random[..., 0])
+        documents, positions = self._documents(ids, lengths + self.special_token_count)
+        positions_to_mask = self._choose_positions(ids, documents > 0, random[..., 0])
         targets = self._mask(ids, positions_to_mask, random[..., 1:])
         return MaskedBatch(
             ids=torch.from_numpy(ids),
@@ -144,18 +147,18 @@ class Masked(Task):
             _at_masked(x, batch), batch.targets, label_smoothing=label_smoothing
         )
         if batch.next_sentence_targets is not None:
-            # One per row: weight it like all the targets of the row.
+            # One prediction per row, weighted as much as all masked tokens of the row.
             pairs = cross_entropy(head.next_sentence(x), batch.next_sentence_targets)
             loss = loss + batch.targets.shape[1] * pairs
         return loss
 
     def count(self, batch: MaskedBatch) -> Int[Tensor, ""]:
         """How many tokens are predicted."""
-        return (batch.targets != IGNORED).sum()
+        return (batch.targets != IGNORE_INDEX).sum()
 
-    def limit_count(self, batch: MaskedBatch) -> int:
+    def evaluation_count(self, batch: MaskedBatch) -> int:
         """All tokens of the text, masked or not."""
-        return int((batch.documents > 0).sum()) - len(batch.ids) * self.special_tokens
+        return int((batch.documents > 0).sum()) - len(batch.ids) * self.special_token_count
 
     def metrics(self, model: nn.Module, batches: Iterable[MaskedBatch]) -> dict[str, float]:
         """Nats per masked token and accuracy, and the same for unigram frequencies.
@@ -168,7 +171,7 @@ class Masked(Task):
         def hidden_and_targets() -> Iterator[tuple[Tensor, Tensor]]:
             for batch in batches:
                 x = _hidden(model, batch)
-                scored = batch.targets != IGNORED
+                scored = batch.targets != IGNORE_INDEX
                 if batch.next_sentence_targets is not None:
                     head: Any = model.head
                     correct = head.next_sentence(x).argmax(-1) == batch.next_sentence_targets
@@ -192,7 +195,7 @@ class Masked(Task):
         for position, prediction, target in zip(
             batch.masked_positions[0], predictions, batch.targets[0], strict=True
         ):
-            if target != IGNORED:
+            if target != IGNORE_INDEX:
                 filled[position], original[position] = int(prediction), int(target)
         return "\n".join(
             prefix + " ".join(self.vocab.text(self.tokenizer, ids[:SAMPLE_TOKENS]).split())
@@ -229,16 +232,16 @@ class Masked(Task):
         ids, segments = (np.zeros((len(parts), time), np.int64) for _ in range(2))
         for row, segment, texts in zip(ids, segments, parts, strict=True):
             row[0], end = self.vocab.cls_id, 1
-            for number, text in enumerate(texts):
+            for index, text in enumerate(texts):
                 begin, end = end, end + len(text) + 1
                 row[begin:end] = [*text, self.vocab.sep_id]
-                segment[begin:end] = number
+                segment[begin:end] = index
         return ids, segments
 
     def _documents(
         self, ids: Int[np.ndarray, "batch time"], lengths: Int[np.ndarray, " batch"]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The document of each token, from 1, with 0 for padding, and its position in it."""
+        """The index of each token's document, from 1 (0: padding), and its position therein."""
         index = np.arange(ids.shape[1])
         valid = index < lengths[:, None]
         begins = (ids == self.vocab.cls_id) & valid
@@ -253,18 +256,18 @@ class Masked(Task):
     ) -> tuple[list[list[NDArray[Any]]], NDArray[np.int64]]:
         """A and B of every row, split at the end of a sentence, and 1 where B does not follow A.
 
-        A B from another row also begins at a sentence and is as long as the B it replaces.
+        A sentence B from another row also begins at a sentence start, and has the same length.
         """
         rows, width = text.shape
         random = torch.rand(rows, 3, generator=generator, dtype=torch.float64).tolist()
         parts, next_sentence = [], np.zeros(rows, np.int64)
-        for row, (cut_number, row_number, swap_number) in enumerate(random):  # each in [0, 1)
+        for row, (cut_draw, row_draw, swap_draw) in enumerate(random):  # uniform in [0, 1)
             length = int(lengths[row])
-            max_cut = int(length * (0.5 + 0.25 * cut_number))
+            max_cut = int(length * (0.5 + 0.25 * cut_draw))
             cut = self.vocab.sentence_end(text[row], length // 4, max_cut)
             other, begin = row, cut
-            if rows > 1 and swap_number < 0.5:
-                other = (row + 1 + int(row_number * (rows - 1))) % rows
+            if rows > 1 and swap_draw < 0.5:
+                other = (row + 1 + int(row_draw * (rows - 1))) % rows
                 if min(length, int(lengths[other])) < width:  # the end of the text has padding
                     other = row
             if other != row:
@@ -272,13 +275,13 @@ class Masked(Task):
             parts.append([text[row, :cut], text[other, begin : begin + length - cut]])
         return parts, next_sentence
 
-    def _choose(
+    def _choose_positions(
         self,
         ids: Int[np.ndarray, "batch time"],
         valid: Bool[np.ndarray, "batch time"],
         random: Float[np.ndarray, "batch time"],
     ) -> NDArray[np.int64]:
-        """The positions to predict, -1 where a row has fewer; shapes do not depend on the text."""
+        """The positions to predict, padded with -1 to a shape that does not depend on the text."""
         ordinary = self.vocab.ordinary[ids] & valid
         begins = self.vocab.begins_word(ids) if self.whole_words else np.ones_like(ordinary)
         max_masked = max(1, round(self.mask_fraction * ids.shape[1]))
@@ -310,32 +313,29 @@ class Masked(Task):
         row, column = np.nonzero(positions >= 0)
         chosen = positions[row, column]
         original = ids[row, chosen]
-        action, id_number = random[row, chosen].T
-        random_id = self.vocab.ids[(id_number * len(self.vocab.ids)).astype(np.int64)]
-        replaced = np.where(action < MASKED + REPLACED, random_id, original)
-        ids[row, chosen] = np.where(action < MASKED, self.vocab.mask_id, replaced)
-        targets = np.full_like(positions, IGNORED)
+        action, id_draw = random[row, chosen].T
+        random_id = self.vocab.ids[(id_draw * len(self.vocab.ids)).astype(np.int64)]
+        replaced = np.where(action < MASK_PROBABILITY + RANDOM_PROBABILITY, random_id, original)
+        ids[row, chosen] = np.where(action < MASK_PROBABILITY, self.vocab.mask_id, replaced)
+        targets = np.full_like(positions, IGNORE_INDEX)
         targets[row, column] = original
         return targets
 
 
 def prediction_metrics(
     model: nn.Module,
-    hidden: Iterable[tuple[Float[Tensor, "chosen dim"], Int[Tensor, " chosen"]]],
+    hidden: Iterable[tuple[Float[Tensor, "scored dim"], Int[Tensor, " scored"]]],
 ) -> dict[str, float]:
-    """Loss, perplexity and accuracy of the tokens that hidden states predict, and of unigrams."""
-    training = model.training
-    model.eval()
+    """Loss, perplexity and accuracy of predictions from hidden states, and `unigram_metrics`."""
     losses, chunks, correct = [], [], []
-    with torch.no_grad():
+    with evaluation_mode(model):
         for x, targets in hidden:
-            for loss, chunk, hits in _score_in_chunks(model, x, targets):
+            for loss, chunk, is_correct in _score_in_chunks(model, x, targets):
                 losses.append(loss)
                 chunks.append(chunk)
-                correct.append(hits)
-    model.train(training)
+                correct.append(is_correct)
     if not chunks or not len(all_targets := torch.cat(chunks).cpu()):
-        raise DataError("nothing to evaluate: no token of the validation text is masked")
+        raise DataError("nothing to evaluate: the validation text has no token to predict")
     mean = float(torch.stack(losses).cpu().double().sum() / len(all_targets))
     return {
         "loss": mean,
@@ -345,7 +345,7 @@ def prediction_metrics(
     }
 
 
-def unigram_metrics(targets: Int[Tensor, " chosen"]) -> dict[str, float]:
+def unigram_metrics(targets: Int[Tensor, " scored"]) -> dict[str, float]:
     """The best unigram model: entropy H = - sum_v p(v) log p(v) in nats, and max_v p(v)."""
     p = torch.bincount(targets).double() / len(targets)
     entropy = -(p * p.clamp_min(1e-300).log()).sum()
@@ -367,7 +367,7 @@ def _at_masked(
 
 
 def _score_in_chunks(
-    model: nn.Module, x: Float[Tensor, "chosen dim"], targets: Int[Tensor, " chosen"]
+    model: nn.Module, x: Float[Tensor, "scored dim"], targets: Int[Tensor, " scored"]
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Summed loss, targets and correct predictions, by chunks of positions to save memory."""
     head: Any = model.head

@@ -1,7 +1,8 @@
 """Metrics of models and of generated text."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,23 +11,32 @@ from torch import nn
 from regard.errors import DataError
 
 
-def mean_loss(task: Any, model: nn.Module, batches: Iterable[Any]) -> float:
-    """The loss per scored target over all batches, without dropout or label smoothing."""
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """A context with `model.eval()` and no gradients; the previous mode is restored at its end."""
     training = model.training
     model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
+def mean_loss(task: Any, model: nn.Module, batches: Iterable[Any]) -> float:
+    """The loss per scored target over all batches, without dropout or label smoothing."""
     losses, counts = [], []
-    with torch.no_grad():
+    with evaluation_mode(model):
         for batch in batches:
             losses.append(task.loss(model, batch))
             counts.append(task.count(batch))
-    model.train(training)
     if not losses or not (count := torch.stack(counts).sum()):
         raise DataError("nothing to evaluate: the validation data has no target")
     return float(torch.stack(losses).cpu().double().sum() / count.cpu())  # MPS has no float64
 
 
 def is_better(name: str, new: Mapping[str, float], old: Mapping[str, float]) -> bool:
-    """Whether the metric `name` improved, or, where it is the same, the loss.
+    """Whether the metric `name` is better in `new` than in `old`; if equal, whether the loss is.
 
     Higher is better for accuracy, F1, exact match and correlations, lower for all others.
 
@@ -49,7 +59,7 @@ def perplexity(loss: float) -> float:
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
-    """Loss in bits per byte of text, which compares across tokenizers."""
+    """Loss in bits per byte of text, which can be compared across tokenizers."""
     return loss / math.log(2) / bytes_per_token
 
 
@@ -64,7 +74,7 @@ def bleu(
 ) -> tuple[float, str]:
     """Corpus BLEU by sacreBLEU, and its signature, which states the variant.
 
-    Several `references` are lists with one reference of each hypothesis.
+    Each of `references` is a list with one reference for each hypothesis.
     """
     from sacrebleu.metrics.bleu import BLEU
 

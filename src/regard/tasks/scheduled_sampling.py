@@ -33,14 +33,14 @@ def linear(steps: int, max_probability: float = 0.5, ramp_fraction: float = 1.0)
 def exponential(steps: int, k: float = 0.999) -> Schedule:
     """1 - k^s at step s: rises fastest at the beginning."""
     if not 0 < k < 1:
-        raise ConfigError(f"task.scheduled_sampling: k={k} must lie between 0 and 1, as in 0.999")
+        raise ConfigError(f"task.scheduled_sampling: k={k} must lie between 0 and 1, such as 0.999")
     return lambda step: 1.0 - k**step
 
 
 def sigmoid(steps: int, k: float = 100.0) -> Schedule:
     """1 - k / (k + exp(s / k)) at step s: near 0 at first, steepest at s = k log k."""
     if k < 1:
-        raise ConfigError(f"task.scheduled_sampling: k={k} must be at least 1, as in 100")
+        raise ConfigError(f"task.scheduled_sampling: k={k} must be at least 1, such as 100")
     return lambda step: 1.0 - k / (k + math.exp(min(step / k, 700.0)))
 
 
@@ -63,8 +63,8 @@ def sampling_schedule(choice: float | Choice, steps: int) -> Schedule:
     return lambda step: float(choice)
 
 
-def check_trainable(choice: float | Choice, model: ModelConfig) -> None:
-    """Refuse scheduled sampling for a model without training steps."""
+def check_scheduled_sampling(choice: float | Choice, model: ModelConfig) -> None:
+    """Raise `ConfigError` for scheduled sampling with a model that has no training steps."""
     if choice and is_fitted_without_gradients(family_of(model)):
         raise ConfigError(
             "task.scheduled_sampling lets a model read its own predictions in training; "
@@ -84,10 +84,10 @@ def mix_predictions(
         x_t = y_t,  or where marked  a sample from P(. | x_1 ... x_{t-1})       x_1 = y_1
 
     With teacher forcing alone, a model is never trained on inputs with its own errors (exposure
-    bias). A recurrent model runs step by step, so x is what it would have read while generating. A
-    Transformer would need one pass per step; it makes two passes instead: the first reads the
-    true tokens and samples at every position, the second is trained on the mix, so its samples
-    are from P(. | y_1 ... y_{t-1}). No gradient flows through the samples.
+    bias). A recurrent model runs step by step, so x is the sequence that it would have read while
+    generating. A Transformer would need one pass per step; it makes two passes instead: the first
+    reads the true tokens and samples at every position, the second is trained on the mix, so its
+    samples are from P(. | y_1 ... y_{t-1}). No gradient flows through the samples.
     Bengio et al. 2015; Mihaylova & Martins 2019.
     """
     sample = _sample_in_one_pass if isinstance(model, Transformer) else free_running_inputs
@@ -101,9 +101,9 @@ def free_running_inputs(
     use_prediction: Bool[Tensor, "batch time"],
     source: Source | None = None,
 ) -> Int[Tensor, "batch time"]:
-    """Free-running inputs: the tokens that a model reads if marked ones are its own predictions.
+    """Free-running inputs: `ids` with the model's own predictions at the marked positions.
 
-    A sample is conditioned on everything read before it, true or sampled.
+    A sample is conditioned on all inputs before it, true or sampled.
     """
     language = cast(Language, model)
     state = language.start(len(ids), ids.shape[1], source)
@@ -119,11 +119,15 @@ def _sample_in_one_pass(
 ) -> Tensor:
     inputs: dict[str, Any] = {} if source is None else {"source": source}
     hidden, head = model(ids, **inputs), cast(Any, model.head)
-    samples = torch.stack([_sample_ids(head(row)) for row in hidden[:, :-1]])  # one row of logits
+    # the logits of one row at a time, to save memory
+    samples = torch.stack([_sample_ids(head(row)) for row in hidden[:, :-1]])
     return torch.cat([ids[:, :1], samples.where(use_prediction[:, 1:], ids[:, 1:])], 1)
 
 
 def _sample_ids(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
-    """Sample one id per row by the exponential-noise trick, which a CUDA graph can capture."""
+    """Sample one id per row: argmax p / E with E ~ Exp(1), a form of the Gumbel-max trick.
+
+    Unlike `torch.multinomial`, it can be captured in a CUDA graph.
+    """
     probabilities = logits.float().softmax(-1)
     return (probabilities / torch.empty_like(probabilities).exponential_()).argmax(-1)

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from regard.config import Choice
 from regard.data.batch import PairBatch
 from regard.models.presets import ModelConfig
-from regard.nn.head import IGNORED
+from regard.nn.head import IGNORE_INDEX
 from regard.nn.recurrent_attention import reinforce
 from regard.nn.state import Source
 from regard.tasks.base import Task, check_label_smoothing
 from regard.tasks.metrics import mean_loss, perplexity
 from regard.tasks.scheduled_sampling import (
-    check_trainable,
+    check_scheduled_sampling,
     mix_predictions,
     sampling_schedule,
 )
@@ -52,9 +52,9 @@ class Seq2Seq(Task):
         sampling_schedule(self.scheduled_sampling, 1)
 
     def check_model(self, model: ModelConfig) -> None:
-        """Scheduled sampling needs a model that is trained in steps."""
+        """Raise `ConfigError` also for scheduled sampling with a model without training steps."""
         super().check_model(model)
-        check_trainable(self.scheduled_sampling, model)
+        check_scheduled_sampling(self.scheduled_sampling, model)
 
     @property
     def prompt(self) -> list[int]:
@@ -68,13 +68,13 @@ class Seq2Seq(Task):
 
     def source(self, sentences: Sequence[np.ndarray], width: int | None = None) -> Source:
         """Sentences as the encoder reads them, padded to `width`."""
-        first = len(self.source_prefix_ids)
-        lengths = [first + len(sentence) + 1 for sentence in sentences]
+        prefix = len(self.source_prefix_ids)
+        lengths = [prefix + len(sentence) + 1 for sentence in sentences]
         ids = np.zeros((len(sentences), max(lengths) if width is None else width), dtype=np.int64)
         for row, sentence in zip(ids, sentences, strict=True):
-            row[:first] = self.source_prefix_ids
-            row[first : first + len(sentence)] = sentence
-            row[first + len(sentence)] = self.source_eos_id
+            row[:prefix] = self.source_prefix_ids
+            row[prefix : prefix + len(sentence)] = sentence
+            row[prefix + len(sentence)] = self.source_eos_id
         return Source(torch.from_numpy(ids), torch.tensor(lengths))
 
     def collate(
@@ -82,7 +82,7 @@ class Seq2Seq(Task):
         examples: tuple[Sequence[np.ndarray], Sequence[np.ndarray], int],
         generator: torch.Generator,
     ) -> PairBatch:
-        """Sources, targets shifted right after BOS, and the target of each position."""
+        """Sources, the input ids of the decoder (targets shifted right, after BOS), and targets."""
         sources, sentences, width = examples
         width = width + self.prefix_length
         ids, targets = self.shift(sentences, width)
@@ -92,14 +92,14 @@ class Seq2Seq(Task):
         self, sentences: Sequence[np.ndarray], width: int
     ) -> tuple[Int[Tensor, "batch time"], Int[Tensor, "batch time"]]:
         """The input ids of the decoder, and the target of each position, padded to `width`."""
-        first = len(self.prefix_ids)
+        prefix = len(self.prefix_ids)
         ids = np.zeros((len(sentences), width), dtype=np.int64)
-        targets = np.full((len(sentences), width), IGNORED, dtype=np.int64)
+        targets = np.full((len(sentences), width), IGNORE_INDEX, dtype=np.int64)
         for row, target, sentence in zip(ids, targets, sentences, strict=True):
             row[0] = self.bos_id
-            end = first + len(sentence)
-            target[:first] = self.prefix_ids
-            target[first:end] = sentence
+            end = prefix + len(sentence)
+            target[:prefix] = self.prefix_ids
+            target[prefix:end] = sentence
             target[end] = self.eos_id
             row[1 : end + 1] = target[:end]
         return torch.from_numpy(ids), torch.from_numpy(targets)
@@ -121,7 +121,7 @@ class Seq2Seq(Task):
         hidden, log_prob = cast(Any, model).forward_with_log_probs(ids, source=batch.source)
         loss = head.loss(hidden, batch.targets, label_smoothing=label_smoothing)
         with torch.no_grad():
-            logits, scored = head(hidden).float(), batch.targets != IGNORED
+            logits, scored = head(hidden).float(), batch.targets != IGNORE_INDEX
             valid_targets = batch.targets.clamp_min(0)
             cost = F.cross_entropy(
                 logits.transpose(1, 2),
@@ -133,7 +133,7 @@ class Seq2Seq(Task):
 
     def count(self, batch: PairBatch) -> Int[Tensor, ""]:
         """How many target tokens are predicted, EOS included."""
-        return (batch.targets != IGNORED).sum()
+        return (batch.targets != IGNORE_INDEX).sum()
 
     def metrics(self, model: nn.Module, batches: Iterable[PairBatch]) -> dict[str, float]:
         """Loss in nats per target token and perplexity; BLEU is computed in pipelines.pairs."""

@@ -18,6 +18,7 @@ from regard.data.spans import Question
 from regard.errors import ConfigError, DataError
 from regard.nn.head import SpanHead
 from regard.tasks.base import Task
+from regard.tasks.metrics import evaluation_mode
 from regard.tasks.text_classification import Ids, pad
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -25,13 +26,14 @@ NO_ANSWER = ""  # the prediction for a question without an answer, as SQuAD 2.0 
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
-    """The windows that a model reads: a question, and the context or a part of it."""
+class WindowOffsets:
+    """Where the tokens of each window, a question and a part of its context, are in the text."""
 
     questions: Sequence[Question]
     question_index: NDArray[np.int64]  # of each window
     context_start: NDArray[np.int64]  # position of the first token of the context in each window
-    offsets: Sequence[NDArray[np.int64]]  # the characters of those tokens, (tokens, 2)
+    # (tokens, 2) for each window: start and end of each context token in characters
+    offsets: Sequence[NDArray[np.int64]]
 
     def text(self, window: int, first: int, last: int) -> str:
         """The text from one position of a window to another, both included."""
@@ -69,14 +71,14 @@ class Span(Task):
     methods: ClassVar[tuple[str, ...]] = ("predict",)
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "f1", "exact_match")
     heads: ClassVar[tuple[str, ...]] = ("span",)  # kinds of `model.head`
-    # tokens by which the windows of a long context advance; None: half of what fits
+    # tokens by which the windows of a long context advance; None: half of the tokens that fit
     stride: int | None = None
     max_answer_length: int = 30  # maximum number of tokens of an answer
-    # whether a question may have no answer; None: if one of the training data has none
+    # whether a question may have no answer; None: true if a training question has none
     no_answer: bool | None = None
     # predict no answer if its score exceeds that of the best answer by more than this
     no_answer_threshold: float = 0.0
-    windows: Windows | None = field(default=None, repr=False, compare=False)
+    windows: WindowOffsets | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("stride", "max_answer_length"):
@@ -90,8 +92,9 @@ class Span(Task):
         generator: torch.Generator,
     ) -> SpanBatch:
         """Windows, padded to a width, with start and end of the answers."""
-        windows, numbers, rows, width, segmented = examples
-        bounds = torch.from_numpy(np.stack(numbers).astype(np.int64))  # begin, end, start, stop
+        windows, window_bounds, window_indices, width, segmented = examples
+        # (windows, 4): begin and end of the context, first and last token of the answer
+        bounds = torch.from_numpy(np.stack(window_bounds).astype(np.int64))
         positions = torch.arange(width)
         lengths = torch.tensor([len(window) for window in windows])
         return SpanBatch(
@@ -99,7 +102,7 @@ class Span(Task):
             lengths=lengths,
             context=bounds[:, :2],
             targets=bounds[:, 2:],
-            rows=torch.tensor([*rows]),
+            window_indices=torch.tensor([*window_indices]),
             segments=(
                 ((positions >= bounds[:, :1]) & (positions < lengths.unsqueeze(1))).long()
                 if segmented
@@ -129,8 +132,6 @@ class Span(Task):
     def metrics(self, model: nn.Module, batches: Iterable[SpanBatch]) -> dict[str, float]:
         """Loss in nats per window, and F1 and exact match of the answers, as SQuAD scores them."""
         assert self.windows is not None
-        training = model.training
-        model.eval()
         losses: list[tuple[float, int]] = []
 
         def scored_batches() -> Iterable[tuple[SpanBatch, Tensor]]:
@@ -139,12 +140,11 @@ class Span(Task):
                 losses.append((float(SpanHead.span_loss(logits, batch.targets)), len(batch.ids)))
                 yield batch, logits
 
-        with torch.no_grad():
+        with evaluation_mode(model):
             best = self.best_answers(scored_batches(), top=1)
-        model.train(training)
         if not best:
             raise DataError("nothing to evaluate: the validation data has no question")
-        questions = [self.windows.questions[number] for number in best]
+        questions = [self.windows.questions[index] for index in best]
         predictions = {
             q.id: answers[0][0] if answers else NO_ANSWER  # none if its context has no token
             for q, answers in zip(questions, best.values(), strict=True)
@@ -163,7 +163,8 @@ class Span(Task):
         for batch, logits in batches:
             spans = self._best_spans(batch, logits, top)
             columns = (spans.scores, spans.first, spans.last, spans.logsumexp, spans.null)
-            rows = zip(batch.rows.tolist(), *(column.tolist() for column in columns), strict=True)
+            indices = batch.window_indices.tolist()
+            rows = zip(indices, *(column.tolist() for column in columns), strict=True)
             for window, scores, first, last, total, null in rows:
                 question = int(self.windows.question_index[window])
                 texts = candidates[question]
@@ -186,7 +187,8 @@ class Span(Task):
         if self.no_answer:
             totals = [*totals, null]
             best = ranked[0][1] if ranked else -np.inf
-            rank = 0 if null > best + self.no_answer_threshold else 1
+            above = sum(score >= null for _, score in ranked)
+            rank = 0 if null > best + self.no_answer_threshold else max(1, above)
             ranked.insert(rank, (NO_ANSWER, null))
         total = float(np.logaddexp.reduce(totals))
         return [(text, float(np.exp(score - total))) for text, score in ranked]
@@ -213,14 +215,14 @@ def normalize_answer(text: str) -> str:
     >>> normalize_answer("The  Duchy of Normandy's")
     'duchy of normandys'
     """
-    kept = "".join(char for char in text.lower() if char not in string.punctuation)
-    return " ".join(_ARTICLES.sub(" ", kept).split())
+    characters = (char for char in text.lower() if char not in string.punctuation)
+    return " ".join(_ARTICLES.sub(" ", "".join(characters)).split())
 
 
 def answer_f1(prediction: str, answer: str) -> float:
     """F1 = 2 common / (predicted + true) of the words of two answers, after normalization.
 
-    If one of them has no words left, 1 if both have none, else 0.
+    If an answer has no words left, F1 is 1 if the other has none either, else 0.
 
     >>> round(answer_f1("in the year 1066", "1066"), 3)
     0.5
@@ -250,8 +252,8 @@ def score_answers(
             exact = max(float(normal == normalize_answer(answer)) for answer in answers)
             pair = (max(answer_f1(predicted, answer) for answer in answers), exact)
         scores[bool(question.answers)].append(pair)
-    both = [*scores[True], *scores[False]]
-    result: dict[str, float] = dict(zip(("f1", "exact_match"), _means(both), strict=True))
+    all_scores = [*scores[True], *scores[False]]
+    result: dict[str, float] = dict(zip(("f1", "exact_match"), _means(all_scores), strict=True))
     if scores[True] and scores[False]:
         for name, part in (("answered", scores[True]), ("unanswered", scores[False])):
             result |= dict(zip((f"f1_{name}", f"exact_match_{name}"), _means(part), strict=True))

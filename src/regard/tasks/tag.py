@@ -13,10 +13,10 @@ from regard.data.batch import TagBatch
 from regard.errors import ConfigError
 from regard.models.presets import ModelConfig
 from regard.nn.head import TagHead
-from regard.nn.loss import IGNORED
+from regard.nn.loss import IGNORE_INDEX
 from regard.tasks.text_classification import Ids, TextClassification, pad
 
-Span = tuple[int, int, str]  # first word, word after the last, kind
+TaggedSpan = tuple[int, int, str]  # first word, word after the last, kind
 _PREFIXES, _CONTINUES, _ENDS = {*"BILUES"}, {*"ILE"}, {*"LUES"}
 
 
@@ -27,8 +27,8 @@ class Tag(TextClassification):
     The loss is the cross-entropy of each tag with the head "tag", and of the whole sequence of tags
     with the head "crf".
 
-    At the last token of a word, even a causal model has read all of it. Taggers on the Hugging Face
-    hub are trained on the first token; imported ones use that.
+    At the last token of a word, a causal model has read the whole word too. Taggers on the Hugging
+    Face hub are trained on the first token, so imported taggers use the first token.
     """
 
     data_kind: ClassVar[str] = "tags"
@@ -44,10 +44,10 @@ class Tag(TextClassification):
         """Texts and the tags of their tokens, padded to a width."""
         texts, tags, width = examples
         lengths = torch.tensor([len(text) for text in texts])
-        return TagBatch(pad(texts, width, 0), lengths, pad(tags, width, IGNORED))
+        return TagBatch(pad(texts, width, 0), lengths, pad(tags, width, IGNORE_INDEX))
 
     def check_model(self, model: ModelConfig) -> None:
-        """Label smoothing and class weights are for tags that are predicted one by one."""
+        """Raise `ConfigError` also for label smoothing or class weights with a CRF."""
         super().check_model(model)
         if kind_of(getattr(model, "head", "tag"))[0] != "crf":
             return
@@ -80,14 +80,14 @@ class Tag(TextClassification):
     def score(self, model: nn.Module, batch: Any) -> tuple[Tensor, Int[Tensor, "batch time"]]:
         """The summed loss without label smoothing, and the predicted tags."""
         head, x = cast(TagHead, model.head), self.hidden(model, batch)
-        return head.loss(x, batch.targets), head.decode(x, batch.targets != IGNORED)
+        return head.loss(x, batch.targets), head.decode(x, batch.targets != IGNORE_INDEX)
 
     def probabilities(
         self, model: nn.Module, batch: Any
     ) -> tuple[Tensor, Float[Tensor, "batch time classes"]]:
         """The predicted tags, and the log-probabilities of all tags."""
         head, x = cast(TagHead, model.head), self.hidden(model, batch)
-        tagged = batch.targets != IGNORED
+        tagged = batch.targets != IGNORE_INDEX
         return head.decode(x, tagged), head.log_probs(x, tagged)
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
@@ -107,7 +107,7 @@ class Tag(TextClassification):
         return {"loss": loss, "accuracy": correct_tags / words, "f1": f1}
 
 
-def spans(tags: Sequence[str]) -> set[Span]:
+def spans(tags: Sequence[str]) -> set[TaggedSpan]:
     """The spans that tags mark: B-x begins one of kind x, I-x continues it, O is outside.
 
     In BILOU and BIOES, L-x or E-x ends a span, and U-x or S-x is a span of one word. As in CoNLL's
@@ -117,7 +117,7 @@ def spans(tags: Sequence[str]) -> set[Span]:
     >>> sorted(spans(["B-place", "I-place", "O", "I-person", "B-person"]))
     [(0, 2, 'place'), (3, 4, 'person'), (4, 5, 'person')]
     """
-    result: set[Span] = set()
+    result: set[TaggedSpan] = set()
     current: tuple[int, str] | None = None  # first word and kind of the span that is open
     for word, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")

@@ -12,18 +12,19 @@ from torch import Tensor, nn
 
 from regard.data.batch import LabelBatch, TagBatch
 from regard.errors import ConfigError, DataError
-from regard.nn.loss import IGNORED, cross_entropy
+from regard.nn.loss import IGNORE_INDEX, cross_entropy
 from regard.tasks.base import Task, check_label_smoothing, resolve_class_names
+from regard.tasks.metrics import evaluation_mode
 
 Ids = Sequence[NDArray[np.int64]]
-Classes = tuple[NDArray[np.int64], NDArray[np.int64]]  # predicted, true
+PredictedAndTrue = tuple[NDArray[np.int64], NDArray[np.int64]]  # classes of a text
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextClassification(Task):
     r"""P(class | text): cross-entropy of the class, with label smoothing.
 
-    The model reads the whole text, or two texts (`pipelines.text_pairs`), as premise and
+    The model reads the whole text, or two texts (`pipelines.text_pairs`), such as a premise and a
     hypothesis; its head reads one state or pools all of them.
     """
 
@@ -33,9 +34,8 @@ class TextClassification(Task):
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "bag")
     methods: ClassVar[tuple[str, ...]] = ("predict", "evaluate_by_length")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "f1")
-    heads: ClassVar[tuple[str, ...]] = (
-        "classification",
-    )  # kinds of `model.head`, the default first
+    # kinds of `model.head`, the default first
+    heads: ClassVar[tuple[str, ...]] = ("classification",)
     label_smoothing: float = 0.0  # probability that is spread over all classes
     word_dropout: float = 0.0  # in training, probability that a token becomes <unk>
     names: list[str] = field(default_factory=list)  # names of the classes; empty: those of the data
@@ -64,10 +64,10 @@ class TextClassification(Task):
     def drop_words(
         self, batch: Any, unk_id: int, kept: Sequence[int], generator: torch.Generator
     ) -> Any:
-        """A batch in which a fraction `word_dropout` of the tokens is <unk>; `kept` ids are not.
+        """Replace a fraction `word_dropout` of the tokens by <unk>, except the ids in `kept`.
 
-        All words of a small vocabulary occur in training; this trains the vector that stands for
-        those that do not (Iyyer et al. 2015).
+        This trains the embedding of <unk>, which otherwise occurs rarely or never in training
+        (Iyyer et al. 2015).
         """
         dropped = torch.rand(batch.ids.shape, generator=generator) < self.word_dropout
         dropped &= ~torch.isin(batch.ids, torch.tensor([*kept], dtype=batch.ids.dtype))
@@ -92,10 +92,10 @@ class TextClassification(Task):
         assert self.class_weights != "balanced", "the pipeline computes them from the data"
         return self.class_weights if model.training else []
 
-    def balance(self, classes: Iterable[int], names: Sequence[str]) -> list[float]:
-        """The weights of the classes for training data with these `classes`.
+    def resolve_class_weights(self, classes: Iterable[int], names: Sequence[str]) -> list[float]:
+        """The weights of the classes, with "balanced" computed from the training `classes`.
 
-        Weights that are given must be one for each of `names`.
+        Raises `ConfigError` if a given list does not have one weight for each of `names`.
         """
         if self.class_weights == "balanced":
             counts = np.bincount(np.fromiter(classes, dtype=np.int64), minlength=len(names))
@@ -110,7 +110,7 @@ class TextClassification(Task):
 
     def count(self, batch: Any) -> Int[Tensor, ""]:
         """How many classes are predicted."""
-        return (batch.targets != IGNORED).sum()
+        return (batch.targets != IGNORE_INDEX).sum()
 
     def score(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """The summed loss without label smoothing, and the predicted classes."""
@@ -129,8 +129,8 @@ class TextClassification(Task):
     def accuracy_per_text(self, model: nn.Module, batch: Any) -> Float[Tensor, " batch"]:
         """For each text, the fraction of its classes that the model predicts correctly."""
         _, predicted = self.score(model, batch)
-        correct = predicted == batch.targets  # False where it is -1
-        scored = batch.targets != IGNORED
+        correct = predicted == batch.targets  # False where the target is -1
+        scored = batch.targets != IGNORE_INDEX
         hits, targets = (mask.view(len(mask), -1).sum(1) for mask in (correct, scored))
         return hits / targets.clamp_min(1)
 
@@ -144,18 +144,15 @@ class TextClassification(Task):
 
     def predicted_classes(
         self, model: nn.Module, batches: Iterable[Any]
-    ) -> tuple[float, list[Classes]]:
+    ) -> tuple[float, list[PredictedAndTrue]]:
         """The mean loss, and for each text the predicted and the true classes."""
-        training = model.training
-        model.eval()
         total = 0.0
-        classes: list[Classes] = []
-        with torch.no_grad():
+        classes: list[PredictedAndTrue] = []
+        with evaluation_mode(model):
             for batch in batches:
                 loss, predicted = self.score(model, batch)
                 total += float(loss)
                 classes += list(_classes_per_text(predicted, batch.targets))
-        model.train(training)
         count = sum(len(true) for _, true in classes)
         if not count:
             raise DataError("nothing to evaluate: the validation data has no label")
@@ -182,16 +179,16 @@ def macro_f1(predicted: NDArray[np.int64], true: NDArray[np.int64]) -> float:
     """
     classes = max(predicted.max(), true.max()) + 1
     correct_count, predicted_count, true_count = (
-        np.bincount(numbers, minlength=classes)
-        for numbers in (predicted[predicted == true], predicted, true)
+        np.bincount(ids, minlength=classes)
+        for ids in (predicted[predicted == true], predicted, true)
     )
     total = predicted_count + true_count
     return float((2 * correct_count[total > 0] / total[total > 0]).mean())
 
 
-def _classes_per_text(predicted: Tensor, targets: Tensor) -> Iterator[Classes]:
+def _classes_per_text(predicted: Tensor, targets: Tensor) -> Iterator[PredictedAndTrue]:
     """Row by row, predicted and true classes at the scored positions."""
     arrays = (tensor.reshape(len(targets), -1).cpu().numpy() for tensor in (predicted, targets))
     for predicted_row, true_row in zip(*arrays, strict=True):
-        scored = true_row != IGNORED
+        scored = true_row != IGNORE_INDEX
         yield predicted_row[scored], true_row[scored]

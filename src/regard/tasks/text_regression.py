@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.data.batch import RegressionBatch
 from regard.errors import ConfigError, DataError
 from regard.tasks.base import Task
+from regard.tasks.metrics import evaluation_mode
 from regard.tasks.text_classification import Ids, pad
 
 Numbers = NDArray[np.float64]
@@ -20,7 +21,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class TextRegression(Task):
-    r"""A number y for a text or a pair of texts, as the similarity of two sentences.
+    r"""A number y for a text or a pair of texts, such as the similarity of two sentences.
 
         y = mean + std f(text),      loss = (y - target)^2 / std^2
 
@@ -33,7 +34,7 @@ class TextRegression(Task):
     methods: ClassVar[tuple[str, ...]] = ("predict", "evaluate_by_length")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "mse", "mae", "pearson", "spearman")
     unit: ClassVar[str] = "loss: mse / variance of the training numbers"
-    loss_name: ClassVar[str] = "mean squared error / variance"
+    loss_unit: ClassVar[str] = "mean squared error / variance"
     heads: ClassVar[tuple[str, ...]] = ("classification",)
     mean: float = 0.0  # mean of the training numbers
     std: float = 1.0  # standard deviation of the training numbers
@@ -77,18 +78,16 @@ class TextRegression(Task):
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         """The loss, mean squared and absolute error, and Pearson's and Spearman's correlation."""
-        training = model.training
-        model.eval()
-        rows = [(self.predict_numbers(model, batch), batch.targets) for batch in batches]
-        model.train(training)
+        with evaluation_mode(model):
+            rows = [(self.predict_numbers(model, batch), batch.targets) for batch in batches]
         if not rows:
             raise DataError("nothing to evaluate: the validation data has no number")
         predicted, true = (
             torch.cat(side).double().cpu().numpy() for side in zip(*rows, strict=True)
         )
-        return self.errors(predicted, true)
+        return self.metrics_of_predictions(predicted, true)
 
-    def errors(self, predicted: Numbers, true: Numbers) -> dict[str, float]:
+    def metrics_of_predictions(self, predicted: Numbers, true: Numbers) -> dict[str, float]:
         """The loss, the errors and the correlations of predictions."""
         metrics = regression_metrics(predicted, true)
         return {"loss": metrics["mse"] / self.std**2, **metrics}

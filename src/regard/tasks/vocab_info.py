@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from regard.text import Tokenizer
 from regard.text.wordpiece import CONTINUATION
 
-MASK = "<mask>"  # the mask token in user input, also if the vocabulary has another one
+MASK = "<mask>"  # the mask token in user input, whatever its name in the vocabulary
 SPACE_PREFIXED = ("bpe", "unigram")  # kinds in which a space belongs to the piece after it
 BYTE_PIECE = re.compile("<0x..>")  # one byte of a character that has several
 SENTENCE_ENDS = (".", "!", "?", "。", "\n")
@@ -62,7 +62,7 @@ class VocabInfo:
     ends_sentence: NDArray[np.bool_] = field(repr=False)
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> "VocabInfo":
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> "VocabInfo":
         """Read every piece of a vocabulary once."""
         ordinary = np.ones(tokenizer.vocab_size, np.bool_)
         ordinary[tokenizer.special_ids] = False
@@ -112,8 +112,8 @@ def encode_with_masks(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[
     if tokenizer.kind in SPACE_PREFIXED:  # the space before <mask> belongs to the masked piece
         parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
     ids, positions = [tokenizer.cls_id], list[int]()
-    for number, part in enumerate(parts):
-        if number:
+    for index, part in enumerate(parts):
+        if index:
             positions.append(len(ids))
             ids.append(tokenizer.mask_id)
         ids += tokenizer.encode(part)

@@ -11,7 +11,7 @@ from regard.text.tokenizer import Tokenizer, added_special_tokens, check_text, c
 def train(texts: Iterable[str], *, vocab_size: int = 8000, lower: bool = False) -> Tokenizer:
     """Start with the 256 bytes and repeatedly merge the most frequent adjacent pair of tokens.
 
-        (a, b) = argmax count(a b),     vocabulary += ab,     until there are `vocab_size`
+        (a, b) = argmax count(a b),     vocabulary += ab,     until it has `vocab_size` tokens
 
     Pairs are merged within words only and must occur twice, so a short text gives fewer tokens.
     There is no unknown text: decoding restores any text exactly (with `lower`, in lower case).

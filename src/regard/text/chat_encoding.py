@@ -1,4 +1,4 @@
-"""Dialogues as ids. Special tokens of the chat template become their ids, those in messages do not.
+"""Dialogues as ids: special tokens of the chat template become their ids, those in messages do not.
 
 A message that contains "<|im_end|>" must not end its turn (prompt injection). Special tokens in
 messages are therefore replaced by placeholders before the template is rendered, and are encoded as
@@ -16,21 +16,25 @@ from collections.abc import Sequence
 
 from regard.errors import ConfigError
 from regard.text.chat_template import CHATML, Message, render, split_responses, turn_end
+from regard.text.special_tokens import HF_KEYS
 from regard.text.tokenizer import Tokenizer
 
 _DELIMITER = "\ufdd0"  # at both ends of a placeholder; not a character of any text
-# index of the placeholder that separates a message from the template, where a special token could
-# form across the boundary
+# Index of the placeholder that separates a message from the template, where a special token could
+# form across the boundary.
 _SEPARATOR = 0
-ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unk", "pad_token": "pad"}
+# Special tokens that are variables of chat templates.
+TEMPLATE_TOKENS = ("bos", "eos", "unk", "pad")
 
 
-def special_texts(tokenizer: Tokenizer | None) -> dict[str, str]:
-    """The texts of the special tokens that chat templates name; empty without a tokenizer."""
-    if tokenizer is None:
-        return dict.fromkeys(ROLES, "")
-    ids = {key: tokenizer.special_id(name) for key, name in ROLES.items()}
-    return {key: "" if id is None else tokenizer.piece(id) for key, id in ids.items()}
+def template_variables(tokenizer: Tokenizer | None) -> dict[str, str]:
+    """The texts of special tokens that a chat template may use; "" for those that are missing."""
+    variables = {HF_KEYS[name]: "" for name in TEMPLATE_TOKENS}
+    if tokenizer is not None:
+        for name in TEMPLATE_TOKENS:
+            id = tokenizer.special_id(name)
+            variables[HF_KEYS[name]] = "" if id is None else tokenizer.piece(id)
+    return variables
 
 
 def dialogue_ids(
@@ -42,37 +46,40 @@ def dialogue_ids(
     continues the ids of a prompt, not its text.
     """
     ids = _prefix(tokenizer, template)
-    scored, prefix, text = [False] * len(ids), len(ids), ""
+    scored, prefix_length, text = [False] * len(ids), len(ids), ""
     placeholders = _Placeholders(tokenizer, messages)
     for part, is_response in split_responses(
-        template, placeholders.messages, special_texts(tokenizer)
+        template, placeholders.messages, template_variables(tokenizer)
     ):
         text += part
-        whole = [*ids[:prefix], *placeholders.encode(text)]
-        if whole[: len(ids)] != ids:
-            whole = [*ids, *placeholders.encode(part)]
-        scored += [is_response] * (len(whole) - len(ids))
-        ids = whole
+        extended = [*ids[:prefix_length], *placeholders.encode(text)]
+        if extended[: len(ids)] != ids:
+            extended = [*ids, *placeholders.encode(part)]
+        scored += [is_response] * (len(extended) - len(ids))
+        ids = extended
     return ids, scored
 
 
 def chat_prompt_ids(tokenizer: Tokenizer, template: str, messages: Sequence[Message]) -> list[int]:
     """The ids of a dialogue up to where the next response begins."""
-    placeholders, texts = _Placeholders(tokenizer, messages), special_texts(tokenizer)
-    text = render(template, placeholders.messages, prompt=True, tokens=texts)
+    placeholders, tokens = _Placeholders(tokenizer, messages), template_variables(tokenizer)
+    text = render(template, placeholders.messages, prompt=True, tokens=tokens)
     return [*_prefix(tokenizer, template), *placeholders.encode(text)]
 
 
 def response_end(tokenizer: Tokenizer, template: str) -> tuple[set[int], str]:
-    """The ids that end a response, and the text that does where it is several tokens."""
-    end = turn_end(template, special_texts(tokenizer))
+    """The ids that end a response, and the text that the chat template puts at its end.
+
+    The text ends a response too, since it may be several tokens.
+    """
+    end = turn_end(template, template_variables(tokenizer))
     first = tokenizer.encode_special(end)[:1]
-    is_whole = first and tokenizer.piece(first[0]).strip() == end.strip()
-    return {*tokenizer.stop_ids, *(first if is_whole else [])}, end.strip()
+    is_one_token = first and tokenizer.piece(first[0]).strip() == end.strip()
+    return {*tokenizer.stop_ids, *(first if is_one_token else [])}, end.strip()
 
 
-def special_end(tokenizer: Tokenizer, end: str) -> set[int]:
-    """The id of the text at the end of a turn, if it is a special token, which is not decoded."""
+def special_stop_ids(tokenizer: Tokenizer, end: str) -> set[int]:
+    """The id of a stop string that is a special token, which decoding skips; else empty."""
     return {id for id in tokenizer.special_ids if tokenizer.piece(id) == end}
 
 
@@ -122,7 +129,7 @@ class _Placeholders:
         return f"{_DELIMITER}{self.key}{index:06}{_DELIMITER}"
 
     def _replace(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with placeholders; separators where a special token could form at an end."""
+        """The messages with placeholders, and separators where a special token could form."""
         indices = {token: index for index, token in enumerate(self.tokens, 1)}
         pattern = _pattern(self.tokens)
         longest = max(map(len, indices), default=0)
@@ -131,12 +138,14 @@ class _Placeholders:
 
         def replace(content: str) -> str:
             replaced = pattern.sub(lambda match: self._placeholder(indices[match[0]]), content)
-            core = replaced.strip()
-            within = any(core in token for token in indices)
-            before = within or any(core[:size] in suffixes for size in range(1, longest))
-            after = within or any(core[-size:] in prefixes for size in range(1, longest))
-            separated = self.separator * before + core + self.separator * after
-            return replaced.replace(core, separated) if core else replaced
+            text = replaced.strip()
+            in_token = any(text in token for token in indices)
+            may_end_token = in_token or any(text[:size] in suffixes for size in range(1, longest))
+            may_begin_token = in_token or any(
+                text[-size:] in prefixes for size in range(1, longest)
+            )
+            separated = self.separator * may_end_token + text + self.separator * may_begin_token
+            return replaced.replace(text, separated) if text else replaced
 
         if not indices:
             return list(messages)

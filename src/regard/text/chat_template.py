@@ -23,20 +23,20 @@ from regard.text import jinja_process
 Message = tuple[str, str]  # role and content
 ASSISTANT = "assistant"  # the role whose messages a model learns to write
 CHATML = "chatml"
-CHATML_JINJA = (  # the same for other programs
+CHATML_JINJA = (  # ChatML as a Jinja template, for exported tokenizers
     "{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}{{ '\n' }}{{ message['content'] }}<|im_end|>{{ '\n' }}"
     "{% endfor %}"
     f"{{% if add_generation_prompt %}}<|im_start|>{ASSISTANT}{{{{ '\n' }}}}{{% endif %}}"
 )
-MAX_SECONDS = 2.0  # of CPU time, to render a dialogue
+MAX_SECONDS = 1.0  # of CPU time, to render a dialogue
 UNSTABLE = (
     "the chat template changes the beginning of a dialogue when it continues, so its responses "
     "cannot be told apart;\nset task.template=chatml"
 )
 
 _LOCK = threading.Lock()
-_PROCESSES: dict[int, "subprocess.Popen[bytes]"] = {}  # by the process that started it
+_PROCESSES: dict[int, "subprocess.Popen[bytes]"] = {}  # by the pid of the process that started it
 
 
 def render(
@@ -58,27 +58,29 @@ def render(
 def split_responses(
     template: str, messages: Sequence[Message], tokens: Any = None
 ) -> list[tuple[str, bool]]:
-    """A dialogue in parts, each with whether it is a response, with the end of its turn.
+    """Split a dialogue into parts, each with whether it is a response.
+
+    A response includes the text that ends its turn.
 
     >>> split_responses("chatml", [("user", "1 + 1?"), ("assistant", "2")])[1]
     ('2<|im_end|>\\n', True)
     """
     parts: list[tuple[str, bool]] = []
-    done = ""
+    rendered = ""
     for index, (role, _) in enumerate(messages):
         if role != ASSISTANT:
             continue
         before = render(template, messages[:index], prompt=True, tokens=tokens)
         after = render(template, messages[: index + 1], tokens=tokens)
-        if not (before.startswith(done) and after.startswith(before)):
+        if not (before.startswith(rendered) and after.startswith(before)):
             raise ConfigError(UNSTABLE)
-        parts += [(before[len(done) :], False), (after[len(before) :], True)]
-        done = after
+        parts += [(before[len(rendered) :], False), (after[len(before) :], True)]
+        rendered = after
     return [part for part in parts if part[0]]
 
 
 def turn_end(template: str, tokens: Any = None) -> str:
-    """What follows a response, by which a generated one ends: "<|im_end|>" and a newline."""
+    """The text that a template puts after a response: "<|im_end|>" and a newline in ChatML."""
     response = "RESPONSE"
     (*_, (text, _)) = split_responses(template, [("user", "Q"), (ASSISTANT, response)], tokens)
     return text.partition(response)[2]
@@ -87,7 +89,7 @@ def turn_end(template: str, tokens: Any = None) -> str:
 def _render_jinja(template: str, messages: Sequence[Message], prompt: bool, tokens: Any) -> str:
     table = [{"role": role, "content": content} for role, content in messages]
     variables = {"messages": table, "add_generation_prompt": prompt, **tokens}
-    reply = _ask({"template": template, "variables": variables, "seconds": MAX_SECONDS})
+    reply = _send_request({"template": template, "variables": variables, "seconds": MAX_SECONDS})
     if "limit" in reply:
         raise ConfigError(f"the chat template {reply['limit']}; set task.template=chatml")
     if "error" in reply:
@@ -95,8 +97,8 @@ def _render_jinja(template: str, messages: Sequence[Message], prompt: bool, toke
     return reply["text"]
 
 
-def _ask(request: dict[str, Any]) -> dict[str, str]:
-    """The reply of the process that renders templates."""
+def _send_request(request: dict[str, Any]) -> dict[str, str]:
+    """Send a request to the process that renders templates; return its reply."""
     with _LOCK:
         process = _PROCESSES.get(os.getpid())  # a forked process starts its own
         if process is None or process.poll() is not None:
@@ -109,10 +111,10 @@ def _ask(request: dict[str, Any]) -> dict[str, str]:
                 process.stdin.flush()
             line = process.stdout.readline()
         except BaseException:  # Ctrl-C: the next request must not get this reply
-            _end(process)
+            _kill(process)
             raise
         if not line:
-            code = _end(process)
+            code = _kill(process)
     if line:
         return dict(json.loads(line))
     if code == -getattr(signal, "SIGPROF", 0):
@@ -121,24 +123,24 @@ def _ask(request: dict[str, Any]) -> dict[str, str]:
 
 
 def _start() -> "subprocess.Popen[bytes]":
-    found = find_spec("jinja2")
-    if found is None or found.origin is None:
+    spec = find_spec("jinja2")
+    if spec is None or spec.origin is None:
         raise ConfigError(
             "the chat template of this model needs Jinja: pip install 'regard[chat]';\n"
             "or set task.template=chatml"
         )
     # -P: do not import modules from the folder of the script. A new session: Ctrl-C must not reach
     # the child.
-    command = [sys.executable, "-P", jinja_process.__file__, str(Path(found.origin).parents[1])]
+    command = [sys.executable, "-P", jinja_process.__file__, str(Path(spec.origin).parents[1])]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     process = subprocess.Popen(
         command, stdin=pipe, stdout=pipe, stderr=null, start_new_session=True
     )
-    atexit.register(_end, process)
+    atexit.register(_kill, process)
     return process
 
 
-def _end(process: "subprocess.Popen[bytes]") -> int:
+def _kill(process: "subprocess.Popen[bytes]") -> int:
     process.kill()
     for stream in (process.stdin, process.stdout):
         if stream is not None:

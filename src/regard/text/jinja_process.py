@@ -1,8 +1,8 @@
 """A process that renders Jinja templates within limits; `text/chat_template.py` starts it.
 
 It reads one JSON object per line and replies with {"text": …}, {"error": …} or {"limit": …}, which
-names a limit that the template exceeds. It ends when its input ends, and when a
-template takes more than the given CPU time.
+names a limit that the template exceeds. It ends when its input ends, and when a template takes more
+than the given CPU time.
 
 A template is a program from a file: Jinja's sandbox has no access to Python's attributes, files or
 imports, and the process has little memory and time. Where the system has no such limits (Windows),
@@ -17,13 +17,13 @@ from functools import lru_cache
 from typing import Any
 
 MAX_BYTES = 500_000_000  # of memory
-MAX_CHARACTERS = 10_000_000  # of a rendered dialogue
+MAX_CHARACTERS = 1_000_000  # of a rendered dialogue
 
 
 def main() -> None:
     """Reply to every line until the input ends."""
     sys.path.append(sys.argv[1])  # the folder of jinja2
-    template = _compiler()
+    compile_template = _compiler()
     with suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -32,7 +32,7 @@ def main() -> None:
         try:
             request = json.loads(line)
             _limit_time(request["seconds"])
-            reply = _render(template, request)
+            reply = _render(compile_template, request)
         except MemoryError:
             reply = {"limit": f"needs more than {MAX_BYTES // 1_000_000} MB"}
         except Exception as error:  # whatever a template of unknown origin causes
@@ -43,6 +43,7 @@ def main() -> None:
 
 
 def _compiler() -> Any:
+    """A function that compiles the text of a template; it caches the last templates."""
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -56,9 +57,9 @@ def _compiler() -> Any:
     return lru_cache(maxsize=8)(environment.from_string)
 
 
-def _render(compiled: Any, request: dict[str, Any]) -> dict[str, str]:
+def _render(compile_template: Any, request: dict[str, Any]) -> dict[str, str]:
     pieces, size = [], 0
-    for piece in compiled(request["template"]).generate(**request["variables"]):
+    for piece in compile_template(request["template"]).generate(**request["variables"]):
         pieces.append(piece)
         size += len(piece)
         if size > MAX_CHARACTERS:

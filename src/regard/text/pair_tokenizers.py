@@ -53,7 +53,7 @@ class PairTokenizers:
 
     @classmethod
     def load(cls, folder: Path | str) -> Self:
-        """Read what `save` wrote."""
+        """Read the tokenizer files in a folder."""
         joint, source, target = (Path(folder, name) for name in (JOINT, SOURCE, TARGET))
         separate = source.exists() or target.exists()
         if joint.exists() and separate:

@@ -1,4 +1,4 @@
-"""Tokenizers of pretrained models: `tokenizer.json`, or the older files of each model family.
+"""Tokenizers of pretrained models: `tokenizer.json`, or the older files of each model type.
 
 The ids are those that transformers (or llama2.c) computes from the same files.
 """
@@ -30,8 +30,8 @@ CLS = ("cls A sep", "cls A sep B:1 sep:1")
 
 
 @dataclass(frozen=True)
-class TokenizerFamily:
-    """Defaults of a model family's tokenizers, for what their files do not say."""
+class TokenizerDefaults:
+    """The settings of a model type's tokenizer, where its files do not have them."""
 
     special_tokens: Mapping[str, str]
     template: tuple[str, str] = NO_SPECIAL
@@ -55,21 +55,21 @@ ALBERT_TOKENS = BERT_TOKENS | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "
 ROBERTA_TOKENS = SENTENCEPIECE_TOKENS | {"cls": "<s>", "sep": "</s>", "mask": "<mask>"}
 T5_TOKENS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 
-DEFAULT = TokenizerFamily(SENTENCEPIECE_TOKENS)
-GPT2 = TokenizerFamily(dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"))
-QWEN = TokenizerFamily(dict.fromkeys(("eos", "pad", "unk"), "<|endoftext|>"))
-OPT = TokenizerFamily(SENTENCEPIECE_TOKENS | {"bos": "</s>", "unk": "</s>"}, BOS)
-BERT = TokenizerFamily(BERT_TOKENS, CLS)
-ALBERT = TokenizerFamily(ALBERT_TOKENS, CLS, normalizers=_albert_normalizers)
-ROBERTA = TokenizerFamily(ROBERTA_TOKENS, ("cls A sep", "cls A sep sep B sep"))
-LLAMA = TokenizerFamily({"bos": "<s>", "eos": "</s>", "unk": "<unk>"}, BOS)
-GEMMA = TokenizerFamily(SENTENCEPIECE_TOKENS | {"bos": "<bos>", "eos": "<eos>"}, BOS)
+SENTENCEPIECE = TokenizerDefaults(SENTENCEPIECE_TOKENS)
+GPT2 = TokenizerDefaults(dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"))
+QWEN = TokenizerDefaults(dict.fromkeys(("eos", "pad", "unk"), "<|endoftext|>"))
+OPT = TokenizerDefaults(SENTENCEPIECE_TOKENS | {"bos": "</s>", "unk": "</s>"}, BOS)
+BERT = TokenizerDefaults(BERT_TOKENS, CLS)
+ALBERT = TokenizerDefaults(ALBERT_TOKENS, CLS, normalizers=_albert_normalizers)
+ROBERTA = TokenizerDefaults(ROBERTA_TOKENS, ("cls A sep", "cls A sep sep B sep"))
+LLAMA = TokenizerDefaults({"bos": "<s>", "eos": "</s>", "unk": "<unk>"}, BOS)
+GEMMA = TokenizerDefaults(SENTENCEPIECE_TOKENS | {"bos": "<bos>", "eos": "<eos>"}, BOS)
 CAMEMBERT = ROBERTA
-DEBERTA = TokenizerFamily(BERT_TOKENS | {"bos": "[CLS]", "eos": "[SEP]"}, CLS)
-MARIAN = TokenizerFamily(T5_TOKENS, ("A eos", "A B eos"))
-T5 = TokenizerFamily(T5_TOKENS, EOS, sentinels=100)
+DEBERTA = TokenizerDefaults(BERT_TOKENS | {"bos": "[CLS]", "eos": "[SEP]"}, CLS)
+MARIAN = TokenizerDefaults(T5_TOKENS, ("A eos", "A B eos"))
+T5 = TokenizerDefaults(T5_TOKENS, EOS, sentinels=100)
 
-FAMILIES = {  # by model_type
+DEFAULTS = {  # by model_type
     "albert": ALBERT,
     "bart": ROBERTA,
     "bert": BERT,
@@ -99,7 +99,7 @@ FAMILIES = {  # by model_type
 def load_pretrained(folder: Path, config: Table) -> Tokenizer | PairTokenizers | None:
     """The tokenizer of a folder, or those of source and target; None if there is none.
 
-    `config` is the folder's config.json, which names the model family.
+    `config` is the folder's config.json, which names the `model_type`.
     """
     if (folder / SOURCE).exists():
         return PairTokenizers.load(folder)
@@ -110,12 +110,12 @@ def load_pretrained(folder: Path, config: Table) -> Tokenizer | PairTokenizers |
         tokenizer = _with_bos_eos(Tokenizer.load(folder / JOINT), settings)
         target = Tokenizer.load(folder / TARGET) if (folder / TARGET).exists() else None
         return PairTokenizers(tokenizer, target) if target else tokenizer
-    for names, read, default_family in READERS:
+    for names, read, fallback in READERS:
         paths = [path for name in names for path in sorted(folder.glob(name))[:1]]
         if len(paths) == len(names):
             with as_checkpoint_error(f"{paths[0]} cannot be used"):
-                family = FAMILIES.get(str(settings.get("model_type")), default_family)
-                return read(paths, settings, family)
+                defaults = DEFAULTS.get(str(settings.get("model_type")), fallback)
+                return read(paths, settings, defaults)
     for path in (path for name in UNSUPPORTED for path in folder.glob(name)):
         raise CheckpointError(
             f"{path} is a vocabulary of an unsupported format, or a file that belongs to it is "
@@ -124,18 +124,18 @@ def load_pretrained(folder: Path, config: Table) -> Tokenizer | PairTokenizers |
     return None
 
 
-def _finish(
-    backend: tokenizers.Tokenizer, settings: Table, family: TokenizerFamily, folder: Path
+def _make_tokenizer(
+    backend: tokenizers.Tokenizer, settings: Table, defaults: TokenizerDefaults, folder: Path
 ) -> Tokenizer:
-    """Add the added tokens, special tokens and template of the folder's other files."""
+    """A `Tokenizer` with the added tokens, special tokens and template of the other files."""
     _add_tokens(backend, settings, folder)
-    defaults = {HF_KEYS[name]: token for name, token in family.special_tokens.items()}
-    tables = [*read_tables(folder, *SETTINGS_FILES[:2]), defaults, settings]
+    default_tokens = {HF_KEYS[name]: token for name, token in defaults.special_tokens.items()}
+    tables = [*read_tables(folder, *SETTINGS_FILES[:2]), default_tokens, settings]
     special_tokens = SpecialTokens.read(backend, tables)
     tokens = special_tokens.tokens
     added = [AddedToken(token, special=True, normalized=False) for token in tokens.values()]
     backend.add_special_tokens(added)
-    backend.post_processor = _post_processor(backend, *family.template, tokens)
+    backend.post_processor = _post_processor(backend, *defaults.template, tokens)
     return _with_bos_eos(Tokenizer(backend, special_tokens).check_round_trip(folder), settings)
 
 
@@ -199,18 +199,20 @@ def _add_tokens(backend: tokenizers.Tokenizer, settings: Table, folder: Path) ->
             )
 
 
-def _read_bpe(paths: list[Path], settings: Table, family: TokenizerFamily) -> Tokenizer:
+def _read_bpe(paths: list[Path], settings: Table, defaults: TokenizerDefaults) -> Tokenizer:
     vocab, merges = paths
-    return _finish(read_bpe(vocab, merges, settings), settings, family, vocab.parent)
+    return _make_tokenizer(read_bpe(vocab, merges, settings), settings, defaults, vocab.parent)
 
 
-def _read_wordpiece(paths: list[Path], settings: Table, family: TokenizerFamily) -> Tokenizer:
-    return _finish(read_wordpiece(paths[0], settings), settings, family, paths[0].parent)
+def _read_wordpiece(paths: list[Path], settings: Table, defaults: TokenizerDefaults) -> Tokenizer:
+    return _make_tokenizer(read_wordpiece(paths[0], settings), settings, defaults, paths[0].parent)
 
 
-def _read_sentencepiece(paths: list[Path], settings: Table, family: TokenizerFamily) -> Tokenizer:
+def _read_sentencepiece(
+    paths: list[Path], settings: Table, defaults: TokenizerDefaults
+) -> Tokenizer:
     model = sentencepiece.read_model(paths[0])
-    sentinels = settings.get("extra_ids", family.sentinels)
+    sentinels = settings.get("extra_ids", defaults.sentinels)
     if type(sentinels) is not int or not 0 <= sentinels <= 10_000:
         raise CheckpointError(f"{paths[0].parent}: extra_ids={sentinels!r} must lie in 0 to 10000")
     names = [f"<extra_id_{index}>" for index in reversed(range(sentinels))]
@@ -218,14 +220,14 @@ def _read_sentencepiece(paths: list[Path], settings: Table, family: TokenizerFam
     new = [name for name in names if name not in existing]
     model.pieces += [sentencepiece.Piece(name, 0.0, sentencepiece.CONTROL) for name in new]
     backend = sentencepiece.build(model)
-    if family_steps := family.normalizers(settings):
+    if first_steps := defaults.normalizers(settings):
         file_steps = [backend.normalizer] if backend.normalizer else []
-        backend.normalizer = normalizers.Sequence([*family_steps, *file_steps])
-    return _finish(backend, settings, family, paths[0].parent)
+        backend.normalizer = normalizers.Sequence([*first_steps, *file_steps])
+    return _make_tokenizer(backend, settings, defaults, paths[0].parent)
 
 
-def _read_fairseq(paths: list[Path], settings: Table, family: TokenizerFamily) -> Tokenizer:
-    """A model whose vocabulary begins with fairseq's tokens (CamemBERT), or not (BARThez)."""
+def _read_fairseq(paths: list[Path], settings: Table, defaults: TokenizerDefaults) -> Tokenizer:
+    """A model of fairseq: without its special tokens (CamemBERT), which are added, or with them."""
     model = sentencepiece.read_model(paths[0])
     first = [piece.text for piece in model.pieces[:4]]
     if first[:3] == ["<unk>", "<s>", "</s>"]:
@@ -243,12 +245,12 @@ def _read_fairseq(paths: list[Path], settings: Table, family: TokenizerFamily) -
             f"{paths[0]} begins with {', '.join(first)}, not with the tokens of fairseq;\n"
             "save the tokenizer with transformers as a tokenizer.json first"
         )
-    return _finish(sentencepiece.build(model), settings, family, paths[0].parent)
+    return _make_tokenizer(sentencepiece.build(model), settings, defaults, paths[0].parent)
 
 
-def _read_llama2c(paths: list[Path], settings: Table, family: TokenizerFamily) -> Tokenizer:
+def _read_llama2c(paths: list[Path], settings: Table, defaults: TokenizerDefaults) -> Tokenizer:
     model = sentencepiece.read_llama2c(paths[0])
-    tokenizer = _finish(sentencepiece.build(model), settings, LLAMA, paths[0].parent)
+    tokenizer = _make_tokenizer(sentencepiece.build(model), settings, LLAMA, paths[0].parent)
     # Its training texts begin with <s>, and none ends with </s>.
     special_tokens = SpecialTokens(
         tokens=tokenizer.special_tokens.tokens, stop_tokens=("</s>", "<s>")
@@ -256,36 +258,36 @@ def _read_llama2c(paths: list[Path], settings: Table, family: TokenizerFamily) -
     return Tokenizer(tokenizer.backend, special_tokens)
 
 
-def _read_marian(paths: list[Path], settings: Table, family: TokenizerFamily) -> PairTokenizers:
-    """Each side has its own pieces; the ids of all are in one vocab.json."""
+def _read_marian(paths: list[Path], settings: Table, defaults: TokenizerDefaults) -> PairTokenizers:
+    """Source and target have different pieces; the ids of all are in one vocab.json."""
     *sides, vocab = paths
     ids = read_vocab(vocab)
     if sorted(ids.values()) != list(range(len(ids))):
         raise CheckpointError(
             f"{vocab} is corrupted: its ids must be 0 to {len(ids) - 1} without gaps"
         )
-    tokenizers_ = []
+    pair = []
     for side in sides:
         backend = sentencepiece.build(sentencepiece.read_model(side), ids)
         languages = [token for token in ids if token.startswith(">>") and token.endswith("<<")]
         backend.add_tokens([AddedToken(token, normalized=False) for token in languages])
-        tokenizers_.append(_finish(backend, settings, MARIAN, vocab.parent))
-    return PairTokenizers(*tokenizers_)
+        pair.append(_make_tokenizer(backend, settings, MARIAN, vocab.parent))
+    return PairTokenizers(*pair)
 
 
 UNSUPPORTED = ("*.model", "*.tiktoken", "tekken.json", "vocab.json", "merges.txt")
-Reader = Callable[[list[Path], Table, TokenizerFamily], Tokenizer | PairTokenizers]
+Reader = Callable[[list[Path], Table, TokenizerDefaults], Tokenizer | PairTokenizers]
 READERS: tuple[
-    tuple[tuple[str, ...], Reader, TokenizerFamily], ...
+    tuple[tuple[str, ...], Reader, TokenizerDefaults], ...
 ] = (  # the first whose files exist
     (("source.spm", "target.spm", "vocab.json"), _read_marian, MARIAN),
     (("vocab.json", "merges.txt"), _read_bpe, GPT2),
     (("*encoder.json", "*vocab.bpe"), _read_bpe, GPT2),
     (("vocab.txt",), _read_wordpiece, BERT),
     (("tokenizer.model",), _read_sentencepiece, LLAMA),
-    (("spiece.model",), _read_sentencepiece, DEFAULT),
+    (("spiece.model",), _read_sentencepiece, SENTENCEPIECE),
     (("spm.model",), _read_sentencepiece, DEBERTA),
     (("sentencepiece.bpe.model",), _read_fairseq, CAMEMBERT),
-    (("*.spm",), _read_sentencepiece, DEFAULT),
+    (("*.spm",), _read_sentencepiece, SENTENCEPIECE),
     (("tok*.bin",), _read_llama2c, LLAMA),
 )

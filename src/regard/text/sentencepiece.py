@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from regard.errors import CheckpointError
 from regard.files.untrusted import check_charsmap, read_bytes
-from regard.text.tokenizer import OTHER_SIDE, SPACE
+from regard.text.tokenizer import DECODE_ONLY_PREFIX, METASPACE
 from regard.text.tokenizer_limits import (
     MAX_TOKEN_LENGTH,
     MAX_UNIGRAM_PREFIXES,
@@ -26,11 +26,11 @@ from regard.text.tokenizer_limits import (
 )
 
 UNIGRAM, BPE = 1, 2  # trainer_spec.model_type
-NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # types of pieces
-PIECE_TYPES = {NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE}
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces
+PIECE_TYPES = {NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE}
 CONTROL_TEXT = re.compile(r"<[a-z]+>|</s>|>>.+<<")
-# A piece of n characters is cut at n - 1 points, and each cut copies n characters: about n ** 2.
-MAX_CUTS = 200_000_000  # for all pieces of a BPE model; Gemma has 16 million
+# All splits of a piece of n characters into two copy about n ** 2 characters.
+MAX_SPLIT_COST = 200_000_000  # sum over the pieces of a BPE model; Gemma has 16 million
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +49,21 @@ class SentencePieceModel:
     pieces: list[Piece] = field(default_factory=list)
     model_type: int = UNIGRAM
     byte_fallback: bool = False  # unknown characters become bytes, '<0xE2>'
-    whitespace_suffix: bool = False  # a space belongs to the word before it
-    charsmap: bytes = b""  # precompiled_charsmap: replacements of characters
-    dummy_prefix: bool = True  # a space is added before the text
-    remove_extra_spaces: bool = True  # at both ends, and repeated ones
-    escape_spaces: bool = True  # spaces are written '▁'
+    treat_whitespace_as_suffix: bool = False  # a space belongs to the word before it
+    precompiled_charsmap: bytes = b""  # replacements of characters, as a trie
+    add_dummy_prefix: bool = True  # a space is added before the text
+    remove_extra_whitespaces: bool = True  # at both ends, and repeated ones
+    escape_whitespaces: bool = True  # spaces are written '▁'
 
 
 # Field numbers of the protocol buffer and the attributes that they set.
 SPECS = {
-    2: {3: "model_type", 24: "whitespace_suffix", 35: "byte_fallback"},  # trainer_spec
+    2: {3: "model_type", 24: "treat_whitespace_as_suffix", 35: "byte_fallback"},  # trainer_spec
     3: {  # normalizer_spec
-        2: "charsmap",
-        3: "dummy_prefix",
-        4: "remove_extra_spaces",
-        5: "escape_spaces",
+        2: "precompiled_charsmap",
+        3: "add_dummy_prefix",
+        4: "remove_extra_whitespaces",
+        5: "escape_whitespaces",
     },
 }
 
@@ -109,9 +109,9 @@ def read_llama2c(path: Path) -> SentencePieceModel:
         pieces.append(Piece("</s>", 0.0, CONTROL))
         for name, score in names[3:]:
             is_byte = len(name) == 6 and name.startswith("<0x")
-            pieces.append(Piece(name.replace(" ", SPACE), score, BYTE if is_byte else NORMAL))
+            pieces.append(Piece(name.replace(" ", METASPACE), score, BYTE if is_byte else NORMAL))
         model = SentencePieceModel(
-            pieces=pieces, model_type=BPE, byte_fallback=True, remove_extra_spaces=False
+            pieces=pieces, model_type=BPE, byte_fallback=True, remove_extra_whitespaces=False
         )
         _check(model)
     except (ValueError, struct.error) as error:
@@ -130,34 +130,34 @@ def build(model: SentencePieceModel, ids: dict[str, int] | None = None) -> token
     """
     backend = tokenizers.Tokenizer(BACKEND_MODELS[model.model_type](model, ids))
     added = [piece for piece in model.pieces if piece.kind in _added_types(model)]
-    prefix_once = model.dummy_prefix and any(piece.kind == USER for piece in added)
+    prefix_once = model.add_dummy_prefix and any(piece.kind == USER_DEFINED for piece in added)
     steps: list[Any] = []
-    if model.charsmap:
-        steps.append(normalizers.Precompiled(model.charsmap))
-    if model.remove_extra_spaces:
+    if model.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(model.precompiled_charsmap))
+    if model.remove_extra_whitespaces:
         steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
-    if model.dummy_prefix and not prefix_once:
-        steps.append(normalizers.Prepend(SPACE if model.escape_spaces else " "))
-    if model.escape_spaces:
-        steps.append(normalizers.Replace(" ", SPACE))
+    if model.add_dummy_prefix and not prefix_once:
+        steps.append(normalizers.Prepend(METASPACE if model.escape_whitespaces else " "))
+    if model.escape_whitespaces:
+        steps.append(normalizers.Replace(" ", METASPACE))
     if steps:
         backend.normalizer = normalizers.Sequence(steps)
     # Added tokens split the text before it is normalized; only its start gets the prefix.
     if prefix_once:
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "first", split=False)
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(METASPACE, "first", split=False)
     backend.decoder = decoders.Sequence(
         [
-            decoders.Replace(OTHER_SIDE, ""),
-            decoders.Replace(SPACE, " "),
+            decoders.Replace(DECODE_ONLY_PREFIX, ""),
+            decoders.Replace(METASPACE, " "),
             *([decoders.ByteFallback()] if model.byte_fallback else []),
             decoders.Fuse(),
-            *([decoders.Strip(" ", 1, 0)] if model.dummy_prefix else []),
+            *([decoders.Strip(" ", 1, 0)] if model.add_dummy_prefix else []),
         ]
     )
     backend.add_tokens(
         [
-            AddedToken(piece.text, normalized=False, special=piece.kind != USER)
+            AddedToken(piece.text, normalized=False, special=piece.kind != USER_DEFINED)
             for piece in added
             if ids is None or piece.text in ids
         ]
@@ -166,28 +166,28 @@ def build(model: SentencePieceModel, ids: dict[str, int] | None = None) -> token
 
 
 def _added_types(model: SentencePieceModel) -> set[int]:
-    return {UNKNOWN, CONTROL} if model.model_type == UNIGRAM else {UNKNOWN, CONTROL, USER}
+    return {UNKNOWN, CONTROL} if model.model_type == UNIGRAM else {UNKNOWN, CONTROL, USER_DEFINED}
 
 
 def _unigram(model: SentencePieceModel, ids: dict[str, int] | None) -> models.Model:
     """Scores of the file; a user-defined piece scores higher than any segmentation of it."""
-    normal = [piece.score for piece in model.pieces if piece.kind == NORMAL]
-    best = max(normal, default=0.0)
+    normal_scores = [piece.score for piece in model.pieces if piece.kind == NORMAL]
+    best = max(normal_scores, default=0.0)
     scores = {}
     for piece in model.pieces:
         user_score = len(piece.text) * best - 0.1
-        scores[piece.text] = user_score if piece.kind == USER else piece.score
+        scores[piece.text] = user_score if piece.kind == USER_DEFINED else piece.score
     unknown = next(piece.text for piece in model.pieces if piece.kind == UNKNOWN)
     if ids is None:
         names = [piece.text for piece in model.pieces]
         return models.Unigram(
             [(name, scores[name]) for name in names], names.index(unknown), model.byte_fallback
         )
-    lowest = min(normal, default=0.0)
+    lowest = min(normal_scores, default=0.0)
     vocab = []
     for name in sorted(ids, key=lambda name: ids[name]):
         known = name in scores or CONTROL_TEXT.fullmatch(name)
-        vocab.append((name if known else OTHER_SIDE + name, scores.get(name, lowest)))
+        vocab.append((name if known else DECODE_ONLY_PREFIX + name, scores.get(name, lowest)))
     return models.Unigram(vocab, ids[unknown], model.byte_fallback)
 
 
@@ -196,7 +196,7 @@ def _bpe(model: SentencePieceModel, ids: dict[str, int] | None) -> models.Model:
     if ids is not None:
         _fail("a BPE model with a separate vocab.json is not supported")
     ids = {piece.text: id for id, piece in enumerate(model.pieces)}
-    usable = {piece.text for piece in model.pieces if piece.kind in (NORMAL, USER)}
+    usable = {piece.text for piece in model.pieces if piece.kind in (NORMAL, USER_DEFINED)}
     merges = []
     for piece in model.pieces:
         if piece.kind != NORMAL:
@@ -222,7 +222,7 @@ BACKEND_MODELS = {UNIGRAM: _unigram, BPE: _bpe}
 def _check(model: SentencePieceModel) -> None:
     if model.model_type not in BACKEND_MODELS:
         _fail(f"model_type={model.model_type} is neither unigram (1) nor bpe (2)")
-    if model.whitespace_suffix:
+    if model.treat_whitespace_as_suffix:
         _fail("treat_whitespace_as_suffix is not supported")
     if len({piece.text for piece in model.pieces}) < len(model.pieces):
         _fail("a piece appears twice")
@@ -230,14 +230,17 @@ def _check(model: SentencePieceModel) -> None:
         _fail("it has no unknown piece")
     if model.byte_fallback and len([piece for piece in model.pieces if piece.kind == BYTE]) != 256:
         _fail("it uses byte_fallback but lacks some of the 256 byte pieces")
-    if model.charsmap:
-        check_charsmap(model.charsmap)
+    if model.precompiled_charsmap:
+        check_charsmap(model.precompiled_charsmap)
     texts = [piece.text for piece in model.pieces]
     check_token_lengths(texts)
     if model.model_type == UNIGRAM:
         check_prefixes(texts, MAX_UNIGRAM_PREFIXES, "it")
-    elif sum(len(text) ** 2 for text in texts) > MAX_CUTS:
-        _fail("its pieces are too long")
+    elif (cost := sum(len(text) ** 2 for text in texts)) > MAX_SPLIT_COST:
+        _fail(
+            f"its pieces are too long: their squared lengths sum to {cost:,}, and the limit is "
+            f"{MAX_SPLIT_COST:,}"
+        )
 
 
 def _parse_piece(data: bytes) -> Piece:

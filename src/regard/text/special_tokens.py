@@ -43,7 +43,7 @@ class SpecialTokens:
     tokens: Mapping[str, str] = field(default_factory=lambda: DEFAULT_TOKENS)
     decoder_start: str | None = None  # the first token that a decoder reads, if not the BOS token
     stop_tokens: tuple[str, ...] = ()  # all end-of-sequence tokens, if there are several
-    vocab_size: int = 0  # of the model, if larger than the vocabulary (rounded up)
+    vocab_size: int = 0  # of the model, if its embedding is padded to more ids than tokens
 
     def config(self) -> Table:
         """The content of a `tokenizer_config.json`."""
@@ -57,7 +57,9 @@ class SpecialTokens:
 
     @classmethod
     def read(cls, backend: tokenizers.Tokenizer, tables: Iterable[Table]) -> Self:
-        """From the first table that has a special token, else `SPECIAL_TOKENS` in the vocabulary.
+        """Read each special token from the first table that has it.
+
+        In no table, it is the one of `SPECIAL_TOKENS`, if the vocabulary has it.
 
         A table is a `tokenizer_config.json` or `special_tokens_map.json`, which give texts, or a
         `generation_config.json` or `config.json`, which give ids.
@@ -86,7 +88,7 @@ def config_path(path: Path) -> Path:
 
 
 def read_tables(folder: Path, *names: str) -> list[Table]:
-    """The content of those of the named JSON files that exist."""
+    """The contents of the named JSON files; missing files are skipped."""
     return [read_json(folder / name) for name in names if (folder / name).exists()]
 
 
@@ -148,7 +150,7 @@ class Template:
 
     @classmethod
     def from_post_processor(cls, processor: Table | None) -> Self:
-        """From the `post_processor` of a tokenizer.json."""
+        """Read the template from the `post_processor` of a tokenizer.json."""
         if processor is None:
             return cls()
         kind = processor["type"]

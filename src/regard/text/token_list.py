@@ -17,9 +17,10 @@ def from_token_list(
 ) -> Tokenizer:
     """A tokenizer whose ids are the positions in `tokens`; `special_tokens` are some of them.
 
-    It splits into characters if every ordinary token is one character, else at spaces. Without
-    an "unk" token, unknown characters or words are dropped. Text is lowercased if the vocabulary
-    has no upper-case letters. `template` places special tokens around each text: "bos A eos".
+    It splits into characters if every token but the special ones is one character, else at spaces.
+    Without an "unk" token, unknown characters or words are dropped. Text is lowercased if the
+    vocabulary has no upper-case letters. `template` places special tokens around each text:
+    "bos A eos".
 
     >>> tokenizer = from_token_list(["<s>", "</s>", "a", "b"], {"bos": "<s>", "eos": "</s>"})
     >>> tokenizer.encode("Ab, ba"), tokenizer.decode([0, 3, 2, 1])

@@ -28,14 +28,15 @@ from regard.text.special_tokens import (
 )
 from regard.text.tokenizer_limits import SpeedCheck, parse_tokenizer_json
 
-SPACE = "▁"  # how SentencePiece vocabularies write a space
+METASPACE = "▁"  # how SentencePiece vocabularies write a space
 JOINER = "￭"  # in word vocabularies: no space on this side (OpenNMT's joiner)
 # Files next to a tokenizer.json that name special tokens too.
 CONFIG_FILES = ("special_tokens_map.json", "generation_config.json", "config.json")
 CHARACTER = r"[\s\S]"  # the regular expression that splits text into characters
-OTHER_SIDE = "\uffff"  # prefix of the other language's pieces, where two languages share ids
-FAILURE = "the tokenizer fails on this input; it is corrupted or hostile, use another one"
-# It is encoded and decoded when a tokenizer is loaded. The first character is in no vocabulary.
+DECODE_ONLY_PREFIX = "\uffff"  # of the other language's pieces, where two languages share ids
+FAILURE = "the tokenizer fails on this input; it is corrupted or malicious, use another one"
+# This text is encoded and decoded when a tokenizer is loaded. Its first character is in no
+# vocabulary.
 ROUND_TRIP_TEXT = (
     '\U0010fffd a B 1.\nThe quick brown fox, aged 12, said: "It\'s 3,141.59 (or so)!"\r\n\t'
     f"{'a' * 50} {'0' * 50} {'_' * 50} Très cher Müller, "
@@ -79,7 +80,7 @@ class Tokenizer:
             backend.model.dropout = None  # or the ids of a text would be random
         table = json.loads(backend.to_str())
         self._backend = backend
-        self._specials = {
+        self._special_token_ids = {
             token["content"]: int(token["id"])
             for token in table["added_tokens"]
             if token["special"]
@@ -117,14 +118,21 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def unknown_parts(self, text: str) -> list[str]:
-        """The distinct parts of a text that are encoded as `<unk>`, or dropped if there is none."""
+        """The distinct parts of a text that become `<unk>`, or are dropped if there is none."""
         unk = self.special_id("unk")
         check_text(text)
         self._encode_speed.check(self._encode, text)
         encoding = self._encode(text)
         spans = list(zip(encoding.ids, encoding.offsets, strict=True))
         if unk is not None:
-            return list(dict.fromkeys(text[begin:end] for id, (begin, end) in spans if id == unk))
+            # a space that the normalizer inserts has the offsets of the character before it
+            ends = [0, *(end for _, (_, end) in spans)]
+            parts = (
+                text[max(begin, previous) : end]
+                for previous, (id, (begin, end)) in zip(ends, spans, strict=False)
+                if id == unk
+            )
+            return list(dict.fromkeys(parts))
         dropped = list(text)
         for _, (begin, end) in spans:
             dropped[begin:end] = " " * (end - begin)
@@ -158,7 +166,7 @@ class Tokenizer:
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """The ids of texts, and for each id the characters of the text that it stands for."""
+        """The ids of texts, and for each id its offsets: where its characters begin and end."""
         for text in texts:
             check_text(text)
         self._encode_speed.check(self._encode, max(texts, key=len, default=""))
@@ -213,20 +221,20 @@ class Tokenizer:
         """One token for display: ' the', not 'Ġthe'; an incomplete UTF-8 sequence as '<0xE2>'."""
         self._check_id(id)
         token: str = self._backend.id_to_token(id) or ""  # ids may have gaps
-        if token in self._specials:
+        if token in self._special_token_ids:
             return token
-        token = token.removeprefix(OTHER_SIDE)
+        token = token.removeprefix(DECODE_ONLY_PREFIX)
         if self._byte_level:
             return _byte_level_text(token)
         if self.kind == "word":
             return token.strip(JOINER)
-        return token.replace(SPACE, " ") if self.kind in ("bpe", "unigram") else token
+        return token.replace(METASPACE, " ") if self.kind in ("bpe", "unigram") else token
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes that a token adds to a text, also where they are part of a character."""
+        """The bytes that a token adds to a text; they may be an incomplete character."""
         self._check_id(id)
         token: str = self._backend.id_to_token(id) or ""
-        if token in self._specials:
+        if token in self._special_token_ids:
             return b""
         if self._byte_level:
             return bytes(_BYTES[character] for character in token if character in _BYTES)
@@ -252,22 +260,22 @@ class Tokenizer:
 
     @property
     def backend(self) -> tokenizers.Tokenizer:
-        """A copy of the underlying `tokenizers.Tokenizer`, without settings made here."""
+        """A copy of the underlying `tokenizers.Tokenizer`, as it is stored in tokenizer.json."""
         return tokenizers.Tokenizer.from_str(self._backend.to_str())
 
     @property
     def pad_id(self) -> int:
-        """Padding."""
+        """Id of the padding token."""
         return self._required_id("pad")
 
     @property
     def bos_id(self) -> int:
-        """Beginning of sequence (BOS)."""
+        """Id of the beginning-of-sequence (BOS) token."""
         return self._required_id("bos")
 
     @property
     def eos_id(self) -> int:
-        """End of sequence (EOS)."""
+        """Id of the end-of-sequence (EOS) token."""
         return self._required_id("eos")
 
     @property
@@ -281,33 +289,33 @@ class Tokenizer:
 
     @property
     def unk_id(self) -> int:
-        """Unknown text."""
+        """Id of the unknown token."""
         return self._required_id("unk")
 
     @property
     def mask_id(self) -> int:
-        """A masked token."""
+        """Id of the mask token."""
         return self._required_id("mask")
 
     @property
     def cls_id(self) -> int:
-        """First token of an encoder's input."""
+        """Id of the CLS token, the first of an encoder's input."""
         return self._required_id("cls")
 
     @property
     def sep_id(self) -> int:
-        """Separator after each text of an encoder's input."""
+        """Id of the SEP token, after each text of an encoder's input."""
         return self._required_id("sep")
 
     @property
     def special_ids(self) -> list[int]:
         """All special ids, sorted."""
-        return sorted(self._specials.values())
+        return sorted(self._special_token_ids.values())
 
     @property
     def special_texts(self) -> list[str]:
         """The texts of all special tokens."""
-        return list(self._specials)
+        return list(self._special_token_ids)
 
     def save(self, path: Path | str) -> None:
         """Write `tokenizer.json`; if not `is_native`, also the special tokens in a config file."""
@@ -345,7 +353,7 @@ class Tokenizer:
             return cls(backend, SpecialTokens.read(backend, tables)).check_round_trip(path)
 
     def check_round_trip(self, path: Path) -> Self:
-        """Encode and decode a text, so that a vocabulary that cannot is refused when loaded."""
+        """Encode and decode a text, so that a tokenizer that fails is refused when it is loaded."""
         try:
             self.decode(self.encode(ROUND_TRIP_TEXT * REPETITIONS))
         except RegardError as error:
@@ -353,7 +361,7 @@ class Tokenizer:
         return self
 
     def fingerprint(self) -> str:
-        """sha256 of the canonical JSON, including special tokens that are not `is_native`."""
+        """sha256 of the canonical JSON; the special tokens are included unless `is_native`."""
         table = json.loads(self._backend.to_str())
         if not self.is_native:
             table["roles"] = self.special_tokens.config()
@@ -363,7 +371,7 @@ class Tokenizer:
     @property
     def max_id(self) -> int:
         """The largest id that encoding a text can produce; other special ids may be larger."""
-        ordinary = {*self._backend.get_vocab().values()} - {*self._specials.values()}
+        ordinary = {*self._backend.get_vocab().values()} - {*self._special_token_ids.values()}
         parts = (*self._template.single, *self._template.pair)
         template = [id for id, _ in parts if isinstance(id, int)]
         special = [id for id in map(self.special_id, ("bos", "unk", "mask")) if id is not None]
@@ -372,7 +380,7 @@ class Tokenizer:
     @property
     def has_decode_only_pieces(self) -> bool:
         """Whether some ids are decoded but never encoded: those of the other language of a pair."""
-        return any(token.startswith(OTHER_SIDE) for token in self._backend.get_vocab())
+        return any(token.startswith(DECODE_ONLY_PREFIX) for token in self._backend.get_vocab())
 
     @property
     def is_native(self) -> bool:
@@ -393,7 +401,7 @@ class Tokenizer:
         if id is None:
             raise ConfigError(
                 f"this {self.kind} vocabulary of {self.vocab_size} ids has no {name} token;\n"
-                f"its special tokens: {', '.join(self._specials) or 'none'}"
+                f"its special tokens: {', '.join(self._special_token_ids) or 'none'}"
             )
         return id
 
@@ -416,7 +424,7 @@ class Tokenizer:
         occurs = np.zeros(0x110000, bool)
         occurs[codes] = True
         lower = {c: self._backend.normalizer.normalize_str(chr(c)) for c in np.flatnonzero(occurs)}
-        changed = {int(c): small for c, small in lower.items() if small != chr(c)}
+        changed = {int(c): lowered for c, lowered in lower.items() if lowered != chr(c)}
         return _code_points(text.translate(changed)) if changed else codes
 
 
@@ -440,7 +448,7 @@ def check_vocab_size(vocab_size: int, required: int, description: str) -> None:
     minimum = len(SPECIAL_TOKENS) + required
     if not isinstance(vocab_size, int) or vocab_size < minimum:
         raise ConfigError(
-            f"tokenizer vocab_size={vocab_size!r} must be a whole number of at least {minimum}:\n"
+            f"tokenizer vocab_size={vocab_size!r} must be an integer of at least {minimum}:\n"
             f"{len(SPECIAL_TOKENS)} special tokens and {description}"
         )
 

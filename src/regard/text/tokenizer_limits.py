@@ -1,8 +1,9 @@
-"""Limits on tokenizers from untrusted files: what a tokenizer.json may contain, and its speed.
+"""Limits on tokenizers from untrusted files: on the content of a tokenizer.json and on speed.
 
 A tokenizer is a small program: its normalizer may multiply a text, its regular expressions may
-take exponential time, and its vocabulary is copied into tables. `check_tokenizer_json` refuses
-what has no bound; `SpeedCheck` measures the rest while texts are encoded and decoded.
+take exponential time, and its vocabulary is copied into tables. `check_tokenizer_json` refuses a
+tokenizer without bounds on these; `SpeedCheck` measures its speed while texts are encoded and
+decoded.
 """
 
 import binascii
@@ -31,13 +32,13 @@ MAX_DEPTH = 8  # of sequences in sequences
 # Characters per character of a text, if every step has its worst case. NFKC makes 18 characters
 # of one Arabic ligature, so that real tokenizers reach 2,000, though not for ordinary text.
 MAX_EXPANSION = 10_000
-MAX_TEMPLATE = 256  # parts of a post-processor
+MAX_TEMPLATE_PARTS = 256  # parts of a post-processor
 # Prefixes of tokens, which are the nodes of the tries that the library builds: 340 bytes each for
 # Unigram. mT5, of 250,000 pieces, has about a million.
 MAX_UNIGRAM_PREFIXES = 1_400_000
 MAX_ADDED_PREFIXES = 400_000
 MAX_TOKENS = 400_000  # Gemma has 262,144
-MAX_ADDED_TOKENS, MAX_ADDED_LENGTH = 100_000, 2_000_000  # and characters of all together
+MAX_ADDED_TOKENS, MAX_ADDED_CHARACTERS = 100_000, 2_000_000  # the latter in all tokens together
 
 UNICODE_FACTOR = {
     "NFC": 3,
@@ -54,7 +55,7 @@ PRE_TOKENIZERS |= {"Metaspace", "Punctuation", "Sequence", "Split", "UnicodeScri
 PRE_TOKENIZERS |= {"WhitespaceSplit"}
 DECODERS = {"BPEDecoder", "ByteFallback", "ByteLevel", "CTC", "Fuse", "Metaspace", "Replace"}
 DECODERS |= {"Sequence", "Strip", "WordPiece"}
-PARTS = {  # of a tokenizer.json: the steps that each may have, and the key of nested steps
+COMPONENTS = {  # of a tokenizer.json: the steps that each may have, and the key of nested steps
     "normalizer": (NORMALIZERS, "normalizers"),
     "pre_tokenizer": (PRE_TOKENIZERS, "pretokenizers"),
     "decoder": (DECODERS, "decoders"),
@@ -69,11 +70,11 @@ def parse_tokenizer_json(text: str) -> Table:
 
 
 def check_tokenizer_json(table: Any) -> None:
-    """Raise ValueError for a tokenizer.json that takes unbounded time or memory, or that panics."""
+    """Raise ValueError for a tokenizer.json that is unbounded, or that makes the library panic."""
     if not isinstance(table, dict) or not isinstance(table.get("model"), dict):
         raise ValueError("it is not a JSON object with a model")
     _check_vocab(table["model"], _tables(table.get("added_tokens"), "added_tokens"))
-    expansion = {name: _check_steps(table.get(name), name) for name in PARTS}
+    expansion = {name: _check_steps(table.get(name), name) for name in COMPONENTS}
     encoded, decoded = expansion["normalizer"] * expansion["pre_tokenizer"], expansion["decoder"]
     if encoded > MAX_EXPANSION or decoded > MAX_REPLACEMENT:
         raise ValueError(
@@ -81,12 +82,12 @@ def check_tokenizer_json(table: Any) -> None:
             f"{MAX_EXPANSION:,} when encoding and {MAX_REPLACEMENT} when decoding"
         )
     processor = json.dumps(table.get("post_processor"))
-    if processor.count('"type_id"') > MAX_TEMPLATE:
-        raise ValueError(f"its post_processor has more than {MAX_TEMPLATE} parts")
+    if processor.count('"type_id"') > MAX_TEMPLATE_PARTS:
+        raise ValueError(f"its post_processor has more than {MAX_TEMPLATE_PARTS} parts")
 
 
 def check_token_lengths(tokens: Iterable[Any]) -> None:
-    """Raise ValueError for a token that is longer than any real one."""
+    """Raise ValueError for a token of more than `MAX_TOKEN_LENGTH` characters."""
     longest = max((token for token in tokens if isinstance(token, str)), key=len, default="")
     if len(longest) > MAX_TOKEN_LENGTH:
         raise ValueError(
@@ -96,12 +97,12 @@ def check_token_lengths(tokens: Iterable[Any]) -> None:
 
 
 def check_added_tokens(tokens: Sequence[Any]) -> None:
-    """Raise ValueError for added tokens that the library would search for too long."""
+    """Raise ValueError for so many or so long added tokens that finding them takes too long."""
     characters = sum(len(token) for token in tokens if isinstance(token, str))
-    if len(tokens) > MAX_ADDED_TOKENS or characters > MAX_ADDED_LENGTH:
+    if len(tokens) > MAX_ADDED_TOKENS or characters > MAX_ADDED_CHARACTERS:
         raise ValueError(
             f"it has {len(tokens):,} added tokens of {characters:,} characters, and the limits are "
-            f"{MAX_ADDED_TOKENS:,} and {MAX_ADDED_LENGTH:,}"
+            f"{MAX_ADDED_TOKENS:,} and {MAX_ADDED_CHARACTERS:,}"
         )
     check_prefixes(tokens, MAX_ADDED_PREFIXES, "added_tokens")
 
@@ -135,18 +136,19 @@ def _check_vocab(model: Table, added_tokens: list[Table]) -> None:
         raise ValueError(f"max_input_chars_per_word is more than {MAX_TOKEN_LENGTH:,}")
 
 
-def check_prefixes(tokens: Collection[Any], limit: int, what: str) -> None:
-    """Raise ValueError for tokens whose trie is too large for the memory."""
+def check_prefixes(tokens: Collection[Any], limit: int, name: str) -> None:
+    """Raise ValueError for tokens whose trie would have more than `limit` nodes."""
     texts = [token.encode("utf-8", "surrogatepass") for token in tokens if isinstance(token, str)]
     if sum(map(len, texts)) <= limit:
         return
     texts.sort()
     prefixes = 0
-    for last, text in pairwise([b"", *texts]):
-        shared = next((i for i, (a, b) in enumerate(zip(last, text, strict=False)) if a != b), None)
-        prefixes += len(text) - (min(len(last), len(text)) if shared is None else shared)
+    for previous, text in pairwise([b"", *texts]):
+        pairs = enumerate(zip(previous, text, strict=False))
+        shared = next((i for i, (a, b) in pairs if a != b), min(len(previous), len(text)))
+        prefixes += len(text) - shared
         if prefixes > limit:
-            raise ValueError(f"the tokens in {what} have more than {limit:,} different prefixes")
+            raise ValueError(f"the tokens in {name} have more than {limit:,} different prefixes")
 
 
 def _tables(value: Any, name: str) -> list[Table]:
@@ -161,7 +163,7 @@ def _check_steps(step: Any, part: str) -> float:
     """The largest expansion factor of a text by a normalizer, pre-tokenizer or decoder."""
     if step is None:
         return 1.0
-    known, nested_key = PARTS[part]
+    known, nested_key = COMPONENTS[part]
     expansion, steps = 1.0, 0
     stack = [(step, 1)]
     while stack:
@@ -202,8 +204,8 @@ def _expansion(step: Table, part: str) -> float:
     if part == "decoder":
         texts = [value for value in step.values() if isinstance(value, str)]
         check_token_lengths(texts)
-        if kind in ("BPEDecoder", "CTC") and not all(texts):  # found between all characters
-            raise ValueError(f"a {kind} of its decoder replaces an empty text")
+        if kind in ("BPEDecoder", "CTC") and not all(texts):  # matches between all characters
+            raise ValueError(f"a {kind} of its decoder replaces an empty string")
         return 2.0 if kind in ("BPEDecoder", "CTC", "WordPiece") else 1.0  # they insert spaces
     if kind == "ByteLevel":  # a character for each byte, after one space
         return 5.0
@@ -227,7 +229,7 @@ def _replacement_expansion(step: Table) -> float:
 def _string(step: Table, key: str) -> str:
     value = step.get(key)
     if not isinstance(value, str):
-        raise ValueError(f"{key} of a {step['type']} is not a text")
+        raise ValueError(f"{key} of a {step['type']} is not a string")
     return value
 
 
@@ -241,19 +243,19 @@ ANCHORS, CHARACTERS = "AzZbBGyY", "dDhHsSwWnrtfvaeNO0"
 
 
 class Width(NamedTuple):
-    """The lengths that a regular expression matches, and its unbounded quantifiers in a row."""
+    """The lengths of the strings that a regular expression matches, and its complexity."""
 
     shortest: int
     longest: float
-    unbounded: int
-    branches: int = 1
+    unbounded: int  # quantifiers one after the other
+    branches: int = 1  # the most alternatives of any group
 
 
 def check_regex(expression: str) -> Width:
     r"""Raise ValueError for an expression of Oniguruma's syntax that may backtrack for long.
 
-    What an unbounded quantifier repeats must not contain another one, nor match an empty text:
-    (a+)+ is refused. Back references, recursion and conditions are refused too.
+    An expression that an unbounded quantifier repeats must not contain another one, nor match the
+    empty string: (a+)+ is refused. Back references, recursion and conditions are refused too.
 
     >>> check_regex(r"\p{L}+|[^\s]{2}")
     Width(shortest=1, longest=inf, unbounded=1, branches=2)
@@ -262,7 +264,7 @@ def check_regex(expression: str) -> Width:
         raise ValueError(f"a regular expression has {len(expression):,} characters")
     reader = _RegexReader(expression)
     width = reader.alternatives(0)
-    if reader.at < len(expression):
+    if reader.offset < len(expression):
         reader.refuse("has a ) without a (")
     return width
 
@@ -272,15 +274,16 @@ class _RegexReader:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.at = 0
+        self.offset = 0
 
     def refuse(self, problem: str) -> Any:
         raise ValueError(f"the regular expression {quote(self.text)} {problem}")
 
     def take(self, prefix: str) -> bool:
-        taken = self.text.startswith(prefix, self.at)
-        self.at += len(prefix) * taken
-        return taken
+        """Skip a prefix; return whether the text has it here."""
+        matches = self.text.startswith(prefix, self.offset)
+        self.offset += len(prefix) * matches
+        return matches
 
     def alternatives(self, depth: int) -> Width:
         if depth > 50:
@@ -297,7 +300,7 @@ class _RegexReader:
 
     def sequence(self, depth: int) -> Width:
         shortest, longest, unbounded, branches = 0, 0.0, 0, 1
-        while self.at < len(self.text) and self.text[self.at] not in "|)":
+        while self.offset < len(self.text) and self.text[self.offset] not in "|)":
             part = self.repetition(self.atom(depth))
             shortest += part.shortest
             longest += part.longest
@@ -317,7 +320,9 @@ class _RegexReader:
             self.take("?") or self.take("+")
             if most > MAX_REPETITIONS:
                 if part.unbounded or not part.shortest:
-                    self.refuse("has nested unbounded quantifiers, or one of what may be empty")
+                    self.refuse(
+                        "has nested unbounded quantifiers, or repeats an empty match without bound"
+                    )
                 # A repeated part with alternatives or of variable length counts twice; beyond that,
                 # Oniguruma has its own limit on backtracking.
                 varies = part.longest > part.shortest or part.branches > 1
@@ -331,21 +336,21 @@ class _RegexReader:
         for sign, bounds in {"*": (0, math.inf), "+": (1, math.inf), "?": (0, 1.0)}.items():
             if self.take(sign):
                 return bounds
-        end = self.text.find("}", self.at)
-        if not self.text.startswith("{", self.at) or end < 0:
+        end = self.text.find("}", self.offset)
+        if not self.text.startswith("{", self.offset) or end < 0:
             return None
-        least, comma, most = self.text[self.at + 1 : end].partition(",")
+        least, comma, most = self.text[self.offset + 1 : end].partition(",")
         digits = least + most
         if not (digits.isascii() and digits.isdigit() and len(digits) <= 12):
             return None  # a literal brace
-        self.at = end + 1
+        self.offset = end + 1
         first = int(least or 0)
         return first, float(most or math.inf) if comma else float(first)
 
     def atom(self, depth: int) -> Width:
         one = Width(1, 1.0, 0)
-        character = self.text[self.at]
-        self.at += 1
+        character = self.text[self.offset]
+        self.offset += 1
         if character == "(":
             return self.group(depth)
         if character == "[":
@@ -356,41 +361,41 @@ class _RegexReader:
         return Width(0, 0.0, 0) if character in "^$" else one
 
     def group(self, depth: int) -> Width:
-        looks_around = any(map(self.take, ("?=", "?!", "?<=", "?<!")))
-        if not looks_around and self.take("?") and not any(map(self.take, (":", ">"))):
+        is_lookaround = any(map(self.take, ("?=", "?!", "?<=", "?<!")))
+        if not is_lookaround and self.take("?") and not any(map(self.take, (":", ">"))):
             self.options_or_name()
             if self.take(")"):  # (?i): for the rest of the expression
                 return Width(0, 0.0, 0)
         inside = self.alternatives(depth + 1)
         if not self.take(")"):
             self.refuse("has a ( without a )")
-        return Width(0, 0.0, inside.unbounded, inside.branches) if looks_around else inside
+        return Width(0, 0.0, inside.unbounded, inside.branches) if is_lookaround else inside
 
     def options_or_name(self) -> None:
         if self.take("<") or self.take("P<"):
-            end = self.text.find(">", self.at)
+            end = self.text.find(">", self.offset)
             if end < 0:
                 self.refuse("has an unknown group")
-            self.at = end + 1
+            self.offset = end + 1
             return
-        while self.at < len(self.text) and self.text[self.at] in "im-":
-            self.at += 1
-        if not self.take(":") and not self.text.startswith(")", self.at):
+        while self.offset < len(self.text) and self.text[self.offset] in "im-":
+            self.offset += 1
+        if not self.take(":") and not self.text.startswith(")", self.offset):
             self.refuse("has an unknown group")
 
     def escape(self) -> Width:
-        if self.at == len(self.text):
+        if self.offset == len(self.text):
             self.refuse("ends with a backslash")
-        character = self.text[self.at]
-        self.at += 1
+        character = self.text[self.offset]
+        self.offset += 1
         if character in "pPxu":
-            end = self.text.find("}", self.at)
-            if self.text.startswith("{", self.at) and end > 0:
-                self.at = end + 1
+            end = self.text.find("}", self.offset)
+            if self.text.startswith("{", self.offset) and end > 0:
+                self.offset = end + 1
             elif character in "pP":
                 self.refuse(f"has a \\{character} without a name in braces")
             else:
-                self.at += 2 if character == "x" else 4
+                self.offset += 2 if character == "x" else 4
         elif character == "R":
             return Width(1, 2.0, 0)
         elif character in ANCHORS:
@@ -400,14 +405,14 @@ class _RegexReader:
         return Width(1, 1.0, 0)
 
     def skip_class(self, depth: int) -> None:
-        """The characters between brackets, which may contain others: [a-z&&[^x]], [[:alpha:]]."""
+        """Skip a character class, which may contain others: [a-z&&[^x]], [[:alpha:]]."""
         if depth > 50:
             self.refuse("is nested too deeply")
         self.take("^")
         first = True
-        while self.at < len(self.text):
-            character = self.text[self.at]
-            self.at += 1
+        while self.offset < len(self.text):
+            character = self.text[self.offset]
+            self.offset += 1
             if character == "\\":
                 self.escape()
             elif character == "[":
@@ -421,33 +426,33 @@ class _RegexReader:
 class SpeedCheck:
     """Refuses a text that would take a tokenizer too long, before all of it is encoded.
 
-    The time of a hostile tokenizer grows faster than the length of the text. So a text that is
-    longer than any before is first tried in part, and each part may be half as long again as the
-    last that was fast enough:
+    The time of a malicious tokenizer grows faster than the length of the text. So prefixes of a
+    text that is longer than all before are timed first, each 1.5 times as long as the one before.
+    A prefix is fast enough if
 
-        seconds <= FIXED + PER_ITEM * length
+        seconds <= FIXED_SECONDS + SECONDS_PER_ITEM * length
     """
 
-    FIXED = 0.1  # seconds
-    PER_ITEM = 20e-6  # seconds per character or id; the slowest tokenizers take 3e-6
+    FIXED_SECONDS = 0.1
+    SECONDS_PER_ITEM = 20e-6  # per character or id; the slowest tokenizers take 3e-6
     MIN_LENGTH = 16  # characters or ids that are not checked
     MAX_LENGTH = 1 << 16  # characters or ids after which a tokenizer counts as fast
 
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self.tried = self.MIN_LENGTH
+    def __init__(self, unit: str) -> None:
+        self.unit = unit  # "characters" or "ids"
+        self.checked_length = self.MIN_LENGTH
 
     def check(self, call: Callable[[T], object], longest: T) -> None:
-        """Call with growing parts of `longest`; raise DataError if one takes too long."""
-        while self.tried < min(len(longest), self.MAX_LENGTH):
-            length = min(3 * self.tried // 2, len(longest))
+        """Time `call` on growing prefixes of `longest`; raise DataError if one takes too long."""
+        while self.checked_length < min(len(longest), self.MAX_LENGTH):
+            length = min(3 * self.checked_length // 2, len(longest))
             # The time of this thread: other programs and threads do not count.
             began = time.thread_time()
             call(longest[:length])
             seconds = time.thread_time() - began
-            if seconds > self.FIXED + self.PER_ITEM * length:
+            if seconds > self.FIXED_SECONDS + self.SECONDS_PER_ITEM * length:
                 raise DataError(
-                    f"the tokenizer takes {seconds:.1f} s for {length} {self.what}; "
-                    "it is corrupted or hostile, use another one"
+                    f"the tokenizer takes {seconds:.1f} s for {length} {self.unit}; "
+                    "it is corrupted or malicious, use another one"
                 )
-            self.tried = length
+            self.checked_length = length

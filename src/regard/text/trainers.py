@@ -18,9 +18,8 @@ TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {
 }
 
 MAX_TRAINING_BYTES = 100_000_000
-MAX_BPE_BYTES = (
-    20_000_000  # a sample suffices, since byte-level BPE has no unknown text: docs/results.md
-)
+# Byte-level BPE has no unknown text, so a smaller sample suffices (docs/results.md).
+MAX_BPE_BYTES = 20_000_000
 WINDOW = 1 << 16  # characters; longer texts are split, so that they can be sampled too
 
 
@@ -28,20 +27,20 @@ def train_tokenizer(
     choice: Choice,
     texts: Iterable[str],
     *,
-    total: int | None = None,
+    total_bytes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tokenizer:
     """Train the tokenizer that `choice` names on a stream of texts, which is read once.
 
-    Of more than 100 MB of text (20 MB for "bpe"), an evenly spread sample is used. `total`, the
-    number of bytes of all texts if known, only avoids collecting text that would be dropped again.
-    `progress` is called with the characters that the trainer has taken so far, and all of them.
+    Of more than 100 MB of text (20 MB for "bpe"), an evenly spread sample is used. `total_bytes` is
+    the size of all texts, if it is known: then less text is held in memory before it is sampled.
+    `progress` is called with the number of characters that the trainer has read, and their total.
 
     >>> train_tokenizer({"kind": "bpe", "vocab_size": 300}, ["a rose is a rose is a rose"])
     Tokenizer('bpe', vocab_size=270)
     """
     limit = MAX_BPE_BYTES if kind_of(choice)[0] == "bpe" else MAX_TRAINING_BYTES
-    sampled = sample(texts, limit, total=total)
+    sampled = sample(texts, limit, total_bytes=total_bytes)
     if not sampled:
         raise DataError("the training data has no text, so no tokenizer can be trained; add text")
     return make(choice, TOKENIZERS, "tokenizer", texts=_with_progress(sampled, progress))
@@ -52,14 +51,16 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     return Tokenizer.load(path)
 
 
-def sample(texts: Iterable[str], max_bytes: int, *, total: int | None = None) -> list[str]:
+def sample(texts: Iterable[str], max_bytes: int, *, total_bytes: int | None = None) -> list[str]:
     """At most `max_bytes` of text: every `stride`-th window of the stream.
 
     Whenever the limit is exceeded, the stride is tripled and two of three windows are dropped.
     It stays odd, so that both languages of an alternating stream are sampled equally.
     """
     # A stride 10 % larger than needed, so that windows of different sizes stay below the limit.
-    stride = 1 if total is None or total <= max_bytes else -(-11 * total // (10 * max_bytes)) | 1
+    stride = 1
+    if total_bytes is not None and total_bytes > max_bytes:
+        stride = -(-11 * total_bytes // (10 * max_bytes)) | 1  # odd
     sampled: list[str] = []
     size = 0
     for index, window in enumerate(_windows(texts)):

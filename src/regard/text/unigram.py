@@ -8,7 +8,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 
 from regard.text.special_tokens import SPECIAL_TOKENS
 from regard.text.tokenizer import (
-    SPACE,
+    METASPACE,
     Tokenizer,
     added_special_tokens,
     characters,
@@ -36,14 +36,16 @@ def train(texts: Iterable[str], *, vocab_size: int = 8000, lower: bool = False) 
         backend.normalizer = normalizers.Lowercase()
     # A piece never mixes letters, digits and other characters. Hence '<pad>' in a text is never
     # encoded as the special token.
-    word = rf"{SPACE}?[\p{{L}}\p{{M}}]+|{SPACE}?\p{{N}}+|{SPACE}?[^{SPACE}\p{{L}}\p{{M}}\p{{N}}]+"
+    letters, digits = r"\p{L}\p{M}", r"\p{N}"
+    runs = (f"[{letters}]+", f"{digits}+", f"[^{METASPACE}{letters}{digits}]+")
+    word = "|".join(f"{METASPACE}?{run}" for run in runs)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never", split=False),
+            pre_tokenizers.Metaspace(replacement=METASPACE, prepend_scheme="never", split=False),
             pre_tokenizers.Split(Regex(word), "isolated"),
         ]
     )
-    backend.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="never")
+    backend.decoder = decoders.Metaspace(replacement=METASPACE, prepend_scheme="never")
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size,
         special_tokens=added_special_tokens(),

@@ -17,7 +17,7 @@ CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 QWEN = "|".join([CONTRACTION, WORD, r"\p{N}", PUNCTUATION, r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
-SPLIT_PATTERNS = {"qwen2": QWEN, "qwen3": QWEN}  # by model_type; all others split as GPT-2
+SPLIT_PATTERNS = {"qwen2": QWEN, "qwen3": QWEN}  # by model_type; others split as GPT-2 does
 
 
 def read_bpe(vocab: Path, merges: Path, settings: Table) -> tokenizers.Tokenizer:

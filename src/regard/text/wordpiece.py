@@ -16,8 +16,8 @@ def train(texts: Iterable[str], *, vocab_size: int = 8000, lower: bool = False) 
 
         embeddings   ->   em  ##bed  ##ding  ##s
 
-    The vocabulary is trained by merging frequent pairs, as in BPE. White space is not restored; a
-    word with an unknown letter, or of more than 100 letters, is one `<unk>`. Unlike in BERT,
+    The vocabulary is trained by merging frequent pairs, as in BPE. Whitespace is not restored; a
+    word with an unknown character, or of more than 100 characters, is one `<unk>`. Unlike in BERT,
     `lower` does not strip accents. Schuster and Nakajima 2012; Devlin et al. 2019.
     """
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
@@ -25,16 +25,16 @@ def train(texts: Iterable[str], *, vocab_size: int = 8000, lower: bool = False) 
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix=CONTINUATION)
 
-    # The trainer (tokenizers 0.23) gives continuing letters ids in a random order, and breaks ties
-    # between pairs by id. So a first run without merges collects them, and a second run gets them
-    # in a fixed order.
+    # The trainer (tokenizers 0.23) numbers the characters that continue words in a random order,
+    # and breaks ties between pairs by id. So a first training without merges collects these
+    # characters, and a second one gets them in a fixed order.
     texts = [check_text(text) for text in texts]
-    letters = _train(backend, texts, vocab_size=0).keys() - SPECIAL_TOKENS
+    characters = _train(backend, texts, vocab_size=0).keys() - SPECIAL_TOKENS
     check_vocab_size(
-        vocab_size, len(letters), f"{len(letters)} letters that begin or continue words"
+        vocab_size, len(characters), f"{len(characters)} characters that begin or continue words"
     )
-    continuing = sorted(token for token in letters if token.startswith(CONTINUATION))
-    vocab = _train(backend, texts, vocab_size=vocab_size, initial_tokens=continuing)
+    continuations = sorted(token for token in characters if token.startswith(CONTINUATION))
+    vocab = _train(backend, texts, vocab_size=vocab_size, initial_tokens=continuations)
 
     backend.model = models.WordPiece(vocab, unk_token="<unk>")
     backend.add_special_tokens(added_special_tokens())

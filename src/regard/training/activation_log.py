@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.batch import Batch
-from regard.errors import ConfigError
+from regard.errors import ConfigError, list_names
 from regard.explain.trace import trace
 from regard.nn.hook_point import HookPoint
 from regard.tasks import Task
 from regard.training.events import ActivationStatistics
 
-SHOWN = 40  # names in an error message
 _SUFFIX = "_hook"
 
 
@@ -23,14 +22,12 @@ def find_hook_points(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     """The paths of the hook points that match any of the patterns, in the order of the model.
 
     A pattern is a glob over the path with or without its suffix `_hook`: `layers.*.forget_gate`
-    matches `layers.0.forget_gate_hook`. One that matches nothing is an error.
+    matches `layers.0.forget_gate_hook`. A pattern that matches no hook point is an error.
     """
-    names = [name for name, part in model.named_modules() if isinstance(part, HookPoint)]
+    names = [name for name, module in model.named_modules() if isinstance(module, HookPoint)]
     for pattern in patterns:
         if not any(_matches(name, pattern) for name in names):
-            paths = [name.removesuffix(_SUFFIX) for name in names]
-            more = [f"… ({len(names)} in all)"] if len(names) > SHOWN else []
-            known = ", ".join([*paths[:SHOWN], *more]) or "none"
+            known = list_names([name.removesuffix(_SUFFIX) for name in names]) or "none"
             raise ConfigError(
                 f"train.log={pattern!r} matches no hook point of this model; hook points: {known}"
             )
@@ -45,11 +42,11 @@ def _matches(name: str, pattern: str) -> bool:
 def activation_statistics(
     model: nn.Module, task: Task, batches: Iterator[Batch], patterns: Sequence[str]
 ) -> ActivationStatistics:
-    """Run the first of `batches` through the model; statistics of the activations there.
+    """Run the first of `batches` through the model; return statistics by hook point.
 
-    Measured in evaluation mode, with the EMA weights if `train.ema` is set, over all values of
-    the activation, padding included. If a hook point is called several times, its last activation
-    is used; a hook point that is not called is left out.
+    They are measured in evaluation mode, with the EMA weights if `train.ema` is set, over all
+    values of the activation, padding included. If a hook point is called several times, its last
+    activation is used; a hook point that is not called is left out.
 
     mean    the mean of all values
     norm    the L2 norm of the vectors along the last axis, averaged over them

@@ -12,14 +12,15 @@ from regard.training.optim import Schedule, schedule
 from regard.training.parallel.ranks import Ranks
 from regard.training.storage.checkpoint import Checkpoint
 
-SPEED_TIME_CONSTANT = 0.1  # of the time budget: how long a measured speed counts
-EVALUATION_SHARE = 0.15  # of the time budget, at most, for evaluations while training
-START_SHARE = 0.05  # an evaluation before training costs at most this fraction of the steps
-FINAL_SHARE = 0.2  # of the time budget, at most, for the evaluation of all data at the end
+# time constant of the moving average of the speed, as a fraction of the time budget
+SPEED_TIME_CONSTANT = 0.1
+EVALUATION_FRACTION = 0.15  # of the time budget, at most, for evaluations while training
+START_FRACTION = 0.05  # of the steps: an evaluation before training costs at most this
+FINAL_FRACTION = 0.2  # of the time budget, at most, for the evaluation of all data at the end
 # without a time budget, the final evaluation may take this long, or as long as the training
 MIN_FINAL_SECONDS = 30.0
-SAVES = 10
-ROUNDING = 1e-9
+MIN_CHECKPOINTS = 10  # of a run with a time budget
+EPSILON = 1e-9  # tolerance of rounding errors of the progress; avoids a division by 0
 
 
 class StepBudget:
@@ -28,9 +29,9 @@ class StepBudget:
     def __init__(self, config: RunConfig, evaluations: EvaluationPlan, save_every: int) -> None:
         self.config, self.settings, self.steps = config, config.train, config.train.steps
         self.evaluate_every, self.save_every = evaluations.every, save_every
-        self.factor: Schedule = schedule(self.settings.schedule, self.steps)
+        self.lr_factor: Schedule = schedule(self.settings.schedule, self.steps)
         self.evaluates_at_start = evaluations.at_start
-        self.next_pause = 0  # before this step there is nothing to evaluate or save
+        self.next_pause = 0  # no step before this one is followed by an evaluation or a checkpoint
 
     @property
     def max_steps(self) -> int:
@@ -59,14 +60,14 @@ class StepBudget:
         return self.is_last(done), self.evaluates(done), self.saves(done)
 
     def start_clock(self, done: int) -> None:
-        """Begin to take steps, after `done` of them."""
+        """Compute `next_pause`; called when training continues after `done` steps."""
         evaluation, save = (
             every - done % every for every in (self.evaluate_every, self.save_every)
         )
         self.next_pause = min(done + evaluation, done + save, self.steps)
 
     def replan(self, done: int, final_seconds: float = 0.0) -> None:
-        """Estimate again how many steps fit, after `done` steps; here they are fixed."""
+        """Update the estimated number of steps, after `done` steps; here it is fixed."""
 
     def mark_evaluated(self, done: int) -> None:
         """Record that the run was evaluated after `done` steps."""
@@ -74,16 +75,15 @@ class StepBudget:
     def mark_saved(self, done: int) -> None:
         """Record that the run was saved after `done` steps."""
 
-    def after_evaluation(self, done: int) -> None:
-        """Called when training goes on after an evaluation and its checkpoint."""
-        self.start_clock(done)
+    def time_evaluation(self) -> None:
+        """Record the duration of an evaluation and its checkpoint: the time since `start_clock`."""
 
-    def final_seconds(self, trained: float) -> float:
-        """How long an evaluation of all data may take at the end, after `trained` seconds."""
-        return max(MIN_FINAL_SECONDS, trained)
+    def max_final_seconds(self, training_seconds: float) -> float:
+        """How long the evaluation of all validation data may take at the end of the run."""
+        return max(MIN_FINAL_SECONDS, training_seconds)
 
     def state(self) -> dict[str, Any]:
-        """The entries of state.json that restore it."""
+        """The entries of state.json that restore the budget."""
         return {}
 
     def summary_lines(self) -> list[str]:
@@ -93,21 +93,21 @@ class StepBudget:
 
 @dataclass(frozen=True, slots=True)
 class TimePlan:
-    """The steps of a run that must end in time, as estimated after the step `step`.
+    """The steps and the progress of a run with a time budget, as estimated after step t.
 
-    The progress p of the run, from 0 to 1, is linear from that step t on, so that it never jumps
-    and is 1 at the last step:
+    The progress p, from 0 to 1, is linear from step t on, so that it never jumps and is 1 at the
+    last step:
 
         p(s) = p(t) + (1 - p(t)) (s - t) / (steps - t)
     """
 
-    steps: int
-    step: int = 0
-    progress: float = 0.0  # after `step`
+    steps: int  # estimated number of steps of the run
+    step: int = 0  # t
+    progress: float = 0.0  # p(t)
     last_evaluation: float = 0.0  # progress at the last evaluation
     last_save: float = 0.0  # progress at the last checkpoint
     evaluation_seconds: float | None = None  # of the last evaluation
-    seconds: float = 0.0  # of the time budget that were used when this was saved
+    seconds: float = 0.0  # seconds of the time budget that were used when the plan was saved
 
     def progress_at(self, step: int) -> float:
         """The progress after `step` steps."""
@@ -116,20 +116,20 @@ class TimePlan:
         return self.progress + (1 - self.progress) * (step - self.step) / (self.steps - self.step)
 
     def step_at(self, progress: float) -> int:
-        """The first step after which the progress is this."""
+        """The first step after which the progress is at least `progress`."""
         if progress >= 1 or self.progress >= 1:
             return self.steps
-        share = max(progress - self.progress, 0) / (1 - self.progress)
-        return self.step + math.ceil(share * (self.steps - self.step) - ROUNDING)
+        fraction = max(progress - self.progress, 0) / (1 - self.progress)
+        return self.step + math.ceil(fraction * (self.steps - self.step) - EPSILON)
 
 
 class TimeBudget(StepBudget):
     """A run of `minutes` from `started` on; `train.steps` is a first estimate.
 
-    Steps and evaluations are timed. Whenever the log is written, the steps that fit into the
-    remaining time are estimated again. Learning rate, evaluations and checkpoints depend on the
-    progress (`TimePlan`), so that warm-up and decay keep their shares of the run, however
-    many steps it takes.
+    Steps and evaluations are timed. Whenever the log is written, the number of steps that fit into
+    the remaining time is estimated again. Learning rate, evaluations and checkpoints depend on the
+    progress (`TimePlan`), so that warm-up and decay keep their fractions of the run, whatever the
+    number of steps.
     """
 
     def __init__(
@@ -143,23 +143,23 @@ class TimeBudget(StepBudget):
     ) -> None:
         super().__init__(config, evaluations, save_every)
         assert config.minutes is not None
-        self.evaluation_steps = evaluations.cost
-        self.evaluates_at_start &= evaluations.cost <= START_SHARE * self.steps
-        self.estimated_factor, self.factor = self.factor, self._factor
+        self.evaluation_cost = evaluations.cost  # in steps
+        self.evaluates_at_start &= evaluations.cost <= START_FRACTION * self.steps
+        self.initial_schedule, self.lr_factor = self.lr_factor, self._lr_factor
         self.ranks = ranks
         self.plan = TimePlan(self.steps) if saved is None else TimePlan(**saved)
         self.steps = self.plan.steps
         self.timed_steps = self.timed_seconds = 0.0
         self.seconds = 60 * config.minutes
         self.deadline = started + self.seconds - self.plan.seconds
-        # to print the results and end the process; longer where its start took long
-        starting = time.perf_counter() - started
-        self.exit_seconds = min(0.3 + 0.15 * starting, 0.05 * self.seconds)
+        # reserved to print the results and to exit; more where the process was slow to start
+        startup_seconds = time.perf_counter() - started
+        self.exit_seconds = min(0.3 + 0.15 * startup_seconds, 0.05 * self.seconds)
         self.start_clock(self.plan.step)
 
-    def _factor(self, step: float) -> float:
-        """The factor of the learning rate at a step: that of its progress in the estimate."""
-        return self.estimated_factor(self.plan.progress_at(int(step)) * self.settings.steps)
+    def _lr_factor(self, step: float) -> float:
+        """The factor of the learning rate: the initial schedule at the progress after `step`."""
+        return self.initial_schedule(self.plan.progress_at(int(step)) * self.settings.steps)
 
     @property
     def max_steps(self) -> int:
@@ -190,21 +190,21 @@ class TimeBudget(StepBudget):
         return self.steps if progress > 1 - self.interval / 2 else self.plan.step_at(progress)
 
     def _next_save(self) -> int:
-        return self.plan.step_at(self.plan.last_save + 1 / SAVES)
+        return self.plan.step_at(self.plan.last_save + 1 / MIN_CHECKPOINTS)
 
     @property
     def interval(self) -> float:
-        """The progress between two evaluations: larger where evaluations take long."""
-        affordable = self.evaluation_seconds / (EVALUATION_SHARE * self.seconds)
+        """The progress between two evaluations: larger if evaluations are slow."""
+        affordable = self.evaluation_seconds / (EVALUATION_FRACTION * self.seconds)
         return max(self.evaluate_every / self.settings.steps, affordable)
 
     @property
     def evaluation_seconds(self) -> float:
-        """The seconds of an evaluation, with what is saved after it."""
+        """How long an evaluation takes, including the checkpoint after it."""
         if self.plan.evaluation_seconds is not None:
             return self.plan.evaluation_seconds
-        step = self.timed_seconds / self.timed_steps if self.timed_steps else 0.0
-        return self.evaluation_steps * step
+        seconds_per_step = self.timed_seconds / self.timed_steps if self.timed_steps else 0.0
+        return self.evaluation_cost * seconds_per_step
 
     def start_clock(self, done: int) -> None:
         """Begin to time steps, after `done` of them."""
@@ -222,7 +222,7 @@ class TimeBudget(StepBudget):
     def replan(self, done: int, final_seconds: float = 0.0) -> None:
         """Estimate how many steps fit into the remaining time, after `done` steps.
 
-        `final_seconds` are those of the evaluation of all data after the last step.
+        `final_seconds` is the duration of the evaluation of all data after the last step.
         """
         now = time.perf_counter()
         seconds, steps = now - self.clock, done - self.clock_step
@@ -231,7 +231,7 @@ class TimeBudget(StepBudget):
         self.timed_steps = weight * self.timed_steps + steps
         remaining = self.deadline - now - self._end_seconds(final_seconds)
         remaining -= self._remaining_evaluations(done) * self.evaluation_seconds
-        fitting = int(remaining * self.timed_steps / max(self.timed_seconds, ROUNDING))
+        fitting = int(remaining * self.timed_steps / max(self.timed_seconds, EPSILON))
         progress = self.plan.progress_at(done)
         self._broadcast_plan(
             replace(self.plan, steps=done + max(fitting, 0), step=done, progress=progress)
@@ -239,7 +239,7 @@ class TimeBudget(StepBudget):
         self.start_clock(done)
 
     def _remaining_evaluations(self, done: int) -> int:
-        """The evaluations between now and the last one."""
+        """The number of evaluations that remain before the last one."""
         if self.settings.evaluate_every is not None:
             return max(self.steps - done - 1, 0) // self.settings.evaluate_every
         last = 1 - self.interval / 2
@@ -247,8 +247,8 @@ class TimeBudget(StepBudget):
 
     def _end_seconds(self, final_seconds: float) -> float:
         """The seconds from the last step to the end of the process."""
-        if final_seconds > FINAL_SHARE * self.seconds:
-            final_seconds = 0.0  # it is left out
+        if final_seconds > FINAL_FRACTION * self.seconds:
+            final_seconds = 0.0  # this evaluation will be skipped
         return self.evaluation_seconds + final_seconds + self.exit_seconds
 
     def mark_evaluated(self, done: int) -> None:
@@ -259,29 +259,28 @@ class TimeBudget(StepBudget):
         """Record that the run was saved after `done` steps."""
         self.plan = replace(self.plan, last_save=self.plan.progress_at(done))
 
-    def after_evaluation(self, done: int) -> None:
-        """Time the evaluation, with its checkpoint, and begin to time steps again."""
+    def time_evaluation(self) -> None:
+        """Record the duration of an evaluation and its checkpoint: the time since `start_clock`."""
         seconds = time.perf_counter() - self.clock
         self._broadcast_plan(replace(self.plan, evaluation_seconds=seconds))
-        self.start_clock(done)
 
     def _broadcast_plan(self, plan: TimePlan) -> None:
         """Use the plan of rank 0 on all ranks, whose clocks differ."""
         self.plan = TimePlan(**self.ranks.broadcast(asdict(plan)))
         self.steps = self.plan.steps
 
-    def final_seconds(self, trained: float) -> float:
-        """How long an evaluation of all data may take at the end: until the deadline."""
+    def max_final_seconds(self, training_seconds: float) -> float:
+        """How long the evaluation of all validation data may take: until the deadline."""
         remaining = self.deadline - time.perf_counter() - self.exit_seconds
         return max(remaining, 0.02 * self.seconds)
 
     def state(self) -> dict[str, Any]:
-        """The entries of state.json that restore it; a resumed run has the remaining time."""
+        """The entries of state.json that restore the budget, with the time used so far."""
         used = self.seconds - (self.deadline - time.perf_counter())
         return {"time_plan": asdict(replace(self.plan, seconds=used))}
 
     def summary_lines(self) -> list[str]:
-        """What follows from the time, for the heading of the run."""
+        """A line for the heading of the run: its steps, warm-up, EMA and evaluations."""
         settings = self.settings
         every = round(self.interval * self.steps)
         words = [f"about {self.steps:,} steps"]
@@ -289,9 +288,10 @@ class TimeBudget(StepBudget):
             words.append(f"warm-up {warmup:,}")
         if settings.ema:
             words.append(f"EMA {self.ema:.3g}")
-        often = f"an evaluation every {every:,} steps" if every < self.steps else "one evaluation"
-        words.append(often)
-        return [f"minutes    {self.config.minutes:g}: {', '.join(words)}; adapted while it runs"]
+        words.append(
+            f"an evaluation every {every:,} steps" if every < self.steps else "one evaluation"
+        )
+        return [f"minutes    {self.config.minutes:g}: {', '.join(words)}; adapted during training"]
 
 
 def ema_decay(steps: int) -> float:

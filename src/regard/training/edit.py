@@ -1,4 +1,4 @@
-"""Edit the settings of a run: config.json, and the settings that its weights carry."""
+"""Edit the settings of a run: config.json, and those in the metadata of its weights."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,10 +16,10 @@ from regard.training.storage.weight_settings import changes, differences
 
 
 def edit_run(path: Path, overrides: Mapping[str, Any]) -> list[str]:
-    """Change settings of a run and return what changed, as `model.norm_eps: 1e-05 → 1e-06`.
+    """Change settings of a run and return the changes, as `model.norm_eps: 1e-05 → 1e-06`.
 
-    Without overrides, config.json is accepted as it is: the weights are from now on those of its
-    settings. They must fit the model. Nothing is trained.
+    Nothing is trained, and the weights must fit the changed model. Without overrides, the settings
+    in config.json, which may have been edited by hand, are stored in the metadata of the weights.
     """
     folder = RunFolder(path)
     folder.read_config()  # raises if this is not a run folder
@@ -31,7 +31,7 @@ def edit_run(path: Path, overrides: Mapping[str, Any]) -> list[str]:
         check_values(config)
         has_weights = folder.model.exists()
         tensors = read_tensors(folder.model) if has_weights else {}
-        accepted = changes(read_metadata(folder.model), config) if has_weights else []
+        weight_changes = changes(read_metadata(folder.model), config) if has_weights else []
         if has_weights:
             meta_model = build_on_meta(model)
             if has_adapter(config):
@@ -39,7 +39,7 @@ def edit_run(path: Path, overrides: Mapping[str, Any]) -> list[str]:
             check_weights(meta_model, tensors, str(folder.model))
         if config != before:
             folder.save_config(config)
-        if accepted != []:
+        if weight_changes != []:  # None: the weights have no settings yet
             folder.save_weights(tensors, config)
-    edited = differences(*(dict(flatten(to_table(c))) for c in (before, config)))
-    return list(dict.fromkeys([*edited, *(accepted or ())]))
+    config_changes = differences(*(dict(flatten(to_table(c))) for c in (before, config)))
+    return list(dict.fromkeys([*config_changes, *(weight_changes or ())]))

@@ -1,20 +1,20 @@
-"""Evaluations of a run: what they cost, how many there are, and the one at its end."""
+"""The plan of the evaluations of a run: their number, their targets and their cost."""
 
 from dataclasses import dataclass, replace
 
 from regard.config import RunConfig, TrainConfig, kind_of
+from regard.models.cost import BACKWARD_FLOPS_RATIO
 from regard.pipelines.base import TrainingData
 from regard.tasks import TASKS
 
-SHARE = 0.1  # of the cost of a run, at most, for its evaluations while training
-EVALUATIONS = 10  # after the start, at most
-MAX_TARGETS = 200_000  # of an evaluation while training
-MIN_STEPS = 8  # an evaluation has at least as many targets as this number of steps
-BACKWARD = 2  # cost of a backward pass, in forward passes
+MAX_COST_FRACTION = 0.1  # of the cost of a run, for its evaluations during training
+MAX_EVALUATIONS = 10  # after the start
+MAX_TARGETS = 200_000  # of an evaluation during training
+MIN_TARGETS_IN_STEPS = 8  # minimum targets of an evaluation, in units of the targets of a step
 
 
 def with_best_metric(config: RunConfig) -> RunConfig:
-    """The settings with `train.best` of the task, where it is not set."""
+    """Set `train.best` to the default metric of the task, unless it is set."""
     task = TASKS.get(kind_of(config.task)[0])
     if config.train.best is not None or task is None:
         return config
@@ -25,35 +25,35 @@ def with_best_metric(config: RunConfig) -> RunConfig:
 class EvaluationPlan:
     """When a run is evaluated, and on how many validation targets."""
 
-    every: int  # steps
+    every: int  # steps between two evaluations
     at_start: bool  # also before the first step
-    limit: int | None  # targets; None: all
-    cost: float  # of an evaluation, in steps
+    limit: int | None  # targets of an evaluation; None: all
+    cost: float  # of one evaluation, in training steps
 
 
 def plan_evaluations(settings: TrainConfig, data: TrainingData) -> EvaluationPlan:
-    """Ten evaluations and one at the start, which together cost at most a tenth of the run.
+    """Plan an evaluation at the start and ten more, which together cost at most a tenth of the run.
 
-    The cost is counted in forward passes of a target: a training step takes 3 (the backward pass
-    costs 2), an evaluation context / stride. Where ten evaluations of 200,000 targets are too
-    many, they get fewer targets, at least as many as 8 steps have. Where that is still too many,
+    The cost is counted in forward passes per target: 3 in a training step (the backward pass
+    costs 2), context / stride in an evaluation. If ten evaluations of 200,000 targets cost too
+    much, each gets fewer targets, at least as many as 8 steps have. If they still cost too much,
     there are fewer evaluations, at least one at the start and one at the end.
-    `train.evaluate_every` and `train.evaluate_targets` are kept where they are set.
+    `train.evaluate_every` and `train.evaluate_targets` take precedence if they are set.
     """
     steps, every = settings.steps, settings.evaluate_every
-    step_targets = settings.accumulate * data.task.limit_count(data.batch(0))
-    reads = 1 if data.stride is None else data.model.context / data.stride
-    budget = SHARE * (1 + BACKWARD) * steps * step_targets / reads
-    counts = [EVALUATIONS, 5, 2, 1] if every is None else [-(-steps // every)]
+    step_targets = settings.accumulate * data.task.evaluation_count(data.batch(0))
+    passes = 1 if data.stride is None else data.model.context / data.stride  # per target
+    budget = MAX_COST_FRACTION * (1 + BACKWARD_FLOPS_RATIO) * steps * step_targets / passes
+    counts = [MAX_EVALUATIONS, 5, 2, 1] if every is None else [-(-steps // every)]
     limit = settings.evaluate_targets
     if limit is None:
         evaluations = counts[0] + (every is None)
-        fitting = max(int(budget / evaluations), MIN_STEPS * step_targets)
-        limit = min(MAX_TARGETS, fitting)
+        affordable = max(int(budget / evaluations), MIN_TARGETS_IN_STEPS * step_targets)
+        limit = min(MAX_TARGETS, affordable)
     targets = data.targets(limit)
     count = next((n for n in counts if (n + 1) * targets <= budget), counts[-1])
     every = -(-steps // count) if every is None else every
-    cost = targets * reads / ((1 + BACKWARD) * step_targets)
+    cost = targets * passes / ((1 + BACKWARD_FLOPS_RATIO) * step_targets)
     at_start = settings.evaluate_every is None
     limit = None if targets == data.validation_targets else limit
     return EvaluationPlan(every, at_start, limit, cost)

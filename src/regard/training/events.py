@@ -22,18 +22,21 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class BaselineEvaluated:
-    """The n-gram baseline of the same text was fitted and evaluated, before the first step."""
+    """An n-gram baseline was fitted to the same text and evaluated, before the first step."""
 
     order: int
     tokens: int  # number of tokens it was fitted to
-    metrics: dict[str, float]  # of the validation text
+    metrics: dict[str, float]  # on the validation text
 
 
 @dataclass(frozen=True, slots=True)
-class SeriesBaselines:
-    """The baselines of a series were fitted and evaluated, before the first step."""
+class SimpleBaselines:
+    """Simple predictions of numbers were evaluated before the first step.
 
-    metrics: dict[str, dict[str, float]]  # of the validation data, by the name of the baseline
+    Naive, seasonal naive and linear forecasts of a time series; the mean in a text regression.
+    """
+
+    metrics: dict[str, dict[str, float]]  # on the validation data, by the name of the baseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,11 @@ class StepLogged:
 
 @dataclass(frozen=True, slots=True)
 class ThreadsChanged:
-    """Training goes on with another number of CPU threads, since other programs use the cores."""
+    """The number of CPU threads changed, since other programs use the cores, or no longer do."""
 
     step: int
     threads: int
-    max_threads: int  # the number on a free machine
+    max_threads: int  # the number on an idle machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class Evaluated:
     best: bool
     sample: str
     activations: ActivationStatistics = field(default_factory=dict)  # of `train.log`
-    part: str = ""  # of the validation data, as "first 200,000 of 325,100 tokens"; "": all of it
+    part: str = ""  # the targets evaluated, as "first 200,000 of 325,100 tokens"; "": all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +82,15 @@ class RunFinished:
     metrics: dict[str, float]
     seconds: float
     stopped_early: bool = False
-    evaluated: str = ""  # what the metrics were computed on, as "all 3,000 tokens"
-    seconds_for_all: float | None = None  # of an evaluation of all data, where it was left out
-    best_step: int | None = None  # after which the saved weights were evaluated; 0: untrained
+    evaluated: str = ""  # the targets of the metrics, as "all 3,000 tokens"
+    seconds_for_all: float | None = None  # of the evaluation of all data, if it was skipped
+    best_step: int | None = None  # step of the saved weights; 0: untrained
 
 
 Event = (
     RunStarted
     | BaselineEvaluated
-    | SeriesBaselines
+    | SimpleBaselines
     | StepLogged
     | ThreadsChanged
     | Evaluated

@@ -1,7 +1,7 @@
 """Trainable parameters: all, the head, the last layers, gradual unfreezing, or LoRA."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from regard.config import Choice, RunConfig, kind_of, make
 from regard.errors import ConfigError
-from regard.nn.head import Head, IdentityHead, NoHead
+from regard.nn.head import Head, LogProbHead, NoHead
 from regard.nn.lora import add_lora
 
 LAYER = re.compile(r"(?!head\.)(?P<stack>.*?)\.(?P<index>\d+)\.")
@@ -19,8 +19,8 @@ LAYER = re.compile(r"(?!head\.)(?P<stack>.*?)\.(?P<index>\d+)\.")
 def layer_depths(model: nn.Module) -> dict[str, int]:
     """The depth of each parameter from the output: 0 the head and final norm, 1 the last layer, …
 
-    The embeddings come after the first layer; a layer over characters, which a run adds to the
-    model that it starts from, is at 0. An encoder and a decoder are counted separately. A
+    The embeddings are one deeper than the first layer. A character-level layer, which a run adds to
+    the model that it starts from, has depth 0. An encoder and a decoder are counted separately. A
     head that is tied to the embedding belongs to the embedding.
     """
     matches = {name: LAYER.match(name) for name, _ in model.named_parameters()}
@@ -85,7 +85,7 @@ class HeadOnly(Tuning):
     """The head is trained, the rest of the model is frozen (linear probing)."""
 
     def is_trainable(self, name: str, depth: int, step: int) -> bool:
-        """Whether it belongs to the head."""
+        """Whether the parameter belongs to the head."""
         return name.startswith("head.")
 
 
@@ -103,7 +103,7 @@ class LastLayers(Tuning):
             )
 
     def is_trainable(self, name: str, depth: int, step: int) -> bool:
-        """Whether it is near enough to the output."""
+        """Whether the parameter belongs to the head, the final norm or the last `layers` layers."""
         return depth <= self.layers
 
 
@@ -122,7 +122,7 @@ class GradualUnfreezing(Tuning):
             raise ConfigError(f"train.tune: every={self.every} must be at least 1 step")
 
     def is_trainable(self, name: str, depth: int, step: int) -> bool:
-        """Whether its layer is unfrozen at this step."""
+        """Whether the layer of the parameter is unfrozen at this step."""
         return depth <= step // self.every
 
 
@@ -130,7 +130,7 @@ class GradualUnfreezing(Tuning):
 class LoRA(Tuning):
     """Low-rank adaptation: updates of rank `rank` of the linear layers `targets` (Hu et al. 2021).
 
-    All other weights are frozen, but for a head that is not over the vocabulary.
+    All other weights are frozen, except a head that is not over the vocabulary.
     """
 
     rank: int = 8  # rank of the update of a weight
@@ -145,7 +145,7 @@ class LoRA(Tuning):
         options = {"rank": self.rank, "alpha": self.alpha, "dropout": self.dropout}
         add_lora(model, self.targets, **options)  # type: ignore[arg-type]
         head = getattr(model, "head", None)
-        if not isinstance(head, Head | IdentityHead | NoHead | None):
+        if not isinstance(head, Head | LogProbHead | NoHead | None):
             head.requires_grad_(True)
 
 
@@ -159,7 +159,7 @@ TUNINGS: dict[str, Callable[..., Tuning]] = {
 
 
 def tuning(choice: Choice) -> Tuning:
-    """The value of `train.tune`."""
+    """Build the fine-tuning method that `train.tune` names."""
     return make(choice, TUNINGS, "tune")
 
 
@@ -170,14 +170,14 @@ def has_adapter(config: RunConfig) -> bool:
 
 def check_tuning(config: RunConfig, ranks: int) -> None:
     """Raise if `train.tune` contradicts the other settings."""
-    chosen, kind = tuning(config.train.tune), kind_of(config.train.tune)[0]
-    if not chosen.saves_full_model and config.train.start is None:
+    method, kind = tuning(config.train.tune), kind_of(config.train.tune)[0]
+    if not method.saves_full_model and config.train.start is None:
         raise ConfigError(
-            f"train.tune={kind} trains an adapter of a model that is trained already;\n"
-            "name it: train.start=RUN"
+            f"train.tune={kind} trains an adapter of a model that is already trained;\n"
+            "name that model: train.start=RUN"
         )
-    if ranks > 1 and (chosen.depends_on_step or not chosen.saves_full_model):
-        raise ConfigError(f"train.tune={kind} is for one process; start it without torchrun")
+    if ranks > 1 and (method.depends_on_step or not method.saves_full_model):
+        raise ConfigError(f"train.tune={kind} supports one process only; start it without torchrun")
 
 
 def cast_frozen_weights(model: nn.Module, dtype: torch.dtype) -> None:
@@ -193,20 +193,17 @@ def cast_frozen_weights(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def describe_tuning(config: RunConfig, model: nn.Module) -> list[str]:
-    """A line for the heading of a run with the trainable parameters; none if all are."""
+    """A line for the heading that counts the trainable parameters; empty if all are trained."""
     kind, options = kind_of(config.train.tune)
     if kind == "all" and config.train.layer_decay == 1:
         return []
-    counts: Mapping[bool, int] = {
-        trainable: sum(p.numel() for p in model.parameters() if p.requires_grad == trainable)
-        for trainable in (True, False)
-    }
-    total = counts[True] + counts[False]
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in model.parameters())
     words = [kind, *(f"{name}={_format(value)}" for name, value in options.items())]
     if config.train.layer_decay != 1:
         words.append(f"layer_decay={config.train.layer_decay:g}")
-    share = f"{counts[True]:,} of {total:,} parameters ({counts[True] / total:.2%})"
-    return [f"trainable  {' '.join(words)}: {share}"]
+    fraction = f"{trainable:,} of {total:,} parameters ({trainable / total:.2%})"
+    return [f"trainable  {' '.join(words)}: {fraction}"]
 
 
 def _format(value: Any) -> str:

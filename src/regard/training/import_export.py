@@ -16,7 +16,7 @@ from regard.config import RunConfig, kind_of
 from regard.errors import CheckpointError, ConfigError
 from regard.files.atomic import atomic_folder, require_new_path, write_json
 from regard.files.directory import Directory
-from regard.files.safetensors import Tensors, read_header
+from regard.files.safetensors import TensorReader, read_header
 from regard.files.untrusted import path_exists
 from regard.hub.chat_templates import FILE as CHAT_TEMPLATE
 from regard.hub.chat_templates import read_template
@@ -32,11 +32,16 @@ from regard.hub.external_checkpoint import (
     open_checkpoint,
     prefixed_rules,
 )
-from regard.hub.families import vit
-from regard.hub.family import Settings, TensorTransform
 from regard.hub.gguf import TYPES as GGUF_TYPES
-from regard.hub.gguf import family_for_gguf, import_gguf, write_gguf
+from regard.hub.gguf import (
+    describe_other_types,
+    import_gguf,
+    model_type_for_gguf,
+    write_gguf,
+)
 from regard.hub.llama_cpp import compare_llama_cpp
+from regard.hub.model_type import ConfigDict, TensorTransform
+from regard.hub.model_types import vit
 from regard.hub.onnx import write_onnx
 from regard.hub.peft import write_adapter
 from regard.hub.rope_config import is_interleaved, to_half_split
@@ -47,9 +52,9 @@ from regard.models.build import build_on_meta, family_of, load_model, resolve, w
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vision import VisionConfig
 from regard.pipelines import tokenizer_fingerprint
+from regard.renamed import current_tensors
 from regard.tasks import TASKS
 from regard.text import PairTokenizers, Tokenizer
-from regard.text.chat_template import CHATML, CHATML_JINJA
 from regard.training.fine_tuning import LoRA, has_adapter, tuning
 from regard.training.setup.device import environment, free_memory
 from regard.training.storage.checkpoint import check_tensors, write_tensors
@@ -59,10 +64,9 @@ from regard.training.storage.start import (
     open_adapter,
     open_start,
     run_adapter,
-    run_template,
+    run_jinja_template,
     run_weights,
 )
-from regard.training.storage.weight_settings import current_tensors
 
 EXISTS_HINT = "choose another folder"
 GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -70,14 +74,14 @@ GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_star
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """The path and family of an exported model, and how much transformers' outputs differ."""
+    """The path and type of an exported model, and how much another library's outputs differ."""
 
     path: Path
-    family: str
-    architecture: str
-    difference: float | None  # None: outputs were not compared
-    unchecked: str | None = None  # why they were not compared, and further notes
-    engine: str = "transformers"  # whose outputs were compared with ours
+    model_type: str  # of transformers; "onnx", or "gguf, " and the model type
+    architecture: str  # the class of transformers, or the type of GGUF weights
+    difference: float | None  # largest difference of the outputs; None: they were not compared
+    unchecked: str | None = None  # why the outputs were not compared, and further notes
+    engine: str = "transformers"  # the library whose outputs were compared with ours
 
 
 def open_or_download(source: Path | str) -> ExternalCheckpoint:
@@ -95,14 +99,14 @@ def import_run(
     """
     if is_run(Path(source)):
         raise ConfigError(
-            f"{source} is a run already: use it as it is, as in `regard info {source}`;\n"
+            f"{source} is already a run: use it directly, as in `regard info {source}`;\n"
             "import is for checkpoints of other libraries"
         )
     settings = model_overrides(overrides or {})
     require_new_path(out, EXISTS_HINT)
     checkpoint = open_or_download(source).with_settings(settings)
     name = checkpoint.path.resolve().name if path_exists(Path(source)) else str(source)
-    imported: Settings = {"family": checkpoint.family.name, "from": name}
+    imported: ConfigDict = {"family": checkpoint.model_type.name, "from": name}
     run_environment = environment(torch.device("cpu")) | {
         "data": None,
         "tokenizer": tokenizer_fingerprint(checkpoint.tokenizers),
@@ -136,48 +140,44 @@ def model_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def export_run(
-    run: Path, out: Path, family: str | None = None, *, verify: bool = True
+    run: Path, out: Path, model_type: str | None = None, *, verify: bool = True
 ) -> ExportResult:
     """Write a run as a folder that transformers opens, and compare the outputs if possible."""
     folder = RunFolder(run)
     config = folder.load_config()
     if has_adapter(config):
-        return export_adapter(folder, config, out, family)
+        return export_adapter(folder, config, out, model_type)
     model: Any = resolve(config.model)
     tokenizers = folder.load_tokenizers(config)
     folder.check_tokenizer(tokenizer_fingerprint(tokenizers))
-    chosen, hf = write_config(model, family)
+    target_type, hf_config = write_config(model, model_type)
     transform: TensorTransform | None = None
     if is_interleaved(model):
         transform = partial(to_half_split, model)
     pad_id = tokenizers.hf_special_id("pad") if isinstance(tokenizers, Tokenizer) else None
-    if chosen.shift_positions is not None and pad_id is not None:
-        shifted, transform = chosen.shift_positions(model, pad_id)
-        chosen, hf = write_config(shifted, chosen.name)
+    if target_type.shift_positions is not None and pad_id is not None:
+        shifted, transform = target_type.shift_positions(model, pad_id)
+        target_type, hf_config = write_config(shifted, target_type.name)
     fold = _fold_statistics(run, config)
     if fold is not None:
         transform = _compose(transform, fold)
-    exported = read_config_as(chosen, hf)
+    exported = read_config_as(target_type, hf_config)
     tensors, dtype = _open_weights(model, folder.model)
     shapes = {name: weight.shape for name, weight in weights(build_on_meta(exported)).items()}
-    plan = plan_export(prefixed_rules(chosen, exported), shapes)
-    assert not plan.missing, plan.missing  # the rules of a family cover all its models
+    plan = plan_export(prefixed_rules(target_type, exported), shapes)
+    assert not plan.missing, plan.missing  # the rules of a model type cover all its models
     require_new_path(out, EXISTS_HINT)
     unchecked = reason_not_to_compare(model, free_memory(torch.device("cpu")))
     with atomic_folder(out) as temporary:
         write_external(tensors, plan.mappings, shapes, temporary, transform)
         dtype_name = str(dtype).removeprefix("torch.")
-        hf |= {"dtype": dtype_name, "torch_dtype": dtype_name}
-        _write_json_files(temporary, hf, tokenizers, config)
-        template = run_template(folder, config)
-        if template == CHATML:
-            starts = isinstance(tokenizers, Tokenizer) and tokenizers.prefix_ids
-            template = ("{{ bos_token }}" if starts else "") + CHATML_JINJA
-        _write_template(temporary, template)
+        hf_config |= {"dtype": dtype_name, "torch_dtype": dtype_name}
+        _write_json_files(temporary, hf_config, tokenizers, config)
+        _write_template(temporary, run_jinja_template(folder, config, tokenizers))
         if open_checkpoint(temporary).config != exported:
             raise CheckpointError(
-                f"{run} cannot be exported as {chosen.name}: the ids of its special tokens do "
-                f"not fit {chosen.name}; choose another --family"
+                f"{run} cannot be exported as {target_type.name}: the ids of its special tokens do "
+                f"not fit {target_type.name}; choose another --model-type"
             )
         difference = None
         if unchecked is None and verify:
@@ -189,7 +189,7 @@ def export_run(
                 return load_model(model, state, str(folder.model))
 
             difference = compare(temporary, model, load)
-    return ExportResult(out, chosen.name, hf["architectures"][0], difference, unchecked)
+    return ExportResult(out, target_type.name, hf_config["architectures"][0], difference, unchecked)
 
 
 def _compose(first: TensorTransform | None, fold: TensorTransform) -> TensorTransform:
@@ -197,14 +197,18 @@ def _compose(first: TensorTransform | None, fold: TensorTransform) -> TensorTran
 
 
 def _fold_statistics(run: Path, config: RunConfig) -> TensorTransform | None:
-    """For a regression, what makes the head give numbers: W ← std W, b ← std b + mean."""
+    """For a regression, fold the standardization of its targets into the head.
+
+    The returned transform changes the weights to W ← std W, b ← std b + mean, so that the exported
+    head predicts unstandardized targets.
+    """
     kind, options = kind_of(config.task)
     if kind != "text_regression":
         return None
     mean, std = options.get("mean", 0.0), options.get("std", 1.0)
     if mean and not kind_of(config.model["head"])[1].get("bias", True):
         raise ConfigError(
-            f"{run} cannot be exported: its head has no bias for the mean of its training numbers, "
+            f"{run} cannot be exported: its head has no bias for the mean of its training targets, "
             f"{mean:.4g}; train with model.head.bias=true"
         )
 
@@ -217,21 +221,23 @@ def _fold_statistics(run: Path, config: RunConfig) -> TensorTransform | None:
 
 
 def export_as(
-    run: Path, out: Path, format: str, family: str | None, type: str | None = None
+    run: Path, out: Path, format: str, model_type: str | None, type: str | None = None
 ) -> ExportResult:
     """`export_run`, `export_onnx` or `export_gguf`, by the name of the format."""
     if type is not None and format != "gguf":
         raise ConfigError(f"type={type!r} is for format='gguf'")
     if format == "transformers":
-        return export_run(run, out, family)
+        return export_run(run, out, model_type)
     if format == "gguf":
-        return export_gguf(run, out, family, type or "f32")
+        return export_gguf(run, out, model_type, type or "f32")
     if format != "onnx":
         raise ConfigError(
             f"there is no export format {format!r}: use 'transformers', 'onnx' or 'gguf'"
         )
-    if family is not None:
-        raise ConfigError(f"family={family!r} is for format='transformers'; ONNX has no families")
+    if model_type is not None:
+        raise ConfigError(
+            f"model_type={model_type!r} is for format='transformers' and 'gguf', not 'onnx'"
+        )
     return export_onnx(run, out)
 
 
@@ -242,11 +248,21 @@ def export_onnx(run: Path, out: Path) -> ExportResult:
     settings: Any = resolve(config.model)
     if not isinstance(settings, TransformerConfig):
         raise ConfigError(
-            f"{run} cannot be exported as ONNX: it supports Transformers of text, not "
+            f"{run} cannot be exported as ONNX: only text Transformers are supported, not "
             f"model.family={family_of(settings)}"
         )
     if settings.prefix:
         raise ConfigError(f"{run} cannot be exported as ONNX: it is a prefix LM, model.prefix=true")
+    if settings.input_dim:
+        raise ConfigError(
+            f"{run} cannot be exported as ONNX: only text Transformers are supported, and it reads "
+            f"vectors of {settings.input_dim} numbers"
+        )
+    if settings.char_dim:
+        raise ConfigError(
+            f"{run} cannot be exported as ONNX: it reads the characters of words, model.char_dim="
+            f"{settings.char_dim}"
+        )
     tokenizers = folder.load_tokenizers(config)
     folder.check_tokenizer(tokenizer_fingerprint(tokenizers))
     require_new_path(out, EXISTS_HINT)
@@ -262,7 +278,7 @@ def export_onnx(run: Path, out: Path) -> ExportResult:
     return ExportResult(out, "onnx", settings.architecture, difference, None, "ONNX Runtime")
 
 
-def export_gguf(run: Path, out: Path, family: str | None, type: str) -> ExportResult:
+def export_gguf(run: Path, out: Path, model_type: str | None, type: str) -> ExportResult:
     """Write a run as a folder with model.gguf for llama.cpp, and compare weights and outputs."""
     if type not in GGUF_TYPES:
         raise ConfigError(f"type={type!r} must be one of {', '.join(GGUF_TYPES)}")
@@ -275,16 +291,17 @@ def export_gguf(run: Path, out: Path, family: str | None, type: str) -> ExportRe
         raise ConfigError(f"{run} holds an adapter; merge it first: regard merge {run} NEW")
     if not isinstance(tokenizer, Tokenizer) or not isinstance(settings, TransformerConfig):
         raise ConfigError(
-            f"{run} cannot be exported as GGUF: supported are Transformer decoders and BERT, not "
-            f"model.family={family_of(settings)}, "
+            f"{run} cannot be exported as GGUF: only Transformer decoders and BERT are supported, "
+            f"not model.family={family_of(settings)}, "
             f"model.architecture={getattr(settings, 'architecture', None)}"
         )
     require_new_path(out, EXISTS_HINT)
     with TemporaryDirectory() as scratch, atomic_folder(out) as temporary:
-        family = family_for_gguf(settings, family)
-        exported = export_run(run, Path(scratch) / "hf", family, verify=False)
+        model_type = model_type_for_gguf(settings, model_type)
+        exported = export_run(run, Path(scratch) / "hf", model_type, verify=False)
         path = temporary / "model.gguf"
         difference = write_gguf(exported.path, tokenizer, path, type)
+        note = describe_other_types(path, type)
         (temporary / "Modelfile").write_text("FROM ./model.gguf\n", encoding="utf-8")
         model = load_model(settings, folder.load_weights(), str(folder.model)).float().eval()
         engine = "gguf"
@@ -294,59 +311,59 @@ def export_gguf(run: Path, out: Path, family: str | None, type: str) -> ExportRe
                 exact = Path(scratch) / "f32.gguf"
                 write_gguf(exported.path, tokenizer, exact, "f32")
                 compare_llama_cpp(exact, cast(Transformer, model), "f32")
-    return ExportResult(out, f"gguf, {exported.family}", type, difference, None, engine)
+    return ExportResult(out, f"gguf, {exported.model_type}", type, difference, note, engine)
 
 
 def export_adapter(
-    folder: RunFolder, config: RunConfig, out: Path, family: str | None = None
+    folder: RunFolder, config: RunConfig, out: Path, model_type: str | None = None
 ) -> ExportResult:
-    """Write the adapter of a run as a folder that PEFT opens; by default for its base's family."""
+    """Write the adapter of a run as a folder that PEFT opens, by default with its base's type."""
     adapter = run_adapter(folder.load_weights(), config)
     lora = cast(LoRA, tuning(config.train.tune))
     require_new_path(out, EXISTS_HINT)
     with atomic_folder(out) as temporary:
         base = cast(str, config.train.start)
-        family = write_adapter(
+        model_type = write_adapter(
             temporary,
             adapter,
             resolve(config.model),
             base=base,
             dropout=lora.dropout,
-            family_name=family or imported_family(base),
+            model_type=model_type or imported_model_type(base),
         )
-    notes = [f"an adapter; merge it for a whole model: regard merge {folder.path} NEW"]
+    notes = [f"an adapter; to get a full model, merge it: regard merge {folder.path} NEW"]
     if not is_external_checkpoint(Path(base)):
         notes.append(f"its base for PEFT: regard export {base} BASE")
         if is_interleaved(resolve(config.model)):
             notes.append(
-                f"regard uses these files on that base only, not on {base}, which rotates other "
-                "pairs of coordinates: regard import BASE NEW"
+                f"with regard, use this adapter on that base (regard import BASE NEW), not on "
+                f"{base}, whose rotary positions rotate other pairs of dimensions"
             )
-    return ExportResult(out, family, "LoRA adapter", None, ";\n".join(notes))
+    return ExportResult(out, model_type, "LoRA adapter", None, ";\n".join(notes))
 
 
-def imported_family(path: str) -> str | None:
-    """The family of the checkpoint that a run was imported from or started from, if any."""
+def imported_model_type(path: str) -> str | None:
+    """The model type of the checkpoint that a run was imported from or started from, if any."""
     if is_external_checkpoint(Path(path)):
-        return open_checkpoint(path).family.name
+        return open_checkpoint(path).model_type.name
     folder = RunFolder(path)
-    imported: Settings = folder.load_environment().get("imported") or {}
+    imported: ConfigDict = folder.load_environment().get("imported") or {}
     start = folder.load_config().train.start
-    family: str | None = imported.get("family")
-    return imported_family(start) if family is None and start is not None else family
+    model_type: str | None = imported.get("family")
+    return imported_model_type(start) if model_type is None and start is not None else model_type
 
 
 def merge_run(run: Path, out: Path, adapter: Path | str | None = None) -> list[str]:
-    """Write a run with an adapter merged into its weights; returns the names of the layers.
+    """Write a run with an adapter merged into its weights; return the names of the changed layers.
 
-    By default the adapter of the run itself; `adapter` is that of another run, or one of PEFT.
+    `adapter` is another run or a PEFT folder; by default, the adapter of the run itself is merged.
     """
     start = open_start(run)
     config = start.config
     if adapter is None and not has_adapter(config):
         raise ConfigError(f"{run} has no adapter to merge; give one with --adapter")
     require_new_path(out, EXISTS_HINT)
-    tensors = start.tensors()  # with the run's own adapter
+    tensors = start.tensors()  # with the run's own adapter merged
     if adapter is None:
         layers = run_adapter(RunFolder(run).load_weights(), config).layers
     else:
@@ -378,42 +395,45 @@ def _write_template(folder: Path, template: str | None) -> None:
         (folder / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
 
 
-def _open_weights(model: Any, path: Path) -> tuple[Tensors, torch.dtype]:
+def _open_weights(model: Any, path: Path) -> tuple[TensorReader, torch.dtype]:
     """Open the weights of a run after checking that they fit its model and have one dtype."""
     stored = read_header(path)
-    tensors = Tensors(current_tensors(stored))
+    tensors = TensorReader(current_tensors(stored))
     entries = tensors.entries.items()
     empty = {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in entries}
-    load_model(model, empty, str(path))  # raises an error that names what does not fit
+    load_model(model, empty, str(path))  # raises if names or shapes do not fit
     dtypes = {tensor.dtype for tensor in empty.values()}
     if len(dtypes) > 1 or not dtypes <= set(WEIGHT_DTYPES):
         actual, supported = (", ".join(sorted(map(str, d))) for d in (dtypes, WEIGHT_DTYPES))
-        raise CheckpointError(f"{path} holds {actual}; a run has one dtype, one of {supported}")
-    check_tensors(path, Tensors(stored))
+        raise CheckpointError(
+            f"{path} holds {actual}; all tensors of a run have the same dtype, one of {supported}"
+        )
+    check_tensors(path, TensorReader(stored))
     return tensors, dtypes.pop()
 
 
 def _write_json_files(
     folder: Path,
-    hf: Settings,
+    hf_config: ConfigDict,
     tokenizers: Tokenizer | PairTokenizers | None,
     config: RunConfig,
 ) -> None:
     """Write config.json and all other files beside the weights."""
-    hf = dict.fromkeys(GENERATION_KEYS[:3]) | hf  # null, or the class would use its default ids
+    # null, or the class would use its default ids
+    hf_config = dict.fromkeys(GENERATION_KEYS[:3]) | hf_config
     if tokenizers is not None:
-        hf = hf | write_tokenizers(tokenizers, folder, hf)
+        hf_config = hf_config | write_tokenizers(tokenizers, folder, hf_config)
     kind, options = kind_of(config.task)
     methods = TASKS[kind].methods if kind in TASKS else ()
     if options.get("names"):
-        hf = hf | write_class_names(options["names"])
+        hf_config = hf_config | write_class_names(options["names"])
     if kind == "text_regression":
-        hf = hf | {"problem_type": REGRESSION}
+        hf_config = hf_config | {"problem_type": REGRESSION}
     if "classify" in methods:
         sides = cast(VisionConfig, resolve(config.model)).image_sides
         processor = vit.write_processor(sides, options["mean"], options["std"])
         write_json(folder / "preprocessor_config.json", processor)
-    write_json(folder / "config.json", hf)
+    write_json(folder / "config.json", hf_config)
     if "generate" in methods or "translate" in methods:
-        ids = {key: hf[key] for key in GENERATION_KEYS if hf.get(key) is not None}
+        ids = {key: hf_config[key] for key in GENERATION_KEYS if hf_config.get(key) is not None}
         write_json(folder / "generation_config.json", ids)

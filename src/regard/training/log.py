@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 class Log:
     """Buffers steps as device tensors and writes many at once, to synchronize rarely.
 
-    `example_ids(n)` are the examples of micro-batch n; a step has `accumulate` micro-batches.
+    `example_ids(n)` returns the ids of the examples in micro-batch n; a step has `accumulate`
+    micro-batches.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Log:
 
     @property
     def due(self) -> bool:
-        """Whether to write now; it depends on this rank's clock, so ranks must agree on it."""
+        """Whether to write now; this depends on the clock of the rank, so the ranks must agree."""
         waited = time.perf_counter() - self.flushed_at
         return waited >= FLUSH_SECONDS or len(self.pending) >= FLUSH_STEPS
 
@@ -77,7 +78,7 @@ class Log:
         self.seconds_per_step = _smooth(self.seconds_per_step, seconds / len(values))
         for step, (loss, norm, count, skipped) in zip(self.pending, values, strict=True):
             row: dict[str, Any] = {
-                "step": step.number + 1,
+                "step": step.index + 1,
                 "loss": loss,
                 "lr": step.lr,
                 "grad_norm": norm,
@@ -94,7 +95,7 @@ class Log:
         self.last, self.grad_norm = self.pending[-1], values[-1][1]
         self.pending = []
         self.flushed_at = time.perf_counter()
-        logger.info("step %d, loss %.6g", self.last.number + 1, self.smoothed_loss or math.nan)
+        logger.info("step %d, loss %.6g", self.last.index + 1, self.smoothed_loss or math.nan)
 
     def event(self, steps: int) -> StepLogged:
         """The event of the last step that was written, in a run of `steps` steps."""
@@ -103,22 +104,22 @@ class Log:
         assert self.targets_per_second is not None
         assert self.seconds_per_step is not None
         return StepLogged(
-            last.number + 1,
+            last.index + 1,
             steps,
             math.nan if self.smoothed_loss is None else self.smoothed_loss,
             last.lr,
             self.grad_norm,
             self.targets_per_second,
-            self.seconds_per_step * (steps - last.number - 1),
+            self.seconds_per_step * (steps - last.index - 1),
         )
 
     def _skip(self, step: Step, loss: float, norm: float) -> None:
         """Record the examples of a skipped step; raise after too many in a row."""
-        number = step.number
-        micro_batches = range(number * self.accumulate, (number + 1) * self.accumulate)
+        first = step.index * self.accumulate
+        micro_batches = range(first, first + self.accumulate)
         self.folder.append_skipped(
             {
-                "step": number + 1,
+                "step": step.index + 1,
                 "loss": _json(loss),
                 "grad_norm": _json(norm),
                 "examples": [i for batch in micro_batches for i in self.example_ids(batch)],
@@ -128,14 +129,14 @@ class Log:
         if self.skipped_in_a_row >= MAX_SKIPPED:
             raise DivergedError(
                 f"loss or gradient was not finite in {MAX_SKIPPED} steps in a row, up to step "
-                f"{number + 1:,}; these steps did not change the weights\n"
+                f"{step.index + 1:,}; these steps did not change the weights\n"
                 f"the examples they read are listed in {self.folder.skipped}\n"
                 f"{_advice(self.folder)} (now {step.lr:.2g})"
             )
 
 
 def check_finite(folder: RunFolder, step: int, *groups: Mapping[str, Tensor]) -> None:
-    """Raise if weights are not finite, so that they are neither evaluated nor saved."""
+    """Raise if a tensor is not finite, so that it is neither evaluated nor saved."""
     named = ((name, tensor) for group in groups for name, tensor in group.items())
     non_finite = [name for name, tensor in named if not tensor.isfinite().all()]
     if non_finite:

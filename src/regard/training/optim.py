@@ -79,13 +79,13 @@ class Muon(torch.optim.Optimizer):
             if not state:
                 state["momentum"] = torch.zeros_like(param)
         grads = [param.grad for param in params if param.grad is not None]
-        keep = 1.0 if self.found_inf is None else 1.0 - self.found_inf
+        is_finite = 1.0 if self.found_inf is None else 1.0 - self.found_inf  # 0: skip the update
         if self.found_inf is not None:  # where, since NaN times 0 is NaN
             grads = [torch.where(self.found_inf > 0, 0.0, grad) for grad in grads]
-        rest = (1 - group["momentum"]) * keep
+        grad_weight = (1 - group["momentum"]) * is_finite
         momenta = [state["momentum"] for state in states]
         for momentum, grad in zip(momenta, grads, strict=True):
-            momentum.lerp_(grad, rest)
+            momentum.lerp_(grad, grad_weight)
         update = torch.stack(
             [g.lerp(m, group["momentum"]) for g, m in zip(grads, momenta, strict=True)]
         )
@@ -93,8 +93,8 @@ class Muon(torch.optim.Optimizer):
             update = orthogonalize(update)
         else:
             update = self.shards.local_shard(orthogonalize(self.shards.all_gather(update, shape)))
-        update = update * (0.2 * max(shape) ** 0.5 * group["lr"] * keep)
-        decay = 1 - group["lr"] * group["weight_decay"] * keep
+        update = update * (0.2 * max(shape) ** 0.5 * group["lr"] * is_finite)
+        decay = 1 - group["lr"] * group["weight_decay"] * is_finite
         for param, change in zip(params, update, strict=True):
             param.mul_(decay).sub_(change)
 
@@ -103,7 +103,7 @@ def orthogonalize(x: Float[Tensor, "matrices rows columns"], steps: int = 5) -> 
     r"""The nearest matrices with singular values near 1, by Newton–Schulz: X <- aX + (bA + cA²)X.
 
     A = X Xᵀ; a, b, c are those of Jordan et al. 2024, tuned for speed rather than exactness:
-    singular values end between about 0.7 and 1.2, but for those below a 500th of the norm.
+    singular values end between about 0.7 and 1.2, except those below a 500th of the norm.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     dtype = x.dtype
@@ -162,7 +162,7 @@ def is_hidden(name: str) -> bool:
     return inside and name.endswith(".weight") and "relative" not in name
 
 
-# The state of each parameter: with its shape and dtype, or a number of steps.
+# The state tensors of each parameter: `step` is a scalar, the others have its shape and dtype.
 STATE_KEYS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"),
     Muon: ("momentum",),
@@ -173,15 +173,16 @@ OPTIMIZERS: dict[str, Callable[..., list[torch.optim.Optimizer]]] = {"adamw": ad
 def optimizers(
     choice: Choice, model: nn.Module, lr: float, lr_scales: Mapping[str, float] | None = None
 ) -> list[torch.optim.Optimizer]:
-    """Build the optimizers of this name for the trainable parameters of a model.
+    """Build the optimizers that `choice` names for the trainable parameters of a model.
 
     `lr_scales` are factors of the learning rate, by the names of the parameters.
     """
     parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     try:
         built = make(choice, OPTIMIZERS, "optimizer", parameters=parameters, lr=lr)
-        for optimizer in built if lr_scales else ():
-            _split_by_scale(optimizer, {p: (lr_scales or {})[n] for n, p in parameters})
+        if lr_scales:
+            for optimizer in built:
+                _split_by_scale(optimizer, {p: lr_scales[n] for n, p in parameters})
         return built
     except ConfigError:
         raise
@@ -213,7 +214,7 @@ def state_tensors(
 def parameters_without_state(
     model: nn.Module, all_optimizers: list[torch.optim.Optimizer]
 ) -> list[str]:
-    """The parameters that never had a gradient, so that the optimizers keep no state for them."""
+    """The parameters without optimizer state, since they never had a gradient."""
     names = {param: name for name, param in model.named_parameters()}
     groups = [(o.state, group) for o in all_optimizers for group in o.param_groups]
     return [names[p] for state, group in groups for p in group["params"] if not state.get(p)]
@@ -225,10 +226,10 @@ def expected_state(
     tensors: Mapping[str, Tensor],
     stateless: Collection[str],
 ) -> dict[str, Tensor]:
-    """Tensors without data, of the names, shapes and dtypes that `tensors` must have.
+    """Meta tensors with the names, shapes and dtypes that the saved state `tensors` must have.
 
-    The parameters `stateless` have no state. Of an optimizer that is not in `STATE_KEYS` any
-    state of its parameters is accepted.
+    The parameters `stateless` have no state. For an optimizer that is not in `STATE_KEYS`, any
+    saved state of its parameters is accepted.
     """
     names = {param: name for name, param in model.named_parameters()}
     expected: dict[str, Tensor] = {}
@@ -242,10 +243,9 @@ def expected_state(
         for param in params:
             if names[param] in owned:
                 for key in keys:
-                    like = torch.zeros(()) if key == "step" else param
-                    dtype = torch.float32 if key == "step" else param.dtype
-                    empty = torch.empty(like.shape, dtype=dtype, device="meta")
-                    expected[f"{names[param]}/{key}"] = empty
+                    meta = torch.empty_like(param, device="meta")
+                    step = torch.zeros((), device="meta")
+                    expected[f"{names[param]}/{key}"] = step if key == "step" else meta
     return expected
 
 
@@ -255,8 +255,8 @@ def load_state_tensors(
     """Restore the state that `state_tensors` saved."""
     names = {param: name for name, param in model.named_parameters()}
     saved: dict[str, dict[str, Tensor]] = {}
-    for full, value in tensors.items():
-        name, _, key = full.rpartition("/")
+    for full_name, value in tensors.items():
+        name, _, key = full_name.rpartition("/")
         saved.setdefault(name, {})[key] = value
     for optimizer in all_optimizers:
         for group in optimizer.param_groups:
@@ -267,14 +267,14 @@ def load_state_tensors(
 
 
 def _after_warmup(warmup: int, then: Schedule) -> Schedule:
-    """Linear warm-up, then `then`."""
+    """Linear warm-up, followed by the schedule `then`."""
     if warmup < 0:
         raise ConfigError(f"schedule: warmup={warmup} must be at least 0")
     return lambda step: (step + 1) / warmup if step < warmup else then(step)
 
 
 def constant(steps: int, warmup: int = 0) -> Schedule:
-    """1, after a linear warm-up: (s + 1) / warmup at step s, counted from 0."""
+    """Constant 1 after a linear warm-up: (s + 1) / warmup at step s, counted from 0."""
     return _after_warmup(warmup, lambda step: 1.0)
 
 
@@ -302,7 +302,7 @@ def cosine(steps: int, warmup: int = 0, floor: float = 0.1) -> Schedule:
 
 
 def inverse_sqrt(steps: int, warmup: int = 4000) -> Schedule:
-    """min(t / warmup, sqrt(warmup / t)), t = s + 1: Vaswani et al. 2017, its peak scaled to 1."""
+    """min(t / warmup, sqrt(warmup / t)), t = s + 1 (Vaswani et al. 2017), with a peak of 1."""
     peak = max(warmup, 1)
     return lambda step: min((step + 1) / peak, math.sqrt(peak / (step + 1)))
 
@@ -310,13 +310,13 @@ def inverse_sqrt(steps: int, warmup: int = 4000) -> Schedule:
 def warmup_stable_decay(
     steps: int, warmup: int = 0, decay: float = 0.2, floor: float = 0.0
 ) -> Schedule:
-    """Warmup-stable-decay (WSD): constant, then linear decay over the last `decay` of the steps.
+    """Warmup-stable-decay (WSD): constant, then linear decay in the last fraction `decay` of steps.
 
     Hu et al. 2024.
     """
-    first = steps - int(decay * steps)
-    span = max(steps - first, 1)
-    return _after_warmup(warmup, lambda step: 1 - (1 - floor) * min(max(step - first, 0) / span, 1))
+    start = steps - int(decay * steps)
+    span = max(steps - start, 1)
+    return _after_warmup(warmup, lambda step: 1 - (1 - floor) * min(max(step - start, 0) / span, 1))
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
@@ -329,7 +329,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 
 def schedule(choice: Choice, steps: int) -> Schedule:
-    """Build the learning-rate schedule of this name for a run of `steps` steps."""
+    """Build the learning-rate schedule that `choice` names for a run of `steps` steps."""
     return make(choice, SCHEDULES, "schedule", steps=steps)
 
 
@@ -376,6 +376,6 @@ class EMA:
         return dict(zip(self.names, self.means, strict=True)) if self.decay else {}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Restore saved averages; if there are none, they restart from the weights."""
+        """Restore saved averages; a parameter without one restarts from its weights."""
         for name, mean, weight in zip(self.names, self.means, self.weights, strict=False):
             mean.copy_(tensors.get(name, weight))

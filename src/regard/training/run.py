@@ -29,7 +29,7 @@ from regard.models.build import (
 )
 from regard.pipelines import prepare_training, tokenizer_fingerprint
 from regard.pipelines.base import Progress, TrainingData
-from regard.training.baseline import evaluate_baseline, evaluate_series_baselines
+from regard.training.baseline import evaluate_baselines
 from regard.training.budget import make_budget
 from regard.training.evaluation_plan import plan_evaluations, with_best_metric
 from regard.training.events import Evaluated, Event, RunFinished, RunStarted
@@ -54,6 +54,7 @@ from regard.training.setup.resume_checks import (
     check_fixed_settings,
     check_resumable,
     is_finished,
+    read_state,
 )
 from regard.training.setup.setting_checks import (
     check_before_data,
@@ -63,9 +64,9 @@ from regard.training.setup.setting_checks import (
 )
 from regard.training.signals import Interrupts
 from regard.training.storage import checkpoint
-from regard.training.storage.evaluation import evaluation_of, few_targets
-from regard.training.storage.run_folder import LOST, ReadOnlyFolder, RunFolder
-from regard.training.storage.start import load_initial_weights, open_start
+from regard.training.storage.evaluation import few_targets, make_evaluation
+from regard.training.storage.run_folder import LOST, RunFolder, WorkerFolder
+from regard.training.storage.start import load_initial_weights, start_tokenizers
 from regard.training.threads import Threads
 from regard.training.tracking.trackers import attach_trackers
 from regard.training.train_state import TrainState
@@ -93,10 +94,7 @@ def begin(
         return
     folder.require_new_path()
     device = check_before_data(config)
-    tokenizers = None
-    if config.train.start is not None:
-        tokenizers = open_start(config.train.start).tokenizers
-    data = prepare_training(config, tokenizers, progress)
+    data = prepare_training(config, start_tokenizers(config), progress)
     config = replace(config, model=config_table(data.model), task=data.task_choice)
     config = with_best_metric(config)
     check_model(config, data.model, device, path)
@@ -139,13 +137,17 @@ def resume(
     check_fixed_settings(before, config, path)
     with folder.hold_lock():
         if launch.restart_count() and folder.belongs_to(launch.launch_id()):
-            step = None  # an earlier attempt has continued from there
+            step = None  # before the restart, this launch has already resumed from `step`
         saved = checkpoint.latest(folder.checkpoints, step)
         if launch.restart_count() and is_finished(folder, config, saved):
             send_plan(None)  # a rank was lost after the last step
             evaluation, steps = folder.load_evaluation(), config.train.steps
             yield RunFinished(path, steps, evaluation.metrics, 0.0, evaluated=evaluation.evaluated)
             return
+        if saved is not None and step is None and is_finished(folder, config, saved):
+            # a run that was killed after its last save may have old checkpoints left
+            best_step = read_state(saved)["best"]["step"]
+            checkpoint.prune(folder.open_checkpoints(), before.train.keep, best_step)
         check_resumable(folder, config, saved)
         device = check_before_data(config)
         data = prepare_training(config, folder.load_tokenizers(config), progress)
@@ -190,7 +192,7 @@ def run_worker() -> Iterator[Event]:
     plan, store = receive_plan()
     if plan is None:
         return
-    config, folder = build(RunConfig, plan.config), ReadOnlyFolder(plan.folder)
+    config, folder = build(RunConfig, plan.config), WorkerFolder(plan.folder)
 
     def prepare() -> tuple[torch.device, TrainingData]:
         return prepare_device(config), prepare_training(config, folder.load_tokenizers(config))
@@ -198,7 +200,7 @@ def run_worker() -> Iterator[Event]:
     with process_group(plan, store) as ranks:
         device, data = ranks.all_or_fail(prepare)
         saved = None if plan.step is None else checkpoint.of_step(folder.checkpoints, plan.step)
-        started = time.perf_counter()  # the plan of rank 0 counts
+        started = time.perf_counter()  # rank 0 broadcasts its time plan
         yield from _train(config, data, folder, device, saved, ranks, started, shard=plan.shard)
 
 
@@ -222,12 +224,14 @@ def _train(
     model = build_model(data.model)
     parameters = sum(p.numel() for p in model.parameters())
     initialize = partial(_initialize, model, config, data, device, saved)
-    tuned = ranks.all_or_fail(initialize)
-    few = few_targets(type(data.task), data.validation_targets)
-    description = [*data.description, *few, *tuned, *budget.summary_lines()]
+    trainable = ranks.all_or_fail(initialize)
+    caution = few_targets(type(data.task), data.validation_targets)
+    description = [*data.description, *caution, *trainable, *budget.summary_lines()]
     yield RunStarted(folder.path, config, description, parameters, start)
+    if saved is None:
+        yield from evaluate_baselines(config, data, folder, ranks)
     if is_fitted_without_gradients(config.model["family"]):
-        yield from _fit(model, config, data, folder) if ranks.is_rank0 else ()
+        yield from _fit(model, data, folder) if ranks.is_rank0 else ()
         return
     if device.type == "cpu":
         keep_freed_memory()
@@ -241,8 +245,6 @@ def _train(
         config, data, folder, device, strategy, all_optimizers, ema, plan, budget, threads
     )
     state.restore(saved)
-    if saved is None:
-        yield from evaluate_baseline(config, data, folder, ranks)
     yield from _train_from(start, state, progress)
 
 
@@ -257,8 +259,8 @@ def _train_from(start: int, state: TrainState, progress: Progress | None) -> Ite
             yield from state.evaluate(start)
             state.restart_clocks(start, evaluated=True)
         for step in () if state.stopped_early else _steps(start, state):
-            done = step.number + 1
-            state.ema.update(step.number)
+            done = step.index + 1
+            state.ema.update(step.index)
             log.add(step)
             signal, due = strategy.all_reduce_max(
                 interrupts.received or 0, done >= budget.next_pause or log.due
@@ -273,8 +275,8 @@ def _train_from(start: int, state: TrainState, progress: Progress | None) -> Ite
             yield log.event(budget.steps)
             last, evaluating, saving = budget.due(done)
             if evaluating:
-                finish = last or strategy.is_sharded  # then all ranks evaluate, to the end
-                yield from state.evaluate(done, None if finish else interrupts)
+                uninterrupted = last or strategy.is_sharded  # sharded: all ranks take part
+                yield from state.evaluate(done, None if uninterrupted else interrupts)
                 signal, status = strategy.all_reduce_max(interrupts.received or 0, folder.status())
                 if status == LOST:
                     raise folder.status_error(done)
@@ -299,23 +301,23 @@ def _steps(start: int, state: TrainState) -> Iterator[Step]:
     ranks = strategy.ranks
     accumulate = ranks.local_accumulate(settings.accumulate)
 
-    def local_batch(number: int) -> Batch:
-        batch = strategy.local_batch(data.batch, settings.accumulate, number)
+    def local_batch(index: int) -> Batch:
+        batch = strategy.local_batch(data.batch, settings.accumulate, index)
         return pin_memory(batch) if device.type == "cuda" else batch
 
     batches = prefetch(local_batch, start * accumulate, state.budget.max_steps * accumulate)
     model, chosen_tuning = strategy.objective.model, tuning(settings.tune)
     path = training_path(settings, device, model, ranks=ranks.world_size)
 
-    def before_step(number: int) -> None:
+    def before_step(index: int) -> None:
         if chosen_tuning.depends_on_step:
-            chosen_tuning.prepare(model, number)
+            chosen_tuning.prepare(model, index)
 
     return train(
         strategy.objective,
         (batch.to(device) for batch in batches),
         state.optimizers,
-        lambda step: settings.lr * state.budget.factor(step),
+        lambda step: settings.lr * state.budget.lr_factor(step),
         accumulate=accumulate,
         clip=settings.clip,
         seed=settings.seed,
@@ -334,36 +336,33 @@ def _initialize(
     device: torch.device,
     saved: checkpoint.Checkpoint | None,
 ) -> list[str]:
-    """Load the weights of `train.start`, count words for models that need them, freeze the rest.
+    """Load the weights of `train.start`, count words for CBOW, freeze what `train.tune` excludes.
 
-    Returns lines for the heading that say what trains.
+    Returns lines for the heading that count the trainable parameters.
     """
     chosen_tuning = tuning(config.train.tune)
     if config.train.start is not None and (saved is None or not chosen_tuning.saves_full_model):
         load_initial_weights(config, model)
-    if saved is None and hasattr(model, "count_words"):
-        cast(Any, model).count_words(data.all_batches())
-    if hasattr(model, "fit"):
+    if saved is None and hasattr(model, "set_noise_distribution"):
+        cast(Any, model).set_noise_distribution(data.all_batches())
+    if is_fitted_without_gradients(config.model["family"]):
         return []
     chosen_tuning.prepare(model, 0 if saved is None else saved.step)
     if not chosen_tuning.saves_full_model and autocast(config.train, device) is not nullcontext:
         cast_frozen_weights(model, torch.bfloat16)
     lines = describe_tuning(config, model)
     if chosen_tuning.depends_on_step:
-        model.requires_grad_(True)  # the optimizers know all parameters; `before_step` freezes
+        model.requires_grad_(True)  # the optimizers get all parameters; `before_step` freezes some
     return lines
 
 
-def _fit(
-    model: nn.Module, config: RunConfig, data: TrainingData, folder: RunFolder
-) -> Iterator[Event]:
+def _fit(model: nn.Module, data: TrainingData, folder: RunFolder) -> Iterator[Event]:
     """Fit a model that takes no training steps, such as an n-gram model, on the CPU."""
     started = time.perf_counter()
     folder.truncate_logs(dict.fromkeys(folder.log_sizes(), 0))
-    yield from evaluate_series_baselines(config, data, folder)
     cast(Any, model).fit(data.all_batches())
     metrics = pipelines.validation_metrics(data, model, torch.device("cpu"))
-    evaluation = evaluation_of(data, metrics, None)
+    evaluation = make_evaluation(data, metrics, None)
     sample = pipelines.sample(data, model, 1)
     total = evaluation.total
     row = {"validation": metrics, "validation_targets": total, "validation_total": total}

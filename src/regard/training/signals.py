@@ -19,7 +19,7 @@ STOP_SIGNALS = [
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
     if hasattr(signal, name)  # Windows has the first two
 ]
-GRACE = 1.0  # seconds for Python to handle a second Ctrl-C before the process is ended
+GRACE_SECONDS = 1.0  # for Python to handle a second Ctrl-C before the process is ended
 Handler = Callable[[int, FrameType | None], None]
 Handlers = dict[signal.Signals, Any]
 
@@ -30,18 +30,29 @@ def stoppable() -> Iterator[None]:
 
     Not under `torchrun`, whose signals must also end a process that waits for another rank.
     """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        _redirect_lost_terminals()
-        name = signal.Signals(number).name
-        raise Stopped(f"stopped by {name} before or after training; saved files are unchanged")
-
     signals = [number for number in STOP_SIGNALS if number != signal.SIGINT]
-    before = {} if world_size() > 1 else _handle(stop, signals)
+    before = {} if world_size() > 1 else _install_handler(_RaiseStopped(), signals)
     try:
         yield
     finally:
-        _restore(before)
+        _restore_handlers(before)
+
+
+class _RaiseStopped:
+    """A signal handler that raises `Stopped`.
+
+    Code that catches all exceptions may discard it, as some imports do, so the signal is stored
+    too: a run that starts afterwards stops at its first step.
+    """
+
+    received: signal.Signals | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        _redirect_lost_terminals()
+        self.received = signal.Signals(number)
+        raise Stopped(
+            f"stopped by {self.received.name} before or after training; saved files are unchanged"
+        )
 
 
 class Interrupted(Exception):
@@ -49,7 +60,7 @@ class Interrupted(Exception):
 
 
 class Interrupts:
-    """In its context, the first signal is stored in `received`; a second Ctrl-C exits at once."""
+    """In its context, a signal is stored in `received`; a second Ctrl-C ends the process."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
@@ -58,7 +69,10 @@ class Interrupts:
         self._before: Handlers = {}
 
     def __enter__(self) -> Self:
-        self._before = _handle(self._on_signal, STOP_SIGNALS)
+        self._before = _install_handler(self._on_signal, STOP_SIGNALS)
+        for handler in self._before.values():
+            if isinstance(handler, _RaiseStopped):
+                self.received = self.received or handler.received
         if self._before:
             self._receiver, self._sender = socket.socketpair()
             self._sender.setblocking(False)
@@ -73,7 +87,7 @@ class Interrupts:
         traceback: TracebackType | None,
     ) -> None:
         self._exited.set()
-        _restore(self._before)
+        _restore_handlers(self._before)
         if self._before:
             signal.set_wakeup_fd(self._wakeup_before)
             self._sender.close()
@@ -94,7 +108,7 @@ class Interrupts:
 
     @contextmanager
     def raise_on_signal(self) -> Iterator[None]:
-        """A context in which a signal, also one received before, raises `Interrupted`."""
+        """A context in which a signal, even one received earlier, raises `Interrupted`."""
         self._raise = True
         try:
             if self.received is not None:
@@ -104,12 +118,12 @@ class Interrupts:
             self._raise = False
 
     def _listen(self) -> None:
-        """End the process at a second Ctrl-C that Python cannot handle inside a long torch call."""
+        """End the process at a second Ctrl-C: Python cannot handle it inside a long torch call."""
         count = 0
         with self._receiver:
             while number := self._receiver.recv(1):
                 count += number[0] == signal.SIGINT
-                if count > 1 and not self._exited.wait(GRACE):
+                if count > 1 and not self._exited.wait(GRACE_SECONDS):
                     if os.isatty(2):
                         os.write(2, b"\x1b[?25h\n")  # show the cursor, which a progress bar hides
                     os._exit(130)
@@ -133,7 +147,7 @@ def _redirect_lost_terminals() -> None:
                 os.close(null)
 
 
-def _handle(handler: Handler, signals: list[signal.Signals]) -> Handlers:
+def _install_handler(handler: Handler, signals: list[signal.Signals]) -> Handlers:
     """Install a handler for signals that are not ignored; returns the previous handlers."""
     if threading.current_thread() is not threading.main_thread():  # required by `signal`
         return {}
@@ -144,6 +158,6 @@ def _handle(handler: Handler, signals: list[signal.Signals]) -> Handlers:
     }
 
 
-def _restore(before: Handlers) -> None:
+def _restore_handlers(before: Handlers) -> None:
     for number, handler in before.items():
         signal.signal(number, handler)

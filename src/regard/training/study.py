@@ -16,7 +16,7 @@ from regard.training.storage.run_folder import RunFolder
 
 
 def unfinished_runs(runs: Mapping[str, RunConfig], folder: Path) -> list[str]:
-    """The names of the runs that are missing or unfinished in `folder`.
+    """The names of the runs that `folder` lacks or that are not finished.
 
     A run that exists with other settings is an error.
     """
@@ -48,10 +48,10 @@ def _is_complete(folder: RunFolder) -> bool:
 
 
 def _check_settings(folder: RunFolder, config: RunConfig) -> None:
-    trained = dict(flatten(to_table(folder.load_config())))
+    saved = dict(flatten(to_table(folder.load_config())))
     for key, value in flatten(to_table(with_best_metric(config))):
-        if key in trained and trained[key] != value:
+        if key in saved and saved[key] != value:
             raise ConfigError(
-                f"{folder.path} was trained with {key}={trained[key]}, but now {key}={value};\n"
+                f"{folder.path} was trained with {key}={saved[key]}, but now {key}={value};\n"
                 "choose another folder with --out, or remove that one"
             )

@@ -1,4 +1,4 @@
-"""The state of a run between two steps: what is evaluated, saved and restored."""
+"""The training state (model, optimizers, EMA): it is evaluated, saved and restored."""
 
 import logging
 import time
@@ -31,6 +31,7 @@ from regard.training.events import (
 )
 from regard.training.fine_tuning import tuning
 from regard.training.log import check_finite
+from regard.training.loop import ParallelStrategy
 from regard.training.optim import (
     EMA,
     expected_state,
@@ -39,19 +40,17 @@ from regard.training.optim import (
     state_tensors,
 )
 from regard.training.parallel import launch
-from regard.training.parallel.strategy import ParallelStrategy
 from regard.training.setup.device import autocast
 from regard.training.setup.resume_checks import fixed_settings, read_state
 from regard.training.signals import Interrupted, Interrupts
 from regard.training.storage import checkpoint
-from regard.training.storage.evaluation import Evaluation, evaluation_of
+from regard.training.storage.evaluation import Evaluation, make_evaluation
 from regard.training.storage.run_folder import RunFolder
 from regard.training.threads import Threads
 
 logger = logging.getLogger(__name__)
-Results = tuple[
-    dict[str, float], str, ActivationStatistics
-]  # metrics, a sample, statistics of activations
+# metrics, a sample, statistics of activations
+Results = tuple[dict[str, float], str, ActivationStatistics]
 
 
 @dataclass(slots=True)
@@ -60,12 +59,12 @@ class Best:
 
     step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    since: int = 0  # evaluations after it
+    since: int = 0  # number of evaluations after the best one
     sha256: str | None = None  # of model.safetensors
-    targets: int | None = None  # of the validation data that were evaluated; None: unknown
+    targets: int | None = None  # number of validation targets evaluated; None: unknown
 
     def update(self, step: int, metrics: dict[str, float], name: str, targets: int) -> bool:
-        """Compare an evaluation with the best one by the metric `name`; whether it is better."""
+        """Update the best evaluation if this one is better by `name`; return whether it is."""
         is_best = name == "last" or self.step is None or is_better(name, metrics, self.metrics)
         if is_best:
             self.step, self.metrics, self.since, self.targets = step, metrics, 0, targets
@@ -74,7 +73,7 @@ class Best:
         return is_best
 
     def is_stored(self, folder: RunFolder) -> bool:
-        """Whether model.safetensors is that of this evaluation; a later step may overwrite it."""
+        """Whether model.safetensors holds the weights of this evaluation, not of a later one."""
         return folder.model.exists() and checkpoint.sha256(folder.model) == self.sha256
 
     def read_model(
@@ -132,80 +131,81 @@ class TrainState:
         strategy, folder, ranks = self.strategy, self.folder, self.strategy.ranks
         state = ranks.all_or_fail(partial(read_state, saved))
         cublaslt.prefer(state.get("matmuls", {}))
-        best = Best(**state["best"])
+        model, optimizer, ema = ranks.all_or_fail(partial(self._read_tensors, saved, state))
+        self.best = Best(**state["best"])
+        best_model = ranks.all_or_fail(self._read_best if ranks.is_rank0 else lambda: None)
+        strategy.load(model, str(saved.path))
+        load_state_tensors(strategy.local_model, self.optimizers, optimizer)
+        self.ema.load(ema)
+        self.evaluation_pending = state.get("evaluation_pending", False)
+        self.threads.restore(state.get("threads"))
 
-        def read() -> tuple[dict[str, Tensor], ...]:
-            """All tensors, after checking that they fit: nothing is changed before."""
-            model, optimizer, ema = (
-                saved.tensors(name, *strategy.shard) for name in ("model", "optimizer", "ema")
-            )
-            stateless = state.get("without_state")
-            if stateless is None:  # saved by an earlier version
-                known = {name.rpartition("/")[0] for name in optimizer}
-                stateless = [
-                    n for n, _ in strategy.local_model.named_parameters() if n not in known
-                ]
-            expected = {
-                "model": strategy.local_weights(),
-                "optimizer": expected_state(
-                    strategy.local_model, self.optimizers, optimizer, stateless
-                ),
-                "ema": self.ema.tensors() if ema or state.get("ema") else {},
-            }
-            if not self.ema.decay:  # train.ema=0 is new: the averages are not used
-                ema = {}
-            for name, tensors in {"model": model, "optimizer": optimizer, "ema": ema}.items():
-                where = str(saved.path / f"{name}.safetensors")
-                checkpoint.check_fit(where, expected[name], tensors)
-            return model, optimizer, ema
-
-        def read_best() -> dict[str, Tensor] | None:
-            """The weights of the best evaluation, if model.safetensors is of a later one."""
-            nonlocal best
-            if best.is_stored(folder):
-                return None
-            tensors = best.read_model(folder, self.data.model, self.config.train.tune)
-            best = Best() if tensors is None else best  # the next evaluation becomes the best
-            return tensors
-
-        def discard_later_steps(best_model: dict[str, Tensor] | None) -> None:
+        def discard_later_steps() -> None:
             checkpoint.drop_after(folder.open_checkpoints(), saved.step)
             folder.set_launch(launch.launch_id())
             folder.truncate_logs(state["sizes"])
             if best_model is not None:
                 folder.save_weights(best_model, self.config)
 
-        def measure_best() -> None:
-            """Evaluate the best weights again if evaluations now have another part of the data."""
-            targets = self.data.targets(self.plan.limit)
-            if best.targets in (None, targets):
-                return
-            if strategy.is_sharded:
-                logger.warning(
-                    "the best evaluation so far is of %d targets, the next ones of %d",
-                    best.targets,
-                    targets,
-                )
-                return
-            tensors = folder.load_weights() if best_model is None else best_model
-            load_weights(strategy.objective.model, tensors, str(folder.model))
-            with autocast(self.config.train, self.device)():
-                best.metrics = pipelines.validation_metrics(
-                    self.data, strategy.objective.model, self.device, self.plan.limit
-                )
-            best.targets = targets
-
-        model, optimizer, ema = ranks.all_or_fail(read)
-        best_model = ranks.all_or_fail(read_best if ranks.is_rank0 else lambda: None)
-        ranks.all_or_fail(measure_best if ranks.is_rank0 else lambda: None)
-        strategy.load(model, str(saved.path))
-        load_state_tensors(strategy.local_model, self.optimizers, optimizer)
-        self.ema.load(ema)
-        self.evaluation_pending = state.get("evaluation_pending", False)
-        self.threads.restore(state.get("threads"))
-        self.best = best
-        ranks.on_rank0(partial(discard_later_steps, best_model))  # after every rank has read
+        ranks.on_rank0(discard_later_steps)  # after every rank has read
         self.best = Best(**ranks.broadcast(asdict(self.best)))
+
+    def _read_tensors(
+        self, saved: checkpoint.Checkpoint, state: dict[str, Any]
+    ) -> tuple[dict[str, Tensor], ...]:
+        """Read the tensors of model, optimizers and EMA, and check that they fit the run."""
+        strategy = self.strategy
+        model, optimizer, ema = (
+            saved.tensors(name, *strategy.shard) for name in ("model", "optimizer", "ema")
+        )
+        stateless = state.get("without_state")
+        if stateless is None:  # saved by an earlier version
+            known = {name.rpartition("/")[0] for name in optimizer}
+            stateless = [n for n, _ in strategy.local_model.named_parameters() if n not in known]
+        expected = {
+            "model": strategy.local_weights(),
+            "optimizer": expected_state(
+                strategy.local_model, self.optimizers, optimizer, stateless
+            ),
+            "ema": self.ema.tensors() if ema or state.get("ema") else {},
+        }
+        if not self.ema.decay:  # train.ema was set to 0 on resuming: ignore the averages
+            ema = {}
+        for name, tensors in {"model": model, "optimizer": optimizer, "ema": ema}.items():
+            where = str(saved.path / f"{name}.safetensors")
+            checkpoint.check_fit(where, expected[name], tensors)
+        return model, optimizer, ema
+
+    def _read_best(self) -> dict[str, Tensor] | None:
+        """The weights of the best evaluation, if model.safetensors holds those of a later one.
+
+        If they were removed, the next evaluation becomes the best. If evaluations now have
+        another number of targets, the best weights are evaluated again.
+        """
+        tensors = None
+        if not self.best.is_stored(self.folder):
+            tensors = self.best.read_model(self.folder, self.data.model, self.config.train.tune)
+            if tensors is None:
+                self.best = Best()
+        targets = self.data.targets(self.plan.limit)
+        if self.best.targets in (None, targets):
+            return tensors
+        if self.strategy.is_sharded:
+            logger.warning(
+                "the best evaluation so far is of %d targets, the next ones of %d",
+                self.best.targets,
+                targets,
+            )
+            return tensors
+        model = self.strategy.objective.model
+        stored = self.folder.load_weights() if tensors is None else tensors
+        load_weights(model, stored, str(self.folder.model))
+        with autocast(self.config.train, self.device)():
+            self.best.metrics = pipelines.validation_metrics(
+                self.data, model, self.device, self.plan.limit
+            )
+        self.best.targets = targets
+        return tensors
 
     def start_clocks(self, step: int) -> None:
         """Begin to time steps, after `step` of them."""
@@ -215,20 +215,20 @@ class TrainState:
     def restart_clocks(self, step: int, *, evaluated: bool) -> None:
         """Begin to time steps again, after an evaluation or a checkpoint."""
         if evaluated:
-            self.budget.after_evaluation(step)
+            self.budget.time_evaluation()
         self.start_clocks(step)
 
     def replan(self, step: int) -> Iterator[ThreadsChanged]:
-        """Adapt what depends on the measured speed: steps, EMA and the number of threads."""
+        """Adapt the number of steps, the EMA decay and the number of threads to the speed."""
         self.budget.replan(step, self.final_seconds())
         self.ema.decay = self.budget.ema
         if (threads := self.threads.adapt(step)) is not None:
             yield ThreadsChanged(step, threads, self.threads.max_threads)
 
     def save(self, step: int) -> None:
-        """Write a checkpoint: every rank writes its shards; unsharded weights rank 0 alone.
+        """Write a checkpoint: with sharded weights every rank its shards, otherwise rank 0 alone.
 
-        After the last step config.json gets the number of steps, where that was an estimate.
+        After the last step the number of steps, if it was an estimate, is updated in config.json.
         """
         strategy, folder, ranks = self.strategy, self.folder, self.strategy.ranks
         self.budget.mark_saved(step)
@@ -272,9 +272,9 @@ class TrainState:
         tensors = (strategy.local_weights(), self.ema.tensors())
         ranks.all_or_fail(partial(check_finite, folder, step, *tensors))
         with self.ema.average_parameters(), autocast(self.config.train, self.device)():
-            measure = partial(self._measure, interrupts)
+            evaluate_model = partial(self._evaluate_model, interrupts)
             results: Results | None = ranks.broadcast(
-                ranks.all_or_fail(partial(strategy.with_full_weights, measure))
+                ranks.all_or_fail(partial(strategy.with_full_weights, evaluate_model))
             )
             self.evaluation_pending = results is None
             if results is None:
@@ -312,14 +312,14 @@ class TrainState:
     def finish(
         self, step: int, started: float, interrupts: Interrupts, progress: Progress | None
     ) -> RunFinished:
-        """The end of a run that began at `started`: evaluate its best weights on all data.
+        """Evaluate the best weights on all data, if the budget allows; return the final event.
 
-        That may take as long as the budget allows.
+        `started` is the time at which the training of this session began.
         """
-        allowed = self.budget.final_seconds(time.perf_counter() - started)
+        max_seconds = self.budget.max_final_seconds(time.perf_counter() - started)
         if self.strategy.ranks.world_size > 1:  # the other ranks wait for rank 0
-            allowed = min(allowed, self.config.train.timeout / 2)
-        evaluation = self.evaluate_best(allowed, interrupts, progress)
+            max_seconds = min(max_seconds, self.config.train.timeout / 2)
+        evaluation = self.evaluate_best(max_seconds, interrupts, progress)
         return RunFinished(
             self.folder.path,
             step,
@@ -346,7 +346,7 @@ class TrainState:
         """
         folder, data, ranks = self.folder, self.data, self.strategy.ranks
 
-        def measure(model: nn.Module) -> dict[str, float] | None:
+        def evaluate_all(model: nn.Module) -> dict[str, float] | None:
             load_weights(model, folder.load_weights(), str(folder.model))
             try:
                 with interrupts.raise_on_signal(), autocast(self.config.train, self.device)():
@@ -355,25 +355,23 @@ class TrainState:
                 return None
 
         def evaluate() -> dict[str, Any]:
-            part = evaluation_of(data, self.best.metrics, self.plan.limit)
+            evaluation = make_evaluation(data, self.best.metrics, self.plan.limit)
             stored, estimate = folder.load_evaluation(), self.seconds_for_all()
-            whole = evaluation_of(data, stored.metrics, None)
-            if stored == whole:  # these weights were evaluated before the run was resumed
-                return asdict(stored)
-            evaluation = part
+            if stored == make_evaluation(data, stored.metrics, None):
+                return asdict(stored)  # the weights were evaluated before the run was resumed
             affordable = estimate is not None and estimate <= seconds
-            if affordable and not part.is_whole and not self.strategy.is_sharded:
-                metrics = measure(self.strategy.objective.model)
-                evaluation = part if metrics is None else evaluation_of(data, metrics, None)
+            if affordable and not evaluation.is_whole and not self.strategy.is_sharded:
+                metrics = evaluate_all(self.strategy.objective.model)
+                if metrics is not None:
+                    evaluation = make_evaluation(data, metrics, None)
             folder.save_evaluation(evaluation)
             return asdict(evaluation)
 
-        nothing: dict[str, Any] = {}
-        work = evaluate if ranks.is_rank0 else lambda: nothing
-        return Evaluation(**ranks.broadcast(ranks.all_or_fail(work)))
+        evaluation = ranks.all_or_fail(evaluate if ranks.is_rank0 else dict)
+        return Evaluation(**ranks.broadcast(evaluation))
 
-    def _measure(self, interrupts: Interrupts | None, model: nn.Module) -> Results | None:
-        """Evaluate the full model; None if a signal interrupted it."""
+    def _evaluate_model(self, interrupts: Interrupts | None, model: nn.Module) -> Results | None:
+        """Evaluate the unsharded model; None if a signal interrupted the evaluation."""
         settings, data, limit = self.config.train, self.data, self.plan.limit
         try:
             with nullcontext() if interrupts is None else interrupts.raise_on_signal():

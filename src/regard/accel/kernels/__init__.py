@@ -1,4 +1,4 @@
-"""Triton kernels for CUDA: each computes what a function in plain torch does, in one pass."""
+"""Triton kernels for CUDA; each fuses the operations of a function in plain torch."""
 
 from functools import cache
 from importlib.util import find_spec
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
+MAX_RANKED = 1024  # tokens that the kernels of fused sampling can rank per row
 
 
 def can_run_kernels(x: Tensor) -> bool:

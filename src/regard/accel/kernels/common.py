@@ -19,7 +19,7 @@ IS_INTERPRETED = tl.constexpr(INTERPRETED)
 
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr):
-    """Wait for the previous kernel (PDL); what it wrote may be read from here on."""
+    """With PDL, wait until the previous kernel has ended; its results can be read afterwards."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -34,7 +34,7 @@ def load_vector(x, begin, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_per_output(x, rows, inside, IS_GIVEN: tl.constexpr, default):
-    """One value for each output; `default` for all where there are none."""
+    """The values of these outputs, in float32; `default` for all of them unless IS_GIVEN."""
     if IS_GIVEN:
         return tl.load(x + rows, mask=inside, other=0.0).to(tl.float32)
     return tl.full(rows.shape, default, tl.float32)
@@ -70,7 +70,7 @@ def unpack_int8(w):
     """Four int8 / 64 in bfloat16, in fewer instructions than Triton's conversion.
 
     u = v + 128 as the bits of a bfloat16 is u * 2^-133: below 2^-125 floats are evenly spaced.
-    2^127 and -2 make v / 64 of it, exactly.
+    A fused multiply-add, times 2^127 plus -2, turns it into v / 64, exactly.
     """
     return tl.inline_asm_elementwise(
         """
@@ -118,13 +118,13 @@ def dequantize_words(words, BITS: tl.constexpr):
 
 
 @triton.jit
-def _unpack(words, NUMBER: tl.constexpr, BITS: tl.constexpr):
-    """An integer from the lowest 16 bits of a word, less 2^(BITS - 1), in two instructions.
+def _unpack(words, INDEX: tl.constexpr, BITS: tl.constexpr):
+    """The integer INDEX of the lowest 16 bits of a word, minus 2^(BITS - 1), as a float.
 
-    As the last bits of 2^23 it is a float that many units above 2^23. A conversion of an integer
-    takes four times as long as both instructions.
+    With an integer i in its lowest bits, the float 2^23 becomes 2^23 + i. This takes two
+    instructions; a conversion of an integer takes four times as long.
     """
-    UNIT: tl.constexpr = 2 ** (BITS * NUMBER)
+    UNIT: tl.constexpr = 2 ** (BITS * INDEX)
     mask = (2**BITS - 1) * UNIT
     if IS_INTERPRETED:
         bits = (words & mask) | 0x4B000000
@@ -141,17 +141,17 @@ def _unpack(words, NUMBER: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
-def wait_for_wgmma(number):
+def wait_for_wgmma(value):
     """Wait until Hopper's tensor cores have finished, so that the registers they read are free.
 
     They read an operand in registers while the program continues. In a loop, the code of Triton
-    3.6 may overwrite these registers without waiting, so this must come before. `number` is any
-    value: inline assembly needs one.
+    3.6 may overwrite these registers without waiting; this function must be called before. `value`
+    may be any integer: inline assembly needs an operand.
     """
     tl.inline_asm_elementwise(
         "wgmma.wait_group.sync.aligned 0; mov.b32 $0, $1;",
         "=r,r",
-        [number],
+        [value],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -175,9 +175,15 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def tanh(x):
+    """tanh(x) = 2 sigmoid(2 x) - 1"""
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit
 def soft_cap(x, cap):
     """cap tanh(x / cap)"""
-    return cap * (2 * tl.sigmoid(2 * x / cap) - 1)
+    return cap * tanh(x / cap)
 
 
 @triton.jit
@@ -204,8 +210,8 @@ def uniform(key, count):
     return ((mixed >> 11) & 0x1FFFFFFFFFFFFF).to(tl.float64) * 1.1102230246251565e-16
 
 
-class Activation(NamedTuple):
-    """An activation by its name in `nn.block`, and whether it is that of a gate."""
+class FFNActivation(NamedTuple):
+    """An activation by its name in `nn.block.ACTIVATIONS`, and whether it is the gate of an FFN."""
 
     name: str = ""
     gated: bool = False
@@ -238,12 +244,13 @@ class RotaryPairs:
         device: torch.device,
     ) -> "RotaryPairs":
         """The pairs of `heads` queries, then of `kv_heads` keys and values."""
-        rotated, rest = torch.arange(num_frequencies), torch.arange(head_dim // 2 - num_frequencies)
+        rotated = torch.arange(num_frequencies)
+        unrotated = torch.arange(head_dim // 2 - num_frequencies)
         first_column = 2 * rotated if interleaved else rotated
         second_column = first_column + 1 if interleaved else rotated + num_frequencies
-        first = torch.cat([first_column, 2 * num_frequencies + rest])
-        second = torch.cat([second_column, 2 * num_frequencies + rest + len(rest)])
-        frequency_index = torch.cat([rotated, torch.full_like(rest, -1)])
+        first = torch.cat([first_column, 2 * num_frequencies + unrotated])
+        second = torch.cat([second_column, 2 * num_frequencies + unrotated + len(unrotated)])
+        frequency_index = torch.cat([rotated, torch.full_like(unrotated, -1)])
         start = head_dim * torch.arange(heads + 2 * kv_heads).unsqueeze(1)
         all_indices = frequency_index.repeat(heads + 2 * kv_heads, 1)
         all_indices[heads + kv_heads :] = -1

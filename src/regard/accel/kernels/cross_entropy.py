@@ -5,8 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.accel.kernels.common import tanh
+
 COLUMNS, WARPS = 4096, 32  # columns of a block, and warps of a program
-LOG2E = tl.constexpr(1.4426950408889634)  # powers of 2 are what the hardware computes
+LOG2E = tl.constexpr(1.4426950408889634)  # the hardware computes powers of 2
 
 
 @triton.jit
@@ -17,14 +19,14 @@ def _load_logits(logits, bias, cap, columns, inside, HAS_BIAS: tl.constexpr, HAS
         x += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
     cap_gradient = 1.0
     if HAS_CAP:
-        tanh = 2 * tl.sigmoid(2 * x / cap) - 1
-        cap_gradient = 1 - tanh * tanh
-        x = tl.where(inside, cap * tanh, -float("inf"))
+        capped = tanh(x / cap)
+        cap_gradient = 1 - capped * capped
+        x = tl.where(inside, cap * capped, -float("inf"))
     return x, cap_gradient
 
 
 @triton.jit
-def _softmax_gradient(
+def _cross_entropy_with_gradient(
     logits,
     bias,
     targets,
@@ -47,9 +49,8 @@ def _softmax_gradient(
     running_max = tl.full([COLUMNS], -1e30, tl.float32)
     total = tl.zeros([COLUMNS], tl.float32)
     logit_sum = tl.zeros([COLUMNS], tl.float32)
-    for start in range(
-        0, vocab, 2 * COLUMNS
-    ):  # two blocks at a time: the sum is rescaled half as often
+    # two blocks at a time: the sum is rescaled half as often
+    for start in range(0, vocab, 2 * COLUMNS):
         columns = start + lanes
         inside, inside_next = columns < vocab, columns + COLUMNS < vocab
         x, _ = _load_logits(logits, bias, cap, columns, inside, HAS_BIAS, HAS_CAP)
@@ -90,7 +91,7 @@ def _softmax_gradient(
     tl.store(logits + target, target_gradient.to(logits.dtype.element_ty), mask=scored)
 
 
-def softmax_gradient(
+def cross_entropy_with_gradient(
     logits: Tensor,
     bias: Tensor | None,
     targets: Tensor,
@@ -98,9 +99,9 @@ def softmax_gradient(
     label_smoothing: float,
     cap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """As `nn.loss.softmax_gradient`; the gradient overwrites the logits."""
+    """As `nn.loss.cross_entropy_with_gradient`; the gradient overwrites the logits."""
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    _softmax_gradient[(len(logits),)](
+    _cross_entropy_with_gradient[(len(logits),)](
         logits,
         bias,
         targets,

@@ -17,9 +17,9 @@ from regard.accel.kernels.common import (
 )
 from regard.nn.state import KVCache
 
-TILE_BYTES = 1 << 16  # of the keys that a program reads
-FULL_OCCUPANCY_PROGRAMS = 128  # so many occupy all multiprocessors without split-KV
-FULL_OCCUPANCY_TILE, STAGES = 128, 3  # keys per iteration and pipeline stages, if so
+TILE_BYTES = 1 << 16  # bytes of keys in a tile that is the only one of its program
+FULL_OCCUPANCY_PROGRAMS = 128  # programs that occupy the multiprocessors of an H200
+PIPELINED_TILE, STAGES = 128, 3  # keys per iteration of a loop over tiles, and its pipeline stages
 MAX_KV_HEADS = 1 << 16  # the most KV heads of all rows together
 
 
@@ -107,7 +107,7 @@ def _attention_kernel(
     out_offset = row * HEADS * HEAD_DIM + (permute_columns(out_offset) if PERMUTE else out_offset)
     valid = (query < GROUP)[:, None] & column[None, :]
     position = tl.load(lengths + row)
-    owns_position = position // (TILE * tiles) == split
+    has_new_key = position // (TILE * tiles) == split
     keys += row_head * capacity * HEAD_DIM
     values += row_head * capacity * HEAD_DIM
     seen = (s < position) & (s > position - window)
@@ -149,9 +149,9 @@ def _attention_kernel(
             queries = queries * c[None, :] + partners * signed_sin[None, :]
             new_k = new_k * c[None, :] + new_partner * signed_sin[None, :]
         queries, new_k = queries.to(dtype), new_k.to(dtype)
-        kept = column & owns_position
-        tl.store(keys + position * HEAD_DIM + d[None, :], new_k, mask=kept[None, :])
-        tl.store(values + position * HEAD_DIM + d, new_v, mask=kept)
+        store_mask = column & has_new_key
+        tl.store(keys + position * HEAD_DIM + d[None, :], new_k, mask=store_mask[None, :])
+        tl.store(values + position * HEAD_DIM + d, new_v, mask=store_mask)
         new_v = new_v.to(tl.float32)
     else:
         qkv += row * HEADS * HEAD_DIM
@@ -162,7 +162,7 @@ def _attention_kernel(
     new_score = tl.sum(queries.to(tl.float32) * new_k.to(tl.float32), 1) * scale
     if HAS_CAP:
         new_score = soft_cap(new_score, cap)
-    new_score = tl.where(owns_position, new_score, -float("inf"))
+    new_score = tl.where(has_new_key, new_score, -float("inf"))
     running_max = tl.maximum(tl.maximum(tl.max(score, 1), new_score), -1e30)  # finite, to subtract
     weights = tl.exp(score - running_max[:, None])
     new_weight = tl.exp(new_score - running_max)
@@ -198,22 +198,27 @@ def _attention_kernel(
         tl.debug_barrier()  # all of this split is written before it is counted
         if tl.atomic_add(counters + row_head, 1) == splits - 1:
             tl.store(counters + row_head, 0)
+            # ".cg" reads from the L2 cache, where the other programs have written
+            first = row_head * splits * BLOCK_QUERIES + query
             running_max = tl.full((BLOCK_QUERIES,), -1e30, tl.float32)
+            for other_split in tl.range(splits, loop_unroll_factor=8):
+                partial = first + other_split * BLOCK_QUERIES
+                split_max = tl.load(stats + 2 * partial, cache_modifier=".cg")
+                running_max = tl.maximum(running_max, split_max)
             total = tl.zeros((BLOCK_QUERIES,), tl.float32)
             accumulated = tl.zeros((BLOCK_QUERIES, BLOCK_HEAD_DIM), tl.float32)
-            for other_split in range(splits):
-                partial = (row_head * splits + other_split) * BLOCK_QUERIES + query
-                split_max = tl.load(stats + 2 * partial, volatile=True)
-                new_max = tl.maximum(running_max, split_max)
-                rescale, split_scale = tl.exp(running_max - new_max), tl.exp(split_max - new_max)
-                total = total * rescale + split_scale * tl.load(
-                    stats + 2 * partial + 1, volatile=True
-                )
+            for other_split in tl.range(splits, loop_unroll_factor=8):
+                partial = first + other_split * BLOCK_QUERIES
+                split_max = tl.load(stats + 2 * partial, cache_modifier=".cg")
+                split_scale = tl.exp(split_max - running_max)
+                total += split_scale * tl.load(stats + 2 * partial + 1, cache_modifier=".cg")
                 split_values = tl.load(
-                    partials + partial[:, None] * BLOCK_HEAD_DIM + d[None, :], volatile=True
+                    partials + partial[:, None] * BLOCK_HEAD_DIM + d[None, :],
+                    mask=valid,
+                    other=0.0,
+                    cache_modifier=".cg",
                 )
-                accumulated = accumulated * rescale[:, None] + split_scale[:, None] * split_values
-                running_max = new_max
+                accumulated += split_scale[:, None] * split_values
             tl.store(
                 out + out_offset,
                 (accumulated / total[:, None]).to(out.dtype.element_ty),
@@ -243,7 +248,7 @@ def attend(
     only_q: bool = False,
     permute: bool = False,
 ) -> Tensor:
-    """Attention of one query position per row over its KV cache, its own key included.
+    """Attention of one query position per row over its KV cache, including its own key.
 
     `qkv` is the output of the packed projection; k and v are stored in the cache. With `only_q`, it
     is the rotated q alone, and k and v are in the cache already. With `permute`, the columns of the
@@ -254,22 +259,7 @@ def attend(
     group, block_head_dim = heads // kv_heads, triton.next_power_of_2(head_dim)
     # 16 is the smallest size of a tensor core matmul
     block_queries = max(16, triton.next_power_of_2(group))
-    # small tiles then leave shared memory for other programs
-    full_occupancy = rows * kv_heads >= FULL_OCCUPANCY_PROGRAMS
-    tile = (
-        FULL_OCCUPANCY_TILE
-        if full_occupancy
-        else TILE_BYTES // (cache.keys.itemsize * block_head_dim)
-    )
-    tile = min(triton.next_power_of_2(max(capacity, 16)), tile)
-    tiles_loaded = 4 if full_occupancy else 2  # of keys and values at once
-    shared_bytes = (
-        shared_memory(qkv) - (1 << 14) - block_queries * block_head_dim * cache.keys.itemsize
-    )
-    while tile > 16 and tiles_loaded * tile * block_head_dim * cache.keys.itemsize > shared_bytes:
-        tile //= 2
-    tiles = triton.cdiv(capacity, tile) if full_occupancy else 1
-    splits = triton.cdiv(capacity, tile * tiles)
+    tile, tiles, splits = _split_keys(qkv, cache, rows * kv_heads, block_queries, block_head_dim)
     out = qkv.new_empty(rows, heads * head_dim)
     num_partials = rows * kv_heads * splits * block_queries
     partials = torch.empty(num_partials, block_head_dim, dtype=torch.float32, device=qkv.device)
@@ -317,3 +307,26 @@ def attend(
         **pdl_options(),
     )
     return out
+
+
+def _split_keys(
+    qkv: Tensor, cache: KVCache, programs: int, block_queries: int, block_head_dim: int
+) -> tuple[int, int, int]:
+    """The keys of a tile, the tiles of a split, and the splits of the KV cache of a head.
+
+    A short KV cache has splits of one tile, which is loaded before the wait for the previous
+    kernel. A long one has as many splits as occupy the GPU, each a pipelined loop over its tiles.
+    """
+    capacity, itemsize = cache.keys.shape[2], cache.keys.itemsize
+    shared_bytes = shared_memory(qkv) - (1 << 14) - block_queries * block_head_dim * itemsize
+    max_splits = max(1, FULL_OCCUPANCY_PROGRAMS // programs)
+    # a tile of keys and one of values are in shared memory, in the pipelined loop two of each
+    for tile, num_buffers in ((TILE_BYTES // (itemsize * block_head_dim), 2), (PIPELINED_TILE, 4)):
+        tile = min(triton.next_power_of_2(max(capacity, 16)), tile)
+        while tile > 16 and num_buffers * tile * block_head_dim * itemsize > shared_bytes:
+            tile //= 2
+        splits = triton.cdiv(capacity, tile)
+        if splits <= max_splits and programs < FULL_OCCUPANCY_PROGRAMS:
+            return tile, 1, splits
+    tiles = triton.cdiv(splits, max_splits)
+    return tile, tiles, triton.cdiv(splits, tiles)

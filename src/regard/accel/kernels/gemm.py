@@ -1,13 +1,13 @@
 """Triton kernels of a decode step of many rows: matmuls on tensor cores (gemm).
 
-The layers are those of `gemv`. A norm is applied by the matmul that reads it: kernels write the
-residual stream x, g * x with the gain g of the next norm, and partial sums of x and x^2. Where the
-outputs are too few to occupy the GPU, programs also split the inputs (split-K), and the last one to
-finish sums the splits.
+The layers are those of `gemv`. A norm is applied inside the matmul that follows it: kernels write
+the residual stream x, g * x with the gain g of the next norm, and partial sums of x and x^2. Where
+the outputs are too few to occupy the GPU, programs also split the inputs (split-K), and the last
+one to finish sums the splits.
 
 Vectors multiplied with int8 weights that are read four at a time (`reads_packed_int8`) have their
-columns permuted (`common.permute_columns`). They are written in that order: a program computes its
-outputs in it by permuting the rows of W.
+columns permuted (`common.permute_columns`). The kernel that computes such vectors writes them in
+this order, by permuting the rows of its W.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.accel.kernels.common import (
     INTERPRETED,
-    Activation,
+    FFNActivation,
     activate,
     dequantize_int8,
     is_hopper,
@@ -33,7 +33,7 @@ from regard.accel.kernels.common import (
 )
 from regard.accel.packed import FusedNormLinear, PackedLinear
 
-BLOCK_ROWS = 64  # of a program: what a tensor core instruction takes
+BLOCK_ROWS = 64  # rows per program: those of one tensor core instruction
 # Outputs of a program, inputs of an iteration, stages and warps, for (many outputs, int8 weights):
 # the fastest on an H200. A program fills a multiprocessor, so that those of the next kernel, which
 # start early, are spread evenly.
@@ -100,7 +100,10 @@ def _matmul_split_k(
 def _sum_split_k(
     y, partials, counters, SPLITS: tl.constexpr, BLOCK_ROWS: tl.constexpr, OUTPUTS: tl.constexpr
 ):
-    """The sum over all splits of the inputs, and whether this program is the last, which has it."""
+    """Sum the splits of the inputs.
+
+    Return the sum, which only the last program to finish has, and whether this program is the last.
+    """
     if SPLITS == 1:
         return y, tl.full((), True, tl.int1)
     tile = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
@@ -118,9 +121,9 @@ def _sum_split_k(
 
 
 @triton.jit
-def _sum_parts(parts, m, rows, num_parts, NUM_PARTS: tl.constexpr):
-    """The sums of the vectors m, from those of their parts."""
-    part = tl.arange(0, NUM_PARTS)
+def _sum_parts(parts, m, rows, num_parts, BLOCK_PARTS: tl.constexpr):
+    """The sums of the vectors m, from the partial sums in `parts`."""
+    part = tl.arange(0, BLOCK_PARTS)
     valid = (m < rows)[:, None] & (part < num_parts)[None, :]
     sums = tl.load(parts + part[None, :] * rows + m[:, None], mask=valid, other=0.0)
     return tl.sum(sums, 1)
@@ -149,7 +152,7 @@ def _project_kernel(
     inputs_per_split,
     eps,
     num_parts,
-    NUM_PARTS: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr,
     LAYER_NORM: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -195,9 +198,9 @@ def _project_kernel(
     if last:
         y *= scales[None, :]
         squares = sums + num_parts * rows
-        variance = _sum_parts(squares, m, rows, num_parts, NUM_PARTS) / width
+        variance = _sum_parts(squares, m, rows, num_parts, BLOCK_PARTS) / width
         if LAYER_NORM:
-            mean = _sum_parts(sums, m, rows, num_parts, NUM_PARTS) / width
+            mean = _sum_parts(sums, m, rows, num_parts, BLOCK_PARTS) / width
             variance -= mean * mean
             y -= mean[:, None] * mean_weights[None, :]
         y = y * tl.rsqrt(variance + eps)[:, None] + biases[None, :]
@@ -241,7 +244,7 @@ def _add_kernel(
     PERMUTE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The residual stream + W x + b, g times it for the next norm, sums of it and its squares."""
+    """y = stream + W x + b, g * y with the gain g of the next norm, partial sums of y and y^2."""
     m = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     offset = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     n = permute_columns(offset) if PERMUTE else offset
@@ -251,9 +254,8 @@ def _add_kernel(
     g = tl.load(gain + n, mask=inside, other=0.0).to(tl.float32)
     valid = (m < rows)[:, None] & inside[None, :]
     columns = m[:, None].to(tl.int64) * outputs + offset[None, :]
-    residual_in = tl.load(
-        stream + columns, mask=valid, other=0.0
-    )  # written at least two kernels before
+    # written at least two kernels before
+    residual_in = tl.load(stream + columns, mask=valid, other=0.0)
     wait_for_previous(PDL)
     y = _matmul_split_k(
         x,
@@ -291,6 +293,7 @@ def _start_kernel(
     PERMUTE: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """The embeddings x as stream, g * x with the gain g of the first norm, sums of x and x^2."""
     row = tl.program_id(0).to(tl.int64)
     offset = tl.arange(0, BLOCK)
     column = permute_columns(offset) if PERMUTE else offset
@@ -306,18 +309,18 @@ def _start_kernel(
 
 
 def reads_packed_int8(layer: PackedLinear, dtype: torch.dtype) -> bool:
-    """Whether int8 weights are read four at a time, by vectors with permuted columns."""
+    """Whether int8 weights are read four at a time; their inputs then have permuted columns."""
     is_int8 = layer.scale is not None and dtype == torch.bfloat16
     return is_int8 and layer.weight.shape[1] % 64 == 0 and not INTERPRETED
 
 
 class ResidualStream(NamedTuple):
-    """The residual stream of each row, and what its next norm needs."""
+    """The residual stream x of each row, and the inputs of its next norm."""
 
     stream: Float[Tensor, "rows dim"]  # float32
     scaled: Float[Tensor, "rows dim"]  # x times the gain of that norm
     sums: Float[Tensor, "2 parts rows"]  # partial sums of x and of x^2
-    permuted: bool  # the columns, for weights in packed int8
+    permuted: bool  # whether the columns are permuted, for packed int8 weights
 
     @classmethod
     def start(
@@ -325,7 +328,7 @@ class ResidualStream(NamedTuple):
         x: Float[Tensor, "rows dim"],
         consumer: FusedNormLinear,
     ) -> "ResidualStream":
-        """From the embeddings, for a model whose first linear layer is `consumer`."""
+        """The stream at the embeddings, for a model whose first linear layer is `consumer`."""
         rows, width = x.shape
         result = cls._of(x, 1, reads_packed_int8(consumer.layer, x.dtype))
         _start_kernel[(rows,)](
@@ -348,14 +351,14 @@ class ResidualStream(NamedTuple):
 
     def project(
         self,
-        normed: FusedNormLinear,
+        norm_linear: FusedNormLinear,
         counters: Tensor,
-        activation: Activation = Activation(),  # noqa: B008 -- a frozen value
+        activation: FFNActivation = FFNActivation(),  # noqa: B008 -- a frozen value
         dtype: torch.dtype | None = None,
         consumer: PackedLinear | None = None,
     ) -> Float[Tensor, "rows outputs"]:
         """f(W n(x) + b), with its columns in the order that `consumer` needs."""
-        x, layer = self.scaled, normed.layer
+        x, layer = self.scaled, norm_linear.layer
         outputs = len(layer.weight) // (1 + activation.gated)
         out = x.new_empty(len(x), outputs, dtype=dtype)
         grid, options = _launch_options(x, layer)
@@ -365,8 +368,8 @@ class ResidualStream(NamedTuple):
             self.sums,
             layer.weight,
             layer.scale,
-            normed.bias,
-            normed.mean_weight,
+            norm_linear.bias,
+            norm_linear.mean_weight,
             out,
             _empty_partials(x, grid, options),
             counters,
@@ -374,12 +377,12 @@ class ResidualStream(NamedTuple):
             outputs,
             x.shape[1],
             options.pop("inputs_per_split"),
-            normed.eps,
+            norm_linear.eps,
             self.sums.shape[1],
-            NUM_PARTS=triton.next_power_of_2(self.sums.shape[1]),
-            LAYER_NORM=normed.mean_weight is not None,
+            BLOCK_PARTS=triton.next_power_of_2(self.sums.shape[1]),
+            LAYER_NORM=norm_linear.mean_weight is not None,
             HAS_SCALE=layer.scale is not None,
-            HAS_BIAS=normed.bias is not None,
+            HAS_BIAS=norm_linear.bias is not None,
             GATED=activation.gated,
             ACTIVATION=activation.name,
             SPLITS=grid[1],

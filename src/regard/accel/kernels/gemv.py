@@ -6,10 +6,10 @@ down and the residual. Norms of q and k are one more, as is a norm after a branc
 `accel.packed_decoder` computes the same in torch.
 
 The residual stream is float32. Weights are floating point, int8 with a scale per output, or int4
-with a scale per output and group of inputs (`accel.packed`). With
-programmatic dependent launch (PDL) each kernel loads what the previous one does not write, above
-all its weights, and only then waits for it: the memory is never idle between two kernels. Results
-of kernels before the previous one are already visible.
+with a scale per output and group of inputs (`accel.packed`). With programmatic dependent launch
+(PDL) each kernel first loads data that the previous kernel does not write, above all its weights,
+and then waits for it: memory is also read between two kernels. Results of kernels before the
+previous one are already visible.
 """
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.accel.kernels.common import (
     INTERPRETED,
-    Activation,
+    FFNActivation,
     RotaryPairs,
     activate,
     dequantize_words,
@@ -33,6 +33,8 @@ from regard.nn.state import KVCache
 
 MIN_PROGRAMS = 1 if INTERPRETED else 128  # occupies most of the multiprocessors of an H200
 BLOCK_INPUTS = 2048  # inputs that are multiplied at once
+NARROW_INPUTS, NARROW_BLOCK = 3072, 1024  # below so many inputs, smaller blocks are faster
+PREFETCHING_PROGRAMS = 576  # so many programs fit a GPU with two blocks of weights each
 GROUP = tl.constexpr(INT4_GROUP)
 # Elements of W in a program and its warps, by (rows of W per output, bits of a weight): H200.
 PROGRAM_SIZES = {
@@ -47,7 +49,7 @@ PROGRAM_SIZES = {
 
 @triton.jit
 def _load_rows(weight, scale, rows, inside, begin, width, BLOCK: tl.constexpr, BITS: tl.constexpr):
-    """A block of columns of the given rows of W, of int8 and int4 as words; and scales of int4."""
+    """A block of columns of rows of W, as words for int8 and int4; for int4 also its scales."""
     scales = 0.0
     if BITS == 0:
         w = _load_block(weight, rows, inside, begin, width, BLOCK)
@@ -69,8 +71,9 @@ def _load_block(x, rows, inside, begin, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _dot(rows_of_weight, v, BITS: tl.constexpr):
-    w, scales = rows_of_weight
+def _dot(block, v, BITS: tl.constexpr):
+    """W v for a block of `_load_rows`, without the scales of int8."""
+    w, scales = block
     if BITS == 0:
         y = tl.sum(w.to(tl.float32) * v[None, :], 1)
     else:
@@ -145,6 +148,7 @@ def _qkv_kernel(
     OUTPUTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Norm, packed projection and rotation of pairs of outputs; k and v go to the KV cache."""
     row = tl.program_id(0).to(tl.int64)
     p = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     inside = p < pairs
@@ -166,13 +170,13 @@ def _qkv_kernel(
     v = load_vector(x + row * width, 0, width, BLOCK)
     if NORM:
         mean = tl.sum(v) / width if LAYER_NORM else 0.0
-        inverse = tl.rsqrt(tl.sum(v * v) / width - mean * mean + eps)
+        rstd = tl.rsqrt(tl.sum(v * v) / width - mean * mean + eps)
         v *= g
     a = _dot(first_weight, v, BITS) * first_scale
     b = _dot(second_weight, v, BITS) * second_scale
     if NORM:
-        a = (a - mean * first_mean_weight) * inverse
-        b = (b - mean * second_mean_weight) * inverse
+        a = (a - mean * first_mean_weight) * rstd
+        b = (b - mean * second_mean_weight) * rstd
     a, b = a + first_bias, b + second_bias
     a, b = a * c - b * s, b * c + a * s
     _store_qkv(
@@ -226,6 +230,7 @@ def _linear_kernel(
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BITS: tl.constexpr,
+    PREFETCH: tl.constexpr,  # both blocks are loaded before the wait
     NUM_BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -249,6 +254,8 @@ def _linear_kernel(
         mean_weights_up = load_per_output(mean_weight, n + outputs, inside, LAYER_NORM, 0.0)
     if NORM:
         g = load_vector(gain, 0, width, BLOCK)
+    if PREFETCH:
+        second_w = _load_rows(weight, scale, n, inside, BLOCK, width, BLOCK, BITS)
     wait_for_previous(PDL)
     x += row * width
     y, up = tl.zeros((OUTPUTS,), tl.float32), tl.zeros((OUTPUTS,), tl.float32)
@@ -256,11 +263,14 @@ def _linear_kernel(
     for block in tl.static_range(NUM_BLOCKS):
         if block > 0:
             begin = block * BLOCK
-            w = _load_rows(weight, scale, n, inside, begin, width, BLOCK, BITS)
+            if PREFETCH:
+                w = second_w
+            else:
+                w = _load_rows(weight, scale, n, inside, begin, width, BLOCK, BITS)
             if GATED:
                 w_up = _load_rows(weight, scale, n + outputs, inside, begin, width, BLOCK, BITS)
             if NORM:
-                g = load_vector(gain, block * BLOCK, width, BLOCK)
+                g = load_vector(gain, begin, width, BLOCK)
         v = load_vector(x, block * BLOCK, width, BLOCK)
         if NORM:
             squares += tl.sum(v * v)
@@ -275,10 +285,10 @@ def _linear_kernel(
         up *= scales_up
     if NORM:
         mean = total / width  # 0 for RMSNorm
-        inverse = tl.rsqrt(squares / width - mean * mean + eps)
-        y = (y - mean * mean_weights) * inverse
+        rstd = tl.rsqrt(squares / width - mean * mean + eps)
+        y = (y - mean * mean_weights) * rstd
         if GATED:
-            up = (up - mean * mean_weights_up) * inverse
+            up = (up - mean * mean_weights_up) * rstd
     y = activate(y + biases, ACTIVATION)
     if GATED:
         y *= up + biases_up
@@ -287,14 +297,14 @@ def _linear_kernel(
 
 def project_qkv(
     x: Tensor,
-    normed: FusedNormLinear,
+    norm_linear: FusedNormLinear,
     pairs: RotaryPairs,
     tables: tuple[Tensor, ...],  # cos and sin
     cache: KVCache,
     lengths: Tensor,
 ) -> Tensor:
-    """Norm, q, k and v, rotation; k and v go to the KV cache, q is returned."""
-    (rows, width), layer = x.shape, normed.layer
+    """Compute norm, packed projection and rotation; store k and v in the KV cache, return q."""
+    (rows, width), layer = x.shape, norm_linear.layer
     k_width = cache.keys.shape[1] * cache.keys.shape[3]
     q_width = len(layer.weight) - 2 * k_width
     q = torch.empty(rows, q_width, dtype=torch.float32, device=x.device)
@@ -303,11 +313,11 @@ def project_qkv(
     options |= {"BLOCK": options["BLOCK"] * triton.next_power_of_2(blocks)}
     _qkv_kernel[(rows, triton.cdiv(len(pairs.first), options["OUTPUTS"]))](
         x,
-        normed.gain,
+        norm_linear.gain,
         layer.weight,
         layer.scale,
-        normed.bias,
-        normed.mean_weight,
+        norm_linear.bias,
+        norm_linear.mean_weight,
         pairs.first,
         pairs.second,
         pairs.frequency_index,
@@ -318,14 +328,14 @@ def project_qkv(
         cache.values,
         len(pairs.first),
         width,
-        normed.eps,
+        norm_linear.eps,
         tables[0].shape[1],
         q_width,
         k_width,
         cache.keys.shape[2],
-        NORM=normed.gain is not None,
-        LAYER_NORM=normed.mean_weight is not None,
-        HAS_BIAS=normed.bias is not None,
+        NORM=norm_linear.gain is not None,
+        LAYER_NORM=norm_linear.mean_weight is not None,
+        HAS_BIAS=norm_linear.bias is not None,
         HEAD_DIM=cache.keys.shape[3],
         **options,
         **pdl_options(),
@@ -335,31 +345,31 @@ def project_qkv(
 
 def linear(
     x: Tensor,
-    normed: FusedNormLinear,
+    norm_linear: FusedNormLinear,
     *,
     residual: Tensor | None = None,
-    activation: Activation = Activation(),  # noqa: B008 -- a frozen value
+    activation: FFNActivation = FFNActivation(),  # noqa: B008 -- a frozen value
 ) -> Tensor:
-    """W n(x) + b, n the norm if any, with an activation, a gate and a residual after it."""
-    (rows, width), layer = x.shape, normed.layer
+    """residual + f(W n(x) + b): n is the norm, f the activation or gate; each is optional."""
+    (rows, width), layer = x.shape, norm_linear.layer
     outputs = len(layer.weight) // (1 + activation.gated)
     out = torch.empty(rows, outputs, dtype=torch.float32, device=x.device)
-    options = _launch_options(layer, 1 + activation.gated)
+    options = _linear_options(layer, 1 + activation.gated)
     _linear_kernel[(rows, triton.cdiv(outputs, options["OUTPUTS"]))](
         x,
-        normed.gain,
+        norm_linear.gain,
         layer.weight,
         layer.scale,
-        normed.bias,
-        normed.mean_weight,
+        norm_linear.bias,
+        norm_linear.mean_weight,
         residual,
         out,
         outputs,
         width,
-        normed.eps,
-        NORM=normed.gain is not None,
-        LAYER_NORM=normed.mean_weight is not None,
-        HAS_BIAS=normed.bias is not None,
+        norm_linear.eps,
+        NORM=norm_linear.gain is not None,
+        LAYER_NORM=norm_linear.mean_weight is not None,
+        HAS_BIAS=norm_linear.bias is not None,
         HAS_RESIDUAL=residual is not None,
         GATED=activation.gated,
         ACTIVATION=activation.name,
@@ -369,13 +379,13 @@ def linear(
     return out
 
 
-def _launch_options(layer: PackedLinear, rows_together: int) -> dict[str, int]:
-    """Options of a launch with which a program reads enough of W to hide latency."""
+def _launch_options(layer: PackedLinear, rows_per_output: int) -> dict[str, int]:
+    """Launch options with which a program reads enough of W to hide memory latency."""
     width = layer.inputs
     block = min(BLOCK_INPUTS, triton.next_power_of_2(width))
-    elements, warps = PROGRAM_SIZES[rows_together, min(16, layer.bits)]
-    outputs = max(1, elements // (block * rows_together))
-    while outputs > 1 and len(layer.weight) < outputs * rows_together * MIN_PROGRAMS:
+    elements, warps = PROGRAM_SIZES[rows_per_output, min(16, layer.bits)]
+    outputs = max(1, elements // (block * rows_per_output))
+    while outputs > 1 and len(layer.weight) < outputs * rows_per_output * MIN_PROGRAMS:
         outputs //= 2
     return {
         "BITS": 0 if layer.bits > 8 or width % 4 else layer.bits,
@@ -384,4 +394,20 @@ def _launch_options(layer: PackedLinear, rows_together: int) -> dict[str, int]:
         "BLOCK": block,
         "OUTPUTS": outputs,
         "num_warps": warps,
+    }
+
+
+def _linear_options(layer: PackedLinear, rows_per_output: int) -> dict[str, int]:
+    """Launch options of a linear layer; with wide floating-point weights, four rows per program."""
+    options, width = _launch_options(layer, rows_per_output) | {"PREFETCH": False}, layer.inputs
+    if layer.bits < 16 or width <= NARROW_BLOCK:
+        return options
+    block = NARROW_BLOCK if width < NARROW_INPUTS else BLOCK_INPUTS
+    blocks, fits = triton.cdiv(width, block), len(layer.weight) <= 4 * PREFETCHING_PROGRAMS
+    return options | {
+        "NUM_BLOCKS": blocks,
+        "BLOCK": block,
+        "OUTPUTS": 4 // rows_per_output,
+        "PREFETCH": blocks == 2 and rows_per_output == 1 and fits,
+        "num_warps": 4,
     }

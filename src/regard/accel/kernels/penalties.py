@@ -7,7 +7,7 @@ from torch import Tensor
 
 BLOCK = 1024  # ids of the history that one program reads
 LAGS = 128  # earlier positions that one program compares with the end of the text
-STEPS = 16  # ids compared before it checks whether any position still matches
+STEPS = 16  # ids compared before a program checks whether any position still matches
 
 
 @triton.jit
@@ -78,11 +78,11 @@ def _frequency_kernel(
     if not PRESENCE:
         bit_counts = out.to(tl.pointer_type(tl.int32), bitcast=True) + ids
         tl.atomic_add(bit_counts, 1, mask=valid, sem="relaxed", scope="cta")
-        tl.debug_barrier()  # all are counted before one is read,
+        tl.debug_barrier()  # all occurrences are added before a count is read
         occurrences = (tl.load(bit_counts, mask=valid) - x.to(tl.int32, bitcast=True)).to(
             tl.float32
         )
-        tl.debug_barrier()  # and read before one is overwritten
+        tl.debug_barrier()  # all counts are read before one is overwritten
     tl.store(out + ids, x - penalty * occurrences, mask=valid)
 
 
@@ -106,27 +106,29 @@ def _dry_kernel(
     """As `generate.samplers.penalties.DRY`, for a block of earlier positions of a row.
 
     The token after a position is penalized by the length of the match there; `out` keeps the
-    least of the penalized logits.
+    smallest of the penalized logits.
     """
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row)
     newest = history + row * history_capacity + length - 1
-    text = tl.minimum(length, window).to(tl.int32)
+    text_length = tl.minimum(length, window).to(tl.int32)
     lag = tl.program_id(1) * LAGS + 1 + tl.arange(0, LAGS)
-    matches = lag < text
+    matches = lag < text_length
     following = tl.load(newest - lag + 1, mask=matches, other=0)
-    counts = matches & (following < vocab)
-    x = tl.load(logits + row * vocab + following, mask=counts)
+    is_candidate = matches & (following < vocab)
+    x = tl.load(logits + row * vocab + following, mask=is_candidate)
     if breakers is not None:
-        counts = counts & (tl.load(breakers + following, mask=counts, other=1) == 0)
+        is_candidate = is_candidate & (
+            tl.load(breakers + following, mask=is_candidate, other=1) == 0
+        )
     matched = tl.zeros([LAGS], tl.int32)
     start = 0
     steps = tl.arange(0, STEPS)
     while tl.max(matches.to(tl.int32), 0) > 0:
         j = start + steps
         back = lag[:, None] + j[None, :]
-        earlier = tl.load(newest - back, mask=matches[:, None] & (back < text), other=-2)
-        current = tl.load(newest - j, mask=j < text, other=-1)
+        earlier = tl.load(newest - back, mask=matches[:, None] & (back < text_length), other=-2)
+        current = tl.load(newest - j, mask=j < text_length, other=-1)
         if breakers is not None:
             inside = (current >= 0) & (current < vocab)
             current = tl.where(tl.load(breakers + current, mask=inside, other=0) != 0, -1, current)
@@ -138,7 +140,9 @@ def _dry_kernel(
     growth = tl.exp2(log2_base * (matched - allowed_length)).to(tl.float32)
     penalty = tl.minimum(multiplier * growth, max_penalty)
     penalized = out + row * vocab + following
-    tl.atomic_min(penalized, x - penalty, mask=counts & (matched >= allowed_length), sem="relaxed")
+    tl.atomic_min(
+        penalized, x - penalty, mask=is_candidate & (matched >= allowed_length), sem="relaxed"
+    )
 
 
 def repetition(

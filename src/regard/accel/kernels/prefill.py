@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.accel.kernels.common import (
-    Activation,
+    FFNActivation,
     activate,
     load_vector,
     pdl_options,
@@ -18,7 +18,7 @@ from regard.nn.state import KVCache
 
 
 @triton.jit
-def _store_kernel(
+def _rotate_and_cache_kernel(
     qkv,
     partner,
     column_frequency_index,
@@ -27,7 +27,7 @@ def _store_kernel(
     sin,
     q_gain,
     k_gain,
-    lengths,
+    positions,
     rows,
     q,
     keys,
@@ -46,17 +46,17 @@ def _store_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The q, k and v of one token, some heads of them."""
+    """Normalize and rotate some heads of one token's q and k; store k and v in the KV cache."""
     token = tl.program_id(0).to(tl.int64)
     if CONCATENATED:
         row = tl.load(rows + token)
         stored = row >= 0
         row = tl.maximum(row, 0)
-        position = tl.load(lengths + token)
+        position = tl.load(positions + token)
     else:
         row = token // time
         stored = row >= 0
-        position = tl.load(lengths + row) + token % time
+        position = tl.load(positions + row) + token % time
     column, h = (
         tl.arange(0, BLOCK_HEAD_DIM),
         (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[:, None],
@@ -102,7 +102,8 @@ def _store_kernel(
 
 
 @triton.jit
-def _norm_kernel(x, gain, out, width, eps, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _rms_norm_kernel(x, gain, out, width, eps, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """RMSNorm of one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     g = load_vector(gain, 0, width, BLOCK)
@@ -113,7 +114,7 @@ def _norm_kernel(x, gain, out, width, eps, BLOCK: tl.constexpr, PDL: tl.constexp
 
 
 @triton.jit
-def _gate_kernel(
+def _activation_kernel(
     gate_up,
     out,
     width,
@@ -122,6 +123,7 @@ def _gate_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """f(gate_up) of a block of one row; GATED: f(gate) times up."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate_up += row * width * (2 if GATED else 1)
@@ -137,14 +139,14 @@ def rotate_and_cache(
     time: int,
     options: AttentionOptions,
     cache: KVCache,
-    lengths: Tensor,
+    positions: Tensor,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """Normalise and rotate q and k of `time` tokens per row, which follow `lengths` others.
+    """Normalize and rotate q and k of `time` tokens per row; `positions` is that of the first one.
 
     k and v are stored in the KV cache; q is returned. With `rows`, the tokens are of concatenated
-    sequences: `rows` and `lengths` are the row and the position of each token, where row -1 is not
-    stored, and q is returned with k.
+    sequences: `rows` and `positions` hold the row and the position of each token, a token of row -1
+    is not stored, and both q and k are returned.
     """
     assert options.rotary is not None
     (pairs, tables), gains = options.rotary, options.qk_gains or (None, None)
@@ -154,14 +156,14 @@ def rotate_and_cache(
     q = qkv.new_empty(len(qkv), outputs * head_dim)
     block_head_dim = triton.next_power_of_2(head_dim)
     block = max(1, (1024 if time > 1 else 256) // block_head_dim)
-    _store_kernel[(len(qkv), triton.cdiv(heads + 2 * kv_heads, block))](
+    _rotate_and_cache_kernel[(len(qkv), triton.cdiv(heads + 2 * kv_heads, block))](
         qkv,
         pairs.partner,
         pairs.column_frequency_index,
         pairs.signs,
         *tables,
         *gains,
-        lengths,
+        positions,
         rows,
         q,
         cache.keys,
@@ -183,22 +185,22 @@ def rotate_and_cache(
     return q
 
 
-def rms_norm(x: Tensor, normed: FusedNormLinear) -> Tensor:
-    """RMSNorm of each row, before a linear layer."""
+def rms_norm(x: Tensor, norm_linear: FusedNormLinear) -> Tensor:
+    """The RMSNorm of `norm_linear`, without its linear layer, of each row."""
     rows, width = x.shape
     out, block = torch.empty_like(x), triton.next_power_of_2(width)
-    _norm_kernel[(rows,)](
-        x, normed.gain, out, width, normed.eps, BLOCK=block, num_warps=8, **pdl_options()
+    _rms_norm_kernel[(rows,)](
+        x, norm_linear.gain, out, width, norm_linear.eps, BLOCK=block, num_warps=8, **pdl_options()
     )
     return out
 
 
-def apply_activation(gate_up: Tensor, activation: Activation) -> Tensor:
+def apply_activation(gate_up: Tensor, activation: FFNActivation) -> Tensor:
     """Apply the activation, and the gate, to the output of a matmul."""
     rows, width = len(gate_up), gate_up.shape[1] // (1 + activation.gated)
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     grid = (rows, triton.cdiv(width, 1024))
-    _gate_kernel[grid](
+    _activation_kernel[grid](
         gate_up,
         out,
         width,

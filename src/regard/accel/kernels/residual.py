@@ -1,7 +1,7 @@
-"""The Triton kernel of norms that follow a branch or the sum with it: sandwich and post-norm.
+"""The Triton kernel of norms after a branch (sandwich norm) or after the residual sum (post-norm).
 
-The kernels of linear layers apply the norm of their own input. A norm of their output needs all of
-it first, so it is a kernel of its own.
+The kernels of linear layers also apply the norm of their input. A norm of their output needs the
+complete output, so it is a separate kernel.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.accel.kernels.common import load_vector, pdl_options, wait_for_previous
-from regard.nn.block import LayerNorm, RMSNorm
+from regard.nn.norm import LayerNorm, RMSNorm
 
 
 @triton.jit

@@ -37,7 +37,7 @@ def _sample_kernel(
     for start in range(0, vocab, BLOCKS * BLOCK):
         x, _ = _load_blocks(logits, start, vocab, BLOCKS, BLOCK)
         total += tl.sum(tl.exp(x - largest).to(tl.float64))
-    # the first block with which the sum exceeds the goal, or the last with any weight
+    # the first block in which the cumulative sum exceeds the goal, or the last with any weight
     goal, cumulative, before = u * total, tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     chosen_block, last = vocab, 0
     for start in range(0, vocab, BLOCKS * BLOCK):
@@ -64,7 +64,7 @@ def _sample_kernel(
 
 @triton.jit
 def _top_k_kernel(logits, out, vocab, k, BLOCK_VOCAB: tl.constexpr):
-    """Bisect the range of values that may be the k-th largest."""
+    """Find the k-th largest logit by bisection, and set all smaller ones to -inf."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK_VOCAB)
     x = tl.load(logits + row * vocab + n, mask=n < vocab, other=-float("inf"))
@@ -88,7 +88,7 @@ def sample_token(
 ) -> Int[Tensor, " rows"]:
     """One token per row from softmax(logits), by the next random number of each row.
 
-    A row without a finite logit is recorded in `failed`, with its length when it first happened.
+    For a row without a finite logit, `failed` is set to its length when this first happened.
     """
     rows, vocab = logits.shape
     ids = torch.empty(rows, dtype=torch.long, device=logits.device)

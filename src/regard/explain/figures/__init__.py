@@ -1,13 +1,14 @@
 """The figures of the lectures, by name: a function that computes the data of each.
 
-The arguments of a function say what the figure needs: `model` or `models` are models, `text`
-or `texts` are texts, those with a default may be left out; the others are options.
+The parameters of a function are the inputs and options of the figure: `model` or `models` are
+models, `text` or `texts` are texts, and the others are options. Parameters with a default may be
+left out.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from regard.explain.figures.attention import permutation, pronoun, score_variance
 from regard.explain.figures.cost import cost
@@ -29,12 +30,13 @@ class FigureEntry:
     """A figure: the function that computes it, and the topics of the lectures that it shows."""
 
     compute: Callable[..., FigureData]
-    topics: tuple[str, ...]  # numbers of docs/lectures.md
-    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # where none is given
+    topics: tuple[str, ...]  # ids of topics in docs/lectures.md
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # used if none is given
+    without_model: tuple[str, ...] = ()  # options that apply only if no model is given
 
     @property
     def summary(self) -> str:
-        """What it shows, in one sentence."""
+        """The first line of the docstring: the contents of the figure in one sentence."""
         return inspect.getdoc(self.compute).partition("\n")[0]  # type: ignore[union-attr]
 
     @property
@@ -44,29 +46,43 @@ class FigureEntry:
 
     @property
     def inputs(self) -> dict[str, bool]:
-        """The models and texts that it takes, and whether each is needed."""
-        given = {name: p for name, p in self.parameters.items() if name in INPUTS}
-        needed = {name: p.default is inspect.Parameter.empty for name, p in given.items()}
-        return needed | ({"models": False} if self.models else {})
+        """The models and texts that the figure takes, and whether each is required."""
+        inputs = {name: p for name, p in self.parameters.items() if name in INPUTS}
+        required = {name: p.default is inspect.Parameter.empty for name, p in inputs.items()}
+        return required | ({"models": False} if self.models else {})
 
     @property
     def options(self) -> dict[str, object]:
-        """Its options and their defaults."""
+        """The options of the figure and their defaults."""
         others = {name: p for name, p in self.parameters.items() if name not in INPUTS}
         return {name: parameter.default for name, parameter in others.items()}
 
     @property
+    def list_options(self) -> set[str]:
+        """The options that are lists."""
+        hints = get_type_hints(self.compute)
+        return {
+            name
+            for name in self.options
+            if any(get_origin(hint) is tuple for hint in (hints[name], *get_args(hints[name])))
+        }
+
+    @property
     def default_texts(self) -> list[str]:
-        """The texts that it shows where none is given."""
-        texts = [p.default for name, p in self.parameters.items() if name in ("text", "texts")]
-        given = [text for text in texts if isinstance(text, str | tuple)]
-        return [text for each in given for text in ([each] if isinstance(each, str) else each)]
+        """The texts that the figure shows if none is given."""
+        parameters = self.parameters
+        defaults = [parameters[name].default for name in ("text", "texts") if name in parameters]
+        texts: list[str] = []
+        for default in defaults:
+            if isinstance(default, str | tuple):
+                texts += [default] if isinstance(default, str) else default
+        return texts
 
     @property
     def usage(self) -> str:
-        """The models and texts that it takes, as in a usage line."""
-        words = ((INPUTS[name], needed) for name, needed in self.inputs.items())
-        return " ".join(word if needed else f"[{word}]" for word, needed in words)
+        """The models and texts that the figure takes, as in a usage line."""
+        words = ((INPUTS[name], required) for name, required in self.inputs.items())
+        return " ".join(word if required else f"[{word}]" for word, required in words)
 
 
 SMALL = {"preset": "tiny-decoder", "dim": 32, "layers": 8, "heads": 2, "context": 32}
@@ -84,16 +100,22 @@ FIGURES: dict[str, FigureEntry] = {
     "word-vectors": FigureEntry(word_vectors, ("A3", "H3")),
     "next-token": FigureEntry(next_token, ("A4", "H1")),
     "shannon": FigureEntry(shannon, ("B1",)),
-    "receptive-field": FigureEntry(receptive_field, ("B4",)),
+    "receptive-field": FigureEntry(
+        receptive_field, ("B4",), without_model=("kernel_size", "layers", "dilations")
+    ),
     "gates": FigureEntry(gates, ("B8",)),
     "gradient-flow": FigureEntry(gradient_flow, ("B10",)),
-    "score-variance": FigureEntry(score_variance, ("D1",)),
+    "score-variance": FigureEntry(
+        score_variance, ("D1",), without_model=("dims", "vectors", "seed")
+    ),
     "permutation": FigureEntry(permutation, ("D5",)),
     "shuffled-words": FigureEntry(shuffled_words, ("D5",)),
-    "positions": FigureEntry(positions, ("D6", "H3")),
+    "positions": FigureEntry(
+        positions, ("D6", "H3"), without_model=("kinds", "dim", "heads", "seed")
+    ),
     "path-lengths": FigureEntry(path_lengths, ("D11", "H3")),
     "cost": FigureEntry(cost, ("D11",)),
-    "parameter-count": FigureEntry(parameter_count, ("H3",)),
+    "parameter-count": FigureEntry(parameter_count, ("H3",), without_model=("dim",)),
     "loss-landscape": FigureEntry(loss_landscape, ("D7", "G"), DEEP_PAIR),
     "beam-tree": FigureEntry(beam_tree, ("E1", "H3")),
     "temperature": FigureEntry(temperature, ("E2",)),

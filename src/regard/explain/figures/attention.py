@@ -1,4 +1,4 @@
-"""Figures of attention: the variance of scores, permutations, and what a pronoun attends to."""
+"""Figures of attention: the variance of scores, permutations, the attention of a pronoun."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from regard.errors import ConfigError
 from regard.explain.attention import has_attention
 from regard.explain.figures.figure_model import FigureModel
 from regard.explain.figures.panels import FigureData, Heatmap, Lines, Panel, Table
-from regard.explain.render.token_text import strongest
+from regard.explain.render.token_text import attention_vmax
 from regard.explain.trace import trace
 from regard.nn.attention import Attention, AttentionInputs, Mask
 from regard.nn.position import Sinusoidal
@@ -31,8 +31,8 @@ def score_variance(
 
         Var(q . k) = d,   Var(q . k / sqrt(d)) = 1      if q_i, k_i have mean 0 and variance 1
 
-    Without it the softmax saturates: one key takes all the weight, and gradients vanish
-    (Vaswani et al. 2017). With a run and a text, the scores of its own layers.
+    Without the factor the softmax saturates: one key takes all the weight, and gradients vanish
+    (Vaswani et al. 2017). Given a run and a text, the variance is measured in the run's layers.
     """
     if model is not None:
         if text is None:
@@ -104,8 +104,8 @@ def _measured_variance(model: FigureModel, text: str) -> FigureData:
     panels: list[Panel] = [Table(header=["layer", "d", "Var(q · k)", "Var(q · k / √d)"], rows=rows)]
     return FigureData(
         title=f"Variance of the attention scores of {model.name}",
-        caption="Over all heads, queries and keys of the text; q and k as the layer compares them, "
-        f"rotated where it rotates them.{model.note}",
+        caption="Over all heads, queries and keys of the text; q and k are those of the scores, "
+        f"after RoPE where the layer has it.{model.note}",
         panels=panels,
     )
 
@@ -127,7 +127,7 @@ def permutation(
 
         f(P X) = P f(X)      P a permutation matrix
 
-    With a sinusoid added to X this does not hold. The weights and the vectors of words are random.
+    With sinusoidal positions added to X this does not hold. Weights and word vectors are random.
     """
     words = text.split()
     if not 2 <= len(words) <= 40:
@@ -147,23 +147,31 @@ def permutation(
     error = (permuted - y[order]).abs().max().item()
     effect = (with_positions[1] - with_positions[0][order]).abs().max().item()
     names = [str(dimension) for dimension in range(dim)]
-    moved = [words[index] for index in order.tolist()]
+    permuted_words = [words[index] for index in order.tolist()]
 
-    def heat(title: str, rows: list[str], values: Tensor) -> Heatmap:
-        across = "dimension of the output"
+    def output_map(title: str, rows: list[str], values: Tensor) -> Heatmap:
         return Heatmap(
-            title=title, rows=rows, columns=names, values=values.tolist(), x_label=across
+            title=title,
+            rows=rows,
+            columns=names,
+            values=values.tolist(),
+            x_label="dimension of the output",
         )
 
     return FigureData(
         title="Attention is permutation equivariant",
         caption="The outputs of self-attention for the words in two orders: without positions each "
         "word has the same output at every position, so the outputs are permuted as the inputs "
-        "are. The third map: what changes for each word when a sinusoid is added to the inputs.",
+        "are. The third map shows how the output of each word changes with its position when "
+        "sinusoidal positions are added to the inputs.",
         panels=[
-            heat("in order", words, y),
-            heat("permuted", moved, permuted),
-            heat("change with positions", moved, with_positions[1] - with_positions[0][order]),
+            output_map("in order", words, y),
+            output_map("permuted", permuted_words, permuted),
+            output_map(
+                "change with positions",
+                permuted_words,
+                with_positions[1] - with_positions[0][order],
+            ),
         ],
         numbers={
             "largest change without positions": error,
@@ -202,14 +210,14 @@ def pronoun(
         rows.append(attention.weights[:, attention.rows.index(word)])  # (heads, columns)
         pieces.append(attention.columns)
     heads = [str(head) for head in range(len(rows[0]))]
-    several = len(heads) > 1
-    largest = max(strongest(weights.max().item(), weights.shape[1]) for weights in rows)
+    has_mean = len(heads) > 1
+    largest = max(attention_vmax(weights.max().item(), weights.shape[1]) for weights in rows)
     panels: list[Panel] = [
         Heatmap(
             title=f"({number})",
-            rows=[*heads, *(["mean"] * several)],
+            rows=[*heads, *(["mean"] * has_mean)],
             columns=columns,
-            values=[*weights.tolist(), *([weights.mean(0).tolist()] * several)],
+            values=[*weights.tolist(), *([weights.mean(0).tolist()] * has_mean)],
             y_label="head",
             high=largest,
         )

@@ -17,11 +17,11 @@ from regard.nn.convolution import CausalConvolution
 from regard.nn.recurrent import LSTM
 
 
-class WindowedAttention(Attention):
-    """Causal attention to the `window` positions up to each, computed in blocks.
+class SlidingWindowAttention(Attention):
+    """Causal attention of each position to itself and the `window` - 1 positions before it.
 
-    Each block of `window` queries is compared with its own keys and those of the block before, so
-    that the cost is n * window and not n^2.
+    Each block of `window` queries is compared with the keys of its block and of the block before,
+    so that the cost is n * window and not n^2.
     """
 
     def __init__(self, dim: int, heads: int, window: int) -> None:
@@ -37,9 +37,9 @@ class WindowedAttention(Attention):
         q, k, v = (split_heads(layer(padded), self.heads) for layer in layers)
         q, k, v = (part.unflatten(2, (blocks, size)) for part in (q, k, v))
         k, v = (torch.cat([nn.functional.pad(p, (0, 0, 0, 0, 1, -1)), p], 3) for p in (k, v))
-        back = size + torch.arange(size)[:, None] - torch.arange(2 * size)
-        allowed = (back >= 0) & (back < size)
-        first = allowed & (torch.arange(2 * size) >= size)  # the first block has none before it
+        distance = size + torch.arange(size)[:, None] - torch.arange(2 * size)
+        allowed = (distance >= 0) & (distance < size)
+        first = allowed & (torch.arange(2 * size) >= size)  # the first block has no block before it
         mask = torch.cat([first[None], allowed.expand(blocks - 1, -1, -1)])
         scores = (q @ k.mT) * self.head_dim**-0.5
         weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
@@ -53,7 +53,7 @@ def _layers(
     """The layers that are compared; attention is unfused: it materializes its weights."""
     attention, cell = Attention(dim, heads), LSTM(dim, dim)
     windowed, convolution = (
-        WindowedAttention(dim, heads, window),
+        SlidingWindowAttention(dim, heads, window),
         CausalConvolution(dim, kernel_size, 1),
     )
 
@@ -98,14 +98,14 @@ def cost(
         convolution              k n d^2
         sliding-window attention r n d
 
-    The exponent is the slope of a line through the logarithms. Memory is what the layer stores
-    for its gradient; time is that of the forward pass, the least of `repeats`. Attention runs
-    without a fused kernel, so that it materializes its weights.
+    The exponent is the slope of a line fitted to the logarithms. Memory is that of the activations
+    stored for the backward pass; time is that of the forward pass, the shortest of `repeats`.
+    Attention runs without a fused kernel, so that it materializes its weights.
     """
     if len(lengths) < 2 or min(lengths) < 1 or repeats < 1 or window < 2:
         raise ConfigError(
-            f"lengths={list(lengths)} must be two or more of at least 1, repeats={repeats} at "
-            f"least 1 and window={window} at least 2"
+            f"lengths={list(lengths)} must be two or more numbers of at least 1, repeats={repeats} "
+            f"at least 1 and window={window} at least 2"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -158,7 +158,7 @@ def cost(
 
 @torch.no_grad()
 def seconds(layer: Callable[[Tensor], Tensor], x: Tensor, repeats: int) -> float:
-    """The shortest time of a forward pass, after one that is not counted."""
+    """The shortest time of a forward pass, after one warm-up pass."""
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
@@ -170,17 +170,17 @@ def seconds(layer: Callable[[Tensor], Tensor], x: Tensor, repeats: int) -> float
 def stored_bytes(layer: Callable[[Tensor], Tensor], x: Tensor) -> int:
     """The bytes of the activations that a forward pass stores for the backward pass."""
     stored: dict[int, int] = {}
-    kept: list[Any] = []  # a freed storage's address would be used again
+    keep_alive: list[Any] = []  # the address of a freed storage would be used again
 
     def record(tensor: Tensor) -> Tensor:
         if not isinstance(tensor, nn.Parameter):
             storage = tensor.untyped_storage()
             stored[storage.data_ptr()] = storage.nbytes()
-            kept.append(tensor)
+            keep_alive.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
-        kept.append(layer(x.requires_grad_()))
+        keep_alive.append(layer(x.requires_grad_()))
     return sum(stored.values())
 
 

@@ -1,5 +1,6 @@
 """The model that a figure is made from: of a run, or of a preset with untrained weights."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,17 +14,18 @@ from regard.explain.gradient import GradientFlow
 from regard.explain.token_map import AttentionMap, StateMap
 from regard.nn.state import Source
 from regard.text import Tokenizer
+from regard.text.tokenizer import JOINER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FigureModel:
-    """A model with its tokenizer, and what a run can do with a text."""
+    """A model with its tokenizer, and the functions of its run that figures call."""
 
     name: str
     module: nn.Module
     tokenizer: Tokenizer | None  # of pairs, that of the target
     trained: bool
-    methods: Sequence[str]  # what the run's task can do, as in `api.Run.methods`
+    methods: Sequence[str]  # the methods that the run supports, as in `api.Run.methods`
     normalize: Callable[[str], str]
     attention: Callable[..., Mapping[str, AttentionMap]]
     states: Callable[[str], Mapping[str, StateMap]]  # gates of recurrent cells
@@ -50,12 +52,12 @@ class FigureModel:
         """Raise if the model does not predict the next token of a text."""
         if "generate" not in self.methods:
             raise ConfigError(
-                f"{figure} needs a model that predicts the next token; {self.name} can "
-                f"{', '.join(self.methods) or 'do nothing with a text'}"
+                f"{figure} needs a model that predicts the next token; {self.name} supports "
+                f"{', '.join(self.methods) or 'no method for texts'}"
             )
 
     def ids(self, text: str) -> list[int]:
-        """The ids that a language model reads, with those that its tokenizer puts first."""
+        """The ids of a text, including those that the tokenizer puts before every text."""
         tokenizer = self.require_tokenizer()
         ids = [*tokenizer.prefix_ids, *tokenizer.encode(self.normalize(text))]
         context = getattr(self.module, "context", None)
@@ -69,7 +71,7 @@ class FigureModel:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The tokens for display; a model may have more ids than its tokenizer."""
         tokenizer = self.require_tokenizer()
-        return [tokenizer.piece(id) if id < tokenizer.vocab_size else f"<{id}>" for id in ids]
+        return [_piece(tokenizer, id) if id < tokenizer.vocab_size else f"<{id}>" for id in ids]
 
     @torch.no_grad()
     def logits(self, ids: Sequence[int]) -> Float[Tensor, "time vocab"]:
@@ -81,12 +83,25 @@ class FigureModel:
 
     @property
     def note(self) -> str:
-        """A remark for the caption where the weights are random."""
-        return notes([self])
+        """A sentence for the caption if the weights are random, else nothing."""
+        return untrained_note([self])
 
 
-def notes(models: Sequence[FigureModel]) -> str:
-    """A remark for the caption where the weights of some are random."""
+def _piece(tokenizer: Tokenizer, id: int) -> str:
+    """A token; a punctuation mark of a word vocabulary with the spaces that it has beside it.
+
+    Such a vocabulary has several tokens for one mark, which differ in their joiners.
+    """
+    piece = tokenizer.piece(id)
+    token = tokenizer.backend.id_to_token(id) or piece
+    if tokenizer.kind != "word" or not re.fullmatch(r"[^\w\s]", piece):
+        return piece
+    before, after = (" " * (not joined) for joined in (token[0] == JOINER, token[-1] == JOINER))
+    return f"{before}{piece}{after}"
+
+
+def untrained_note(models: Sequence[FigureModel]) -> str:
+    """A sentence for the caption that names the models with random weights, or nothing."""
     untrained = [model.name for model in models if not model.trained]
     if not untrained:
         return ""

@@ -6,12 +6,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.explain.figures.figure_model import FigureModel, notes
+from regard.explain.figures.figure_model import FigureModel, untrained_note
 from regard.explain.figures.panels import FigureData, Panel, Surface
 from regard.explain.gradient import require_gradients
 
-WINDOW, ROWS = 32, 16  # the most tokens of a window, and windows of the text
-LR = 3e-3  # of the training of a preset
+WINDOW, ROWS = 32, 16  # the largest number of tokens in a window, and of windows
+LR = 3e-3  # for training a preset
 
 
 def loss_landscape(
@@ -27,9 +27,9 @@ def loss_landscape(
 
         L(a, b) = loss(w + a d + b e),     each row of d and e with the norm of that row of w
 
-    Filter normalization (Li et al. 2018); norm layers and biases stay as they are. A preset is
-    first trained on the text for `steps` steps; without a run, two small decoders, with and without
-    residual connections.
+    Filter normalization (Li et al. 2018); norm layers and biases are not changed. A preset is first
+    trained on the text for `steps` steps. If no run is given, two small decoders are compared, with
+    and without residual connections.
     """
     if grid < 3 or span <= 0 or steps < 0:
         raise ConfigError(
@@ -52,8 +52,8 @@ def loss_landscape(
             x=coordinates,
             y=coordinates,
             values=values,
-            low=min(min(map(min, each)) for each in surfaces.values()),
-            high=max(max(map(max, each)) for each in surfaces.values()),
+            low=min(min(map(min, losses)) for losses in surfaces.values()),
+            high=max(max(map(max, losses)) for losses in surfaces.values()),
             scale_label="loss (nats per token)",
             x_label="first direction",
             y_label="second direction",
@@ -70,14 +70,14 @@ def loss_landscape(
         title="Loss landscape",
         caption="The loss where the weights are moved along two random directions, in units "
         "of the norm of each row of a matrix; in the middle are the weights themselves."
-        f"{trained or notes(models)}",
+        f"{trained or untrained_note(models)}",
         panels=panels,
         numbers=numbers,
     )
 
 
 def windows_of(model: FigureModel, text: str) -> Int[Tensor, "rows time"]:
-    """The first windows of a text, as long as the model can read."""
+    """The first windows of a text, each at most as long as the context of the model."""
     tokenizer = model.require_tokenizer()
     ids = [*tokenizer.prefix_ids, *tokenizer.encode(model.normalize(text))]
     if len(ids) < 2:
@@ -96,7 +96,7 @@ def loss_of(model: nn.Module, windows: Int[Tensor, "rows time"]) -> Float[Tensor
 
 
 def fit(model: nn.Module, windows: Int[Tensor, "rows time"], steps: int) -> None:
-    """Train a model on the windows, all of them at every step."""
+    """Train a model on the windows, with all windows in every step."""
     optimizer = torch.optim.AdamW(model.parameters(), LR)
     for _ in range(steps):
         optimizer.zero_grad()

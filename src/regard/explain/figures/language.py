@@ -24,28 +24,26 @@ def next_token(model: FigureModel, text: str, *, top: int = 4) -> FigureData:
     if len(ids) < 2:
         raise ConfigError(f"the text has {len(ids)} tokens; next-token needs at least 2")
     log_p = model.logits(ids[:-1]).double().log_softmax(-1)
-    truth = torch.tensor(ids[1:])
-    scores = log_p.gather(1, truth[:, None]).squeeze(1)
+    targets = torch.tensor(ids[1:])
+    scores = log_p.gather(1, targets[:, None]).squeeze(1)
     best = log_p.topk(min(top, log_p.shape[1]))
     ranks = 1 + (log_p > scores[:, None]).sum(1)
     rows: list[list[str | int | float]] = []
     shades = []
     for index, id in enumerate(ids[1:]):
         p = scores[index].exp().item()
-        guesses = list(zip(best.indices[index].tolist(), best.values[index].exp(), strict=True))
-        pieces = model.pieces([guess for guess, _ in guesses])
-        cells = [
-            f"{piece!r} {100 * q:.1f} %" for piece, (_, q) in zip(pieces, guesses, strict=True)
-        ]
+        likeliest, probs = best.indices[index].tolist(), best.values[index].exp().tolist()
+        pieces = model.pieces(likeliest)
+        cells = [f"{piece!r} {100 * q:.1f} %" for piece, q in zip(pieces, probs, strict=True)]
         token = f"{model.pieces([id])[0]!r}"
         rows.append([token, f"{100 * p:.2f} %", scores[index].item(), int(ranks[index]), *cells])
-        shades.append([0.0, p, 0.0, 0.0, *(float(q) for _, q in guesses)])
+        shades.append([0.0, p, 0.0, 0.0, *probs])
     total = scores.sum().item()
-    given = model.pieces(ids[:1])[0]
+    first = model.pieces(ids[:1])[0]
     return FigureData(
         title=f"Next-token probabilities of {model.name}",
         caption="Every token, its probability after all tokens before it, and the likeliest "
-        f"tokens there. The first token, {given!r}, is given. The log-probability of the whole is "
+        f"tokens there. The first token, {first!r}, is given. The log-probability of the text is "
         f"the sum.{model.note}",
         panels=[
             Table(
@@ -71,7 +69,7 @@ def shannon(
     length: int = 100,
     seed: int = 1,
 ) -> FigureData:
-    r"""Shannon's approximations: text drawn from the n-gram counts of one text, order by order.
+    r"""Shannon's approximations: text sampled from the n-gram counts of one text, order by order.
 
         order 0    every symbol with the same probability
         order n    P(w | the n - 1 symbols before it) = count(h w) / count(h)
@@ -84,18 +82,18 @@ def shannon(
     if len(symbols) < 2:
         raise ConfigError(f"the text has {len(symbols)} {unit}s; shannon needs at least 2")
     random = Random(seed)
-    joint = "" if unit == "char" else " "
+    separator = "" if unit == "char" else " "
     rows: list[list[str | int | float]] = []
     for order in range(orders + 1):
         counts = ngram_counts(symbols, order)
-        sample = joint.join(_draw(symbols, counts, order, length, random))
+        sample = separator.join(_sample(symbols, counts, order, length, random))
         rows.append([order, entropy(counts), sample])
     return FigureData(
         title=f"Shannon's approximations of a text of {len(symbols):,} {unit}s",
-        caption="Order 0 draws every symbol with the same probability, order 1 with its frequency, "
-        "order n after the n - 1 symbols before it. H is the entropy of the next symbol in bits: "
-        "it falls with the order, in the end only because the text is short: each history occurs "
-        "once.",
+        caption="Order 0 samples every symbol with the same probability, order 1 with its "
+        "frequency, order n after the n - 1 symbols before it. H is the entropy of the next symbol "
+        "in bits: it falls with the order, at high orders only because the text is short and each "
+        "history occurs once.",
         panels=[Table(header=["order", "H (bits)", f"a sample of {length} {unit}s"], rows=rows)],
     )
 
@@ -114,29 +112,29 @@ def ngram_counts(symbols: Sequence[str], order: int) -> dict[tuple[str, ...], Co
 
 def entropy(counts: dict[tuple[str, ...], Counter[str]]) -> float:
     """The entropy of the next symbol in bits: -sum P(h w) log2 P(w | h)."""
-    total = sum(sum(after.values()) for after in counts.values())
+    total = sum(sum(next_counts.values()) for next_counts in counts.values())
     bits = 0.0
-    for after in counts.values():
-        seen = sum(after.values())
-        bits -= sum(count / total * math.log2(count / seen) for count in after.values())
+    for next_counts in counts.values():
+        history_count = sum(next_counts.values())
+        bits -= sum(n / total * math.log2(n / history_count) for n in next_counts.values())
     return bits + 0.0  # not -0.0
 
 
-def _draw(
+def _sample(
     symbols: Sequence[str],
     counts: dict[tuple[str, ...], Counter[str]],
     order: int,
     length: int,
     random: Random,
 ) -> list[str]:
-    """A sample, which begins with a history of the text."""
-    memory = max(0, order - 1)
+    """A sample of `length` symbols, which begins with a history of the text."""
+    history_length = max(0, order - 1)
     start = random.randrange(len(symbols))
-    drawn = [symbols[(start + n) % len(symbols)] for n in range(memory)]
-    while len(drawn) < length:
-        after = counts[tuple(drawn[len(drawn) - memory :])]
-        drawn += random.choices(list(after), list(after.values()))
-    return drawn[:length]
+    sample = [symbols[(start + n) % len(symbols)] for n in range(history_length)]
+    while len(sample) < length:
+        next_counts = counts[tuple(sample[len(sample) - history_length :])]
+        sample += random.choices(list(next_counts), list(next_counts.values()))
+    return sample[:length]
 
 
 def shuffled_words(
@@ -155,7 +153,7 @@ def shuffled_words(
         random.shuffle(words)
         losses.append(_loss(model, " ".join(words)))
     mean = sum(losses) / len(losses)
-    spread = math.sqrt(sum((loss - mean) ** 2 for loss in losses) / max(1, len(losses) - 1))
+    deviation = math.sqrt(sum((loss - mean) ** 2 for loss in losses) / max(1, len(losses) - 1))
     return FigureData(
         title=f"Loss of {model.name} on shuffled words",
         caption="The mean cross-entropy of a token in nats, for the text as it is and for the same "
@@ -172,7 +170,7 @@ def shuffled_words(
         numbers={
             "loss as written": original,
             "mean loss of shuffles": mean,
-            "standard deviation of shuffles": spread,
+            "standard deviation of shuffles": deviation,
             "share of shuffles with a larger loss": sum(x > original for x in losses) / shuffles,
         },
     )

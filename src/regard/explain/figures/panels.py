@@ -20,7 +20,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heatmap:
-    """A matrix of values; signed values are coloured around white."""
+    """A matrix of values; diverging colours, white at 0, if values have both signs or `signed`."""
 
     title: str = ""
     rows: Sequence[str]
@@ -29,6 +29,7 @@ class Heatmap:
     x_label: str = ""
     y_label: str = ""
     high: float | None = None  # the value of the darkest colour; None: the largest
+    signed: bool = False  # diverging colours even if no value is below 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +104,7 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segmentations:
-    """One text split into pieces in several ways, a line for each."""
+    """One text split into tokens by several tokenizers, one line for each tokenizer."""
 
     title: str = ""
     labels: Sequence[str]
@@ -118,7 +119,7 @@ class Surface:
     x: Sequence[float]
     y: Sequence[float]
     values: Sequence[Sequence[float]]  # of each y, one for each x
-    low: float  # the ends of the colour scale, which several panels may share
+    low: float  # `low` and `high` are the ends of the colour scale, which several panels may share
     high: float
     scale_label: str  # of the colour scale
     x_label: str = ""
@@ -130,7 +131,7 @@ Panel = Table | Heatmap | Lines | Bars | Scatter | Tree | Network | Segmentation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FigureData:
-    """What a figure shows: its panels, its numbers by name, and what to see in it."""
+    """The contents of a figure: its title, its panels, its numbers by name, and a caption."""
 
     title: str
     caption: str
@@ -138,7 +139,7 @@ class FigureData:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
     def table(self) -> dict[str, Any]:
-        """The same as plain lists and dicts, for JSON."""
+        """The figure as plain lists and dicts, for JSON."""
         panels = [{"kind": type(panel).__name__.lower(), **asdict(panel)} for panel in self.panels]
         plain = {"title": self.title, "caption": self.caption, "numbers": dict(self.numbers)}
         return {**plain, "panels": panels}

@@ -1,4 +1,4 @@
-"""Figures of position encodings: what they add, and the similarity of two positions."""
+"""The figure of position encodings: their values, and the similarity of two positions."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ from regard.errors import ConfigError, unknown
 from regard.explain.figures.figure_model import FigureModel
 from regard.explain.figures.panels import FigureData, Heatmap, Lines, Panel
 from regard.explain.projection import position_indices, position_similarity
-from regard.nn.position import POSITIONS, T5, ALiBi, Position, Rotary
+from regard.nn.position import POSITIONS, ALiBi, Position, Rotary, T5Bias
 
 KINDS = tuple(kind for kind in POSITIONS if kind != "none")
 
@@ -22,7 +22,7 @@ def positions(
     heads: int = 8,
     seed: int = 1,
 ) -> FigureData:
-    r"""Position encodings over position and dimension, and the dot products of two positions.
+    r"""The values of position encodings, and the dot product or bias of every two positions.
 
     sinusoidal, learned    p_t . p_s
     rotary                 q_t . k_s  of  q = k = (1, ..., 1) / sqrt(d)
@@ -42,7 +42,7 @@ def positions(
         note = " Learned vectors and T5's biases are random here; give a run to see trained ones."
         note = note if {"learned", "t5"} & {*kinds} else ""
     else:
-        encodings, note = _of_model(model), model.note
+        encodings, note = _model_encodings(model), model.note
     panels: list[Panel] = []
     for kind, encoding in encodings.items():
         panels += _panels(kind, encoding, length)
@@ -55,7 +55,8 @@ def positions(
     )
 
 
-def _of_model(model: FigureModel) -> dict[str, Position]:
+def _model_encodings(model: FigureModel) -> dict[str, Position]:
+    """The position encodings of a model, by path; raise if there are none."""
     modules = {
         name: module
         for name, module in model.module.named_modules()
@@ -63,8 +64,7 @@ def _of_model(model: FigureModel) -> dict[str, Position]:
     }
     if not modules:
         raise ConfigError(
-            f"{model.name} has no position encoding; it is a model of the family "
-            f"{type(model.module).__name__}"
+            f"{model.name} has no position encoding; it is a {type(model.module).__name__}"
             if not _has_position(model.module)
             else f"{model.name} has position='none'; encodings: {', '.join(KINDS)}"
         )
@@ -77,19 +77,20 @@ def _has_position(model: nn.Module) -> bool:
 
 def _panels(kind: str, encoding: Position, length: int) -> list[Panel]:
     table = getattr(encoding, "table", None)
-    if isinstance(table, nn.Embedding) and not isinstance(encoding, T5):
+    if isinstance(table, nn.Embedding) and not isinstance(encoding, T5Bias):
         length = min(length, len(table.weight) - getattr(encoding, "offset", 0))
     names = [str(position) for position in range(length)]
     positions = position_indices(encoding, length)
-    pair = Heatmap(
-        title=f"{kind}: {'bias' if isinstance(encoding, ALiBi | T5) else 'dot product'}",
+    similarity = Heatmap(
+        title=f"{kind}: {'bias' if isinstance(encoding, ALiBi | T5Bias) else 'dot product'}",
         rows=names,
         columns=names,
         values=position_similarity(encoding, length, normalize=False)[0].tolist(),
         x_label="position s",
         y_label="position t",
+        signed=True,
     )
-    if isinstance(encoding, ALiBi | T5):
+    if isinstance(encoding, ALiBi | T5Bias):
         with torch.no_grad():
             bias = encoding.bias(positions, positions)
         middle = length // 2
@@ -105,23 +106,24 @@ def _panels(kind: str, encoding: Position, length: int) -> list[Panel]:
             y_label="bias",
             series=series,
         )
-        return [curves, pair]
+        return [curves, similarity]
     if isinstance(encoding, Rotary):
         rotation = encoding.rotation(positions)
-        values, across = rotation.cos[0, 0], "pair of coordinates"
+        values, x_label = rotation.cos[0, 0], "pair of coordinates"
         title = f"{kind}: cos of the angle"
     else:
         with torch.no_grad():
             vectors = encoding.embed(positions)
         assert vectors is not None
-        values, across, title = vectors[0], "dimension", f"{kind}: vectors"
+        values, x_label, title = vectors[0], "dimension", f"{kind}: vectors"
     dims = [str(dimension) for dimension in range(values.shape[1])]
-    heat = Heatmap(
+    values_map = Heatmap(
         title=title,
         rows=names,
         columns=dims,
         values=values.tolist(),
-        x_label=across,
+        x_label=x_label,
         y_label="position",
+        signed=True,
     )
-    return [heat, pair]
+    return [values_map, similarity]

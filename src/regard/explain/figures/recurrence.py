@@ -1,7 +1,7 @@
 """Figures of recurrent networks: gates over a text, and gradients through time."""
 
 from regard.errors import ConfigError
-from regard.explain.figures.figure_model import FigureModel, notes
+from regard.explain.figures.figure_model import FigureModel, untrained_note
 from regard.explain.figures.panels import FigureData, Heatmap, Lines, Panel
 from regard.explain.gradient import require_gradients
 from regard.nn.recurrent import RecurrentLayer
@@ -48,7 +48,7 @@ def gates(model: FigureModel, text: str, *, layer: int = 0, units: int = 16) -> 
 
 
 def gradient_flow(models: list[FigureModel], text: str, *, layer: int = 0) -> FigureData:
-    r"""The gradient of the last token's loss at the state of every earlier position.
+    r"""The gradient norm of the last token's loss with respect to each earlier state.
 
     flow_t = || d loss / d h_t ||
     """
@@ -70,7 +70,7 @@ def gradient_flow(models: list[FigureModel], text: str, *, layer: int = 0) -> Fi
         title="Gradient flow through time",
         caption="The norm of the gradient of the last token's loss with respect to the state of "
         "each position before it: a curve that falls steeply is a vanishing gradient, a rising one "
-        f"an exploding gradient.{notes(models)}",
+        f"an exploding gradient.{untrained_note(models)}",
         panels=[
             Lines(
                 x_label="positions back",

@@ -39,14 +39,14 @@ def temperature(
     """
     if min(values, default=0) <= 0:
         raise ConfigError(f"values={list(values)} must be temperatures above 0")
-    labels, logits, _, where = _distribution(model, text, "temperature")
+    labels, logits, _, origin = _distribution(model, text, "temperature")
     probabilities = {T: (logits / T).softmax(-1) for T in values}
     best = logits.topk(min(top, len(logits))).indices.tolist()
-    bits = {T: -(p * p.clamp_min(1e-300).log2()).sum().item() for T, p in probabilities.items()}
     return FigureData(
         title="Softmax at several temperatures",
-        caption=f"{where} Below 1 the likely tokens gain, above 1 the unlikely ones; at 0 only the "
-        "likeliest is left, at infinity all are equal.",
+        caption=f"{origin} A temperature below 1 raises the probability of likely tokens, one "
+        "above 1 that of unlikely tokens; at 0 only the likeliest is left, at infinity all are "
+        "equal.",
         panels=[
             Bars(
                 labels=[labels(id) for id in best],
@@ -55,7 +55,7 @@ def temperature(
                 y_label="probability",
             )
         ],
-        numbers={f"entropy at T = {T:g} (bits)": value for T, value in bits.items()},
+        numbers={f"entropy at T = {T:g} (bits)": _entropy(logits / T) for T in values},
     )
 
 
@@ -67,22 +67,29 @@ def samplers(
     order: str | None = None,
     top: int = 12,
 ) -> FigureData:
-    """What each sampler of a chain does to the next-token distribution, in the order given."""
-    labels, logits, history, where = _distribution(model, text, "samplers")
+    """The next-token distribution before and after each sampler of a chain."""
+    labels, logits, history, origin = _distribution(model, text, "samplers")
     chain: Chain = parse_chain(samplers, order)
-    sampling = SamplingState.from_prompts([history], 1, seed=1)
-    best = logits.topk(min(top, len(logits))).indices.tolist()
+    stop = () if model is None else model.require_tokenizer().stop_ids
+    sampling = SamplingState.from_prompts([history], 1, seed=1, stop=stop)
+    stages = [
+        (trace.sampler, trace.by_id(trace.before)[0].double(), trace.by_id(trace.after)[0].double())
+        for trace in chain.run_samplers(logits[None].float(), sampling)
+    ]
+    distributions = [logits, *(after for _, _, after in stages)]
+    largest = torch.stack([stage_logits.softmax(-1) for stage_logits in distributions]).amax(0)
+    top_ids = largest.topk(min(top, len(logits))).indices  # likely before or after some sampler
+    best = top_ids[logits[top_ids].argsort(descending=True)].tolist()
     names = [labels(id) for id in best]
     panels: list[Panel] = []
     numbers: dict[str, float] = {"entropy of the model (bits)": _entropy(logits)}
     after = logits
-    for number, trace in enumerate(chain.run_samplers(logits[None].float(), sampling), 1):
-        before, after = (trace.by_id(side)[0].double() for side in (trace.before, trace.after))
-        left = int((after > -torch.inf).sum())
-        name = format_sampler(trace.sampler)
+    for number, (sampler, before, after) in enumerate(stages, 1):
+        remaining = int((after > -torch.inf).sum())
+        name = format_sampler(sampler)
         panels.append(
             Bars(
-                title=f"{number}. {name}: {left:,} of {len(logits):,} left",
+                title=f"{number}. {name}: {remaining:,} of {len(logits):,} tokens left",
                 labels=names,
                 series={
                     "before": before.softmax(-1)[best].tolist(),
@@ -94,13 +101,15 @@ def samplers(
         )
         numbers[f"entropy after {name} (bits)"] = _entropy(after)
     if not panels:
-        raise ConfigError("no sampler of the chain changes anything; give some, as in top_p=0.9")
-    numbers["probability mass kept, by the model"] = (
+        raise ConfigError(
+            "the chain has no sampler that changes the distribution; give one, as in top_p=0.9"
+        )
+    numbers["probability of the tokens left, under the model"] = (
         logits.softmax(-1)[after > -torch.inf].sum().item()
     )
     return FigureData(
         title=f"Samplers: {chain}",
-        caption=f"{where} The order matters: the same samplers in another order keep other tokens.",
+        caption=f"{origin} The order matters: in another order, samplers may keep other tokens.",
         panels=panels,
         numbers=numbers,
     )
@@ -114,13 +123,13 @@ def _entropy(logits: Float[Tensor, " vocab"]) -> float:
 def _distribution(
     model: FigureModel | None, text: str | None, figure: str
 ) -> tuple[Callable[[int], str], Float[Tensor, " vocab"], list[int], str]:
-    """The names of ids, the next logits, the ids before, and a sentence that says where from."""
+    """A function from ids to labels, the next-token logits, the prompt ids, and their origin."""
     if model is None:
         if text is not None:
             raise ConfigError(f"{figure} of a text needs a run or a preset as well")
         words = list(EXAMPLE)
         logits = torch.tensor(list(EXAMPLE.values()), dtype=torch.float64).log()
-        return words.__getitem__, logits, [0], "An invented distribution of 12 words."
+        return words.__getitem__, logits, [0], "An invented distribution over 12 words."
     if text is None:
         raise ConfigError(f"{figure} of a run needs a text as well")
     model.require_language(figure)
@@ -128,8 +137,8 @@ def _distribution(
     if not ids:
         raise ConfigError(f"the text is empty; {figure} needs at least one token")
     logits = model.logits(ids)[-1].double()
-    where = f"The next token of {model.name} after {text[-40:]!r}.{model.note}"
-    return lambda id: repr(model.pieces([id])[0]), logits, ids, where
+    origin = f"The next token of {model.name} after {text[-40:]!r}.{model.note}"
+    return lambda id: repr(model.pieces([id])[0]), logits, ids, origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +147,8 @@ class RecordedBeamSearch(BeamSearch):
 
     steps: list[Extensions] = field(default_factory=list, repr=False, compare=False)
 
-    def _extensions(self, logits: Tensor, sums: Tensor, stops: Tensor) -> Extensions:
-        extensions = BeamSearch._extensions(self, logits, sums, stops)
+    def _extensions(self, logits: Tensor, beam_log_probs: Tensor, stops: Tensor) -> Extensions:
+        extensions = BeamSearch._extensions(self, logits, beam_log_probs, stops)
         self.steps.append(extensions)
         return extensions
 
@@ -147,7 +156,7 @@ class RecordedBeamSearch(BeamSearch):
 def beam_tree(
     model: FigureModel, text: str, *, width: int = 3, tokens: int = 5, length_penalty: float = 1.0
 ) -> FigureData:
-    r"""The tree of a beam search: the extensions of every beam, those that are kept, the best.
+    r"""The tree of a beam search: the extensions of every beam, pruned or kept, and the best path.
 
     score(y) = log P(y) / |y|^a
     """
@@ -168,9 +177,9 @@ def beam_tree(
     nodes = [Node(label=words[-1] if source is None else "⟨start⟩", parent=None, value=0.0)]
     beams: list[tuple[int, list[int]]] = [(0, [])]  # the node and the ids of every beam
     finished: list[list[int]] = []
-    for parents, chosen, sums in search.steps:
+    for parents, next_ids, log_probs in search.steps:
         kept: list[tuple[int, list[int]]] = []
-        columns = (parents[0].tolist(), chosen[0].tolist(), sums[0].tolist())
+        columns = (parents[0].tolist(), next_ids[0].tolist(), log_probs[0].tolist())
         for rank, (parent, id, log_p) in enumerate(zip(*columns, strict=True)):
             if log_p == -math.inf:
                 continue
@@ -195,7 +204,7 @@ def beam_tree(
     return FigureData(
         title=f"Beam search of {model.name}, width {width}",
         caption=f"Each step extends every beam by every token and keeps the {width} likeliest; the "
-        "number is log P of the path. Grey: extensions that were dropped. Orange: the best path, "
+        "number is log P of the path. Grey: extensions that were pruned. Orange: the best path, "
         f"by log P / length^{length_penalty:g}."
         f"{model.note}",
         panels=[Tree(nodes=nodes)],

@@ -1,4 +1,4 @@
-"""Figures of what follows from the structure of layers: receptive field, steps, parameters."""
+"""Figures about the structure of layers: receptive field, path lengths, parameters."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ from regard.nn.attention import Attention
 from regard.nn.convolution import CausalConvolution
 from regard.nn.recurrent import LSTM
 
-LONGEST_NETWORK = 40  # positions of a drawn network
+MAX_POSITIONS = 40  # of a network that is drawn
 
 
 def receptive_field(
@@ -27,7 +27,7 @@ def receptive_field(
 
     field = 1 + (kernel_size - 1) (dilation_1 + ... + dilation_L)
 
-    By default dilations 1, 2, 4, ...; with a run or a preset, those of its convolutions.
+    The dilations are 1, 2, 4, ... by default; given a run or a preset, those of its convolutions.
     """
     if model is not None:
         convolutions = [m for m in model.module.modules() if isinstance(m, CausalConvolution)]
@@ -41,35 +41,39 @@ def receptive_field(
     dilations = tuple(2**n for n in range(layers)) if dilations is None else dilations
     if kernel_size < 2 or not dilations or min(dilations) < 1:
         raise ConfigError(f"kernel_size={kernel_size} must be at least 2, and dilations at least 1")
-    fields = [field_of(kernel_size, dilations[:count]) for count in range(len(dilations) + 1)]
-    contiguous = [field_of(kernel_size, [1] * count) for count in range(len(dilations) + 1)]
-    drawn = max(count for count, field in enumerate(fields) if field <= LONGEST_NETWORK)
-    more = "" if drawn == len(dilations) else f" Drawn: the first {drawn} layers."
-    rows = [
-        [layer, 1 if layer == 0 else dilations[layer - 1], field, plain]
-        for layer, (field, plain) in enumerate(zip(fields, contiguous, strict=True))
+    fields = [
+        receptive_field_size(kernel_size, dilations[:count]) for count in range(len(dilations) + 1)
     ]
-    rows[0][1] = 0
+    undilated_fields = [
+        receptive_field_size(kernel_size, [1] * count) for count in range(len(dilations) + 1)
+    ]
+    drawn = max(count for count, field in enumerate(fields) if field <= MAX_POSITIONS)
+    note = "" if drawn == len(dilations) else f" Drawn: the first {drawn} layers."
+    rows = [
+        [layer, 0 if layer == 0 else dilations[layer - 1], field, undilated]
+        for layer, (field, undilated) in enumerate(zip(fields, undilated_fields, strict=True))
+    ]
     panels: list[Panel] = [_field_network(kernel_size, dilations[:drawn])] if drawn else []
     panels.append(
         Table(
-            header=["layer", "dilation", "field", "without dilation"],
+            header=["layer", "dilation", "receptive field", "without dilation"],
             rows=[[*row] for row in rows],
         )
     )
     return FigureData(
         title="Receptive field of causal convolutions" + (f", {model.name}" if model else ""),
-        caption=f"Kernel width {kernel_size}: the last output depends on the inputs that are "
-        f"connected with it. The field is 1 + (width - 1) times the sum of the dilations.{more}",
+        caption=f"Kernel size {kernel_size}: the last output depends on the inputs that are "
+        "connected to it. The receptive field is 1 + (kernel size - 1) times the sum of the "
+        f"dilations.{note}",
         panels=panels,
         numbers={"receptive field": fields[-1]},
     )
 
 
-def field_of(kernel_size: int, dilations: Sequence[int]) -> int:
+def receptive_field_size(kernel_size: int, dilations: Sequence[int]) -> int:
     """The receptive field of causal convolutions.
 
-    >>> field_of(2, [1, 2, 4, 8])
+    >>> receptive_field_size(2, [1, 2, 4, 8])
     16
     """
     return 1 + (kernel_size - 1) * sum(dilations)
@@ -77,24 +81,24 @@ def field_of(kernel_size: int, dilations: Sequence[int]) -> int:
 
 def _field_network(kernel_size: int, dilations: Sequence[int]) -> Network:
     """The units of every layer that the last output depends on."""
-    size = field_of(kernel_size, dilations)
-    reached = [{size - 1}]
+    size = receptive_field_size(kernel_size, dilations)
+    units_by_layer = [{size - 1}]
     edges = []
     for index in range(len(dilations), 0, -1):
-        below: set[int] = set()
-        for position in reached[0]:
+        inputs: set[int] = set()
+        for position in units_by_layer[0]:
             for k in range(kernel_size):
                 source = position - k * dilations[index - 1]
-                below.add(source)
+                inputs.add(source)
                 edges.append((index - 1, source, index, position))
-        reached.insert(0, below)
+        units_by_layer.insert(0, inputs)
     return Network(
         title=f"dilations {', '.join(map(str, dilations))}",
         layers=["input", *(f"layer {n + 1}" for n in range(len(dilations)))],
         positions=[str(position - size + 1) for position in range(size)],
-        marks=[["•" if p in units else "" for p in range(size)] for units in reached],
+        marks=[["•" if p in units else "" for p in range(size)] for units in units_by_layer],
         edges=edges,
-        x_label="position, from that of the output",
+        x_label="position relative to the output",
     )
 
 
@@ -109,12 +113,13 @@ def path_lengths(
         convolution              1                   n / k, dilated log_k n
         sliding-window attention 1                   n / r
 
-    Of one layer. Paths are counted on the graph of which positions a layer connects.
+    The table is for one layer. Path lengths are counted in the graph of the positions that a layer
+    connects.
     """
-    if not 2 <= positions <= LONGEST_NETWORK or layers < 1 or kernel_size < 2 or window < 2:
+    if not 2 <= positions <= MAX_POSITIONS or layers < 1 or kernel_size < 2 or window < 2:
         raise ConfigError(
-            f"positions={positions} must lie between 2 and {LONGEST_NETWORK}, layers={layers} be "
-            f"at least 1, kernel_size={kernel_size} and window={window} at least 2"
+            f"positions={positions} must be between 2 and {MAX_POSITIONS}, layers={layers} at "
+            f"least 1, kernel_size={kernel_size} and window={window} at least 2"
         )
     lengths = [2**n for n in range(2, 9)]
     kinds: dict[str, Callable[[int, int], Bool[Tensor, "time seen"]]] = {
@@ -155,8 +160,8 @@ def path_lengths(
     return FigureData(
         title="Sequential operations and path lengths",
         caption="The number in a unit is the earliest step at which it can be computed with "
-        "unlimited parallelism. Below: the least number of layers, or of steps "
-        "of a recurrence, over which the last position depends on the first.",
+        "unlimited parallelism. The curves show the smallest number of layers, or of steps of a "
+        "recurrence, after which the last position depends on the first.",
         panels=[
             recurrence,
             attention,
@@ -177,9 +182,9 @@ def path_lengths(
 
 
 def _band(n: int, width: int, dilation: int = 1) -> Bool[Tensor, "time seen"]:
-    """Which positions one layer connects: t with t, t - dilation, ..., `width` of them."""
-    back = torch.arange(n)[:, None] - torch.arange(n)
-    return (back >= 0) & (back < width * dilation) & (back % dilation == 0)
+    """The positions that one layer connects: t with t, t - dilation, ..., `width` of them."""
+    distance = torch.arange(n)[:, None] - torch.arange(n)
+    return (distance >= 0) & (distance < width * dilation) & (distance % dilation == 0)
 
 
 def path_length(layer: Callable[[int], Bool[Tensor, "time seen"]]) -> int:
@@ -198,12 +203,12 @@ def parameter_count(
     dim: int = 64,
     lengths: tuple[int, ...] = (1, 4, 16, 64, 256, 1024),
 ) -> FigureData:
-    r"""Parameters of a dense layer over n inputs beside those of attention.
+    r"""The parameters of a dense layer over n inputs, compared with those of attention.
 
         dense        (n d)^2 + n d
         attention    4 d^2
 
-    Counted on the modules; a convolution of width 3 and an LSTM beside them.
+    Counted on the modules, also for a convolution of kernel size 3 and an LSTM.
     """
     dim = getattr(model.config, "dim", dim) if model is not None else dim
     if dim < 1 or min(lengths, default=0) < 1:
@@ -211,7 +216,7 @@ def parameter_count(
     with torch.device("meta"):
         fixed = {
             "self-attention": Attention(dim, 1),
-            "convolution, width 3": nn.Conv1d(dim, dim, 3),
+            "convolution, kernel size 3": nn.Conv1d(dim, dim, 3),
             "LSTM": LSTM(dim, dim),
         }
         dense = {n: nn.Linear(n * dim, n * dim) for n in lengths}

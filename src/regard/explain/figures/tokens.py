@@ -8,18 +8,19 @@ from itertools import pairwise
 from regard.errors import ConfigError
 from regard.explain.figures.figure_model import FigureModel
 from regard.explain.figures.panels import Bars, FigureData, Lines, Segmentations, Table
+from regard.explain.render.token_text import visible
 from regard.text import TOKENIZERS, Tokenizer, train_tokenizer
 
 BANANAS = "Yes, we have no bananas\nSay yes for bananas\nNo bananas, we say"
 FREQUENCY_RANGES = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, None))  # occurrences
-BOUNDARY_CHARACTERS = 120  # of a text whose boundaries are shown
-SMALL_VOCABULARY = ("bpe", "wordpiece", "unigram")  # tokenizers with a vocab_size
+BOUNDARY_CHARACTERS = 120  # characters of a text whose token boundaries are shown
+SUBWORD_KINDS = ("bpe", "wordpiece", "unigram")  # tokenizers with a vocab_size
 
 
 def bag_of_words(text: str = BANANAS) -> FigureData:
     r"""How often each word occurs in each line of a text; the order of words is lost.
 
-    c_w = how often w occurs
+    c_w = count(w)
     """
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
@@ -51,7 +52,7 @@ def bpe_merges(
 
         (a, b) = argmax count(a b),     vocabulary += ab
 
-    With a run, the merges of its own tokenizer, counted in the text. Sennrich et al. 2016.
+    Given a run, the merges are those of its tokenizer, counted in the text. Sennrich et al. 2016.
     """
     if merges < 1:
         raise ConfigError(f"merges={merges} must be at least 1")
@@ -79,28 +80,27 @@ def bpe_merges(
 
     words = word_counts(tokenizer, text)
     if word is None:  # of the longer words, the one that merges shorten most; ties by frequency
-        longer = [each for each in words if len(set(each)) > 5]  # no run of spaces
-        chosen = max(
-            longer or words, key=lambda each: (len(each) - merged_length(each), words[each])
-        )
+        longer = [w for w in words if len(set(w)) > 5]  # not only spaces
+        example = max(longer or words, key=lambda w: (len(w) - merged_length(w), words[w]))
     else:
-        chosen = "".join(part for part, _ in _pre_tokenize(tokenizer, word))
+        example = "".join(part for part, _ in _pre_tokenize(tokenizer, word))
     rows: list[list[str | int | float]] = []
-    pieces = list(chosen)
+    pieces = list(example)
     for number, (pair, count, total) in enumerate(steps, 1):
         pieces = merge(pieces, pair)
         first, second = map(show, pair)
-        new, example = show("".join(pair)), " ".join(map(show, pieces))
-        rows.append([number, f"{first!r} + {second!r}", count, repr(new), total, example])
-    start = sum(len(each) * count for each, count in words.items())
+        new, tokens = show("".join(pair)), " ".join(visible(show(piece)) for piece in pieces)
+        rows.append([number, f"{first!r} + {second!r}", count, repr(new), total, tokens])
+    start = sum(len(w) * count for w, count in words.items())
     return FigureData(
         title="Byte-pair encoding, merge by merge",
         caption="Text begins as bytes. Each step joins the pair of neighbouring tokens that occurs "
-        "most often within words; the tokens of the text become fewer. The last column cuts one "
-        "word with the merges so far; a space belongs to the word after it.",
+        "most often within words, which reduces the number of tokens of the text. The last column "
+        "shows one word after the merges so far; a space, ␣, belongs to the word after it.",
         panels=[
             Table(
-                header=["merge", "pair", "count", "new token", "tokens left", "example"], rows=rows
+                header=["merge", "pair", "count", "new token", "tokens of the text", "example"],
+                rows=rows,
             ),
             Lines(
                 title="length of the text",
@@ -116,12 +116,12 @@ Pair = tuple[str, str]
 
 
 def merge_steps(tokenizer: Tokenizer, text: str) -> list[tuple[Pair, int, int]]:
-    """The merges of a BPE tokenizer: the pair, its count in the text before, tokens after."""
+    """Each merge of a BPE tokenizer: the pair, its count in the text, and the tokens after it."""
     words = [(list(word), count) for word, count in word_counts(tokenizer, text).items()]
     steps = []
     for first, second in _merges(tokenizer):
         pair = (first, second)
-        count = sum(n * sum(each == pair for each in pairwise(word)) for word, n in words)
+        count = sum(n * sum(other == pair for other in pairwise(word)) for word, n in words)
         words = [(merge(word, pair), n) for word, n in words]
         steps.append((pair, count, sum(len(word) * n for word, n in words)))
     return steps
@@ -129,7 +129,7 @@ def merge_steps(tokenizer: Tokenizer, text: str) -> list[tuple[Pair, int, int]]:
 
 def _merges(tokenizer: Tokenizer) -> list[Pair]:
     merges = json.loads(tokenizer.backend.to_str())["model"]["merges"]
-    return [tuple(each) if isinstance(each, list) else tuple(each.split(" ")) for each in merges]
+    return [tuple(pair) if isinstance(pair, list) else tuple(pair.split(" ")) for pair in merges]
 
 
 def merge(pieces: list[str], pair: Pair) -> list[str]:
@@ -148,7 +148,7 @@ def merge(pieces: list[str], pair: Pair) -> list[str]:
 
 
 def word_counts(tokenizer: Tokenizer, text: str) -> Counter[str]:
-    """The words within which a BPE tokenizer merges, as it writes their bytes."""
+    """The counts of the pre-tokenized words of a text; a BPE tokenizer merges only within them."""
     return Counter(word for word, _ in _pre_tokenize(tokenizer, text))
 
 
@@ -166,7 +166,7 @@ def train_all(corpus: list[str], vocab_size: int) -> dict[str, Tokenizer]:
         raise ConfigError(
             f"vocab_size={vocab_size} must be at least 300: the 256 bytes and some tokens"
         )
-    sized = {kind: {"kind": kind, "vocab_size": vocab_size} for kind in SMALL_VOCABULARY}
+    sized = {kind: {"kind": kind, "vocab_size": vocab_size} for kind in SUBWORD_KINDS}
     return {kind: train_tokenizer(sized.get(kind, kind), corpus) for kind in TOKENIZERS}
 
 
@@ -175,13 +175,14 @@ def token_boundaries(
 ) -> FigureData:
     """The tokens of one text under every kind of tokenizer.
 
-    They are trained on the texts after the first, or else on the text itself; runs add theirs.
+    The tokenizers are trained on the texts after the first, or else on the text itself; those of
+    runs are added.
     """
-    whole, *corpus = texts
-    text = whole[:BOUNDARY_CHARACTERS]
-    shown = "" if text == whole else f" Shown: the first {BOUNDARY_CHARACTERS} characters."
+    first, *corpus = texts
+    text = first[:BOUNDARY_CHARACTERS]
+    note = "" if text == first else f" Shown: the first {BOUNDARY_CHARACTERS} characters."
     tokenizers = train_all(corpus or texts, vocab_size)
-    tokenizers |= _of_runs(models)
+    tokenizers |= _run_tokenizers(models)
     pieces = {name: tokenize(tokenizer, text) for name, tokenizer in tokenizers.items()}
     labels = [
         f"{name} ({tokenizers[name].vocab_size:,}): {len(line)} tokens"
@@ -191,12 +192,12 @@ def token_boundaries(
     return FigureData(
         title="Token boundaries under every tokenizer",
         caption=f"Trained on {trained}; in parentheses the size of the vocabulary. A space is "
-        f"shown as ␣ where it belongs to a token; what a vocabulary does not have is <unk>.{shown}",
+        f"shown as ␣ where it belongs to a token; <unk> is text outside the vocabulary.{note}",
         panels=[Segmentations(labels=labels, pieces=list(pieces.values()))],
     )
 
 
-def _of_runs(models: list[FigureModel] | None) -> dict[str, Tokenizer]:
+def _run_tokenizers(models: list[FigureModel] | None) -> dict[str, Tokenizer]:
     for model in models or []:
         if not model.trained:
             raise ConfigError(f"the preset {model.name} has no tokenizer; give a run, or none")
@@ -204,28 +205,27 @@ def _of_runs(models: list[FigureModel] | None) -> dict[str, Tokenizer]:
 
 
 def tokenize(tokenizer: Tokenizer, text: str) -> list[str]:
-    """The pieces of a text."""
+    """The tokens of a text, as strings."""
     return [tokenizer.piece(id) for id in tokenizer.encode(text)]
 
 
 def rare_words(
     text: str, models: list[FigureModel] | None = None, *, vocab_size: int = 400
 ) -> FigureData:
-    """How many tokens a word becomes, by how often it occurs in the training text.
+    """The number of tokens of a word, by its frequency in the training text.
 
     Tokenizers are trained on the first nine tenths of the text; words of the last tenth that do
     not occur there have the frequency 0.
     """
     end = text.rfind(" ", 0, max(1, len(text) * 9 // 10))
     train = text[: end if end > 0 else len(text)]
-    frequencies = Counter(train.split())
-    words = {word: frequencies[word] for word in text.split() if word.isalpha()}
-    if len(words) < 10:
-        raise ConfigError(
-            f"the text has {len(words)} different words; rare-words needs at least 10"
-        )
     tokenizers = train_all([train], vocab_size)
-    tokenizers |= _of_runs(models)
+    frequencies = word_counts(tokenizers["word"], train)
+    everywhere = word_counts(tokenizers["word"], text)
+    words = {word: frequencies[word] for word in everywhere if word.isalpha()}
+    if len(words) < 10:
+        raise ConfigError(f"the text has {len(words)} distinct words; rare-words needs at least 10")
+    tokenizers |= _run_tokenizers(models)
     groups = {
         _range_name(low, high): [
             word for word, n in words.items() if n >= low and (high is None or n <= high)
@@ -252,12 +252,12 @@ def rare_words(
     labels = [f"{name} ({len(members)})" for name, members in groups.items()]
     return FigureData(
         title="Rare words",
-        caption="Words by how often they occur in the training text, in parentheses how many "
-        "different ones. Subwords cut rare words into more tokens; a vocabulary of words has only "
-        "<unk> for a word that it has not seen.",
+        caption="Words grouped by their frequency in the training text, in parentheses the number "
+        "of distinct words. Subword tokenizers split rare words into more tokens; a vocabulary of "
+        "words has only <unk> for a word that is not in the training text.",
         panels=[
             Bars(
-                title="tokens of a word",
+                title="tokens per word",
                 labels=labels,
                 series=counts,
                 x_label="occurrences of the word",
@@ -272,7 +272,7 @@ def rare_words(
             ),
             Table(
                 title="the rarest words",
-                header=["word", "occurs", *tokenizers],
+                header=["word", "occurrences", *tokenizers],
                 rows=[
                     [word, words[word], *("·".join(tokenize(t, word)) for t in tokenizers.values())]
                     for word in rarest

@@ -1,41 +1,58 @@
 """Word vectors in two dimensions."""
 
+from typing import Literal
+
 from regard.errors import ConfigError
 from regard.explain.figures.figure_model import FigureModel
 from regard.explain.figures.panels import FigureData, Scatter
 from regard.explain.neighbours import WordVectors
-from regard.explain.projection import pca
+from regard.explain.projection import pca, tsne
 
 
-def word_vectors(model: FigureModel, text: str | None = None, *, words: int = 60) -> FigureData:
-    r"""The embedding vectors of words, projected on their first two principal components (PCA).
+def word_vectors(
+    model: FigureModel,
+    text: str | None = None,
+    *,
+    words: int = 60,
+    projection: Literal["pca", "tsne"] = "pca",
+) -> FigureData:
+    r"""The embedding vectors of words in two dimensions, by PCA or t-SNE.
 
     y = (v - mean(v)) [u_1 u_2],     u_1, u_2 the first two principal components
 
-    The words of the text, or the first of the vocabulary, which are the most frequent.
+    Shown are the words of the text, or the first words of the vocabulary, which are the most
+    frequent. `projection=tsne` keeps neighbours together (`explain.tsne`).
     """
     vectors = WordVectors.from_model(model.module, model.require_tokenizer())
     if text is None:
-        known = sorted(vectors.words.items(), key=lambda item: item[1])
-        chosen = {word: id for word, id in known if word.isalpha()}
+        by_id = sorted(vectors.words.items(), key=lambda item: item[1])
+        ids = {word: id for word, id in by_id if word.isalpha()}
     else:
-        asked = dict.fromkeys(model.normalize(text).split())
-        chosen = {word: vectors.id(word) for word in asked}
-    chosen = dict(list(chosen.items())[:words])
-    if len(chosen) < 3:
-        raise ConfigError(f"{len(chosen)} words: word-vectors needs at least 3")
-    points, shares = pca(vectors.table[list(chosen.values())].double().cpu())
+        distinct = dict.fromkeys(model.normalize(text).split())
+        ids = {word: vectors.id(word) for word in distinct}
+    ids = dict(list(ids.items())[:words])
+    if len(ids) < (fewest := 3 if projection == "pca" else 4):
+        raise ConfigError(f"{len(ids)} words: word-vectors needs at least {fewest}")
+    table = vectors.table[list(ids.values())].double().cpu()
+    numbers, axes = {}, ("", "")
+    if projection == "pca":
+        points, ratios = pca(table)
+        method = "projected on their first two principal components"
+        numbers["explained variance ratio"] = ratios.sum().item()
+        axes = ("first component", "second component")
+    else:
+        points, method = tsne(table), "placed by t-SNE, which keeps neighbours together"
     return FigureData(
         title=f"Word vectors of {model.name}",
-        caption=f"{len(chosen)} L2-normalized embedding vectors, projected on their first two "
-        f"principal components; words that occur in similar contexts are close.{model.note}",
+        caption=f"{len(ids)} L2-normalized embedding vectors, {method}; words that occur in "
+        f"similar contexts are close.{model.note}",
         panels=[
             Scatter(
-                labels=list(chosen),
+                labels=list(ids),
                 points=[(x, y) for x, y in points.tolist()],
-                x_label="first component",
-                y_label="second component",
+                x_label=axes[0],
+                y_label=axes[1],
             )
         ],
-        numbers={"share of the variance": shares.sum().item()},
+        numbers=numbers,
     )

@@ -7,7 +7,7 @@ from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
 
 from regard.explain.render.figure import new_figure, style
-from regard.explain.render.token_text import truncate, visible
+from regard.explain.render.token_text import truncate, visible_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 Points = Sequence[tuple[float, float]]
 
 WIDTH, HEIGHT = 5.2, 3.6  # of a panel, in inches
-WARMUP_PART = 10  # the first tenth of a training curve may be cropped
-LOG_RATIO = 3.0  # largest over smallest value from which an axis is logarithmic
+WARMUP_DIVISOR = 10  # the first tenth of a training curve may be cropped
+LOG_RATIO = 3.0  # an axis is logarithmic if its largest value is this many times its smallest
 MAX_TICKS = 9  # of a logarithmic axis
-SMALLEST = 1e-100  # value on a logarithmic axis
-NAME = 48  # columns of the longest name
-HORIZONTAL = {"marker": "", "ls": (0, (6, 3))}  # the line of a run that takes no steps
+MIN_LOG_VALUE = 1e-100  # of a logarithmic axis
+MAX_NAME_CELLS = 48  # terminal cells of the longest name
+HORIZONTAL = {"marker": "", "ls": (0, (6, 3))}  # the line of a model fitted without gradients
 TRUTH = -1  # the run of a curve of true values
 COLOURS = 7  # of the style; then lines are dashed
 
@@ -29,7 +29,7 @@ COLOURS = 7  # of the style; then lines are dashed
 class Curve:
     """One run in one panel: training values thin, validation values thick with dots.
 
-    A run that takes no steps has one value, which is a line across the panel.
+    A model fitted without gradients has one value, drawn as a horizontal line.
     """
 
     run: int  # index into the names of the legend; or TRUTH
@@ -48,7 +48,7 @@ class Panel:
     from_zero: bool = False  # of fractions and scores, whose axis starts at 0
     linear: bool = False  # never logarithmic
     dots: bool = True  # of the thick curves
-    x_label: str | None = None  # in place of that of all panels
+    x_label: str | None = None  # overrides the label of all panels
 
 
 def draw_curves(
@@ -67,24 +67,24 @@ def draw_curves(
     if any(curve.training for curve in curves):
         caption += "; thin: training"
     if any(curve.level is not None for curve in curves):
-        caption += "; line across: a model that takes no steps"
-    shown = [printable(name) for name in names]
+        caption += "; horizontal line: a model fitted without gradients"
+    legend_names = [printable(name) for name in names]
     levels = {curve.run for curve in curves if curve.level is not None}
     lines = [_line(run) | (HORIZONTAL if run in levels else {}) for run in range(len(names))]
     if any(curve.run == TRUTH for curve in curves):
-        shown, lines = [*shown, "true values"], [*lines, _line(TRUTH)]
-    columns = max(1, int(across * WIDTH / (0.09 * max(map(len, shown)) + 0.6)))
-    legend_height = 0.25 * -(-len(shown) // columns) + 0.4
+        legend_names, lines = [*legend_names, "true values"], [*lines, _line(TRUTH)]
+    columns = max(1, int(across * WIDTH / (0.09 * max(map(len, legend_names)) + 0.6)))
+    legend_height = 0.25 * -(-len(legend_names) // columns) + 0.4
     with style():
         figure = new_figure(across * WIDTH, down * HEIGHT + legend_height)
-        figure.set_label("curves of " + ", ".join(shown))
+        figure.set_label("curves of " + ", ".join(legend_names))
         for index, panel in enumerate(panels):
             axes = figure.add_subplot(down, across, index + 1)
             _draw_panel(axes, panel, panel.x_label or x_label)
         handles = [figure.axes[0].plot([], [], **line)[0] for line in lines]
         figure.legend(
             handles,
-            shown,
+            legend_names,
             loc="outside upper left",
             ncols=columns,
             title=caption,
@@ -102,7 +102,7 @@ def _draw_panel(axes: Any, panel: Panel, x_label: str) -> None:
     ]
     low, high = min(values), max(values)
     logarithmic = (
-        not panel.from_zero and not panel.linear and low > SMALLEST and high / low >= LOG_RATIO
+        not panel.from_zero and not panel.linear and low > MIN_LOG_VALUE and high / low >= LOG_RATIO
     )
     for curve in curves:
         if curve.training:
@@ -133,7 +133,7 @@ def _draw_panel(axes: Any, panel: Panel, x_label: str) -> None:
 
 
 def _line(run: int) -> dict[str, Any]:
-    """The line of a run; when the colours start again, it is dashed."""
+    """The line style of a run; runs beyond the seventh reuse the colours with dashed lines."""
     if run == TRUTH:
         return {"color": "#999999", "linewidth": 1.5, "marker": ""}
     dashed = run // COLOURS % 2 == 1
@@ -154,7 +154,7 @@ def _without_warmup(curves: Sequence[Curve]) -> list[Curve]:
     later = [
         point
         for curve in curves
-        for point in (*curve.validation, *curve.training[len(curve.training) // WARMUP_PART :])
+        for point in (*curve.validation, *curve.training[len(curve.training) // WARMUP_DIVISOR :])
     ]
     top = max((value for _, value in later), default=math.inf)
     return [
@@ -181,7 +181,5 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 def printable(name: str) -> str:
-    """A name without control characters, at most 48 columns wide."""
-    return truncate(
-        "".join(" " if character == " " else visible(character) for character in name), NAME
-    )
+    """A name without control characters, at most 48 terminal cells wide."""
+    return truncate(visible_words(name), MAX_NAME_CELLS)

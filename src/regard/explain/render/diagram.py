@@ -29,7 +29,7 @@ from regard.explain.render.diagram_lines import (
 from regard.explain.render.token_text import ordinal
 
 ASCII = str.maketrans("│─┌┐└┘├┤┬┴┼╭╮╰╯▶◀▼⊕◇×→", "|-+++++++++++++><v+ox>")
-NORMS = {"layer": "LayerNorm", "layer_std": "LayerNorm by std + eps", "batch": "BatchNorm"}
+NORMS = {"layer": "LayerNorm", "layer_std": "LayerNorm, divided by std + eps", "batch": "BatchNorm"}
 NORMS |= {"rms": "RMSNorm", "rms_plus_one": "RMSNorm, scaled by 1 + g"}
 FFNS = {"relu": "ReLU", "relu2": "squared ReLU", "gelu": "GELU", "gelu_tanh": "GELU (tanh)"}
 FFNS |= {"silu": "SiLU", "reglu": "ReGLU", "swiglu": "SwiGLU", "geglu": "GeGLU"}
@@ -39,6 +39,9 @@ CELLS = {
     "update_gate": "cell with an update gate",
     "gru": "GRU",
     "lstm": "LSTM",
+    "mut1": "MUT1 cell",
+    "mut2": "MUT2 cell",
+    "mut3": "MUT3 cell",
 }
 HEADS = {
     "masked": "logits of the masked tokens",
@@ -51,7 +54,7 @@ HEADS = {
     "mixture": "distribution of the next point",
     "none": "hidden states",
 }
-ADDED = ("learned", "sinusoidal")  # position encodings added to the embedding
+ADDED_POSITIONS = ("learned", "sinusoidal")  # position encodings added to the embedding
 
 
 def diagram(family: str, config: Any, *, ascii: bool = False) -> Lines:
@@ -72,36 +75,40 @@ def _transformer(config: Any) -> Lines:
 
 def _vision(config: Any) -> Lines:
     (height, width), patch = config.image_sides, config.patch_sides
-    before = [f"patches of {patch[0]} × {patch[1]} × {config.channels} → {config.dim:,}"]
-    before += ["prepended [CLS] vector"] if config.cls else []
-    before += _added_position(config)
+    embedding = [f"patches of {patch[0]} × {patch[1]} × {config.channels} → {config.dim:,}"]
+    embedding += ["prepended [CLS] vector"] if config.cls else []
+    embedding += _added_position(config)
     return [
         *input_line(f"image of {height} × {width}"),
-        *in_stream(before, WIDTH),
+        *in_stream(embedding, WIDTH),
         *_layers(config, "encoder", WIDTH),
         *in_stream([*_final_norm(config), _head(config)], WIDTH),
-        *output_line(_result(config)),
+        *output_line(_output_name(config)),
     ]
 
 
 def _recurrent(config: Any) -> Lines:
     kind, options = kind_of(config.cell)
-    shown = {key: "off" if value is False else value for key, value in options.items()}
-    cell = f"{CELLS.get(kind, kind)}{_format_options(shown)}"
+    cell_options = {key: "off" if value is False else value for key, value in options.items()}
+    cell = f"{CELLS.get(kind, kind)}{_format_options(cell_options)}"
     direction = ", bidirectional" if config.bidirectional else ""
-    read = f"{config.input_width:,}"
-    part = f"{cell} {read} → {config.dim:,}{direction}, recurrent in time"
+    input_width = f"{config.input_width:,}"
+    part = f"{cell} {input_width} → {config.dim:,}{direction}, recurrent in time"
     inside = in_stream([part], WIDTH - 2, STREAM - 1)
-    embedding = [f"one-hot vectors, {read} wide" if config.one_hot else _lookup(config)]
+    embedding = [f"one-hot vectors, {input_width} wide" if config.one_hot else _lookup(config)]
     if config.char_dim:
         embedding.append(f"and convolution over characters: {config.char_dim:,}")
-    skip = [f"joined with the input: {config.dim:,} + {read}"] if config.input_skip else []
+    skip = (
+        [f"concatenation with the input: {config.dim:,} + {input_width}"]
+        if config.input_skip
+        else []
+    )
     return [
-        *input_line(_read(config)),
+        *input_line(_input_name(config)),
         *in_stream(embedding, WIDTH),
         *repeat_frame(inside, config.layers, WIDTH),
         *in_stream([*skip, _head(config)], WIDTH),
-        *output_line(_result(config)),
+        *output_line(_output_name(config)),
     ]
 
 
@@ -109,14 +116,14 @@ def _soft_window(config: Any) -> Lines:
     cell = CELLS.get(kind_of(config.cell)[0], kind_of(config.cell)[0])
     dim, width = config.dim, config.vocab_size
     window = f"soft window over the text: {config.components} Gaussian components, monotonic"
-    rest = f"{cell} {2 * dim + width:,} → {dim:,}, recurrent in time"
+    upper_layer = f"{cell} {2 * dim + width:,} → {dim:,}, recurrent in time"
     return [
-        *input_line(_read(config)),
+        *input_line(_input_name(config)),
         *in_stream([_lookup(config)], WIDTH),
         *in_stream([f"{cell} {dim + width:,} → {dim:,}, recurrent in time", window], WIDTH),
-        *repeat_frame(in_stream([rest], WIDTH - 2, STREAM - 1), config.layers - 1, WIDTH),
+        *repeat_frame(in_stream([upper_layer], WIDTH - 2, STREAM - 1), config.layers - 1, WIDTH),
         *in_stream([_head(config)], WIDTH),
-        *output_line(_result(config)),
+        *output_line(_output_name(config)),
     ]
 
 
@@ -169,11 +176,11 @@ def _convolution(config: Any) -> Lines:
     inside = residual_branch(stacked_boxes([part], WIDTH - 2 - STREAM - 4), WIDTH - 2)
     output = f"sum of skip connections, ReLU, {config.dim:,} → {config.dim:,}, ReLU"
     return [
-        *input_line(_read(config)),
+        *input_line(_input_name(config)),
         *in_stream([_lookup(config)], WIDTH),
         *repeat_frame(inside, config.layers, WIDTH),
         *in_stream([output, _head(config)], WIDTH),
-        *output_line(_result(config)),
+        *output_line(_output_name(config)),
     ]
 
 
@@ -191,7 +198,7 @@ def _cbow(config: Any) -> Lines:
     ]
     if config.negatives:
         parts[-1] += f"; in training, negative sampling with {config.negatives}"
-    return [*input_line("ids"), *in_stream(parts, WIDTH), *output_line("logits of the middle word")]
+    return [*input_line("ids"), *in_stream(parts, WIDTH), *output_line("logits of the center word")]
 
 
 def _ngram(config: Any) -> Lines:
@@ -232,7 +239,7 @@ def _recurrent_captioner(config: Any) -> Lines:
     hard = "" if config.hard is None else f", hard ({config.hard})"
     details = f"{score}{_format_options(score_options)}{hard}; {config.placement}"
     parts = [
-        *_cells(config),
+        *_image_embedding(config),
         *([f"{config.encoder_layers} × convolution 3 × 3"] if config.encoder_layers else []),
         f"target ids: embedding {config.vocab_size:,} × {config.dim:,}",
         f"decoder: {config.layers} × {cell}, initial state from the mean of the regions",
@@ -246,10 +253,12 @@ def _recurrent_captioner(config: Any) -> Lines:
     ]
 
 
-def _cells(config: Any) -> list[Part]:
-    """How an image becomes vectors."""
+def _image_embedding(config: Any) -> list[Part]:
+    """The embedding of the regions of an image."""
     how = "convolutions 3 × 3, stride 2" if config.features == "convolution" else "linear"
-    grid = f"{config.grid} × {config.grid} regions of {config.patch} × {config.patch} pixels"
+    grid = (
+        f"{config.grid} × {config.grid} regions of {config.patch_size} × {config.patch_size} pixels"
+    )
     return [f"{grid}: {how} → {config.dim:,}"]
 
 
@@ -274,25 +283,27 @@ DIAGRAMS: dict[str, Callable[[Any], Lines]] = {
 
 def _column(config: Any, side: str, width: int) -> Lines:
     """One stack with its embedding and head."""
-    both = config.architecture == "encoder-decoder"
-    ids = ("source ids" if side == "encoder" else "target ids") if both else _read(config)
+    is_encoder_decoder = config.architecture == "encoder-decoder"
+    name = _input_name(config)
+    if is_encoder_decoder:
+        name = "source ids" if side == "encoder" else "target ids"
     if side == "encoder" and getattr(config, "input_kind", "text") == "images":
-        ids = f"image of {config.image_size} × {config.image_size}"
-    is_source = both and side == "encoder"
-    after = [*_final_norm(config), *([] if is_source else [_head(config)])]
+        name = f"image of {config.image_size} × {config.image_size}"
+    is_source = is_encoder_decoder and side == "encoder"
+    output_parts = [*_final_norm(config), *([] if is_source else [_head(config)])]
     return [
-        *input_line(ids),
+        *input_line(name),
         *in_stream(_embedding(config, is_source), width),
         *_layers(config, side, width),
-        *(in_stream(after, width) if after else []),
-        *output_line("memory" if is_source else _result(config)),
+        *(in_stream(output_parts, width) if output_parts else []),
+        *output_line("memory" if is_source else _output_name(config)),
     ]
 
 
-# Modules as text
+# The descriptions of modules
 
 
-def _read(config: Any) -> str:
+def _input_name(config: Any) -> str:
     return f"vectors of {config.input_dim:,}" if config.input_dim else "ids"
 
 
@@ -307,7 +318,7 @@ def _embedding(config: Any, is_source: bool) -> list[Part]:
     vocab = (config.source_vocab_size if is_source else None) or config.vocab_size
     table = config.embed_dim or config.dim
     if is_source and getattr(config, "input_kind", "text") == "images":
-        return [*_cells(config), *_added_position(config)]
+        return [*_image_embedding(config), *_added_position(config)]
     parts = [_lookup(config)] if config.input_dim else [f"embedding {vocab:,} × {table:,}"]
     if config.embed_scaled:
         parts[0] += f", times sqrt({table if config.factorize_positions else config.dim:,})"
@@ -322,7 +333,7 @@ def _embedding(config: Any, is_source: bool) -> list[Part]:
 
 def _added_position(config: Any) -> list[Part]:
     kind, options = kind_of(config.position)
-    if kind not in ADDED or options.get("each_layer"):
+    if kind not in ADDED_POSITIONS or options.get("each_layer"):
         return []
     rows = f"{config.context:,} " if kind == "learned" else ""
     return [f"+ {rows}{kind} positions"]
@@ -348,7 +359,7 @@ def _attention(config: Any, side: str, *, cross: bool = False) -> Part:
         details.append(masks.get(side, "bidirectional"))
         details += _window(config)
         kind, options = kind_of(config.position)
-        if kind not in ("none", *ADDED) or options.get("each_layer"):
+        if kind not in ("none", *ADDED_POSITIONS) or options.get("each_layer"):
             details.append(f"{kind} positions{_format_options(options)}")
     kind, options = kind_of(config.score)
     if kind != "scaled_dot" or options:
@@ -401,11 +412,11 @@ def _head(config: Any) -> Part:
     shares = getattr(config, "shares_embedding", getattr(config, "tied", False))
     tied = "tied to the embedding" if shares else "untied"
     width = getattr(config, "embed_dim", None) or getattr(config, "head_width", config.dim)
-    shown = {key: value for key, value in options.items() if key != "next_sentence"}
-    return f"head: {width:,} → {config.vocab_size:,}, {tied}{_format_options(shown)}"
+    head_options = {key: value for key, value in options.items() if key != "next_sentence"}
+    return f"head: {width:,} → {config.vocab_size:,}, {tied}{_format_options(head_options)}"
 
 
-def _result(config: Any) -> str:
+def _output_name(config: Any) -> str:
     kind, _ = kind_of(config.head)
     if kind == "linear":
         encoder = getattr(config, "architecture", "decoder") == "encoder"
@@ -460,7 +471,7 @@ def _parallel(config: Any, side: str, width: int) -> Lines:
         for part, size in ((_attention(config, side), left), (_ffn(config), right))
     ]
     height = max(map(len, columns))
-    for column in columns:  # the shorter one is filled up above its last line
+    for column in columns:  # the shorter column is padded above its last line
         column[-1:] = [f"│{' ' * (len(column[0]) - 2)}│"] * (height - len(column)) + column[-1:]
     joint = {"┐": "┬", "┘": "┴", "┤": "┼", "│": "│"}
     rows = [a[:-1] + joint.get(a[-1], a[-1]) + b[1:] for a, b in zip(*columns, strict=True)]

@@ -56,17 +56,17 @@ def repeat_frame(inside: Lines, count: int, width: int, note: str = "") -> Lines
 
 
 def input_line(name: str) -> Lines:
-    """What the model reads, above the residual stream."""
+    """The input of the model, above the residual stream."""
     return [f"{' ' * STREAM}{name}", f"{' ' * STREAM}│"]
 
 
 def output_line(name: str) -> Lines:
-    """What the model returns, below an arrow."""
+    """The output of the model, below an arrow."""
     return [f"{' ' * STREAM}▼", f"{' ' * STREAM}{name}"]
 
 
 def pad(line: str, width: int) -> str:
-    """A line with spaces up to a width."""
+    """A line padded with spaces to a width."""
     return line + " " * (width - len(line))
 
 

@@ -30,23 +30,30 @@ const blend = (colours, fraction) => {
   const first = Math.min(Math.floor(place), colours.length - 2), rest = place - first;
   return [0, 1, 2].map(c => colours[first][c] * (1 - rest) + colours[first + 1][c] * rest);
 };
-const number = value => value.toFixed(4);
+const format = value => value.toFixed(4);
 const quote = token => "\u201c" + token + "\u201d";
-const cut = (token, length) => token.length > length ? token.slice(0, length - 1) + "\u2026" : token;
+const truncate = (token, length) => token.length > length ? token.slice(0, length - 1) + "\u2026" : token;
 
 function start(host) {
   const data = JSON.parse(host.querySelector(".regard-meta").textContent);
   const root = host.attachShadow({mode: "open"});
   root.append(el("style", {}, host.querySelector(".regard-style").textContent));
   const cache = new Map();
-  const at = {map: 0, head: 0, row: 0, column: 0, view: "map", rows: null, columns: null};
+  const selected = {map: 0, head: 0, row: 0, column: 0, view: "map", rows: null, columns: null};
   let values = null, painted = null, theme = "light";
 
-  const map = () => data.maps[at.map];
-  const labels = side => data.labels[map()[side]];
-  const words = side => { const m = map(), every = labels(side); return m.pooled
-    ? Array.from({length: m.shape[side === "rows" ? 1 : 2]}, (_, n) =>
-        every[Math.floor(n * every.length / m.shape[side === "rows" ? 1 : 2])]) : every; };
+  const map = () => data.maps[selected.map];
+  const labels = axis => data.labels[map()[axis]];
+  const shownLabels = axis => {  // the labels of rows or columns; of pooled ones, the first
+    const m = map(), all = labels(axis), size = m.shape[axis === "rows" ? 1 : 2];
+    if (!m.pooled) return all;
+    return Array.from({length: size}, (_, n) => all[Math.floor(n * all.length / size)]);
+  };
+  const place = (axis, n) => {  // the index of the token; of pooled ones the first and the last
+    const m = map(), side = axis === "rows" ? 0 : 1, size = m.shape[side + 1], full = m.full[side];
+    const first = Math.floor(n * full / size), last = Math.ceil((n + 1) * full / size) - 1;
+    return first === last ? `${first}` : `${first}\u2013${last}`;
+  };
   const load = async (m, h) => {
     const id = m + "." + h;
     if (!cache.has(id)) {
@@ -54,8 +61,8 @@ function start(host) {
       const raw = await inflate(host.querySelector(`[data-weights="${id}"]`).textContent);
       const {max, signed} = data.maps[m], out = new Float32Array(size);
       for (let n = 0; n < size; n++) {
-        const whole = raw[n] * 256 + raw[size + n];
-        out[n] = signed ? (whole - 32768) / 32767 * max : whole / 65535 * max;
+        const integer = raw[n] * 256 + raw[size + n];
+        out[n] = signed ? (integer - 32768) / 32767 * max : integer / 65535 * max;
       }
       if (cache.size > 12) cache.delete(cache.keys().next().value);
       cache.set(id, out);
@@ -68,13 +75,18 @@ function start(host) {
     return blend(theme === "dark" ? DARK : LIGHT, Math.sqrt(Math.max(v, 0) / m.top));
   };
   const css = rgb => `rgb(${rgb.map(Math.round).join(",")})`;
-  const ink = rgb => rgb[0] * .3 + rgb[1] * .6 + rgb[2] * .1 > 140 ? "#111" : "#fff";
+  const luminance = rgb => rgb.map(part => part / 255)  // relative luminance (WCAG 2)
+    .map(part => part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4)
+    .reduce((sum, part, n) => sum + [.2126, .7152, .0722][n] * part, 0);
+  const textColour = rgb => luminance(rgb) > .179 ? "#000" : "#fff";  // of the larger contrast
 
   // --- the parts of the page
   const readout = el("div", {class: "readout", role: "status", "aria-live": "polite"});
   const tip = el("div", {class: "tip", hidden: true});
-  const canvas = el("canvas", {tabindex: "0", role: "img"});
-  const overlay = el("canvas", {hidden: true, role: "img"});
+  // "application": a screen reader passes the arrow keys on; `readout` says what they choose
+  const keyed = {tabindex: "0", role: "application"};
+  const canvas = el("canvas", {class: "map", ...keyed});
+  const overlay = el("canvas", {class: "image", hidden: true, ...keyed});
   const arcs = svg("svg", {role: "img"});
   const note = el("p", {});
   const heading = el("h2", {});
@@ -83,42 +95,42 @@ function start(host) {
   const overview = el("div", {class: "overview"});
   const views = {map: "Map", arcs: "Arcs", image: "Image"};
   const buttons = Object.fromEntries(Object.entries(views).map(([name, text]) => [name,
-    el("button", {type: "button", onclick: () => { at.view = name; paint(); }}, text)]));
+    el("button", {type: "button", onclick: () => { selected.view = name; paint(); }}, text)]));
   const bar = el("div", {class: "bar"}, ...Object.values(buttons),
     el("button", {type: "button", "aria-label": "zoom in", onclick: () => zoom(.5)}, "+"),
     el("button", {type: "button", "aria-label": "zoom out", onclick: () => zoom(2)}, "\u2212"));
   root.append(overview, bar, heading, note,
-    el("div", {class: "main"}, el("div", {class: "map"}, canvas, overlay, arcs, tip), side),
+    el("div", {class: "main"}, el("div", {class: "view"}, canvas, overlay, arcs, tip), side),
     readout, tokens,
-    el("p", {}, "Keys: arrows move in the overview and in the map, + and \u2212 zoom, " +
+    el("p", {}, "Keys: arrows move in the overview, the map and the image, + and \u2212 zoom, " +
       "Escape shows all."));
 
   // --- overview: layers \u00d7 heads
   const cells = [];
   const most = Math.max(...data.maps.map(m => m.headings.length));
   const table = el("table", {"aria-label": "layers and heads"});
-  if (most > 1) table.append(el("tr", {}, el("th", {}),
-    ...Array.from({length: most}, (_, h) => el("td", {},
+  if (most > 1) table.append(el("tr", {}, el("td", {}),
+    ...Array.from({length: most}, (_, h) => el("th", {scope: "col"},
       data.maps.find(m => m.headings.length > h).headings[h].replace(/^head /, "")
         .replaceAll("_", " ")))));
-  data.maps.forEach((m, number_) => {
+  data.maps.forEach((m, index) => {
     const line = el("tr", {}, el("th", {scope: "row"}, m.name));
     const thumbs = bytes(m.thumbs), [, high, wide] = m.thumbShape;
     m.headings.forEach((name, h) => {
       const small = el("canvas", {width: wide, height: high});
       const button = el("button", {type: "button", tabindex: "-1", title: m.name + ", " + name,
         "aria-label": `${m.name}, ${name}${m.signed ? "" : ", entropy " + m.entropy[h].toFixed(2)}`,
-        onclick: () => choose(number_, h)}, small);
+        onclick: () => choose(index, h)}, small);
       button.addEventListener("keydown", event => {
         const step = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0],
                       ArrowDown: [1, 0]}[event.key];
         if (!step) return;
         event.preventDefault();
-        const to = Math.min(Math.max(number_ + step[0], 0), data.maps.length - 1);
+        const to = Math.min(Math.max(index + step[0], 0), data.maps.length - 1);
         const head = Math.min(Math.max(h + step[1], 0), data.maps[to].headings.length - 1);
         choose(to, head).then(() => cells[to][head].button.focus());
       });
-      (cells[number_] = cells[number_] || []).push({button, small, thumbs, high, wide});
+      (cells[index] = cells[index] || []).push({button, small, thumbs, high, wide});
       line.append(el("td", {}, button));
     });
     table.append(line);
@@ -135,48 +147,50 @@ function start(host) {
     context.putImageData(image, 0, 0);
   }));
 
-  // --- choosing
+  // --- selecting a map and a head
   async function choose(m, h) {
     const other = map();
-    at.map = m; at.head = h;
-    if (map() !== other) { at.rows = at.columns = null; }
+    selected.map = m; selected.head = h;
+    if (map() !== other) { selected.rows = selected.columns = null; }
     const [, rows, columns] = map().shape;
-    at.row = Math.min(at.row, rows - 1); at.column = Math.min(at.column, columns - 1);
+    selected.row = Math.min(selected.row, rows - 1);
+    selected.column = Math.min(selected.column, columns - 1);
     cells.forEach((line, n) => line.forEach((cell, k) => {
       const chosen = n === m && k === h;
       cell.button.setAttribute("aria-pressed", chosen);
       cell.button.tabIndex = chosen ? 0 : -1;
     }));
-    values = await load(m, h);
+    const weights = await load(m, h);
+    if (selected.map !== m || selected.head !== h) return;  // another head was chosen meanwhile
+    values = weights;
     paint();
   }
   function zoom(factor) {
     const [, rows, columns] = map().shape;
-    const narrow_ = (range, size, center) => {
+    const narrow = (range, size, center) => {
       const [low, high] = range || [0, size], half = Math.max(4, (high - low) * factor / 2);
       if (2 * half >= size) return null;
       const first = Math.min(Math.max(0, Math.round(center - half)), size - Math.ceil(2 * half));
       return [first, first + Math.ceil(2 * half)];
     };
-    at.rows = narrow_(at.rows, rows, at.row);
-    at.columns = narrow_(at.columns, columns, at.column);
+    selected.rows = narrow(selected.rows, rows, selected.row);
+    selected.columns = narrow(selected.columns, columns, selected.column);
     paint();
   }
-  const describe = (row, column) => map().kind === "states"
-    ? `${quote(words("rows")[row])} (${row}), unit ${words("columns")[column]}: ` +
-      number(value(row, column))
-    : `${quote(words("rows")[row])} (${row}) \u2192 ${quote(words("columns")[column])} (${column}): ` +
-      number(value(row, column));
+  const named = (axis, n) => `${quote(shownLabels(axis)[n])} (${place(axis, n)})`;
+  const describe = (row, column) => named("rows", row) + (map().kind === "states"
+    ? `, unit ${shownLabels("columns")[column]}: ` : ` \u2192 ${named("columns", column)}: `) +
+    (map().pooled ? "largest " : "") + format(value(row, column));
 
   const space = () => host.clientWidth - 16;  // without the padding
 
   // --- one head large
   function geometry() {
     const [, rows, columns] = map().shape;
-    const [r0, r1] = at.rows || [0, rows], [c0, c1] = at.columns || [0, columns];
-    const left = Math.min(150, 14 + 7 * Math.max(...words("rows").slice(r0, r1)
+    const [r0, r1] = selected.rows || [0, rows], [c0, c1] = selected.columns || [0, columns];
+    const left = Math.min(150, 14 + 7 * Math.max(...shownLabels("rows").slice(r0, r1)
       .map(token => Math.min(token.length, 18)), 1));
-    const top = Math.min(130, 14 + 7 * Math.max(...words("columns").slice(c0, c1)
+    const top = Math.min(130, 14 + 7 * Math.max(...shownLabels("columns").slice(c0, c1)
       .map(token => Math.min(token.length, 16)), 1));
     const room = Math.max(160, Math.min(SIDE, space() - left - 12));  // fits a narrow page
     const down = Math.min(26, SIDE / (r1 - r0)), across = Math.min(26, room / (c1 - c0));
@@ -189,7 +203,7 @@ function start(host) {
     const width = Math.ceil(g.left + g.wide + 10), height = Math.ceil(g.top + g.high + 10);
     canvas.width = width * ratio; canvas.height = height * ratio;
     canvas.style.width = width + "px"; canvas.style.height = height + "px";
-    canvas.setAttribute("aria-label", `${m.name}, ${m.headings[at.head]}: ${g.r1 - g.r0} rows, ` +
+    canvas.setAttribute("aria-label", `${m.name}, ${m.headings[selected.head]}: ${g.r1 - g.r0} rows, ` +
       `${g.c1 - g.c0} columns; use the arrow keys to read the weights`);
     const context = canvas.getContext("2d");
     context.scale(ratio, ratio);
@@ -199,7 +213,7 @@ function start(host) {
     const inner = small.getContext("2d"), image = inner.createImageData(across, down);
     const stepR = (g.r1 - g.r0) / down, stepC = (g.c1 - g.c0) / across;
     for (let y = 0; y < down; y++) for (let x = 0; x < across; x++) {
-      let best = 0;  // the value of the largest size under this point
+      let best = 0;  // the value of the largest magnitude under this pixel
       for (let r = Math.floor(g.r0 + y * stepR); r < g.r0 + (y + 1) * stepR && r < g.r1; r++)
         for (let c = Math.floor(g.c0 + x * stepC); c < g.c0 + (x + 1) * stepC && c < g.c1; c++)
           if (Math.abs(value(r, c)) > Math.abs(best)) best = value(r, c);
@@ -213,21 +227,22 @@ function start(host) {
     context.strokeRect(g.left - .5, g.top - .5, g.wide + 1, g.high + 1);
     context.fillStyle = style.getPropertyValue("--text");
     context.font = "12px system-ui, sans-serif"; context.textBaseline = "middle";
-    const every = size => Math.max(1, Math.ceil(11 / size));
+    const stride = size => Math.max(1, Math.ceil(11 / size));
     context.textAlign = "right";
-    for (let r = g.r0; r < g.r1; r += every(g.tall))
-      context.fillText(cut(words("rows")[r], 18), g.left - 5, g.top + (r - g.r0 + .5) * g.tall,
-        g.left - 8);
+    for (let r = g.r0; r < g.r1; r += stride(g.tall))
+      context.fillText(truncate(shownLabels("rows")[r], 18), g.left - 5,
+        g.top + (r - g.r0 + .5) * g.tall, g.left - 8);
     context.textAlign = "left";
-    for (let c = g.c0; c < g.c1; c += every(g.cell)) {
+    for (let c = g.c0; c < g.c1; c += stride(g.cell)) {
       context.save();
       context.translate(g.left + (c - g.c0 + .5) * g.cell, g.top - 5); context.rotate(-Math.PI / 2);
-      context.fillText(cut(words("columns")[c], 16), 0, 0, g.top - 8);
+      context.fillText(truncate(shownLabels("columns")[c], 16), 0, 0, g.top - 8);
       context.restore();
     }
     context.strokeStyle = style.getPropertyValue("--mark"); context.lineWidth = 2;
-    if (at.row >= g.r0 && at.row < g.r1 && at.column >= g.c0 && at.column < g.c1)
-      context.strokeRect(g.left + (at.column - g.c0) * g.cell, g.top + (at.row - g.r0) * g.tall,
+    const {row, column} = selected;
+    if (row >= g.r0 && row < g.r1 && column >= g.c0 && column < g.c1)
+      context.strokeRect(g.left + (column - g.c0) * g.cell, g.top + (row - g.r0) * g.tall,
         Math.max(g.cell, 3), Math.max(g.tall, 3));
     painted = g;
   }
@@ -261,23 +276,23 @@ function start(host) {
   canvas.addEventListener("mouseleave", () => show(null));
   canvas.addEventListener("click", event => {
     const cell = cellAt(event);
-    if (cell) { [at.row, at.column] = cell; select(); }
+    if (cell) { [selected.row, selected.column] = cell; select(); }
   });
   canvas.addEventListener("keydown", event => {
     const [, rows, columns] = map().shape;
     if (event.key === "+" || event.key === "=") zoom(.5);
     else if (event.key === "-") zoom(2);
-    else if (event.key === "Escape") { at.rows = at.columns = null; paint(); }
-    else if (event.key === "ArrowLeft") at.column = Math.max(0, at.column - 1);
-    else if (event.key === "ArrowRight") at.column = Math.min(columns - 1, at.column + 1);
-    else if (event.key === "ArrowUp") at.row = Math.max(0, at.row - 1);
-    else if (event.key === "ArrowDown") at.row = Math.min(rows - 1, at.row + 1);
+    else if (event.key === "Escape") { selected.rows = selected.columns = null; paint(); }
+    else if (event.key === "ArrowLeft") selected.column = Math.max(0, selected.column - 1);
+    else if (event.key === "ArrowRight") selected.column = Math.min(columns - 1, selected.column + 1);
+    else if (event.key === "ArrowUp") selected.row = Math.max(0, selected.row - 1);
+    else if (event.key === "ArrowDown") selected.row = Math.min(rows - 1, selected.row + 1);
     else return;
     event.preventDefault();
     select();
   });
   function select() {
-    readout.textContent = describe(at.row, at.column);
+    readout.textContent = describe(selected.row, selected.column);
     paint();
   }
 
@@ -288,18 +303,20 @@ function start(host) {
     tokens.hidden = m.kind === "states" || (Boolean(m.image) && m.kind === "self");
     if (tokens.hidden) return;
     const both = m.kind === "cross" || m.rows !== m.columns;
-    const line = (side_, pick) => words(side_).slice(0, SHOWN_TOKENS).map((token, n) => {
-      const target = side_ === "columns";
+    const line = (axis, pick) => shownLabels(axis).slice(0, SHOWN_TOKENS).map((token, n) => {
+      const target = axis === "columns";
       const button = el("button", {type: "button", tabindex: n ? "-1" : "0"}, token);
       if (target) {
-        const rgb = colour(value(at.row, n), m);
-        button.style.background = css(rgb); button.style.color = ink(rgb);
-        button.title = number(value(at.row, n));
+        const rgb = colour(value(selected.row, n), m);
+        button.style.background = css(rgb); button.style.color = textColour(rgb);
+        button.title = format(value(selected.row, n));
       }
       if (pick) {
-        button.setAttribute("aria-pressed", n === at.row);
-        button.addEventListener("click", () => { at.row = n; select(); });
-        button.addEventListener("mouseenter", () => { if (at.row !== n) { at.row = n; hover(n); } });
+        button.setAttribute("aria-pressed", n === selected.row);
+        button.addEventListener("click", () => { selected.row = n; select(); });
+        button.addEventListener("mouseenter", () => {
+          if (selected.row !== n) { selected.row = n; hover(n); }
+        });
       }
       button.addEventListener("keydown", event => {
         const to = {ArrowLeft: button.previousSibling, ArrowRight: button.nextSibling}[event.key];
@@ -310,29 +327,29 @@ function start(host) {
     tokens.setAttribute("aria-label", "tokens, shaded by the weight of the chosen row");
     if (both) tokens.append(el("div", {}, ...line("rows", true)));
     if (!m.image) tokens.append(el("div", {}, ...line("columns", !both)));
-    if (words("columns").length > SHOWN_TOKENS)
-      tokens.append(el("p", {}, `the first ${SHOWN_TOKENS} of ${words("columns").length} tokens`));
+    if (shownLabels("columns").length > SHOWN_TOKENS)
+      tokens.append(el("p", {}, `the first ${SHOWN_TOKENS} of ${shownLabels("columns").length} tokens`));
   }
   function hover(row) {  // shade without building the tokens again, so that the pointer stays on one
     const lines = [...tokens.querySelectorAll("div")], m = map();
     [...lines[0].children].forEach((button, n) => button.setAttribute("aria-pressed", n === row));
     if (!m.image) [...lines[lines.length - 1].children].forEach((button, n) => {
       const rgb = colour(value(row, n), m);
-      button.style.background = css(rgb); button.style.color = ink(rgb);
-      button.title = number(value(row, n));
+      button.style.background = css(rgb); button.style.color = textColour(rgb);
+      button.title = format(value(row, n));
     });
     paintSide(); paintView();
   }
   function paintSide() {
     const m = map(), [, , columns] = m.shape;
     const order = Array.from({length: columns}, (_, c) => c)
-      .sort((a, b) => Math.abs(value(at.row, b)) - Math.abs(value(at.row, a))).slice(0, TOP);
+      .sort((a, b) => Math.abs(value(selected.row, b)) - Math.abs(value(selected.row, a))).slice(0, TOP);
     const what = m.kind === "states" ? "largest units at" : "largest weights of";
     side.replaceChildren(el("table", {},
-      el("caption", {}, `${what} ${quote(words("rows")[at.row])} (${at.row})`),
-      ...order.map(c => el("tr", {}, el("td", {}, cut(words("columns")[c], 40)),
-        el("td", {}, m.kind === "states" ? "" : "(" + c + ")"),
-        el("td", {}, number(value(at.row, c)))))));
+      el("caption", {}, `${what} ${named("rows", selected.row)}`),
+      ...order.map(c => el("tr", {}, el("td", {}, truncate(shownLabels("columns")[c], 40)),
+        el("td", {}, m.kind === "states" ? "" : `(${place("columns", c)})`),
+        el("td", {}, format(value(selected.row, c)))))));
   }
   function paintArcs() {
     const m = map(), [, rows, columns] = m.shape, height = 18;
@@ -340,64 +357,69 @@ function start(host) {
       const first = Math.max(0, Math.min(center - ARC_TOKENS / 2, size - ARC_TOKENS));
       return [first, Math.min(size, first + ARC_TOKENS)];
     };
-    const [r0, r1] = range(rows, at.row), [c0, c1] = range(columns, m.kind === "cross" ? 0 : at.row);
+    const [r0, r1] = range(rows, selected.row);
+    const [c0, c1] = range(columns, m.kind === "cross" ? 0 : selected.row);
     const high = height * Math.max(r1 - r0, c1 - c0) + 8;
     const width = Math.min(560, space()), [from, to] = [.34 * width, .66 * width];
     const longest = Math.min(24, Math.floor((from - 6) / 7));  // characters of a label
     arcs.setAttribute("width", width); arcs.setAttribute("height", high);
-    arcs.setAttribute("aria-label", `${m.name}, ${m.headings[at.head]}: lines from each token on ` +
+    arcs.setAttribute("aria-label", `${m.name}, ${m.headings[selected.head]}: lines from each token on ` +
       "the left to the tokens on the right that it attends to");
     arcs.replaceChildren();
     const y = (n, first) => (n - first + .5) * height + 4;
     for (let r = r0; r < r1; r++) for (let c = c0; c < c1; c++) {
       const w = Math.abs(value(r, c)) / m.top;
-      if (w < (r === at.row ? .005 : .05)) continue;
+      if (w < (r === selected.row ? .005 : .05)) continue;
       const half = width / 2, [start, end] = [y(r, r0), y(c, c0)];
       arcs.append(svg("path", {d: `M${from} ${start} C${half} ${start} ${half} ${end} ${to} ${end}`,
-        "stroke-width": r === at.row ? 1 + 3 * w : 1 + w,
-        "stroke-opacity": r === at.row ? .25 + .75 * w : .22 * w}));
+        "stroke-width": r === selected.row ? 1 + 3 * w : 1 + w,
+        "stroke-opacity": r === selected.row ? .25 + .75 * w : .22 * w}));
     }
     const label = (text, n, first, left) => {
       const node = svg("text", {x: left ? from - 6 : to + 6, y: y(n, first) + 4,
-        "text-anchor": left ? "end" : "start"}, cut(text, longest));
-      if (left && n === at.row) node.style.fontWeight = "bold";
-      node.addEventListener("mouseenter", () => { if (left && at.row !== n) { at.row = n; paint(); } });
+        "text-anchor": left ? "end" : "start"}, truncate(text, longest));
+      if (left && n === selected.row) node.style.fontWeight = "bold";
+      node.addEventListener("mouseenter", () => {
+        if (left && selected.row !== n) { selected.row = n; paint(); }
+      });
       node.addEventListener("mousemove", event =>
-        show(left ? quote(words("rows")[n]) + " (" + n + ")" : describe(at.row, n), event));
+        show(left ? named("rows", n) : describe(selected.row, n), event));
       node.addEventListener("mouseleave", () => show(null));
       arcs.append(node);
     };
-    for (let r = r0; r < r1; r++) label(words("rows")[r], r, r0, true);
-    for (let c = c0; c < c1; c++) label(words("columns")[c], c, c0, false);
+    for (let r = r0; r < r1; r++) label(shownLabels("rows")[r], r, r0, true);
+    for (let c = c0; c < c1; c++) label(shownLabels("columns")[c], c, c0, false);
     return r1 - r0 < rows || c1 - c0 < columns ? `tokens ${r0} to ${r1 - 1} of ${rows}` : "";
   }
-  const picture = new Map();
+  const images = new Map();
   function paintImage() {
     const m = map(), {grid, skipped, width, height} = m.image;
     const scale = Math.max(1, Math.floor(480 / Math.max(width, height)));
     overlay.width = width * scale; overlay.height = height * scale;
-    overlay.setAttribute("aria-label", `the image, bright where ${words("rows")[at.row]} attends`);
+    overlay.setAttribute("aria-label",
+      `the image, bright where ${shownLabels("rows")[selected.row]} attends; ` +
+      "use the arrow keys to choose a patch");
     const context = overlay.getContext("2d");
-    if (!picture.has(at.map)) {
+    if (!images.has(selected.map)) {
       const raw = bytes(m.image.pixels), plain = document.createElement("canvas");
       plain.width = width; plain.height = height;
       const inner = plain.getContext("2d"), image = inner.createImageData(width, height);
       for (let p = 0; p < width * height; p++)
         image.data.set([raw[3 * p], raw[3 * p + 1], raw[3 * p + 2], 255], 4 * p);
       inner.putImageData(image, 0, 0);
-      picture.set(at.map, plain);
+      images.set(selected.map, plain);
     }
     context.imageSmoothingEnabled = false;
-    context.drawImage(picture.get(at.map), 0, 0, overlay.width, overlay.height);
-    let most_ = 0;
-    for (let c = skipped; c < m.shape[2]; c++) most_ = Math.max(most_, value(at.row, c));
+    context.drawImage(images.get(selected.map), 0, 0, overlay.width, overlay.height);
+    let largest = 0;
+    for (let c = skipped; c < m.shape[2]; c++) largest = Math.max(largest, value(selected.row, c));
     const wide = overlay.width / grid[1], high = overlay.height / grid[0];
     for (let c = skipped; c < m.shape[2]; c++) {
       const place = c - skipped, x = place % grid[1], y = Math.floor(place / grid[1]);
-      const strength = Math.sqrt(Math.max(value(at.row, c), 0) / (most_ || 1));
+      const strength = Math.sqrt(Math.max(value(selected.row, c), 0) / (largest || 1));
       context.fillStyle = `rgba(0,0,0,${.75 * (1 - strength)})`;
       context.fillRect(x * wide, y * high, wide, high);
-      if (c === (m.kind === "self" ? at.row : at.column)) {
+      if (c === (m.kind === "self" ? selected.row : selected.column)) {
         context.strokeStyle = "#ff5252"; context.lineWidth = 2;
         context.strokeRect(x * wide + 1, y * high + 1, wide - 2, high - 2);
       }
@@ -410,41 +432,52 @@ function start(host) {
     return Math.min(Math.max(y, 0), grid[0] - 1) * grid[1] + Math.min(Math.max(x, 0), grid[1] - 1)
       + skipped;
   };
-  overlay.addEventListener("mousemove", event => show(describe(at.row, patchAt(event)), event));
+  overlay.addEventListener("mousemove", event => show(describe(selected.row, patchAt(event)), event));
   overlay.addEventListener("mouseleave", () => show(null));
-  overlay.addEventListener("click", event => {
-    at.column = patchAt(event);
-    if (map().kind === "self") at.row = at.column;
+  const choosePatch = patch => {
+    selected.column = patch;
+    if (map().kind === "self") selected.row = patch;
     select();
+  };
+  overlay.addEventListener("click", event => choosePatch(patchAt(event)));
+  overlay.addEventListener("keydown", event => {
+    const {grid, skipped} = map().image, step = {ArrowLeft: [0, -1], ArrowRight: [0, 1],
+                                                  ArrowUp: [-1, 0], ArrowDown: [1, 0]}[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const chosen = map().kind === "self" ? selected.row : selected.column;
+    const patch = Math.max(chosen - skipped, 0), inside = (n, size) => Math.min(Math.max(n, 0), size - 1);
+    const y = inside(Math.floor(patch / grid[1]) + step[0], grid[0]);
+    choosePatch(skipped + y * grid[1] + inside(patch % grid[1] + step[1], grid[1]));
   });
 
   function paintView() {
     const m = map();
     let more = "";
-    canvas.hidden = at.view !== "map"; overlay.hidden = at.view !== "image";
-    arcs.style.display = at.view === "arcs" ? "" : "none";
-    if (at.view === "map") paintMap();
-    if (at.view === "arcs") more = paintArcs();
-    if (at.view === "image") paintImage();
+    canvas.hidden = selected.view !== "map"; overlay.hidden = selected.view !== "image";
+    arcs.style.display = selected.view === "arcs" ? "" : "none";
+    if (selected.view === "map") paintMap();
+    if (selected.view === "arcs") more = paintArcs();
+    if (selected.view === "image") paintImage();
     const [, rows, columns] = m.shape, parts = [];
     if (m.pooled) parts.push(`each value is the largest of several: ${m.full.join(" \u00d7 ")} tokens ` +
       `in ${rows} \u00d7 ${columns} cells`);
-    if (at.view === "map" && Math.min(painted.cell, painted.tall) < 1) parts.push("each point is the largest of several " +
-      "cells; zoom in for all");
+    if (selected.view === "map" && Math.min(painted.cell, painted.tall) < 1)
+      parts.push("each pixel is the largest of several cells; zoom in to see all");
     if (more) parts.push(more);
-    parts.push(m.signed ? `linear scale, largest ${number(m.max)}`
-      : `square-root scale, largest ${number(m.max)}` +
-        (m.top > m.max ? `, strongest colour ${number(m.top)}` : ""));
+    parts.push(m.signed ? `linear scale, largest ${format(m.max)}`
+      : `square-root scale, largest ${format(m.max)}` +
+        (m.top > m.max ? `, strongest colour ${format(m.top)}` : ""));
     note.textContent = parts.join("; ");
   }
   function paint() {
     const m = map();
-    if (at.view === "image" && !m.image) at.view = "map";
-    if (at.view === "arcs" && m.kind === "states") at.view = "map";
+    if (selected.view === "image" && !m.image) selected.view = "map";
+    if (selected.view === "arcs" && m.kind === "states") selected.view = "map";
     buttons.image.hidden = !m.image; buttons.arcs.hidden = m.kind === "states";
     for (const [name, button] of Object.entries(buttons))
-      button.setAttribute("aria-pressed", name === at.view);
-    heading.textContent = `${m.name}, ${m.headings[at.head]}`;
+      button.setAttribute("aria-pressed", name === selected.view);
+    heading.textContent = `${m.name}, ${m.headings[selected.head]}`;
     paintView(); paintSide(); paintTokens();
   }
 
@@ -457,18 +490,19 @@ function start(host) {
     if (body.classList.contains("vscode-light")) return false;
     return media.matches;
   };
-  const dress = () => {
+  const applyTheme = () => {
     theme = dark() ? "dark" : "light";
     host.dataset.theme = theme;
     paintThumbs();
     if (values) paint();
   };
-  media.addEventListener("change", dress);
+  media.addEventListener("change", applyTheme);
   window.addEventListener("resize", () => { if (values) paintView(); });
-  dress();
-  if (data.maps[0].image) at.view = "image";
-  else if (data.maps[0].kind === "self") at.row = data.maps[0].shape[1] - 1;
-  choose(0, 0).then(() => host.setAttribute("data-shown", ""));
+  applyTheme();
+  const first = Math.max(0, data.maps.map(m => m.kind).lastIndexOf("cross"));  // the alignment
+  if (data.maps[first].image) selected.view = "image";
+  else if (data.maps[first].kind === "self") selected.row = data.maps[first].shape[1] - 1;
+  choose(first, 0).then(() => host.setAttribute("data-shown", ""));
 }
 for (const host of document.querySelectorAll(`[data-regard="${key}"]:not([data-ready])`)) {
   host.setAttribute("data-ready", "");

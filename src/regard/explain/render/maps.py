@@ -1,7 +1,7 @@
 """Maps of tokens over tokens, such as attention weights: as a figure and as HTML."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +11,23 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.explain.render.figure import new_figure, style
-from regard.explain.render.token_text import css_colour, shade, strongest, truncate, visible
+from regard.explain.render.token_text import (
+    attention_vmax,
+    css_colour,
+    head_names,
+    shade,
+    truncate,
+    visible,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # in inches: a cell, a heading, a gap, the colour bar, the widest figure
 CELL, HEADING, GAP, BAR, PAGE = 0.22, 0.25, 0.15, 0.55, 16.0
-LARGEST, SMALLEST = 9.0, 0.11  # the largest map, and the smallest distance of two labels
+MAX_MAP, MIN_LABEL_SPACING = 9.0, 0.11  # inches: sides of a map, distances of labels
 LABEL_CELLS = 24  # the longest label
+THUMB = 0.7  # inches: a map of an overview
 VECTOR_CELLS = 4096  # more cells of a map are drawn as one image
 HTML_CELLS = 64  # the most rows and columns of a map in HTML; larger ones are max-pooled
 
@@ -35,9 +43,11 @@ def check_labels(
         )
 
 
-def head_names(heads: int) -> list[str]:
-    """The headings of the heads of a layer."""
-    return [f"head {head}" for head in range(heads)]
+def value_range(weights: Tensor) -> tuple[float, float]:
+    """The smallest and the largest value; 0 and 0 if there are no values."""
+    if not weights.numel():
+        return 0.0, 0.0
+    return float(weights.min()), float(weights.max())
 
 
 def draw_maps(
@@ -50,16 +60,16 @@ def draw_maps(
 ) -> "Figure":
     """Maps with their tokens, side by side on one colour scale.
 
-    Weights are coloured by their square root, signed values linearly around white; the colour
-    bar says which, after the title.
+    Weights are coloured by their square root, signed values linearly around white; the label of the
+    colour bar says which.
     """
-    headings = head_names(len(weights)) if headings is None else headings
+    headings = head_names(range(len(weights))) if headings is None else headings
     check_labels(weights, rows, columns, headings)
     row_labels, column_labels = _labels(rows), _labels(columns)
     row_width, column_width, heading_width = map(_width, (row_labels, column_labels, headings))
     above = HEADING + column_width
-    cell = min(CELL, LARGEST / max(len(rows), len(columns), 1))
-    labelled = math.ceil(SMALLEST / cell)  # every n-th row and column has a label
+    cell = min(CELL, MAX_MAP / max(len(rows), len(columns), 1))
+    label_stride = math.ceil(MIN_LABEL_SPACING / cell)  # every n-th row and column has a label
     grid_width, grid_height = cell * max(len(columns), 1), cell * max(len(rows), 1)
     step = max(grid_width, heading_width) + GAP
     square = math.sqrt(len(headings) * (above + grid_height) / step)  # as wide as high
@@ -68,16 +78,14 @@ def draw_maps(
     down = -(-len(headings) // across)
     width = max(2 * GAP + row_width + across * step, 3.0)
     height = down * (above + grid_height + GAP) + 2 * GAP + BAR
-    low, high = (float(weights.min()), float(weights.max())) if weights.numel() else (0.0, 0.0)
+    low, _ = value_range(weights)
     with style():
         from matplotlib.cm import ScalarMappable
-        from matplotlib.colors import CenteredNorm, PowerNorm
 
         figure = new_figure(width, height, constrained=False)
         figure.set_label(title)
-        signed = CenteredNorm(0.0, max(-low, high))
-        scale = signed if low < 0 else PowerNorm(0.5, 0.0, strongest(high, len(columns)))
-        colours = ScalarMappable(scale, "RdBu_r" if low < 0 else "Blues")
+        scale, colour_map = _colours(weights, len(columns))
+        colours = ScalarMappable(scale, colour_map)
 
         def axes_at(left: float, top: float, wide: float, high: float) -> Any:
             """Axes at a distance from the left and the top edge, in inches."""
@@ -100,13 +108,13 @@ def draw_maps(
             axes.grid(False)
             axes.spines[:].set_visible(True)
             axes.tick_params(length=0, labeltop=True, labelbottom=False)
-            size = min(10.0, 52 * cell * labelled)
+            size = min(10.0, 52 * cell * label_stride)
             for set_ticks, labels in (
                 (axes.set_xticks, column_labels),
                 (axes.set_yticks, row_labels if column == 0 else []),
             ):
-                places = [place + 0.5 for place in range(0, len(labels), labelled)]
-                set_ticks(places, labels[::labelled], size=size)
+                ticks = [index + 0.5 for index in range(0, len(labels), label_stride)]
+                set_ticks(ticks, labels[::label_stride], size=size)
             axes.tick_params(axis="x", labelrotation=90)
             figure.text(left / width, 1 - (top + 0.15) / height, heading, weight="bold")
         bar = axes_at(GAP + row_width, height - BAR, min(3.0, width - row_width - 3 * GAP), 0.12)
@@ -117,6 +125,57 @@ def draw_maps(
     return figure
 
 
+def draw_overview(
+    modules: Mapping[str, tuple[Float[Tensor, "heads rows columns"], Sequence[str]]],
+    *,
+    title: str = "attention",
+) -> "Figure":
+    """All maps of several modules: a row for each module, a small map without labels for each head.
+
+    A module is given as its maps and their names. The colour scale is that of `draw_maps`, for each
+    module its own.
+    """
+    names = [truncate(name, 2 * LABEL_CELLS) for name in modules]
+    across = max(len(headings) for _, headings in modules.values())
+    left, step = _width(names) + GAP, THUMB + GAP / 2
+    width = max(left + across * step + GAP, 3.0)
+    height = len(modules) * (step + HEADING) + 2 * HEADING
+    with style():
+        figure = new_figure(width, height, constrained=False)
+        figure.set_label(title)
+        figure.text(GAP / width, 1 - 0.18 / height, title, weight="bold")
+        for row, (name, (values, headings)) in enumerate(modules.items()):
+            top = 1.5 * HEADING + row * (step + HEADING)
+            label_height = 1 - (top + HEADING + THUMB / 2) / height
+            figure.text((left - GAP) / width, label_height, names[row], ha="right", va="center")
+            scale, colours = _colours(values, values.shape[-1])
+            for column, (heading, weights) in enumerate(zip(headings, values, strict=True)):
+                corner = (left + column * step) / width, 1 - (top + HEADING + THUMB) / height
+                axes = figure.add_axes((*corner, THUMB / width, THUMB / height), label=name)
+                axes.imshow(
+                    weights.numpy(force=True),
+                    norm=scale,
+                    cmap=colours,
+                    aspect="auto",
+                    interpolation="antialiased",
+                )
+                axes.set_title(truncate(heading.replace("_", " "), 12), size=7, loc="center")
+                axes.set(xticks=[], yticks=[])
+                axes.grid(False)
+                axes.spines[:].set_visible(True)
+    return figure
+
+
+def _colours(weights: Tensor, columns: int) -> tuple[Any, str]:
+    """The scale and the colour map: linear around 0 if signed, else of the square root."""
+    from matplotlib.colors import CenteredNorm, PowerNorm
+
+    low, high = value_range(weights)
+    if low < 0:
+        return CenteredNorm(0.0, max(-low, high)), "RdBu_r"
+    return PowerNorm(0.5, 0.0, attention_vmax(high, columns)), "Blues"
+
+
 def html_maps(
     weights: Float[Tensor, "heads rows columns"],
     rows: Sequence[str],
@@ -124,12 +183,12 @@ def html_maps(
     *,
     headings: Sequence[str] | None = None,
 ) -> str:
-    """The same as HTML tables for a page or a notebook; a cell has its value as a tooltip."""
-    headings = head_names(len(weights)) if headings is None else headings
+    """The maps of `draw_maps` as HTML tables; the tooltip of a cell is its value."""
+    headings = head_names(range(len(weights))) if headings is None else headings
     check_labels(weights, rows, columns, headings)
-    low, high = (float(weights.min()), float(weights.max())) if weights.numel() else (0.0, 0.0)
+    low, high = value_range(weights)
     largest = max(-low, high)
-    top = largest if low < 0 else strongest(largest, len(columns))
+    top = largest if low < 0 else attention_vmax(largest, len(columns))
     note = "linear scale" if low < 0 else "square-root scale"
     note = f"{note}; largest {largest:.3g}"
     if len(rows) > HTML_CELLS or len(columns) > HTML_CELLS:

@@ -20,17 +20,17 @@ from regard.explain.figures.panels import (
 from regard.explain.render.token_text import truncate, visible
 
 PAGE = 11.0  # inches: the widest row of panels
-CELL, LARGEST = 0.19, 3.6  # inches: a cell of a heat map, the largest heat map
-LONGEST_CELL = 110  # characters of a table
-LINE = 0.24  # inches: a row of a table
-CHARACTER = 0.078  # inches of a character at size 9
-LABEL = 22  # cells of the longest label of an axis, and of a table
-MARGIN = 0.08  # around the points of a scatter plot, as a share of their range
+CELL, MAX_HEATMAP = 0.19, 3.6  # inches: a cell of a heat map, the largest heat map
+MAX_CELL = 110  # characters of a table cell
+ROW_HEIGHT = 0.24  # inches, of a row of a table
+CHARACTER_WIDTH = 0.078  # inches, at size 9
+MAX_LABEL = 22  # terminal cells of the longest label of an axis or a table
+MARGIN = 0.08  # around the points of a scatter plot, as a fraction of their range
 
 
 def label(text: str) -> str:
     """A label of an axis: printable, not too long."""
-    return truncate(visible(text) if text.strip() != text or not text else text, LABEL)
+    return truncate(visible(text) if text.strip() != text or not text else text, MAX_LABEL)
 
 
 def cell_text(cell: Cell) -> str:
@@ -38,25 +38,32 @@ def cell_text(cell: Cell) -> str:
     if cell is None:
         return "-"
     if isinstance(cell, float):
-        return f"{cell:,.4g}" if abs(cell) < 1e5 else f"{cell:,.0f}"
-    return f"{cell:,}" if isinstance(cell, int) else truncate(cell, LONGEST_CELL)
+        return f"{cell:,.4g}" if abs(cell) < 1e4 else f"{cell:,.0f}"
+    return f"{cell:,}" if isinstance(cell, int) else truncate(cell, MAX_CELL)
+
+
+def is_numeric(panel: Table, column: int) -> bool:
+    """Whether no cell of a column is a text, so that the column is right-aligned."""
+    return not any(isinstance(row[column], str) for row in panel.rows)
 
 
 def table_widths(panel: Table) -> list[float]:
     """The width of each column."""
     columns = zip(panel.header, *([cell_text(c) for c in row] for row in panel.rows), strict=True)
-    return [CHARACTER * (max(map(len, column)) + 3) for column in columns]
+    return [CHARACTER_WIDTH * (max(map(len, column)) + 3) for column in columns]
 
 
 def _table_size(panel: Table) -> tuple[float, float]:
-    return sum(table_widths(panel)) + 0.2, LINE * (len(panel.rows) + 1) + 0.5
+    return sum(table_widths(panel)) + 0.2, ROW_HEIGHT * (len(panel.rows) + 1) + 0.5
 
 
 def _heat_size(panel: Heatmap) -> tuple[float, float]:
-    across, down = (min(CELL * len(side), LARGEST) for side in (panel.columns, panel.rows))
+    across, down = (min(CELL * len(side), MAX_HEATMAP) for side in (panel.columns, panel.rows))
     longest = [max((len(label(text)) for text in side), default=0) for side in _sides(panel)]
-    width = across + CHARACTER * longest[1] + 1.4
-    return max(width, CHARACTER * len(panel.title) + 0.5), down + CHARACTER * longest[0] + 1.1
+    width = across + CHARACTER_WIDTH * longest[1] + 1.4
+    return max(width, CHARACTER_WIDTH * len(panel.title) + 0.5), down + CHARACTER_WIDTH * longest[
+        0
+    ] + 1.1
 
 
 def _sides(panel: Heatmap) -> tuple[Sequence[str], Sequence[str]]:
@@ -78,9 +85,9 @@ def _scatter_size(panel: Scatter) -> tuple[float, float]:
 
 
 def _tree_size(panel: Tree) -> tuple[float, float]:
-    depth, leaves = 1 + max(node_depths(panel)), max(node_places(panel)) + 1
+    depth, leaves = 1 + max(node_depths(panel)), max(node_rows(panel)) + 1
     widest = max(len(node_text(node)) for node in panel.nodes)
-    return min(PAGE, depth * (CHARACTER * widest + 0.5) + 0.3), max(1.6, 0.3 * leaves + 0.6)
+    return min(PAGE, depth * (CHARACTER_WIDTH * widest + 0.5) + 0.3), max(1.6, 0.3 * leaves + 0.6)
 
 
 def _network_size(panel: Network) -> tuple[float, float]:
@@ -88,18 +95,18 @@ def _network_size(panel: Network) -> tuple[float, float]:
 
 
 def segment_widths(panel: Segmentations) -> tuple[float, float]:
-    """The width of the labels, and of the longest line of pieces."""
+    """The width of the labels, and of the longest line of tokens."""
     longest = max(sum(piece_width(piece) for piece in line) for line in panel.pieces)
-    return CHARACTER * (max(map(len, panel.labels)) + 2), longest
+    return CHARACTER_WIDTH * (max(map(len, panel.labels)) + 2), longest
 
 
 def piece_width(piece: str) -> float:
-    """The width of a piece of text."""
-    return CHARACTER * (len(label(piece)) + 0.9)
+    """The width of a token."""
+    return CHARACTER_WIDTH * (len(label(piece)) + 0.9)
 
 
 def _segmentations_size(panel: Segmentations) -> tuple[float, float]:
-    return min(PAGE, sum(segment_widths(panel)) + 0.3), 1.35 * LINE * len(panel.labels) + 0.4
+    return min(PAGE, sum(segment_widths(panel)) + 0.3), 1.35 * ROW_HEIGHT * len(panel.labels) + 0.4
 
 
 def _surface_size(panel: Surface) -> tuple[float, float]:
@@ -126,7 +133,7 @@ def scatter_axes(panel: Scatter) -> Point:
 
 
 def label_offsets(panel: Scatter) -> list[Point]:
-    """Where the middle of each label is, in inches from its point: the first free place near it."""
+    """The offset of each label's centre from its point, in inches: the first free place near it."""
     width, height = scatter_axes(panel)
     sides = [[point[axis] for point in panel.points] for axis in (0, 1)]
     scales = [
@@ -143,23 +150,23 @@ def label_offsets(panel: Scatter) -> list[Point]:
         (1 + 2 * MARGIN) * width,
         (1 + 2 * MARGIN) * height,
     )
-    taken = [(x, y, 0.06, 0.06) for x, y in places]
+    occupied = [(x, y, 0.06, 0.06) for x, y in places]
     offsets = []
     for text, (x, y) in zip(panel.labels, places, strict=True):
-        wide, high = CHARACTER * (len(label(text)) + 0.5), 0.15
+        wide, high = CHARACTER_WIDTH * (len(label(text)) + 0.5), 0.15
         for step in range(40 * 16):
             ring, angle = step // 16, math.pi / 8 * (step % 16 + 2)
             across = (0.06 + 0.09 * ring + wide / 2) * math.cos(angle)
             up = (0.06 + 0.09 * ring + high / 2) * math.sin(angle)
             box = (x + across, y + up, wide, high)
-            if _inside(box, edges) and not any(overlap(box, other) for other in taken):
+            if _inside(box, edges) and not any(overlap(box, other) for other in occupied):
                 break
-        taken.append(box)
+        occupied.append(box)
         offsets.append((across, up))
     return offsets
 
 
-Box = tuple[float, float, float, float]  # the middle, the width and the height
+Box = tuple[float, float, float, float]  # x and y of the centre, width and height
 
 
 def _inside(box: Box, frame: Box) -> bool:
@@ -176,6 +183,14 @@ def overlap(first: Box, second: Box) -> bool:
     )
 
 
+def node_children(panel: Tree) -> dict[int | None, list[int]]:
+    """The children of each node, by its index; those of None are the roots."""
+    children: dict[int | None, list[int]] = {}
+    for index, node in enumerate(panel.nodes):
+        children.setdefault(node.parent, []).append(index)
+    return children
+
+
 def node_depths(panel: Tree) -> list[int]:
     """The distance of each node from its root."""
     depths: list[int] = []
@@ -184,24 +199,22 @@ def node_depths(panel: Tree) -> list[int]:
     return depths
 
 
-def node_places(panel: Tree) -> list[float]:
-    """The vertical place of each node: leaves in order, parents in the middle of their children."""
-    children: dict[int | None, list[int]] = {}
-    for index, node in enumerate(panel.nodes):
-        children.setdefault(node.parent, []).append(index)
+def node_rows(panel: Tree) -> list[float]:
+    """The row of each node: leaves in order, parents in the middle of their children."""
+    children = node_children(panel)
     places = [0.0] * len(panel.nodes)
-    free = 0
+    next_free = 0
 
     def place(index: int) -> None:
-        nonlocal free
+        nonlocal next_free
         below = children.get(index, [])
         for child in below:
             place(child)
         if below:
             places[index] = (places[below[0]] + places[below[-1]]) / 2
         else:
-            places[index] = free
-            free += 1
+            places[index] = next_free
+            next_free += 1
 
     for root in children[None]:
         place(root)

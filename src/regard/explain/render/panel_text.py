@@ -1,7 +1,7 @@
 """The panels of a figure as text for a terminal."""
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,57 +18,136 @@ from regard.explain.figures.panels import (
     Table,
     Tree,
 )
-from regard.explain.render.panel_layout import cell_text, label
-from regard.explain.render.panels import visible_words
+from regard.explain.render.panel_layout import (
+    cell_text,
+    is_numeric,
+    label,
+    node_children,
+    node_text,
+)
 from regard.explain.render.terminal import heatmap
-from regard.explain.render.token_text import cells, ordinal, truncate
+from regard.explain.render.token_text import cells, ordinal, truncate, visible_words
 
 BAR = 30  # cells of the longest bar
-LINES = 20  # rows of the table of a curve
+LINES = 20  # the most rows of the table of a curve
 PLOT_ROWS = 24  # of a scatter plot
-HEAT_ROWS = 48  # rows of a heat map; of a larger one, every n-th row
+MIN_TEXT_WIDTH = 24  # cells of a column of text that is wrapped
+HEAT_ROWS = 48  # the most rows of a heat map; a larger one shows every n-th row
 
 
 def text(data: FigureData, *, width: int, colour: bool) -> str:
     """The title, the panels as tables, heat maps, bars or trees, and the caption."""
-    parts = [data.title]
+    parts = textwrap.wrap(data.title, width)
     for panel in data.panels:
         parts.append("")
         if panel.title:
-            parts.append(panel.title)
+            parts += textwrap.wrap(panel.title, width)
         parts += TEXT[type(panel)](panel, width, colour)
     if data.numbers:
         parts.append("")
-        parts += _align([[name, cell_text(value)] for name, value in data.numbers.items()], {1})
+        numbers = [[name, cell_text(value)] for name, value in data.numbers.items()]
+        parts += _fit(numbers[0], numbers[1:], {1}, width)
     return "\n".join([*parts, "", *textwrap.wrap(data.caption, width)])
 
 
-def _align(rows: Sequence[Sequence[str]], right: set[int], width: int | None = None) -> list[str]:
+def _align(rows: Sequence[Sequence[str]], right: set[int]) -> list[str]:
     """Rows as lines with aligned columns, those in `right` right-aligned."""
-    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        line = ""
-        for index, (cell, size) in enumerate(zip(row, widths, strict=True)):
-            space = " " * (size - cells(cell))
-            line += (space + cell if index in right else cell + space) + "  "
-        lines.append(line.rstrip() if width is None else truncate(line.rstrip(), width))
+    sizes = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    return [_line(row, dict(enumerate(sizes)), right) for row in rows]
+
+
+def _line(row: Sequence[str], sizes: Mapping[int, int], right: set[int]) -> str:
+    """One line of a table; `sizes` are the widths of its columns by their index."""
+    line = ""
+    for cell, (column, size) in zip(row, sizes.items(), strict=True):
+        space = " " * (size - cells(cell))
+        line += (space + cell if column in right else cell + space) + "  "
+    return line.rstrip()
+
+
+def _fit(
+    header: Sequence[str], rows: Sequence[Sequence[str]], right: set[int], width: int
+) -> list[str]:
+    """A table that is no wider than `width`.
+
+    If it is too wide, its widest column of text is wrapped; or else headers take several lines, and
+    the columns that do not fit continue below, beside the first column again.
+    """
+    table = [header, *rows]
+    widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
+    columns = range(len(header))
+    if (sizes := _shrink(widths, columns, right, width)) is not None:
+        return _wrapped_rows(table, sizes, right)
+    widths = [
+        max([*(cells(row[column]) for row in rows), *map(cells, header[column].split()), 1])
+        for column in columns
+    ]
+    groups = [[0]]
+    for column in columns[1:]:
+        together = [*groups[-1], column]
+        if len(groups[-1]) > 1 and _shrink(widths, together, right, width) is None:
+            groups.append([0])
+        groups[-1].append(column)
+    lines: list[str] = []
+    for group in groups:
+        fitted = _shrink(widths, group, right, width) or {
+            column: widths[column] for column in group
+        }
+        part = [[row[column] for column in group] for row in table]
+        lines += [""] * bool(lines) + [
+            truncate(line, width) for line in _wrapped_rows(part, fitted, right)
+        ]
     return lines
+
+
+def _shrink(
+    widths: Sequence[int], columns: Sequence[int], right: set[int], width: int
+) -> dict[int, int] | None:
+    """The width of each column, the widest text so narrow that all fit; None if it cannot be."""
+    sizes = {column: widths[column] for column in columns}
+    excess = sum(sizes.values()) + 2 * (len(sizes) - 1) - width
+    if excess > 0:
+        widest = max((c for c in columns if c not in right), key=sizes.__getitem__, default=None)
+        if widest is None or sizes[widest] - excess < MIN_TEXT_WIDTH:
+            return None
+        sizes[widest] -= excess
+    return sizes
+
+
+def _wrapped_rows(
+    table: Sequence[Sequence[str]], sizes: Mapping[int, int], right: set[int]
+) -> list[str]:
+    """The lines of a table; the header stands on the row below it."""
+    lines = []
+    for index, row in enumerate(table):
+        wrapped = [_wrap(cell, size) for cell, size in zip(row, sizes.values(), strict=True)]
+        height = max(map(len, wrapped))
+        blanks = [[""] * (height - len(cell)) for cell in wrapped]
+        filled = [
+            [*blank, *cell] if index == 0 else [*cell, *blank]
+            for cell, blank in zip(wrapped, blanks, strict=True)
+        ]
+        lines += [_line(parts, sizes, right) for parts in zip(*filled, strict=True)]
+    return lines
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    """The lines of a cell; spaces at its beginning are kept."""
+    first, *others = textwrap.wrap(text, width, drop_whitespace=False) or [""]
+    return [first.rstrip(), *(line.strip() for line in others if line.strip())]
 
 
 def _table(panel: Table, width: int, colour: bool) -> list[str]:
     rows = [[visible_words(cell_text(cell)) for cell in row] for row in panel.rows]
-    columns = range(len(panel.header))
-    right = {c for c in columns if not any(isinstance(row[c], str) for row in panel.rows)}
-    return _align([panel.header, *rows], right, width)
+    right = {column for column in range(len(panel.header)) if is_numeric(panel, column)}
+    return _fit(panel.header, rows, right, width)
 
 
 def _heat(panel: Heatmap, width: int, colour: bool) -> list[str]:
     stride = -(-len(panel.rows) // HEAT_ROWS)
     values = torch.tensor([list(row) for row in panel.values[::stride]], dtype=torch.float32)
     rows = list(panel.rows[::stride])
-    fits = max(1, (width - 18) // 1)
-    across = -(-len(panel.columns) // fits)
+    across = -(-len(panel.columns) // max(1, width - 18))
     lines = heatmap(
         values[:, ::across],
         rows,
@@ -76,7 +155,14 @@ def _heat(panel: Heatmap, width: int, colour: bool) -> list[str]:
         width=width,
         colour=colour,
         high=panel.high,
+        low=0.0,
+        signed=panel.signed,
     ).split("\n")
+    return _label_axes(panel, lines, stride, across)
+
+
+def _label_axes(panel: Heatmap | Surface, lines: list[str], stride: int, across: int) -> list[str]:
+    """The lines of a map, then a line on skipped rows and columns and one with the axis labels."""
     skipped = [
         f"every {ordinal(n)} {what}" for n, what in ((stride, "row"), (across, "column")) if n > 1
     ]
@@ -91,26 +177,34 @@ def _lines(panel: Lines, width: int, colour: bool) -> list[str]:
     places = sorted({x for points in series.values() for x, _ in points})
     places = places[:: -(-len(places) // LINES) or 1]
     values = {name: dict(points) for name, points in series.items()}
-    rows = [[panel.x_label, *series]]
-    for x in places:
-        rows.append(
-            [f"{x:,.6g}", *("" if (y := v.get(x)) is None else f"{y:.4g}" for v in values.values())]
-        )
-    return [f"({panel.y_label})", *_align(rows, set(range(len(rows[0]))), width)]
+    rows = [
+        [
+            f"{x:,.6g}",
+            *("" if (y := v.get(x)) is None else cell_text(float(y)) for v in values.values()),
+        ]
+        for x in places
+    ]
+    header = [panel.x_label, *series]
+    unit = [] if panel.y_label == panel.title else [f"({panel.y_label})"]
+    return [*unit, *_fit(header, rows, set(range(len(header))), width)]
 
 
 def _bars(panel: Bars, width: int, colour: bool) -> list[str]:
-    """A column of values for each series, and bars of the last."""
-    *_, last = panel.series.values()
-    largest = max(map(abs, last), default=0) or 1
+    """A column of values for each series, and bars of the last, where there is room."""
+    several = len(panel.series) > 1
+    *_, (name, last) = panel.series.items()
     columns = zip(panel.labels, *panel.series.values(), strict=True)
-    rows = [
-        [label(text), *map(_short, values), "█" * round(BAR * abs(values[-1]) / largest)]
-        for text, *values in columns
-    ]
-    header = [panel.x_label, *(panel.series if len(panel.series) > 1 else [panel.y_label]), ""]
-    table = _align([header, *rows], set(range(1, len(header) - 1)), width)
-    return [*([f"({panel.y_label})"] if len(panel.series) > 1 and panel.y_label else []), *table]
+    rows = [[label(text), *map(_short, values)] for text, *values in columns]
+    header = [panel.x_label, *(panel.series if several else [panel.y_label])]
+    right = set(range(1, len(header)))
+    room = min(BAR, width - 2 - max(map(cells, _align([header, *rows], right))))
+    if room > len(name):
+        largest = max(map(abs, last), default=0) or 1
+        header = [*header, name if several else ""]
+        bars = ("█" * round(room * abs(value) / largest) for value in last)
+        rows = [[*row, bar] for row, bar in zip(rows, bars, strict=True)]
+    table = _fit(header, rows, right, width)
+    return [*([f"({panel.y_label})"] if several and panel.y_label else []), *table]
 
 
 def _short(value: float) -> str:
@@ -118,34 +212,35 @@ def _short(value: float) -> str:
 
 
 def _scatter(panel: Scatter, width: int, colour: bool) -> list[str]:
-    """The labels at their places; of two labels at one place, the first."""
+    """The labels at their places; a label that would cover an earlier one is only counted."""
     (left, bottom), (right, top) = (
         [function(point[axis] for point in panel.points) for axis in (0, 1)]
         for function in (min, max)
     )
     grid = [[" "] * width for _ in range(PLOT_ROWS)]
+    covered = 0
     for name, (x, y) in zip(panel.labels, panel.points, strict=True):
-        shown = label(name)
-        column = round((width - cells(shown) - 1) * (x - left) / (right - left or 1))
+        label_text = label(name)
+        column = round((width - cells(label_text) - 1) * (x - left) / (right - left or 1))
         row = round((PLOT_ROWS - 1) * (top - y) / (top - bottom or 1))
-        place = slice(column, column + len(shown))
-        if not "".join(grid[row][max(0, column - 1) : column + len(shown) + 1]).strip():
-            grid[row][place] = list(shown)
-    return ["".join(row).rstrip() for row in grid]
+        place = slice(column, column + len(label_text))
+        if not "".join(grid[row][max(0, column - 1) : column + len(label_text) + 1]).strip():
+            grid[row][place] = list(label_text)
+        else:
+            covered += 1
+    note = [f"… {covered} of {len(panel.labels)} labels not shown: others cover them"]
+    return [*("".join(row).rstrip() for row in grid), *(note if covered else [])]
 
 
 def _tree(panel: Tree, width: int, colour: bool) -> list[str]:
-    children: dict[int | None, list[int]] = {}
-    for index, node in enumerate(panel.nodes):
-        children.setdefault(node.parent, []).append(index)
+    children = node_children(panel)
     lines = []
 
     def show(index: int, margin: str, branch: str, after: str) -> None:
         node = panel.nodes[index]
-        value = "" if node.parent is None else f"  {node.value:.2f}"
         mark = "  ◀ best" if node.best and index not in children else ""
-        left = "" if node.kept else "  (dropped)"
-        lines.append(truncate(f"{margin}{branch}{label(node.label)}{value}{left}{mark}", width))
+        pruned = "" if node.kept else "  (pruned)"
+        lines.append(truncate(f"{margin}{branch}{node_text(node)}{pruned}{mark}", width))
         below = children.get(index, [])
         for child in below:
             last = child == below[-1]
@@ -157,36 +252,50 @@ def _tree(panel: Tree, width: int, colour: bool) -> list[str]:
 
 
 def _network(panel: Network, width: int, colour: bool) -> list[str]:
-    rows = [
-        [name, *(mark or "·" for mark in marks)]
-        for name, marks in zip(panel.layers, panel.marks, strict=True)
-    ][::-1]
-    rows.append(["", *map(label, panel.positions)])
-    return _align(rows, set(range(1, len(rows[0]))), width)
+    """The marks of all layers, the last first; labels of positions read downwards if too wide."""
+    marks = [[mark or "·" for mark in layer] for layer in panel.marks][::-1]
+    rows = [[name, *layer] for name, layer in zip(panel.layers[::-1], marks, strict=True)]
+    places = list(map(label, panel.positions))
+    lines = _align([*rows, ["", *places]], set(range(1, len(rows[0]))))
+    if max(map(cells, lines)) <= width:
+        return lines
+    margin = max(map(cells, panel.layers)) + 1
+    mark_width = max(cells(mark) for layer in marks for mark in layer)
+    step = max(mark_width, min(mark_width + 1, (width - margin) // max(1, len(places))))
+    lines = [
+        name.ljust(margin) + "".join(mark.rjust(step) for mark in layer) for name, *layer in rows
+    ]
+    for index in range(max(map(len, places))):
+        column = "".join((place[index : index + 1] or " ").rjust(step) for place in places)
+        lines.append((" " * margin + column).rstrip())
+    return [truncate(line, width) for line in lines]
 
 
 def _segmentations(panel: Segmentations, width: int, colour: bool) -> list[str]:
     lines = []
     margin = max(map(len, panel.labels)) + 2
-    for name, line in zip(panel.labels, panel.pieces, strict=True):
-        pieces = "│".join(label(piece) for piece in line)
-        wrapped = textwrap.wrap(pieces, max(20, width - margin), break_on_hyphens=False)
+    for name, pieces in zip(panel.labels, panel.pieces, strict=True):
+        text = "│".join(label(piece) for piece in pieces)
+        wrapped = textwrap.wrap(text, max(20, width - margin), break_on_hyphens=False)
         lines.append(name.ljust(margin) + (wrapped[0] if wrapped else ""))
-        lines += [" " * margin + rest for rest in wrapped[1:]]
+        lines += [" " * margin + line for line in wrapped[1:]]
     return lines
 
 
 def _surface(panel: Surface, width: int, colour: bool) -> list[str]:
-    names = [f"{place:.2f}" for place in panel.x]
-    rows = [f"{place:.2f}" for place in panel.y]
-    heat = Heatmap(
-        rows=rows[::-1],
-        columns=names,
-        values=panel.values[::-1],
-        x_label=panel.x_label,
-        y_label=panel.y_label,
-    )
-    return _heat(heat, width, colour)
+    """The values as a heat map on the colour scale of the panel; y grows upwards."""
+    stride, across = -(-len(panel.y) // HEAT_ROWS), -(-len(panel.x) // max(1, width - 18))
+    values = torch.tensor([list(row) for row in panel.values[::-1][::stride]])
+    lines = heatmap(
+        values[:, ::across],
+        [f"{place:.2f}" for place in panel.y[::-1][::stride]],
+        [f"{place:.2f}" for place in panel.x[::across]],
+        width=width,
+        colour=colour,
+        low=panel.low,
+        high=panel.high,
+    ).split("\n")
+    return _label_axes(panel, [*lines, f"shades: {panel.scale_label}"], stride, across)
 
 
 TEXT: dict[type[Any], Callable[[Any, int, bool], list[str]]] = {

@@ -20,31 +20,32 @@ from regard.explain.figures.panels import (
 from regard.explain.render.figure import new_figure, style
 from regard.explain.render.panel_layout import (
     CELL,
-    CHARACTER,
-    LARGEST,
+    CHARACTER_WIDTH,
     MARGIN,
+    MAX_HEATMAP,
     PAGE,
     SIZES,
     bars_size,
     cell_text,
+    is_numeric,
     label,
     label_offsets,
     node_depths,
-    node_places,
+    node_rows,
     node_text,
     piece_width,
     segment_widths,
     table_widths,
 )
-from regard.explain.render.token_text import visible
+from regard.explain.render.token_text import visible_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DARK = 0.55  # a cell is darker than this: its text is white
+DARK = 0.7  # the text of a cell with a darker shade is white
 CONTOURS = 16  # colours of a surface
 LEGEND_COLUMNS = 3  # of bars
-CAPTION_CHARACTERS = 14.5  # of the caption, to an inch
+CAPTION_CHARACTERS = 14.5  # characters of the caption per inch
 
 
 def draw(data: FigureData) -> "Figure":
@@ -67,8 +68,8 @@ def draw(data: FigureData) -> "Figure":
         parts: Any = figure.subfigures(len(rows) + 1, 1, height_ratios=[*heights, below])
         for part, row, height in zip(parts, rows, heights, strict=False):
             widths = [sizes[index][0] for index in row]
-            rest = width - sum(widths)
-            widths += [rest] if rest > 0.3 else []  # an empty column, so that nothing is stretched
+            spare = width - sum(widths)
+            widths += [spare] if spare > 0.3 else []  # an empty column: no panel is stretched
             grid = part.subplots(1, len(widths), width_ratios=widths, squeeze=False)
             grid[0][-1].set_visible(len(widths) == len(row))
             for axes, index in zip(grid[0], row, strict=False):
@@ -96,10 +97,6 @@ def _rows(sizes: Sequence[tuple[float, float]]) -> list[list[int]]:
     return rows
 
 
-def _is_numeric(panel: Table, column: int) -> bool:
-    return not any(isinstance(row[column], str) for row in panel.rows)
-
-
 # The drawing of each kind of panel
 
 
@@ -122,8 +119,10 @@ def _draw_table(axes: Any, panel: Table) -> None:
     colours = colormaps["Blues"]
     for index, row in enumerate([panel.header, *panel.rows]):
         for column, cell in enumerate(row):
-            right = _is_numeric(panel, column)
-            place = edges[column + 1] - CHARACTER if right else edges[column] + CHARACTER
+            right = is_numeric(panel, column)
+            place = (
+                edges[column + 1] - CHARACTER_WIDTH if right else edges[column] + CHARACTER_WIDTH
+            )
             shade = 0.0 if panel.shades is None or not index else panel.shades[index - 1][column]
             if shade:
                 corner = (edges[column], index)
@@ -147,17 +146,12 @@ def _rectangle(corner: tuple[float, float], width: float, colour: Any) -> Any:
     return Rectangle(corner, width, 1, color=colour, linewidth=0)
 
 
-def visible_words(text: str) -> str:
-    """A text without control characters, its spaces as they are."""
-    return "".join(" " if character == " " else visible(character) for character in text)
-
-
 def _draw_heat(axes: Any, panel: Heatmap) -> None:
     from matplotlib.colors import CenteredNorm, Normalize
 
     flat = [value for row in panel.values for value in row if math.isfinite(value)]
     low, high = min(flat, default=0.0), panel.high or max(flat, default=1.0)
-    signed = low < 0
+    signed = panel.signed or low < 0
     scale = CenteredNorm(0.0, max(-low, high)) if signed else Normalize(0.0, high or 1.0)
     mesh = axes.imshow(  # "none": SVG files hold one pixel for each cell
         [list(row) for row in panel.values],
@@ -173,12 +167,12 @@ def _draw_heat(axes: Any, panel: Heatmap) -> None:
     numeric = all(text.lstrip("-").isdigit() for text in panel.columns)
     longest = max(map(len, panel.columns), default=0)
     rotated = longest > 2 and not numeric
-    needed = 0.14 if rotated else CHARACTER * longest + 0.05  # inches of a label
+    needed = 0.14 if rotated else CHARACTER_WIDTH * longest + 0.05  # inches of a label
     for set_ticks, labels, space in (
         (axes.set_xticks, panel.columns, needed),
         (axes.set_yticks, panel.rows, 0.14),
     ):
-        cell = min(CELL, LARGEST / max(1, len(labels)))
+        cell = min(CELL, MAX_HEATMAP / max(1, len(labels)))
         places = range(0, len(labels), math.ceil(space / cell))
         set_ticks([place + 0.5 for place in places], [label(labels[place]) for place in places])
     axes.tick_params(axis="x", labelrotation=90 if rotated else 0)
@@ -187,14 +181,16 @@ def _draw_heat(axes: Any, panel: Heatmap) -> None:
     _colour_bar(axes, mesh)
 
 
-def _colour_bar(axes: Any, drawn: Any, **options: Any) -> None:
-    bar = axes.figure.colorbar(drawn, ax=axes, fraction=0.05, pad=0.02, aspect=30, **options)
+def _colour_bar(axes: Any, mappable: Any, **options: Any) -> None:
+    bar = axes.figure.colorbar(mappable, ax=axes, fraction=0.05, pad=0.02, aspect=30, **options)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8)
     bar.solids.set_rasterized(True)  # one image in an SVG file instead of 256 shapes
 
 
 def _draw_lines(axes: Any, panel: Lines) -> None:
+    from matplotlib.ticker import LogLocator
+
     few = max(map(len, panel.series.values()), default=0) <= 40
     for name, points in panel.series.items():
         marker = "o" if few else ""
@@ -211,6 +207,9 @@ def _draw_lines(axes: Any, panel: Lines) -> None:
         if used:
             set_scale("log")
             axis.set_minor_formatter(lambda value, _: "")
+            low, high = axis.get_view_interval()
+            if high < 100 * low:  # a power of ten alone would be the only label
+                axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(lambda v, _: f"{v:,.0f}" if abs(v) >= 1e4 else f"{v:,.6g}")
     places = sorted({x for points in panel.series.values() for x, _ in points})
     if panel.log_x and len(places) <= 9:
@@ -226,7 +225,10 @@ def _draw_bars(axes: Any, panel: Bars) -> None:
         places = [place + (index + 0.5) * width - 0.4 for place in range(len(values))]
         axes.bar(places, values, width, label=name)
     axes.set_xticks(range(len(panel.labels)), [label(text) for text in panel.labels], size=8)
-    if sum(len(label(text)) + 1 for text in panel.labels) * CHARACTER > bars_size(panel)[0] - 1:
+    if (
+        sum(len(label(text)) + 1 for text in panel.labels) * CHARACTER_WIDTH
+        > bars_size(panel)[0] - 1
+    ):
         axes.tick_params(axis="x", labelrotation=90)
     axes.tick_params(axis="y", labelsize=8)
     axes.grid(False, axis="x")
@@ -239,6 +241,8 @@ def _draw_bars(axes: Any, panel: Bars) -> None:
         if max(right) > 0.5 * largest:  # no free corner: room above the bars
             axes.set_ylim(0, largest * (1.08 + 0.13 * legend_rows))
         axes.legend(fontsize=8, ncols=LEGEND_COLUMNS, loc="upper right")
+    if not any(map(any, panel.series.values())):
+        axes.set_ylim(0, 1)
 
 
 def _draw_scatter(axes: Any, panel: Scatter) -> None:
@@ -246,7 +250,7 @@ def _draw_scatter(axes: Any, panel: Scatter) -> None:
     axes.scatter(x, y, s=12)
     names = [label(text) for text in panel.labels]
     for name, point, (across, up) in zip(names, panel.points, label_offsets(panel), strict=True):
-        far = math.hypot(across, up) > 0.3 + CHARACTER * len(name) / 2
+        far = math.hypot(across, up) > 0.3 + CHARACTER_WIDTH * len(name) / 2
         axes.annotate(
             name,
             point,
@@ -265,7 +269,7 @@ def _draw_scatter(axes: Any, panel: Scatter) -> None:
 
 def _draw_tree(axes: Any, panel: Tree) -> None:
     _blank(axes)
-    depths, places = node_depths(panel), node_places(panel)
+    depths, places = node_depths(panel), node_rows(panel)
     for node, depth, place in zip(panel.nodes, depths, places, strict=True):
         colour = "#d55e00" if node.best else "#0072b2" if node.kept else "#aaaaaa"
         if node.parent is not None:
@@ -303,7 +307,7 @@ def _draw_network(axes: Any, panel: Network) -> None:
 
 
 def _draw_segmentations(axes: Any, panel: Segmentations) -> None:
-    """Pieces in two alternating shades, so that their boundaries can be seen."""
+    """Tokens in two alternating shades, so that their boundaries can be seen."""
     _blank(axes)
     start, longest = segment_widths(panel)
     axes.set_xlim(0, start + longest)

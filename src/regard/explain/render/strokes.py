@@ -16,7 +16,7 @@ BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # dots of a 
 MAX_COORDINATE = 1e6  # of a drawing, in the unit of its data
 
 
-def lines(points: Points) -> list[NDArray[np.float64]]:
+def strokes(points: Points) -> list[NDArray[np.float64]]:
     """The strokes of a drawing, as absolute positions: (points, 2) each; the pen starts at 0."""
     positions = np.cumsum(np.asarray(points, np.float64)[:, :2], 0)
     positions = np.clip(positions, -MAX_COORDINATE, MAX_COORDINATE)
@@ -24,28 +24,38 @@ def lines(points: Points) -> list[NDArray[np.float64]]:
     return np.split(positions, ends)
 
 
-def _fit(strokes: Sequence[NDArray[np.float64]], size: float) -> list[NDArray[np.float64]]:
-    """Strokes scaled into a square, centred."""
-    every = np.concatenate(strokes)
-    low, high = every.min(0), every.max(0)
+def _scaled_strokes(points: Points, size: float) -> list[NDArray[np.float64]]:
+    """The strokes of a drawing, scaled and centred in a square of this size."""
+    lines = strokes(points)
+    positions = np.concatenate(lines)
+    low, high = positions.min(0), positions.max(0)
     scale = size / max(float((high - low).max()), 1e-9)
     shift = (size - (high - low) * scale) / 2
-    return [(stroke - low) * scale + shift for stroke in strokes]
+    return [(line - low) * scale + shift for line in lines]
+
+
+def _grid_strokes(
+    drawings: Sequence[Points], across: int
+) -> tuple[int, int, list[NDArray[np.float64]]]:
+    """The columns and rows of a grid of drawings, and the strokes of all, at their positions."""
+    across = max(1, min(across, len(drawings)))
+    lines = []
+    for index, points in enumerate(drawings):
+        row, column = divmod(index, across)
+        for stroke in _scaled_strokes(points, CELL - 2 * MARGIN):
+            lines.append(stroke + np.array([column, row]) * CELL + MARGIN)
+    return across, -(-len(drawings) // across), lines
 
 
 def to_svg(drawings: Sequence[Points], across: int = 8) -> str:
     """The drawings in rows, each scaled into a square; y points down, as on a screen."""
-    across = max(1, min(across, len(drawings)))
-    down = -(-len(drawings) // across)
+    across, down, lines = _grid_strokes(drawings, across)
     paths = []
-    for index, points in enumerate(drawings):
-        row, column = divmod(index, across)
-        for stroke in _fit(lines(points), CELL - 2 * MARGIN):
-            moved = stroke + np.array([column, row]) * CELL + MARGIN
-            if len(moved) == 1:
-                moved = np.concatenate([moved, moved + 0.01])  # a dot
-            coordinates = " ".join(f"{x:.1f},{y:.1f}" for x, y in moved)
-            paths.append(f'<polyline points="{coordinates}"/>')
+    for line in lines:
+        if len(line) == 1:
+            line = np.concatenate([line, line + 0.01])  # a dot
+        coordinates = " ".join(f"{x:.1f},{y:.1f}" for x, y in line)
+        paths.append(f'<polyline points="{coordinates}"/>')
     width, height = across * CELL, down * CELL
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
@@ -60,7 +70,7 @@ def to_text(drawings: Sequence[Points], width: int = 16) -> str:
     columns, rows = 2 * width, 2 * width  # dots
     canvas = np.zeros((rows // 4, width * len(drawings)), dtype=np.int64)
     for index, points in enumerate(drawings):
-        for stroke in _fit(lines(points), columns - 2):
+        for stroke in _scaled_strokes(points, columns - 2):
             for x, y in _dots(stroke):
                 bit = BRAILLE[y % 4][x % 2]
                 canvas[y // 4, index * width + x // 2] |= bit
@@ -68,12 +78,12 @@ def to_text(drawings: Sequence[Points], width: int = 16) -> str:
 
 
 def _dots(stroke: NDArray[np.float64]) -> set[tuple[int, int]]:
-    """The dots of a polyline, closely enough that they join."""
+    """The dots of a polyline, without gaps."""
     dots = {(int(x), int(y)) for x, y in stroke}
     for start, end in pairwise(stroke):
         steps = int(np.abs(end - start).max()) + 1
-        for part in np.linspace(0, 1, steps + 1):
-            x, y = start + part * (end - start)
+        for fraction in np.linspace(0, 1, steps + 1):
+            x, y = start + fraction * (end - start)
             dots.add((int(x), int(y)))
     return dots
 
@@ -82,17 +92,13 @@ def figure(drawings: Sequence[Points], across: int = 8) -> "Figure":
     """The drawings of `to_svg` as a figure of matplotlib, for other formats."""
     from regard.explain.render.figure import new_figure, style
 
-    across = max(1, min(across, len(drawings)))
-    down = -(-len(drawings) // across)
+    across, down, lines = _grid_strokes(drawings, across)
     with style():
         result = new_figure(across, down)
         axes = result.subplots()
         axes.set_xlim(0, across * CELL)
         axes.set_ylim(down * CELL, 0)
         axes.set_axis_off()
-        for index, points in enumerate(drawings):
-            row, column = divmod(index, across)
-            for stroke in _fit(lines(points), CELL - 2 * MARGIN):
-                moved = stroke + np.array([column, row]) * CELL + MARGIN
-                axes.plot(moved[:, 0], moved[:, 1], color="black", lw=1, marker="")
+        for line in lines:
+            axes.plot(line[:, 0], line[:, 1], color="black", lw=1, marker="")
     return result

@@ -1,5 +1,6 @@
 """Attention maps as text, with colours or without."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,24 +10,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.explain.render.token_text import (
-    blend,
-    cells,
-    clusters,
-    palette_number,
-    shade,
-    truncate,
-    visible,
-)
+from regard.explain.render.token_text import cells, clusters, head_names, shade, truncate, visible
 
 SHADES, NEGATIVE = " ░▒▓█", " ·:=#"  # without colours
-COLOUR_MAP = [(22, 24, 44), (96, 42, 122), (214, 84, 88), (255, 236, 160)]  # dark to bright
-SIGNED_MAP = [(70, 150, 255), (22, 24, 44), (255, 96, 70)]  # below 0, 0, above
+# indices of the terminal's 256 colours, from dark to bright
+COLOUR_MAP = (234, 53, 89, 125, 161, 167, 203, 209, 215, 221, 229)
+ABOVE_ZERO, BELOW_ZERO = (234, 52, 88, 124, 160, 203, 210), (234, 17, 18, 25, 32, 39, 81)
 RESET = "\x1b[0m"
-ROW_CELLS, COLUMN_LINES = 16, 12  # the longest row label, and column label
-SMALL_ROWS, SMALL_COLUMNS = 12, 24  # the most cells of a map in an overview
+ROW_CELLS, COLUMN_LINES = 16, 12  # the largest width of a row label, and height of a column label
+SMALL_ROWS, SMALL_COLUMNS = 12, 24  # the largest size of a map in an overview
 GAP = 2
-FULL_SHADE = 0.64  # of the largest weight, from which on a cell has the strongest shade
 ABOVE_THRESHOLD = 1 + 1e-6  # just above the weight where a shade begins, despite rounding
 
 
@@ -38,13 +31,16 @@ def heatmap(
     width: int,
     colour: bool,
     high: float | None = None,
+    low: float | None = None,
+    signed: bool = False,
 ) -> str:
     """An attention map for the terminal: rows attend to columns, whose labels read downwards.
 
-    A cell's shade grows with the square root of its weight, so that small weights are visible;
-    signed values have two scales of shades, which are linear. `high` is the value drawn with the
-    strongest shade, by default the largest value; the last line is a legend. Columns beyond `width`
-    are left out, and a line says how many.
+    A cell's shade grows with the square root of its weight, so that small weights are visible. It
+    grows linearly if `low`, the value of the weakest shade, is given, if `signed`, or if a value is
+    below 0; values below 0 have shades of their own. `high` is the value of the strongest shade, by
+    default the largest value; the last line is a legend. Columns beyond `width` are left out, and a
+    line says how many.
     """
     if tuple(weights.shape) != (len(rows), len(columns)):
         raise ShapeError(
@@ -57,25 +53,25 @@ def heatmap(
     fits_wide = margin + 2 * len(columns) <= width
     wide = any(cells(cluster) > 1 for top in column_labels for cluster in top)
     cell = 2 if fits_wide or wide else 1
-    shown = min(len(columns), max(0, width - margin) // cell)
-    scale = _Scale.of(weights, high)
+    shown_columns = min(len(columns), max(0, width - margin) // cell)
+    scale = _Scale.of(weights, high, low, signed)
 
-    height = max(map(len, column_labels[:shown]), default=0)
+    height = max(map(len, column_labels[:shown_columns]), default=0)
     lines = []
     for line in range(height):
         marks = [
             top[line - height + len(top)] if line >= height - len(top) else ""
             for top in column_labels
         ]
-        padded = "".join(mark + " " * (cell - cells(mark)) for mark in marks[:shown])
+        padded = "".join(mark + " " * (cell - cells(mark)) for mark in marks[:shown_columns])
         lines.append((" " * margin + padded).rstrip())
-    for side, values in zip(row_labels, weights[:, :shown].tolist(), strict=True):
+    for side, values in zip(row_labels, weights[:, :shown_columns].tolist(), strict=True):
         label = " " * (margin - 1 - cells(side)) + side + " "
         lines.append(label + _shade_row(values, scale, cell, colour))
-    lines += _legend(scale, width, colour) + _equal_weights(weights, width)
-    if shown < len(columns):
+    lines += _legend(scale, width, colour) + _note_one_shade(weights, scale, width, colour)
+    if shown_columns < len(columns):
         lines.append(
-            truncate(f"… {len(columns) - shown} of {len(columns)} columns not shown", width)
+            truncate(f"… {len(columns) - shown_columns} of {len(columns)} columns not shown", width)
         )
     return "\n".join(lines)
 
@@ -86,91 +82,129 @@ def heads_overview(
     width: int,
     colour: bool,
     high: float | None = None,
+    headings: Sequence[str] | None = None,
+    unit: str = "tokens",
 ) -> str:
     """All heads of a layer as small maps side by side, shaded as in `heatmap` on one scale.
 
-    A map that is too large is max-pooled, and a last line says so.
+    A map that is too large is max-pooled, and a last line says so. `headings` are the names of the
+    maps, by default head 0, head 1 …; `unit` is what rows and columns count.
     """
     heads, all_rows, all_columns = weights.shape
+    names = head_names(range(heads)) if headings is None else headings
     rows, columns = min(all_rows, SMALL_ROWS), min(all_columns, SMALL_COLUMNS, width)
     small = F.adaptive_max_pool2d(weights, (rows, columns))
     scale = _Scale.of(weights, high)
     cell = 2 if columns <= min(SMALL_COLUMNS, width) // 2 else 1
-    map_width = max(cell * columns, len(f"head {heads - 1}"))
+    map_width = max(cell * columns, *map(cells, names), 1)
     per_line = max(1, (width + GAP) // (map_width + GAP))
     blank = " " * (map_width - cell * columns)
     lines = []
     for first in range(0, heads, per_line):
         group = range(first, min(first + per_line, heads))
-        lines.append((" " * GAP).join(f"head {head}".ljust(map_width) for head in group).rstrip())
+        titles = (names[head] + " " * (map_width - cells(names[head])) for head in group)
+        lines.append((" " * GAP).join(titles).rstrip())
         for row in range(rows):
             parts = (_shade_row(small[head, row].tolist(), scale, cell, colour) for head in group)
             lines.append((blank + " " * GAP).join(parts))
         lines.append("")
-    lines += _legend(scale, width, colour) + _equal_weights(weights, width)
+    lines += _legend(scale, width, colour) + _note_one_shade(small, scale, width, colour)
     if (rows, columns) != (all_rows, all_columns):
-        sizes = f"{all_rows} × {all_columns} tokens in {rows} × {columns} cells"
+        sizes = f"{all_rows} × {all_columns} {unit} in {rows} × {columns} cells"
         lines += textwrap.wrap(f"{sizes}: each cell is the largest of several", width)
     return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """The largest absolute value, that of the strongest shade, and whether values are signed."""
+    """The largest magnitude, the values of the weakest and the strongest shade, and the kind."""
 
     largest: float
     high: float
+    low: float | None  # of a linear scale; None: the square root of the value
     signed: bool
 
     @classmethod
-    def of(cls, weights: Tensor, high: float | None) -> "_Scale":
+    def of(
+        cls,
+        weights: Tensor,
+        high: float | None,
+        low: float | None = None,
+        signed: bool = False,
+    ) -> "_Scale":
         largest = float(weights.abs().max()) if weights.numel() else 0.0
-        signed = bool((weights < 0).any())
-        return cls(largest, largest if signed else max(largest, high or 0.0), signed)
+        signed = signed or bool((weights < 0).any())
+        top = largest if signed else max(largest, high or 0.0)
+        return cls(largest, top, None if signed else low, signed)
+
+    def strength(self, value: float) -> float:
+        """The strength of a shade, 0 to 1, or from -1 if signed."""
+        if self.low is None:
+            return shade(value, self.high, signed=self.signed)
+        return (value - self.low) / ((self.high - self.low) or 1.0)
+
+    def value(self, strength: float) -> float:
+        """The value of a shade of this strength, from 0 to 1."""
+        if self.low is not None:
+            return self.low + strength * (self.high - self.low)
+        return self.high * (strength if self.signed else strength**2)
+
+    @property
+    def decimals(self) -> int:
+        """The decimals that tell the shades of small values apart."""
+        span = self.high - (self.low or 0.0)
+        return 2 if span <= 0 else max(2, 1 - math.floor(math.log10(span)))
 
 
-def _equal_weights(weights: Tensor, width: int) -> list[str]:
-    """A line if all cells have one shade."""
-    if not weights.numel() or not (largest := float(weights.max())) > 0:
+def _note_one_shade(values: Tensor, scale: _Scale, width: int, colour: bool) -> list[str]:
+    """A line that says so if all cells have the same shade; else none."""
+    if not values.numel() or not float(values.max()) > 0:
         return []
-    smallest = float(weights.min())
-    if smallest < FULL_SHADE * largest:
+    smallest, largest = float(values.min()), float(values.max())
+    shades = [_shade_row([value], scale, 1, colour) for value in (smallest, largest)]
+    if shades[0] != shades[1]:
         return []
     low, high = (f"{value:.3g}" for value in (smallest, largest))
     between = f"about equal, {high}" if low == high else f"between {low} and {high}"
-    return textwrap.wrap(f"all weights are {between}, so all have one shade", width)
+    return textwrap.wrap(f"all values are {between}, so all have one shade", width)
 
 
 def _shade_row(values: Sequence[float], scale: _Scale, cell: int, colour: bool) -> str:
-    signed = scale.signed
-    strengths = [shade(value, scale.high, signed=signed) for value in values]
+    strengths = [scale.strength(value) for value in values]
     if not colour:
-        shades = [(NEGATIVE if s < 0 else SHADES, min(int(abs(s) * 5), 4)) for s in strengths]
+        shades = [(NEGATIVE if s < 0 else SHADES, _step(s, len(SHADES))) for s in strengths]
         return "".join(characters[step] * cell for characters, step in shades)
     text = ""
     for strength in strengths:
-        map_, fraction = (SIGNED_MAP, (strength + 1) / 2) if signed else (COLOUR_MAP, strength)
-        text += f"\x1b[48;5;{palette_number(blend(map_, fraction))}m" + " " * cell
+        colours: Sequence[int] = COLOUR_MAP
+        if scale.signed:
+            colours = BELOW_ZERO if strength < 0 else ABOVE_ZERO
+        text += f"\x1b[48;5;{colours[_step(strength, len(colours))]}m" + " " * cell
     return text + RESET
+
+
+def _step(strength: float, steps: int) -> int:
+    """The index of the shade of this strength."""
+    return max(0, min(int(abs(strength) * steps), steps - 1))
 
 
 def _legend(scale: _Scale, width: int, colour: bool) -> list[str]:
     """The value at which each shade begins, and how shades grow."""
-    signed, high = scale.signed, scale.high
-    growth = "linear" if signed else "square-root scale"
-    note = truncate(f"largest {scale.largest:.2f}, {growth}", width)
-    fractions = [step / 5 if signed else (step / 5) ** 2 for step in range(1, 5)]
-    steps = [fraction * high for fraction in fractions]
+    growth = "square-root scale" if scale.low is None and not scale.signed else "linear"
+    decimals = scale.decimals
+    note = truncate(f"largest {scale.largest:.{decimals}f}, {growth}", width)
+    steps = [scale.value(step / len(SHADES)) for step in range(1, len(SHADES))]
     lines = []
-    for sign in (1, -1) if signed else (1,):
+    for sign in (1, -1) if scale.signed else (1,):
         marks = [
-            _shade_row([ABOVE_THRESHOLD * sign * step], scale, 2, colour) + f" {sign * step:.2f}"
+            _shade_row([ABOVE_THRESHOLD * sign * step], scale, 2, colour)
+            + f" {sign * step:.{decimals}f}"
             for step in steps
         ]
         lines.append("  ".join(marks))
-    plain = 4 * (3 + len(f"{-high if signed else high:.2f}")) + 6
+    plain = 4 * (3 + len(f"{-scale.high if scale.signed else scale.high:.{decimals}f}")) + 6
     if width < plain:
         return [note]
-    if signed or plain + 2 + len(note) > width:
+    if scale.signed or plain + 2 + len(note) > width:
         return [*lines, note]
     return [f"{lines[0]}  {note}"]

@@ -2,7 +2,7 @@
 
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 Colour = tuple[int, int, int]
 
@@ -34,6 +34,15 @@ def _visible(character: str) -> str:
     return character
 
 
+def visible_words(text: str) -> str:
+    r"""A printable form of a text: spaces stay spaces, control characters are escaped.
+
+    >>> visible_words("a b\n")
+    'a b⏎'
+    """
+    return "".join(" " if character == " " else visible(character) for character in text)
+
+
 def clusters(text: str) -> list[str]:
     """Split a text into characters, each with its combining marks.
 
@@ -52,7 +61,7 @@ def clusters(text: str) -> list[str]:
 
 
 def cells(text: str) -> int:
-    """How many terminal cells a text takes; East Asian wide characters take two.
+    """The width of a text in terminal cells; East Asian wide characters take two.
 
     >>> cells("注意"), cells("e\u0301")
     (4, 1)
@@ -82,13 +91,22 @@ def truncate(text: str, max_cells: int) -> str:
 def shade(value: float, largest: float, *, signed: bool = False) -> float:
     """The strength of a cell's colour: sqrt(value / largest), 0 to 1, so that small weights show.
 
-    Of signed data value / largest, from -1 to 1.
+    For signed values: value / largest, from -1 to 1.
 
     >>> shade(0.25, 1.0), shade(-0.25, 1.0, signed=True)
     (0.5, -0.25)
     """
     fraction = value / largest if largest > 0 else 0.0
     return fraction if signed else math.sqrt(fraction)
+
+
+def head_names(heads: Iterable[int]) -> list[str]:
+    """The names of heads.
+
+    >>> head_names(range(2))
+    ['head 0', 'head 1']
+    """
+    return [f"head {head}" for head in heads]
 
 
 def ordinal(number: int) -> str:
@@ -101,12 +119,12 @@ def ordinal(number: int) -> str:
     return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
-def strongest(largest: float, keys: int) -> float:
-    """The attention weight of the strongest colour: the largest, but at least 4 / keys.
+def attention_vmax(largest: float, keys: int) -> float:
+    """The attention weight of the strongest colour (vmax): the largest, but at least 4 / keys.
 
     Uniform weights then get a medium colour, not the strongest.
 
-    >>> strongest(0.9, 10), strongest(0.1, 10), strongest(0.5, 2)
+    >>> attention_vmax(0.9, 10), attention_vmax(0.1, 10), attention_vmax(0.5, 2)
     (0.9, 0.4, 1.0)
     """
     return max(largest, min(1.0, 4 / max(keys, 1)))
@@ -118,30 +136,9 @@ def css_colour(strength: float, *, signed: bool = False) -> str:
     >>> css_colour(0.0), css_colour(1.0, signed=True)
     ('#ffffff', '#67001f')
     """
-    map_, fraction = (DIVERGING, (strength + 1) / 2) if signed else (SEQUENTIAL, strength)
-    red, green, blue = blend(map_, fraction)
+    colours, fraction = (DIVERGING, (strength + 1) / 2) if signed else (SEQUENTIAL, strength)
+    red, green, blue = blend(colours, fraction)
     return f"#{red:02x}{green:02x}{blue:02x}"
-
-
-def palette_number(colour: Colour) -> int:
-    """The nearest colour of a terminal's 256: a cube of 6 × 6 × 6, and 24 greys.
-
-    >>> palette_number((255, 0, 0)), palette_number((20, 20, 20))
-    (196, 233)
-    """
-    steps = (0, 95, 135, 175, 215, 255)
-    nearest = [min(range(6), key=lambda n: abs(steps[n] - part)) for part in colour]
-    grey = min(max(round((sum(colour) / 3 - 8) / 10), 0), 23)
-    choices = {
-        16 + 36 * nearest[0] + 6 * nearest[1] + nearest[2]: [steps[n] for n in nearest],
-        232 + grey: [8 + 10 * grey] * 3,
-    }
-
-    def distance(index: int) -> int:
-        pairs = zip(choices[index], colour, strict=True)
-        return sum((one - other) ** 2 for one, other in pairs)
-
-    return min(choices, key=distance)
 
 
 def blend(colours: Sequence[Colour], fraction: float) -> Colour:

@@ -20,7 +20,9 @@ def token_mask(
     def make() -> Tensor:
         for token in tokens:
             if not 0 <= token < vocab:
-                raise ConfigError(f"{name}: token {token} is not in the vocabulary of {vocab}")
+                raise ConfigError(
+                    f"{name}: token {token} is not in the vocabulary (vocab_size={vocab})"
+                )
         mask = torch.zeros(vocab, dtype=torch.bool)
         mask[list(tokens)] = True
         return mask.to(device)
@@ -54,7 +56,7 @@ class Bias(LogitsProcessor):
 
 @dataclass(frozen=True, slots=True)
 class Ban(LogitsProcessor):
-    """Never generate these tokens. No tokens: it is off."""
+    """Never generate these tokens. An empty list switches it off."""
 
     tokens: tuple[int, ...] = setting((), off=(), per_row=False)
 
@@ -67,7 +69,7 @@ class Ban(LogitsProcessor):
 
 @dataclass(frozen=True, slots=True)
 class Allow(LogitsProcessor):
-    """Generate these tokens only. No tokens: it is off."""
+    """Generate these tokens only. An empty list switches it off."""
 
     tokens: tuple[int, ...] = setting((), off=(), per_row=False)
 
@@ -81,7 +83,7 @@ class Allow(LogitsProcessor):
 
 @dataclass(frozen=True, slots=True)
 class Force(LogitsProcessor):
-    """Begin the completion with these tokens, regardless of their probability."""
+    """Begin the completion with these tokens. An empty list switches it off."""
 
     tokens: tuple[int, ...] = setting((), off=(), per_row=False)
 
@@ -90,7 +92,7 @@ class Force(LogitsProcessor):
     def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove all tokens but the next forced one."""
         sampling = require_state(sampling, "force")
-        token_mask("force", self.tokens, logits, sampling)  # checks that they are in the vocabulary
+        token_mask("force", self.tokens, logits, sampling)  # raises on ids outside the vocabulary
         forced_ids = sampling.constant(
             self.tokens, lambda: torch.tensor(self.tokens, device=logits.device)
         )
@@ -105,7 +107,7 @@ class MinLength(LogitsProcessor):
     """Do not stop before the completion has this many tokens. 0 switches it off."""
 
     tokens: int = setting(0, off=0)
-    # the ids that end a text; empty: those of the `SamplingState`
+    # the ids that end a sequence; empty: those of the `SamplingState`
     stop: tuple[int, ...] = setting((), per_row=False, kw_only=True)
 
     needs_ids = True

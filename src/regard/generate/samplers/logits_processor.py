@@ -1,9 +1,9 @@
 """The base class of the library's samplers: a logits processor that a `Chain` can run fast.
 
 A sampler need not be a `LogitsProcessor`: any callable that fits the `Sampler` protocol can be a
-sampler of a chain. A `LogitsProcessor` also says what it needs, so that a chain sorts the logits at
-most once, runs without host synchronization, and applies different settings to different rows of
-a batch.
+sampler of a chain. A `LogitsProcessor` also declares its requirements, so that a chain sorts the
+logits at most once, runs without host synchronization, and applies different settings to different
+rows of a batch.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -38,8 +38,9 @@ def setting(
 ) -> Any:
     """A dataclass field that is a setting of a sampler.
 
-    `off` is the value that switches the sampler off; where several settings have one, all must
-    be at it. `per_row=False`: all rows of a batch must share the value.
+    `off` is the value that switches the sampler off; where several settings have an `off`, the
+    sampler is off if all of them have that value. `per_row=False`: all rows of a batch must share
+    the value.
     """
     metadata = {"per_row": per_row} | ({} if off is MISSING else {"off": off})
     return field(default=default, kw_only=kw_only, metadata=metadata)
@@ -136,11 +137,11 @@ def unsort_logits(ordered: Tensor, order: Tensor, vocab: int) -> Tensor:
 
 
 def move_removed_last(ordered: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Move removed tokens behind the others, whose order stays: avoids a second sort."""
+    """Move removed tokens to the end and keep the order of the others, without a second sort."""
     remaining = ordered > -torch.inf
-    remaining_before = remaining.cumsum(-1)
+    remaining_count = remaining.cumsum(-1)
     target = torch.where(
-        remaining, remaining_before - 1, remaining_before[..., -1:] + (~remaining).cumsum(-1) - 1
+        remaining, remaining_count - 1, remaining_count[..., -1:] + (~remaining).cumsum(-1) - 1
     )
     moved = torch.empty_like(ordered).scatter_(-1, target, ordered)
     return moved, torch.empty_like(order).scatter_(-1, target, order)
@@ -203,7 +204,7 @@ class PerRow(LogitsProcessor):
     def merge(
         cls, samplers: Sequence[LogitsProcessor | None], device: torch.device | str
     ) -> "PerRow":
-        """The samplers of all rows as one; None for a row that does not have it."""
+        """The samplers of all rows as one; None for a row without the sampler."""
         example = next(sampler for sampler in samplers if sampler is not None)
         off, settings = example.off_settings(), {}
         for f in _per_row_fields(example):
@@ -252,7 +253,7 @@ class PerRow(LogitsProcessor):
 
     @property
     def needs_sorted(self) -> bool:  # type: ignore[override]
-        """True if the wrapped sampler has a formula for sorted logits; only that takes tensors."""
+        """Whether there is a formula for sorted logits: only that one takes settings per row."""
         return self.has_sorted_formula
 
     @property
@@ -309,7 +310,7 @@ def _per_row_fields(sampler: LogitsProcessor) -> "list[Field[Any]]":
 
 
 def _copy_with(sampler: LogitsProcessor, settings: Mapping[str, Tensor]) -> LogitsProcessor:
-    """A copy with tensors for its numeric settings, which were checked as numbers."""
+    """A copy with tensors for its numeric settings, without the checks of `__post_init__`."""
     copy = object.__new__(type(sampler))
     for f in _settings(sampler):
         object.__setattr__(copy, f.name, settings.get(f.name, getattr(sampler, f.name)))

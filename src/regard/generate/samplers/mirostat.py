@@ -42,10 +42,12 @@ class Mirostat(LogitsProcessor):
         if not 0 < self.lr < math.inf:
             raise ConfigError(f"mirostat: lr={self.lr} must be above 0")
 
-    def bound(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
-        """mu of each row, in bits."""
-        initial = torch.zeros_like(logits[:, :1])
-        return 2 * self.target + (initial if sampling is None else offset(self, logits, sampling))
+    def mu(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
+        """The bound mu of each row, in bits: twice the target at first."""
+        offset = torch.zeros_like(logits[:, :1])
+        if sampling is not None:
+            offset = state_offset(self, logits, sampling)
+        return 2 * self.target + offset
 
     def update_state(
         self, before: Tensor, after: Tensor, ids: Tensor, sampling: SamplingState
@@ -53,12 +55,12 @@ class Mirostat(LogitsProcessor):
         """mu <- mu - lr (surprisal of the sampled token - target)."""
         logits = after if self.surprisal == "truncated" else before
         bits = -logits.log_softmax(-1).gather(-1, ids.unsqueeze(1)) / LN2
-        mu_offset = offset(self, after, sampling)
+        mu_offset = state_offset(self, after, sampling)
         mu_offset -= self.lr * (bits - self.target) * (self.target > 0)
 
 
-def offset(sampler: LogitsProcessor, logits: Tensor, sampling: SamplingState) -> Tensor:
-    """The change of each row's value since the start: (rows, 1), updated in place."""
+def state_offset(sampler: LogitsProcessor, logits: Tensor, sampling: SamplingState) -> Tensor:
+    """The change of mu or e of each row since the first token: (rows, 1), updated in place."""
     return sampling.row_state(type(sampler).__name__, lambda: torch.zeros_like(logits[:, :1]))
 
 
@@ -81,7 +83,7 @@ class Mirostat2(Mirostat):
         """Remove tokens with a surprisal above mu."""
         bits = -logits.log_softmax(-1) / LN2
         smallest = bits.amin(-1, keepdim=True)
-        return keep_where(logits, bits <= torch.maximum(self.bound(logits, sampling), smallest))
+        return keep_where(logits, bits <= torch.maximum(self.mu(logits, sampling), smallest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class Mirostat1(Mirostat, SortedLogitsProcessor):
         log_vocab = math.log(max(vocab, 2))
         x = (s - 1) * log_vocab
         ratio = torch.where(x == 0, 1.0, x / -torch.expm1(-x)) / log_vocab
-        k = (ratio * 2 ** self.bound(logits, sampling)) ** (1 / s)
+        k = (ratio * 2 ** self.mu(logits, sampling)) ** (1 / s)
         ranks = torch.arange(vocab, device=logits.device)
         return keep_where(logits, (ranks < k.floor().clamp_min(1)) | ~(s > 0))
 
@@ -131,8 +133,8 @@ class AdaptiveP(LogitsProcessor):
         a = clip(2 target - e, 0, 1),   x = |P(v) - a| / 0.3,   l_v <- 5 - 10 x^2 / (1 + x)
         e <- decay e + (1 - decay) P(sampled)
 
-    e starts at the target; P is the distribution after the earlier samplers. target = 0 changes
-    nothing.
+    e starts at the target; P is the distribution after the earlier samplers. target = 0 switches
+    it off.
     """
 
     target: float = setting(0.0, off=0.0)
@@ -149,9 +151,9 @@ class AdaptiveP(LogitsProcessor):
 
     def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Raise the logits of tokens with a probability near the target."""
-        mean = self.target + offset(self, logits, require_state(sampling, "adaptive_p"))
-        aim = (2 * self.target - mean).clamp(0, 1)
-        x = (logits.softmax(-1) - aim).abs() / 0.3
+        e = self.target + state_offset(self, logits, require_state(sampling, "adaptive_p"))
+        a = (2 * self.target - e).clamp(0, 1)
+        x = (logits.softmax(-1) - a).abs() / 0.3
         return (5 - 10 * x**2 / (1 + x)).masked_fill(logits == -torch.inf, -torch.inf)
 
     def update_state(
@@ -159,5 +161,5 @@ class AdaptiveP(LogitsProcessor):
     ) -> None:
         """e <- decay e + (1 - decay) P(sampled)."""
         p = before.softmax(-1).gather(-1, ids.unsqueeze(1))
-        mean_offset = offset(self, before, sampling)
-        mean_offset += (1 - self.decay) * (p - self.target - mean_offset) * (self.target > 0)
+        e_offset = state_offset(self, before, sampling)
+        e_offset += (1 - self.decay) * (p - self.target - e_offset) * (self.target > 0)

@@ -1,4 +1,7 @@
-"""Penalty samplers: repetition, presence, frequency, n-gram and DRY penalties on earlier tokens."""
+"""Penalty samplers: repetition, presence, frequency, n-gram and DRY penalties on earlier tokens.
+
+The text of a row is its prompt and the tokens generated so far.
+"""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +25,7 @@ from regard.generate.sampling_state import SamplingState
 
 Scope = Literal["text", "completion"]  # count prompt and completion, or the completion only
 Window = int | None  # ids to look back; 0: all; None: the default of the `SamplerOrder`, or all
-MAX_PENALTY = torch.finfo(torch.float32).max / 4
+MAX_PENALTY = torch.finfo(torch.float32).max / 4  # a logit minus this does not overflow
 MAX_KERNEL_WINDOW = 8192  # ids that the frequency kernel can count
 
 
@@ -174,15 +177,15 @@ class NoRepeatNGram(LogitsProcessor):
         """Remove tokens that would repeat an n-gram."""
         sampling = require_state(sampling, "no_repeat_ngram")
         history, lengths, prefix = sampling.history, sampling.lengths.unsqueeze(1), self.size - 1
-        starts = history.shape[1] - prefix  # how many positions an n-gram may start at
-        if starts < 1:
+        num_starts = history.shape[1] - prefix  # positions at which an n-gram may start
+        if num_starts < 1:
             return logits
-        start = torch.arange(starts, device=history.device)
+        start = torch.arange(num_starts, device=history.device)
         same = start + prefix < lengths  # the last of the n ids must be valid
         for i in range(prefix):
             newest = history.gather(1, (lengths - prefix + i).clamp_min(0))
-            same = same & (history[:, i : i + starts] == newest)
-        ends = history[:, prefix : prefix + starts]
+            same = same & (history[:, i : i + num_starts] == newest)
+        ends = history[:, prefix : prefix + num_starts]
         banned = torch.zeros_like(logits).scatter_add_(1, ends, same.to(logits.dtype)) > 0
         return logits.masked_fill(banned, -torch.inf)
 
@@ -202,12 +205,10 @@ class DRY(LogitsProcessor):
     multiplier: float = setting(0.0, off=0.0)
     base: float = 1.75
     allowed_length: int = 2  # ids that may be repeated without a penalty
-    window: Window = setting(
-        None, per_row=False, kw_only=True
-    )  # ids to look back; None: 1,024; the cost is quadratic in it
-    breakers: tuple[int, ...] = setting(
-        (), per_row=False, kw_only=True
-    )  # sequence breakers: ids at which a repeated passage ends
+    # ids to look back; None: 1,024; the cost is quadratic in the window
+    window: Window = setting(None, per_row=False, kw_only=True)
+    # sequence breakers: ids at which a repeated passage ends
+    breakers: tuple[int, ...] = setting((), per_row=False, kw_only=True)
 
     needs_ids = True
 

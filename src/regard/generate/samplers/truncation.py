@@ -27,7 +27,7 @@ from regard.generate.sampling_state import SamplingState
 MAX_KERNEL_VOCAB = 1 << 16  # logits of a row that the top-k kernel can hold
 
 
-def check_fraction(name: str, value: float, min_keep: int) -> None:
+def check_fraction(name: str, value: float, min_keep: int = 1) -> None:
     """Raise unless the value lies in [0, 1] and `min_keep` is at least 1."""
     if not 0 <= value <= 1:
         raise ConfigError(f"{name}={value} must lie in [0, 1]")
@@ -153,8 +153,8 @@ class TopNSigma(LogitsProcessor):
 
         keep v  iff  l_v >= max l - n sigma,      sigma over the remaining tokens
 
-    A temperature before it does not change which tokens it keeps, another truncation does: use
-    it first. n = 0 switches it off.
+    A temperature before it does not change which tokens it keeps, but another truncation does, so
+    it should be the first truncation. n = 0 switches it off.
     """
 
     n: float = setting(1.0, off=0.0)
@@ -192,7 +192,7 @@ class TopH(SortedLogitsProcessor):
     h: float = setting(0.4, off=0.0)
 
     def __post_init__(self) -> None:
-        check_fraction("top_h", self.h, 1)
+        check_fraction("top_h", self.h)
 
     def process_sorted(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove the tail."""
@@ -242,7 +242,7 @@ class Epsilon(LogitsProcessor):
 
         keep v  iff  P(v) >= epsilon
 
-    or the likeliest token alone if there is none. epsilon = 0 switches it off.
+    If no token qualifies, the likeliest is kept. epsilon = 0 switches it off.
     """
 
     epsilon: float = setting(3e-4, off=0.0)
@@ -264,7 +264,7 @@ class Eta(LogitsProcessor):
 
         keep v  iff  P(v) >= min(epsilon, sqrt(epsilon) exp(-H))
 
-    or the likeliest token alone if there is none. epsilon = 0 switches it off.
+    If no token qualifies, the likeliest is kept. epsilon = 0 switches it off.
     """
 
     epsilon: float = setting(3e-4, off=0.0)
@@ -287,8 +287,8 @@ class Typical(SortedLogitsProcessor):
 
         d_v = |-ln P(v) - H|,      keep v  iff  sum of P(u) over all u with d_u < d_v  <  mass
 
-    so the fewest tokens with surprisal nearest to the entropy H that reach the mass; the likeliest
-    token may be removed. mass = 1 switches it off.
+    It keeps the fewest tokens with surprisal nearest to the entropy H that reach the mass; the
+    likeliest token may be removed. mass = 1 switches it off.
     """
 
     mass: float = setting(0.95, off=1.0)
@@ -336,8 +336,8 @@ class XTC(LogitsProcessor):
     may_leave_gaps = True
 
     def __post_init__(self) -> None:
-        check_fraction("xtc", self.probability, 1)
-        check_fraction("xtc: threshold", self.threshold, 1)
+        check_fraction("xtc", self.probability)
+        check_fraction("xtc: threshold", self.threshold)
 
     @property
     def is_off(self) -> bool:

@@ -15,7 +15,7 @@ SEARCHES: dict[str, Callable[..., Search]] = {"beam": BeamSearch, "contrastive":
 
 
 def parse_search(spec: str) -> Search:
-    """Make a search from its name, or from a text like `beam=5`.
+    """Make a search from its name, or from a spec such as `beam=5`.
 
     The value sets the first setting; a TOML table sets several.
 

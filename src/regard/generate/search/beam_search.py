@@ -36,20 +36,21 @@ class BeamSearch:
         power    penalty(n) = n^a                 transformers, fairseq
         gnmt     penalty(n) = ((5 + n) / 6)^a     Wu et al. 2016
 
-    with a = `length_penalty`; |y| counts the generated tokens with the stop id. Each step extends
-    every beam by every token and keeps the `width` likeliest; a beam that ends with a stop id
-    among them becomes a finished hypothesis, and the next best one takes its place. After the
-    `tokens` ids of a prompt, or at a full context, its unfinished beams are scored as they are.
+    with a = `length_penalty`; |y| counts the generated tokens, including the stop id. Each step
+    extends every beam by every token and keeps the `width` likeliest; those that end with a stop id
+    become finished hypotheses, and the next best beams take their places. When a prompt has got its
+    `tokens` ids, or its context is full, its unfinished beams are scored as they are.
 
-    log P only decreases, so that the best score a beam can reach is its log P over the largest
-    penalty still possible. `early_stopping` says when a search ends:
+    log P only decreases, so the best score a beam can reach is its log P over the largest penalty
+    still possible. `early_stopping` says when a search ends:
 
         never       when no beam can still enter the `n_best`: no better hypothesis is lost
         heuristic   when no beam at its present length beats the worst of `width` finished ones
         full        when `width` hypotheses are finished
 
-    (in transformers "never", False and True). One beam is greedy search, which ends at its first
-    stop id. Fewer than `n_best` are returned if the model allows no more.
+    (`early_stopping` of transformers: "never", False and True). One beam is greedy search, which
+    ends at its first stop id. Fewer than `n_best` are returned if no more have a probability
+    above 0.
 
     Diverse beam search (Vijayakumar et al. 2018): with `groups`, as many searches of width /
     groups beams run side by side, and the score of a token that g beams of earlier groups choose
@@ -94,7 +95,7 @@ class BeamSearch:
         return self.width // self.groups
 
     def penalty(self, length: int) -> float:
-        """The divisor of log P of a hypothesis of this length."""
+        """The length penalty: log P of a hypothesis of this length is divided by it."""
         return NORMALIZATIONS[self.normalization](length, self.length_penalty)
 
     @torch.inference_mode()
@@ -131,41 +132,42 @@ class BeamSearch:
         results: list[list[Hypothesis]] = [[] for _ in prompts]
 
         for length in range(1, limit + 1):
-            # one beam at first, then `width` or as many as there can be
+            # one beam at first, then `width`, or fewer if there are not so many extensions
             beam_count = beams.scores.shape[1]
-            parents, chosen, sums = self._extensions(logits, beams.scores, stops)
-            stopped = torch.isin(chosen, stops)
-            best = beams.pick(parents[:, :width], sums[:, :width] / self.penalty(length))
+            parents, next_ids, log_probs = self._extensions(logits, beams.scores, stops)
+            stopped = torch.isin(next_ids, stops)
+            best = beams.pick(parents[:, :width], log_probs[:, :width] / self.penalty(length))
             ended = best.mask(~stopped[:, :width] | done[:, None])
             finished = finished.concat(ended).best(width)
-            full = row_limits == length  # rows whose beams end here, without a stop id
-            if at_limit := length in limits:
-                truncated = best.append(chosen[:, :width])
-                removed = stopped[:, :width] | (done | ~full)[:, None]
+            at_limit = row_limits == length  # rows whose beams end here, without a stop id
+            if any_at_limit := length in limits:
+                truncated = best.append(next_ids[:, :width])
+                removed = stopped[:, :width] | (done | ~at_limit)[:, None]
                 finished = finished.concat(truncated.mask(removed)).best(width)
             if length == limit:
                 break
             kept = stopped.long().argsort(dim=1, stable=True)[:, :width]  # stops come last
-            parents, chosen = parents.gather(1, kept), chosen.gather(1, kept)
-            sums = sums.masked_fill(stopped, -torch.inf).gather(1, kept)
-            beams = beams.pick(parents, sums).append(chosen)
-            done |= full | self._done(sums.amax(1), finished.scores, length, row_penalties)
+            parents, next_ids = parents.gather(1, kept), next_ids.gather(1, kept)
+            log_probs = log_probs.masked_fill(stopped, -torch.inf).gather(1, kept)
+            beams = beams.pick(parents, log_probs).append(next_ids)
+            best_log_probs = log_probs.amax(1)
+            done |= at_limit | self._done(best_log_probs, finished.scores, length, row_penalties)
             prompt_done = done.view(-1, groups).all(1)
             rows = torch.arange(len(done), device=device)
             # Rows at their limit have no free position in the state; others are dropped when
             # half of them are done, so that copying pays off.
-            if at_limit or 2 * int(prompt_done.sum()) >= len(unfinished):
+            if any_at_limit or 2 * int(prompt_done.sum()) >= len(unfinished):
                 row_done = prompt_done.repeat_interleave(groups)
-                self._collect(results, unfinished[prompt_done], finished.rows(row_done))
+                self._collect(results, unfinished[prompt_done], finished.select(row_done))
                 unfinished, rows = unfinished[~prompt_done], rows[~row_done]
-                beams, finished = beams.rows(rows), finished.rows(rows)
+                beams, finished = beams.select(rows), finished.select(rows)
                 done, parents = done[rows], parents[rows]
                 row_limits, row_penalties = row_limits[rows], row_penalties[rows]
             if not len(unfinished):
                 return results
             state = state.select((rows[:, None] * beam_count + parents).flatten())
-            if at_limit and longest > min(map(len, prompts)):
-                state = state.rewind(state.lengths)  # its longest rows may be gone
+            if any_at_limit and longest > min(map(len, prompts)):
+                state = state.rewind(state.lengths)  # shrink it: the longest row may be gone
             scored, state = model.step(beams.ids[..., length - 1].flatten().unsqueeze(1), state)
             logits = scored[:, -1]
         self._collect(results, unfinished, finished)
@@ -174,7 +176,7 @@ class BeamSearch:
     def _extensions(
         self,
         logits: Float[Tensor, "hypotheses vocab"],
-        sums: Float[Tensor, "rows beams"],
+        beam_log_probs: Float[Tensor, "rows beams"],
         stops: Int[Tensor, " stops"],
     ) -> Extensions:
         """The likeliest one-token extensions of each row.
@@ -184,23 +186,26 @@ class BeamSearch:
         """
         width = self.group_width
         count = 1 if width == 1 else (1 + len(stops)) * width
-        before = sums.unflatten(0, (-1, self.groups))  # (prompts, groups, beams)
-        by_group = logits.float().view(*before.shape, -1)
-        taken = by_group.new_zeros(len(before), logits.shape[1])  # token counts of earlier groups
+        by_group = beam_log_probs.unflatten(0, (-1, self.groups))  # (prompts, groups, beams)
+        logits_by_group = logits.float().view(*by_group.shape, -1)
+        # how many beams of earlier groups chose each token
+        token_counts = logits_by_group.new_zeros(len(by_group), logits.shape[1])
         extensions = []
-        for number, group_logits in enumerate(by_group.unbind(1)):
-            ranked = group_logits - self.diversity * taken.unsqueeze(1) if number else group_logits
-            parents, chosen, total = _best_extensions(
-                group_logits, ranked, before[:, number], count
+        for group, group_logits in enumerate(logits_by_group.unbind(1)):
+            ranked = group_logits
+            if group:
+                ranked = group_logits - self.diversity * token_counts.unsqueeze(1)
+            parents, next_ids, log_probs = _best_extensions(
+                group_logits, ranked, by_group[:, group], count
             )
-            extensions.append((parents, chosen, total))
+            extensions.append((parents, next_ids, log_probs))
             if len(extensions) < self.groups:
-                possible = (total > -torch.inf) & ~torch.isin(chosen, stops)
+                possible = (log_probs > -torch.inf) & ~torch.isin(next_ids, stops)
                 counted = possible & (possible.cumsum(1) <= width)
-                taken.scatter_add_(1, chosen, counted.float())
+                token_counts.scatter_add_(1, next_ids, counted.float())
         columns = zip(*extensions, strict=True)
-        parents, chosen, total = (torch.stack(column, 1).flatten(0, 1) for column in columns)
-        return parents, chosen, total
+        parents, next_ids, log_probs = (torch.stack(column, 1).flatten(0, 1) for column in columns)
+        return parents, next_ids, log_probs
 
     def _done(
         self,
@@ -209,6 +214,7 @@ class BeamSearch:
         length: int,
         final_penalties: Float[Tensor, " rows"],
     ) -> Bool[Tensor, " rows"]:
+        """Whether the search of each row ends; `best` is log P of its best beam."""
         if self.early_stopping == "full":
             return (finished[:, -1] > -torch.inf) | (best == -torch.inf)
         if self.early_stopping == "heuristic":
@@ -219,9 +225,10 @@ class BeamSearch:
     def _collect(
         self, results: list[list[Hypothesis]], prompts: Int[Tensor, " selected"], finished: "_Beams"
     ) -> None:
+        """Write the best hypotheses of `prompts` to `results`; a prompt has one row per group."""
         by_group = finished.best(self.n_best).hypotheses()
-        for number, prompt in enumerate(prompts.tolist()):
-            groups = by_group[number * self.groups : (number + 1) * self.groups]
+        for index, prompt in enumerate(prompts.tolist()):
+            groups = by_group[index * self.groups : (index + 1) * self.groups]
             hypotheses = (hypothesis for group in groups for hypothesis in group)
             results[prompt] = sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
             if not results[prompt]:
@@ -249,23 +256,23 @@ class _Beams:
             torch.full((rows, beams), score, device=device),
         )
 
-    def rows(self, chosen: Tensor) -> "_Beams":
-        return _Beams(self.ids[chosen], self.lengths[chosen], self.scores[chosen])
+    def select(self, rows: Tensor) -> "_Beams":
+        return _Beams(self.ids[rows], self.lengths[rows], self.scores[rows])
 
-    def pick(self, which: Tensor, scores: Tensor) -> "_Beams":
-        index = which.unsqueeze(-1).expand(-1, -1, self.ids.shape[-1])
-        return _Beams(self.ids.gather(1, index), self.lengths.gather(1, which), scores)
+    def pick(self, beams: Tensor, scores: Tensor) -> "_Beams":
+        index = beams.unsqueeze(-1).expand(-1, -1, self.ids.shape[-1])
+        return _Beams(self.ids.gather(1, index), self.lengths.gather(1, beams), scores)
 
-    def append(self, chosen: Tensor) -> "_Beams":
-        ids = self.ids.scatter(-1, self.lengths.unsqueeze(-1), chosen.unsqueeze(-1))
+    def append(self, next_ids: Tensor) -> "_Beams":
+        ids = self.ids.scatter(-1, self.lengths.unsqueeze(-1), next_ids.unsqueeze(-1))
         return _Beams(ids, self.lengths + 1, self.scores)
 
     def mask(self, removed: Tensor) -> "_Beams":
         return replace(self, scores=self.scores.masked_fill(removed, -torch.inf))
 
     def best(self, count: int) -> "_Beams":
-        scores, which = self.scores.topk(count)
-        return self.pick(which, scores)
+        scores, beams = self.scores.topk(count)
+        return self.pick(beams, scores)
 
     def concat(self, other: "_Beams") -> "_Beams":
         return _Beams(
@@ -289,7 +296,7 @@ class _Beams:
 def _best_extensions(
     logits: Float[Tensor, "rows beams vocab"],
     ranked: Float[Tensor, "rows beams vocab"],
-    sums: Float[Tensor, "rows beams"],
+    beam_log_probs: Float[Tensor, "rows beams"],
     count: int,
 ) -> Extensions:
     """The best extensions by `ranked`, and their log P by `logits`.
@@ -298,8 +305,8 @@ def _best_extensions(
     is written to memory.
     """
     best, ids = ranked.topk(min(count, ranked.shape[-1]))  # (rows, beams, count)
-    log_total, sums = logits.logsumexp(-1, keepdim=True), sums.unsqueeze(-1)
-    rank_score = (sums + (best - log_total)).flatten(1)  # (rows, beams * count)
-    log_prob = (sums + (logits.gather(-1, ids) - log_total)).flatten(1)
-    which = rank_score.topk(min(count, rank_score.shape[1])).indices
-    return which // ids.shape[-1], ids.flatten(1).gather(1, which), log_prob.gather(1, which)
+    log_total, beam_log_probs = logits.logsumexp(-1, keepdim=True), beam_log_probs.unsqueeze(-1)
+    rank_score = (beam_log_probs + (best - log_total)).flatten(1)  # (rows, beams * count)
+    log_prob = (beam_log_probs + (logits.gather(-1, ids) - log_total)).flatten(1)
+    index = rank_score.topk(min(count, rank_score.shape[1])).indices
+    return index // ids.shape[-1], ids.flatten(1).gather(1, index), log_prob.gather(1, index)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import ConfigError, RegardError
-from regard.generate.decode import MAX_TOKENS
+from regard.generate.decode import MAX_TOKENS, pad_prompts
 from regard.generate.search.protocol import Hypothesis, max_new_tokens
 from regard.models.base import Language, SupportsHidden, mark_prompt_as_prefix
 from regard.nn.state import Source
@@ -21,10 +20,10 @@ class ContrastiveSearch:
 
         v* = argmax over the k likeliest v of   (1 - alpha) P(v) - alpha max_j cos(h_v, h_j)
 
-    h_v is the hidden state after reading v, h_j are those of the text so far with the prompt.
+    h_v is the hidden state after reading v, h_j are those of the prompt and of the tokens so far.
     P is over the whole vocabulary. alpha = 0 is greedy, and so is k = 1. A step reads all k
     candidates, and so costs as much as a beam search of width k. The returned score is log P of
-    the text with its stop id. Su et al. 2022.
+    the continuation with its stop id. Su et al. 2022.
     """
 
     k: int = 5
@@ -58,13 +57,12 @@ class ContrastiveSearch:
         capacity = min(longest + limit, model.context or MAX_TOKENS)
         state = mark_prompt_as_prefix(model, model.start(len(prompts), capacity, source))
         device = state.lengths.device
-        counts = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
-        x, state = model.hidden(ids.to(device), state, counts=counts)
+        ids, counts = pad_prompts(prompts, device)
+        x, state = model.hidden(ids, state, counts=counts)
         seen = F.pad(_unit_vectors(x), (0, 0, 0, capacity - x.shape[1]))  # (rows, capacity, dim)
         x = x[torch.arange(len(x), device=device), counts - 1]
         unfinished = list(range(len(prompts)))
-        texts: list[list[int]] = [[] for _ in prompts]
+        completions: list[list[int]] = [[] for _ in prompts]
         scores = [0.0] * len(prompts)
         for length in range(1, limit + 1):
             log_p, ids = self._candidates(model.head(x.unsqueeze(1)).squeeze(1), unfinished)
@@ -82,7 +80,7 @@ class ContrastiveSearch:
             for prompt, token, log_prob in zip(unfinished, chosen, log_probs, strict=True):
                 scores[prompt] += log_prob
                 if token not in stop:
-                    texts[prompt].append(token)
+                    completions[prompt].append(token)
             kept = [
                 row
                 for row, (prompt, token) in enumerate(zip(unfinished, chosen, strict=True))
@@ -90,13 +88,13 @@ class ContrastiveSearch:
             ]
             if not kept:
                 break
-            unfinished, keep = [unfinished[row] for row in kept], rows[kept]
+            unfinished, kept_rows = [unfinished[row] for row in kept], rows[kept]
             seen[rows, state.lengths] = _unit_vectors(x)
-            state = candidate_state.select((rows * self.k + best)[keep])
+            state = candidate_state.select((rows * self.k + best)[kept_rows])
             if longest > min(map(len, prompts)):
-                state = state.rewind(state.lengths)  # its longest rows may be gone
-            x, seen = x[keep], seen[keep]
-        return [[Hypothesis(text, score)] for text, score in zip(texts, scores, strict=True)]
+                state = state.rewind(state.lengths)  # shrink it: the longest row may be gone
+            x, seen = x[kept_rows], seen[kept_rows]
+        return [[Hypothesis(ids, score)] for ids, score in zip(completions, scores, strict=True)]
 
     def _candidates(self, logits: Tensor, prompts: Sequence[int]) -> tuple[Tensor, Tensor]:
         """log P and ids of the k likeliest tokens of each row."""

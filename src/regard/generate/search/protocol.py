@@ -20,7 +20,7 @@ class Hypothesis:
 
 @runtime_checkable
 class Search(Protocol):
-    """Finds continuations of prompts, the best of each first. Nothing is sampled."""
+    """Finds the best continuations of prompts, best first, without random numbers."""
 
     def __call__(
         self,
@@ -46,7 +46,7 @@ def max_new_tokens(
     *,
     unread: int = 1,
 ) -> list[int]:
-    """How many ids may follow each prompt: its `tokens`, or the free positions of the context.
+    """How many ids may follow each prompt: its `tokens`, or fewer if the context is full before.
 
     The last `unread` generated ids are never read by the model, so they take no position.
     """

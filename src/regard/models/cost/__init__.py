@@ -7,14 +7,15 @@ from torch import nn
 from regard.models.build import build_on_meta
 from regard.models.cost.activations import activation_bytes
 from regard.models.cost.flops import decode_flops, forward_flops
-from regard.models.cost.parts import BFLOAT16, FLOAT32, stacks
+from regard.models.cost.parts import BFLOAT16_BYTES, FLOAT32_BYTES, stacks
 from regard.models.cost.state_memory import state_size
 from regard.models.presets import ModelConfig
+from regard.nn.block import Block
 from regard.nn.head import Head
 from regard.nn.hook_point import HookPoint
 
-MOMENTS = 2  # AdamW's moments per parameter
-BACKWARD = 2  # FLOPs of backward relative to forward: dL/dx and dL/dW
+ADAMW_MOMENTS = 2  # AdamW's moments per parameter
+BACKWARD_FLOPS_RATIO = 2  # FLOPs of backward relative to forward: dL/dx and dL/dW
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Cost:
         forward FLOPs     = 2 N + 4 A T h d_h    per token: N weights of matmuls, A attention layers
         training FLOPs    = 3 forward            the backward pass is two
         decoding FLOPs    = forward of one token that attends to T positions, its own included;
-                            the source is encoded
+                            the source is already encoded
         KV cache          = 2 A k d_h            values per token, k the number of KV heads
         training memory   = 4 + 4 + 8            bytes per parameter: weights, gradients, moments
 
@@ -42,12 +43,10 @@ class Cost:
         attention       2 h d_h + 2 k d_h + h;  with RoPE (2 h + k) d_h more
         feed-forward    2 f;  ReLU f, gated 4 f;  f its width
 
-    and values per token that grow with T: a sliding window T, the biases of T5 h T, scores without
-    a fused kernel 2 h T to 4 h T, the additive score h d_h T more;
-
-    once per layer the concatenated matrix of queries, keys and values. The loss saves d more,
-    never the logits. With activation checkpointing only the input of each layer is saved, and
-    one layer in full.
+    Values per token that grow with T: a sliding window has T, the biases of T5 h T, scores without
+    a fused kernel 2 h T to 4 h T, the additive score h d_h T more. Every layer also saves the
+    concatenated matrix of queries, keys and values once. The loss saves d more, never the logits.
+    With activation checkpointing only the input of each layer is saved, and one layer in full.
 
     Mixed precision, compiled, saves less: in bfloat16 the inputs of each matmul and of the
     attention kernel, in float32 the residual stream before each norm; the rest is recomputed.
@@ -72,11 +71,13 @@ class Cost:
     mixed_checkpointed_bytes: int
     logits_per_token: int  # in the loss, which computes them in chunks; 0 without a vocabulary
     attention_layers: int  # cross-attention counts as one; 0 without a Transformer
+    separate_norms: int  # norms outside the kernels of linear layers: of q and k, after a branch
+    biased_layers: int  # layers with biases or LayerNorm
     layer_parameters: int  # of the largest layer
-    outside_parameters: int  # of what is in no layer: embeddings, head, final norm
+    outside_parameters: int  # outside the layers: embeddings, head, final norm
     state_bytes_per_token: int  # of the KV cache; 0 for a state of fixed size
     state_bytes: int  # of a row of the whole context, keys and values of the source included
-    window_bytes: int  # of these, what the sliding windows still attend to
+    window_bytes: int  # the part of `state_bytes` that sliding windows still attend to
     flops_per_token: int
     training_flops_per_token: int
     decode_flops_per_token: int
@@ -108,11 +109,11 @@ def cost(config: ModelConfig) -> Cost:
         parts=parts,
         parameters=parameters,
         context=context,
-        weight_bytes=FLOAT32 * parameters,
-        gradient_bytes=FLOAT32 * parameters,
-        optimizer_bytes=MOMENTS * FLOAT32 * parameters,
+        weight_bytes=FLOAT32_BYTES * parameters,
+        gradient_bytes=FLOAT32_BYTES * parameters,
+        optimizer_bytes=ADAMW_MOMENTS * FLOAT32_BYTES * parameters,
         training_bytes=training,
-        mixed_training_bytes=training + BFLOAT16 * _matmul_weights(model),
+        mixed_training_bytes=training + BFLOAT16_BYTES * _matmul_weights(model),
         activation_bytes=full,
         checkpointed_bytes=checkpointed,
         mixed_activation_bytes=mixed,
@@ -121,13 +122,24 @@ def cost(config: ModelConfig) -> Cost:
         attention_layers=sum(
             1 + (block.cross is not None) for stack in stacks(model) for block in stack.layers
         ),
+        separate_norms=sum(
+            norm is not None
+            for stack in stacks(model)
+            for block in stack.layers
+            for norm in _separate_norms(block)
+        ),
+        biased_layers=sum(
+            any("bias" in name for name, _ in block.named_parameters())
+            for stack in stacks(model)
+            for block in stack.layers
+        ),
         layer_parameters=max(layers.values(), default=0),
         outside_parameters=parameters - sum(layers.values()),
-        state_bytes_per_token=FLOAT32 * state.per_token,
-        state_bytes=FLOAT32 * state.full,
-        window_bytes=FLOAT32 * state.in_window,
+        state_bytes_per_token=FLOAT32_BYTES * state.per_token,
+        state_bytes=FLOAT32_BYTES * state.full,
+        window_bytes=FLOAT32_BYTES * state.in_window,
         flops_per_token=forward,
-        training_flops_per_token=(1 + BACKWARD) * forward,
+        training_flops_per_token=(1 + BACKWARD_FLOPS_RATIO) * forward,
         decode_flops_per_token=decode_flops(model, time),
         hook_points=[
             name for name, module in model.named_modules() if isinstance(module, HookPoint)
@@ -135,9 +147,17 @@ def cost(config: ModelConfig) -> Cost:
     )
 
 
+def _separate_norms(block: Block) -> list[nn.Module | None]:
+    """The norms of a block that no kernel of a linear layer applies; None: there is none."""
+    norms = [block.attention.q_norm, block.attention_post_norm, block.ffn_post_norm]
+    if block.norm_placement.kind in ("post", "deepnorm"):
+        norms += [block.attention_norm, block.ffn_norm]
+    return norms
+
+
 def training_bytes(parameters: int, *, ema: bool = False) -> int:
     """Bytes of float32 weights, gradients and AdamW's moments, and of the EMA of the weights."""
-    return (2 + MOMENTS + ema) * FLOAT32 * parameters
+    return (2 + ADAMW_MOMENTS + ema) * FLOAT32_BYTES * parameters
 
 
 def _matmul_weights(model: nn.Module) -> int:

@@ -5,16 +5,18 @@ from typing import Any, cast
 
 from torch import nn
 
-from regard.models.cost.parts import BFLOAT16, FLOAT32, qkv_widths, stacks
+from regard.models.cost.parts import BFLOAT16_BYTES, FLOAT32_BYTES, qkv_widths, stacks
 from regard.nn.attention import Attention
-from regard.nn.block import ACTIVATIONS, Block, FeedForward, GatedFeedForward, RMSNorm, Stack
-from regard.nn.position import T5, ALiBi, Rotary
+from regard.nn.block import ACTIVATIONS, Block, FeedForward, GatedFeedForward, Stack
+from regard.nn.norm import RMSNorm
+from regard.nn.position import ALiBi, Rotary, T5Bias
 from regard.nn.recurrent import RecurrentLayer
 from regard.nn.score import Additive, Disentangled, Score, Shaw, TransformerXL
 
-# Values saved per query-key pair by a score without a fused kernel: for each head, and once.
-EXPLICIT = (3, 0)
-PAIRS: dict[type[Score], tuple[int, int]] = {
+# Values that a score without a fused kernel saves per query-key pair: for each head, and once for
+# all heads.
+DEFAULT_PAIR_VALUES = (3, 0)
+PAIR_VALUES: dict[type[Score], tuple[int, int]] = {
     Shaw: (2, 2),
     TransformerXL: (4, 2),
     Disentangled: (2, 2),
@@ -28,20 +30,20 @@ def activation_bytes(model: nn.Module, time: int, *, mixed: bool) -> tuple[int, 
     residual stream and the norms are float32 in both.
     """
     block_bytes: Callable[..., int] = _mixed_block_bytes if mixed else _block_bytes
-    size = BFLOAT16 if mixed else FLOAT32
+    size = BFLOAT16_BYTES if mixed else FLOAT32_BYTES
     outside = inputs = 0
     blocks: list[int] = []
     for stack in stacks(model):
         layers = stack.layers
         dim = layers[0].attention.query.in_features
         norms = _norm_values(stack.embed_norm) + _norm_values(stack.norm)
-        outside += time * (FLOAT32 * norms + size * dim)
-        if isinstance(stack.position, ALiBi | T5):  # one bias, or its buckets, for all layers
+        outside += time * (FLOAT32_BYTES * norms + size * dim)
+        if isinstance(stack.position, ALiBi | T5Bias):  # one bias, or its buckets, for all layers
             per_pair = layers[0].attention.heads if isinstance(stack.position, ALiBi) else 2
             outside += size * time * time * per_pair
         if stack.project is not None:
             outside += size * time * cast(nn.Linear, stack.project).in_features
-        inputs += FLOAT32 * time * dim * len(layers)
+        inputs += FLOAT32_BYTES * time * dim * len(layers)
         blocks += [
             block_bytes(block, stack, window, time)
             for block, window in zip(layers, stack.windows, strict=True)
@@ -58,13 +60,12 @@ def _block_bytes(block: Block, stack: Stack, window: int | None, time: int) -> i
     dim = block.attention.query.in_features
     values = sum(map(_norm_values, _norms(block)))
     values += _branch_inputs(block) * dim + _ffn_values(block.ffn)
-    values -= (
-        dim if block.norm_placement.kind == "parallel_norms" else 0
-    )  # both norms save the same x
+    if block.norm_placement.kind == "parallel_norms":  # both norms save the same x
+        values -= dim
     values += _attention_values(block.attention, stack, window, time)
     if block.cross is not None:
         values += _attention_values(block.cross, None, time, time)
-    return FLOAT32 * (time * values + sum(qkv_widths(block.attention)) * dim)
+    return FLOAT32_BYTES * (time * values + sum(qkv_widths(block.attention)) * dim)
 
 
 def _mixed_block_bytes(block: Block, stack: Stack, window: int | None, time: int) -> int:
@@ -83,7 +84,7 @@ def _mixed_block_bytes(block: Block, stack: Stack, window: int | None, time: int
                 values += sum(qkv_widths(attention)[:2])
     if isinstance(block.ffn, FeedForward):
         values += (3 if isinstance(block.ffn, GatedFeedForward) else 2) * block.ffn.up.out_features
-    return time * (BFLOAT16 * values + norms * (FLOAT32 * dim + 2 * FLOAT32))
+    return time * (BFLOAT16_BYTES * values + norms * (FLOAT32_BYTES * dim + 2 * FLOAT32_BYTES))
 
 
 def _norms(block: Block) -> list[Any]:
@@ -119,9 +120,9 @@ def _attention_values(
         values += q_width + k_width
     if attention.q_norm is not None or (isinstance(position, Rotary) and not position.interleaved):
         values += attention.out.in_features  # the heads are strided, so merging them copies
-    if type(attention.score) in PAIRS:
+    if type(attention.score) in PAIR_VALUES:
         values += 3 * q_width  # copies of q, k and v
-    elif attention.score.fused and isinstance(position, T5):
+    elif attention.score.fused and isinstance(position, T5Bias):
         values += q_width + k_width  # scaled copies of q and k
     return values + _pair_values(attention, stack, window, time)
 
@@ -129,11 +130,11 @@ def _attention_values(
 def _pair_values(attention: Attention, stack: Stack | None, window: int | None, time: int) -> int:
     """Values that attention saves per query, for all keys: scores, weights, bias, mask."""
     if not attention.score.fused:
-        per_head, once = PAIRS.get(type(attention.score), EXPLICIT)
+        per_head, once = PAIR_VALUES.get(type(attention.score), DEFAULT_PAIR_VALUES)
         if isinstance(attention.score, Additive):  # tanh(W q + U k), a vector per pair
             per_head += attention.head_dim
         return (per_head * attention.heads + once) * time
-    if stack is not None and isinstance(stack.position, T5):
+    if stack is not None and isinstance(stack.position, T5Bias):
         return attention.heads * time
     return 0 if window is None else time
 

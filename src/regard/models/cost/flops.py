@@ -6,8 +6,8 @@ from typing import Any
 from torch import nn
 
 from regard.models.cost.parts import (
-    body,
     decoder_stack,
+    non_transformer_body,
     qkv_widths,
     recurrent_attentions,
     stacks,
@@ -30,7 +30,7 @@ from regard.nn.score import (
 def forward_flops(model: nn.Module, time: int) -> int:
     """FLOPs per token of a forward pass over a row of `time` tokens."""
     total = _head_flops(getattr(model, "head", None), time)
-    total += time * matmul_flops(body(model))
+    total += time * matmul_flops(non_transformer_body(model))
     total += time * sum(_attend_flops(a, time, time) for a in recurrent_attentions(model))
     for stack in stacks(model):
         total += time * (matmul_flops(model.embed) + matmul_flops(stack.project))
@@ -46,11 +46,10 @@ def forward_flops(model: nn.Module, time: int) -> int:
 
 def decode_flops(model: nn.Module, time: int) -> int:
     """FLOPs of one decode step after `time - 1` tokens; 0 for a model that does not generate."""
-    decoder, other = decoder_stack(model), body(model)
+    decoder, other = decoder_stack(model), non_transformer_body(model)
     head = getattr(model, "head", None)
-    if not isinstance(head, Head) or (decoder is None and other is None):
-        return 0
-    if not hasattr(model, "start"):
+    generates = isinstance(head, Head) and hasattr(model, "start")
+    if not generates or (decoder is None and other is None):
         return 0
     total = _head_flops(head, 1) + matmul_flops(other)
     for name in ("encoder", "direction_projection", "bridge"):  # these run once, in `start`
@@ -75,22 +74,22 @@ def matmul_flops(module: Any) -> int:
     if module is None:
         return 0
     in_scores = {
-        id(part)
+        id(layer)
         for score in module.modules()
         if isinstance(score, Score)
-        for part in score.modules()
+        for layer in score.modules()
     }
     return 2 * sum(
-        part.weight.numel()
-        for part in module.modules()
-        if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d) and id(part) not in in_scores
+        layer.weight.numel()
+        for layer in module.modules()
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d) and id(layer) not in in_scores
     )
 
 
 def _attend_flops(attention: Attention | RecurrentAttention, keys: int, queries: float) -> float:
     """FLOPs per query of the scores and of the weighted sum of values, over `keys` keys.
 
-    What a score computes once per key is shared by all `queries`.
+    FLOPs that a score needs once per key are divided by the number of `queries`.
     """
     if isinstance(attention, Attention):
         q_width, k_width, _ = qkv_widths(attention)

@@ -6,7 +6,7 @@ from regard.nn.attention import Attention
 from regard.nn.block import Stack
 from regard.nn.recurrent_attention import RecurrentAttention
 
-FLOAT32, BFLOAT16 = 4, 2  # bytes of a value
+FLOAT32_BYTES, BFLOAT16_BYTES = 4, 2  # bytes of a value
 
 
 def stacks(model: nn.Module) -> list[Stack]:
@@ -20,8 +20,8 @@ def decoder_stack(model: nn.Module) -> Stack | None:
     return decoder if isinstance(decoder, Stack) else None
 
 
-def body(model: nn.Module) -> nn.Module | None:
-    """Everything but the head, of a model that has no Transformer stack."""
+def non_transformer_body(model: nn.Module) -> nn.Module | None:
+    """All modules but the head of a model without Transformer stacks; None for a Transformer."""
     modules = [module for name, module in model.named_children() if name != "head"]
     return None if stacks(model) else nn.ModuleList(modules)
 

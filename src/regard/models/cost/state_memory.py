@@ -6,15 +6,16 @@ from typing import Any, cast
 from torch import nn
 
 from regard.models.cost.parts import (
-    body,
     decoder_stack,
+    non_transformer_body,
     qkv_widths,
     recurrent_attentions,
     visible_keys,
 )
-from regard.models.seq2seq import EncoderDecoder
-from regard.nn.head import Head, IdentityHead
-from regard.nn.recurrent import RecurrentLayer, RecurrentState
+from regard.models.seq2seq import RecurrentEncoderDecoder
+from regard.nn.head import Head, LogProbHead
+from regard.nn.recurrent import RecurrentLayer
+from regard.nn.state import RecurrentState
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class StateSize:
 
     per_token: int = 0  # by which the KV cache grows; 0 for a state of fixed size
     full: int = 0  # at the whole context, with the keys and values of the source
-    in_window: int = 0  # of these, the values that the sliding windows still attend to
+    in_window: int = 0  # the part of `full` that sliding windows still attend to
 
 
 def state_size(model: nn.Module, time: int) -> StateSize:
@@ -45,7 +46,7 @@ def state_size(model: nn.Module, time: int) -> StateSize:
 
 
 def _fixed_size(model: nn.Module, time: int) -> int:
-    if isinstance(model, EncoderDecoder):
+    if isinstance(model, RecurrentEncoderDecoder):
         cells = sum(
             cell.state_vectors * cell.dim
             for cell in model.decoder
@@ -53,9 +54,10 @@ def _fixed_size(model: nn.Module, time: int) -> int:
         )
         memory = time * sum(2 * attention.dim for attention in recurrent_attentions(model))
         return cells + model.config.dim * model.config.input_feeding + memory
-    generates = isinstance(getattr(model, "head", None), Head | IdentityHead)
-    if not generates or not hasattr(model, "start") or not body(model):
+    generates = isinstance(getattr(model, "head", None), Head | LogProbHead)
+    if not generates or not hasattr(model, "start") or not non_transformer_body(model):
         return 0
     state = cast(Any, model).start(1, time)
     layers = state.layers if isinstance(state, RecurrentState) else []
-    return sum(part.numel() for layer in layers for part in layer if part.is_floating_point())
+    vectors = [vector for layer in layers for vector in layer]
+    return sum(vector.numel() for vector in vectors if vector.is_floating_point())

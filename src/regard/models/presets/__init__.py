@@ -3,23 +3,23 @@
 from collections.abc import Callable
 
 from regard.models.autoregression import AutoregressionConfig
-from regard.models.bag import BagConfig
+from regard.models.bag_of_words import BagOfWordsConfig
 from regard.models.captioner import CaptionerConfig, RecurrentCaptionerConfig
 from regard.models.cbow import CBOWConfig
 from regard.models.convolution import ConvolutionConfig
 from regard.models.feedforward import FeedforwardConfig
 from regard.models.hmm import HMMConfig
-from regard.models.linear import LinearConfig
 from regard.models.ngram import NGramConfig
+from regard.models.nlinear import NLinearConfig
 from regard.models.presets import captioners, classical, gpt, vaswani, vit
-from regard.models.presets.bert import ENCODERS
 from regard.models.presets.decoders import DECODERS
+from regard.models.presets.encoder_decoders import ENCODER_DECODERS
+from regard.models.presets.encoders import ENCODERS
 from regard.models.presets.large_decoders import LARGE_DECODERS
 from regard.models.presets.llama import LLAMAS
 from regard.models.presets.published import PUBLISHED, Published
 from regard.models.presets.recurrent import RECURRENT
 from regard.models.presets.seq2seq import SEQ2SEQ
-from regard.models.presets.t5 import ENCODER_DECODERS
 from regard.models.recurrent import RecurrentConfig
 from regard.models.seq2seq import Seq2SeqConfig
 from regard.models.soft_window import SoftWindowConfig
@@ -32,12 +32,12 @@ ModelConfig = (
     | Seq2SeqConfig
     | FeedforwardConfig
     | ConvolutionConfig
-    | BagConfig
+    | BagOfWordsConfig
     | CBOWConfig
     | NGramConfig
     | HMMConfig
     | AutoregressionConfig
-    | LinearConfig
+    | NLinearConfig
     | VisionConfig
     | CaptionerConfig
     | RecurrentCaptionerConfig
@@ -75,7 +75,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     **LARGE_DECODERS,
 }
 
-ALIASES = {  # the name of a family alone is an alias of its most common size
+ALIASES = {  # a name without a size is an alias of one size
     "transformer": "transformer-base",
     "bert": "bert-base",
     "roberta": "roberta-base",

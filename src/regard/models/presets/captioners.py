@@ -14,7 +14,7 @@ def tiny_captioner() -> CaptionerConfig:
         position="learned",
         context=64,
         image_size=64,
-        patch=8,
+        patch_size=8,
     )
 
 
@@ -25,5 +25,11 @@ def show_attend_tell() -> RecurrentCaptionerConfig:
     here convolutions are trained with the decoder.
     """
     return RecurrentCaptionerConfig(
-        vocab_size=10_000, dim=512, image_size=224, patch=16, context=256, dropout=0.5, tied=False
+        vocab_size=10_000,
+        dim=512,
+        image_size=224,
+        patch_size=16,
+        context=256,
+        dropout=0.5,
+        tied=False,
     )

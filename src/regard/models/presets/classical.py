@@ -1,14 +1,14 @@
 """Classical models: bag of words, CBOW, n-gram, hidden Markov model."""
 
-from regard.models.bag import BagConfig
+from regard.models.bag_of_words import BagOfWordsConfig
 from regard.models.cbow import CBOWConfig
 from regard.models.hmm import HMMConfig
 from regard.models.ngram import NGramConfig
 
 
-def bag() -> BagConfig:
+def bag() -> BagOfWordsConfig:
     """A linear classifier of word counts, with two classes."""
-    return BagConfig(vocab_size=20_000, head={"kind": "classification", "classes": 2})
+    return BagOfWordsConfig(vocab_size=20_000, head={"kind": "classification", "classes": 2})
 
 
 def cbow() -> CBOWConfig:

@@ -8,7 +8,7 @@ from typing import Any
 from regard.models.transformer import TransformerConfig
 
 
-def llama(dim: int, layers: int, heads: int, ffn_dim: int, **others: Any) -> TransformerConfig:
+def llama(dim: int, layers: int, heads: int, ffn_dim: int, **overrides: Any) -> TransformerConfig:
     """Touvron et al. 2023a, table 2: pre-norm with RMSNorm, SwiGLU, RoPE, no biases."""
     config = TransformerConfig(
         vocab_size=32_000,
@@ -24,7 +24,7 @@ def llama(dim: int, layers: int, heads: int, ffn_dim: int, **others: Any) -> Tra
         bias=False,
         tied=False,
     )
-    return replace(config, **others)
+    return replace(config, **overrides)
 
 
 def llama2(
@@ -51,7 +51,7 @@ def llama3(
     position: dict[str, Any] = {"kind": "rotary", "base": 500_000.0}
     if rope_factor is not None:
         scaling = {"kind": "llama3", "factor": rope_factor, "original_context": 8192}
-        position["scaling"] = {**scaling, "low": 1.0, "high": 4.0}
+        position["scaling"] = {**scaling, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return llama(
         dim,
         layers,
@@ -157,7 +157,7 @@ def gemma2(
     )
 
 
-def phi(dim: int, layers: int, fraction: float) -> TransformerConfig:
+def phi(dim: int, layers: int, partial_rotary_factor: float) -> TransformerConfig:
     """Gunasekar et al. 2023, section 2, and Li et al. 2023: parallel attention and
     feed-forward, RoPE on part of each head, biases everywhere, also of the logits.
     """
@@ -167,7 +167,7 @@ def phi(dim: int, layers: int, fraction: float) -> TransformerConfig:
         layers=layers,
         heads=32,
         context=2048,
-        position={"kind": "rotary", "partial_rotary_factor": fraction},
+        position={"kind": "rotary", "partial_rotary_factor": partial_rotary_factor},
         norm_placement="parallel",
         ffn="gelu_tanh",
         tied=False,

@@ -155,7 +155,7 @@ PUBLISHED: dict[str, Published] = {
     "galactica-120b": Published(
         120 * B,
         "Taylor et al. 2022, table 5",
-        "a rounded name: the layers alone have 120.8 B, the tables 0.5 B",
+        "a rounded name: the layers alone have 120.8 B, the embedding tables 0.5 B",
     ),
     "lamda-137b": Published(137 * B, "Thoppilan et al. 2022, section 3, without embeddings"),
     "jurassic-1-178b": Published(178 * B, "Lieber et al. 2021, table 1"),

@@ -1,4 +1,4 @@
-"""Feed-forward, convolutional and recurrent language models; the recurrent ones have one size."""
+"""Feed-forward, convolutional and recurrent language models; recurrent ones differ in the cell."""
 
 from collections.abc import Callable
 
@@ -23,14 +23,14 @@ def elman() -> RecurrentConfig:
 
 
 def update_gate() -> RecurrentConfig:
-    """A two-layer RNN with an update gate, the step between Elman's and the GRU."""
+    """A two-layer RNN with an update gate, the step between Elman's network and the GRU."""
     return RecurrentConfig(vocab_size=256, cell="update_gate")
 
 
 def gru() -> RecurrentConfig:
     """A two-layer GRU language model (Cho et al. 2014).
 
-    The form of torch's fused kernel, which trains faster: model.cell.reset=after.
+    With model.cell.reset=after torch's fused kernel computes it, which is faster.
     """
     return RecurrentConfig(vocab_size=256, cell="gru")
 

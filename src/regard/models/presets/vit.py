@@ -5,7 +5,7 @@ from dataclasses import replace
 from regard.models.vision import VisionConfig
 
 
-def _vit(dim: int, layers: int, heads: int, patch: int) -> VisionConfig:
+def _vit(dim: int, layers: int, heads: int, patch_size: int) -> VisionConfig:
     """Table 1 of the paper, with the linear head of the models fine-tuned on ImageNet-1k.
 
     Images of 224 × 224, as in pretraining; GELU and norms with eps 1e-6 as in the authors' code.
@@ -14,24 +14,24 @@ def _vit(dim: int, layers: int, heads: int, patch: int) -> VisionConfig:
         dim=dim,
         layers=layers,
         heads=heads,
-        patch=patch,
+        patch_size=patch_size,
         norm_eps=1e-6,
         head={"kind": "classification", "classes": 1000},
     )
 
 
 def vit_b16() -> VisionConfig:
-    """ViT-B/16, 86 M by the paper."""
+    """ViT-B/16, 86 M in the paper."""
     return _vit(768, 12, 12, 16)
 
 
 def vit_l16() -> VisionConfig:
-    """ViT-L/16, 307 M by the paper; the released weights have 304 M, as here."""
+    """ViT-L/16, 307 M in the paper; the released weights have 304 M, as here."""
     return _vit(1024, 24, 16, 16)
 
 
 def vit_h14() -> VisionConfig:
-    """ViT-H/14, 632 M by the paper."""
+    """ViT-H/14, 632 M in the paper."""
     return _vit(1280, 32, 16, 14)
 
 

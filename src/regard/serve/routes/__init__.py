@@ -1,4 +1,4 @@
-"""The routes, by what they do."""
+"""The routes of the server, a module for each group."""
 
 from regard.serve.routes import chat, completions, operation, responses, tasks
 

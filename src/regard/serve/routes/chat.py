@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from regard.serve.api_errors import ApiError
+from regard.serve.async_engine import Continuation
 from regard.serve.engine_request import PreparedRequest, chat_prompt, prepare
 from regard.serve.models import ServedModel
 from regard.serve.request import TokenScore
@@ -53,9 +54,24 @@ async def chat_completions(http: Request, body: ChatBody) -> Response:
     if body.stream:
         submit(http, model, [prepared])
         return event_stream(_chat_chunks(http, model, body, prepared, base), headers)
-    answers = await complete(http, model, [prepared])
-    if answers is None:
+    completed = await complete(http, model, [prepared])
+    if completed is None:
         return Response(status_code=499)
+    (continuations,) = completed
+    return await asyncio.to_thread(
+        _chat_response, model, body, prepared, continuations, base, headers
+    )
+
+
+def _chat_response(
+    model: ServedModel,
+    body: ChatBody,
+    prepared: PreparedRequest,
+    continuations: Sequence[Continuation],
+    base: dict[str, Any],
+    headers: dict[str, str],
+) -> Response:
+    """The response; in a thread, since one with many log-probabilities takes long."""
     choices = [
         {
             "index": index,
@@ -65,11 +81,11 @@ async def chat_completions(http: Request, body: ChatBody) -> Response:
             else None,
             "finish_reason": openai_finish_reason(continuation.finish_reason),
         }
-        for index, continuation in enumerate(answers[0])
+        for index, continuation in enumerate(continuations)
     ]
-    used = sum(len(continuation.tokens) for continuation in answers[0])
+    tokens = sum(len(continuation.tokens) for continuation in continuations)
     return JSONResponse(
-        {**base, "choices": choices, "usage": usage_of([prepared], used)}, headers=headers
+        {**base, "choices": choices, "usage": usage_of([prepared], tokens)}, headers=headers
     )
 
 
@@ -82,7 +98,7 @@ async def prepare_chat(
 ) -> PreparedRequest:
     """The request to the engine for a conversation."""
     pairs = [(message.role, message.text()) for message in messages]
-    prompt, stops = await asyncio.to_thread(chat_prompt, model, pairs)
+    prompt, stop_strings = await asyncio.to_thread(chat_prompt, model, pairs)
     return await asyncio.to_thread(
         prepare,
         model,
@@ -91,12 +107,12 @@ async def prepare_chat(
         tokens=tokens or 256,
         n=body.n or 1,
         logprobs=logprobs,
-        more_stops=stops,
+        stop_strings=stop_strings,
     )
 
 
 def trim(text: str) -> str:
-    """An answer without the space between the name of the speaker and the text."""
+    """Remove the space that a model writes after "Assistant:"."""
     return text.removeprefix(" ")
 
 
@@ -118,17 +134,17 @@ async def _chat_chunks(
     prepared: PreparedRequest,
     base: dict[str, Any],
 ) -> AsyncIterator[dict[str, Any]]:
-    used, begun = 0, set()
+    tokens, started = 0, set()
     for index in range(prepared.request.n):
         opening = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": opening, "logprobs": None, "finish_reason": None}
         yield {**base, "choices": [choice]}
     async for _, delta in deltas(http, model, [prepared]):
-        used += len(delta.tokens)
+        tokens += len(delta.tokens)
         text = delta.text
-        if text and delta.index not in begun:
+        if text and delta.index not in started:
             text = trim(text)
-            begun.add(delta.index)
+            started.add(delta.index)
         logprobs = None
         if delta.scores and body.logprobs:
             logprobs = {"content": [_chat_logprob(model, score) for score in delta.scores]}
@@ -149,4 +165,4 @@ async def _chat_chunks(
             }
             yield {**base, "choices": [choice]}
     if includes_usage(body):
-        yield {**base, "choices": [], "usage": usage_of([prepared], used)}
+        yield {**base, "choices": [], "usage": usage_of([prepared], tokens)}

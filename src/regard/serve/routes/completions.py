@@ -43,8 +43,8 @@ async def completions(http: Request, body: CompletionBody) -> Response:
         raise ApiError(400, f"best_of={best_of} must be at least n={n}", param="best_of")
     if body.stream and best_of > n:
         raise ApiError(400, "best_of cannot be streamed", param="best_of")
-    tokens = 16 if body.max_tokens is None else body.max_tokens
-    if tokens == 0 and not body.echo:
+    max_tokens = 16 if body.max_tokens is None else body.max_tokens
+    if max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens=0 needs echo", param="max_tokens")
     prompts = as_prompts(body.prompt)
     prepared = [
@@ -53,10 +53,11 @@ async def completions(http: Request, body: CompletionBody) -> Response:
             model,
             prompt,
             body,
-            tokens=max(1, tokens),
+            tokens=max(1, max_tokens),
             n=best_of,
             logprobs=0 if body.logprobs is None and best_of > n else body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else None,
+            prompts=len(prompts),
         )
         for prompt in prompts
     ]
@@ -70,27 +71,41 @@ async def completions(http: Request, body: CompletionBody) -> Response:
     if body.stream:
         submit(http, model, prepared)
         return event_stream(_completion_chunks(http, model, body, prepared, n, base), headers)
-    answers = await complete(http, model, prepared)
-    if answers is None:
+    completed = await complete(http, model, prepared)
+    if completed is None:
         return Response(status_code=499)
-    choices, used = [], 0
-    for number, (each, continuations) in enumerate(zip(prepared, answers, strict=True)):
-        if tokens == 0:  # the engine generates at least one
+    return await asyncio.to_thread(
+        _completion_response, model, body, prepared, completed, base, headers
+    )
+
+
+def _completion_response(
+    model: ServedModel,
+    body: CompletionBody,
+    prepared: Sequence[PreparedRequest],
+    completed: Sequence[Sequence[Continuation]],
+    base: dict[str, Any],
+    headers: dict[str, str],
+) -> Response:
+    """The response; in a thread, since one with many log-probabilities takes long."""
+    n, choices, tokens = body.n or 1, [], 0
+    for prompt_index, (item, continuations) in enumerate(zip(prepared, completed, strict=True)):
+        if body.max_tokens == 0:  # the engine generates at least one
             continuations = [Continuation(finish_reason=one.finish_reason) for one in continuations]
-        used += sum(len(continuation.tokens) for continuation in continuations)
-        if best_of > n:
+        tokens += sum(len(continuation.tokens) for continuation in continuations)
+        if len(continuations) > n:  # best_of
             continuations = sorted(continuations, key=lambda c: -c.mean_logprob)[:n]
         for index, continuation in enumerate(continuations):
             choices.append(
                 {
-                    "index": number * n + index,
-                    "text": (each.text if body.echo else "") + continuation.text,
-                    "logprobs": _completion_logprobs(model, body, each, continuation),
+                    "index": prompt_index * n + index,
+                    "text": (item.text if body.echo else "") + continuation.text,
+                    "logprobs": _completion_logprobs(model, body, item, continuation),
                     "finish_reason": openai_finish_reason(continuation.finish_reason),
                 }
             )
     return JSONResponse(
-        {**base, "choices": choices, "usage": usage_of(prepared, used)}, headers=headers
+        {**base, "choices": choices, "usage": usage_of(prepared, tokens)}, headers=headers
     )
 
 
@@ -102,20 +117,20 @@ async def _completion_chunks(
     n: int,
     base: dict[str, Any],
 ) -> AsyncIterator[dict[str, Any]]:
-    used, begun = 0, set()
-    async for number, delta in deltas(http, model, prepared):
+    tokens, started = 0, set()
+    async for prompt_index, delta in deltas(http, model, prepared):
         if body.max_tokens == 0:  # the engine generates at least one
             delta.text, delta.tokens, delta.scores = "", [], []
-        used += len(delta.tokens)
-        each, index = prepared[number], number * n + delta.index
+        tokens += len(delta.tokens)
+        item, index = prepared[prompt_index], prompt_index * n + delta.index
         text = delta.text
-        if body.echo and index not in begun:
-            text = each.text + text
+        echo = body.echo and index not in started
+        if echo:
+            text = item.text + text
         logprobs = None
         if body.logprobs is not None:
-            first = body.echo and index not in begun
-            logprobs = logprob_table(model, each if first else None, delta.scores, body.logprobs)
-        begun.add(index)
+            logprobs = logprob_table(model, item if echo else None, delta.scores, body.logprobs)
+        started.add(index)
         if text or delta.finish_reason or logprobs:
             choice = {
                 "index": index,
@@ -125,15 +140,15 @@ async def _completion_chunks(
             }
             yield {**base, "choices": [choice]}
     if includes_usage(body):
-        yield {**base, "choices": [], "usage": usage_of(prepared, used)}
+        yield {**base, "choices": [], "usage": usage_of(prepared, tokens)}
 
 
 def _completion_logprobs(
-    model: ServedModel, body: CompletionBody, each: PreparedRequest, continuation: Continuation
+    model: ServedModel, body: CompletionBody, item: PreparedRequest, continuation: Continuation
 ) -> dict[str, Any] | None:
     if body.logprobs is None:
         return None
-    prompt = each if body.echo else None
+    prompt = item if body.echo else None
     return logprob_table(model, prompt, continuation.scores, body.logprobs)
 
 
@@ -144,8 +159,8 @@ def logprob_table(
     rows: list[tuple[int, TokenScore | None]] = [(score.token, score) for score in scores]
     if prompt is not None:
         ids = prompt.request.prompt
-        of_prompt = prompt.request.prompt_scores
-        rows = [(ids[0], None), *((score.token, score) for score in of_prompt), *rows]
+        prompt_scores = prompt.request.prompt_scores
+        rows = [(ids[0], None), *((score.token, score) for score in prompt_scores), *rows]
     tokens = [model.piece(token) for token, _ in rows]
     offsets = [0, *accumulate(map(len, tokens))][: len(tokens)]
     best: list[dict[str, float] | None] = []

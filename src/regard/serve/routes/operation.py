@@ -1,4 +1,4 @@
-"""What operators ask: health, metrics, version and the list of models."""
+"""Routes for operators: health, metrics, version and the list of models."""
 
 from importlib import metadata
 from typing import Any
@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from regard.serve.api_errors import ApiError
 from regard.serve.models import Models
-from regard.serve.service import service_of
+from regard.serve.service import SHUTTING_DOWN, service_of
 
 router = APIRouter()
 
@@ -17,7 +17,7 @@ router = APIRouter()
 async def health(http: Request) -> Response:
     """Whether the engine thread works."""
     service = service_of(http)
-    problem = "the server is shutting down" if service.draining else service.problem()
+    problem = SHUTTING_DOWN if service.draining else service.problem()
     if problem is not None:
         return JSONResponse({"status": "error", "message": problem}, 503)
     return JSONResponse({"status": "ok", "models": list(service.models.loaded)})
@@ -28,7 +28,9 @@ async def show_metrics(http: Request) -> Response:
     """The counters in the text format of Prometheus."""
     service = service_of(http)
     return PlainTextResponse(
-        service.metrics.text(service.models, service.problem() is None, len(service.async_engine)),
+        service.metrics.text(
+            service.models, service.problem() is None, service.async_engine.open_requests
+        ),
         media_type="text/plain; version=0.0.4; charset=utf-8",
     )
 
@@ -41,7 +43,7 @@ async def show_version() -> dict[str, str]:
 
 @router.get("/v1/models")
 async def list_models(http: Request) -> dict[str, Any]:
-    """The models that can be asked."""
+    """The models of the server."""
     models = service_of(http).models
     return {"object": "list", "data": [_model_card(models, name) for name in models.paths]}
 

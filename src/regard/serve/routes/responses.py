@@ -1,8 +1,9 @@
-"""/v1/responses: the form of OpenAI's newer API."""
+"""/v1/responses: OpenAI's Responses API, text only."""
 
 import secrets
 import time
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -26,7 +27,7 @@ router = APIRouter()
 
 @router.post("/v1/responses")
 async def responses(http: Request, body: ResponsesBody) -> Response:
-    """Answer a text or a conversation, in the form of OpenAI's newer API."""
+    """Answer a text or a conversation, in the form of OpenAI's Responses API."""
     headers = check_body(body)
     model = await service_of(http).model(http, body.model)
     messages = (
@@ -36,23 +37,25 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
         messages = [Message(role="system", content=body.instructions), *messages]
     if (body.n or 1) > 1:
         raise ApiError(400, "n must be 1", param="n")
+    if body.text is not None and body.text.format is not None:
+        body.response_format = body.text.format
     prepared = await prepare_chat(model, body, messages, body.max_output_tokens, None)
-    identity = f"resp_{secrets.token_hex(12)}"
-    item = f"msg_{secrets.token_hex(12)}"
+    response_id = f"resp_{secrets.token_hex(12)}"
+    item_id = f"msg_{secrets.token_hex(12)}"
     created = int(time.time())
 
-    def response(text: str | None, status: str, used: int) -> dict[str, Any]:
+    def response(text: str | None, status: str, tokens: int) -> dict[str, Any]:
         part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
         output = {
             "type": "message",
-            "id": item,
+            "id": item_id,
             "status": "completed",
             "role": "assistant",
             "content": [part],
         }
-        usage = usage_of([prepared], used)
+        usage = usage_of([prepared], tokens)
         return {
-            "id": identity,
+            "id": response_id,
             "object": "response",
             "created_at": created,
             "status": status,
@@ -75,7 +78,7 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
             else {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": {"cached_tokens": 0},
-                "output_tokens": used,
+                "output_tokens": tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage["total_tokens"],
             },
@@ -85,33 +88,31 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
         return "completed" if openai_finish_reason(reason) == "stop" else "incomplete"
 
     async def events() -> AsyncIterator[dict[str, Any]]:
-        number = 0
+        sequence_numbers = count()
 
         def event(kind: str, **fields: Any) -> dict[str, Any]:
-            nonlocal number
-            number += 1
-            return {"type": kind, "sequence_number": number - 1, **fields}
+            return {"type": kind, "sequence_number": next(sequence_numbers), **fields}
 
-        place = {"item_id": item, "output_index": 0, "content_index": 0}
+        location = {"item_id": item_id, "output_index": 0, "content_index": 0}
         empty: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
-        message = {"type": "message", "id": item, "role": "assistant"}
+        message = {"type": "message", "id": item_id, "role": "assistant"}
         yield event("response.created", response=response(None, "in_progress", 0))
         yield event(
             "response.output_item.added",
             output_index=0,
             item={**message, "status": "in_progress", "content": []},
         )
-        yield event("response.content_part.added", **place, part=empty)
-        text, used, reason = "", 0, None
+        yield event("response.content_part.added", **location, part=empty)
+        text, tokens, reason = "", 0, None
         async for _, delta in deltas(http, model, [prepared]):
-            used += len(delta.tokens)
+            tokens += len(delta.tokens)
             added = delta.text if text else trim(delta.text)
             text, reason = text + added, delta.finish_reason or reason
             if added:
-                yield event("response.output_text.delta", **place, delta=added, logprobs=[])
-        yield event("response.output_text.done", **place, text=text, logprobs=[])
-        yield event("response.content_part.done", **place, part={**empty, "text": text})
-        final = response(text, status(reason), used)
+                yield event("response.output_text.delta", **location, delta=added, logprobs=[])
+        yield event("response.output_text.done", **location, text=text, logprobs=[])
+        yield event("response.content_part.done", **location, part={**empty, "text": text})
+        final = response(text, status(reason), tokens)
         yield event("response.output_item.done", output_index=0, item=final["output"][0])
         kind = "response.completed" if final["status"] == "completed" else "response.incomplete"
         yield event(kind, response=final)
@@ -119,9 +120,9 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
     if body.stream:
         submit(http, model, [prepared])
         return event_stream(events(), headers, done=False)
-    answers = await complete(http, model, [prepared])
-    if answers is None:
+    completed = await complete(http, model, [prepared])
+    if completed is None:
         return Response(status_code=499)
-    (continuation,) = answers[0]
+    ((continuation,),) = completed
     text, reason = trim(continuation.text), continuation.finish_reason
     return JSONResponse(response(text, status(reason), len(continuation.tokens)), headers=headers)

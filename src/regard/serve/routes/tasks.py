@@ -28,7 +28,9 @@ async def tokenize(http: Request, body: TokenizeBody) -> Response:
     """The ids of a text."""
     headers = check_body(body)
     model = await service_of(http).model(http, body.model)
-    ids = await asyncio.to_thread(jobs.tokenize, model, body.prompt, body.add_special_tokens)
+    ids = await asyncio.to_thread(
+        jobs.tokenize, model, body.prompt, add_special_tokens=body.add_special_tokens
+    )
     answer = {"tokens": ids, "count": len(ids), "max_model_len": model.context}
     return JSONResponse(answer, headers=headers)
 
@@ -55,7 +57,7 @@ async def embeddings(http: Request, body: EmbeddingsBody) -> Response:
     headers = check_body(body)
     service = service_of(http)
     model = await service.model(http, body.model)
-    vectors, used = await service.job(jobs.embed, model, as_prompts(body.input))
+    vectors, tokens = await service.job(jobs.embed, model, as_prompts(body.input))
     data = [
         {
             "object": "embedding",
@@ -66,7 +68,7 @@ async def embeddings(http: Request, body: EmbeddingsBody) -> Response:
         }
         for index, vector in enumerate(vectors)
     ]
-    usage = {"prompt_tokens": used, "total_tokens": used}
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     answer = {"object": "list", "data": data, "model": model.name, "usage": usage}
     return JSONResponse(answer, headers=headers)
 
@@ -94,7 +96,7 @@ async def predict(http: Request, body: PredictBody) -> Response:
 
 @router.post("/explain")
 async def explain(http: Request, body: ExplainBody) -> Response:
-    """Attention maps of a text, the likeliest next tokens, and what each sampler does."""
+    """Attention maps of a text, the likeliest next tokens, and the effect of each sampler."""
     headers = check_body(body)
     service = service_of(http)
     model = await service.model(http, body.model)

@@ -1,4 +1,4 @@
-"""The application of the studio: that of the server, with the page and its routes."""
+"""The application of the studio: the routes of the server, the page and the routes of the page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ def create_studio(
     device: str = "auto",
     idle: float | None = None,
 ) -> FastAPI:
-    """The application for one folder of runs; its state has the `service` and the `studio`."""
+    """Create the application for one folder of runs; its `state.studio` is the `Studio`."""
     (path,) = paths
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file; give a folder of runs")

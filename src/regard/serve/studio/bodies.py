@@ -1,11 +1,11 @@
-"""What the page sends, and the limits of it."""
+"""The request bodies of the page, and their limits."""
 
 import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator
 
-from regard.serve.schema import Sampling
+from regard.serve.schema import Sampling, list_length
 from regard.serve.studio.trainer import SUFFIXES
 
 Name = Annotated[str, Field(max_length=64)]
@@ -22,7 +22,7 @@ SETTING = re.compile("|".join(re.escape(name).replace(r"\*", "[a-z_.]+") for nam
 
 
 class StudioBody(BaseModel):
-    """A body with exactly its fields."""
+    """A body that refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -38,10 +38,10 @@ class TrainBody(StudioBody):
     """A run to train: on a text or by a recipe."""
 
     name: Name
-    text: str | None = None  # the middleware limits the whole body
+    text: str | None = None  # its length is limited by that of the body
     suffix: Literal[SUFFIXES] = ".txt"  # type: ignore[valid-type]
     recipe: Word | None = None
-    settings: Annotated[list[Word], Field(max_length=32)] = []
+    settings: Annotated[list[Word], list_length(32, at_least=0)] = []
 
 
 class ResumeBody(StudioBody):

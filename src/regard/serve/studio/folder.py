@@ -11,6 +11,7 @@ from regard.api.training import summarize
 from regard.config import RunConfig, kind_of
 from regard.errors import CheckpointError, ConfigError, RegardError
 from regard.hub.external_checkpoint import is_external_checkpoint
+from regard.pipelines import pipeline_of
 from regard.serve.engine import EngineConfig
 from regard.serve.models import Models, ServedModel
 from regard.serve.worker import Worker
@@ -28,7 +29,7 @@ SAMPLE_BYTES = 1024 * 1024  # of samples.txt, from its end
 
 
 def check_name(name: str) -> str:
-    """The name of a run, if it is one: a single folder name, so that no path leaves the folder."""
+    """Return the name of a run; raise `ConfigError` if it is not a single folder name."""
     if not NAME.fullmatch(name) or name == TEXTS:
         raise ConfigError(
             f"name: {name[:80]!r} cannot be the name of a run; use up to 64 letters, digits, "
@@ -54,14 +55,14 @@ class RunsFolder:
         """The runs, newest first."""
         times = []
         for path in self.path.iterdir() if self.path.is_dir() else ():
-            with suppress(OSError):  # it is being deleted
+            with suppress(OSError):  # the run is being deleted
                 config = path / "config.json"
                 if NAME.fullmatch(path.name) and config.is_file():
                     times.append((config.stat().st_mtime, path.name))
         return [name for _, name in sorted(times, reverse=True)]
 
     def list(self) -> list[dict[str, Any]]:
-        """What the page shows of every run."""
+        """The name, task, model and state of every run, for the page."""
         return [self._entry(name) for name in self.names()]
 
     def _entry(self, name: str) -> dict[str, Any]:
@@ -79,13 +80,14 @@ class RunsFolder:
             "ready": (path / "model.safetensors").is_file(),
             "methods": [] if task is None else list(task.methods),
             "data_kind": None if task is None else task.data_kind,
+            "inputs": ["text"] if task is None else list(pipeline_of(config).inputs(config)),
             "task": kind_of(config.task)[0],
             "model": config.model.get("preset") or config.model.get("family"),
             "steps": config.train.steps,
         }
 
     def progress(self, name: str, *, training: bool) -> dict[str, Any]:
-        """The curves, some samples and the metrics of a run, which may be training now."""
+        """The curves, samples and metrics of a run; `training` says that it is being trained."""
         folder = RunFolder(self.run(name))
         config = folder.load_config()
         rows = folder.rows()
@@ -123,23 +125,28 @@ def _sizes(config: RunConfig) -> dict[str, Any]:
 
 
 def _samples(path: Path) -> list[dict[str, Any]]:
-    """Samples of the whole run, evenly spaced: the newest first, the oldest last."""
+    """A few samples, evenly spaced over the run, the newest first."""
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - SAMPLE_BYTES))
-            text = file.read().decode(errors="replace")
+        text = read_end(path, SAMPLE_BYTES)
     except OSError:
         return []
     parts = re.split(r"^--- step (\d+)\n", text, flags=re.MULTILINE)
     pairs = list(zip(parts[1::2], parts[2::2], strict=True))
-    shown = min(MAX_SAMPLES, len(pairs))
-    chosen = [pairs[round(n * (len(pairs) - 1) / max(1, shown - 1))] for n in range(shown)]
+    count = min(MAX_SAMPLES, len(pairs))
+    chosen = [pairs[round(n * (len(pairs) - 1) / max(1, count - 1))] for n in range(count)]
     return [{"step": int(step), "text": sample.strip()} for step, sample in reversed(chosen)]
 
 
+def read_end(path: Path, size: int) -> str:
+    """The last `size` bytes of a file, as text."""
+    with path.open("rb") as file:
+        end = file.seek(0, 2)
+        file.seek(max(0, end - size))
+        return file.read().decode(errors="replace")
+
+
 class FolderModels(Models):
-    """The models of a folder of runs; one that was trained on since is loaded again."""
+    """The models of a folder of runs; a model whose weights have changed is loaded again."""
 
     preload = False
 
@@ -159,12 +166,12 @@ class FolderModels(Models):
         self.refresh()
 
     def refresh(self) -> None:
-        """Look for runs."""
+        """Update `paths` to the runs that the folder has now."""
         self.paths = {name: self.folder.path / name for name in self.folder.names()}
 
     @property
     def default(self) -> str:
-        """The newest run."""
+        """The name of the newest run."""
         if not self.paths:
             raise CheckpointError("there is no run yet; train one")
         return next(iter(self.paths))
@@ -175,20 +182,18 @@ class FolderModels(Models):
         name = name or self.default
         if name in self.paths:
             version = _version(self.paths[name])
-            loaded = self.loaded.get(name)
-            if (
-                loaded is not None
-                and self._versions.get(name) != version
-                and not loaded.active_requests
-            ):
+            if self._versions.get(name) != version and self._is_unused(name):
                 self.unload(name)
             if name not in self.loaded:
                 self._versions[name] = version
         return await super().get(name)
 
+    def _is_unused(self, name: str) -> bool:
+        return name in self.loaded and not self.loaded[name].active_requests
+
 
 def _version(path: Path) -> tuple[int, int]:
-    """Another value when the weights were written again."""
+    """The time and inode of the weights, which change when they are written again."""
     try:
         status = (path / "model.safetensors").stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the page shows of a model: sampler stages, attention maps, figures, structure."""
+"""The data that the page shows: sampler stages, attention maps, figures and structures."""
 
 import math
 from dataclasses import asdict, fields
@@ -9,12 +9,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.api.explanation import source_and_translation
 from regard.api.lecture_figures import figure
 from regard.api.model_info import diff, info, presets
 from regard.api.run import Run
 from regard.config import read_toml
 from regard.errors import ConfigError, unknown
+from regard.explain.attention import has_attention
 from regard.explain.figures import FIGURES
 from regard.explain.figures.panels import Table
 from regard.explain.render.explorer import PAGE_STYLE, explorer
@@ -24,9 +24,7 @@ from regard.generate.sampler_spec import format_sampler, parse_sampler
 from regard.generate.samplers import SAMPLERS
 from regard.generate.samplers.logits_processor import entropy
 from regard.generate.sampling_state import SamplingState
-from regard.models.base import Language
-from regard.serve.engine_request import source_ids
-from regard.serve.jobs import MAX_EXPLAINED, tokenize
+from regard.serve.jobs import input_ids, next_logits
 from regard.serve.models import ServedModel
 from regard.serve.studio.bodies import DistributionBody
 from regard.serve.studio.folder import RunsFolder
@@ -40,11 +38,11 @@ SLIDERS = {  # of samplers, in the order in which they are applied: smallest, la
     "top_p": (0.05, 1, 0.01),
     "min_p": (0, 0.5, 0.01),
 }
-MAX_TOKENS = 256  # of a text whose figures are drawn
+MAX_TOKENS = 512  # of the text of attention maps or of a figure
 
 
 def list_sliders() -> list[dict[str, Any]]:
-    """The sliders of the page; `off` is where the sampler changes nothing."""
+    """The sliders of the page; at the value `off`, a sampler changes nothing."""
     defaults = {spec.partition("=")[0]: parse_sampler(spec) for spec in DEFAULT_SAMPLERS}
     sliders = []
     for name, (low, high, step) in SLIDERS.items():
@@ -59,8 +57,8 @@ def list_sliders() -> list[dict[str, Any]]:
 
 @torch.inference_mode()
 def distribution(model: ServedModel, body: DistributionBody) -> dict[str, Any]:
-    """The next-token distribution of the model, and what is left of it after each sampler."""
-    logits, ids = _next_logits(model, body.text)
+    """The next-token distribution of the model, and the distribution after each sampler."""
+    logits, ids, _ = next_logits(model, body.text)
     chain = model.chain(body.specs(), body.order)
     sampling = SamplingState.from_prompts(
         [ids], 1, seed=body.seed or 0, stop=model.tokenizer.stop_ids
@@ -68,98 +66,90 @@ def distribution(model: ServedModel, body: DistributionBody) -> dict[str, Any]:
     stages = [(NO_SAMPLER, logits)]
     for trace in chain.run_samplers(logits[None], sampling):
         stages.append((format_sampler(trace.sampler), trace.by_id(trace.after)[0]))
-    shown = logits.topk(min(body.top, len(logits))).indices
+    top_ids = logits.topk(min(body.top, len(logits))).indices
     return {
         "model": model.name,
-        "tokens": [{"id": id, "piece": model.piece(id)} for id in shown.tolist()],
+        "tokens": [{"id": id, "piece": model.piece(id)} for id in top_ids.tolist()],
         "vocab_size": len(logits),
-        "stages": [_stage(name, after, shown) for name, after in stages],
+        "stages": [_stage(name, after, top_ids) for name, after in stages],
     }
 
 
-def _stage(name: str, logits: Tensor, shown: Tensor) -> dict[str, Any]:
+def _stage(name: str, logits: Tensor, top_ids: Tensor) -> dict[str, Any]:
     probabilities = logits.softmax(-1)
     return {
         "sampler": name,
-        "probabilities": [round(p, 6) for p in probabilities[shown].tolist()],
+        "probabilities": [round(p, 6) for p in probabilities[top_ids].tolist()],
         "remaining": int((logits > -torch.inf).sum()),
         "bits": round(entropy(logits).item() / math.log(2), 3),
     }
 
 
-def _next_logits(model: ServedModel, text: str) -> tuple[Tensor, list[int]]:
-    """The logits after a text, on the CPU, and the ids before; of pairs, those of the target."""
-    run = model.run_copy
-    if model.engine is None:
-        raise ConfigError(f"the model {model.name!r} does not generate text")
-    language = cast(Language, run.model)
-    source = None
-    if model.takes_source:
-        source_ids(model, text)  # refuses one that is too long
-        source, _ = source_and_translation(run, text, "")
-        ids = list(run._pair_task().prompt)
-    else:
-        ids = run._prompt(text)[-(model.context or 2**31) :]
-    state = language.start(1, len(ids), source)
-    logits, _ = language.step(torch.tensor([ids], device=language.device), state)
-    return logits[0, -1].float().cpu(), ids
-
-
 def attention_page(model: ServedModel, text: str) -> tuple[str, list[str]]:
-    """The page of all attention maps of a text, and what of it is not in the vocabulary."""
+    """The page of all attention maps of a text, and its parts that are not in the vocabulary."""
     run = _text_run(model)
-    _check_length(model, text, MAX_EXPLAINED)
+    if not has_attention(run.model):
+        raise ConfigError(
+            f"the run {model.name!r} is a model of the family {run.config.model['family']}, which "
+            "has no attention, so there are no maps"
+        )
+    if len(run.inputs) > 1:
+        raise ConfigError(
+            f"the run {model.name!r} reads {' and '.join(run.inputs)}, and this panel takes one "
+            "text; use the command line: regard explain RUN TEXT TEXT"
+        )
+    _check_length(model, text)
     maps = run.attention(text)
     return page("attention", explorer(maps), PAGE_STYLE), run.unknown_parts(text)
 
 
 def _text_run(model: ServedModel) -> Run:
-    """The run, if it reads text: of others the input is the name of a file."""
+    """The run, if it reads text; the inputs of others are names of files, which are not opened."""
     if model.run.tokenizers is None or "file" in model.run.inputs:
         raise ConfigError(f"the run {model.name!r} does not read text; choose one that does")
     return model.run_copy
 
 
-def _check_length(model: ServedModel, text: str, most: int) -> None:
-    ids = source_ids(model, text) if model.takes_source else tokenize(model, text, special=True)
-    if len(ids) > most:
-        raise ConfigError(f"text: it has {len(ids)} tokens, and at most {most} are shown here")
+def _check_length(model: ServedModel, text: str) -> None:
+    tokens = len(input_ids(model, text))
+    if tokens > MAX_TOKENS:
+        raise ConfigError(f"text: it has {tokens} tokens, and at most {MAX_TOKENS} are shown here")
 
 
 def list_figures() -> list[dict[str, Any]]:
-    """The figures of the lectures: what they take and what they show."""
+    """The figures of the lectures, with their inputs and summaries."""
     return [
         {
             "name": name,
-            "shows": entry.summary,
+            "summary": entry.summary,
             "topics": list(entry.topics),
-            "model": _need(entry.inputs, "model"),
-            "text": _need(entry.inputs, "text"),
+            "model": _requirement(entry.inputs, "model"),
+            "text": _requirement(entry.inputs, "text"),
         }
         for name, entry in FIGURES.items()
     ]
 
 
-def _need(inputs: dict[str, bool], what: str) -> str:
-    needed = [inputs[key] for key in (what, f"{what}s") if key in inputs]
-    return "no" if not needed else "needed" if any(needed) else "possible"
+def _requirement(inputs: dict[str, bool], name: str) -> str:
+    required = [inputs[key] for key in (name, f"{name}s") if key in inputs]
+    return "none" if not required else "required" if any(required) else "optional"
 
 
 def draw_figure(name: str, model: ServedModel | None, text: str | None) -> dict[str, Any]:
     """A figure of the lectures as tables or an SVG, and as text for a screen reader."""
     models: list[Run | Path | str] = [] if model is None else [_text_run(model)]
     if model is not None and text:
-        _check_length(model, text, MAX_TOKENS)
-    shown = figure(name, models, [text] if text else [])
-    panels = shown.data.panels
+        _check_length(model, text)
+    lecture_figure = figure(name, models, [text] if text else [])
+    panels = lecture_figure.data.panels
     only_tables = all(isinstance(panel, Table) for panel in panels)
     return {
-        "title": shown.data.title,
-        "caption": shown.data.caption,
+        "title": lecture_figure.data.title,
+        "caption": lecture_figure.data.caption,
         "tables": [asdict(panel) for panel in panels] if only_tables else [],
-        "svg": "" if only_tables else to_svg(shown.figure()),
-        "text": shown.text(78),
-        "numbers": shown.data.numbers,
+        "svg": "" if only_tables else to_svg(lecture_figure.figure()),
+        "text": lecture_figure.text(78),
+        "numbers": lecture_figure.data.numbers,
     }
 
 
@@ -178,8 +168,8 @@ def list_recipes() -> list[dict[str, str]]:
 
 
 def structure(folder: RunsFolder, name: str) -> dict[str, Any]:
-    """The drawing, the settings and the size of a preset or run."""
-    model = info(_known(folder, name))
+    """The diagram, the settings and the size of a preset or run."""
+    model = info(_preset_or_path(folder, name))
     published = model.published
     return {
         "name": name,
@@ -196,7 +186,7 @@ def structure(folder: RunsFolder, name: str) -> dict[str, Any]:
 
 def differences(folder: RunsFolder, first: str, second: str) -> dict[str, Any]:
     """The settings and parameter counts in which two presets or runs differ."""
-    difference = diff(_known(folder, first), _known(folder, second))
+    difference = diff(_preset_or_path(folder, first), _preset_or_path(folder, second))
     return {
         "names": [first, second],
         "groups": {
@@ -207,8 +197,8 @@ def differences(folder: RunsFolder, first: str, second: str) -> dict[str, Any]:
     }
 
 
-def _known(folder: RunsFolder, name: str) -> str:
-    """A preset, or the path of a run: of "run:NAME"; nothing else that `info` would open."""
+def _preset_or_path(folder: RunsFolder, name: str) -> str:
+    """The name of a preset, or for "run:NAME" the path of that run; other paths are refused."""
     kind, separator, run = name.partition(":")
     if kind == "run" and separator:
         return str(folder.run(run))

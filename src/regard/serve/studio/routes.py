@@ -1,4 +1,4 @@
-"""The routes of the studio: the page, its files, and what it asks for."""
+"""The routes of the studio: the page, its files and the data that it shows."""
 
 import asyncio
 import mimetypes
@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from regard.api.model_info import presets
 from regard.errors import ConfigError
-from regard.explain.render.figure import POLICY
+from regard.explain.render.figure import CONTENT_SECURITY_POLICY
 from regard.generate import SAMPLER_ORDERS
 from regard.serve.api_errors import ApiError
 from regard.serve.middleware import MAX_BODY
@@ -31,8 +31,9 @@ from regard.serve.studio.folder import RunsFolder, check_name
 from regard.serve.studio.trainer import SUFFIXES, Busy, Trainer
 
 PAGE = Path(__file__).with_name("page")
-MAX_TEXT = MAX_BODY - 64 * 1024  # bytes of a text as JSON; the rest of the body is beside it
-MAX_MAPS = 16  # pages of attention maps that are kept
+MAX_TEXT = MAX_BODY - 64 * 1024  # bytes of a text as JSON; the other fields are small
+MAX_MAPS = 16  # pages of attention maps that are stored
+MAX_MAP_CHARACTERS = 64_000_000  # of all these pages; 144 heads of 512 tokens have 28 million
 SECURITY = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -48,18 +49,20 @@ router = APIRouter()
 
 
 class Studio:
-    """What the routes of the studio share."""
+    """The state that the routes of the studio share."""
 
     def __init__(self, folder: RunsFolder) -> None:
         self.folder = folder
         self.trainer = Trainer(folder)
         self.maps: OrderedDict[str, str] = OrderedDict()  # pages by an unguessable name
 
-    def keep(self, page: str) -> str:
-        """Keep a page for the frame that will show it; returns its name."""
+    def store_page(self, page: str) -> str:
+        """Store a page for the frame that loads it; return its name."""
         name = secrets.token_urlsafe(18)
         self.maps[name] = page
-        while len(self.maps) > MAX_MAPS:
+        while len(self.maps) > MAX_MAPS or (
+            len(self.maps) > 1 and sum(map(len, self.maps.values())) > MAX_MAP_CHARACTERS
+        ):
             self.maps.popitem(last=False)
         return name
 
@@ -95,11 +98,11 @@ def _file(name: str) -> Response:
 
 @router.get("/maps/{name}", include_in_schema=False)
 async def maps_page(http: Request, name: str) -> Response:
-    """A page of attention maps, for a frame without an origin of its own."""
+    """A page of attention maps, for a sandboxed frame."""
     content = studio_of(http).maps.get(name)
     if content is None:
-        raise ApiError(404, "this page of attention maps is not kept any more; show them again")
-    policy = f"{POLICY}; frame-ancestors 'self'; sandbox allow-scripts"
+        raise ApiError(404, "this page of attention maps has expired; press Show again")
+    policy = f"{CONTENT_SECURITY_POLICY}; frame-ancestors 'self'; sandbox allow-scripts"
     headers = {**SECURITY, "Content-Security-Policy": policy}
     return Response(content, media_type="text/html; charset=utf-8", headers=headers)
 
@@ -109,7 +112,7 @@ async def maps_page(http: Request, name: str) -> Response:
 
 @router.get("/studio/runs")
 async def list_runs(http: Request) -> dict[str, Any]:
-    """The runs of the folder, and what can be trained."""
+    """The runs of the folder, and the state of the training process."""
     studio = studio_of(http)
     return {
         "folder": str(studio.folder.path),
@@ -120,7 +123,7 @@ async def list_runs(http: Request) -> dict[str, Any]:
 
 @router.get("/studio/choices")
 async def list_choices() -> dict[str, Any]:
-    """Recipes, presets, figures, samplers with sliders, and the texts that can be sent."""
+    """Recipes, presets, figures, sampler orders, sliders, and the limits of uploaded texts."""
     return {
         "recipes": await asyncio.to_thread(inspection.list_recipes),
         "presets": presets(),
@@ -134,7 +137,7 @@ async def list_choices() -> dict[str, Any]:
 
 @router.get("/studio/runs/{name}")
 async def show_run(http: Request, name: str) -> dict[str, Any]:
-    """The curves and samples of a run, and the state of the training."""
+    """The curves and samples of a run, and the state of the training process."""
     studio = studio_of(http)
     state = studio.trainer.state()
     training = state["running"] and state["name"] == name
@@ -146,7 +149,7 @@ async def show_run(http: Request, name: str) -> dict[str, Any]:
 
 @router.get("/studio/training")
 async def show_training(http: Request) -> dict[str, Any]:
-    """The state of the training."""
+    """The state of the training process."""
     return studio_of(http).trainer.state()
 
 
@@ -182,7 +185,7 @@ async def train(http: Request, body: TrainBody) -> dict[str, Any]:
 
 @router.post("/studio/stop")
 async def stop(http: Request) -> dict[str, Any]:
-    """Let the training save and end."""
+    """Tell the training process to save and end."""
     trainer = studio_of(http).trainer
     trainer.stop()
     return trainer.state()
@@ -192,20 +195,20 @@ async def stop(http: Request) -> dict[str, Any]:
 async def resume(http: Request, body: ResumeBody) -> dict[str, Any]:
     """Continue a run, or extend it to more steps."""
     trainer = studio_of(http).trainer
-    words = [] if body.steps is None else [f"train.steps={body.steps}"]
+    overrides = [] if body.steps is None else [f"train.steps={body.steps}"]
     try:
-        await asyncio.to_thread(trainer.resume, body.name, words)
+        await asyncio.to_thread(trainer.resume, body.name, overrides)
     except Busy as error:
         raise ApiError(409, str(error), code="busy") from error
     return trainer.state()
 
 
-# looking inside
+# inspection
 
 
 @router.post("/studio/distribution")
 async def distribution(http: Request, body: DistributionBody) -> dict[str, Any]:
-    """The next-token distribution, and what each sampler leaves of it."""
+    """The next-token distribution, and the distribution after each sampler."""
     service = service_of(http)
     model = await service.model(http, body.model)
     return await service.job(inspection.distribution, model, body)
@@ -213,11 +216,11 @@ async def distribution(http: Request, body: DistributionBody) -> dict[str, Any]:
 
 @router.post("/studio/attention")
 async def attention(http: Request, body: AttentionBody) -> dict[str, Any]:
-    """Make a page of all attention maps of a text; returns its address."""
+    """Make a page of all attention maps of a text; return its URL path."""
     service, studio = service_of(http), studio_of(http)
     model = await service.model(http, body.name)
     content, unknown = await service.job(inspection.attention_page, model, body.text)
-    return {"page": f"/maps/{studio.keep(content)}", "unknown": unknown}
+    return {"page": f"/maps/{studio.store_page(content)}", "unknown": unknown}
 
 
 @router.post("/studio/figure")
@@ -230,7 +233,7 @@ async def draw_figure(http: Request, body: FigureBody) -> dict[str, Any]:
 
 @router.get("/studio/structure")
 async def show_structure(http: Request, name: str) -> dict[str, Any]:
-    """The drawing and the settings of a preset, or of a run: `name` is then run:NAME."""
+    """The diagram and the settings of a preset, or of a run if `name` is run:NAME."""
     return await asyncio.to_thread(inspection.structure, studio_of(http).folder, name)
 
 

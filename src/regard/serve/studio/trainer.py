@@ -1,4 +1,4 @@
-"""One training at a time, in a child process: `regard train` and `regard resume`."""
+"""The training process of the studio, one at a time: `regard train` or `regard resume`."""
 
 import signal
 import subprocess
@@ -7,36 +7,37 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO, Any, cast
 
 from regard.errors import ConfigError
 from regard.files.atomic import atomic_file
-from regard.serve.studio.folder import TEXTS, RunsFolder, check_name
+from regard.serve.studio.folder import TEXTS, RunsFolder, check_name, read_end
 
 SUFFIXES = (".txt", ".md", ".tsv", ".csv", ".jsonl")  # of uploaded files
 COMMAND = (sys.executable, "-m", "regard.cli.training_process")
 LOG_BYTES = 16 * 1024  # the end of the output that is shown
-STOP_SECONDS = 30  # for a training to save when the studio ends
+STOP_SECONDS = 30  # for the training process to save when the studio ends
 
 
 class Busy(ConfigError):
-    """Another training is running."""
+    """Another run is being trained."""
 
 
 class Trainer:
-    """Starts, stops and follows the training of a studio."""
+    """Starts and stops the training process, and reports its state."""
 
     def __init__(self, folder: RunsFolder, command: Sequence[str] = COMMAND) -> None:
         self.folder, self.command = folder, command
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
-        self._end = ""  # of the output, once it is closed
+        self._final_output = ""  # once `_log` is closed
         self._name = ""
         self._started = 0.0
         self._stopping = False
 
-    def train_text(self, name: str, text: str, suffix: str, words: Sequence[str]) -> None:
+    def train_text(self, name: str, text: str, suffix: str, overrides: Sequence[str]) -> None:
         """Save a text in the folder and train on it."""
         path = self.folder.path / TEXTS / f"{check_name(name)}{suffix}"
         with self._lock:
@@ -44,24 +45,26 @@ class Trainer:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(path, sync=False) as temporary:
                 temporary.write_text(text, encoding="utf-8", newline="")
-            self._start(name, ["train", str(path), *words, "--out", str(self.folder.path / name)])
+            self._start(
+                name, ["train", str(path), *overrides, "--out", str(self.folder.path / name)]
+            )
 
-    def train_recipe(self, name: str, recipe: str, words: Sequence[str]) -> None:
-        """Train a recipe of the library."""
+    def train_recipe(self, name: str, recipe: str, overrides: Sequence[str]) -> None:
+        """Train the model of a recipe."""
         with self._lock:
             self._check_free(check_name(name))
             self.folder.path.mkdir(parents=True, exist_ok=True)
-            self._start(name, ["train", recipe, *words, "--out", str(self.folder.path / name)])
+            self._start(name, ["train", recipe, *overrides, "--out", str(self.folder.path / name)])
 
-    def resume(self, name: str, words: Sequence[str]) -> None:
+    def resume(self, name: str, overrides: Sequence[str]) -> None:
         """Continue a run of the folder."""
         path = self.folder.run(name)
         with self._lock:
             self._check_idle()
-            self._start(name, ["resume", str(path), *words])
+            self._start(name, ["resume", str(path), *overrides])
 
     def stop(self) -> None:
-        """Tell the training to save and end, as SIGTERM does."""
+        """Send SIGTERM to the training process, so that it saves and ends."""
         with self._lock:
             if self._running:
                 assert self._process is not None
@@ -69,7 +72,7 @@ class Trainer:
                 self._process.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """Stop the training and wait until it has saved."""
+        """Stop the training process and wait until it has saved."""
         self.stop()
         with self._lock:
             process = self._process
@@ -82,13 +85,13 @@ class Trainer:
             cast(IO[bytes], process.stdin).close()
         with self._lock:
             if self._log is not None:
-                self._end = self._output()
+                self._final_output = self._output()
                 self._log.close()
                 self._log = None
 
     def state(self) -> dict[str, Any]:
-        """What the page shows: whether it runs, how it ended, and the end of its output."""
-        with self._lock:  # a training that starts replaces them all
+        """Whether the training process runs, how it ended, and the end of its output."""
+        with self._lock:  # a process that starts replaces them all
             process, name = self._process, self._name
             started, stopping = self._started, self._stopping
             code = None if process is None else process.poll()
@@ -112,7 +115,7 @@ class Trainer:
     def _check_idle(self) -> None:
         if self._running:
             raise Busy(
-                f"the training of {self._name!r} is running; one training runs at a time, so "
+                f"{self._name!r} is being trained, and one run is trained at a time; "
                 "stop it or wait until it ends"
             )
 
@@ -123,36 +126,33 @@ class Trainer:
                 f"name: there is a run {name!r} already; choose another name, or resume it"
             )
 
-    def _start(self, name: str, words: Sequence[str]) -> None:
+    def _start(self, name: str, arguments: Sequence[str]) -> None:
         if self._log is not None:
             self._log.close()
         if self._process is not None:
             cast(IO[bytes], self._process.stdin).close()
         self._log = tempfile.NamedTemporaryFile("ab")  # noqa: SIM115 -- open while it is read
         self._process = subprocess.Popen(
-            [*self.command, *words],
+            [*self.command, *arguments],
             stdin=subprocess.PIPE,  # closed when the studio ends, by whatever signal
             stdout=self._log,
             stderr=self._log,
-            start_new_session=True,  # Ctrl-C in the terminal is for the server, which stops it
+            start_new_session=True,  # Ctrl-C reaches the server only, which stops it
         )
         self._name, self._started, self._stopping = name, time.monotonic(), False
 
     def _output(self) -> str:
         if self._log is None:
-            return self._end
-        with open(self._log.name, "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - LOG_BYTES))
-            return file.read().decode(errors="replace")
+            return self._final_output
+        return read_end(Path(self._log.name), LOG_BYTES)
 
 
 def _outcome(name: str, code: int, output: str) -> str:
     if code == 0:
         return f"{name} is trained."
-    _, found, error = output.rpartition("regard: ")
+    _, separator, error = output.rpartition("regard: ")
     if code == 75 and "checkpoint saved" in error:
         return f"{name} is stopped and saved; resume continues it."
     if code in (75, -signal.SIGTERM):
-        return f"{name} was stopped outside of its training steps; saved files are unchanged."
-    return error.strip() if found else f"the training of {name} ended with exit code {code}."
+        return f"{name} was stopped before its first step or after its last; resume continues it."
+    return error.strip() if separator else f"training {name} ended with exit code {code}."

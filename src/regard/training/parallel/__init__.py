@@ -1,1 +1,1 @@
-"""Several ranks: launch, collectives, DDP and FSDP wrappers."""
+"""Distributed training: launch, collectives, DDP and FSDP."""

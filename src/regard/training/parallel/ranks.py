@@ -25,7 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from regard.data.batch import Batch, map_tensors, tensors
 from regard.errors import RegardError
-from regard.nn.head import IGNORED
+from regard.nn.head import IGNORE_INDEX
 from regard.training.parallel import launch
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Ranks:
         return tensor
 
     def all_reduce_max(self, *numbers: int) -> list[int]:
-        """For each number its maximum over all ranks, in one collective."""
+        """The maximum of each number over all ranks, in one collective."""
         if self.world_size == 1:
             return list(numbers)
         tensor = torch.tensor(numbers)
@@ -80,7 +80,7 @@ class Ranks:
         return received
 
     def all_or_fail(self, work: Callable[[], T]) -> T:
-        """Call `work` on every rank; if it raises on any rank, all raise the same message."""
+        """Call `work` on every rank; if one raises a `RegardError`, all raise its message."""
         if self.world_size == 1:
             return work()
         failure: RegardError | None = None
@@ -108,20 +108,21 @@ class Ranks:
         """How many micro-batches of a step this rank processes, out of `accumulate`."""
         return accumulate if accumulate % self.world_size else accumulate // self.world_size
 
-    def local_batch(self, batch: Callable[[int], Batch], accumulate: int, number: int) -> Batch:
-        """The micro-batch `number` of this rank.
+    def local_batch(self, batch: Callable[[int], Batch], accumulate: int, index: int) -> Batch:
+        """The micro-batch `index` of this rank.
 
-        Ranks take whole micro-batches where their number divides `accumulate`; else every rank
-        takes its rows of each micro-batch.
+        If the world size divides `accumulate`, the micro-batches are distributed over the ranks;
+        otherwise every rank takes its rows of each micro-batch.
         """
         if accumulate % self.world_size:
-            return self.shard_batch(batch(number))
-        return batch(number * self.world_size + self.rank)
+            return self.shard_batch(batch(index))
+        return batch(index * self.world_size + self.rank)
 
     def shard_batch(self, batch: Batch) -> Batch:
         """The rows n·rank/world_size … n·(rank + 1)/world_size - 1 of a batch of n rows.
 
-        If the range is empty, one row without scored targets: every rank must join each step.
+        If the range is empty, one row without scored targets, because every rank must take part
+        in each step.
         """
         rows = len(tensors(batch)[0])
         begin, end = (rows * rank // self.world_size for rank in (self.rank, self.rank + 1))
@@ -137,7 +138,7 @@ def unscored_row(batch: Batch) -> Batch:
     """One row of a batch, with every target ignored: its loss and gradient are zero."""
     row: Any = map_tensors(batch, lambda tensor: tensor[:1])
     targets = {
-        field.name: torch.full_like(value, IGNORED)
+        field.name: torch.full_like(value, IGNORE_INDEX)
         for field in fields(row)
         if field.name.endswith("targets") and (value := getattr(row, field.name)) is not None
     }
@@ -147,7 +148,7 @@ def unscored_row(batch: Batch) -> Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchPlan:
-    """What rank 0 sends to the other ranks once the data is prepared and the folder exists."""
+    """Sent by rank 0 to the other ranks once the data is prepared and the folder exists."""
 
     folder: str
     config: dict[str, Any]
@@ -161,7 +162,7 @@ _PLAN = "plan"  # key in the ranks' store
 
 
 def send_plan(plan: LaunchPlan | None) -> Store | None:
-    """Send the plan to the other ranks, as rank 0; with None, they exit."""
+    """Send the plan from rank 0 to the other ranks; None tells them to exit."""
     if launch.world_size() == 1:
         return None
     store = _open_store()
@@ -170,7 +171,7 @@ def send_plan(plan: LaunchPlan | None) -> Store | None:
 
 
 def receive_plan() -> tuple[LaunchPlan | None, Store]:
-    """Wait for rank 0's plan."""
+    """Wait for the plan of rank 0; None: this rank exits."""
     store = _open_store()
     table = json.loads(store.get(_PLAN))
     return None if table is None else LaunchPlan(**table), store
@@ -178,7 +179,8 @@ def receive_plan() -> tuple[LaunchPlan | None, Store]:
 
 def _open_store() -> Store:
     store, _, _ = next(rendezvous("env://", timeout=PLAN_TIMEOUT))
-    return PrefixStore(f"regard-{launch.restart_count()}", store)  # torchrun keeps the old keys
+    # after a restart of the ranks, the store still has the old keys
+    return PrefixStore(f"regard-{launch.restart_count()}", store)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
-"""Parallel strategies: they wrap the objective, and the model's code does not change.
+"""Strategies for several ranks: they wrap the objective, and the model's code does not change.
 
-SingleProcess  one process, no communication
 Replicated     every rank has all weights; gradients are averaged (DDP, Li et al. 2020)
 Sharded        every rank stores its rows of each weight, gradient and optimizer state, and
                gathers the weights of one block at a time (FSDP2, Zhao et al. 2023)
@@ -14,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,14 +20,14 @@ from regard.accel import attach_window_blocks, compile_for_training, training_pa
 from regard.config import TrainConfig
 from regard.data.batch import Batch
 from regard.errors import CheckpointError
-from regard.models.build import load_weights, persistent_buffers, weights
+from regard.models.build import persistent_buffers
 from regard.models.cost import training_bytes
 from regard.nn.block import Block
 from regard.pipelines.base import TrainingData
-from regard.tasks import Task
+from regard.training.loop import Objective, ParallelStrategy, SingleProcess
 from regard.training.optim import Muon
 from regard.training.parallel import launch
-from regard.training.parallel.ranks import SINGLE, Ranks, unscored_row
+from regard.training.parallel.ranks import Ranks, unscored_row
 from regard.training.setup.device import (
     autocast,
     checkpoint_activations,
@@ -39,90 +37,11 @@ from regard.training.setup.device import (
 T = TypeVar("T")
 
 
-class Objective(nn.Module):
-    """A model and its task as one module from batch to loss, for torch.compile and DDP/FSDP."""
-
-    def __init__(self, model: nn.Module, task: Task) -> None:
-        super().__init__()
-        self.model, self.task = model, task
-
-    def forward(self, batch: Batch) -> Float[Tensor, ""]:
-        """The summed loss."""
-        return self.task.loss(self.model, batch)
-
-
-class ParallelStrategy:
-    """The part of training that depends on the number of ranks; this class is for one rank."""
-
-    shard = (0, 1)  # index of the shard that this rank stores, and number of shards
-
-    def __init__(self, objective: Objective, ranks: Ranks = SINGLE) -> None:
-        self.objective, self.ranks = objective, ranks
-        self.local_model: nn.Module = objective.model  # holds the parameters this rank updates
-        self.loss: Callable[[Batch], Tensor] = objective
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether this rank stores only a part of each tensor."""
-        return self.shard[1] > 1
-
-    def compile(self) -> None:
-        """Compile the loss: a function, so that no parameter name changes."""
-        self.loss = compile_for_training(self.loss, self.objective.model)
-
-    def attach(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Connect the optimizers to the other ranks, where they need them."""
-
-    def sync_gradients(self, enabled: bool) -> AbstractContextManager[object]:
-        """A context in which the backward pass all-reduces gradients only if `enabled`.
-
-        With gradient accumulation that is the last micro-batch of a step.
-        """
-        return nullcontext()
-
-    def local_batch(self, batch: Callable[[int], Batch], accumulate: int, number: int) -> Batch:
-        """The micro-batch `number` of this rank, where `accumulate` make a step of all ranks."""
-        return batch(number)
-
-    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks."""
-        return tensor
-
-    def all_reduce_max(self, *numbers: int) -> tuple[int, ...]:
-        """For each number its maximum over all ranks."""
-        return numbers
-
-    def clip_gradients(self, max_norm: float) -> Tensor:
-        """Clip the gradient to this norm, unless it is 0; returns the norm before clipping."""
-        parameters = [p for p in self.local_model.parameters() if p.requires_grad]
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm if max_norm else torch.inf)
-
-    def with_full_weights(self, function: Callable[[nn.Module], T]) -> T | None:
-        """Call a function on the unsharded model; None on ranks that are not needed for it."""
-        return function(self.objective.model) if self.ranks.is_rank0 else None
-
-    def local_weights(self) -> dict[str, Tensor]:
-        """The weights, or parts of weights, that this rank stores."""
-        return weights(self.objective.model)
-
-    def full_weights(self) -> dict[str, Tensor]:
-        """All weights, on rank 0; every rank must call this."""
-        return weights(self.objective.model)
-
-    def load(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Load the part of the saved weights that this rank stores."""
-        load_weights(self.objective.model, tensors, where)
-
-
-class SingleProcess(ParallelStrategy):
-    """One process trains the whole model."""
-
-
 class _Distributed(ParallelStrategy):
-    """Several ranks: batches are split, sums and maxima are collectives."""
+    """Several ranks: each takes its part of a batch, and sums and maxima are all-reduced."""
 
-    def local_batch(self, batch: Callable[[int], Batch], accumulate: int, number: int) -> Batch:
-        return self.ranks.local_batch(batch, accumulate, number)
+    def local_batch(self, batch: Callable[[int], Batch], accumulate: int, index: int) -> Batch:
+        return self.ranks.local_batch(batch, accumulate, index)
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return self.ranks.all_reduce_sum(tensor)
@@ -190,21 +109,22 @@ class Sharded(_Distributed):
         if bfloat16:
             # the inputs of blocks keep their dtype: bfloat16 would round the rotary positions
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-        self.blocks = [part for part in objective.modules() if isinstance(part, Block)]
+        self.blocks = [module for module in objective.modules() if isinstance(module, Block)]
         self.groups: list[Any] = [
-            fully_shard(part, mesh=mesh, mp_policy=policy) for part in (*self.blocks, objective)
+            fully_shard(module, mesh=mesh, mp_policy=policy) for module in (*self.blocks, objective)
         ]
         self.shard = (ranks.rank, ranks.world_size)
         self.sharded_parameters: dict[str, Any] = dict(objective.model.named_parameters())
         self.local_model = self.shards = LocalShards(self.sharded_parameters, ranks)
-        self.buffers = persistent_buffers(objective.model)  # whole on every rank
-        # FSDP decides at its first forward pass which group is the outermost. That must not be an
-        # evaluation, which calls the model and not the objective.
+        self.buffers = persistent_buffers(objective.model)  # not sharded
+        # FSDP2 makes the module of the first forward pass its root. That must be the objective, and
+        # an evaluation calls the model only.
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
             _warm_up(objective, unscored_row(batch).to(device))
 
-    def compile(self) -> None:
+    def compile(self, *, float8: bool = False) -> None:
         """Compile block by block: between blocks, weights are gathered and freed."""
+        assert not float8, "require_float8 refuses it"
         for block in self.blocks:
             block.forward = _compile_training_forward(block)  # type: ignore[method-assign]
 
@@ -220,7 +140,7 @@ class Sharded(_Distributed):
         return nullcontext()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        """Move gradients to the local rows, and clip them by the norm over all ranks."""
+        """Assign the sharded gradients to the local rows; clip them by the norm over all ranks."""
         for (_, local), p in zip(
             self.local_model.named_parameters(), self.sharded_parameters.values(), strict=True
         ):
@@ -292,7 +212,7 @@ class LocalShards(nn.Module):
         self.shapes = {self.shards[name]: p.shape for name, p in sharded.items()}
 
     def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """All of them; torch cannot register parameters whose names have dots."""
+        """Yield all shards, since torch cannot register parameters whose names have dots."""
         yield from self.shards.items()
 
     def full_shape(self, param: nn.Parameter) -> torch.Size:
@@ -326,15 +246,15 @@ def _compile_training_forward(block: Block) -> Callable[..., Any]:
     return forward
 
 
-def should_shard(parameters: int, config: TrainConfig, device: torch.device) -> bool:
+def should_shard(parameters: int, settings: TrainConfig, device: torch.device) -> bool:
     """Whether to shard the weights over the ranks: `train.shard=full`, or `auto` if they are large.
 
     `auto` reserves half of a rank's memory for activations.
     """
-    if launch.world_size() == 1 or config.shard == "none":
+    if launch.world_size() == 1 or settings.shard == "none":
         return False
-    needed = training_bytes(parameters, ema=config.ema > 0)
-    return config.shard == "full" or 2 * needed > free_memory(device)
+    needed = training_bytes(parameters, ema=settings.ema > 0)
+    return settings.shard == "full" or 2 * needed > free_memory(device)
 
 
 def make_strategy(
@@ -361,5 +281,5 @@ def make_strategy(
     else:
         strategy = Replicated(objective.to(device), ranks, data.batch(0))
     if training_path(settings, device).compile:
-        strategy.compile()
+        strategy.compile(float8=settings.precision == "float8")
     return strategy

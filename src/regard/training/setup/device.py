@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from regard.accel import float8
 from regard.config import RunConfig, TrainConfig
 from regard.errors import ConfigError, unknown
 from regard.models.cost import training_bytes
 from regard.nn.block import Block
 from regard.training.parallel import launch
+from regard.units import format_bytes
 
 CGROUP = Path("/sys/fs/cgroup")  # the limits of a container (cgroup v2)
 MAX_THREADS = 1024  # torch accepts any number, and crashes with a large one
@@ -43,6 +45,8 @@ def prepare_device(config: RunConfig) -> torch.device:
     use_threads(config.train.threads)
     if device.type == "cpu" and config.train.precision == "bfloat16":
         _check_bfloat16()
+    if config.train.precision == "float8":
+        require_float8(config.train, device)
     return device
 
 
@@ -65,7 +69,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def _use_gpu_of_rank(device: torch.device) -> None:
-    """Give each rank its own GPU."""
+    """Use the GPU whose index is the local rank."""
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(
             f"device={device.type} does not support several ranks; use device=cpu or device=cuda"
@@ -102,8 +106,22 @@ def usable_cores() -> int:
         return os.cpu_count() or 1
 
 
+def require_float8(settings: TrainConfig, device: torch.device) -> None:
+    """Raise `ConfigError` where FP8 training is not supported."""
+    reason = float8.unsupported_reason(device)
+    if reason is None and settings.compile == "off":
+        reason = "it needs train.compile=auto or on"
+    if reason is None and launch.world_size() > 1:
+        reason = f"it is for one GPU, not {launch.world_size()} ranks"
+    if reason is not None:
+        raise ConfigError(
+            f"train.precision=float8 does not work here: {reason}\n"
+            f"leave it out, or set train.precision=bfloat16"
+        )
+
+
 def _check_bfloat16() -> None:
-    """Test bfloat16 in a subprocess: it crashes some CPUs, mostly virtual ones."""
+    """Test bfloat16 in a subprocess: on some CPUs, mostly virtual ones, it crashes the process."""
     test = subprocess.run([sys.executable, "-c", BFLOAT16_TEST], capture_output=True, check=False)
     if test.returncode:
         raise ConfigError(
@@ -113,10 +131,10 @@ def _check_bfloat16() -> None:
 
 
 def autocast(
-    config: TrainConfig, device: torch.device
+    settings: TrainConfig, device: torch.device
 ) -> Callable[[], AbstractContextManager[Any]]:
     """Mixed precision: bfloat16 on CUDA by default, float32 elsewhere; the weights stay float32."""
-    precision = config.precision
+    precision = settings.precision
     if precision == "auto":
         precision = "bfloat16" if device.type == "cuda" else "float32"
     if precision == "float32":
@@ -130,7 +148,7 @@ def checkpoint_activations(model: nn.Module) -> None:
     Less memory for about a third more arithmetic (Chen et al. 2016). The RNG state is restored
     for the recomputation, so dropout masks and gradients are the same.
     """
-    blocks = [part for part in model.modules() if isinstance(part, Block)]
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
     if not blocks:
         raise ConfigError(
             "train.activation_checkpointing=true works block by block, and this model has no "
@@ -161,22 +179,24 @@ def _cgroup_memory() -> float:
 
 
 def check_memory(
-    parameters: int, config: TrainConfig, device: torch.device, trained: int | None = None
+    parameters: int, settings: TrainConfig, device: torch.device, trainable: int | None = None
 ) -> None:
     """Raise if the weights, gradients and optimizer state do not fit into memory.
 
-    Of `parameters`, only `trained` (None: all) have gradients and optimizer state.
+    Of `parameters`, only `trainable` (None: all) have gradients and optimizer state.
     """
-    trained = parameters if trained is None else trained
-    frozen_bytes = 4 if autocast(config, device) is nullcontext else 2
-    needed = training_bytes(trained, ema=config.ema > 0) + frozen_bytes * (parameters - trained)
+    trainable = parameters if trainable is None else trainable
+    frozen_bytes = 4 if autocast(settings, device) is nullcontext else 2
+    needed = training_bytes(trainable, ema=settings.ema > 0) + frozen_bytes * (
+        parameters - trainable
+    )
     free = free_memory(device)
-    if config.shard != "none":
+    if settings.shard != "none":
         needed //= launch.world_size()
     if needed > free:
         raise ConfigError(
-            f"{parameters:,} parameters need {needed / 1e9:,.1f} GB to train "
-            f"(weights, gradients, optimizer); {device.type} has {free / 1e9:,.1f} GB\n"
+            f"{parameters:,} parameters need {format_bytes(needed)} to train "
+            f"(weights, gradients, optimizer); {device.type} has {format_bytes(free)}\n"
             "choose a smaller preset, or fewer model.layers or a smaller model.dim"
         )
 
@@ -184,7 +204,7 @@ def check_memory(
 def environment(device: torch.device) -> dict[str, Any]:
     """The versions and hardware of a run."""
     return {
-        "regard": version("regard") if _is_installed() else "source",
+        "regard": _version(),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "platform": platform.platform(),
@@ -193,11 +213,8 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _is_installed() -> bool:
-    from importlib.metadata import PackageNotFoundError
-
+def _version() -> str:
     try:
-        version("regard")
+        return version("regard")
     except PackageNotFoundError:
-        return False
-    return True
+        return "source"

@@ -10,19 +10,16 @@ import torch
 from regard.config import RunConfig, build, flatten, kind_of, to_table
 from regard.errors import CheckpointError, ConfigError
 from regard.models.build import is_fitted_without_gradients
+from regard.renamed import current_settings
 from regard.training.budget import TimePlan
 from regard.training.setup.device import environment
 from regard.training.storage.checkpoint import Checkpoint
 from regard.training.storage.run_folder import RunFolder
-from regard.training.storage.weight_settings import (
-    current_settings,
-    differences,
-    weight_settings,
-)
+from regard.training.storage.weight_settings import differences, weight_settings
 
 
 def fixed_settings(config: RunConfig) -> dict[str, Any]:
-    """The settings that cannot change between two sessions of a run, as JSON values."""
+    """The settings that cannot change when a run is resumed, as JSON values."""
     table: dict[str, Any] = to_table(
         {
             "task": kind_of(config.task)[0],
@@ -41,7 +38,7 @@ def check_fixed_settings(before: RunConfig, after: RunConfig, path: Path) -> Non
     """Raise if a setting changed on which weights and optimizer state depend."""
     if before.data.path is None and before.data.source is None:
         raise ConfigError(
-            f"{path} was imported, not trained here, so there is no training to resume;\n"
+            f"{path} was imported, not trained, so there is no training to resume;\n"
             f"train it on your own data: regard train DATA train.start={path}"
         )
     if after.minutes not in (before.minutes, None):
@@ -54,7 +51,7 @@ def check_fixed_settings(before: RunConfig, after: RunConfig, path: Path) -> Non
         if old != new.get(key):
             raise ConfigError(
                 f"{key} cannot change when a run is resumed;\n"
-                f"begin a new one, with train.start={path} to start from these weights"
+                f"begin a new run, with train.start={path} to start from these weights"
             )
 
 
@@ -67,23 +64,24 @@ def check_resumable(folder: RunFolder, config: RunConfig, saved: Checkpoint | No
     best, name = state["best"], config.train.best
     if best["step"] is not None and name not in ("last", *best["metrics"]):
         raise CheckpointError(
-            f"{saved.path / 'state.json'} has no best {name}, by which train.best={name} compares"
+            f"{saved.path / 'state.json'} has no value of {name} to compare with, so train.best="
+            f"{name} cannot be used"
         )
     before = current_settings(state["config"])
     if before.keys() != now.keys():
-        raise _state_error(saved, "config", "the settings that cannot change")
+        raise _state_error(saved, "config")
     for key, value in before.items():
         if value != now[key]:
             raise CheckpointError(
-                f"{key} in {folder.config} is not what the checkpoint of step {saved.step:,} was "
-                f"trained with\nrestore it, or begin a new run with train.start={folder.path}"
+                f"{key} in {folder.config} differs from the checkpoint of step {saved.step:,}\n"
+                f"restore it, or begin a new run with train.start={folder.path}"
             )
 
 
 def changed_settings(before: RunConfig, after: RunConfig, saved: Checkpoint | None) -> list[str]:
     """Lines for the heading: the settings that differ from those of the checkpoint.
 
-    A checkpoint of an earlier version has none; then those that differ from config.json.
+    A checkpoint of an earlier version has no settings; then config.json is compared instead.
     """
     old = None if saved is None else read_state(saved).get("settings")
     tables = (to_table(before) if old is None else current_settings(old), to_table(after))
@@ -92,7 +90,7 @@ def changed_settings(before: RunConfig, after: RunConfig, saved: Checkpoint | No
 
 
 def changed_machine(folder: RunFolder, device: torch.device) -> list[str]:
-    """Lines for the heading: differences of this machine that prevent a bit-identical resume."""
+    """Lines for the heading: changes of device, torch or threads that change the last bits."""
     before, now = folder.load_environment(), environment(device)
     lines = [
         f"{key:<11}is now {now[key]} and was {before[key]} when the run began, so the resumed run "
@@ -115,7 +113,8 @@ def check_unfinished(folder: RunFolder, config: RunConfig, saved: Checkpoint | N
     if saved is None:
         if is_fitted_without_gradients(config.model["family"]) and folder.model.exists():
             raise ConfigError(
-                f"{folder.path} was fitted without gradients, in one call; train a new run"
+                f"{folder.path} was fitted without gradients, so there are no steps to resume; "
+                "train a new run"
             )
         return
     if config.minutes is not None:
@@ -144,7 +143,7 @@ def is_finished(folder: RunFolder, config: RunConfig, saved: Checkpoint | None) 
 
 
 def read_state(saved: Checkpoint) -> dict[str, Any]:
-    """The state of a checkpoint; raise unless all its values have the types that are saved."""
+    """Read state.json of a checkpoint; raise if a value is missing or has a wrong type."""
     state = saved.state()
     tables = ("best", "config", "sizes")
     if absent := [key for key in tables if not isinstance(state.get(key), dict)]:
@@ -174,19 +173,19 @@ def read_state(saved: Checkpoint) -> dict[str, Any]:
     }
     for key, valid in rules.items():
         if not valid:
-            raise _state_error(saved, key, "what a run saves")
+            raise _state_error(saved, key)
     return state
 
 
-def _state_error(saved: Checkpoint, key: str, rule: str) -> CheckpointError:
+def _state_error(saved: Checkpoint, key: str) -> CheckpointError:
     return CheckpointError(
-        f"{saved.path / 'state.json'}: {key} is not {rule}\n"
+        f"{saved.path / 'state.json'}: {key} is not valid\n"
         "resume from another checkpoint with --step, or train again"
     )
 
 
 def _is_time_plan(plan: Any) -> bool:
-    """Whether this is a `TimePlan` as saved; None without a time budget."""
+    """Whether this is a saved `TimePlan`, or None, as without a time budget."""
     if plan is None:
         return True
     try:

@@ -26,6 +26,7 @@ from regard.training.setup.device import (
 )
 from regard.training.storage.start import load_initial_weights
 from regard.training.tracking.trackers import check_trackers
+from regard.units import format_bytes
 
 MAX_MINUTES = 366 * 24 * 60  # a year
 
@@ -35,8 +36,8 @@ def check_before_data(config: RunConfig) -> torch.device:
     check_trackers(config.train.trackers)
     device = prepare_device(config)
     if "preset" in config.model:
-        trained = 0 if has_adapter(config) else None
-        check_memory(count_parameters(smallest_model(config)), config.train, device, trained)
+        trainable = 0 if has_adapter(config) else None
+        check_memory(count_parameters(smallest_model(config)), config.train, device, trainable)
     check_settings(config)
     return device
 
@@ -45,9 +46,9 @@ def check_model(config: RunConfig, model: ModelConfig, device: torch.device, pat
     """Raise if the model does not fit into memory or on the disk, or contradicts the settings."""
     meta_model = build_on_meta(model)
     tuning(config.train.tune).prepare(meta_model)
-    trained = sum(p.numel() for p in meta_model.parameters() if p.requires_grad)
-    check_memory(count_parameters(model), config.train, device, trained)
-    check_disk(path, config, trained if has_adapter(config) else count_parameters(model))
+    trainable = sum(p.numel() for p in meta_model.parameters() if p.requires_grad)
+    check_memory(count_parameters(model), config.train, device, trainable)
+    check_disk(path, config, trainable if has_adapter(config) else count_parameters(model))
     check_hook_points(config, model)
     if config.train.activation_checkpointing:
         checkpoint_activations(build_on_meta(model))
@@ -62,7 +63,7 @@ def check_hook_points(config: RunConfig, model: ModelConfig) -> None:
 
 
 def check_disk(path: Path, config: RunConfig, parameters: int) -> None:
-    """Raise if the checkpoints do not fit on the disk: the newest, the best and the next."""
+    """Raise if the disk is too small for `keep` checkpoints, the best one and the next one."""
     settings = config.train
     saves = -(-settings.steps // save_interval(settings))
     checkpoints = min(settings.keep + 2, saves)
@@ -70,7 +71,7 @@ def check_disk(path: Path, config: RunConfig, parameters: int) -> None:
 
 
 def save_interval(settings: TrainConfig) -> int:
-    """After how many steps to save: by default at every evaluation, or ten times a run."""
+    """The steps between two checkpoints: by default `evaluate_every`, or a tenth of the run."""
     return settings.save_every or settings.evaluate_every or -(-settings.steps // 10)
 
 
@@ -81,7 +82,7 @@ def check_settings(config: RunConfig) -> None:
 
 
 def check_values(config: RunConfig) -> None:
-    """Check what depends neither on this machine nor on the data."""
+    """Check the settings that depend neither on this machine nor on the data."""
     check_minutes(config.minutes)
     check_train_config(config.train)
     check_tuning(config, launch.world_size())
@@ -106,10 +107,7 @@ def check_train_config(settings: TrainConfig) -> None:
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise ConfigError(f"train.{name}={value} must be at least 1")
-    for name, below in (
-        *(("lr", math.inf), ("clip", math.inf), ("ema", 1)),
-        ("layer_decay", 2),
-    ):
+    for name, below in (("lr", math.inf), ("clip", math.inf), ("ema", 1), ("layer_decay", 2)):
         value = getattr(settings, name)
         if not 0 <= value < below:
             raise ConfigError(f"train.{name}={value} must be at least 0 and below {below}")
@@ -124,18 +122,18 @@ def check_train_config(settings: TrainConfig) -> None:
         )
     if settings.patience is not None and settings.best == "last":
         raise ConfigError(
-            "train.patience has no effect with train.best='last', which makes every model the "
-            "best;\n"
-            "give train.best=loss, or train.patience=none"
+            "train.patience has no effect with train.best='last', by which every evaluation is "
+            "the best so far;\n"
+            "set train.best=loss, or train.patience=none"
         )
 
 
 def _check_batch_norm(settings: TrainConfig, ranks: int) -> None:
-    """Raise if the moving averages of BatchNorm would not be those of the trained weights."""
+    """Raise if the running statistics of BatchNorm would not belong to the trained weights."""
     if settings.activation_checkpointing:
         raise ConfigError(
             "model.norm=batch with train.activation_checkpointing would count every batch twice "
-            "in its averages; leave out one of them"
+            "in its running statistics; leave out one of them"
         )
     if ranks > 1:
         raise ConfigError(
@@ -145,7 +143,7 @@ def _check_batch_norm(settings: TrainConfig, ranks: int) -> None:
     if settings.ema > 0:
         raise ConfigError(
             f"model.norm=batch with train.ema={settings.ema:g} would evaluate averaged weights "
-            "with the statistics of others; set train.ema=0, or model.norm=layer"
+            "with the running statistics of other weights; set train.ema=0, or model.norm=layer"
         )
 
 
@@ -166,8 +164,7 @@ def _check_step_memory(config: RunConfig) -> None:
     needed, free = 4 * dim * context * rows // config.train.accumulate, free_memory(device)
     if needed > free:
         raise ConfigError(
-            f"{rows:,} rows of {context:,} tokens per step need {needed / 1e9:,.1f} GB for one "
-            "layer "
-            f"alone; {device.type} has {free / 1e9:,.1f} GB\n"
+            f"{rows:,} rows of {context:,} tokens per step need {format_bytes(needed)} for one "
+            f"layer alone; {device.type} has {format_bytes(free)}\n"
             "lower train.batch, train.tokens or model.context, or raise train.accumulate"
         )

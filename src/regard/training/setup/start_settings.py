@@ -8,8 +8,8 @@ from regard.hub.config_json import find_head
 from regard.models.build import resolve
 from regard.tasks import TASKS
 
-DEFAULTS = {"lr": 1e-4, "optimizer": "adamw"}
-DATA_OPTIONS = {"paired", "class_weights", "no_answer"}  # options that training fills from the data
+DEFAULTS = {"lr": 1e-4, "optimizer": "adamw"}  # settings of `train`
+DATA_OPTIONS = {"paired", "class_weights", "no_answer"}  # options derived from the training data
 
 
 def start_from(
@@ -21,8 +21,8 @@ def start_from(
     """The settings for data whose classes are `class_names`, with the model of the run `start`.
 
     If the task is that of `start` and its classes are among those of the model, the head is kept.
-    Otherwise the model gets the head that its Hugging Face family has for the task, if it has one.
-    A task on dialogues gets the chat `template` of the model.
+    Otherwise the model gets the head that its Hugging Face model type has for the task, if any. A
+    task on dialogues gets the chat `template` of the model.
     """
     task = settings["task"]
     kind = kind_of(task)[0]
@@ -43,7 +43,7 @@ def start_from(
 
 
 def _head(model: dict[str, Any], task: str) -> dict[str, Choice]:
-    """The setting `head` for another task than that of the model; empty if it can stay."""
+    """The setting `head` for a task that the head of the model does not fit; else empty."""
     kinds = getattr(TASKS.get(task), "heads", ())
     if "head" not in model or not kinds or kind_of(model["head"])[0] in kinds:
         return {}

@@ -1,1 +1,1 @@
-"""The run folder on disk: checkpoints, lock, disk space."""
+"""The run folder on disk: checkpoints, evaluations, lock, settings stored with weights."""

@@ -5,8 +5,8 @@
                                         state.json, MANIFEST.json
 
 With sharded weights every rank writes its rows, as model-RANK.safetensors and so on, and
-index.json lists the files of each in the order of the rows. Any number of ranks can read what
-any other number wrote.
+index.json lists the files of model, optimizer and ema in the order of the rows. A checkpoint can
+be loaded with another number of ranks.
 
 The manifest is written last and holds size and sha256 of every other file; a folder without a
 valid manifest is not a checkpoint. Only safetensors and JSON, never pickle.
@@ -28,13 +28,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from regard.errors import CheckpointError, RegardError
+from regard.errors import CheckpointError, RegardError, bullet_list
 from regard.files.atomic import temporary_path
 from regard.files.directory import Directory
-from regard.files.disk_space import disk_message
+from regard.files.disk_space import write_error_message
 from regard.files.fault_injection import inject_fault
 from regard.files.safetensors import (
-    Tensors,
+    TensorReader,
     as_bytes,
     is_shard_name,
     read_header,
@@ -42,12 +42,12 @@ from regard.files.safetensors import (
     write_safetensors,
 )
 from regard.files.untrusted import open_regular_file, parse_json, read_json, read_text
+from regard.renamed import current_settings, current_tensors
 from regard.training.parallel.ranks import SINGLE, Ranks
-from regard.training.storage.weight_settings import current_settings, current_tensors
 
 FORMAT = 1  # of MANIFEST.json
 NO_DIGEST = "0" * 64  # in place of a sha256 that is not known yet
-# Hidden files are those of file managers and network file systems.
+# Hidden files are allowed: file managers and network file systems create them.
 CHECKPOINT_FILES = r"(model|optimizer|ema)(-\d+)?\.safetensors|(state|index|MANIFEST)\.json|\..*"
 logger = logging.getLogger(__name__)
 
@@ -78,20 +78,18 @@ def check_fit(where: str, expected: Mapping[str, Tensor], tensors: Mapping[str, 
     problems = [f"{name} is missing" for name in expected if name not in tensors]
     problems += [f"{name} is not part of this run" for name in tensors if name not in expected]
     for name in (name for name in expected if name in tensors):
-        saved, wanted = tensors[name], expected[name]
-        if saved.shape != wanted.shape:
-            problems.append(f"{name} has shape {tuple(saved.shape)}, the run {tuple(wanted.shape)}")
-        elif saved.dtype != wanted.dtype:
-            problems.append(f"{name} has dtype {saved.dtype}, the run {wanted.dtype}")
+        saved, target = tensors[name], expected[name]
+        if saved.shape != target.shape:
+            problems.append(f"{name} has shape {tuple(saved.shape)}, the run {tuple(target.shape)}")
+        elif saved.dtype != target.dtype:
+            problems.append(f"{name} has dtype {saved.dtype}, the run {target.dtype}")
         elif not saved.isfinite().all():
             problems.append(f"{name} is not finite")
         elif name.endswith(("/exp_avg_sq", "/step")) and (saved < 0).any():
             problems.append(f"{name} is negative")
     if problems:
-        more = f"\n  … and {len(problems) - 5} more" if len(problems) > 5 else ""
-        listed = "".join(f"\n  {problem}" for problem in problems[:5])
         raise CheckpointError(
-            f"{where} does not fit the run:{listed}{more}\n"
+            f"{where} does not fit the run:{bullet_list(problems)}\n"
             "resume from another checkpoint with --step, or train again"
         )
 
@@ -109,7 +107,7 @@ def save(
     temporary = str(ranks.broadcast(temporary_path(path).name))
     shards = {name: [f"{name}-{rank}" for rank in range(ranks.world_size)] for name in tensors}
     needed = int(ranks.all_reduce_sum(torch.tensor(sum(map(_bytes, tensors.values())))))
-    files: dict[str, dict[str, Any]] = {}  # size and hash of each
+    files: dict[str, dict[str, Any]] = {}  # size and sha256 of each file
 
     def write_file(name: str, write: Callable[[BinaryIO], object]) -> None:
         with folder.folder(temporary).create(name) as file:
@@ -165,7 +163,7 @@ def save(
         except CheckpointError:
             raise
         except OSError as error:
-            message = f"{disk_message(path, error, needed)}\nearlier checkpoints are intact"
+            message = f"{write_error_message(path, error, needed)}\nearlier checkpoints are intact"
             raise CheckpointError(message) from error
 
     try:
@@ -183,28 +181,32 @@ def save(
 
 
 def latest(folder: Path, step: int | None = None) -> Checkpoint | None:
-    """The newest checkpoint, or that of `step`; if corrupted, an error that names a valid one."""
+    """The newest checkpoint, or that of `step`; None if there is none.
+
+    If it is corrupted, the error names the newest valid checkpoint before it.
+    """
     steps = _steps(_names(folder))
     if step is not None and step not in steps:
         available = ", ".join(map(str, sorted(steps))) or "none"
         raise CheckpointError(f"no checkpoint of step {step} in {folder}; available: {available}")
-    for number in steps if step is None else [step]:
-        path = folder / f"step-{number}"
-        problem = verify(path)
-        if problem is None:
-            return Checkpoint(path, number)
-        valid = next(valid_steps_before(folder, number), None)
-        advice = (
-            f"the one of step {valid} is valid: regard resume {folder.parent} --step {valid}"
-            if valid is not None
-            else "there is no earlier one; train the run again with regard train"
-        )
-        raise CheckpointError(f"corrupted checkpoint: {problem}\n{advice}")
-    return None
+    if not steps:
+        return None
+    step = steps[0] if step is None else step
+    path = folder / f"step-{step}"
+    problem = verify(path)
+    if problem is None:
+        return Checkpoint(path, step)
+    valid = next(valid_steps_before(folder, step), None)
+    advice = (
+        f"the one of step {valid} is valid: regard resume {folder.parent} --step {valid}"
+        if valid is not None
+        else "there is no earlier one; train the run again with regard train"
+    )
+    raise CheckpointError(f"corrupted checkpoint: {problem}\n{advice}")
 
 
 def verify(path: Path) -> str | None:
-    """Compare a checkpoint with its manifest; the first problem, or None."""
+    """Compare a checkpoint with its manifest; return the first problem, or None."""
     manifest_path = path / "MANIFEST.json"
     try:
         if path.is_symlink():
@@ -256,7 +258,10 @@ def find_valid(folder: Path, step: int | None) -> Checkpoint | None:
 
 
 def prune(folder: Directory, keep: int, best: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints and the best one; warn of what is not ours."""
+    """Remove all but the newest `keep` checkpoints and the best one.
+
+    A checkpoint folder with a file that no run has written is kept, with a warning.
+    """
     for step in _steps(folder.names())[keep:]:
         if step == best:
             continue
@@ -321,7 +326,7 @@ def write_tensors(
     except CheckpointError as error:
         if not isinstance(error.__cause__, OSError):
             raise
-        message = disk_message(directory.path / name, error.__cause__, _bytes(tensors))
+        message = write_error_message(directory.path / name, error.__cause__, _bytes(tensors))
         raise CheckpointError(message) from error
     inject_fault("replace")
     return result
@@ -330,12 +335,12 @@ def write_tensors(
 def write_digest(path: Path) -> None:
     """Replace `NO_DIGEST` in the metadata of a file by the hash of its tensors and metadata.
 
-    For a file that is written tensor by tensor, in an order of its own; it is read in chunks.
+    For a file that was written tensor by tensor, not in the order of names; it is read in chunks.
     """
     entries, metadata = read_header(path), read_metadata(path)
     del metadata["sha256"]
     result = hashlib.sha256()
-    with Tensors(entries) as tensors:
+    with TensorReader(entries) as tensors:
         for name, entry in sorted(entries.items()):
             result.update(_tensor_label(name, entry.dtype, entry.shape))
             for chunk in tensors.chunks(name):
@@ -358,7 +363,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return current_tensors(tensors)
 
 
-def check_tensors(path: Path, tensors: Tensors) -> None:
+def check_tensors(path: Path, tensors: TensorReader) -> None:
     """Verify the hash of a safetensors file, reading one tensor at a time."""
     with _file_errors(path), safe_open(path, framework="pt") as file, tensors:
         metadata = file.metadata() or {}
@@ -402,28 +407,27 @@ def _read_rows(paths: list[Path], rank: int, ranks: int) -> dict[str, Tensor]:
             files.append(stack.enter_context(safe_open(path, framework="pt")))
         for path, file in zip(paths, files, strict=True):
             if different := set(files[0].keys()) ^ set(file.keys()):
-                raise CheckpointError(
-                    f"{min(different)} is in one of {paths[0]} and {path}, not in the other"
-                )
+                raise CheckpointError(f"{min(different)} is in only one of {paths[0]} and {path}")
         tensors = {}
         for name in files[0].keys():  # noqa: SIM118
-            parts = [file.get_slice(name) for file in files]
-            if len({(len(part.get_shape()), *part.get_shape()[1:]) for part in parts}) > 1:
+            slices = [file.get_slice(name) for file in files]
+            shapes = [shard.get_shape() for shard in slices]
+            if len({(len(shape), *shape[1:]) for shape in shapes}) > 1:
                 raise CheckpointError(
                     f"{paths[0]} and its other shards disagree on the shape of {name}"
                 )
-            scalar = not parts[0].get_shape()
-            tensors[name] = files[0].get_tensor(name) if scalar else _rows(parts, rank, ranks)
+            scalar = not shapes[0]
+            tensors[name] = files[0].get_tensor(name) if scalar else _rows(slices, rank, ranks)
         return tensors
 
 
-def _rows(parts: list[Any], rank: int, ranks: int) -> Tensor:
-    counts = [part.get_shape()[0] for part in parts]
+def _rows(slices: list[Any], rank: int, ranks: int) -> Tensor:
+    counts = [shard.get_shape()[0] for shard in slices]
     per_rank = -(-sum(counts) // ranks)  # as torch shards: the last ranks may have fewer or none
     begin, end = per_rank * rank, per_rank * (rank + 1)
     rows = []
-    for part, count in zip(parts, counts, strict=True):
-        rows.append(part[min(max(begin, 0), count) : min(max(end, 0), count)])
+    for shard, count in zip(slices, counts, strict=True):
+        rows.append(shard[min(max(begin, 0), count) : min(max(end, 0), count)])
         begin, end = begin - count, end - count
     return torch.cat(rows)
 

@@ -1,4 +1,4 @@
-"""The evaluation of a saved model: its metrics, and what they were computed on."""
+"""The evaluation of a saved model: its metrics, and the targets they were computed on."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -7,20 +7,20 @@ from typing import Any
 from regard.pipelines.base import EvalData
 from regard.tasks.base import Task
 
-FEW_TARGETS = 100  # validation metrics of fewer say little
+FEW_TARGETS = 100  # with fewer targets, validation metrics are unreliable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """Metrics of the model in model.safetensors; evaluation.json of a run holds them."""
+    """Metrics of the model in model.safetensors; stored in evaluation.json of the run."""
 
     metrics: dict[str, Any]
-    evaluated: str = ""  # what they were computed on, as "all 3,000 tokens, context 64, stride 32"
+    evaluated: str = ""  # the targets, as "all 3,000 tokens, context 64, stride 32"
     targets: int | None = None  # validation targets that were evaluated; None: unknown
     total: int | None = None  # all validation targets
     data: str | None = None  # fingerprint of the validation data
-    context: int | None = None  # of a language model: tokens of a window,
-    stride: int | None = None  # and by how many the windows advance
+    context: int | None = None  # of a language model: tokens of a window
+    stride: int | None = None  # of a language model: tokens by which the windows advance
 
     @property
     def is_whole(self) -> bool:
@@ -29,14 +29,14 @@ class Evaluation:
 
     @property
     def overlap(self) -> Fraction:
-        """The part of a window that was scored in the window before."""
+        """The fraction of a window that the window before it has scored."""
         if self.stride is None or self.context is None:
             return Fraction(0)
         return 1 - Fraction(self.stride, self.context)
 
 
-def evaluation_of(data: EvalData, metrics: dict[str, Any], limit: int | None) -> Evaluation:
-    """Metrics with what they were computed on: all targets, or `limit` of them."""
+def make_evaluation(data: EvalData, metrics: dict[str, Any], limit: int | None) -> Evaluation:
+    """An `Evaluation` with these metrics, computed on all targets, or on `limit` of them."""
     targets, total, stride = data.targets(limit), data.validation_targets, data.stride
     windows = "" if stride is None else f", context {data.model.context:,}, stride {stride:,}"
     return Evaluation(
@@ -51,7 +51,7 @@ def evaluation_of(data: EvalData, metrics: dict[str, Any], limit: int | None) ->
 
 
 def few_targets(task: type[Task], total: int | None) -> list[str]:
-    """A line for the reader if the validation data has few targets."""
+    """A line for the heading if the validation data has few targets."""
     if total is None or total >= FEW_TARGETS:
         return []
     name = task.target_name.removesuffix("s") if total == 1 else task.target_name
@@ -59,12 +59,12 @@ def few_targets(task: type[Task], total: int | None) -> list[str]:
 
 
 def describe_few(count: int, unit: str) -> str:
-    """Why metrics of so little validation data mean little."""
-    return f"the validation data has only {count} {unit}: its metrics mean little; add data"
+    """A warning that the validation data is too small."""
+    return f"the validation data has only {count} {unit}: its metrics are unreliable; add data"
 
 
 def describe_targets(task: type[Task], targets: int | None, total: int | None) -> str:
     """How many targets were evaluated, as in "all 3,000 tokens"."""
     if targets is None or total is None:
-        return "an unknown part"
+        return "an unknown part of the validation data"
     return task.describe_part(targets, total) or f"all {total:,} {task.target_name}"

@@ -1,16 +1,16 @@
-"""The settings of a run that is made of a checkpoint of another library."""
+"""The settings of a run that is imported from a checkpoint of another library."""
 
 from typing import Any
 
 from regard.config import Choice, DataConfig, RunConfig
 from regard.files.untrusted import read_json
 from regard.hub.external_checkpoint import ExternalCheckpoint
-from regard.hub.families import vit
+from regard.hub.model_types import vit
 from regard.models.build import config_table
 
 
 def imported_run_config(checkpoint: ExternalCheckpoint, name: str) -> RunConfig:
-    """The run settings of an imported checkpoint."""
+    """The settings of a run with the model, task and tokenizer of an external checkpoint."""
     tokenizers = checkpoint.tokenizers
     data = DataConfig() if tokenizers is None else DataConfig(tokenizer=tokenizers.kind)
     model = config_table(checkpoint.config)

@@ -1,6 +1,6 @@
 """The lock of a run folder: flock, which the operating system releases when the process ends.
 
-Local file systems: the folder itself is locked, so that deleting a file does not undo it.
+Local file systems: the folder itself is locked, so that deleting a file does not release the lock.
 NFS cannot lock folders: the file `lock` is locked, which excludes other machines too, and the
 holder must check that nobody has deleted it. File systems without flock: the run is locked while
 the process that the file `lock` names is alive. Windows: nothing is locked.
@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 
 from regard.errors import CheckpointError
 from regard.files.directory import Directory
-from regard.files.disk_space import disk_message
+from regard.files.disk_space import write_error_message
 
 if sys.platform != "win32":
     import fcntl
@@ -54,11 +54,11 @@ def hold_lock(directory: Directory) -> Iterator[Callable[[], bool]]:
 @contextmanager
 def _open_file(directory: Directory) -> Iterator[int]:
     try:
-        handle = directory.open(LOCK, os.O_RDWR | os.O_CREAT)
+        handle = directory.open_descriptor(LOCK, os.O_RDWR | os.O_CREAT)
     except CheckpointError:
         raise
     except OSError as error:
-        raise CheckpointError(disk_message(directory.path / LOCK, error)) from error
+        raise CheckpointError(write_error_message(directory.path / LOCK, error)) from error
     try:
         yield handle
     finally:
@@ -66,7 +66,7 @@ def _open_file(directory: Directory) -> Iterator[int]:
 
 
 def _flock(handle: int | None) -> bool | None:
-    """Lock what is open; False if another process has locked it, None if it cannot be locked."""
+    """Lock an open file or folder; False: another process holds the lock; None: unsupported."""
     if sys.platform == "win32" or handle is None:
         return None
     try:
@@ -84,10 +84,10 @@ def _unlock(handle: int | None) -> None:
 
 def _held_error(directory: Directory, advice: str) -> CheckpointError:
     owner = ""
-    with suppress(OSError), directory.read(LOCK) as file:
+    with suppress(OSError), directory.open_reader(LOCK) as file:
         owner = _read_owner(file.fileno())
-    by = f"by process {owner}" if owner else "by another process"
-    return CheckpointError(f"{directory.path} is being trained already, {by};\n{advice}")
+    by = f"process {owner}" if owner else "another process"
+    return CheckpointError(f"{directory.path} is in use by {by};\n{advice}")
 
 
 def _check_owner(directory: Directory, handle: int) -> None:
@@ -98,12 +98,12 @@ def _check_owner(directory: Directory, handle: int) -> None:
         )
     elif _may_be_alive(_read_owner(handle)):
         file = directory.path / LOCK
-        advice = f"wait until it ends; if it does not run any more, remove {file}"
+        advice = f"wait until it ends; if it no longer runs, remove {file}"
         raise _held_error(directory, advice)
 
 
 def _may_be_alive(owner: str) -> bool:
-    """Whether the process may still be alive; on another host that is unknown."""
+    """Whether the process may still be alive; a process on another host always may be."""
     pid, _, host = owner.partition(" on ")
     if host != platform.node() or not pid.isdigit():
         return bool(owner)
@@ -117,9 +117,9 @@ def _may_be_alive(owner: str) -> bool:
 
 
 def _is_same(directory: Directory, handle: int) -> bool:
-    """Whether the file `lock` is the one that is open."""
+    """Whether the file `lock` in the folder is still the open file."""
     try:
-        other = directory.open(LOCK)
+        other = directory.open_descriptor(LOCK)
     except OSError:
         return False
     try:

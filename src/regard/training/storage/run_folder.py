@@ -20,13 +20,14 @@ from typing import Any
 from torch import Tensor
 
 from regard.config import RunConfig, build, kind_of, to_table
-from regard.errors import CheckpointError, ConfigError, DataError
+from regard.errors import CheckpointError, ConfigError, DataError, bullet_list
 from regard.files.atomic import atomic_folder, require_new_path
 from regard.files.directory import Directory
-from regard.files.disk_space import disk_message
+from regard.files.disk_space import write_error_message
 from regard.files.safetensors import read_metadata
 from regard.files.untrusted import open_regular_file, parse_json, path_exists, quote, read_json
 from regard.pipelines import has_tokenizer, load_tokenizers, save_tokenizers
+from regard.renamed import current_settings
 from regard.tasks import TASKS, Task
 from regard.tasks.metrics import is_better
 from regard.text import PairTokenizers, Tokenizer
@@ -40,18 +41,18 @@ from regard.training.storage.checkpoint import (
 )
 from regard.training.storage.evaluation import Evaluation, describe_targets
 from regard.training.storage.lock import LOCK, hold_lock
-from regard.training.storage.weight_settings import as_metadata, changes, current_settings
+from regard.training.storage.weight_settings import as_metadata, changes
 
 logger = logging.getLogger(__name__)
-FORMAT = 2  # of config.json; to be raised for changes that `weight_settings.RENAMED` cannot express
-MAX_ROW = 1_000_000  # bytes of a line of metrics.jsonl
+FORMAT = 2  # of config.json; to be raised for changes that `regard.renamed` cannot express
+MAX_ROW_BYTES = 1_000_000  # bytes of a line of metrics.jsonl
 FILES = (  # that training writes
     *("config.json", "environment.json", "model.safetensors", "metrics.jsonl", "samples.txt"),
     *("skipped.jsonl", "clock.json", "baseline.json", "evaluation.json", "wandb.json"),
     *("trackio.json", LOCK),
 )
 FOLDERS = ("checkpoints", "tensorboard", "wandb")
-MOVED, LOST = 1, 2  # of `RunFolder.status`
+MOVED, LOST = 1, 2  # values of `RunFolder.status`
 
 
 def is_run(path: Path) -> bool:
@@ -93,7 +94,7 @@ class RunFolder:
 
     def require_new_path(self) -> None:
         """Raise if the folder exists: no run is ever overwritten."""
-        advice = f"continue it with `regard resume {self.path}`, or name another with --out"
+        advice = f"continue it with `regard resume {self.path}`, or name another folder with --out"
         require_new_path(self.path, advice)
 
     def create(
@@ -103,7 +104,7 @@ class RunFolder:
         tokenizers: Tokenizer | PairTokenizers | None,
         write_model: Callable[[Path, Mapping[str, str]], None] | None = None,
     ) -> None:
-        """Create the folder atomically: a kill leaves all of it or nothing.
+        """Create the folder atomically: if the process is killed, the folder is complete or absent.
 
         `write_model` writes the weights of an imported model, with the given metadata.
         """
@@ -122,7 +123,7 @@ class RunFolder:
 
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """A context in which no other process trains in this folder; removes leftovers first.
+        """A context in which no other process trains in this folder; removes temporary files first.
 
         Raises, before anything is written, if a link, a FIFO or the like is in place of a file.
         """
@@ -137,7 +138,7 @@ class RunFolder:
             yield
 
     def status(self) -> int:
-        """0 while the folder is where it was opened; `MOVED`; or `LOST`: nothing may be written."""
+        """0: the folder is where it was opened; or `MOVED`; or `LOST`: nothing may be written."""
         if self.directory.is_deleted() or self._lock_lost():
             return LOST
         return 0 if self.directory.is_at_its_path() else MOVED
@@ -157,8 +158,8 @@ class RunFolder:
             )
         place = self.directory.location()
         return CheckpointError(
-            f"{self.path} is not the folder any more in which the run was training: it was moved "
-            f"or replaced\nstopped at step {step:,} and saved in the folder where it is now; "
+            f"{self.path} is no longer the folder in which the run was training: it was moved "
+            f"or replaced\nstopped at step {step:,} and saved in the moved folder; "
             f"resume with: regard resume {place or 'its new path'}"
         )
 
@@ -169,7 +170,7 @@ class RunFolder:
     def save_weights(self, tensors: Mapping[str, Tensor], config: RunConfig) -> str:
         """Write model.safetensors with the settings of its weights; returns its sha256.
 
-        The evaluation of the weights before is removed.
+        evaluation.json, which belongs to the previous weights, is removed.
         """
         if self.directory.kind(self.evaluation.name) is not None:
             self.directory.remove(self.evaluation.name)
@@ -180,32 +181,30 @@ class RunFolder:
         self.write_json(self.config, {"format": FORMAT, **to_table(config)})
 
     def load_config(self) -> RunConfig:
-        """The resolved settings of the run; raise if the weights were trained for others."""
+        """The resolved settings of the run; raise if the weights have other settings."""
         config = self.read_config()
         try:
             changed = changes(read_metadata(self.model), config)
             if changed:
-                read_tensors(self.model)  # raises if it is this file that has changed
+                read_tensors(self.model)  # raises if model.safetensors was changed instead
         except CheckpointError:  # no weights yet, or corrupted: `load_weights` reports it
             return config
         if changed is None:
             _warn_without_settings(self.model)
         elif changed:
-            more = f"\n  … and {len(changed) - 5} more" if len(changed) > 5 else ""
-            listed = "".join(f"\n  {change}" for change in changed[:5])
             raise CheckpointError(
-                f"{self.config} was changed after the weights were trained:{listed}{more}\n"
+                f"{self.config} was changed after the weights were trained:{bullet_list(changed)}\n"
                 f"restore it, or accept it for these weights: regard edit {self.path}"
             )
         return config
 
     def read_config(self) -> RunConfig:
-        """The settings in config.json, whatever the weights were trained for."""
+        """The settings in config.json; they are not compared with those of the weights."""
         table = self._json(self.config)
         if "model_type" in table:
             raise CheckpointError(
                 f"{self.path} is a checkpoint of another library;\n"
-                f"`regard import {self.path} RUN` makes a run of it"
+                f"`regard import {self.path} RUN` imports it as a run"
             )
         if (version := table.pop("format", None)) != FORMAT:
             actual = "has no format" if version is None else f"has format {version!r}"
@@ -230,23 +229,23 @@ class RunFolder:
         return self._json(self.environment)
 
     def load_tokenizers(self, config: RunConfig) -> PairTokenizers | Tokenizer | None:
-        """The tokenizers of the run; None if it has none, as a run on images."""
+        """The tokenizers of the run; None if it has none, such as a run on images."""
         no_tokenizer = self.load_environment().get("tokenizer") == "none"
         if no_tokenizer and not has_tokenizer(self.path):
             return None
         return load_tokenizers(self.path, config)
 
-    def check_tokenizer(self, tokenizer: str) -> None:
+    def check_tokenizer(self, fingerprint: str) -> None:
         """Raise if the tokenizer has changed since the run began."""
-        if tokenizer != self._json(self.environment).get("tokenizer"):
+        if fingerprint != self._json(self.environment).get("tokenizer"):
             raise CheckpointError(
                 f"the tokenizer in {self.path} has changed since the run began, and its ids "
                 "no longer match the model; restore tokenizer.json"
             )
 
-    def check_data(self, data: str) -> None:
+    def check_data(self, fingerprint: str) -> None:
         """Raise if the data has changed since the run began."""
-        if data != self._json(self.environment).get("data"):
+        if fingerprint != self._json(self.environment).get("data"):
             settings = self.load_config().data
             raise DataError(
                 f"the data has changed since the run began: {settings.path or settings.source}\n"
@@ -261,7 +260,7 @@ class RunFolder:
             except ConfigError as error:
                 raise CheckpointError(f"{self.evaluation} is corrupted: {error}") from None
         config = self.load_config()
-        task = TASKS.get(kind_of(config.task)[0], Task)  # an imported run may have another
+        task = TASKS.get(kind_of(config.task)[0], Task)  # an imported run may have no task
         name = config.train.best or task.best_metric
         rows = [row for row in self.rows() if "validation" in row]
         rows = rows[-1:] if name == "last" else [row for row in rows if name in row["validation"]]
@@ -287,7 +286,7 @@ class RunFolder:
         return self.load_evaluation().metrics
 
     def load_weights(self) -> dict[str, Tensor]:
-        """The weights of the best model; an error says how to restore corrupted ones."""
+        """The weights of the best model; an error says how to restore a corrupted file."""
         try:
             return read_tensors(self.model)
         except CheckpointError as error:
@@ -326,8 +325,8 @@ class RunFolder:
         rows = []
         try:
             with open_regular_file(self.metrics) as file:
-                for line in iter(partial(file.readline, MAX_ROW), b""):
-                    if line.endswith(b"\n") or len(line) == MAX_ROW:
+                for line in iter(partial(file.readline, MAX_ROW_BYTES), b""):
+                    if line.endswith(b"\n") or len(line) == MAX_ROW_BYTES:
                         rows.append(_parse_row(line))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{self.metrics} is corrupted: {error}") from None
@@ -338,13 +337,13 @@ class RunFolder:
         sizes = {}
         for path in (self.metrics, self.samples):
             sizes[path.name] = 0
-            with suppress(FileNotFoundError), self.directory.read(path.name) as file:
+            with suppress(FileNotFoundError), self.directory.open_reader(path.name) as file:
                 os.fsync(file.fileno())
                 sizes[path.name] = os.fstat(file.fileno()).st_size
         return sizes
 
     def truncate_logs(self, sizes: dict[str, int]) -> None:
-        """Remove what was logged after a checkpoint."""
+        """Truncate the log files to the sizes that they had at a checkpoint."""
         for name in sizes.keys() & {self.metrics.name, self.samples.name}:  # never another file
             self.directory.truncate(name, sizes[name])
 
@@ -354,7 +353,7 @@ class RunFolder:
         except CheckpointError:
             raise
         except OSError as error:
-            raise CheckpointError(disk_message(path, error)) from error
+            raise CheckpointError(write_error_message(path, error)) from error
 
     def _json(self, path: Path) -> dict[str, Any]:
         if not path_exists(path):
@@ -362,7 +361,7 @@ class RunFolder:
         return read_json(path)
 
     def _hint(self) -> str:
-        """A run or checkpoint beside this path with a similar name; else how to get a run."""
+        """A sibling folder with a similar name that holds a run; else how to get a run."""
         siblings: dict[str, Path] = {}
         with suppress(OSError):
             siblings = {path.name: path for path in self.path.parent.iterdir()}
@@ -377,7 +376,8 @@ class RunFolder:
 def _warn_without_settings(path: Path) -> None:
     logger.warning(
         "%s does not hold the settings it was trained with, since an earlier version of regard "
-        "wrote it: whether config.json was changed is not known; to accept it: regard edit %s",
+        "wrote it, so a change of config.json cannot be detected; to store the settings of "
+        "config.json in it: regard edit %s",
         path,
         path.parent,
     )
@@ -386,7 +386,7 @@ def _warn_without_settings(path: Path) -> None:
 def _parse_row(line: bytes) -> dict[str, Any]:
     """A line of metrics.jsonl: a step, numbers, and the tables `validation` and `activations`."""
     row = parse_json(line.decode())
-    if isinstance(row, dict) and "taps" in row:  # what earlier versions called them
+    if isinstance(row, dict) and "taps" in row:  # the key in earlier versions
         row["activations"] = row.pop("taps")
     if isinstance(row, dict) and "step" in row and all(_is_valid(*item) for item in row.items()):
         return row
@@ -394,34 +394,32 @@ def _parse_row(line: bytes) -> dict[str, Any]:
 
 
 def _is_valid(name: str, value: Any) -> bool:
+    """Whether an entry of a row has the type that its name requires."""
     if name == "validation":
-        return isinstance(value, dict) and all(_is_valid("", number) for number in value.values())
+        return isinstance(value, dict) and all(map(_is_number, value.values()))
     if name == "activations":
         return isinstance(value, dict) and all(
-            isinstance(table, dict)
-            and all(_is_valid("statistic", number) for number in table.values())
+            isinstance(table, dict) and all(n is None or _is_number(n) for n in table.values())
             for table in value.values()
         )
-    is_integer = isinstance(value, int) and abs(value) < 1 << 63
     if name in ("step", "targets"):
-        return is_integer
-    return is_integer or isinstance(value, float) or (value is None and name != "")
+        return _is_integer(value)
+    return value is None or _is_number(value)
 
 
-class ReadOnlyFolder(RunFolder):
-    """The folder as ranks > 0 use it: only rank 0 writes."""
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) < 1 << 63
 
-    def save_config(self, config: RunConfig) -> None:
-        """Do nothing."""
 
-    def append(self, row: dict[str, Any]) -> None:
-        """Do nothing."""
+def _is_number(value: Any) -> bool:
+    return _is_integer(value) or isinstance(value, float)
 
-    def truncate_logs(self, sizes: dict[str, int]) -> None:
-        """Do nothing."""
+
+class WorkerFolder(RunFolder):
+    """The folder as ranks > 0 use it: rank 0 writes the logs; all write shards of checkpoints."""
 
     def _append(self, path: Path, text: str) -> None:
-        pass
+        """Do nothing."""
 
 
 def new_folder(name: str) -> Path:

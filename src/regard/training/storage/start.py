@@ -21,6 +21,8 @@ from regard.nn.lora import Adapter
 from regard.pipelines.base import Tokenizers
 from regard.pipelines.prepare import tokenizer_fingerprint
 from regard.tasks import Instruct
+from regard.text import Tokenizer
+from regard.text.chat_template import CHATML, CHATML_JINJA
 from regard.training.fine_tuning import LoRA, has_adapter, tuning
 from regard.training.storage.imported import imported_run_config
 from regard.training.storage.run_folder import RunFolder
@@ -61,6 +63,11 @@ def open_start(path: Path | str) -> Start:
     )
 
 
+def start_tokenizers(config: RunConfig) -> Tokenizers | None:
+    """The tokenizers of `train.start`; None if the run starts from random weights."""
+    return None if config.train.start is None else open_start(config.train.start).tokenizers
+
+
 def run_template(folder: RunFolder, config: RunConfig) -> str | None:
     """The chat template of a run: that of its task, or that of the imported tokenizer."""
     kind, options = kind_of(config.task)
@@ -69,10 +76,19 @@ def run_template(folder: RunFolder, config: RunConfig) -> str | None:
     return read_template(folder.path)
 
 
-def run_weights(folder: RunFolder, config: RunConfig) -> dict[str, Tensor]:
-    """All weights of a run; those of an adapter are merged into the run that it started from.
+def run_jinja_template(folder: RunFolder, config: RunConfig, tokenizers: Any) -> str | None:
+    """The chat template of a run as a Jinja template, for other programs."""
+    template = run_template(folder, config)
+    if template != CHATML:
+        return template
+    adds_bos = isinstance(tokenizers, Tokenizer) and tokenizers.prefix_ids
+    return ("{{ bos_token }}" if adds_bos else "") + CHATML_JINJA
 
-    A base in half precision is converted to the dtype of the adapter, in which it was trained.
+
+def run_weights(folder: RunFolder, config: RunConfig) -> dict[str, Tensor]:
+    """All weights of a run; an adapter is merged into the weights that it started from.
+
+    A base in half precision is converted to the dtype of the adapter, as in training.
     """
     tensors = folder.load_weights()
     if not has_adapter(config):
@@ -93,7 +109,8 @@ def open_adapter(
     """An adapter for a run with these settings, and the settings of the run with it.
 
     `adapter` is a run, or a folder of PEFT: a path, or a name in the folder `adapters` of `run`.
-    One that was trained on dialogues brings its task, which has the chat template, and its data.
+    If it was trained on dialogues, its task, which has the chat template, and its data replace
+    those of the run.
     """
     path = Path(adapter)
     if not path_exists(path):
@@ -101,15 +118,15 @@ def open_adapter(
     if is_adapter(path):
         return read_adapter(path, resolve(config.model)), config
     if not path_exists(path / "config.json"):
-        named = ", ".join(adapter_names(run)) or "none"
+        names = ", ".join(adapter_names(run)) or "none"
         raise ConfigError(
             f"no adapter at {adapter}; give a run with train.tune=lora, a folder of PEFT, or one "
-            f"of those in {Path(run) / ADAPTERS}: {named}"
+            f"of those in {Path(run) / ADAPTERS}: {names}"
         )
     folder = RunFolder(path)
     adapter_config = folder.load_config()
     if not has_adapter(adapter_config):
-        raise ConfigError(f"{path} is a run without an adapter; train it with train.tune.kind=lora")
+        raise ConfigError(f"{path} is a run without an adapter; train it with train.tune=lora")
     start = cast(str, adapter_config.train.start)
     if tokenizer_fingerprint(folder.load_tokenizers(adapter_config)) != tokenizer_fingerprint(
         tokenizers
@@ -120,8 +137,8 @@ def open_adapter(
         )
     if Path(start).resolve() != Path(run).resolve():
         warnings.warn(
-            f"{path} is an adapter of {start}, and is used with {run}; if that is the same model "
-            f"in another place: regard edit {path} train.start={run}",
+            f"{path} is an adapter of {start}, and is used with {run}; if both are the same model, "
+            f"set the new path: regard edit {path} train.start={run}",
             RegardWarning,
             stacklevel=3,
         )
@@ -138,7 +155,7 @@ def adapter_names(run: Path | str) -> list[str]:
 
 
 def _base_weights(folder: RunFolder, config: RunConfig) -> dict[str, Tensor]:
-    """The weights of `train.start`; without its head if the run has another."""
+    """The weights of `train.start`, without its head if the run has another head."""
     path = cast(str, config.train.start)
     try:
         start = open_start(path)
@@ -146,7 +163,7 @@ def _base_weights(folder: RunFolder, config: RunConfig) -> dict[str, Tensor]:
     except (CheckpointError, OSError) as error:
         raise CheckpointError(
             f"{folder.path} is an adapter of {path}, which cannot be opened: {error}\n"
-            f"restore it, or give its new place: regard edit {folder.path} train.start=PATH"
+            f"restore it, or set its new path: regard edit {folder.path} train.start=PATH"
         ) from None
     if _head_and_classes(start.config) == _head_and_classes(config):
         return tensors
@@ -156,7 +173,7 @@ def _base_weights(folder: RunFolder, config: RunConfig) -> dict[str, Tensor]:
 def load_initial_weights(config: RunConfig, model: nn.Module) -> None:
     """Load the weights of `train.start`; a head for another task keeps its initial weights.
 
-    So does a layer over characters (`model.char_dim`), if the other run has none. The hidden
+    So does a character-level layer (`model.char_dim`), if the other run has none. The hidden
     layer of a new classification head is BERT's pooler, if the other run has one.
     """
     start = open_start(cast(str, config.train.start))
@@ -164,8 +181,8 @@ def load_initial_weights(config: RunConfig, model: nn.Module) -> None:
     if config.model.get("char_dim") and not start.config.model.get("char_dim"):
         if has_adapter(config):
             raise ConfigError(
-                "train.tune=lora trains no new layer over characters; leave out model.char_dim, "
-                "or set train.tune=all"
+                "train.tune=lora does not train a new character-level layer;\n"
+                "leave out model.char_dim, or set train.tune=all"
             )
         tensors |= {name: w for name, w in weights(model).items() if name.startswith("characters.")}
     if _head_and_classes(start.config) != _head_and_classes(config):
@@ -175,7 +192,20 @@ def load_initial_weights(config: RunConfig, model: nn.Module) -> None:
             if pooler is not None and pooler.shape == head[name].shape:
                 head[name] = pooler
         tensors = {name: w for name, w in tensors.items() if not name.startswith("head.")} | head
-    load_weights(model, tensors, start.origin)
+    try:
+        load_weights(model, tensors, start.origin)
+    except CheckpointError:
+        before, after = start.config.model, config.model
+        keys = [key for key in after if key != "head" and before.get(key, after[key]) != after[key]]
+        if not keys:
+            raise
+        raise ConfigError(
+            f"{' '.join(f'model.{key}={after[key]}' for key in keys)} does not fit the weights of "
+            f"train.start={config.train.start}, "
+            f"which has {' '.join(f'model.{key}={before[key]}' for key in keys)};\n"
+            "leave out what differs: the model of a run that starts from another is that of the "
+            "other"
+        ) from None
 
 
 def _head_and_classes(config: RunConfig) -> tuple[Any, Any]:

@@ -1,1 +1,1 @@
-"""Metrics of a run: read back, and sent to trackers."""
+"""Metrics of a run: read from its log, and sent to experiment trackers."""

@@ -1,4 +1,4 @@
-"""The logged history of a run: metrics, cost and curves."""
+"""The history of a run, read from its log: metrics, cost and curves."""
 
 import math
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ class History:
     config: RunConfig
     evaluation: Evaluation  # of the best model
     parameters: int  # of a model fitted without gradients, the number of values in its file
-    step: int  # the last one that was logged
-    targets: int  # trained on
+    step: int  # the last logged step
+    targets: int  # number of targets trained on
     seconds: float | None  # of training and evaluation; None if unknown
     flops: float | None  # None where it depends on padding or masking
     losses: Points  # of every step
@@ -46,12 +46,12 @@ class History:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """On the validation data, of the best model."""
+        """The validation metrics of the best model."""
         return self.evaluation.metrics
 
 
 def read_history(path: Path | str) -> History:
-    """Read what a run has logged; it may still be training."""
+    """Read the log of a run, which may still be training."""
     folder = RunFolder(path)
     config = folder.load_config()
     rows = folder.rows()

@@ -1,6 +1,6 @@
 """Experiment trackers: TensorBoard, wandb and trackio, each imported only when it is used.
 
-`metrics.jsonl` is always written, also if a tracker fails. None of them logs in: they
+`metrics.jsonl` is always written, even if a tracker fails. No tracker logs in to a service: all
 write to this machine unless their own environment variables say otherwise.
 """
 
@@ -38,7 +38,7 @@ class Tracker(Protocol):
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """The numbers of a row by the names that dashboards show.
+    """The numbers of a row by the names that trackers display.
 
     >>> scalars({"step": 3, "loss": 1.5, "lr": 0.1})
     {'train/loss': 1.5, 'train/lr': 0.1}
@@ -52,8 +52,8 @@ def scalars(row: Row) -> dict[str, float]:
                 f"activations/{hook_point}/{name}": value for name, value in statistics.items()
             }
     else:
-        hidden = ("step", "skipped")
-        named = {f"train/{name}": value for name, value in row.items() if name not in hidden}
+        excluded = ("step", "skipped")
+        named = {f"train/{name}": value for name, value in row.items() if name not in excluded}
     return {name: value for name, value in named.items() if value is not None}
 
 
@@ -69,7 +69,7 @@ class TensorBoard:
         self.writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=start + 1)
 
     def __call__(self, row: Row) -> None:
-        """Add its scalars."""
+        """Add the scalars of a row."""
         for name, value in scalars(row).items():
             self.writer.add_scalar(name, value, row["step"])
         self.writer.flush()  # a kill must not lose rows before the last checkpoint
@@ -82,8 +82,8 @@ class TensorBoard:
 class _SendOnce:
     """Sends each row once: services cannot delete rows, and a resumed run repeats steps.
 
-    Repeated steps are equal to the bit, so skipping them loses nothing. The last row that was
-    sent, and the id of the run at the service, are in RUN/PACKAGE.json.
+    Repeated steps are bit-identical, so they need not be sent again. The last row that was sent,
+    and the id of the run at the service, are in RUN/PACKAGE.json.
     """
 
     package: ClassVar[str]
@@ -97,7 +97,7 @@ class _SendOnce:
         self.sent = tuple(saved.get("sent", (0, False)))
 
     def __call__(self, row: Row) -> None:
-        """Send its scalars, unless they were sent before."""
+        """Send the scalars of a row, unless they were sent before."""
         position = (int(row["step"]), "validation" in row)
         if position > self.sent:
             self.sent = position
@@ -148,7 +148,7 @@ class Trackio(_SendOnce):
         super().__init__(folder)
         import trackio
 
-        with redirect_stdout(io.StringIO()):  # it prints
+        with redirect_stdout(io.StringIO()):  # trackio prints
             self.run = trackio.init(
                 project=project,
                 name=f"{config.name}-{self.id}",
@@ -223,7 +223,7 @@ def attach_trackers(folder: RunFolder, config: RunConfig, start: int) -> Iterato
     """A context in which the trackers get every row of the run, which starts at step `start`."""
     check_trackers(config.train.trackers)
     provided = dict(zip(PROVIDED, (folder, config, start), strict=True))
-    trackers: dict[str, Tracker] = {"the clock": Clock(folder)}
+    trackers: dict[str, Tracker] = {"clock": Clock(folder)}
     try:
         for choice in config.train.trackers:
             kind = kind_of(choice)[0]
@@ -253,7 +253,7 @@ def _warn_on_error(name: str, function: Callable[..., None]) -> Callable[..., No
             function(*args)
         except Exception as error:
             failed = True
-            message = f"tracker {name} was removed after an error: {error}"
+            message = f"tracker {name} was disabled after an error: {error}"
             warnings.warn(message, RegardWarning, stacklevel=2)
 
     return call

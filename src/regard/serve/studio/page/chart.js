@@ -8,12 +8,12 @@ function ticks(low, high, count) {
   const raw = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map(n => n * power).find(n => n >= raw);
-  const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high + step / 1e6; value += step) found.push(+value.toPrecision(6));
-  return found;
+  const values = [];
+  for (let value = Math.ceil(low / step) * step; value <= high + step / 1e6; value += step) values.push(+value.toPrecision(6));
+  return values;
 }
 
-// Both are lists of [step, loss].
+// `training` and `validation` are lists of [step, loss].
 export function drawChart(figure, training, validation) {
   const all = [...training, ...validation];
   if (!all.length) {

@@ -1,8 +1,8 @@
 // Compare: two runs continue the same prompt with the same seed.
 
 import {$, complete, el, fail, get, number, post, table, visible} from "/page/dom.js";
-import {generates} from "/page/state.js";
-import {percent, predictionText} from "/page/generate.js";
+import {generates, predictionBody} from "/page/state.js";
+import {firstPrediction, percent} from "/page/generate.js";
 
 let running = null;
 
@@ -35,11 +35,11 @@ async function show(side, signal) {
       output.append(el("span", {class: "prompt"}, prompt));
       for await (const text of complete({...body, prompt, max_tokens: +$("compare-tokens").value || 1}, signal)) output.append(text);
       const {tokens, stages} = await post("/studio/distribution", {...body, text: prompt, top: 8}, signal);
-      card.querySelector(".next").replaceChildren(el("h3", {}, "Next token of the prompt"), table(["token", "model", "sampled from"],
+      card.querySelector(".next").replaceChildren(el("h3", {}, "Next token after the prompt"), table(["token", "model", "after the samplers"],
         tokens.map((token, n) => [visible(token.piece), percent(stages[0].probabilities[n]), percent(stages.at(-1).probabilities[n])])));
     } else {
-      const answer = await post("/predict", {model: run, input: prompt, top: 5}, signal);
-      output.append(predictionText(answer.predictions[0]));
+      const answer = await post("/predict", predictionBody(run, prompt), signal);
+      output.append(firstPrediction(answer));
     }
     const progress = await get(`/studio/runs/${encodeURIComponent(run)}`);
     card.querySelector(".numbers").replaceChildren(el("h3", {}, "Validation and size"), table([], Object.entries({...progress.metrics, steps: progress.step, ...progress.model})

@@ -1,4 +1,4 @@
-// Small helpers: elements, errors, requests. Text of users only ever becomes text nodes.
+// Helpers for elements, errors and requests. The text of users becomes text nodes, never HTML.
 
 export const $ = id => document.getElementById(id);
 
@@ -39,10 +39,10 @@ export function show(value) {
 export function number(value) {
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
-  return size >= 1000 ? Math.round(value).toLocaleString("en") : size >= 0.001 ? String(+value.toPrecision(4)) : value.toExponential(2);
+  return size >= 1000 ? Math.round(value).toLocaleString("en") : size >= 0.001 ? String(+value.toPrecision(4)) : value.toExponential(2).replace(/\.?0+e/, "e");
 }
 
-// A token with its blanks and line ends made visible.
+// A token with visible spaces, tabs and line breaks.
 export const visible = piece => piece.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
 
 export function fail(node, error) {
@@ -58,23 +58,23 @@ const sentence = text => {
 // --- requests
 
 let key = sessionStorage.getItem("regard-key");
-let asking = null;
+let keyDialog = null; // a promise while the dialog is open
 
 const headers = () => ({"Content-Type": "application/json", ...(key ? {Authorization: `Bearer ${key}`} : {})});
 
 function askKey() {
-  asking ??= new Promise(resolve => {
+  keyDialog ??= new Promise(resolve => {
     const dialog = $("key-dialog");
-    fail($("key-error"), key ? new Error("this key is not the one of the studio") : null);
+    fail($("key-error"), key ? new Error("the studio does not accept this key") : null);
     dialog.addEventListener("close", () => {
       key = $("key").value;
       sessionStorage.setItem("regard-key", key);
-      asking = null;
+      keyDialog = null;
       resolve();
     }, {once: true});
     dialog.showModal();
   });
-  return asking;
+  return keyDialog;
 }
 
 export async function request(path, body, signal) {
@@ -105,12 +105,12 @@ export const post = async (path, body, signal) => (await request(path, body, sig
 export async function* complete(body, signal) {
   const response = await request("/v1/completions", {...body, stream: true}, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  let partialLine = "";
   for (;;) {
     const {value, done} = await reader.read();
     if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
+    const lines = (partialLine + value).split("\n");
+    partialLine = lines.pop();
     for (const line of lines) {
       if (!line.startsWith("data: ") || line === "data: [DONE]") continue;
       const chunk = JSON.parse(line.slice(6));

@@ -1,4 +1,4 @@
-// A small text with rules that a model can learn in a minute: sentences of a tiny grammar.
+// A small text that a model can learn in a minute: random sentences of a small grammar.
 
 const WORDS = {
   adjective: ["small", "old", "grey", "quick", "sleepy", "brave", "hungry", "quiet"],

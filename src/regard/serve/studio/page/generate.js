@@ -1,9 +1,9 @@
 // Generate: sliders of samplers, the distribution after each, and the text.
 
 import {$, complete, el, fail, number, post, visible} from "/page/dom.js";
-import {generates, translates} from "/page/state.js";
+import {generates, predictionBody, predictionHint, translates} from "/page/state.js";
 
-let sliders = []; // of samplers, in the order in which they are applied; at `off` one changes nothing
+let sliders = []; // of samplers, in the order in which they are applied; at `off`, a sampler changes nothing
 let pending = null, generating = null, timer = null;
 
 export function start(choices) {
@@ -17,24 +17,25 @@ export function start(choices) {
       value.textContent = off ? "off" : input.value;
       input.setAttribute("aria-valuetext", off ? `${input.value}, off` : input.value);
     };
-    input.addEventListener("input", () => { write(); later(); });
+    input.addEventListener("input", () => { write(); scheduleStages(); });
     write();
     return el("div", {class: "slider"}, el("label", {for: id}, labelOf(slider.name)), value, input);
   }));
   for (const id of ["generate-run", "prompt", "seed", "other-samplers", "order"])
-    $(id).addEventListener("input", later);
-  $("generate-run").addEventListener("change", later);
+    $(id).addEventListener("input", scheduleStages);
+  $("generate-run").addEventListener("change", scheduleStages);
   $("generate-form").addEventListener("submit", generate);
   $("generate-stop").addEventListener("click", () => generating?.abort());
-  document.addEventListener("runs", () => { if (!$("panel-generate").hidden) later(); });
+  document.addEventListener("runs", () => { if (!$("panel-generate").hidden) scheduleStages(); });
 }
 
 // top_p: "Top-p"
 const labelOf = name => (name[0].toUpperCase() + name.slice(1)).replaceAll("_", "-");
 
-export function shown() { later(); }
+export const onShow = scheduleStages;
 
-function later() {
+// Shows the stages a moment after the last change.
+function scheduleStages() {
   clearTimeout(timer);
   timer = setTimeout(showStages, 120);
 }
@@ -53,7 +54,7 @@ async function showStages() {
   if (!run || $("panel-generate").hidden) return;
   $("generate-button").textContent = generates(run) ? "Generate" : "Predict";
   if (!generates(run)) {
-    $("stages").replaceChildren(el("p", {class: "empty"}, "This run predicts; it does not generate a text. Type an input and press Predict."));
+    $("stages").replaceChildren(el("p", {class: "empty"}, predictionHint(run)));
     return;
   }
   if (translates(run) && !$("prompt").value.trim()) {
@@ -72,29 +73,32 @@ async function showStages() {
 }
 
 function drawStages({tokens, stages, vocab_size: size}) {
-  const most = Math.max(...stages.flatMap(stage => stage.probabilities), 1e-9);
+  const largest = Math.max(...stages.flatMap(stage => stage.probabilities), 1e-9);
   const head = stages.map((stage, n) => el("th", {scope: "col"}, el("span", {class: "stage"}, n ? `${n}. ${stage.sampler}` : stage.sampler),
     el("span", {class: "left"}, `${number(stage.remaining)} of ${number(size)} left, ${stage.bits.toFixed(2)} bits`)));
   const rows = tokens.map((token, row) => el("tr", {}, el("th", {scope: "row", class: "token"}, visible(token.piece)),
-    ...stages.map((stage, n) => cell(stage.probabilities[row], most, n ? stages[n - 1].probabilities[row] : null))));
-  const rest = stages.map(stage => Math.max(0, 1 - stage.probabilities.reduce((sum, p) => sum + p, 0)));
-  rows.push(el("tr", {class: "rest"}, el("th", {scope: "row"}, "all others"), ...rest.map(p => cell(p, 0, null))));
+    ...stages.map((stage, n) => cell(stage.probabilities[row], largest, n ? stages[n - 1].probabilities[row] : null))));
+  const others = stages.map(stage => Math.max(0, 1 - stage.probabilities.reduce((sum, p) => sum + p, 0)));
+  rows.push(el("tr", {class: "rest"}, el("th", {scope: "row"}, "all others"), ...others.map(p => cell(p, 0, null))));
   const result = el("table", {class: "stages"}, el("thead", {}, el("tr", {}, el("th", {scope: "col"}, "token"), ...head)), el("tbody", {}, ...rows));
   result.style.minWidth = `${92 + 168 * stages.length}px`;
   $("stages").replaceChildren(result);
 }
 
-function cell(probability, most, before) {
+function cell(probability, largest, before) {
   const removed = before > 0 && probability === 0;
   const bar = el("span", {class: "bar", "aria-hidden": "true"});
-  if (most) bar.style.width = `${100 * probability / most}%`;
-  return el("td", {class: removed ? "removed" : null}, most ? bar : null,
+  if (largest) bar.style.width = probability ? `max(1px, ${100 * probability / largest}%)` : 0;
+  return el("td", {class: removed ? "removed" : null}, largest ? bar : null,
     el("span", {class: "percent"}, removed ? "removed" : percent(probability)));
 }
 
 export const percent = p => p === 0 ? "0" : p < 0.0005 ? "< 0.05 %" : `${(100 * p).toFixed(1)} %`;
 
-// A prediction as lines: classes with their probabilities, or whatever else the task gives.
+// The prediction for the only input; that of a series is all its next values.
+export const firstPrediction = ({predictions}) => predictionText(typeof predictions[0] === "number" ? predictions.map(number) : predictions[0]);
+
+// A prediction as lines: classes with their probabilities, or any other value as text.
 export function predictionText(value) {
   if (!Array.isArray(value)) return value !== null && typeof value === "object" ? JSON.stringify(value) : String(value);
   if (value.length === 2 && typeof value[0] === "string" && typeof value[1] === "number") return `${value[0]}  ${percent(value[1])}`;
@@ -110,7 +114,7 @@ async function generate(event) {
   generating = new AbortController();
   $("generate-stop").hidden = false;
   output.classList.remove("empty");
-  output.setAttribute("aria-busy", "true"); // it is read when it is complete
+  output.setAttribute("aria-busy", "true"); // screen readers read it when it is complete
   output.replaceChildren();
   try {
     if (generates(run)) {
@@ -118,8 +122,8 @@ async function generate(event) {
       const body = {...sampling(), prompt, max_tokens: +$("tokens").value || 1};
       for await (const text of complete(body, generating.signal)) output.append(text);
     } else {
-      const answer = await post("/predict", {model: run, input: prompt, top: 5}, generating.signal);
-      output.append(predictionText(answer.predictions[0]));
+      const answer = await post("/predict", predictionBody(run, prompt), generating.signal);
+      output.append(firstPrediction(answer));
     }
   } catch (error) {
     if (error.name !== "AbortError") fail($("generate-error"), error);

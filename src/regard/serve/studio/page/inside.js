@@ -1,66 +1,71 @@
 // Look inside: attention maps, the next-token table and the figures of the lectures.
 
 import {$, el, fail, number, post, table} from "/page/dom.js";
+import {continues} from "/page/state.js";
 
-let figures = [], asked = 0; // asked: how often; an answer to an earlier text is not shown
+let figures = [], latest = 0; // latest: the number of the last request; answers to earlier ones are not shown
 
 export function start(choices) {
   figures = choices.figures;
   $("figure-name").replaceChildren(...figures.map(figure => el("option", {value: figure.name}, `${figure.name} [${figure.topics.join(", ")}]`)));
-  $("figure-name").addEventListener("change", about);
+  $("figure-name").addEventListener("change", describeFigure);
   $("figure-name").value = "temperature";
-  about();
-  $("inside-form").addEventListener("submit", event => { event.preventDefault(); look(); });
+  describeFigure();
+  $("inside-form").addEventListener("submit", event => { event.preventDefault(); inspect(); });
   $("figure-form").addEventListener("submit", event => { event.preventDefault(); drawFigure(); });
 }
 
-const chosen = () => figures.find(figure => figure.name === $("figure-name").value);
+const selectedFigure = () => figures.find(figure => figure.name === $("figure-name").value);
 
-function about() {
-  const {shows, model, text} = chosen();
-  const needs = [model === "needed" && "a run", text === "needed" && "a text"].filter(Boolean);
-  $("figure-about").textContent = shows + (needs.length ? ` It needs ${needs.join(" and ")}.` : "");
+function describeFigure() {
+  const {summary, model, text} = selectedFigure();
+  const needs = [model === "required" && "a run", text === "required" && "a text"].filter(Boolean);
+  $("figure-about").textContent = summary + (needs.length ? ` It needs ${needs.join(" and ")}.` : "");
 }
 
-async function look() {
+async function inspect() {
   const name = $("inside-run").value, text = $("inside-text").value;
   if (!name) return fail($("attention-error"), new Error("there is no trained run yet; train one first"));
-  const turn = ++asked;
-  await Promise.all([showAttention(name, text, turn), showNext(name, text, turn)]);
+  const request = ++latest;
+  await Promise.all([showAttention(name, text, request), showNext(name, text, request)]);
 }
 
-async function showAttention(name, text, turn) {
+async function showAttention(name, text, request) {
   fail($("attention-error"), null);
   $("attention-status").textContent = "Reading the text …";
   try {
     const {page, unknown} = await post("/studio/attention", {name, text});
-    if (turn !== asked) return;
+    if (request !== latest) return;
     $("attention").src = page;
     $("attention").hidden = false;
     $("attention-empty").hidden = true;
     $("attention-status").textContent = unknown.length ? `Not in the vocabulary of this run, read as unknown: ${unknown.slice(0, 8).join(" ")}` : "";
   } catch (error) {
-    if (turn !== asked) return;
+    if (request !== latest) return;
     $("attention").hidden = true;
     $("attention-status").textContent = "";
     fail($("attention-error"), error);
   }
 }
 
-async function showNext(name, text, turn) {
+async function showNext(name, text, request) {
   fail($("next-error"), null);
+  if (!continues(name)) {
+    $("next-table").replaceChildren(el("p", {class: "empty"}, "This run does not predict the next token of the text, so there is no table."));
+    return;
+  }
   try {
     const answer = await post("/studio/figure", {figure: "next-token", name, text});
-    if (turn !== asked) return;
-    $("next-table").replaceChildren(...answer.tables.map(shaded), numbers(answer.numbers));
+    if (request !== latest) return;
+    $("next-table").replaceChildren(...answer.tables.map(shadedTable), numberList(answer.numbers));
   } catch (error) {
-    if (turn !== asked) return;
+    if (request !== latest) return;
     $("next-table").replaceChildren(el("p", {class: "empty"}, "No table for this run."));
     fail($("next-error"), error);
   }
 }
 
-function shaded({header, rows, shades}) {
+function shadedTable({header, rows, shades}) {
   const result = table(header, rows, {class: "shaded"});
   rows.forEach((row, r) => row.forEach((_, c) => {
     const shade = shades?.[r]?.[c] ?? 0;
@@ -69,16 +74,16 @@ function shaded({header, rows, shades}) {
   return result;
 }
 
-const numbers = values => el("dl", {class: "metrics"}, ...Object.entries(values).map(([key, value]) =>
+const numberList = values => el("dl", {class: "metrics"}, ...Object.entries(values).map(([key, value]) =>
   el("div", {}, el("dt", {}, key), el("dd", {}, number(value)))));
 
 async function drawFigure() {
-  const {name, model, text} = chosen();
+  const {name, model, text} = selectedFigure();
   const body = {figure: name};
-  if (model !== "no" && $("inside-run").value) body.name = $("inside-run").value;
-  if (text !== "no" && $("inside-text").value) body.text = $("inside-text").value;
-  // a figure of a run takes both or none, where both are possible
-  if (model === "possible" && text === "possible" && !body.text) delete body.name;
+  if (model !== "none" && $("inside-run").value) body.name = $("inside-run").value;
+  if (text !== "none" && $("inside-text").value) body.text = $("inside-text").value;
+  // a figure for which run and text are both optional takes both or none
+  if (model === "optional" && text === "optional" && !body.text) delete body.name;
   fail($("figure-error"), null);
   $("figure-status").textContent = "Drawing …";
   $("figure-button").disabled = true;
@@ -86,7 +91,7 @@ async function drawFigure() {
     const answer = await post("/studio/figure", body);
     const {title, caption, tables} = answer;
     const content = tables.length
-      ? [el("h3", {}, title), el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": title}, ...tables.map(shaded)), el("p", {}, caption), numbers(answer.numbers)]
+      ? [el("h3", {}, title), el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": title}, ...tables.map(shadedTable)), el("p", {}, caption), numberList(answer.numbers)]
       : [el("img", {class: "figure", alt: `${title}. ${caption}`, src: `data:image/svg+xml;charset=utf-8,${encodeURIComponent(answer.svg)}`})];
     $("figure").replaceChildren(...content,
       el("details", {}, el("summary", {}, "As text"), el("pre", {tabindex: "0", "aria-label": `${title} as text`}, answer.text)));

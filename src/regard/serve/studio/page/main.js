@@ -1,4 +1,4 @@
-// The panels by the part of the address after #, and what must happen at the start.
+// Starts all panels, and shows the one that the fragment of the URL names.
 
 import {$, fail} from "/page/dom.js";
 import {loadChoices, refreshRuns} from "/page/state.js";
@@ -13,12 +13,12 @@ let started = false;
 
 function showPanel(focus) {
   const name = location.hash.slice(1) in panels ? location.hash.slice(1) : "train";
-  for (const each of Object.keys(panels)) $(`panel-${each}`).hidden = each !== name;
+  for (const panel of Object.keys(panels)) $(`panel-${panel}`).hidden = panel !== name;
   for (const link of $("nav").children)
     if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   document.title = `${$(`${name}-title`).textContent} – regard studio`;
-  if (started) panels[name].shown?.();
+  if (started) panels[name].onShow?.();
   if (focus) {
     window.scrollTo(0, 0);
     $("main").focus({preventScroll: true});

@@ -1,9 +1,9 @@
-// Presets: the drawing of a model, and the settings in which two differ.
+// Presets: the diagrams of two models, and the settings in which they differ.
 
 import {$, el, fail, get, number, show, table} from "/page/dom.js";
 import {shared} from "/page/state.js";
 
-let begun = false, asked = 0; // asked: how often; an answer to an earlier choice is not shown
+let drawn = false, latest = 0; // latest: the number of the last request; answers to earlier ones are not shown
 
 export function start(choices) {
   const fill = () => {
@@ -21,25 +21,25 @@ export function start(choices) {
   $("presets-form").addEventListener("submit", event => { event.preventDefault(); draw(); });
 }
 
-const plain = name => name.replace(/^run:/, "");
+const displayName = name => name.replace(/^run:/, "");
 
-export function shown() {
-  if (!begun) draw();
-  begun = true;
+export function onShow() {
+  if (!drawn) draw();
+  drawn = true;
 }
 
 async function draw() {
-  const [first, second] = [$("preset-a").value, $("preset-b").value], turn = ++asked;
+  const [first, second] = [$("preset-a").value, $("preset-b").value], request = ++latest;
   fail($("presets-error"), null);
   try {
     const query = new URLSearchParams({first, second});
     const [a, b, diff] = await Promise.all([structure(first), structure(second), get(`/studio/diff?${query}`)]);
-    if (turn !== asked) return;
+    if (request !== latest) return;
     drawStructure($("structure-a"), a);
     drawStructure($("structure-b"), b);
     drawDifferences(diff);
   } catch (error) {
-    if (turn === asked) fail($("presets-error"), error);
+    if (request === latest) fail($("presets-error"), error);
   }
 }
 
@@ -48,9 +48,9 @@ const structure = name => get(`/studio/structure?${new URLSearchParams({name})}`
 function drawStructure(card, model) {
   const parts = Object.entries(model.parts);
   const size = model.parameters ? `${number(model.parameters)} parameters` : "counts, no parameters";
-  card.replaceChildren(el("h2", {}, plain(model.name)),
+  card.replaceChildren(el("h2", {}, displayName(model.name)),
     el("p", {class: "hint"}, `${model.kind}, ${model.family}, ${size}`),
-    el("pre", {class: "diagram", tabindex: "0", "aria-label": `Drawing of ${plain(model.name)}`}, model.diagram),
+    el("pre", {class: "diagram", tabindex: "0", "aria-label": `Diagram of ${displayName(model.name)}`}, model.diagram),
     ...(model.published ? [el("p", {class: "hint"}, `${model.published.source}: ${number(model.published.count)} parameters`)] : []),
     parts.length ? el("details", {}, el("summary", {}, "Parameters by part"),
       table(["part", "parameters", "share"], parts.map(([part, count]) => [part, number(count), `${(100 * count / model.parameters).toFixed(1)} %`]))) : null,
@@ -60,11 +60,11 @@ function drawStructure(card, model) {
 function drawDifferences({names, groups}) {
   const bodies = Object.entries(groups).filter(([, rows]) => Object.keys(rows).length);
   if (!bodies.length) {
-    $("differences").replaceChildren(el("p", {class: "empty"}, `${plain(names[0])} and ${plain(names[1])} are the same model.`));
+    $("differences").replaceChildren(el("p", {class: "empty"}, `${displayName(names[0])} and ${displayName(names[1])} are the same model.`));
     return;
   }
   $("differences").replaceChildren(el("table", {},
-    el("thead", {}, el("tr", {}, el("th", {scope: "col"}, "setting"), ...names.map(name => el("th", {scope: "col"}, plain(name))))),
+    el("thead", {}, el("tr", {}, el("th", {scope: "col"}, "setting"), ...names.map(name => el("th", {scope: "col"}, displayName(name))))),
     ...bodies.map(([title, rows]) => el("tbody", {}, el("tr", {class: "group"}, el("th", {scope: "rowgroup", colspan: 3}, title)),
       ...Object.entries(rows).map(([key, values]) => el("tr", {}, el("th", {scope: "row"}, key), ...values.map(value => el("td", {}, show(value)))))))));
 }

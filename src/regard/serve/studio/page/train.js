@@ -1,55 +1,56 @@
-// Train: start, follow, stop and resume a training; the runs of the folder.
+// Train: start, show, stop and resume the training of a run; the runs of the folder.
 
 import {$, el, fail, get, number, post} from "/page/dom.js";
 import {drawChart} from "/page/chart.js";
 import {refreshRuns, shared, taskName} from "/page/state.js";
 import {exampleText} from "/page/example.js";
 
-const POLL = 700; // milliseconds between two looks at a training
-let suffix = ".txt", watched = null, timer = null, last = null;
+const POLL = 700; // milliseconds between two polls of the training process
+let suffix = ".txt", timer = null;
+let selectedRun = null, progress = null; // the name of the run that is shown, and its progress
 
 export function start(choices) {
   $("recipe").replaceChildren(...choices.recipes.map(recipe => el("option", {}, recipe.name)));
   $("train-file").accept = [...choices.suffixes, "text/plain"].join(",");
   $("file-hint").textContent = `${choices.suffixes.join(", ")}; up to ${megabytes(choices.max_bytes)} MB`;
-  const about = () => {
+  const describeRecipe = () => {
     $("recipe-about").textContent = choices.recipes.find(r => r.name === $("recipe").value)?.about ?? "";
-    if (source() === "recipe") $("train-name").value = freeName($("recipe").value);
+    if (source() === "recipe") $("train-name").value = unusedName($("recipe").value);
   };
-  $("recipe").addEventListener("change", about);
+  $("recipe").addEventListener("change", describeRecipe);
   for (const radio of document.getElementsByName("source")) radio.addEventListener("change", () => {
     $("text-source").hidden = source() !== "text";
     $("recipe-source").hidden = source() !== "recipe";
     $("model-field").hidden = source() !== "text";
     if (source() === "recipe") $("train-minutes").value = "";
-    about();
+    describeRecipe();
   });
-  about();
+  describeRecipe();
   $("train-text").addEventListener("input", () => { suffix = ".txt"; showSize(); });
   $("example").addEventListener("click", () => {
     $("train-text").value = exampleText();
-    $("train-name").value = freeName("example");
+    $("train-name").value = unusedName("example");
     suffix = ".txt";
     showSize();
   });
   $("train-file").addEventListener("change", readFile);
   $("train-form").addEventListener("submit", submit);
   $("stop").addEventListener("click", stop);
-  $("resume").addEventListener("click", () => resume(watched));
-  $("longer").addEventListener("click", () => resume(watched, 2 * last.step));
+  $("resume").addEventListener("click", () => resume(selectedRun));
+  $("longer").addEventListener("click", () => resume(selectedRun, 2 * progress.step));
   document.addEventListener("runs", showRuns);
-  addEventListener("resize", () => last && draw(last));
+  addEventListener("resize", () => progress && draw(progress));
 }
 
-export function shown() {
-  if (shared.training.name && !watched) watch(shared.training.name);
-  else if (last) draw(last);
+export function onShow() {
+  if (shared.training.name && !selectedRun) selectRun(shared.training.name);
+  else if (progress) draw(progress);
 }
 
 const source = () => document.querySelector("input[name=source]:checked").value;
 const bytes = text => new Blob([JSON.stringify(text)]).size;
 
-function freeName(base) {
+function unusedName(base) {
   const names = shared.runs.map(run => run.name);
   let name = base, n = 2;
   while (names.includes(name)) name = `${base}-${n++}`;
@@ -78,7 +79,7 @@ async function readFile() {
   }
   const [, base, ending] = file.name.match(/^(.*?)(\.[^.]*)?$/);
   suffix = shared.choices.suffixes.includes(ending) ? ending : ".txt";
-  $("train-name").value = freeName(base.replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "").slice(0, 60) || "my-text");
+  $("train-name").value = unusedName(base.replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "").slice(0, 60) || "my-text");
   showSize();
 }
 
@@ -100,7 +101,7 @@ async function submit(event) {
   $("train-button").disabled = true;
   try {
     shared.training = await post("/studio/train", body);
-    watch(name);
+    selectRun(name);
     if (matchMedia("(max-width: 900px)").matches) $("live").scrollIntoView();
   } catch (error) {
     fail($("train-error"), error);
@@ -122,7 +123,7 @@ async function resume(name, steps) {
   try {
     fail($("train-error"), null);
     shared.training = await post("/studio/resume", steps ? {name, steps} : {name});
-    watch(name);
+    selectRun(name);
   } catch (error) {
     fail($("train-error"), error);
   }
@@ -130,9 +131,9 @@ async function resume(name, steps) {
 
 // --- a run and its curve
 
-export function watch(name) {
-  watched = name;
-  last = null;
+export function selectRun(name) {
+  selectedRun = name;
+  progress = null;
   $("chart").replaceChildren();
   $("samples").replaceChildren();
   $("numbers").replaceChildren();
@@ -142,28 +143,28 @@ export function watch(name) {
 
 async function poll() {
   clearTimeout(timer);
-  const name = watched, begun = performance.now();
+  const name = selectedRun, begun = performance.now();
   let training = shared.training, run = null, answered = true;
   try {
     training = shared.training = await get("/studio/training");
-    const exists = shared.runs.some(each => each.name === name);
-    if (!exists) await refreshRuns();
-    if (shared.runs.some(each => each.name === name)) run = await get(`/studio/runs/${encodeURIComponent(name)}`);
+    const exists = () => shared.runs.some(entry => entry.name === name);
+    if (!exists()) await refreshRuns();
+    if (exists()) run = await get(`/studio/runs/${encodeURIComponent(name)}`);
   } catch (error) {
     answered = false;
     fail($("train-error"), error);
   }
-  if (name !== watched) return;
-  if (run) draw(last = run);
+  if (name !== selectedRun) return;
+  if (run) draw(progress = run);
   showState(name, run, training);
-  // a long log takes long to read: look at it less often
+  // the longer the log, the longer an answer takes, and the less often it is polled
   const pause = answered ? Math.max(POLL, 5 * (performance.now() - begun)) : 10 * POLL;
   if (training.running) timer = setTimeout(poll, pause);
   else await refreshRuns().catch(error => fail($("train-error"), error));
 }
 
 function showState(name, run, training) {
-  const mine = training.name === name, running = training.running && mine;
+  const isThisRun = training.name === name, running = training.running && isThisRun;
   $("live-title").textContent = name;
   $("live-actions").hidden = !run && !running;
   $("stop").hidden = !running;
@@ -175,18 +176,18 @@ function showState(name, run, training) {
   const seconds = running ? `${Math.round(training.seconds)} s` : "";
   let status = "", step = "";
   if (running && training.stopping) status = "Saving a checkpoint …";
-  else if (running && !run) [status, step] = ["Preparing the training …", `${lastLine(training.output)} ${seconds}`];
+  else if (running && !run) [status, step] = ["Preparing …", `${lastLine(training.output)} ${seconds}`];
   else if (running) [status, step] = ["Training.", `Step ${number(run.step)} of about ${number(run.steps)}, ${seconds}`];
-  else if (mine && training.message) status = training.message;
+  else if (isThisRun && training.message) status = training.message;
   else if (run) status = finished ? (run.loss.length ? `Trained for ${number(run.step)} steps.` : "Fitted without gradients, so there are no steps.") : `Stopped at step ${number(run.step)} of ${number(run.steps)}.`;
-  setText($("live-status"), mine && training.failed ? "" : status);
+  setText($("live-status"), isThisRun && training.failed ? "" : status);
   $("live-step").textContent = step;
-  if (mine && training.failed) fail($("train-error"), new Error(training.message));
+  if (isThisRun && training.failed) fail($("train-error"), new Error(training.message));
   $("live-progress").hidden = !running;
   if (run) $("live-progress").value = Math.min(1, run.step / run.steps);
   else $("live-progress").removeAttribute("value");
-  $("output-details").hidden = !(mine && training.output);
-  $("output").textContent = mine ? training.output : "";
+  $("output-details").hidden = !(isThisRun && training.output);
+  $("output").textContent = isThisRun ? training.output : "";
   const chip = $("chip");
   chip.hidden = !training.running;
   chip.textContent = training.running ? `training ${training.name}` : "";
@@ -213,9 +214,9 @@ function showRuns() {
   $("runs").tBodies[0].replaceChildren(...shared.runs.map(run => {
     const training = shared.training.running && shared.training.name === run.name;
     const state = run.problem ?? (training ? "training" : run.ready ? "ready" : "no weights yet");
-    const action = (label, act) => el("button", {type: "button", class: "quiet", "aria-label": `${label} ${run.name}`, onclick: act}, label);
+    const action = (label, onclick) => el("button", {type: "button", class: "quiet", "aria-label": `${label} ${run.name}`, onclick}, label);
     return el("tr", {}, el("th", {scope: "row"}, run.name), el("td", {}, taskName(run) ?? "–"), el("td", {}, run.model ?? "–"), el("td", {}, state),
-      el("td", {class: "buttons"}, run.problem || !run.task ? null : action("Show", () => { watch(run.name); $("live").scrollIntoView({block: "nearest"}); }),
+      el("td", {class: "buttons"}, run.problem || !run.task ? null : action("Show", () => { selectRun(run.name); $("live").scrollIntoView({block: "nearest"}); }),
         run.ready && run.methods.length ? action("Use", () => use(run)) : null));
   }));
 }

@@ -1,0 +1,101 @@
+"""Linear layers by oneDNN, which torch contains, for decode steps of several rows on a CPU.
+
+Large weights are copied to oneDNN's layout: blocks, in the order in which its matmul reads them.
+MKL, which `F.linear` calls, is slow on some processors: on an AMD EPYC 9005, all matmuls of GPT-2
+124M for 8 rows take 46 ms of one core with MKL and 19 ms with oneDNN (docs/results.md).
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.accel.packed import PackedBlock, PackedLinear
+from regard.accel.packed_decoder import PackedDecoder, with_packed_layers
+from regard.models.transformer import Transformer
+
+MIN_ELEMENTS = 1 << 18  # smaller weights stay in the CPU's cache, and MKL is faster
+ROWS = 8  # rows of a batch for which oneDNN chooses the layout; others can use it too
+MAX_TIME_RATIO = 0.75  # oneDNN / MKL: above it, a copy is not worth its memory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OnednnLinear:
+    """A linear layer with a copy of its weight in oneDNN's layout, without gradients."""
+
+    weight: Tensor  # in oneDNN's layout
+    bias: Float[Tensor, " outputs"] | None
+
+    @classmethod
+    def of(cls, weight: Float[Tensor, "outputs inputs"], bias: Tensor | None) -> "OnednnLinear":
+        """Copy a weight to oneDNN's layout."""
+        return cls(torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS), bias)
+
+    def __call__(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
+        """W x + b."""
+        y = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return cast(Tensor, y)
+
+
+def attach_onednn(decoder: PackedDecoder) -> None:
+    """Let a decoder on a CPU compute with copies of its large weights, in steps and in prefill."""
+    blocks = {packed: _with_onednn(packed) for packed in {*decoder.layers}}
+    decoder.layers = [blocks[packed] for packed in decoder.layers]
+    decoder.head = _convert(decoder.head)
+    decoder.prefill_model = with_packed_layers(decoder.model, decoder.layers, decoder.head)
+    decoder.frozen = True
+
+
+def copied_bytes(model: Transformer) -> int:
+    """The memory of the copies that `attach_onednn` makes."""
+    weights = [module.weight for module in model.modules() if type(module) is nn.Linear]
+    weights = [*weights, model.head.matrix]
+    return sum(weight.nbytes for weight in {id(w): w for w in weights}.values() if is_large(weight))
+
+
+def is_large(weight: Tensor) -> bool:
+    """Whether a weight is too large to stay in the CPU's cache between two steps."""
+    return weight.numel() >= MIN_ELEMENTS
+
+
+@cache
+def is_onednn_faster() -> bool:
+    """Whether oneDNN multiplies float32 matrices of a few rows clearly faster here than MKL."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    weight, x = torch.ones(3072, 768), torch.ones(ROWS, 768)  # no random numbers of the caller
+    layer = OnednnLinear.of(weight, None)
+    onednn_time = _best_time(lambda: layer(x))
+    return onednn_time < MAX_TIME_RATIO * _best_time(lambda: F.linear(x, weight))
+
+
+def _best_time(call: Callable[[], Tensor], repeats: int = 9) -> float:
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def _with_onednn(packed: PackedBlock) -> PackedBlock:
+    return replace(
+        packed,
+        qkv=_convert(packed.qkv),
+        out=_convert(packed.out),
+        gate_up=_convert(packed.gate_up),
+        down=_convert(packed.down),
+    )
+
+
+def _convert(layer: PackedLinear) -> PackedLinear:
+    if not is_large(layer.weight):
+        return layer
+    onednn = OnednnLinear.of(layer.weight, layer.bias)
+    return replace(layer, onednn=onednn, blocks=None, transposed=None)

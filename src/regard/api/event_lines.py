@@ -1,0 +1,127 @@
+"""The events and the progress of a run as lines of text."""
+
+import textwrap
+import time
+
+from regard import api
+from regard.api.formatting import format_duration, format_number, format_size, terminal_width
+from regard.training.events import (
+    BaselineEvaluated,
+    Evaluated,
+    RunStarted,
+    SimpleBaselines,
+    ThreadsChanged,
+)
+
+BARS = "▁▂▃▄▅▆▇█"
+LABEL = 11  # width of the labels on the left, as in `RunStarted.description`
+
+
+class RemainingTime:
+    """Estimates the remaining time of a phase of work, from its speed so far."""
+
+    def __init__(self) -> None:
+        self.phase, self.started = "", 0.0
+        self.done = self.total = 0
+
+    def add(self, phase: str, done: int, total: int) -> None:
+        """Record the progress of a phase; a new phase restarts the clock."""
+        if phase != self.phase:
+            self.phase, self.started = phase, time.monotonic()
+        self.done, self.total = done, total
+
+    def __str__(self) -> str:
+        elapsed = time.monotonic() - self.started
+        if elapsed < 1 or not self.done:
+            return ""
+        remaining = elapsed * (self.total - self.done) / self.done
+        return f", {format_duration(remaining)} left"
+
+
+def amount(phase: str, done: int, total: int) -> str:
+    """How much of a phase of work is done.
+
+    >>> amount("tokenizing", 2_000_000, 50_000_000), amount("evaluating", 2048, 325100)
+    ('2 of 50 MB', '2,048 of 325,100 targets')
+    """
+    from regard.pipelines.base import UNITS  # imports torch
+
+    if phase in UNITS:
+        return f"{done:,} of {total:,} {UNITS[phase]}"
+    return f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+
+
+def heading(event: RunStarted) -> list[str]:
+    """Lines about the data, the model and the folder of a run, and its settings as `key=value`."""
+    device = api.device_of(event.config.device)
+    family = event.config.model["family"]
+    ranks = f", {api.world_size()} ranks" if api.world_size() > 1 else ""
+    lines = [
+        *event.description,
+        f"{'model':<{LABEL}}{family}, {format_size(event.parameters)}, on {device}{ranks}",
+        f"{'run':<{LABEL}}{event.folder}",
+    ]
+    if event.step:
+        return [*lines, f"{'from':<{LABEL}}step {event.step:,}"]
+    label = "settings"
+    for arguments in api.format_overrides(event.config):
+        for line in textwrap.wrap(
+            " ".join(arguments),
+            max(40, min(terminal_width(), 100) - LABEL),
+            break_long_words=False,
+            break_on_hyphens=False,
+        ):
+            lines.append(f"{label:<{LABEL}}{line}")
+            label = ""
+    return [*lines, f"{'':<{LABEL}}(each can be changed, as in model.layers=6)"]
+
+
+def baseline_line(event: BaselineEvaluated) -> str:
+    """The result of the n-gram baseline."""
+    bits = format_number(event.metrics["bits_per_byte"])
+    model = f"n-grams of order {event.order}, fitted to {event.tokens:,} tokens"
+    return f"{'baseline':<{LABEL}}{bits} bits per byte: {model}"
+
+
+def simple_baseline_lines(event: SimpleBaselines) -> list[str]:
+    """The results of the simple baselines, one line each."""
+    lines = []
+    for index, (name, metrics) in enumerate(event.metrics.items()):
+        cells = "  ".join(f"{key} {format_number(value)}" for key, value in metrics.items())
+        lines.append(f"{'' if index else 'baselines':<{LABEL}}{cells}  {name}")
+    return lines
+
+
+def threads_line(event: ThreadsChanged) -> str:
+    """A line with the new number of threads, and the reason."""
+    reason = (
+        "again"
+        if event.threads == event.max_threads
+        else f"instead of {event.max_threads}: the machine is busy"
+    )
+    return f"{'threads':<{LABEL}}{event.threads} from step {event.step:,} on, {reason}"
+
+
+def activation_lines(event: Evaluated) -> list[str]:
+    """A line for every hook point of `train.log`: its mean, norm and fraction of zeros."""
+    width = max(map(len, event.activations), default=0)
+    lines = []
+    for name, statistics in event.activations.items():
+        cells = [
+            f"{key} {'-' if value is None else format_number(value)}"
+            for key, value in statistics.items()
+        ]
+        lines.append(f"{name:<{width}}  {'  '.join(cells)}")
+    return lines
+
+
+def sparkline(values: list[float], limit: int = 24) -> str:
+    """The last values as a row of small bars.
+
+    >>> sparkline([4.0, 2.0, 1.0])
+    '█▃▁'
+    """
+    values = values[-limit:]
+    low, high = min(values), max(values)
+    span = high - low
+    return "".join(BARS[round(7 * (v - low) / span)] if span else BARS[0] for v in values)

@@ -1,5 +1,0 @@
-"""One module per model family of the Hugging Face hub: its settings, heads and tensor names.
-
-`llama2c`, `e2k` and `g2p_en` are single files without a config.json; each module also says how
-to recognize such a file.
-"""

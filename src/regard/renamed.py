@@ -1,0 +1,151 @@
+"""Former names of settings, of their values and of tensors.
+
+Run folders with these names are read with the current ones, and messages about an unknown name
+suggest the current one.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# Former names of settings in run folders of earlier versions → current names.
+SETTINGS = {
+    "model.characters": "model.char_dim",
+    "model.inputs": "model.input_dim",
+    "model.rounds": "model.iterations",
+    "model.position.fraction": "model.position.partial_rotary_factor",
+    "model.position.halves": "model.position.interleaved",
+    "model.position.projected": "model.position.after_projection",
+    "model.score.width": "model.score.scale_dim",
+    "model.width": "model.kernel_size",
+    "model.score.norm_distances": "model.score.norm_relative_embeddings",
+    "model.position.scaling.low": "model.position.scaling.low_freq_factor",
+    "model.position.scaling.high": "model.position.scaling.high_freq_factor",
+    "model.position.scaling.short": "model.position.scaling.short_factor",
+    "model.position.scaling.long": "model.position.scaling.long_factor",
+    "model.cell.forget": "model.cell.forget_gate",
+    "model.patch": "model.patch_size",
+    "model.factored": "model.factorize_positions",
+    "model.curves": "model.components",
+    "model.norm_order": "model.norm_placement",
+    "model.stream_scale": "model.residual_scale",
+    "model.shape": "model.architecture",
+    "data.tokenizer.size": "data.tokenizer.vocab_size",
+    "data.path.colours": "data.path.types",
+    "train.evaluate_tokens": "train.evaluate_targets",
+    "task.season": "task.seasonal_period",
+    "time_plan.at": "time_plan.step",  # of state.json
+    "time_plan.evaluated": "time_plan.last_evaluation",
+    "time_plan.saved": "time_plan.last_save",
+    "task.inputs": "task.covariates",
+    "task.independent": "task.channel_independent",
+    "task.scheduled_sampling.most": "task.scheduled_sampling.max_probability",
+    "task.scheduled_sampling.over": "task.scheduled_sampling.ramp_fraction",
+}
+INVERTED = ("model.position.halves",)  # the new setting is true where this was false
+VALUES: dict[str, dict[str | bool, str | bool]] = {
+    "data.path": {"nested": "dyck"},
+    "task": {"label": "text_classification", "classify": "image_classification"},
+    "model.cell": {"gated": "update_gate"},
+    "model.score": {"content": "cosine"},
+    "model.smoothing": {"interpolated": "witten_bell"},
+    "model.factorize_positions": {"tables": True, "tokens": False},
+    "model.norm_placement": {"none": "no_residual"},
+    "model.head": {"classify": "classification"},
+    "model.init": {"zero_out": "zero_init_residual"},
+    "train.schedule": {"stable_decay": "warmup_stable_decay"},
+    "train.tune": {"last": "last_layers", "gradual": "gradual_unfreezing"},
+}
+
+# Patterns of former names of tensors in model.safetensors and in checkpoints → current names.
+TENSORS = {
+    r"\b(attention|cross|ffn)_after\b": r"\1_post_norm",
+    r"\bahead\.(?=input|hidden)": "forward_layer.",
+    r"\bback\.(?=input|hidden)": "backward_layer.",
+    r"^cell_positions\b": "region_positions",
+    r"^join\b": "direction_projection",
+    r"^(encoder|decoder)\.distances\b": r"\1.relative_embedding",
+    r"^log_first$": "log_initial",
+    r"^log_move$": "log_transition",
+    r"^log_write$": "log_emission",
+    r"norm\.mean$": "norm.running_mean",
+    r"norm\.variance$": "norm.running_var",
+    r"^head\.first\b": "head.start_transitions",
+    r"^head\.between\b": "head.transitions",
+    r"^head\.last\b": "head.end_transitions",
+}
+
+# Names of settings in versions whose run folders are refused; for messages only.
+REFUSED = {
+    "rate": "lr",
+    "average": "ema",
+    "recompute": "activation_checkpointing",
+    "watch": "trackers",
+    "held_out": "validation_fraction",
+    "order": "norm_placement",
+    "both_ways": "bidirectional",
+    "feeding": "input_feeding",
+    "attention": "score",
+    "smoothing": "label_smoothing",
+    "sampled": "scheduled_sampling",
+    "share": "mask_fraction",
+    "reach": "max_distance",
+    "max_answer": "max_answer_length",
+}
+
+
+def current_names(name: str) -> list[str]:
+    """The current names of all settings and values that were called `name`, without their tables.
+
+    >>> current_names("inputs"), current_names("gated"), current_names("lr")
+    (['input_dim', 'covariates'], ['update_gate'], [])
+    """
+    settings = (pair for pair in SETTINGS.items() if pair[0] not in INVERTED)
+    values = (pair for table in VALUES.values() for pair in table.items())
+    pairs = (*settings, *values, *REFUSED.items())
+    return [_last(new) for old, new in pairs if isinstance(new, str) and _last(str(old)) == name]
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def current_settings(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Rename settings and values to the current names; `table` is nested or has dotted keys.
+
+    >>> current_settings({"model": {"characters": 3}, "model.characters": 4})
+    {'model': {'char_dim': 3}, 'model.char_dim': 4}
+    """
+    current = {}
+    for key, value in table.items():
+        name = _current_name(f"{where}{key}")
+        value = not value if f"{where}{key}" in INVERTED else value
+        if isinstance(value, Mapping):
+            value = current_settings(value, f"{name}.")
+        elif isinstance(value, str | bool):
+            value = VALUES.get(name.removesuffix(".kind"), {}).get(value, value)
+        current[name.removeprefix(where)] = value
+    return current
+
+
+def _current_name(name: str) -> str:
+    """The current dotted name of a setting, in its table under the table's current name."""
+    table, dot, last = name.rpartition(".")
+    name = f"{_current_name(table)}.{last}" if dot else name
+    return SETTINGS.get(name, name)
+
+
+def current_tensors(tensors: Mapping[str, T]) -> dict[str, T]:
+    """Rename tensors, or other values by tensor name, to the current names.
+
+    >>> current_tensors({"blocks.0.ffn_after.weight": 1})
+    {'blocks.0.ffn_post_norm.weight': 1}
+    """
+    renamed = {}
+    for name, tensor in tensors.items():
+        for pattern, new in TENSORS.items():
+            name = re.sub(pattern, new, name)
+        renamed[name] = tensor
+    return renamed

@@ -1,0 +1,24 @@
+"""Numbers with SI prefixes."""
+
+PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def with_prefix(value: float, unit: str) -> str:
+    """A number with an SI prefix and one decimal.
+
+    >>> with_prefix(497_759_232, "B"), with_prefix(24, "B")
+    ('497.8 MB', '24 B')
+    """
+    for size, prefix in PREFIXES:
+        if value >= size:
+            return f"{value / size:,.1f} {prefix}{unit}"
+    return f"{value:.0f} {unit}".rstrip()
+
+
+def format_bytes(size: int) -> str:
+    """A number of bytes for a message.
+
+    >>> format_bytes(1_115_394), format_bytes(24)
+    ('1.1 MB', '24 bytes')
+    """
+    return f"{size} bytes" if size < 1000 else with_prefix(size, "B")

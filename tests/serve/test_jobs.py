@@ -1,0 +1,57 @@
+"""The work of the routes other than generation, called without a server."""
+
+import json
+
+import pytest
+
+import regard
+from regard.errors import ConfigError
+from regard.serve import jobs
+from regard.serve.engine_request import source_ids
+from regard.serve.models import ServedModel
+from regard.serve.schema import PredictBody
+from regard.text.chat_template import CHATML, render
+from serve.conftest import TINY, trained
+
+
+def served(path):
+    return ServedModel("model", regard.load(path, device="cpu"), None)
+
+
+def test_special_tokens_of_a_source_are_added_on_request(pair_run):
+    model = served(pair_run)
+    plain = jobs.tokenize(model, "7 cats", add_special_tokens=False)
+    assert plain == model.run.tokenizers.source.encode("7 cats")
+    ids = jobs.tokenize(model, "7 cats", add_special_tokens=True)
+    assert ids == [*plain, model.run._pair_task().source_eos_id]
+    assert source_ids(model, "7 cats") == source_ids(model, ids) == ids  # none is added twice
+
+
+def test_a_text_is_lowered_as_the_training_data_was(materials, tmp_path):
+    words = [*TINY, "model.context=32", "train.steps=1", "data.lower=true", "data.tokenizer=char"]
+    model = served(trained(tmp_path / "lower", materials / "cats.txt", words))
+    for text in ("The CAT", "the cat"):
+        assert jobs.tokenize(model, text, add_special_tokens=True) == model.run._prompt(text)
+    assert jobs.embed(model, ["The CAT"]) == jobs.embed(model, ["the cat"])
+
+
+def test_the_chat_template_is_that_of_the_run(text_run, pair_run, tmp_path):
+    jinja2 = pytest.importorskip("jinja2")
+    rows = [{"prompt": f"{n} cats", "answer": f"{n} dogs"} for n in range(40)]
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [*TINY, "task=instruct", "model.context=64", "train.steps=1"]
+    chat_run = trained(tmp_path / "chat", tmp_path / "talks.jsonl", words)
+    template = jinja2.Template(jobs.tokenizer_info(served(chat_run))["chat_template"])
+    messages = [("user", "1 cats"), ("assistant", "1 dogs"), ("user", "2 cats")]
+    turns = [{"role": role, "content": text} for role, text in messages]
+    prompt = template.render(messages=turns, add_generation_prompt=True)  # as lm-eval renders it
+    assert prompt == render(CHATML, messages, prompt=True)
+    for path in (text_run, pair_run):
+        assert jobs.tokenizer_info(served(path))["chat_template"] is None
+
+
+def test_a_series_that_is_too_short_is_refused_by_the_name_of_the_field(tmp_path):
+    (tmp_path / "waves.csv").write_text("\n".join(["height", *(str(n % 7) for n in range(300))]))
+    model = served(trained(tmp_path / "waves", tmp_path / "waves.csv", []))
+    with pytest.raises(ConfigError, match=r"^series: it has 2 rows, but the model needs at least"):
+        jobs.predict(model, PredictBody(series=[1.0, 2.0]))
