@@ -29,7 +29,10 @@ CHAINS = [parse_chain(words) for words in SAMPLERS]
 SERVED = [  # presets that read text, one of those that differ only in size
     case for case in LANGUAGES if case in PRESETS and not hasattr(CASES[case], "image_size")
 ]
-QUICK = ("modern", "gemma-2-2b", "t5-small", "gru", "convolution", "ngram", "hmm", "bahdanau")
+QUICK = (
+    *("modern", "gemma-2-2b", "glm-130b", "t5-small", "gru", "convolution", "ngram", "hmm"),
+    "bahdanau",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +111,7 @@ def checked_indices(monkeypatch):
         append(self, ids)
 
     def checked_run(self, bucket):
-        lengths, last = self.lengths_buffer[:bucket], self.last[:bucket]
+        lengths, last = self.lengths_buffer[:bucket], self.last_ids[:bucket]
         assert lengths[: len(self.lengths)].tolist() == self.lengths
         assert bool(((lengths >= 0) & (lengths < self.capacity)).all())
         assert bool(((last >= 0) & (last < VOCAB)).all())
@@ -136,10 +139,6 @@ def check_lengths(engine):
 def test_every_model_answers_as_it_does_alone(case, checked_indices):
     """Contexts of 16 tokens overflow; four rows are fewer than there are sequences."""
     subject, generator = make(case), torch.Generator().manual_seed(1)
-    if getattr(subject.model.config, "prefix", False):
-        with pytest.raises(ConfigError, match="prefix LM"):
-            BatchEngine(subject.model)
-        return
     subject.model.double()  # rounding decides nothing
     requests = list(requests_for(subject, generator))
     expected = [alone(subject.model, request) for request in requests]
@@ -199,15 +198,44 @@ def test_a_cancelled_request_leaves_before_the_next_step():
 
 
 def test_the_queue_is_bounded():
-    engine = decoder(sequences=1, queue=2)
+    """As many wait as the queue has places, beside those that get a row at the next step."""
+    engine = decoder(sequences=3, queue=2)
+    for n in (2, 1, 1, 1):
+        engine.submit(request(n=n))
     for _ in range(2):
-        engine.submit(request())
-    with pytest.raises(QueueFull, match="2 requests wait already"):
-        engine.submit(request())
-    engine.step()  # one of them has a row now
+        with pytest.raises(QueueFull, match="the queue is full: 2 requests wait"):
+            engine.submit(request())
+        engine.step()  # two of them have their rows now
+    while engine.sequences:
+        engine.step()
     engine.submit(request())
-    with pytest.raises(RegardError, match="n=2 must be at most 1"):
-        engine.submit(request(n=2))
+    with pytest.raises(RegardError, match="n=4 must be at most 3"):
+        engine.submit(request(n=4))
+
+
+def test_a_request_counts_while_its_prompt_is_prefilled(monkeypatch):
+    """Other threads submit requests and ask whether the engine is busy at any moment of a step."""
+    engine = decoder(sequences=1, queue=1)
+    first, second = request(), request(4)
+    step = engine.language.step
+
+    def step_and_look(*args, **options):
+        assert engine.busy
+        assert engine.requests() == [first, second]
+        with pytest.raises(QueueFull, match="1 requests wait"):
+            engine.submit(request(5))
+        return step(*args, **options)
+
+    engine.submit(first)
+    engine.submit(second)
+    monkeypatch.setattr(engine.language, "step", step_and_look)
+    engine.step()
+    assert engine.sequences  # it was prefilled
+    monkeypatch.undo()
+    while engine.busy:
+        engine.step()
+    assert engine.requests() == []
+    assert engine.counters.finished == 2
 
 
 def test_a_request_that_fails_does_not_harm_the_others():
@@ -460,3 +488,9 @@ def test_a_long_text_does_not_hold_up_short_ones():
                 steps[event.request] = engine.counters.steps
     assert list(tokens.values()) == expected
     assert steps[short] < 15 < steps[long]
+
+
+def test_a_prefix_lm_has_no_log_probabilities_of_its_prompt():
+    engine = BatchEngine(make("glm-130b").model)
+    with pytest.raises(ConfigError, match="echo: a prefix LM"):
+        engine.submit(request(prompt_logprobs=0))

@@ -6,11 +6,15 @@ import io
 import json
 import math
 import re
+import signal
 import socket
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+import weakref
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from statistics import fmean
 from types import SimpleNamespace
@@ -25,7 +29,7 @@ from regard.serve import jobs
 from regard.serve.engine import EngineConfig
 from regard.serve.engine_request import prepare
 from regard.serve.request import TokenScore
-from regard.serve.worker import STALL_SECONDS
+from regard.serve.worker import FIRST_SECONDS, STALL_SECONDS, Worker
 from serve.conftest import serving
 
 pytest.importorskip("fastapi")
@@ -97,7 +101,7 @@ def solo(run, number):
         tokens=body["max_tokens"],
         sampler=SAMPLERS[number],
         seed=body["seed"],
-        until=body.get("stop", []),
+        stop_strings=body.get("stop", []),
     )
 
 
@@ -163,7 +167,7 @@ def test_log_probabilities_of_prompt_and_answer(client, live, run):
         assert max(best.values()) >= own
     assert max(table["top_logprobs"][-1].values()) == table["token_logprobs"][-1]
     model = live[1].app.state.service.models.loaded["cats"]
-    impossible = TokenScore(1, -math.inf, ((1, -math.inf),))
+    impossible = TokenScore(1, -math.inf, array("q", [1]), array("d", [-math.inf]))
     json.dumps(logprob_table(model, None, [impossible], 1), allow_nan=False)
     _, only = client("/v1/completions", {**body, "max_tokens": 0})
     assert only["choices"][0]["text"] == "the cat"
@@ -179,7 +183,7 @@ def test_chat_and_responses_continue_a_conversation(client, run):
     _, answer = client("/v1/chat/completions", body)
     text = answer["choices"][0]["message"]["content"]
     prompt = "User: the cat\nAssistant:"
-    alone = run.generate(prompt, tokens=12, seed=3, until=["\nUser:", "\nSystem:"])
+    alone = run.generate(prompt, tokens=12, seed=3, stop_strings=["\nUser:", "\nSystem:"])
     assert text == alone.removeprefix(" ")
     used = answer["usage"]["completion_tokens"]
     assert len(answer["choices"][0]["logprobs"]["content"]) == used
@@ -222,6 +226,12 @@ def test_translation_prediction_and_explanation(client, run, pair_run, monkeypat
     status, greedy = client("/v1/completions", body)
     assert status == 200, greedy
     assert greedy["choices"][0]["text"] == translator.translate("117 cats", beam=1)
+    for path, field in (("/translate", "text"), ("/predict", "input")):
+        status, answer = client(path, {"model": "cats", field: "117 cats"})
+        assert (status, answer["error"]["param"]) == (400, "model")
+        assert answer["error"]["message"] == (
+            f"model: 'cats' cannot {path[1:]}; use /v1/completions, or another model"
+        )
     for path, name in (("/translate", "text"), ("/predict", "input"), ("/explain", "text")):
         status, answer = client(path, {"model": "pairs", name: "1 " * 1000})
         assert (status, "shorten it" in answer["error"]["message"]) == (400, True)
@@ -229,12 +239,19 @@ def test_translation_prediction_and_explanation(client, run, pair_run, monkeypat
         patch.setattr("regard.serve.jobs.MAX_EXPLAINED", 1)
         _, answer = client("/explain", {"model": "pairs", "text": "117 cats"})
     assert "more than 1 tokens" in answer["error"]["message"]
+    _, answer = client("/explain", {"model": "pairs", "text": "117 cats", "temperature": 0})
+    assert any("cross" in name for name in answer["attention"])
+    assert answer["next"][0]["id"] == answer["trace"][0]["id"]
+    _, scored = client("/v1/completions", {**body, "max_tokens": 1, "logprobs": 1})
+    assert scored["choices"][0]["logprobs"]["tokens"] == [answer["next"][0]["piece"]]
     _, answer = client("/explain", {"text": "the cat", "top": 3, "top_k": 4, "seed": 1})
     ((_, shown),) = answer["attention"].items()
     assert shown["rows"] == list("the cat")
     assert sum(shown["weights"][0][-1]) == pytest.approx(1, abs=1e-4)
     assert len(answer["next"]) == 3
     assert answer["trace"][0]["samplers"][0]["sampler"] == "top_k=4"
+    status, answer = client("/v1/embeddings", {"input": "the cat", "dimensions": 8})
+    assert (status, answer["error"]["param"]) == (400, "dimensions")
     _, answer = client("/v1/embeddings", {"input": ["the cat", "a dog"]})
     vectors = [row["embedding"] for row in answer["data"]]
     assert [sum(x * x for x in vector) for vector in vectors] == pytest.approx([1, 1])
@@ -243,7 +260,7 @@ def test_translation_prediction_and_explanation(client, run, pair_run, monkeypat
 class Predictor:
     """A run of some kind of data that gives back what it predicts from."""
 
-    takes_source, name = False, "any"
+    takes_source, name, methods = False, "any", ("predict",)
     config = SimpleNamespace(task={"kind": "forecast", "column": ["a", "b"]})
 
     def __init__(self, kind, inputs=("text",)):
@@ -263,11 +280,11 @@ class Predictor:
         ("labels", ("first", "second"), {"input": [["one", "two"]]}, [("one", "two")]),
         ("labels", ("first", "second"), {"input": ["one", "two"]}, '[["the first", "the second"]]'),
         ("images", (), {"image": "data:image/png;base64,aWNl"}, [b"ice"]),
-        ("images", (), {"image": "!"}, "not base64"),
+        ("images", (), {"image": "!"}, "must be a PNG or JPEG file in base64"),
         ("images", (), {"input": "/etc/passwd"}, "predicts from 'image'"),
         ("series", (), {"series": {"b": [2, 4], "a": [1, 3]}, "steps": 5}, ("a,b 1,2 3,4", 5)),
         ("series", (), {"series": [1, 2]}, "columns of equal length by name: a, b"),
-        ("text", ("text",), {"input": "a", "steps": 3}, "it is for a series"),
+        ("text", ("text",), {"input": "a", "steps": 3}, "only a forecast of a series has steps"),
     ],
 )
 def test_predictions_from_texts_images_and_series(kind, inputs, body, expected):
@@ -316,6 +333,18 @@ def test_a_prefill_does_not_compare_all_weights(live):
     assert live[1].app.state.service.models.loaded["cats"].engine.language.frozen
 
 
+def test_weights_are_copied_where_that_is_faster_and_fits(text_run, monkeypatch, run):
+    monkeypatch.setattr("regard.accel.onednn.MIN_ELEMENTS", 64)
+    monkeypatch.setattr("regard.serve.models.is_onednn_faster", lambda: True)
+    for memory, copied in ((10**9, True), (10**4, False)):
+        monkeypatch.setattr("regard.serve.models.free_memory", lambda device, m=memory: m)
+        with serving([text_run]) as (address, server):
+            language = server.app.state.service.models.loaded["cats"].engine.language
+            assert bool(language.head.onednn) == copied
+            _, answer = Client(address)("/v1/completions", {"model": "cats", **BODIES[1]})
+            assert answer["choices"][0]["text"] == solo(run, 1)
+
+
 def test_output_that_a_schema_allows(client):
     pytest.importorskip("llguidance")
     # the vocabulary of the run has no braces or quotes, so numbers must do
@@ -327,8 +356,17 @@ def test_output_that_a_schema_allows(client):
     for choice in answer["choices"]:
         assert 10 <= int(choice["text"]) <= 99
         assert choice["finish_reason"] == "stop"
+    flat = {"type": "json_schema", "name": "n", "schema": schema}  # the place of the Responses API
+    body = {"input": "the ", "max_output_tokens": 9, "seed": 0, "text": {"format": flat}}
+    _, answer = client("/v1/responses", body)
+    assert 10 <= int(answer["output"][0]["content"][0]["text"]) <= 99
+    body = {"prompt": "the ", "max_tokens": 9}
     bad = {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}
     assert client("/v1/completions", {**body, "response_format": bad})[0] == 400
+    braces = {"type": "json_object"}
+    status, answer = client("/v1/completions", {**body, "response_format": braces})
+    assert (status, answer["error"]["param"]) == (400, "response_format")
+    assert "no token of the model's vocabulary continues the JSON" in answer["error"]["message"]
 
 
 BAD = {
@@ -339,15 +377,20 @@ BAD = {
     "logit_bias": [{str(i): 1 for i in range(10**5)}, {"-1": 1}, {"1": 1e308}, {"99999": 1}],
     "temperature": [-1, 1e308],
     "top_p": [2],
+    "top_k": [10**30],
     "seed": [2**200, "x"],
-    "prompt": [[-1], [10**6], "\ud800", [], {"a": 1}, "x" * 200_001],
+    "prompt": [[-1], [10**6], "\ud800", [], {"a": 1}, "x" * 200_001, "x" * 65, [[]] * 10**5],
     "best_of": [10**9],
-    "min_tokens": [10**9],
+    "min_tokens": [10**9, 5],
     "sampler": [["nonsense=1"], ["top_p=5"], ["ban=[1000000]"]],
     "order": ["nonsense"],
     "typical": [7],
     "dry": [{"nonsense": 1}],
     "tools": [[{"type": "function"}]],
+    "previous_response_id": ["resp_1"],
+    "guided_json": [{"type": "object"}],
+    "include_stop_str_in_output": [True],
+    "allowed_token_ids": [[1, 2]],
     "response_format": [{"type": "nonsense"}, {"type": "json_schema"}],
     "stop_token_ids": [[10**6]],
     "model": [17],
@@ -358,17 +401,22 @@ def test_bombs_are_refused_by_name(client, live):
     body = {"prompt": "the", "max_tokens": 4}
     for name, values in BAD.items():
         for value in values:
-            began = time.perf_counter()
             status, answer = client("/v1/completions", {**body, name: value})
             assert status == 400, (name, answer)
-            words = {name, name.removeprefix("logit_"), name.split("_")[0], "top_p", "ban"}
-            assert answer["error"]["param"] in {*words, None}, answer
+            words = {name, name.removeprefix("logit_"), "top_p", "ban"}
+            assert answer["error"]["param"] in words, answer
             assert any(word in answer["error"]["message"] for word in words), answer
-            assert time.perf_counter() - began < 5
-    assert client("/v1/completions", {**body, "prompt": "x" * 65})[0] == 400  # beyond the context
+    _, answer = client("/v1/completions", {**body, "prompt": [-1]})
+    assert answer["error"]["message"] == "prompt.0: Input should be greater than or equal to 0"
+    many = {**body, "max_tokens": 4096, "n": 16, "logprobs": 20}
+    assert "the limit is 131,072" in client("/v1/completions", many)[1]["error"]["message"]
     assert client("/v1/completions", {**body, "model": "nobody"})[0] == 404
     assert client("/v1/completions", b'{"prompt": "the", "temperature": NaN}')[0] == 400
     assert client("/v1/completions", b"[" * 10**5)[0] == 400
+    status, answer = client("/v1/completions", b'{"prompt": "the"')
+    assert status == 400
+    assert answer["error"]["message"].startswith("the body is not JSON: Expecting ',' delimiter")
+    assert answer["error"]["message"].endswith(", at character 16")
     host, port = client.address.removeprefix("http://").split(":")
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for size in (b"Content-Length: 9999999999\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"):
@@ -378,6 +426,14 @@ def test_bombs_are_refused_by_name(client, live):
                 for _ in range(50 if b"chunked" in size else 0):
                     huge.sendall(b"10000\r\n" + b" " * 2**16 + b"\r\n")
             assert huge.recv(100).startswith(b"HTTP/1.1 413")
+    # a client that sends its whole body before it reads sees why it is refused
+    assert client("/v1/completions", b" " * 10**7)[0] == 413
+    assert client("/v1/completions", b'{"prompt": [' + b"[]," * 690_000 + b"[]]}")[0] == 413
+    commas = {"name": "x", "text": "," * 400_000, "suffix": "/"}
+    assert client("/tokenize", commas)[0] == 400  # they are in a string
+    assert client("/tokenize", {"prompt": "a", **{str(n): 1 for n in range(300)}})[0] == 400
+    with client.open("/health", **{f"X-{n}": "1" for n in range(200)}) as answer:
+        assert answer.status == 431
     assert client("/v1/completions", b"{}", **{"Content-Type": "text/plain"})[0] == 415
     assert client("/v1/completions", b"{}", **{"Content-Encoding": "gzip"})[0] == 415
     assert client("/nowhere")[0] == 404
@@ -434,17 +490,19 @@ def test_metrics_count_what_was_generated(client):
     assert re.search(r'^regard_http_responses_total\{status="200"\} \d+$', after, re.M)
 
 
-def wait_until(condition, seconds=5.0):
+def wait_until(condition, seconds=60.0):
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.01)
 
 
-def test_a_full_queue_refuses_and_a_client_that_leaves_frees_its_row(text_run):
+def test_a_full_queue_refuses_and_a_client_that_leaves_frees_its_row(text_run, monkeypatch):
     with serving([text_run], config=EngineConfig(sequences=1, queue=1)) as (address, server):
         client, shared = Client(address), server.app.state.service
         engine = shared.models.loaded["cats"].engine
+        step = engine.step
+        monkeypatch.setattr(engine, "step", lambda: time.sleep(0.01) or step())
         long = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True}
         content = json.dumps({**long, "stream": True}).encode()
         host, port = address.removeprefix("http://").split(":")
@@ -456,20 +514,20 @@ def test_a_full_queue_refuses_and_a_client_that_leaves_frees_its_row(text_run):
         for expected in (1, 2):
             sockets.append(socket.create_connection((host, int(port))))
             sockets[-1].sendall(request)
-            wait_until(lambda expected=expected: len(shared.async_engine) == expected)
+            wait_until(lambda expected=expected: shared.async_engine.open_requests == expected)
         with client.open("/v1/completions", long) as answer:
             assert answer.status == 429
             assert answer.headers["Retry-After"] == "1"
             assert json.loads(answer.read())["error"]["type"] == "rate_limit_exceeded"
         sockets[1].close()  # it waits
-        wait_until(lambda: len(shared.async_engine) == 1 and not engine.waiting)
+        wait_until(lambda: shared.async_engine.open_requests == 1 and not engine.waiting)
         sockets[0].recv(100)
         sockets[0].close()  # it is being generated
         wait_until(lambda: not engine.busy)
         tokens = engine.counters.tokens
         assert client("/v1/completions", {"prompt": "a", "max_tokens": 3})[0] == 200
         assert engine.counters.tokens <= tokens + 3
-        assert len(shared.async_engine) == 0
+        assert shared.async_engine.open_requests == 0
 
 
 def test_a_dying_engine_is_seen(text_run, monkeypatch):
@@ -478,18 +536,25 @@ def test_a_dying_engine_is_seen(text_run, monkeypatch):
         client, shared = Client(address), server.app.state.service
         worker, engine = shared.async_engine.worker, shared.models.loaded["cats"].engine
         assert client("/health")[0] == 200
-        began, step = [], engine.step
-        monkeypatch.setattr(engine, "step", lambda: began.append(worker._began) or step())
+        limits, step = [], engine.step
+        monkeypatch.setattr(engine, "step", lambda: limits.append(worker._limit) or step())
         body = {"prompt": "the", "max_tokens": 3, "ignore_eos": True}
         assert client("/v1/completions", body)[0] == 200
-        assert began[0] is None  # the first step may take any time
-        assert None not in began[1:]
+        assert limits[0] == FIRST_SECONDS  # the first step may compile kernels
+        assert max(limits[1:]) < FIRST_SECONDS
         wait_until(lambda: not engine.busy and worker._began is None)
         monkeypatch.setattr(worker, "slowest", 0.0)
-        monkeypatch.setattr(worker, "_began", time.monotonic() - STALL_SECONDS - 5)
-        status, answer = client("/health")
-        assert (status, "has not finished a step" in answer["message"]) == (503, True)
-        monkeypatch.setattr(worker, "_began", None)
+        monkeypatch.setattr("regard.serve.async_engine.HANG_SECONDS", 1.0)
+        hangs = threading.Event()
+        monkeypatch.setattr(engine, "step", lambda: hangs.wait() and step())
+        with ThreadPoolExecutor(1) as pool:
+            stream = pool.submit(client.stream, "/v1/completions", body, failing=True)
+            wait_until(lambda: client("/health")[0] == 503)
+            assert "has not finished a step" in client("/health")[1]["message"]
+            (chunk,) = stream.result()  # the open stream is told
+        assert "has not finished a step" in chunk["error"]["message"]
+        hangs.set()
+        wait_until(lambda: client("/health")[0] == 200 and not engine.busy)
 
         def broken():
             raise MemoryError("the device is gone")
@@ -497,12 +562,52 @@ def test_a_dying_engine_is_seen(text_run, monkeypatch):
         monkeypatch.setattr(engine, "step", broken)
         (chunk,) = client.stream("/v1/completions", {"prompt": "the"}, failing=True)
         assert "the device is gone" in chunk["error"]["message"]
-        began = time.monotonic()
         status, answer = client("/health")
-        assert time.monotonic() - began < 2
         assert (status, "MemoryError" in answer["message"]) == (503, True)
         status, answer = client("/v1/completions", {"prompt": "the"})
         assert (status, answer["error"]["code"]) == (503, "engine_stopped")
+
+
+def test_a_slow_step_does_not_hide_later_ones_for_ever(monkeypatch):
+    """A first step of 60 s, which compiles kernels, then quick ones, then a slow one."""
+    monkeypatch.setattr("regard.serve.worker.RECENT_STEPS", 10)
+    now = [0.0]
+    monkeypatch.setattr("regard.serve.worker.time.monotonic", lambda: now[0])
+    worker, engine = Worker(lambda events: None), SimpleNamespace(counters=SimpleNamespace(steps=0))
+
+    def limit_of_step(seconds):
+        def step():
+            now[0] += seconds
+            engine.counters.steps += 1
+
+        engine.step = step
+        worker._step(engine)
+        return worker._limit
+
+    assert limit_of_step(60) == FIRST_SECONDS
+    assert limit_of_step(0.125) == 60  # as long as the first
+    for _ in range(20):
+        limit_of_step(0.125)
+    assert limit_of_step(2) == STALL_SECONDS < 2  # /health reports a hanging step within 2 s
+    assert limit_of_step(0.125) == 8
+
+
+def test_requests_that_outlast_the_shutdown_are_told(text_run, monkeypatch):
+    monkeypatch.setattr("regard.serve.server.DRAIN_SECONDS", 0.3)
+    with serving([text_run]) as (address, server):
+        service = server.app.state.service
+        engine = service.models.loaded["cats"].engine
+        step = engine.step
+        monkeypatch.setattr(engine, "step", lambda: time.sleep(0.02) or step())
+        body = {"prompt": "the", "max_tokens": 4000, "ignore_eos": True}
+        with ThreadPoolExecutor(2) as pool:
+            client = Client(address)
+            stream = pool.submit(client.stream, "/v1/completions", body, failing=True)
+            whole = pool.submit(client, "/v1/completions", body)
+            wait_until(lambda: service.async_engine.open_requests == 2)
+            server.handle_exit(signal.SIGTERM, None)
+            assert stream.result()[-1]["error"]["message"] == "the server is shutting down"
+            assert whole.result()[0] == 503
 
 
 def test_slow_senders_are_dropped(live, monkeypatch):
@@ -515,14 +620,41 @@ def test_slow_senders_are_dropped(live, monkeypatch):
     for number, one in enumerate(slow):
         body = b"Content-Type: application/json\r\nContent-Length: 90\r\n\r\n{"
         one.sendall(head + (body if number % 2 else b""))
-        one.settimeout(5)
-    began = time.perf_counter()
+        one.settimeout(60)
     assert Client(live[0])("/health")[0] == 200
-    assert time.perf_counter() - began < 1
     for number, one in enumerate(slow):
         received = one.recv(1000)
         assert received.startswith(b"HTTP/1.1 408") if number % 2 else received == b""
         one.close()
+
+
+def test_a_client_that_does_not_read_is_dropped(text_run, monkeypatch, caplog):
+    """Its sequences are evicted, and its connection is closed although bytes are unsent."""
+    monkeypatch.setattr("regard.serve.middleware.SEND_SECONDS", 0.5)
+    with serving([text_run]) as (address, server):
+        host, port = address.removeprefix("http://").split(":")
+        service = server.app.state.service
+        body = {"prompt": "a", "max_tokens": 4096, "ignore_eos": True, "logprobs": 20}
+        content = json.dumps({**body, "stream": True}).encode()
+        with socket.socket() as unread:
+            unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            unread.connect((host, int(port)))
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            unread.sendall(head % len(content) + content)
+            engine = service.models.loaded["cats"].engine
+            wait_until(lambda: engine.counters.requests == 1)
+            wait_until(lambda: service.async_engine.open_requests == 0)
+            wait_until(lambda: not server.server_state.connections)
+            wait_until(lambda: not engine.busy)
+            assert service.models.loaded["cats"].active_requests == 0
+    assert not caplog.records
+
+
+def test_too_many_connections_are_told_to_retry(live, monkeypatch):
+    monkeypatch.setattr("regard.serve.middleware.MAX_CONNECTIONS", 0)
+    with Client(live[0]).open("/health") as answer:
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
 
 
 def test_models_are_loaded_when_asked_and_unloaded_when_idle(text_run, pair_run, monkeypatch):
@@ -538,7 +670,9 @@ def test_models_are_loaded_when_asked_and_unloaded_when_idle(text_run, pair_run,
         assert client("/v1/models/pairs")[1]["loaded"] is False
         assert client("/tokenize", {"model": "pairs", "prompt": "1"})[0] == 200
         assert client("/v1/models/pairs")[1]["loaded"] is True
+        weights = weakref.ref(loaded["pairs"].run.model)
         wait_until(lambda: not loaded)
+        wait_until(lambda: weights() is None)  # and no longer in memory
         assert client("/v1/completions", {"model": "cats", "prompt": "the"})[0] == 200
         assert users == [1]  # from the time it is looked up
         wait_until(lambda: not loaded)

@@ -1,9 +1,9 @@
 """Continuous batching: sequences of many requests join and leave the batch between steps."""
 
-from collections import abc, deque
+from collections import Counter, abc, deque
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, cast
 
 import torch
@@ -14,7 +14,7 @@ from regard.errors import ConfigError, RegardError
 from regard.generate.chain import NOT_FAILED, Chain, failure_lengths
 from regard.generate.decode import check_prompts
 from regard.generate.sampling_state import RowGenerators, SamplingState
-from regard.models.base import Language, State
+from regard.models.base import Language, State, is_prefix_lm
 from regard.serve.prefill import Prefiller
 from regard.serve.prefill_graphs import make_prefill_graphs
 from regard.serve.prefix_cache import PrefixCache
@@ -34,7 +34,7 @@ class QueueFull(RegardError):
 class EngineConfig:
     """Limits of an engine."""
 
-    sequences: int = 64  # that are decoded together
+    sequences: int = 64  # decoded together, at most
     queue: int = 64  # requests that wait for a row; more are refused
     prefill_chunk: int | None = None  # prompt tokens per chunk; 256, on a GPU 4,096
     kv_memory: int | None = None  # MiB of KV cache; 1,024, on a GPU 40 % of the free memory
@@ -49,15 +49,15 @@ class _InFlightStep:
     sequences: list[Sequence]
     ids: Tensor
     host: Tensor  # the ids of each row, and the lengths at which rows have failed
-    event: Any  # when the copy to the host is complete; None on a CPU
+    event: Any  # the CUDA event after the copy to the host; None on a CPU
 
 
 class BatchEngine:
     """Generates the sequences of many requests with one model.
 
-    `step` does one thing at a time: it admits requests, decodes one token of every sequence and
-    prefills a chunk of the waiting prompts. `submit` and `Request.cancelled` may be used from any
-    thread, everything else only from the one that calls `step`.
+    `step` admits requests, then decodes one token of every sequence, then prefills a chunk of the
+    waiting prompts. `submit` and `Request.cancelled` may be used from any thread, everything else
+    only from the one that calls `step`.
 
     A sequence does not depend on the others, up to rounding of its logits: it is what
     `generate.generate` returns for its prompt, samplers and seed.
@@ -72,11 +72,9 @@ class BatchEngine:
         capture: bool | None = None,
     ) -> None:
         self.language, self.config = language, config or EngineConfig()
-        if getattr(getattr(language, "config", None), "prefix", False):
-            raise ConfigError("a prefix LM (model.prefix=true) cannot be served; use generate")
         if isinstance(language, PackedDecoder):
             language.frozen = True  # nothing writes to the weights of a served model
-        self.stop = tuple(sorted(stop))  # what samplers see as the ids that end a sequence
+        self.stop = tuple(sorted(stop))  # end-of-sequence ids, for samplers
         on_gpu = language.device.type == "cuda"
         budget = (self.config.kv_memory or 1024) * MiB
         if on_gpu and self.config.kv_memory is None:
@@ -84,7 +82,8 @@ class BatchEngine:
         with torch.inference_mode():
             self.rows = make_rows(language, budget, self.config.sequences, capture=capture)
         self.prefixes = None
-        if isinstance(self.rows, KVRows) and self.config.prefix_memory:
+        self.is_prefix_lm = is_prefix_lm(language)
+        if isinstance(self.rows, KVRows) and self.config.prefix_memory and not self.is_prefix_lm:
             self.prefixes = PrefixCache(self.config.prefix_memory * MiB)
         chunk = self.config.prefill_chunk or (4096 if on_gpu else 256)
         self.prefiller = Prefiller(
@@ -94,48 +93,61 @@ class BatchEngine:
             self.prefixes,
             groups=isinstance(self.rows, GraphRows),
             graphs=make_prefill_graphs(language, self.rows),
+            is_prefix_lm=self.is_prefix_lm,
             join=self._join,
             fail=self._fail,
         )
         self.max_rows = self.config.sequences
-        self.inbox: deque[Prefill] = deque()  # from other threads
+        # the sequences that have not ended, in the order of their requests; other threads read it
+        self.unfinished: dict[Sequence, None] = {}
+        self.inbox: deque[Prefill] = deque()  # submitted by other threads
         self.waiting: deque[Prefill] = deque()
-        self.sequences: list[Sequence] = []  # of the rows
+        self.sequences: list[Sequence] = []  # one per row
         self.chain = Chain()
         self.sampling: SamplingState | None = None
-        self.last: Tensor = torch.empty(0, dtype=torch.long)
+        self.last_ids: Tensor = torch.empty(0, dtype=torch.long)  # of each row
         self.events: list[Event] = []
         self.counters = Counters()
-        self.in_flight: list[_InFlightStep] = []  # what the device computes, the oldest first
+        self.in_flight: list[_InFlightStep] = []  # the oldest first
 
     def submit(self, request: Request) -> None:
-        """Queue a request; `QueueFull` if too many wait, an error if it cannot be answered."""
+        """Queue a request; raise `QueueFull` if too many wait, `RegardError` if it is invalid."""
         check_prompts([request.prompt], request.tokens, None)
         if request.n > self.config.sequences:
             raise RegardError(
-                f"n={request.n} must be at most {self.config.sequences}, the sequences that "
-                "are decoded together"
+                f"n={request.n} must be at most {self.config.sequences}, the number of "
+                "sequences that are decoded together"
             )
-        if len(self.inbox) + len(self.waiting) >= self.config.queue:
-            raise QueueFull(f"{self.config.queue} requests wait already; try again later")
+        if self._waiting_with(request.n) > self.config.queue:
+            raise QueueFull(
+                f"the queue is full: {self.config.queue} requests wait; try again later"
+            )
+        if self.is_prefix_lm and request.prompt_logprobs is not None:
+            raise ConfigError(
+                "echo: a prefix LM (model.prefix=true) does not predict its prompt, so the prompt "
+                "has no log-probabilities; leave out echo or logprobs"
+            )
         limit = self.language.context or len(request.prompt)
-        sequences = [Sequence(request, i, list(request.prompt[-limit:])) for i in range(request.n)]
+        window = request.prompt[-limit:]
+        sequences = [Sequence(request, i, list(window), len(window)) for i in range(request.n)]
         self.counters.requests += 1
+        self.unfinished.update(dict.fromkeys(sequences))
         self.inbox.append(Prefill(sequences, list(sequences[0].window)))
+
+    def _waiting_with(self, sequences: int) -> int:
+        """The requests for which there is no row, with a new one of so many sequences."""
+        rows_of = Counter(sequence.request for sequence in list(self.unfinished))
+        totals = accumulate((*rows_of.values(), sequences))
+        return sum(total > self.max_rows for total in totals)
 
     def requests(self) -> list[Request]:
         """The requests that are not answered yet."""
-        prefills = [*self.inbox, *self.waiting, *self.prefiller.queue]
-        sequences = [
-            *(sequence for prefill in prefills for sequence in prefill.sequences),
-            *self.sequences,
-        ]
-        return list(dict.fromkeys(sequence.request for sequence in sequences))
+        return list(dict.fromkeys(sequence.request for sequence in list(self.unfinished)))
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to do."""
-        return bool(self.sequences or self.prefiller.queue or self.waiting or self.inbox)
+        """Whether any request waits, is prefilled or is decoded."""
+        return bool(self.unfinished)
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
@@ -148,25 +160,25 @@ class BatchEngine:
             self._decode()
         self.prefiller.step(len(self.sequences))
         if not self.busy:
-            self.max_rows = self.config.sequences  # it is lowered where memory is short
+            self.max_rows = self.config.sequences  # it was lowered if memory was short
         self.counters.prompt_tokens = self.prefiller.tokens
         self.counters.steps += 1
         events, self.events = self.events, []
         return events
 
     def run(self, requests: abc.Iterable[Request]) -> list[list[list[int]]]:
-        """Answer requests without a thread: the new ids of each continuation of each."""
-        answers: dict[Request, list[list[int]]] = {}
+        """Run requests to their end; return the new ids of each continuation of each request."""
+        continuations: dict[Request, list[list[int]]] = {}
         for request in requests:
-            answers[request] = [[] for _ in range(request.n)]
+            continuations[request] = [[] for _ in range(request.n)]
             self.submit(request)
         while self.busy:
             for event in self.step():
                 if event.error is not None:
                     raise event.error
                 if event.token is not None:
-                    answers[event.request][event.index].append(event.token)
-        return list(answers.values())
+                    continuations[event.request][event.index].append(event.token)
+        return list(continuations.values())
 
     # joining
 
@@ -204,7 +216,7 @@ class BatchEngine:
         assert self.sampling is not None
         for row in rows:
             sequence = self.sequences[row]
-            sampling = self.sampling.select(to_device([row], self.last.device))
+            sampling = self.sampling.select(to_device([row], self.last_ids.device))
             queue.append(Prefill([sequence], list(sequence.window), sampling))
         self._keep([row for row in range(len(self.sequences)) if row not in set(rows)])
 
@@ -214,7 +226,7 @@ class BatchEngine:
         rows = [row for row, prefill in enumerate(group) for _ in prefill.sequences]
         lengths = [len(sequence.window) for sequence in sequences]
         max_length = max(prefill.max_length(self.language.context) for prefill in group)
-        if state is None:  # they were prefilled in the rows
+        if state is None:  # a CUDA graph has prefilled them in the rows
             cast(GraphRows, self.rows).append(lengths, max_length)
         else:
             self.rows.join(state, rows, lengths, max_length)
@@ -222,7 +234,7 @@ class BatchEngine:
             sampling = reduce(join_sampling_states, self._sampling_states(group))
             if rows != list(range(len(group))):
                 logits = logits[to_device(rows, logits.device)]
-            chain = self._merge(sequences)
+            chain = self._merge_chains(sequences)
             overlaps = self._may_overlap(sequences, lengths)
             if overlaps:
                 step = self._launch(sequences, chain, logits, sampling)
@@ -234,20 +246,20 @@ class BatchEngine:
         for sequence in sequences:
             sequence.tokens_since_prefill = 0
         self.sequences = self.sequences + sequences
-        last = step.ids if overlaps else sampled.ids
+        new_ids = step.ids if overlaps else sampled.ids
         if self.sampling is None:
-            self.sampling, self.last = sampling, last
+            self.sampling, self.last_ids = sampling, new_ids
         else:
             self.sampling = join_sampling_states(self.sampling, sampling)
-            self.last = torch.cat([self.last, last])
-        self.chain = self._merge(self.sequences)
+            self.last_ids = torch.cat([self.last_ids, new_ids])
+        self.chain = self._merge_chains(self.sequences)
         if overlaps:
             self.in_flight.append(step)
         else:
             self._process_sampled(sequences, sampled)
 
     def _fail(self, prefill: Prefill, error: Exception) -> None:
-        """A prefill has failed: without memory for it, it waits until a sequence has ended."""
+        """Queue a prefill again if it ran out of memory beside running sequences; else fail it."""
         if isinstance(error, torch.OutOfMemoryError) and self.sequences:
             self.max_rows = len(self.sequences)
             self.waiting.append(replace(prefill, state=None, prefilled=0))
@@ -289,7 +301,7 @@ class BatchEngine:
             generators,
             sampling.stop,
         )
-        # now: `join_sampling_states` pads missing states with 0, which is not its value
+        # Creates the state now: `join_sampling_states` would fill it with 0, not with NOT_FAILED.
         failure_lengths(sampling)
         return sampling
 
@@ -306,15 +318,15 @@ class BatchEngine:
         if self.in_flight and not overlaps:
             self._process_in_flight()
             return
-        sampling, has_read = self.sampling, False
+        sampling, has_stepped = self.sampling, False
         lengths, counters = sampling.lengths.clone(), sampling.generators.counters.clone()
         state = {key: tensor.clone() for key, tensor in sampling.row_states.items()}
         try:
-            logits = self.rows.step(self.last)
-            has_read = True
+            logits = self.rows.step(self.last_ids)
+            has_stepped = True
             if overlaps:
                 launched = self._launch(self.sequences, self.chain, logits, self.sampling)
-                self.last = launched.ids
+                self.last_ids = launched.ids
                 self._process_in_flight()
                 self.in_flight = [launched]
                 return
@@ -327,30 +339,35 @@ class BatchEngine:
                 self._drop_all(error)
             else:  # fewer rows from now on
                 self.max_rows = max(1, len(self.sequences) // 2)
-                first = 0 if has_read else self.max_rows  # the KV cache is ahead of the sequences
+                # after the step, the KV cache of every row has one token more than its sequence
+                first = 0 if has_stepped else self.max_rows
                 self._requeue(range(first, len(self.sequences)), self.waiting)
             return
-        except torch.AcceleratorError:  # nothing can be computed on the device any more
+        except torch.AcceleratorError:  # a sticky error: all later calls on the device fail
             raise
         except Exception as error:
             self._drop_all(error)
             return
-        self.last = sampled.ids
+        self.last_ids = sampled.ids
         self._process_sampled(self.sequences, sampled)
 
     def _process_sampled(self, sequences: list[Sequence], sampled: SampledTokens) -> None:
         """Append the sampled tokens; evict sequences that have ended or filled the context."""
         alive, full = self._append(sequences, sampled)
         ended = {
-            id(sequence) for sequence, goes_on in zip(sequences, alive, strict=True) if not goes_on
+            id(sequence)
+            for sequence, is_alive in zip(sequences, alive, strict=True)
+            if not is_alive
         }
-        again = [sequences[row] for row in full]
+        full_sequences = [sequences[row] for row in full]
         if ended:
             self._keep(
                 [row for row, sequence in enumerate(self.sequences) if id(sequence) not in ended]
             )
-        if again:
-            rows = [row for row, sequence in enumerate(self.sequences) if sequence in again]
+        if full_sequences:
+            rows = [
+                row for row, sequence in enumerate(self.sequences) if sequence in full_sequences
+            ]
             self._requeue(rows, self.prefiller.queue)
 
     # asynchronous scheduling
@@ -375,11 +392,11 @@ class BatchEngine:
         """Sample on the device, and start to copy the tokens to the host."""
         ids = chain.sample(logits, sampling, use_kernel=True)
         sampling.append(ids)
-        both = torch.stack([ids, sampling.row_states["failed"]])
-        if not both.is_cuda:
-            return _InFlightStep(list(sequences), ids, both, None)
-        host = torch.empty_like(both, device="cpu", pin_memory=True)
-        host.copy_(both, non_blocking=True)
+        ids_and_failures = torch.stack([ids, sampling.row_states["failed"]])
+        if not ids_and_failures.is_cuda:
+            return _InFlightStep(list(sequences), ids, ids_and_failures, None)
+        host = torch.empty_like(ids_and_failures, device="cpu", pin_memory=True)
+        host.copy_(ids_and_failures, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
         return _InFlightStep(list(sequences), ids, host, event)
@@ -411,23 +428,26 @@ class BatchEngine:
     ) -> tuple[list[bool], list[int]]:
         """Append the sampled tokens to the sequences.
 
-        Return which sequences go on, and those of them that have filled the context: they have
-        dropped the older half, and the rest must be prefilled again.
+        Return whether each sequence is still alive, and the rows of sequences that have filled the
+        context: their older half is dropped, and the newer half must be prefilled again.
         """
         alive, full, limit = [], [], self.language.context
         for row, sequence in enumerate(sequences):
             token = sampled.tokens[row]
             if token is None:
                 self._finish(sequence, "error", sampled.errors[row])
-            goes_on = token is not None and self._append_token(sequence, token, sampled.scores[row])
-            if goes_on and limit is not None and len(sequence.window) > limit:
+            is_alive = token is not None and self._append_token(
+                sequence, token, sampled.scores[row]
+            )
+            if is_alive and limit is not None and len(sequence.window) > limit:
                 if sequence.request.source is None:
                     del sequence.window[: -max(1, limit // 2)]
+                    sequence.prefix = len(sequence.window)
                     full.append(row)
-                else:  # a translation has an end
+                else:  # the target of a translation is not truncated and continued
                     self._finish(sequence, "length")
-                    goes_on = False
-            alive.append(goes_on)
+                    is_alive = False
+            alive.append(is_alive)
         return alive, full
 
     def _append_token(self, sequence: Sequence, token: int, score: TokenScore | None) -> bool:
@@ -462,12 +482,13 @@ class BatchEngine:
             self.counters.failed += 1
         else:
             self.counters.finished += 1
+        self.unfinished.pop(sequence, None)
         self.events.append(
             Event(sequence.request, sequence.index, finish_reason=reason, error=error)
         )
 
     def _drop_all(self, error: Exception) -> None:
-        """Every sequence has failed; the engine goes on with the next requests."""
+        """Fail every sequence; the engine continues with the next requests."""
         self.in_flight = []
         for sequence in self.sequences:
             self._finish(sequence, "error", error)
@@ -490,7 +511,7 @@ class BatchEngine:
             self._keep([row for row, is_cancelled in enumerate(cancelled) if not is_cancelled])
 
     def _keep(self, rows: list[int]) -> None:
-        """Keep these rows; the last ones replace evicted ones."""
+        """Keep these rows; rows from the end move into the places of evicted ones."""
         kept, order = set(rows), list(range(len(rows)))
         movable = [row for row in rows if row >= len(rows)]
         for row in order:
@@ -502,11 +523,12 @@ class BatchEngine:
             self.sampling = None
             return
         assert self.sampling is not None
-        index = to_device(order, self.last.device)
-        self.sampling, self.last = self.sampling.select(index), self.last[index]
-        self.chain = self._merge(self.sequences)
+        index = to_device(order, self.last_ids.device)
+        self.sampling, self.last_ids = self.sampling.select(index), self.last_ids[index]
+        self.chain = self._merge_chains(self.sequences)
 
-    def _merge(self, sequences: list[Sequence]) -> Chain:
+    def _merge_chains(self, sequences: list[Sequence]) -> Chain:
+        """One chain that applies to each row the samplers of its request."""
         first = sequences[0].request.chain
         if all(sequence.request.chain is first for sequence in sequences):
             return first
