@@ -56,7 +56,7 @@ def main() -> None:
     model = build_model(preset("cbow", vocab_size=tokenizer.vocab_size))
     batches = [CBOWTask().collate((block, block), torch.Generator()) for block in ids]
     model.set_noise_distribution(batches)
-    adamw = optimizers({"kind": "adamw", "decay": 0.0}, model, 2e-2)
+    adamw = optimizers({"kind": "adamw", "weight_decay": 0.0}, model, 2e-2)
     steps = train(Objective(model, CBOWTask()), itertools.cycle(batches), adamw, lambda step: 2e-2)
     sentences = [[tokenizer.piece(id) for id in row] for row in ids.reshape(-1, TIME)]
     word2vec = Word2Vec(

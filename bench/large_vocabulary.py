@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 from side_by_side import Worker, wait_for_all
 
+from regard.accel import attach_onednn_linear
 from regard.accel.cpu_memory import keep_freed_memory
 from regard.data.batch import TextBatch
 from regard.models.build import build_model, preset
@@ -57,6 +58,7 @@ def regard_steps() -> tuple[Step, Step]:
         ffn="gelu",
     )
     objective = Objective(build_model(config), Causal())
+    attach_onednn_linear(objective)
     batch = TextBatch(*random_ids())
     steps = train(
         objective,

@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from regard.accel import attach_onednn_linear
 from regard.config import parse_overrides
 from regard.models.build import build_model
 from regard.pipelines import prepare_training, validation_metrics
@@ -52,6 +53,7 @@ class Regard:
         self.data = prepare_training(config)
         torch.manual_seed(config.train.seed)
         self.model = build_model(self.data.model)
+        attach_onednn_linear(self.model)
         factor = schedule(config.train.schedule, config.train.steps)
         self.total, self.seconds, self.done, self.targets = config.train.steps, 0.0, 0, 0
         self.turn_seconds: list[float] = []

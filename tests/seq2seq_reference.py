@@ -52,7 +52,7 @@ def bahdanau(w: Weights, source: list[int], ids: list[int]) -> Tensor:
         scores = []
         for h in states:
             inner = linear(w, "attention.0.score.query", s) + linear(w, "attention.0.score.key", h)
-            scores.append(w["attention.0.score.weigh.weight"][0] @ inner.tanh())
+            scores.append(w["attention.0.score.energy.weight"][0] @ inner.tanh())
         c = attend(scores, states)
         s = gru(w, "decoder.0", torch.cat([e, c]), s)
         zs.append(linear(w, "readout", torch.cat([e, s, c])).tanh())

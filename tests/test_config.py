@@ -76,7 +76,7 @@ def test_a_table_becomes_a_config_with_defaults_where_it_says_nothing():
         ({"name": "a", "files": 3}, "^files must be a list, not 3$"),
         ({"name": "a", "files": [3]}, "^files must be a string, not 3$"),
         ({"name": "a", "free": "x"}, "^free must be a table, not 'x'$"),
-        ({"name": "a", "inner": 3}, "^inner is a table of settings, not 3$"),
+        ({"name": "a", "inner": 3}, "^inner must be a table of settings, not 3$"),
         ({"name": "a", "inner": {"rate": "x"}}, "^inner.rate must be a number, not 'x'$"),
         ({"name": "a", "inner": {"rate": True}}, "^inner.rate must be a number, not True$"),
         ({"name": "a", "choice": 3}, "^choice must be a string or a table, not 3$"),

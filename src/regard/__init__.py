@@ -9,9 +9,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-# By default a thread of libgomp, OpenMP's runtime in torch, waits for the others in a busy loop of
-# many milliseconds, which on a machine with other work takes the cores from the threads that it
-# waits for. libgomp reads this when torch is loaded.
+# By default a thread of libgomp, torch's OpenMP runtime, waits for other threads by spinning for
+# many milliseconds. On a busy machine it then occupies a core that those threads need. libgomp
+# reads this variable when torch is loaded.
 if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 

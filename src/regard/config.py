@@ -22,7 +22,7 @@ from regard.renamed import current_names
 Choice = str | Mapping[str, Any]
 T = TypeVar("T")
 INTEGER_LIMIT = 1 << 63  # exclusive bound of integer settings
-# tables with two settings of which only one can be set
+# a table and two of its settings, of which only one can be set
 ALTERNATIVES = (("train", "batch", "tokens"), ("model", "preset", "family"))
 _DECIMAL = re.compile(r"^([+-]?)(\.\d+(?:e[+-]?\d+)?)$", re.I)  # .9, in TOML 0.9
 FOLDER_NAME = r"\w[\w.-]*"
@@ -72,7 +72,7 @@ class DataConfig(Settings):
     # the file of target lines, parallel to `source`; with `path`, a column of the table
     target: str | int | None = None
     text: str | int | None = None  # the column of texts of a table, by name or number from 1
-    # the column of the second texts of a table, for classes of pairs of texts, by name or number
+    # for classes of pairs of texts: the column of the second texts of a table, by name or number
     # from 1
     text2: str | int | None = None
     label: str | int | None = None  # the column of classes of a table, by name or number from 1
@@ -107,8 +107,8 @@ class TrainConfig(Settings):
     # steps between two evaluations; None: evaluate at step 0 and ten times in the run, fewer times
     # in a short run
     evaluate_every: int | None = None
-    # validation targets per evaluation during training; None: so many that all evaluations together
-    # cost about a tenth of the run
+    # validation targets per evaluation during training; None: chosen so that all evaluations
+    # together cost about a tenth of the run
     evaluate_targets: int | None = None
     # for language models, tokens by which the windows of an evaluation advance; None: three
     # quarters of the context, so that tokens are predicted from at least a quarter of it
@@ -186,23 +186,23 @@ def kind_of(choice: Choice) -> tuple[str, dict[str, Any]]:
 def make(choice: Choice, kinds: Mapping[str, Callable[..., T]], what: str, **provided: Any) -> T:
     """Build the entry of `kinds` that `choice` names, with its options.
 
-    `provided` are arguments from the caller, such as sizes; those the entry accepts are passed.
+    `provided` are arguments of the caller, such as sizes; those that the entry accepts are passed.
     """
     kind, options = kind_of(choice)
     if kind not in kinds:
         raise ConfigError(unknown(what, kind, kinds))
     signature = inspect.signature(kinds[kind])
-    accepted = signature.parameters
+    parameters = signature.parameters
     for name in options:
-        if name not in accepted or name in provided:
-            known = [other for other in accepted if other not in provided]
+        if name not in parameters or name in provided:
+            known = [parameter for parameter in parameters if parameter not in provided]
             raise ConfigError(f"{what} {kind!r}: {unknown('option', name, known)}")
-    hints = _hints(kinds[kind])
+    hints = _type_hints(kinds[kind])
     options = {
         name: _coerce(hints[name], value, f"{what} {kind!r}: {name}") if name in hints else value
         for name, value in options.items()
     }
-    arguments = {k: v for k, v in provided.items() if k in accepted} | options
+    arguments = {k: v for k, v in provided.items() if k in parameters} | options
     try:
         signature.bind(**arguments)
     except TypeError as error:  # "missing a required argument: 'factor'"
@@ -210,7 +210,7 @@ def make(choice: Choice, kinds: Mapping[str, Callable[..., T]], what: str, **pro
     return kinds[kind](**arguments)
 
 
-def _hints(entry: Any) -> dict[str, Any]:
+def _type_hints(entry: Any) -> dict[str, Any]:
     """The type hints of the arguments of a class, a function or a partial."""
     entry = entry.func if isinstance(entry, partial) else entry
     function = vars(entry).get("__init__", entry) if inspect.isclass(entry) else entry
@@ -248,8 +248,8 @@ def _unknown_key(name: str, known: Iterable[str], where: str) -> str:
 def _coerce(hint: Any, value: Any, path: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(value, int) and abs(value) >= INTEGER_LIMIT:
-        raise ConfigError(f"{path} must be below 2^63")  # it may be too long to show
-    if isinstance(value, str) and not _savable(value):
+        raise ConfigError(f"{path} must be below 2^63")  # the value may be too long for a message
+    if isinstance(value, str) and not _is_savable(value):
         raise ConfigError(f"{path} must be valid UTF-8 without NUL, not {value!r}")
     if hint is Any:
         return value
@@ -261,9 +261,9 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
             try:
                 return _coerce(option, value, path)
             except ConfigError as error:
-                last = error
+                last_error = error
         if len(options) == 1:
-            raise last
+            raise last_error
         raise ConfigError(f"{path} must be {' or '.join(map(_type_name, options))}, not {value!r}")
     if origin is Literal:
         if value not in arguments:
@@ -271,24 +271,26 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
         return value
     if is_dataclass(hint):
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{path} is a table of settings, not {value!r}")
+            raise ConfigError(f"{path} must be a table of settings, not {value!r}")
         return build(typing.cast(type[Any], hint), value, path)
     if origin in (list, tuple):
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list | tuple):
             raise ConfigError(f"{path} must be a list, not {value!r}")
         return origin(_coerce(arguments[0], item, path) for item in items)
-    plain = origin or hint
-    if plain is float and isinstance(value, int) and not isinstance(value, bool):
+    expected_type = origin or hint
+    if expected_type is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if plain is Mapping or plain is dict:
-        plain = Mapping
-    if not isinstance(value, plain) or (plain in (int, float) and isinstance(value, bool)):
+    if expected_type is Mapping or expected_type is dict:
+        expected_type = Mapping
+    if not isinstance(value, expected_type) or (
+        expected_type in (int, float) and isinstance(value, bool)
+    ):
         raise ConfigError(f"{path} must be {_type_name(hint)}, not {value!r}")
-    return dict(value) if plain is Mapping else value
+    return dict(value) if expected_type is Mapping else value
 
 
-def _savable(text: str) -> bool:
+def _is_savable(text: str) -> bool:
     """Whether a string can be saved: it has no lone surrogate and no NUL."""
     try:
         return b"\0" not in text.encode()
@@ -378,16 +380,16 @@ def check_not_study(recipe: Mapping[str, Any]) -> None:
 
 
 def overlay(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge settings; an override of one of two alternatives, such as batch, removes the other.
+    """Merge settings; an override of one of two `ALTERNATIVES` removes the other.
 
     >>> overlay({"train": {"batch": 8, "lr": 0.1}}, {"train": {"tokens": 4096}})
     {'train': {'lr': 0.1, 'tokens': 4096}}
     """
     result = merge(base, overrides)
     for table, one, other in ALTERNATIVES:
-        changed = overrides.get(table, {})
+        table_overrides = overrides.get(table, {})
         for new, old in ((one, other), (other, one)):
-            if new in changed and old not in changed and old in result[table]:
+            if new in table_overrides and old not in table_overrides and old in result[table]:
                 result[table] = {k: v for k, v in result[table].items() if k != old}
     return result
 
@@ -430,7 +432,9 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
                 raise ConfigError(f"{key}: {part!r} already has a value")
-        if isinstance(table.get(last), dict) and isinstance(value, str):  # or in the other order
+        if isinstance(table.get(last), dict) and isinstance(
+            value, str
+        ):  # task.mask_fraction=0.2 task=masked
             table[last]["kind"] = value
         else:
             table[last] = value

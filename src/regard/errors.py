@@ -15,7 +15,7 @@ from difflib import get_close_matches
 
 from regard.renamed import current_names
 
-MAX_WORD, MAX_LINE = 300, 1_000  # characters of a message
+MAX_WORD, MAX_LINE = 300, 1_000  # characters of a word and of a line of a message
 
 
 def shorten(message: str) -> str:
@@ -29,8 +29,9 @@ def shorten(message: str) -> str:
     return "\n".join(_cut_middle(line, 400) if len(line) > MAX_LINE else line for line in lines)
 
 
-def _cut_middle(text: str, kept: int) -> str:
-    return f"{text[:kept]}…{text[-kept:]}"
+def _cut_middle(text: str, length: int) -> str:
+    """The first and the last `length` characters of a text."""
+    return f"{text[:length]}…{text[-length:]}"
 
 
 class RegardError(Exception):
@@ -43,7 +44,7 @@ class RegardError(Exception):
 
 
 class ConfigError(RegardError, ValueError):
-    """A setting is unknown, mistyped or does not fit with the others."""
+    """A setting is unknown, has the wrong type or conflicts with another one."""
 
     exit_code = 2
 
@@ -86,7 +87,7 @@ MAX_NAMES = 40  # names that a message lists
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """The message for a name that is not in a table.
+    """The message for a name that is not one of `known`.
 
     >>> unknown("sampler", "topp", ["top_k", "top_p"])
     "unknown sampler 'topp'; did you mean 'top_p'?"
@@ -96,8 +97,8 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     if renamed := [new for new in current_names(name) if new in names]:
         return f"unknown {what} {name!r}; it is called {renamed[0]!r} now"
-    same = [known_name for known_name in names if known_name.lower() == name.lower()]
-    close = same or get_close_matches(name, names, n=1, cutoff=0.65)
+    same_letters = [known_name for known_name in names if known_name.lower() == name.lower()]
+    close = same_letters or get_close_matches(name, names, n=1, cutoff=0.65)
     known_names = f"known: {list_names(names)}" if names else "there are none"
     hint = f"did you mean {close[0]!r}?" if close else known_names
     return f"unknown {what} {name!r}; {hint}"

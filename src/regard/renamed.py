@@ -34,7 +34,10 @@ SETTINGS = {
     "model.shape": "model.architecture",
     "data.tokenizer.size": "data.tokenizer.vocab_size",
     "data.path.colours": "data.path.types",
+    "data.path.errors": "data.path.error_rate",
     "train.evaluate_tokens": "train.evaluate_targets",
+    "train.optimizer.decay": "train.optimizer.weight_decay",
+    "train.schedule.decay": "train.schedule.decay_fraction",
     "task.season": "task.seasonal_period",
     "time_plan.at": "time_plan.step",  # of state.json
     "time_plan.evaluated": "time_plan.last_evaluation",
@@ -75,6 +78,9 @@ TENSORS = {
     r"^head\.first\b": "head.start_transitions",
     r"^head\.between\b": "head.transitions",
     r"^head\.last\b": "head.end_transitions",
+    r"^head\.follows\b": "head.seq_relationship",
+    r"\bscore\.weigh\b": "score.energy",
+    r"\bscore\.place\b": "score.location",
 }
 
 # Names of settings in versions whose run folders are refused; for messages only.
@@ -118,7 +124,7 @@ def current_settings(table: Mapping[str, Any], where: str = "") -> dict[str, Any
     >>> current_settings({"model": {"characters": 3}, "model.characters": 4})
     {'model': {'char_dim': 3}, 'model.char_dim': 4}
     """
-    current = {}
+    renamed = {}
     for key, value in table.items():
         name = _current_name(f"{where}{key}")
         value = not value if f"{where}{key}" in INVERTED else value
@@ -126,8 +132,8 @@ def current_settings(table: Mapping[str, Any], where: str = "") -> dict[str, Any
             value = current_settings(value, f"{name}.")
         elif isinstance(value, str | bool):
             value = VALUES.get(name.removesuffix(".kind"), {}).get(value, value)
-        current[name.removeprefix(where)] = value
-    return current
+        renamed[name.removeprefix(where)] = value
+    return renamed
 
 
 def _current_name(name: str) -> str:

@@ -55,8 +55,8 @@ def permute(index: NDArray[Any], size: int, key: int) -> NDArray[np.int64]:
 
         (l, r) -> (r, l XOR hash_i(r)),      i = 1 .. rounds
 
-    each round is invertible for any hash. b is the smallest with 2^(2b) >= size; a value outside
-    range(size) is permuted again until it is inside (cycle walking).
+    each round is invertible for any hash. b is the smallest integer with 2^(2b) >= size; a
+    value outside range(size) is permuted again until it is inside (cycle walking).
     """
     bits = max(1, ((size - 1).bit_length() + 1) // 2)
     shift, mask = np.uint64(bits), np.uint64((1 << bits) - 1)

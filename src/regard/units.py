@@ -9,9 +9,9 @@ def with_prefix(value: float, unit: str) -> str:
     >>> with_prefix(497_759_232, "B"), with_prefix(24, "B")
     ('497.8 MB', '24 B')
     """
-    for size, prefix in PREFIXES:
-        if value >= size:
-            return f"{value / size:,.1f} {prefix}{unit}"
+    for factor, prefix in PREFIXES:
+        if value >= factor:
+            return f"{value / factor:,.1f} {prefix}{unit}"
     return f"{value:.0f} {unit}".rstrip()
 
 

@@ -5,7 +5,7 @@ import torch
 
 from contract.test_models import make
 from regard.accel import onednn, pack
-from regard.accel.onednn import OnednnLinear, attach_onednn, copied_bytes, is_onednn_faster
+from regard.accel.onednn import OnednnLinear, attach_onednn, copied_bytes
 from regard.generate import generate, parse_chain
 
 pytestmark = pytest.mark.skipif(
@@ -70,20 +70,3 @@ def test_the_model_itself_stays_as_it_is():
     assert all("forward" not in vars(module) for module in model.modules())
     model(torch.tensor([[1, 2, 3]])).sum().backward()
     assert model.decoder.blocks[0].ffn.up.weight.grad is not None
-
-
-def test_the_choice_is_made_by_measuring(monkeypatch):
-    times = iter([1.0, 2.0, 1.9, 2.0])
-    monkeypatch.setattr(onednn, "_best_time", lambda call: next(times))
-    is_onednn_faster.cache_clear()
-    assert is_onednn_faster()
-    is_onednn_faster.cache_clear()
-    assert not is_onednn_faster()
-    is_onednn_faster.cache_clear()
-
-
-def test_measuring_leaves_the_callers_random_numbers_unchanged():
-    is_onednn_faster.cache_clear()
-    before = torch.get_rng_state()
-    is_onednn_faster()
-    assert torch.equal(torch.get_rng_state(), before)

@@ -106,8 +106,8 @@ def test_a_window_on_a_cpu_is_computed_in_blocks():
 def test_blocks_are_for_one_text_with_a_narrow_causal_window():
     window = Mask.causal() & Mask.window(16)
     column = torch.arange(64).unsqueeze(0)
-    assert sparse_attention.suits_blocks(AttentionInputs.of(window, column))
-    assert sparse_attention.suits_blocks(AttentionInputs.of(window, column + 5))
+    assert sparse_attention.can_use_blocks(AttentionInputs.of(window, column))
+    assert sparse_attention.can_use_blocks(AttentionInputs.of(window, column + 5))
     restarted = torch.cat([column[:, :32], column[:, :32]], dim=1)
     for mask, queries, keys in (
         (window, column[:, :63], None),  # fewer than four windows
@@ -116,6 +116,6 @@ def test_blocks_are_for_one_text_with_a_narrow_causal_window():
         (Mask.window(16), column, None),
         (window & Mask.lengths(torch.tensor([40])), column, None),
     ):
-        assert not sparse_attention.suits_blocks(AttentionInputs.of(mask, queries, keys))
+        assert not sparse_attention.can_use_blocks(AttentionInputs.of(mask, queries, keys))
     alibi = AttentionInputs.of(window, column, None, ALiBi(4))
-    assert not sparse_attention.suits_blocks(alibi)
+    assert not sparse_attention.can_use_blocks(alibi)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import TEXT_WORDS, trained
-from regard.cli import INSTEAD
+from regard.cli import EQUIVALENT_COMMANDS
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def test_a_sampler_without_its_option_gets_a_hint(refused, words):
 
 
 def test_a_command_of_another_tool_names_what_there_is(refused):
-    for command, instead in INSTEAD.items():
+    for command, instead in EQUIVALENT_COMMANDS.items():
         assert f"no such command {command!r}; {instead}\ncommands: quickstart, train" in refused(
             2, command
         )
@@ -296,6 +296,7 @@ def test_an_unknown_task_without_a_close_name_lists_all(refused, materials):
 def test_a_model_setting_that_does_not_fit_the_weights_of_the_start(refused, materials, text_run):
     layers = 3
     words = [f"train.start={text_run}", f"model.layers={layers}", "--out", "runs/unfit"]
-    stderr = refused(2, "train", materials / "cats.txt", *words)
-    assert f"model.layers={layers} does not fit the weights of train.start=" in stderr
+    for dry_run in ([], ["--dry-run"]):
+        stderr = refused(2, "train", materials / "cats.txt", *words, *dry_run)
+        assert f"model.layers={layers} does not fit the weights of train.start=" in stderr
     assert not Path("runs/unfit").exists()

@@ -15,7 +15,7 @@ from cli.conftest import PAIR_WORDS, TEXT_WORDS, shell
 from regard import api
 from regard.errors import DataError
 from regard.tasks import Causal
-from regard.training.storage.evaluation import few_targets
+from regard.training.storage.evaluation import few_targets_warning
 
 
 def test_train_prints_the_data_the_settings_and_the_next_commands(regard, materials):
@@ -182,5 +182,5 @@ def test_few_validation_tokens_are_said_before_training_and_with_the_result(rega
     )
     assert caution in completed.err
     assert caution in completed.out.splitlines()[-1]
-    assert few_targets(Causal, 99)
-    assert few_targets(Causal, 100) == []
+    assert few_targets_warning(Causal, 99)
+    assert few_targets_warning(Causal, 100) == []

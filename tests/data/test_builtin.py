@@ -58,7 +58,7 @@ def test_corrections_are_pairs_of_a_corrupted_sentence_and_the_sentence(tmp_path
     names = [f"{a}{b}" for a in "abcdefgh" for b in "klmnopqr"]
     clean = [f"The animal called {name}, it is said, sleeps on the roof." for name in names]
     path.write_text("\n".join([*clean, *clean, "1 = x is no sentence.", "Too short."]))
-    table = {"kind": "corrections", "file": str(path), "errors": 0.3}
+    table = {"kind": "corrections", "file": str(path), "error_rate": 0.3}
     rows = list(open_data(table).rows())
     assert sorted(target for _, target in rows) == sorted(clean)  # each once
     assert sum(source != target for source, target in rows) > 50
@@ -68,7 +68,7 @@ def test_corrections_are_pairs_of_a_corrupted_sentence_and_the_sentence(tmp_path
     words = [word for source in plain for word in source.lower().replace(",", "").split()]
     wrong = sum(word not in " ".join(clean).lower() for word in words)
     assert 40 < wrong < 160  # of 64 x 6 words of four letters or more, 0.3
-    kept = open_data({**table, "errors": 0.0}).rows()
+    kept = open_data({**table, "error_rate": 0.0}).rows()
     assert {source.lower().rstrip(".").replace(",", "") for source, _ in kept} == {
         target.lower().rstrip(".").replace(",", "") for target in clean
     }
@@ -207,7 +207,7 @@ def test_the_seed_decides_everything(name):
         ),
         ({"kind": "parentheses", "types": 6}, "types=6"),
         ({"kind": "dates", "last_year": 1066}, "last_year=1066"),
-        ({"kind": "corrections", "errors": 2.0}, "errors=2.0 must be a probability"),
+        ({"kind": "corrections", "error_rate": 2.0}, "error_rate=2.0 must be a probability"),
     ],
 )
 def test_wrong_options_are_config_errors(table, message):

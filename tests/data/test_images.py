@@ -170,7 +170,7 @@ def test_a_number_stands_for_a_named_class_but_not_for_another_number(tmp_path):
     found = open_data(save(tmp_path / "a.npz", x=pixels(4, 3, 3), y=np.array([0, 1, 1, 0])))
     assert found.with_class_names(["cat", "dog", "cow"]).labels.tolist() == [0, 1, 1, 0]
     assert found.with_class_names(["1", "0"]).labels.tolist() == [1, 0, 0, 1]
-    with pytest.raises(DataError, match="a class '0' that the model does not know"):
+    with pytest.raises(DataError, match="a class '0' that the model does not have"):
         found.with_class_names(["1", "2"])
 
 
@@ -202,7 +202,7 @@ def test_a_test_part_alone_can_be_judged(mnist):
                 "x_test": pixels(1, 3, 3),
                 "y_test": np.array([9]),
             },
-            "has a class '9' that the model does not know",
+            "has a class '9' that the model does not have",
         ),
     ],
 )

@@ -160,7 +160,7 @@ def test_classes_go_by_their_names_or_by_their_numbers():
     assert data.with_class_names(["yes", "no"]).rows[1] == (("text 1",), (0,))
     numbered = LabelledText("labels", "n", "", [(("a",), (0,)), (("b",), (1,))], ("0", "1"))
     assert numbered.with_class_names(["no", "yes"]).class_names == ("no", "yes")
-    with pytest.raises(DataError, match="many has a class 'no' that the model does not know"):
+    with pytest.raises(DataError, match="many has a class 'no' that the model does not have"):
         data.with_class_names(["good", "bad"])
 
 

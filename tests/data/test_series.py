@@ -141,7 +141,7 @@ def test_dates_are_read_and_continued(tmp_path, rows, note, period, after):
         assert opened.dates is None
         return
     assert opened.dates.seasonal_period == period
-    assert opened.dates.after(1) == [after]
+    assert opened.dates.next_dates(1) == [after]
 
 
 def test_a_series_is_split_into_rows_or_fractions():

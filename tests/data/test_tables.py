@@ -527,3 +527,11 @@ def test_a_first_row_of_short_sentences_is_no_header(tmp_path):
     rows = [f"We saw number {n} .\tNous avons vu le {n} ." for n in range(20)]
     (tmp_path / "pairs.tsv").write_text("\n".join(["Hi.\tSalut!", *rows]))
     assert not read_table(tmp_path / "pairs.tsv").header
+
+
+def test_inferred_columns_of_pairs_are_kept_in_lower_case(tmp_path):
+    rows = "".join(f"The cat number {n} sleeps here,Le chat {n} dort bien ici\n" for n in range(30))
+    (tmp_path / "pairs.csv").write_text("en,fr\n" + rows)
+    found = open_data(str(tmp_path / "pairs.csv"), kind="pairs", lower=True)
+    assert found.columns == {"source": "en", "target": "fr"}
+    assert next(found.rows()) == ("the cat number 0 sleeps here", "le chat 0 dort bien ici")

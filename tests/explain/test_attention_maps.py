@@ -153,7 +153,7 @@ def test_recomputed_weights_are_those_of_the_forward_pass_for_every_scheme_mask_
     scheme, monkeypatch
 ):
     """The values are replaced by a one-hot vector for each key: a head then returns its weights."""
-    monkeypatch.setattr(attention, "CHUNK_CELLS", 100)  # several chunks of rows
+    monkeypatch.setattr(attention, "CHUNK_WEIGHTS", 100)  # several chunks of rows
     for architecture, kv_heads, mask in product(
         ("decoder", "encoder"), (None, 2, 1), MASKS.values()
     ):
@@ -205,7 +205,7 @@ def test_heads_rows_and_sizes_that_do_not_exist_are_named(monkeypatch):
         attention_maps(model, run, heads=[4])
     with pytest.raises(RegardError, match="row 5: there are 5 rows, 0 to 4"):
         attention_maps(model, run, rows=[5])
-    monkeypatch.setattr(attention, "MAX_VALUES", 399)
+    monkeypatch.setattr(attention, "MAX_WEIGHTS", 399)
     with pytest.raises(RegardError, match=r"2 maps of 2 × 4 × 5 × 5 weights .* choose layers"):
         attention_maps(model, run)
     assert len(attention_maps(model, run, heads=[0])) == 2

@@ -20,7 +20,7 @@ from regard.explain.figures.cost import (
     _layers,
     exponent,
     flops,
-    stored_bytes,
+    saved_bytes,
 )
 from regard.explain.figures.landscape import direction
 from regard.explain.figures.language import entropy, ngram_counts
@@ -458,7 +458,7 @@ def test_operations_grow_with_the_square_of_the_length_or_with_the_length():
 
 def test_stored_memory_is_that_of_the_attention_weights():
     attend = _layers(8, 1, 8, 3)["self-attention"]
-    stored = [stored_bytes(attend, torch.zeros(1, n, 8)) for n in (64, 128, 256)]
+    stored = [saved_bytes(attend, torch.zeros(1, n, 8)) for n in (64, 128, 256)]
     assert exponent(list(zip((64, 128, 256), stored, strict=True))) > 1.8
 
 

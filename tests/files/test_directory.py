@@ -56,11 +56,11 @@ def test_a_failure_while_a_file_is_written_leaves_the_old_one(folder):
 
 
 def test_folders_are_made_renamed_and_removed(folder):
-    inner = folder.folder("inner")
+    inner = folder.open_folder("inner")
     inner.append("file", b"x")
     folder.replace("inner", "other")
     assert (folder.kind("inner"), folder.kind("other")) == (None, "a folder")
-    assert folder.folder("other").names() == ["file"]
+    assert folder.open_folder("other").names() == ["file"]
     folder.remove("other")
     folder.remove("other")  # there is nothing
     assert folder.names() == []
@@ -75,7 +75,7 @@ def test_links_are_removed_and_not_followed(folder):
         lambda: folder.append("link", b"ours"),
         lambda: folder.truncate("link", 0),
         lambda: folder.open_reader("link"),
-        lambda: folder.folder("link"),
+        lambda: folder.open_folder("link"),
         lambda: folder.write_json("link", 1),
     ):
         with pytest.raises(CheckpointError, match="link is a symbolic link and must be"):

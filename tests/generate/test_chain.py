@@ -348,7 +348,7 @@ def test_a_row_learns_from_its_own_stage_only(link):
 
 def test_nothing_in_a_chain_asks_what_the_numbers_are(monkeypatch):
     """A compiler that must see one graph stops where the host would have to wait."""
-    monkeypatch.setattr("regard.generate.chain.SKIP_REMOVED", ())  # as on a GPU
+    monkeypatch.setattr("regard.generate.chain.SKIP_REMOVED_DEVICES", ())  # as on a GPU
     names = [
         name for name in SAMPLER_ORDERS["regard"].order if name in LINKS and name != "mirostat_1"
     ]

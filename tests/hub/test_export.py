@@ -133,7 +133,7 @@ def test_a_folder_that_computes_something_else_is_not_kept(tmp_path, monkeypatch
     pytest.importorskip("transformers")
     monkeypatch.setattr(check, "TOLERANCE", -1.0)
     make_run(tmp_path / "run")
-    with pytest.raises(CheckpointError, match="its outputs are off by"):
+    with pytest.raises(CheckpointError, match="its outputs differ by"):
         export_run(tmp_path / "run", tmp_path / "theirs")
     assert names(tmp_path) == ["run"]
 

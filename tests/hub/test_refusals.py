@@ -143,7 +143,9 @@ def test_a_file_of_llama2c_beside_a_whole_checkpoint_is_not_taken_for_it(tmp_pat
 def test_of_two_files_of_llama2c_none_is_chosen(tmp_path):
     legacy(tmp_path / "a.bin")
     legacy(tmp_path / "b.bin")
-    with pytest.raises(CheckpointError, match=r"several models .* name one: a\.bin, b\.bin"):
+    with pytest.raises(
+        CheckpointError, match=r"several models .* give the path of one: a\.bin, b\.bin"
+    ):
         open_checkpoint(tmp_path)
     assert open_checkpoint(tmp_path / "b.bin").model_type.name == "llama2.c"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regard.config import kind_of
-from regard.hub.config_json import canonical, read_config
+from regard.hub.config_json import canonicalize, read_config
 from regard.models.build import count_parameters, preset
 from regard.models.presets import ALIASES, PRESETS, PUBLISHED
 
@@ -337,4 +337,4 @@ RELEASED = {
 def test_a_preset_is_what_its_configuration_file_describes(name):
     _, read = read_config(RELEASED[name])
     told = {"dropout": 0.0, "attention_dropout": 0.0, "ffn_dropout": 0.0, "init": "normal"}
-    assert canonical(replace(read, **told)) == canonical(replace(PRESETS[name](), **told))
+    assert canonicalize(replace(read, **told)) == canonicalize(replace(PRESETS[name](), **told))

@@ -97,5 +97,5 @@ def test_without_transitions_every_word_is_tagged_by_itself():
 
 def test_label_smoothing_is_refused():
     head, x = crf_head()
-    with pytest.raises(ConfigError, match=r"label_smoothing=0\.1 is for tags that are predicted"):
+    with pytest.raises(ConfigError, match=r"label_smoothing=0\.1 needs a head"):
         head.loss(x, torch.ones(3, 6).long(), label_smoothing=0.1)

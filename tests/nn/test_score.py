@@ -53,7 +53,7 @@ def test_content_computes_the_formula():
 def test_additive_computes_the_formula():
     score = Additive(4)
     halves = torch.cat([score.query.weight, score.key.weight], 1).tolist()
-    compare(score, reference.additive(score.weigh.weight[0].tolist(), halves))
+    compare(score, reference.additive(score.energy.weight[0].tolist(), halves))
 
 
 def test_general_computes_the_formula():
@@ -63,13 +63,13 @@ def test_general_computes_the_formula():
 
 def test_location_computes_the_formula():
     score = Location(4, context=11)
-    compare(score, reference.location(score.place.weight.tolist()))
+    compare(score, reference.location(score.location.weight.tolist()))
 
 
 def test_location_goes_by_positions_and_refuses_those_it_has_not_learned():
     score, q = Location(4, context=5), torch.randn(1, 1, 2, 4)
     at, later = torch.tensor([[0, 1]]), torch.tensor([[3, 4]])
-    expected = (q @ score.place.weight.T)[..., 3:5]
+    expected = (q @ score.location.weight.T)[..., 3:5]
     torch.testing.assert_close(score(q, torch.randn(1, 1, 2, 4), at, later), expected)
     with pytest.raises(
         ShapeError, match="context=5 learned positions, but the source has 6; shorten"

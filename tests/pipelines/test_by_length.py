@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from regard.pipelines.by_length import by_length
+from regard.pipelines.by_length import metrics_by_length
 
 
 def evaluated(texts):
     """Rows of every range, beside the result."""
     asked = []
-    found = by_length(texts, lambda rows: asked.append(list(rows)) or {"share": len(rows)})
+    found = metrics_by_length(texts, lambda rows: asked.append(list(rows)) or {"share": len(rows)})
     return found, asked
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 import regard
 from cli.commands import command
-from regard.api.event_lines import amount
+from regard.api.event_lines import format_progress
 from regard.config import RunConfig, build
 from regard.data.builtin import shapes
 from regard.data.captions import from_pixels
@@ -48,7 +48,7 @@ def run(tmp_path_factory):
 def test_a_folder_of_images_with_captions_is_learned(run, capsys, tmp_path):
     assert run.config.task["kind"] == "caption"
     progress = []
-    metrics = run.evaluate(progress=lambda *step: progress.append(amount(*step)))
+    metrics = run.evaluate(progress=lambda *step: progress.append(format_progress(*step)))
     assert progress[0] in {f"{n} of {n} images" for n in range(1, 40)}
     assert metrics["exact_match"] == 1
     assert metrics["nearest_exact_match"] <= 1

@@ -17,7 +17,7 @@ from regard.hub.chat_templates import read_template
 from regard.models.build import build_model, preset
 from regard.nn.loss import IGNORE_INDEX
 from regard.pipelines import open_data, prepare_training
-from regard.pipelines.dialogues import DialoguesPipeline, encode, pack, show_mask
+from regard.pipelines.dialogues import DialoguesPipeline, encode, format_loss_mask, pack
 from regard.tasks import Instruct
 from regard.text import train_tokenizer
 from regard.text.chat_encoding import chat_prompt_ids
@@ -202,8 +202,8 @@ def test_a_template_may_add_to_the_text_of_a_special_token():
     tokenizer = train_tokenizer("char", ["abcd"])
     task = Instruct(template=JINJA.replace("{{ bos_token }}", "{{ bos_token + '!' }}"))
     start = tokenizer.piece(tokenizer.bos_id)
-    assert show_mask(task, tokenizer, TALK).startswith(f"{start}![INST] a [/INST]⟦ b")
-    assert show_mask(task, None, TALK).startswith("![INST] a [/INST]⟦ b⟧")
+    assert format_loss_mask(task, tokenizer, TALK).startswith(f"{start}![INST] a [/INST]⟦ b")
+    assert format_loss_mask(task, None, TALK).startswith("![INST] a [/INST]⟦ b⟧")
 
 
 def test_a_template_may_write_nothing_after_an_answer_but_not_change_what_was_read(world):

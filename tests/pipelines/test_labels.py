@@ -12,7 +12,7 @@ from regard.api.run_evaluation import validation_data
 from regard.config import RunConfig, build, merge
 from regard.errors import ConfigError, DataError
 from regard.pipelines import default_settings, open_data, prepare_training
-from regard.pipelines.encoded_texts import encode, placeholder
+from regard.pipelines.encoded_texts import encode, placeholder_id
 from regard.pipelines.labels import add_head
 from regard.tasks import Tag
 from regard.text import train_tokenizer
@@ -279,7 +279,7 @@ def test_a_bidirectional_network_is_no_language_model(tmp_path):
 def test_a_class_that_was_not_learned_is_named(place):
     other = place / "strange.jsonl"
     other.write_text('{"text": "a", "label": "odd"}\n{"text": "b", "label": "good"}\n')
-    with pytest.raises(DataError, match="strange has a class 'odd' that the model does not know"):
+    with pytest.raises(DataError, match="strange has a class 'odd' that the model does not have"):
         regard.load(place / "label").evaluate(str(other))
 
 
@@ -309,4 +309,4 @@ def test_a_word_that_encodes_to_nothing_has_an_id_also_without_a_stop_token(ids,
         eos_id = 3
         special_id = staticmethod(ids.get)
 
-    assert placeholder(Special()) == id
+    assert placeholder_id(Special()) == id

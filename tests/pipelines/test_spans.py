@@ -51,7 +51,7 @@ def run(tmp_path_factory):
 def test_a_file_of_squad_is_learned_and_answers_are_predicted(run, tmp_path, capsys):
     metrics = run.evaluate()
     assert metrics["f1"] > 0.9
-    assert {"exact_match", "f1_answered", "exact_match_unanswered"} <= set(metrics)
+    assert {"exact_match", "f1_answerable", "exact_match_unanswerable"} <= set(metrics)
     assert run.metrics["f1"] == pytest.approx(metrics["f1"])
     context = "bob was in lima in 1852 ."
     ((best, second),) = run.predict(("where ?", context), top=2)
@@ -172,10 +172,10 @@ def test_scores_are_those_of_the_official_scorer():
         {
             "exact_match": 4 / 7,
             "f1": (1 + 0.5 + 1 + 2 / 3 + 1 + 0 + 1) / 7,
-            "exact_match_answered": 3 / 5,
-            "f1_answered": (1 + 0.5 + 2 / 3 + 1 + 1) / 5,
-            "exact_match_unanswered": 0.5,
-            "f1_unanswered": 0.5,
+            "exact_match_answerable": 3 / 5,
+            "f1_answerable": (1 + 0.5 + 2 / 3 + 1 + 1) / 5,
+            "exact_match_unanswerable": 0.5,
+            "f1_unanswerable": 0.5,
         }
     )
 

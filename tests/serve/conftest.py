@@ -1,6 +1,7 @@
 """A server in a thread of this process, with the small runs that the command line's tests train."""
 
 import contextlib
+import json
 import threading
 
 import pytest
@@ -36,6 +37,26 @@ def text_run(materials, tmp_path_factory):  # noqa: F811
     """A run whose context has room for a conversation."""
     words = [*TINY, "model.context=64", "train.steps=2"]
     return trained(tmp_path_factory.mktemp("runs") / "cats", materials / "cats.txt", words)
+
+
+@pytest.fixture(scope="session")
+def chat_run(tmp_path_factory):
+    """A run that is trained on dialogues, and so has a chat template."""
+    folder = tmp_path_factory.mktemp("chat")
+    rows = [{"prompt": f"{n} cats", "answer": f"{n} dogs"} for n in range(40)]
+    (folder / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [*TINY, "task=instruct", "model.context=64", "train.steps=1"]
+    return trained(folder / "chat", folder / "talks.jsonl", words)
+
+
+@pytest.fixture(scope="session")
+def entailment_run(tmp_path_factory):
+    """A run that classifies pairs of a premise and a hypothesis."""
+    folder = tmp_path_factory.mktemp("entailment")
+    rows = [f"cat {n}\tdog {n}\t{'odd' if n % 2 else 'even'}" for n in range(60)]
+    (folder / "pairs.tsv").write_text("\n".join(["premise\thypothesis\tlabel", *rows]))
+    words = ["model.preset=tiny-encoder", "model.layers=1", "model.dim=16", "train.steps=2"]
+    return trained(folder / "entails", folder / "pairs.tsv", words)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """The work of the routes other than generation, called without a server."""
 
-import json
-
 import pytest
 
 import regard
@@ -35,12 +33,8 @@ def test_a_text_is_lowered_as_the_training_data_was(materials, tmp_path):
     assert jobs.embed(model, ["The CAT"]) == jobs.embed(model, ["the cat"])
 
 
-def test_the_chat_template_is_that_of_the_run(text_run, pair_run, tmp_path):
+def test_the_chat_template_is_that_of_the_run(text_run, pair_run, chat_run):
     jinja2 = pytest.importorskip("jinja2")
-    rows = [{"prompt": f"{n} cats", "answer": f"{n} dogs"} for n in range(40)]
-    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [*TINY, "task=instruct", "model.context=64", "train.steps=1"]
-    chat_run = trained(tmp_path / "chat", tmp_path / "talks.jsonl", words)
     template = jinja2.Template(jobs.tokenizer_info(served(chat_run))["chat_template"])
     messages = [("user", "1 cats"), ("assistant", "1 dogs"), ("user", "2 cats")]
     turns = [{"role": role, "content": text} for role, text in messages]

@@ -7,23 +7,36 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from regard.serve.engine import BatchEngine, EngineConfig
 from regard.serve.metrics import HELP, Metrics
+from regard.serve.models import Models
 from regard.serve.sequences import Counters
 
 
-def scrape(prefixes=None):
-    counters = Counters(requests=3, tokens=40)
-    engine = SimpleNamespace(
-        counters=counters, sequences=[1, 2], waiting=[], inbox=[1], prefixes=prefixes
-    )
-    loaded = {'a "b"': SimpleNamespace(engine=engine), "c": SimpleNamespace(engine=None)}
+class Engine:
+    """An engine that has generated 40 tokens."""
+
+    sequences, waiting, inbox, totals = [1, 2], [], [1], BatchEngine.totals
+
+    def __init__(self, prefixes=None):
+        self.counters, self.prefixes = Counters(requests=3, tokens=40), prefixes
+
+
+def served(prefixes=None):
+    models = Models([], SimpleNamespace(remove=lambda name: None), EngineConfig())
+    models.loaded['a "b"'] = SimpleNamespace(engine=Engine(prefixes))
+    models.loaded["c"] = SimpleNamespace(engine=None)
+    return models
+
+
+def scrape(models):
     metrics = Metrics()
     metrics.count(200)
-    return metrics.text(SimpleNamespace(loaded=loaded), True, 5).splitlines()
+    return metrics.text(models, True, 5).splitlines()
 
 
 def test_every_metric_has_a_help_and_a_type_before_its_values():
-    lines, names = scrape(), []
+    lines, names = scrape(served()), []
     for line in lines:
         name = re.match(r"(# (HELP|TYPE) )?(regard_\w+)", line)[3]
         if line.startswith("# HELP"):
@@ -35,10 +48,24 @@ def test_every_metric_has_a_help_and_a_type_before_its_values():
 
 
 def test_the_hit_rate_of_the_prefix_cache_is_the_ratio_of_two_counters():
-    lines = scrape(SimpleNamespace(bytes=512, hits=30, lookups=120))
+    lines = scrape(served(SimpleNamespace(bytes=512, hits=30, lookups=120)))
     assert r'regard_prefix_hit_tokens_total{model="a \"b\""} 30' in lines
     assert r'regard_prefix_lookup_tokens_total{model="a \"b\""} 120' in lines
     assert r'regard_prefix_bytes{model="a \"b\""} 512' in lines
     assert r'regard_tokens_total{model="a \"b\""} 40' in lines
     assert 'regard_http_responses_total{status="200"} 1' in lines
     assert "regard_open_requests 5" in lines
+
+
+def test_the_counters_of_a_model_stay_when_it_is_unloaded():
+    """A counter that vanished or fell would make Prometheus' rates wrong."""
+    models = served(SimpleNamespace(bytes=512, hits=30, lookups=120))
+    before = [line for line in scrape(models) if "_total{model" in line]
+    models.unload('a "b"')
+    after = scrape(models)
+    assert [line for line in after if "_total{model" in line] == before
+    assert not [line for line in after if line.startswith("regard_running{")]  # a gauge may vanish
+    models.loaded['a "b"'] = SimpleNamespace(engine=Engine())
+    lines = scrape(models)
+    assert r'regard_tokens_total{model="a \"b\""} 80' in lines
+    assert r'regard_prefix_hit_tokens_total{model="a \"b\""} 30' in lines

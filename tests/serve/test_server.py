@@ -16,20 +16,29 @@ import urllib.request
 import weakref
 from array import array
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import regard
 from cli.conftest import invoke, materials, trained  # noqa: F401 -- fixtures
 from regard.errors import ConfigError
+from regard.generate.chain import Chain
 from regard.nn.attention import Attention
 from regard.serve import jobs
 from regard.serve.engine import EngineConfig
 from regard.serve.engine_request import prepare
-from regard.serve.request import TokenScore
-from regard.serve.worker import FIRST_SECONDS, STALL_SECONDS, Worker
+from regard.serve.request import Event, Request, TokenScore
+from regard.serve.worker import (
+    FIRST_STEP_SECONDS,
+    FIRST_STEP_SECONDS_CPU,
+    STALL_SECONDS,
+    EngineStopped,
+    Worker,
+)
 from serve.conftest import serving
 
 pytest.importorskip("fastapi")
@@ -537,12 +546,17 @@ def test_a_dying_engine_is_seen(text_run, monkeypatch):
         worker, engine = shared.async_engine.worker, shared.models.loaded["cats"].engine
         assert client("/health")[0] == 200
         limits, step = [], engine.step
-        monkeypatch.setattr(engine, "step", lambda: limits.append(worker._limit) or step())
+
+        def record_limit():
+            limits.append(worker._current_step[1])
+            return step()
+
+        monkeypatch.setattr(engine, "step", record_limit)
         body = {"prompt": "the", "max_tokens": 3, "ignore_eos": True}
         assert client("/v1/completions", body)[0] == 200
-        assert limits[0] == FIRST_SECONDS  # the first step may compile kernels
-        assert max(limits[1:]) < FIRST_SECONDS
-        wait_until(lambda: not engine.busy and worker._began is None)
+        assert limits[0] == FIRST_STEP_SECONDS_CPU
+        assert max(limits[1:]) < FIRST_STEP_SECONDS_CPU
+        wait_until(lambda: not engine.busy and worker._current_step is None)
         monkeypatch.setattr(worker, "slowest", 0.0)
         monkeypatch.setattr("regard.serve.async_engine.HANG_SECONDS", 1.0)
         hangs = threading.Event()
@@ -573,23 +587,143 @@ def test_a_slow_step_does_not_hide_later_ones_for_ever(monkeypatch):
     monkeypatch.setattr("regard.serve.worker.RECENT_STEPS", 10)
     now = [0.0]
     monkeypatch.setattr("regard.serve.worker.time.monotonic", lambda: now[0])
-    worker, engine = Worker(lambda events: None), SimpleNamespace(counters=SimpleNamespace(steps=0))
+    worker, engine = Worker(lambda events: None), on_device("cuda")
 
     def limit_of_step(seconds):
-        def step():
-            now[0] += seconds
-            engine.counters.steps += 1
+        return step_limit(worker, engine, lambda: now.append(now.pop() + seconds))
 
-        engine.step = step
-        worker._step(engine)
-        return worker._limit
-
-    assert limit_of_step(60) == FIRST_SECONDS
+    assert limit_of_step(60) == FIRST_STEP_SECONDS
     assert limit_of_step(0.125) == 60  # as long as the first
     for _ in range(20):
         limit_of_step(0.125)
     assert limit_of_step(2) == STALL_SECONDS < 2  # /health reports a hanging step within 2 s
     assert limit_of_step(0.125) == 8
+
+
+def on_device(name):
+    """An engine that has not stepped yet."""
+    device = SimpleNamespace(type=name)
+    return SimpleNamespace(
+        counters=SimpleNamespace(steps=0), language=SimpleNamespace(device=device), events=[]
+    )
+
+
+def step_limit(worker, engine, work=lambda: None):
+    """Step an engine; return the seconds after which this step would have been seen as hanging."""
+    limits = []
+
+    def step():
+        limits.append(worker._current_step[1])
+        work()
+        engine.counters.steps += 1
+
+    engine.step = step
+    worker._step(engine)
+    return limits[0]
+
+
+def test_a_first_step_that_hangs_is_seen_sooner_where_nothing_is_compiled():
+    worker = Worker(lambda events: None)
+    assert step_limit(worker, on_device("cuda")) == FIRST_STEP_SECONDS
+    assert step_limit(worker, on_device("cpu")) == FIRST_STEP_SECONDS_CPU <= FIRST_STEP_SECONDS / 10
+
+
+def test_a_request_that_ends_in_the_step_that_fails_gets_its_last_token():
+    delivered = []
+    worker, engine = Worker(delivered.extend), on_device("cpu")
+    ended, running = (Request([1], Chain(), 1, 0) for _ in range(2))
+    engine.events = [Event(ended, 0, token=5), Event(ended, 0, finish_reason="length")]
+    engine.requests = lambda: [running]
+    worker.add("model", engine, 1)
+    worker._fail_all(MemoryError("the device is gone"))
+    assert [(event.request, event.finish_reason) for event in delivered] == [
+        (ended, None),
+        (ended, "length"),
+        (running, "error"),
+    ]
+
+
+def test_a_request_that_is_submitted_while_the_engine_fails_is_refused(monkeypatch):
+    worker = Worker(lambda events: None)
+    monkeypatch.setattr(worker._thread, "is_alive", lambda: True)
+
+    def submit(request):
+        worker.error = MemoryError("the device is gone")
+
+    worker.add("model", SimpleNamespace(submit=submit), 1)
+    with pytest.raises(EngineStopped, match="the device is gone"):
+        worker.submit("model", Request([1], Chain(), 1, 0))
+
+
+def test_steps_use_the_threads_of_the_largest_model(monkeypatch):
+    """Two models that are loaded at the same time do not know of each other."""
+    threads = []
+    monkeypatch.setattr("regard.serve.worker.torch.set_num_threads", threads.append)
+    worker, idle = Worker(lambda events: None), SimpleNamespace(busy=False)
+    worker.add("large", idle, 4)
+    worker.add("small", idle, 1)
+    worker.start()
+    wait_until(lambda: threads == [4])
+    worker.remove("large")
+    worker._wake.set()
+    wait_until(lambda: threads == [4, 1])
+    worker.stop()
+
+
+def test_samplers_are_found_although_another_thread_clears_the_cache(live):
+    class Cleared(dict):
+        """A dict that another thread clears after each assignment."""
+
+        def __setitem__(self, key, value):
+            pass
+
+        def setdefault(self, key, value):
+            return value
+
+    model = live[1].app.state.service.models.loaded["cats"]
+    model = replace(model, chains=Cleared())
+    assert str(model.chain(("top_k=2",), None)).startswith("top_k=2")
+
+
+def test_a_job_that_waits_is_dropped_when_its_client_disconnects(text_run, monkeypatch):
+    with serving([text_run]) as (address, server):
+        service, begun, release = server.app.state.service, [], threading.Event()
+        monkeypatch.setattr(jobs, "explain", lambda *args: begun.append(args))
+        service._pool.submit(release.wait)  # the only thread for jobs is busy
+        host, port = address.removeprefix("http://").split(":")
+        content = json.dumps({"text": "the cat"}).encode()
+        head = f"POST /explain HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        with socket.create_connection((host, int(port))) as waiting:
+            waiting.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+            wait_until(lambda: service._jobs == 1)
+        wait_until(lambda: service._jobs == 0)
+        release.set()
+        assert service._pool.submit(lambda: "idle").result() == "idle"
+        assert not begun
+
+
+def test_a_model_that_does_not_fit_into_memory_is_503(text_run, pair_run, monkeypatch):
+    with serving([text_run, pair_run]) as (address, _):
+        client = Client(address)
+
+        def load(*args, **options):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        monkeypatch.setattr("regard.serve.models.load", load)
+        status, answer = client("/tokenize", {"model": "pairs", "prompt": "1"})
+        assert (status, "out of memory" in answer["error"]["message"]) == (503, True)
+
+
+def test_a_wrong_method_is_told_the_right_one(client):
+    with client.open("/v1/completions") as answer:
+        assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+
+
+def test_numbers_that_json_does_not_have_are_null():
+    from regard.serve.routes.tasks import FiniteJSONResponse
+
+    content = {"predictions": [[math.inf, 1.5], (math.nan, "a")]}
+    assert FiniteJSONResponse(content).body == b'{"predictions":[[null,1.5],[null,"a"]]}'
 
 
 def test_requests_that_outlast_the_shutdown_are_told(text_run, monkeypatch):
@@ -673,6 +807,7 @@ def test_models_are_loaded_when_asked_and_unloaded_when_idle(text_run, pair_run,
         weights = weakref.ref(loaded["pairs"].run.model)
         wait_until(lambda: not loaded)
         wait_until(lambda: weights() is None)  # and no longer in memory
+        assert 'regard_requests_total{model="pairs"} 0' in client("/metrics")[1]
         assert client("/v1/completions", {"model": "cats", "prompt": "the"})[0] == 200
         assert users == [1]  # from the time it is looked up
         wait_until(lambda: not loaded)

@@ -1,12 +1,16 @@
-"""The studio: its page, its routes, the training in a child process, a first visit in Chromium."""
+"""The studio: its page, its routes, and the training in a child process."""
 
+import asyncio
+import gc
 import json
+import math
 import os
 import re
 import shutil
 import signal
 import sys
 import textwrap
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -17,19 +21,25 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from cli.conftest import trained
-from regard import api
+from cli.conftest import TINY, trained
+from regard import api, pipelines
 from regard.cli import training_process
 from regard.cli.studio import _exit_on_hangup
+from regard.config import kind_of
 from regard.errors import ConfigError
 from regard.generate.chain import DEFAULT_SAMPLERS
 from regard.generate.sampler_spec import parse_sampler
+from regard.serve.engine import EngineConfig
 from regard.serve.middleware import MAX_BODY, LimitsMiddleware
+from regard.serve.models import Models, ServedModel
+from regard.serve.studio import folder as folder_module
 from regard.serve.studio import routes
 from regard.serve.studio import trainer as trainer_module
 from regard.serve.studio.app import create_studio
-from regard.serve.studio.folder import RunsFolder
+from regard.serve.studio.folder import FolderModels, RunsFolder
 from regard.serve.studio.trainer import SUFFIXES, Busy, Trainer
+from regard.serve.worker import Worker
+from regard.text.chat_template import CHATML, render
 from serve.conftest import serving
 
 PAGE = Path(routes.__file__).with_name("page")
@@ -163,7 +173,7 @@ def test_pages_of_other_sites_cannot_write(studio):
 
 def test_a_key_protects_all_but_the_page(folder):
     app = create_studio([folder], key="secret")
-    middleware = next(m for m in app.user_middleware if "open_paths" in m.kwargs)
+    middleware = next(m for m in app.user_middleware if "public_paths" in m.kwargs)
     refuses = LimitsMiddleware(app, **middleware.kwargs)._refusal
     for path in ("/", "/page/main.js", "/maps/x", "/health"):
         assert refuses({"path": path, "method": "GET"}, {b"host": "a"}) is None
@@ -227,6 +237,60 @@ def test_each_stage_shows_what_it_leaves(studio):
     assert (status, wrong["error"]["message"]) == (400, "top_p=2.0 must lie in [0, 1]")
 
 
+def test_a_token_of_tiny_probability_is_not_removed(studio):
+    body = {"model": "cats", "text": "the cat", "sampler": ["temperature=0.001", "top_k=2"]}
+    model, cold, cut = ask(studio[0], "/studio/distribution", {**body, "top": 5})[2]["stages"]
+    assert min(model["probabilities"]) > 0 == min(cold["probabilities"])
+    assert cold["removed"] == model["removed"] == [False] * 5
+    assert cut["removed"] == [False, False, True, True, True]
+
+
+def test_a_prompt_is_put_into_the_chat_template(studio, folder, chat_run):
+    """The first token of the response has the probabilities of /v1/chat/completions."""
+    address, _ = studio
+    shutil.copytree(chat_run, folder / "chat")
+    try:
+        runs = {run["name"]: run for run in ask(address, "/studio/runs")[2]["runs"]}
+        assert [runs[name]["has_template"] for name in ("chat", "cats")] == [True, False]
+        body = {"model": "chat", "text": "7 cats", "sampler": ["top_k=3"], "top": 3}
+        raw = ask(address, "/studio/distribution", body)[2]
+        answer = ask(address, "/studio/distribution", {**body, "chat": True})[2]
+        assert raw["formatted"] is None
+        assert answer["formatted"] == render(CHATML, [("user", "7 cats")], prompt=True)
+        messages = [{"role": "user", "content": "7 cats"}]
+        options = {"logprobs": True, "top_logprobs": 3, "max_tokens": 1, "ignore_eos": True}
+        chat = {"model": "chat", "messages": messages, **options}
+        _, _, response = ask(address, "/v1/chat/completions", chat)
+        (first,) = response["choices"][0]["logprobs"]["content"]
+        expected = [math.exp(entry["logprob"]) for entry in first["top_logprobs"]]
+        assert answer["stages"][0]["probabilities"] == pytest.approx(expected, rel=1e-4)
+        assert answer["stages"] != raw["stages"]
+        # of a run without a template, what /v1/chat/completions makes of it
+        plain = {**body, "model": "cats", "chat": True}
+        assert ask(address, "/studio/distribution", plain)[2]["formatted"] is None
+    finally:
+        shutil.rmtree(folder / "chat")
+
+
+def test_two_texts_have_attention_maps_too(studio, folder, entailment_run):
+    address, _ = studio
+    shutil.copytree(entailment_run, folder / "entails")
+    try:
+        body = {"name": "entails", "text": "cat 1"}
+        status, _, refused = ask(address, "/studio/attention", body)
+        assert (status, refused["error"]["param"]) == (400, "second_text")
+        assert "reads premise and hypothesis, not 1 text" in refused["error"]["message"]
+        status, _, answer = ask(address, "/studio/attention", {**body, "second_text": "dog 1"})
+        assert status == 200, answer
+        assert "dog" in ask(address, answer["page"])[2]
+        two = {"name": "cats", "text": "the", "second_text": "cat"}
+        assert ask(address, "/studio/attention", two)[0] == 400
+        two = {**body, "second_text": "dog " * 600}
+        assert "at most 512" in ask(address, "/studio/attention", two)[2]["error"]["message"]
+    finally:
+        shutil.rmtree(folder / "entails")
+
+
 def test_attention_maps_are_a_page_without_access_to_the_studio(studio):
     address, server = studio
     body = {"name": "cats", "text": f"the cat {HOSTILE}"}
@@ -257,6 +321,21 @@ def test_a_model_without_attention_is_named(studio, folder, materials):
         "the run 'counts' is a model of the family ngram, which has no attention, so there are no "
         "maps"
     )
+
+
+def test_a_text_without_a_token_is_refused(studio, folder, materials):
+    """A tokenizer of words finds none in a space."""
+    words = [*TINY, "model.context=16", "train.steps=1", "data.tokenizer=word"]
+    run = trained(folder / "words", materials / "cats.txt", words)
+    try:
+        for path, name in (("/studio/attention", "name"), ("/explain", "model")):
+            status, _, refused = ask(studio[0], path, {name: "words", "text": " "})
+            assert (status, refused["error"]["message"]) == (
+                400,
+                "text: it has no token; give some text",
+            )
+    finally:
+        shutil.rmtree(run)
 
 
 def test_figures_take_a_text_and_never_a_file(studio, folder):
@@ -304,6 +383,68 @@ def test_new_weights_are_loaded_again(studio, folder):
     os.utime(folder / "cats" / "model.safetensors", ns=(1, 1))
     assert ask(address, "/v1/completions", body)[0] == 200
     assert weights() is None  # the old ones are not in memory any more
+
+
+def test_runs_that_appear_and_vanish(studio, folder):
+    address, server = studio
+    models = server.app.state.service.models
+    shutil.copytree(folder / "cats", folder / "copy")
+    names = [card["id"] for card in ask(address, "/v1/models")[2]["data"]]
+    assert {*names} == {"cats", "pairs", "copy"}
+    body = {"model": "copy", "prompt": "the", "max_tokens": 1}
+    assert ask(address, "/v1/completions", body)[0] == 200
+    weights = weakref.ref(models.loaded["copy"].run.model)
+    wait_for(lambda: not models.loaded["copy"].active_requests)
+    shutil.rmtree(folder / "copy")
+    assert ask(address, "/v1/completions", body)[0] == 404
+    assert "copy" not in models.loaded
+    wait_for(lambda: gc.collect() or weights() is None)
+
+
+def test_an_empty_folder_has_no_model(tmp_path):
+    with serving([tmp_path / "none"], create=create_studio) as (address, _):
+        status, _, answer = ask(address, "/v1/completions", {"prompt": "the"})
+        assert (status, answer["error"]["message"]) == (404, "there is no model yet")
+
+
+def test_weights_that_change_while_they_are_loaded_are_loaded_again(folder, monkeypatch):
+    """A second request arrives after the change, while the first still loads the old weights."""
+    begun, release, loads = threading.Event(), threading.Event(), []
+
+    def load(models, name):
+        loads.append(name)
+        begun.set()
+        assert release.wait(60)
+        return ServedModel(name, None, None)
+
+    monkeypatch.setattr(Models, "_load", load)
+    models = FolderModels([folder], Worker(lambda events: None), EngineConfig())
+
+    async def visit():
+        first = asyncio.create_task(models.get("cats"))
+        await asyncio.to_thread(begun.wait, 60)
+        os.utime(folder / "cats" / "model.safetensors", ns=(2, 2))
+        second = asyncio.create_task(models.get("cats"))
+        await asyncio.sleep(0)
+        release.set()
+        for task in (first, second):
+            models.release(await task)
+        await models.get("cats")
+
+    asyncio.run(visit())
+    assert len(loads) == 2
+
+
+def test_one_broken_run_does_not_hide_the_others(studio, monkeypatch):
+    def pipeline_of(config):
+        if kind_of(config.task)[0] == "causal":
+            raise ConfigError("data.kind='x' is unknown")
+        return pipelines.pipeline_of(config)
+
+    monkeypatch.setattr(folder_module, "pipeline_of", pipeline_of)
+    runs = {run["name"]: run for run in ask(studio[0], "/studio/runs")[2]["runs"]}
+    assert runs["cats"]["problem"] == "data.kind='x' is unknown"
+    assert runs["pairs"]["problem"] is None
 
 
 CHILD = """

@@ -4,6 +4,7 @@ REGARD_AXE names axe.min.js of the npm package axe-core; without it, accessibili
 REGARD_SCREENSHOTS names a folder for pictures of the panels.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -19,6 +20,7 @@ pytest.importorskip("fastapi")
 
 from cli.conftest import materials, trained  # noqa: F401 -- fixtures
 from regard.serve.studio.app import create_studio
+from regard.serve.worker import Worker
 from serve.conftest import serving
 
 HOSTILE = "<img src=x onerror=\"document.title='run'\">"
@@ -174,25 +176,33 @@ def test_the_numbers_of_a_map_are_those_of_the_api(visit, text_run, tmp_path):
     assert [shown[n] for n in range(len(shown))] == pytest.approx(weights, abs=1e-3)
 
 
-def test_two_texts_and_a_series_are_predicted(visit, tmp_path):
-    rows = [f"cat {n}\tdog {n}\t{'odd' if n % 2 else 'even'}" for n in range(60)]
-    (tmp_path / "pairs.tsv").write_text("\n".join(["premise\thypothesis\tlabel", *rows]))
-    words = ["model.preset=tiny-encoder", "model.layers=1", "model.dim=16", "train.steps=2"]
-    trained(tmp_path / "runs" / "entails", tmp_path / "pairs.tsv", words)
+def screenshot(page, name):
+    if (folder := os.environ.get("REGARD_SCREENSHOTS")) is not None:
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+    check_accessibility(page, name)
+
+
+def test_two_texts_and_a_series_are_predicted(visit, text_run, entailment_run, tmp_path):
+    shutil.copytree(entailment_run, tmp_path / "runs" / "entails")
+    shutil.copytree(text_run, tmp_path / "runs" / "cats")
     (tmp_path / "waves.csv").write_text("\n".join(["height", *(str(n % 7) for n in range(300))]))
     trained(tmp_path / "runs" / "waves", tmp_path / "waves.csv", [])
-    page = visit(tmp_path / "runs", refused=1)
+    page = visit(tmp_path / "runs")
     show(page, "Generate")
     page.select_option("#generate-run", "entails")
     page.locator("#stages", has_text="predicts from premise and hypothesis").wait_for()
+    assert page.inner_text("label[for=prompt]") == "Premise"
     page.fill("#prompt", "cat 1")
     page.click("#generate-button")
-    page.locator("#generate-error", has_text="write each on a line of its own").wait_for()
-    page.fill("#prompt", "cat 1\ndog 1")
+    page.locator("#generate-error", has_text="fill in both fields").wait_for()
+    page.get_by_role("textbox", name="Hypothesis").fill("dog\n1")  # a text may have several lines
     page.click("#generate-button")
     page.locator("#generated", has_text=re.compile("(odd|even) .* %")).wait_for()
+    screenshot(page, "generate-two-texts")
     page.select_option("#generate-run", "waves")
     page.locator("#stages", has_text="forecasts a series of numbers").wait_for()
+    assert page.locator("#prompt-second").is_hidden()
+    assert page.inner_text("label[for=prompt]") == "Prompt"
     page.fill("#prompt", ", ".join(str(n % 7) for n in range(300)))
     page.click("#generate-button")
     page.locator("#generated", has_text=re.compile(r"^\d(\.\d+)?\n")).wait_for()
@@ -200,8 +210,185 @@ def test_two_texts_and_a_series_are_predicted(visit, tmp_path):
     page.select_option("#inside-run", "entails")
     page.fill("#inside-text", "cat 1")
     page.keyboard.press("Enter")
-    page.locator("#attention-error", has_text="regard explain RUN TEXT TEXT").wait_for()
+    page.locator("#attention-error", has_text="fill in both fields").wait_for()
     page.locator("#next-table", has_text="so there is no table").wait_for()
+    page.get_by_role("textbox", name="Hypothesis").fill("dog 1")
+    page.keyboard.press("Enter")
+    page.frame_locator("#attention").get_by_role("button", name="head 1").first.wait_for()
+    screenshot(page, "inside-two-texts")
+
+
+def test_two_runs_that_read_two_texts_are_compared(visit, text_run, entailment_run, tmp_path):
+    """A run that reads one text beside them is given the first."""
+    for name in ("entails", "entails-2"):
+        shutil.copytree(entailment_run, tmp_path / "runs" / name)
+    shutil.copytree(text_run, tmp_path / "runs" / "cats")
+    page = visit(tmp_path / "runs")
+    show(page, "Compare")
+    page.select_option("#compare-a", "cats")
+    page.select_option("#compare-b", "cats")
+    assert page.locator("#compare-prompt-second").is_hidden()
+    page.select_option("#compare-a", "entails")
+    page.get_by_role("textbox", name="Premise").fill("cat 1")
+    page.keyboard.press("Enter")
+    first, second = (page.locator(f"[data-side={side}]") for side in "ab")
+    first.locator(".error", has_text="fill in both fields").wait_for()
+    second.locator(".prompt", has_text="cat 1").wait_for()
+    page.select_option("#compare-b", "entails-2")
+    page.get_by_role("textbox", name="Hypothesis").fill("dog 1")
+    page.keyboard.press("Enter")
+    for card in (first, second):
+        card.locator("output", has_text=re.compile("(odd|even) .* %")).wait_for()
+        card.locator(".numbers", has_text="accuracy").wait_for()
+    assert first.locator("output").inner_text() == second.locator("output").inner_text()
+    screenshot(page, "compare-two-texts")
+    page.set_viewport_size({"width": 375, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    screenshot(page, "compare-two-texts-375")
+
+
+def post(page, path, body):
+    """The answer of the studio of this page."""
+    address = page.url.partition("#")[0].rstrip("/")
+    content = json.dumps(body).encode()
+    request = urllib.request.Request(address + path, content, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.loads(answer.read())
+
+
+def test_a_run_with_a_chat_template_responds(visit, text_run, chat_run, tmp_path):
+    """Its text is that of /v1/chat/completions; without the template, of /v1/completions."""
+    shutil.copytree(chat_run, tmp_path / "runs" / "chat")
+    shutil.copytree(text_run, tmp_path / "runs" / "cats")
+    page = visit(tmp_path / "runs")
+    options = {"model": "chat", "seed": 1, "max_tokens": 12}
+    messages = [{"role": "user", "content": "7 cats"}]
+    chat = post(page, "/v1/chat/completions", {**options, "messages": messages})
+    response = chat["choices"][0]["message"]["content"]
+    text = post(page, "/v1/completions", {**options, "prompt": "7 cats"})["choices"][0]["text"]
+    assert response != text
+    show(page, "Generate")
+    page.select_option("#generate-run", "cats")
+    page.fill("#prompt", "7 cats")
+    page.fill("#tokens", "12")
+    page.locator("table.stages").wait_for()
+    assert page.locator("#prompt-chat-field").is_hidden()
+    page.select_option("#generate-run", "chat")
+    template = page.get_by_role("checkbox", name="Apply the chat template")
+    template.wait_for()
+    assert "as regard chat does" in page.inner_text("#prompt-chat-field")
+    page.click("#formatted summary")
+    page.locator("#formatted-text", has_text="<|im_start|>user").wait_for()
+
+    def generated(expected):
+        page.click("#generate-button")
+        page.wait_for_function(
+            "text => document.getElementById('generated').textContent === text", arg=expected
+        )
+
+    generated(f"7 cats\n{response}")
+    screenshot(page, "generate-chat")
+    template.uncheck()
+    page.locator("#formatted").wait_for(state="hidden")
+    generated(f"7 cats{text}")
+    page.emulate_media(color_scheme="dark")
+    template.check()
+    page.locator("#formatted").wait_for()
+    page.set_viewport_size({"width": 375, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    screenshot(page, "generate-chat-dark-375")
+    page.set_viewport_size({"width": 1280, "height": 900})
+    show(page, "Compare")
+    page.select_option("#compare-a", "chat")
+    page.select_option("#compare-b", "cats")
+    page.get_by_role("checkbox", name="Apply the chat template").wait_for()
+    page.fill("#compare-prompt", "7 cats")
+    page.fill("#compare-tokens", "12")
+    page.keyboard.press("Enter")
+    page.locator("[data-side=a] h3", has_text="First token of the response").wait_for()
+    assert page.locator("[data-side=a] output").text_content() == f"7 cats\n{response}"
+    page.locator("[data-side=b] h3", has_text="Next token after the prompt").wait_for()
+    screenshot(page, "compare-chat-dark")
+
+
+def test_a_second_generation_can_be_stopped(visit, text_run, tmp_path, monkeypatch):
+    """The end of the first, which it replaces, does not hide the button."""
+    step = Worker._step
+    monkeypatch.setattr(Worker, "_step", lambda *args: time.sleep(0.02) or step(*args))
+    shutil.copytree(text_run, tmp_path / "runs" / "cats")
+    page = visit(tmp_path / "runs")
+    show(page, "Generate")
+    page.fill("#prompt", "the")
+    page.fill("#tokens", "1000")
+    page.locator("#generate-form details", has_text="Other samplers").locator("summary").click()
+    page.fill("#other-samplers", "ban=[2]")  # the end of a text
+    for _ in range(2):
+        page.click("#generate-button")
+        page.wait_for_function("() => document.getElementById('generated').textContent.length > 6")
+    assert page.locator("#generate-stop").is_visible()
+    page.click("#generate-stop")
+    page.locator("#generate-stop").wait_for(state="hidden")
+    assert page.get_attribute("#generated", "aria-busy") is None
+
+
+def test_late_numbers_of_another_run_are_not_shown(visit, text_run, tmp_path):
+    """Compare is pressed for another run before the first answer has come."""
+    shutil.copytree(text_run, tmp_path / "runs" / "cats")
+    shutil.copytree(text_run, tmp_path / "runs" / "old")
+    page, held = visit(tmp_path / "runs"), []
+    page.route("**/studio/runs/old", lambda route: held.append(route))
+    show(page, "Compare")
+    page.fill("#compare-tokens", "2")
+    for run in ("old", "cats"):
+        page.select_option("#compare-a", run)
+        page.select_option("#compare-b", run)
+        page.focus("#compare-prompt")
+        page.keyboard.press("Enter")
+        if run == "old":
+            page.wait_for_function(
+                "() => document.querySelectorAll('#compare-out .next h3').length > 1"
+            )
+    page.locator("#compare-out .numbers table").nth(1).wait_for()
+    assert len(held) == 2
+    wrong = {"metrics": {"wrong": 1}, "step": 1, "model": {}}
+    for route in held:
+        with contextlib.suppress(Exception):  # the page has cancelled it
+            route.fulfill(json=wrong)
+    page.evaluate("new Promise(resolve => setTimeout(resolve))")
+    assert "wrong" not in page.inner_text("#compare-out")
+
+
+def test_a_chosen_run_stays_chosen_when_others_appear(visit, text_run, tmp_path):
+    runs = tmp_path / "runs"
+    page = visit(runs)
+    refresh = "import('/page/state.js').then(state => state.refreshRuns())"
+    assert page.inner_text("#generate-run") == "no trained run yet"
+    for name in ("first", "second"):
+        shutil.copytree(text_run, runs / name)
+        os.utime(runs / name / "config.json", ns=(len(name), len(name)))
+    page.evaluate(refresh)
+    show(page, "Train")
+    page.get_by_role("button", name="Use first").click()
+    page.locator("#panel-generate").wait_for()
+    shutil.copytree(text_run, runs / "third")
+    page.evaluate(refresh)
+    assert page.input_value("#generate-run") == "first"
+    assert page.input_value("#inside-run") == "third"  # the newest, where none was chosen
+    assert page.locator("#generate-run option").count() == 3
+
+
+def test_a_curve_with_a_loss_that_is_not_a_number(visit, text_run, tmp_path):
+    run = tmp_path / "runs" / "cats"
+    shutil.copytree(text_run, run)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "loss": NaN}\n')
+        file.write('{"step": 3, "validation": {"loss": Infinity, "perplexity": Infinity}}\n')
+    (run / "evaluation.json").unlink()
+    page = visit(tmp_path / "runs")
+    page.get_by_role("button", name="Show cats").click()
+    page.locator("#live-status", has_text="Trained for 3 steps").wait_for()
+    assert "NaN" not in page.locator("#chart svg").inner_html()
+    assert page.locator("#chart circle").count() == 2
 
 
 @pytest.mark.long

@@ -130,8 +130,12 @@ def test_training_settings_may_be_edited_and_are_listed_on_resume(run, data, tmp
 
 
 def test_the_model_and_its_classes_cannot_change_on_resume(run):
-    for over in ({"model": {"norm_eps": 0.5}}, {"data": {"lower": True}}):
-        with pytest.raises(ConfigError, match="cannot change when a run is resumed"):
+    for over, setting in (
+        ({"model": {"norm_eps": 0.5}}, "model.norm_eps=1e-05"),
+        ({"data": {"lower": True}}, "data.lower=False"),
+    ):
+        message = f"cannot change when a run is resumed; it was trained with {setting}"
+        with pytest.raises(ConfigError, match=message):
             list(resume(run, over))
 
 
@@ -253,6 +257,20 @@ def test_a_run_with_the_earlier_names_of_settings_loads(run):
         "task": {"kind": "forecast", "patch": 8},
     }
     assert current_settings({"time_plan": {"at": 3}}) == {"time_plan": {"step": 3}}  # state.json
+    train = {
+        "optimizer": {"kind": "adamw", "decay": 0.1},
+        "schedule": {"kind": "stable_decay", "decay": 0.2},
+    }
+    assert current_settings({"train": train}) == {
+        "train": {
+            "optimizer": {"kind": "adamw", "weight_decay": 0.1},
+            "schedule": {"kind": "warmup_stable_decay", "decay_fraction": 0.2},
+        }
+    }
+    assert current_settings({"train.optimizer.decay": 0.1, "data.path.errors": 0.3}) == {
+        "train.optimizer.weight_decay": 0.1,
+        "data.path.error_rate": 0.3,
+    }
     assert current_settings({"task": "label", "task.kind": "classify"}) == {
         "task": "text_classification",
         "task.kind": "image_classification",

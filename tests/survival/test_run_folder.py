@@ -219,7 +219,7 @@ def test_a_swap_between_check_and_use_is_not_followed(run, outside, monkeypatch)
             directory.append("metrics.jsonl", b"x")
     replace(run / "checkpoints", "link to a folder", outside)
     with pytest.raises(CheckpointError, match=r"cannot open .*checkpoints"):
-        directory.folder("checkpoints")
+        directory.open_folder("checkpoints")
     (run / "model.safetensors").unlink()
     (run / "model.safetensors").symlink_to(outside / "file")
     directory.write_json("model.safetensors", {})  # replaces the link

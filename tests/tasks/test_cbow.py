@@ -39,7 +39,7 @@ def settings(path, negatives):
             "steps": 150,
             "batch": 32,
             "lr": 3e-2,
-            "optimizer": {"kind": "adamw", "decay": 0},
+            "optimizer": {"kind": "adamw", "weight_decay": 0},
         },
         "device": "cpu",
     }

@@ -229,7 +229,7 @@ def test_other_data_is_evaluated_by_the_names_of_its_classes(place, tmp_path):
     wanted = np.mean([each for each, counts in zip(right, few, strict=True) if counts])
     assert run.evaluate(str(tmp_path / "new.npz"))["accuracy"] == pytest.approx(wanted)
     np.savez(tmp_path / "odd.npz", x=images, y=np.where(labels == 0, "left", "lower"))
-    with pytest.raises(DataError, match="a class 'left' that the model does not know"):
+    with pytest.raises(DataError, match="a class 'left' that the model does not have"):
         run.evaluate(str(tmp_path / "odd.npz"))
     np.savez(tmp_path / "red.npz", x=np.repeat(images[:, None], 3, 1), y=names)
     with pytest.raises(DataError, match=r"images have 3 channels, but model\.channels is 1"):

@@ -221,7 +221,7 @@ def test_the_loss_is_the_slow_formula_over_all_logits(next_sentence, smoothing):
                 total -= (1 - smoothing) * logp[place, target] + smoothing * logp[place].mean()
         if next_sentence:
             pooled = torch.tanh(net.head.pool(states[0]))
-            guess = net.head.follows(pooled).log_softmax(-1)
+            guess = net.head.seq_relationship(pooled).log_softmax(-1)
             total -= batch.targets.shape[1] * guess[batch.next_sentence_targets[row]]
     assert task.loss(net, batch).item() == pytest.approx(total.item(), rel=1e-12)
     assert int(task.count(batch)) == int((batch.targets != -1).sum())

@@ -44,11 +44,15 @@ def run(made, clock, seconds, evaluation=0.0, start=0, flush=1):
         clock[0] += seconds(step)
         done = step + 1
         if done % flush and done < made.next_pause:
-            assert not made.evaluates(done)
-            assert not made.saves(done)
+            assert not made.should_evaluate(done)
+            assert not made.should_save(done)
             continue
         made.replan(done)
-        last, evaluating, saving = made.is_last(done), made.evaluates(done), made.saves(done)
+        last, evaluating, saving = (
+            made.is_last(done),
+            made.should_evaluate(done),
+            made.should_save(done),
+        )
         if evaluating:
             evaluations.append(done)
             clock[0] += evaluation
@@ -67,8 +71,8 @@ def test_a_step_budget_is_the_schedule_and_the_intervals():
     made = StepBudget(replace(CONFIG, minutes=None), every(25), 50)
     factor = schedule(SETTINGS.schedule, 100)
     assert [made.lr_factor(step) for step in range(100)] == [factor(step) for step in range(100)]
-    assert [done for done in range(1, 101) if made.evaluates(done)] == [25, 50, 75, 100]
-    assert [done for done in range(1, 101) if made.saves(done)] == [50, 100]
+    assert [done for done in range(1, 101) if made.should_evaluate(done)] == [25, 50, 75, 100]
+    assert [done for done in range(1, 101) if made.should_save(done)] == [50, 100]
     assert (made.ema, made.state(), made.summary_lines()) == (0.99, {}, [])
 
 
@@ -147,8 +151,8 @@ def test_intervals_that_are_set_are_kept(clock):
     made = TimeBudget(replace(CONFIG, train=settings), every(7), 9, SINGLE, started=0.0)
     evaluations, _ = run(made, clock, lambda step: 20.0, flush=1)
     assert evaluations[:-1] == list(range(7, evaluations[-1], 7))
-    assert not made.saves(16)
-    assert made.saves(18)
+    assert not made.should_save(16)
+    assert made.should_save(18)
 
 
 def finish(events):

@@ -60,7 +60,7 @@ def test_without_decay_there_is_no_mean_and_no_cost():
     ema.update(0)
     own = [param.detach().clone() for param in net.parameters()]
     assert ema.tensors() == {}
-    assert ema.means == []
+    assert ema.averages == []
     with ema.average_parameters():
         assert all(map(torch.equal, net.parameters(), own))
     ema.load({})
@@ -76,7 +76,7 @@ def test_a_mean_goes_on_from_what_it_saved():
     again.load(saved)
     for each in (ema, again):
         each.update(1)
-    assert all(map(torch.equal, ema.means, again.means))
+    assert all(map(torch.equal, ema.averages, again.averages))
 
 
 def test_a_mean_that_was_not_saved_begins_with_the_weights():
@@ -84,4 +84,4 @@ def test_a_mean_that_was_not_saved_begins_with_the_weights():
     ema = EMA(net, 0.9)
     change(net, 1)
     ema.load({})
-    assert all(map(torch.equal, ema.means, net.parameters()))
+    assert all(map(torch.equal, ema.averages, net.parameters()))

@@ -100,7 +100,7 @@ def test_layer_decay_scales_the_learning_rate_of_a_step():
     built = model(tied=False)
     before = {name: p.detach().clone() for name, p in built.named_parameters()}
     objective, scales = Objective(built, regard.tasks.Causal()), lr_scales(built, 0.5)
-    adamw = optimizers({"kind": "adamw", "decay": 0.0}, built, 1e-3, scales)
+    adamw = optimizers({"kind": "adamw", "weight_decay": 0.0}, built, 1e-3, scales)
     list(training_steps(objective, [text_batch()], adamw, lambda step: 1e-3, clip=0.0))
     for name, p in built.named_parameters():
         step = (p - before[name]).abs().max().item()

@@ -12,7 +12,7 @@ from regard.pipelines import prepare_training, tokenizer_fingerprint
 from regard.tasks import ImageClassification, Masked, Seq2Seq
 from regard.training.run import begin
 from regard.training.setup import fit_to_minutes as fitting
-from regard.training.setup.fit_to_minutes import fit_to_minutes, fit_to_steps, long_warmup
+from regard.training.setup.fit_to_minutes import fit_to_minutes, fit_to_steps, long_warmup_warning
 from regard.training.storage.run_folder import RunFolder
 from training.objectives import masked_batch, pair_batch
 from training.runs import config
@@ -124,10 +124,10 @@ def test_warm_up_and_ema_fit_the_steps():
     assert fitted.ema == 0.95
     assert fit_to_steps(given, ("schedule", "ema")) == given
     short = replace(given, steps=60, schedule={"kind": "linear", "warmup": 50})
-    (note,) = long_warmup(short)
+    (note,) = long_warmup_warning(short)
     assert "50 steps of 60" in note
     assert note.endswith("train.schedule.warmup=3 is 5 % of the steps")
-    assert not long_warmup(replace(short, steps=100))
+    assert not long_warmup_warning(replace(short, steps=100))
     long = replace(given, steps=100_000)
     assert fit_to_steps(long) == long
     assert fit_to_steps(replace(given, schedule="cosine")).schedule["warmup"] == 0

@@ -147,7 +147,7 @@ def test_adamw_is_torchs_slow_one_and_vectors_are_not_decayed():
     torch.manual_seed(1)
     ours, theirs = (torch.nn.Linear(5, 3).double() for _ in range(2))
     theirs.load_state_dict(ours.state_dict())
-    (fused,) = optimizers({"kind": "adamw", "beta2": 0.95, "decay": 0.3}, ours, 0.05)
+    (fused,) = optimizers({"kind": "adamw", "beta2": 0.95, "weight_decay": 0.3}, ours, 0.05)
     slow = torch.optim.AdamW(
         [
             {"params": [theirs.weight], "weight_decay": 0.3},

@@ -75,7 +75,7 @@ def test_inverse_sqrt_is_that_of_vaswani_with_its_peak_at_one():
 
 def test_warmup_stable_decay_stays_and_then_falls():
     factor = schedule(
-        {"kind": "warmup_stable_decay", "warmup": 10, "decay": 0.2, "floor": 0.1}, STEPS
+        {"kind": "warmup_stable_decay", "warmup": 10, "decay_fraction": 0.2, "floor": 0.1}, STEPS
     )
     assert [factor(step) for step in (10, 50, 80)] == [1, 1, 1]
     assert factor(90) == pytest.approx(0.55)

@@ -7,8 +7,9 @@
 - loops over time steps run eagerly inside a compiled step: unrolled, they would take minutes to
   compile;
 - on CUDA, large matmuls are autotuned (`accel.inductor_pass`), layers whose bias or activation can
-  be fused into a matmul get a fused forward, and attention with a mask, bias or soft cap that
-  torch's fused kernel takes as a dense tensor gets another kernel. Only compiled graphs use these.
+  be fused into a matmul get a fused forward, and attention gets another kernel if it has a mask or
+  bias that torch's fused kernel takes as a dense tensor, or a soft cap. Only compiled graphs use
+  these.
 """
 
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from regard.accel import sparse_attention
 from regard.accel.float8 import ATTACHED as FLOAT8_ATTACHED
 from regard.accel.float8 import attach_float8
 from regard.accel.matmul import gelu_mlp, is_large_in_graph, qkv_linear
+from regard.accel.onednn_matmul import ATTACHED as ONEDNN_ATTACHED
 from regard.models.seq2seq import RecurrentEncoderDecoder
 from regard.nn.attention import Attention, AttentionInputs, split_heads
 from regard.nn.block import FeedForward, Stack, gelu_tanh
@@ -82,13 +84,13 @@ EAGER_METHODS = (
 )
 
 
-def _gelu_by_sigmoid(x: Tensor) -> Tensor:
+def _gelu_with_sigmoid(x: Tensor) -> Tensor:
     """0.5 x (1 + tanh u) = x sigmoid(2u): inductor's kernel of the right side is faster."""
     return x * torch.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 
 def _rotate_without_complex(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`rotate_complex` in real numbers: inductor has no kernels for complex ones."""
+    """`rotate_complex` with real numbers: inductor has no kernels for complex numbers."""
     return rotate_pairs(x, cos, sin, interleaved=True)
 
 
@@ -102,16 +104,16 @@ def _(angle: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(angle), torch.empty_like(angle)
 
 
-def _cos_sin_once(angle: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin as one opaque operator: inductor would fuse them into every layer."""
+def _opaque_cos_sin(angle: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin as one opaque operator: inductor would recompute them in every layer."""
     cos, sin = _cos_sin_operator(angle)
     return cos, sin
 
 
 SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {
-    gelu_tanh: _gelu_by_sigmoid,
+    gelu_tanh: _gelu_with_sigmoid,
     rotate_complex: _rotate_without_complex,
-    cos_sin: _cos_sin_once,
+    cos_sin: _opaque_cos_sin,
 }
 
 
@@ -150,6 +152,7 @@ def _fused_feed_forward(ffn: FeedForward, x: Tensor) -> Tensor:
 
 
 def _split_gradient_qkv(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v by `qkv_linear`, which does not concatenate their gradients."""
     if not is_large_in_graph(x, attention.query.weight):
         return Attention._fused_qkv(attention, x)
     layers = (attention.query, attention.key, attention.value)
@@ -168,8 +171,10 @@ def _sparse_attention(
     v: Tensor,
     inputs: AttentionInputs,
 ) -> Tensor:
-    applies = torch.compiler.is_compiling() and attention.training and q.is_cuda
-    if applies and sparse_attention.needs_sparse_attention(inputs, attention.score.cap is not None):
+    in_training_graph = torch.compiler.is_compiling() and attention.training and q.is_cuda
+    if in_training_graph and sparse_attention.needs_sparse_attention(
+        inputs, attention.score.cap is not None
+    ):
         slopes = position.slope if isinstance(position, ALiBi) else None
         return sparse_attention.attend(attention, slopes, q, k, v, inputs)
     original = Attention._fused if attention.score.fused else Attention._explicit
@@ -179,6 +184,7 @@ def _sparse_attention(
 # The methods that fast paths attach to modules; each gives the results of the original.
 ATTACHED = (
     *FLOAT8_ATTACHED,
+    *ONEDNN_ATTACHED,
     _fused_feed_forward,
     _split_gradient_qkv,
     _sparse_attention,

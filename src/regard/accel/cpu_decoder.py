@@ -30,7 +30,7 @@ class Workspace:
     qk: Float[Tensor, "rows heads_and_kv_heads head_dim"]
     complex_qk: Tensor | None  # queries and keys as complex numbers
     gate_up: Float[Tensor, "rows inner"]
-    gate_and_up: tuple[Tensor, ...]  # views of it: gate and up, or up alone
+    gate_and_up: tuple[Tensor, ...]  # views of `gate_up`: gate and up, or up alone
 
     @classmethod
     def of(cls, packed: PackedBlock, like: Tensor, rows: int) -> "Workspace":

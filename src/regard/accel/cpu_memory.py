@@ -16,10 +16,10 @@ INT_MAX = 2**31 - 1
 
 @cache
 def keep_freed_memory() -> bool:
-    """Let the process keep freed memory for its next tensors; True if the C library can.
+    """Let the process keep freed memory for later tensors; False if the C library cannot.
 
-    All blocks then come from the heap, which is not trimmed. Settings of the user
-    (`GLIBC_TUNABLES`, `MALLOC_…`) are left alone.
+    All blocks then come from the heap, which is not trimmed. If the user has configured malloc
+    (`GLIBC_TUNABLES`, `MALLOC_…`), nothing is changed and False is returned.
     """
     names = os.environ.keys()
     set_by_user = "GLIBC_TUNABLES" in names or any(name.startswith("MALLOC_") for name in names)

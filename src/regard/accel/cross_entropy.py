@@ -1,11 +1,11 @@
-"""The CUDA kernel of the operator `regard::linear_cross_entropy`; see `nn.loss` for the formula."""
+"""Kernels of the operator `regard::linear_cross_entropy`; see `nn.loss` for the formula."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.accel import matmul, onednn_matmul
 from regard.accel.kernels import can_run_kernels
-from regard.accel.matmul import matmul_into
 from regard.nn import loss
 
 VOCAB_MULTIPLE = 64  # W is padded to a multiple of this many rows: other sizes are slow
@@ -23,10 +23,11 @@ def linear_cross_entropy(
 ) -> list[Tensor]:
     """`nn.loss.chunked_cross_entropy` with padded logits, autotuned matmuls and a fused softmax."""
     vocab = len(weight)
-    padded = F.pad(weight, (0, 0, 0, -vocab % VOCAB_MULTIPLE)) if vocab % VOCAB_MULTIPLE else weight
+    padding = -vocab % VOCAB_MULTIPLE
+    padded_weight = F.pad(weight, (0, 0, 0, padding)) if padding else weight
     return loss.chunked_cross_entropy(
         x,
-        padded,
+        padded_weight,
         bias,
         targets,
         vocab,
@@ -35,7 +36,7 @@ def linear_cross_entropy(
         needs_grad,
         frozen,
         cross_entropy_with_gradient=_cross_entropy_with_gradient,
-        matmul_into=matmul_into,
+        matmul=matmul.matmul,
     )
 
 
@@ -54,4 +55,30 @@ def _cross_entropy_with_gradient(
     return kernels.cross_entropy_with_gradient(logits, bias, targets, vocab, label_smoothing, cap)
 
 
-torch.library.register_kernel("regard::linear_cross_entropy", "cuda", linear_cross_entropy)
+def linear_cross_entropy_on_cpu(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    label_smoothing: float,
+    cap: float | None,
+    needs_grad: bool,
+    frozen: bool = False,
+) -> list[Tensor]:
+    """`nn.loss.chunked_cross_entropy`, with matmuls by oneDNN where they are faster."""
+    return loss.chunked_cross_entropy(
+        x,
+        weight,
+        bias,
+        targets,
+        len(weight),
+        label_smoothing,
+        cap,
+        needs_grad,
+        frozen,
+        matmul=onednn_matmul.matmul,
+    )
+
+
+for device, kernel in {"cuda": linear_cross_entropy, "cpu": linear_cross_entropy_on_cpu}.items():
+    torch.library.register_kernel("regard::linear_cross_entropy", device, kernel)

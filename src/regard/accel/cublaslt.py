@@ -69,13 +69,13 @@ def choices() -> dict[str, str]:
 
 
 def prefer(choices: Mapping[str, str]) -> None:
-    """Use these algorithms where the library offers them, instead of timing all."""
+    """Use these algorithms, where the library offers them, instead of autotuning."""
     _preferred.update(choices)
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library that came with torch; None for a torch without CUDA."""
+    """The cuBLASLt library of torch's CUDA version; None if there is none."""
     major = (torch.version.cuda or "").split(".")[0]
     try:
         return ctypes.CDLL(f"libcublasLt.so.{major}") if major else None
@@ -218,7 +218,7 @@ class _Matmul:
                 return algorithm
         if preferred is not None:
             logger.warning(
-                "cuBLASLt does not offer the algorithm that was used for the matmul %s before: the "
+                "cuBLASLt no longer offers the algorithm of the checkpoint for the matmul %s: the "
                 "last bits of the results may differ",
                 self.name,
             )
@@ -231,7 +231,7 @@ class _Matmul:
         limits = {1: WORKSPACE_BYTES, 5: ALIGNMENT, 6: ALIGNMENT, 7: ALIGNMENT, 8: ALIGNMENT}
         for attribute, limit in limits.items():
             value = ctypes.c_uint64(limit) if attribute == 1 else ctypes.c_uint32(limit)
-            _call("MatmulPreferenceSetAttribute", preference, attribute, *_pointer(value))
+            _call("MatmulPreferenceSetAttribute", preference, attribute, *_pointer_and_size(value))
         results, count = (_Algorithm * MAX_ALGORITHMS)(), ctypes.c_int()
         _status(
             "MatmulAlgoGetHeuristic",
@@ -282,7 +282,7 @@ class _Matmul:
         )
 
     def _set_attribute(self, attribute: int, value: _Value) -> None:
-        _call("MatmulDescSetAttribute", self.description, attribute, *_pointer(value))
+        _call("MatmulDescSetAttribute", self.description, attribute, *_pointer_and_size(value))
 
 
 _cached_matmul = cache(_Matmul)
@@ -297,7 +297,7 @@ def _handle(device: int) -> ctypes.c_void_p:
 def _create_layout(
     dtype: torch.dtype, rows: int, columns: int, layout: MatrixLayout
 ) -> ctypes.c_void_p:
-    """A cublasLtMatrixLayout_t; that of the transpose if the matrix is stored transposed."""
+    """A cublasLtMatrixLayout_t, of the transpose if the matrix is stored transposed."""
     transposed, leading_dimension = layout
     sizes = (columns, rows) if transposed else (rows, columns)
     data_type, sides = ctypes.c_int(DATA_TYPES[dtype]), map(ctypes.c_uint64, sizes)
@@ -311,7 +311,7 @@ def _create(function: str, *arguments: object) -> ctypes.c_void_p:
     return handle
 
 
-def _pointer(value: _Value) -> tuple[object, object]:
+def _pointer_and_size(value: _Value) -> tuple[object, object]:
     """The address and the size of a value."""
     return ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value))
 

@@ -15,7 +15,7 @@ Update = Callable[[Sequence[Batch]], Results]
 # which cannot happen during a capture.
 WARM_UP_STEPS = 3
 assert WARM_UP_STEPS >= AUTOTUNE_AT_CALL, "a matmul must be autotuned before it is captured"
-MAX_GRAPHS = 16  # batches of more shapes run without a graph
+MAX_GRAPHS = 16  # batches of further shapes run eagerly
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +57,21 @@ class CudaGraphUpdate:
             replay, results = self.capture(lambda: self.update(micro_batches))
             graph = self.graphs[shape] = _Graph(inputs, replay, results)
         for buffer, tensor in zip(graph.inputs, inputs, strict=True):
-            buffer.copy_(tensor)  # no copy for the batches of the capture itself
+            buffer.copy_(tensor)  # a no-op for the batches of the capture itself
         graph.replay()
         return tuple(result.clone() for result in graph.results)
 
 
 class _Capture:
-    """Captures work as graphs that share one memory pool: only one runs at a time."""
+    """Captures function as graphs that share one memory pool: only one runs at a time."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, work: Callable[[], Results]) -> tuple[Callable[[], None], Results]:
-        """Capture `work` without running it: the replay, and the tensors it will write."""
+    def __call__(self, function: Callable[[], Results]) -> tuple[Callable[[], None], Results]:
+        """Capture `function` without running it: the replay, and the tensors it will write."""
         graph = torch.cuda.CUDAGraph()
         # other threads prepare batches during the capture
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            results = work()
+            results = function()
         return graph.replay, results

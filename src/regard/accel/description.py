@@ -2,7 +2,7 @@
 
 `inspect_decoder` lists every class and every attribute that a supported model may have. A module
 of another class (a new norm, score or position encoding) or with another attribute (a new field of
-a block) raises `UnsupportedModel`, and the model then decodes with its own, slower `step`.
+a block) raises `UnsupportedModel`, and the model then decodes with its slower `step`.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ KNOWN_ATTRIBUTES: dict[type, str] = {
     Position: "",
     Sinusoidal: "dim base interleaved each_layer after_projection",
     Learned: "table offset each_layer after_projection",
-    Rotary: "rotary_dim base interleaved scaling by_length window_rotary",
+    Rotary: "rotary_dim base interleaved scaling length_dependent window_rotary",
     ALiBi: "slope",
     T5Bias: "causal buckets max_distance table",
     HookPoint: "",
@@ -62,7 +62,7 @@ KNOWN_ATTRIBUTES: dict[type, str] = {
     nn.Embedding: "num_embeddings embedding_dim padding_idx max_norm norm_type "
     "scale_grad_by_freq sparse weight",
 }
-MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # of every module, such as `training`
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # attributes of every module: `training`, …
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def inspect_decoder(model: object) -> Description:
         position_in_each_layer=position.each_layer,
         rotated_dims=position.rotary_dim if isinstance(position, Rotary) else 0,
         interleaved=isinstance(position, Rotary) and position.interleaved,
-        scaled_by_length=isinstance(position, Rotary) and position.by_length,
+        scaled_by_length=isinstance(position, Rotary) and position.length_dependent,
         has_window_base=position.in_window() is not position,
         biases_scores=type(position).bias is not Position.bias,
         final_norm=_norm_name(stack.norm),
@@ -184,7 +184,7 @@ def _require_known(name: str, module: nn.Module) -> None:
         attributes |= set() if type(module) is nn.ModuleList else members.keys()
     for attribute in attributes - set(KNOWN_ATTRIBUTES[type(module)].split()):
         if not _preserves_results(getattr(module, attribute)):
-            raise UnsupportedModel(f"{name}.{attribute} is an attribute that no fast path knows")
+            raise UnsupportedModel(f"{name}.{attribute} is an attribute that no fast path supports")
     if module._forward_hooks or module._forward_pre_hooks:
         raise UnsupportedModel(f"{name} has a forward hook")
 

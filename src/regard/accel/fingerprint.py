@@ -21,9 +21,9 @@ class ModelFingerprint:
     Compares attributes, storage addresses and version counters, a few comparisons per tensor. A
     write through `tensor.data` does not change the version counter, so tensors of up to
     `copied_elements`, of which a decoder has copies, are also compared by content: small ones byte
-    by byte, large ones by hashes. These miss values that only change places within 256 bytes, and
-    any other change with a probability under 2^-32. Larger tensors are shared with the decoder,
-    which sees such a write as the model does.
+    by byte, large ones by hashes. A hash misses a change that keeps the sum of the 8-byte words of
+    256 bytes, such as a permutation of them, and any other change with a probability under 2^-32.
+    Larger tensors are shared with the decoder, which sees such a write as the model does.
     """
 
     def __init__(self, model: nn.Module, *, copied_elements: int = 0) -> None:
@@ -31,29 +31,29 @@ class ModelFingerprint:
         self.tensors: list[tuple[Tensor, int, int, str]] = []
         for prefix, module in model.named_modules():
             attributes = {key: vars(module)[key] for key in vars(module).keys() - MODULE_ATTRIBUTES}
-            for members, watched in (
+            for members, compared in (
                 (vars(module), attributes),
                 (module._modules, module._modules),
                 (module._parameters, module._parameters),
                 (module._buffers, module._buffers),
             ):
-                for key, value in watched.items():
+                for key, value in compared.items():
                     name = f"{prefix}.{key}".lstrip(".")
                     snapshot = dict(value) if isinstance(value, Mapping) else value
                     self.values.append((members, key, snapshot, name))
                     if isinstance(value, Tensor):
                         self.tensors.append((value, value.data_ptr(), _version(value), name))
-        copied = [(t, name) for t, *_, name in self.tensors if t.numel() <= copied_elements]
-        self.small = [(t, name) for t, name in copied if t.numel() < BLOCKED_ELEMENTS]
-        self.large = [(t, name) for t, name in copied if t.numel() >= BLOCKED_ELEMENTS]
-        # `find_change` compares addresses before it reads these views, so they are valid then
+        copied_tensors = [(t, n) for t, *_, n in self.tensors if t.numel() <= copied_elements]
+        self.small = [(t, name) for t, name in copied_tensors if t.numel() < BLOCKED_ELEMENTS]
+        self.large = [(t, name) for t, name in copied_tensors if t.numel() >= BLOCKED_ELEMENTS]
+        # valid in `find_change`, which compares the addresses before it reads these views
         self.views = [_bytes(t) if t.is_contiguous() else None for t, _ in self.small]
         self.contents = [_concatenate(parts) for parts in self._contents()]
 
     def find_change(self, *, contents: bool = True) -> str | None:
         """The name of the first value that has changed; None if none has.
 
-        Without `contents`, writes through `tensor.data` are not looked for.
+        Without `contents`, writes through `tensor.data` are not detected.
         """
         for members, key, value, name in self.values:
             current = members.get(key)
@@ -64,11 +64,12 @@ class ModelFingerprint:
                 return name
         if not contents:
             return None
-        for watched, before, now in zip(
+        for tensors, saved, current_parts in zip(
             (self.small, self.large), self.contents, self._contents(), strict=True
         ):
-            if not torch.equal(before, _concatenate(now)):  # one synchronization on a GPU
-                parts = zip(watched, before.split([len(part) for part in now]), now, strict=True)
+            if not torch.equal(saved, _concatenate(current_parts)):  # one synchronization on a GPU
+                saved_parts = saved.split([len(part) for part in current_parts])
+                parts = zip(tensors, saved_parts, current_parts, strict=True)
                 return next(name for (_, name), a, b in parts if not torch.equal(a, b))
         return None
 
@@ -97,10 +98,10 @@ def _hash(tensor: Tensor) -> Tensor:
     long on a CPU.
     """
     data, unit = _bytes(tensor), 8 * SUM_WORDS
-    if data.storage_offset() % 8:  # not words
+    if data.storage_offset() % 8:  # not aligned to words
         data = data.clone()
-    factors, summed, hashes = _factors(data.device), len(data) // unit * unit, []
-    for part in (data[:summed], F.pad(data[summed:], (0, -len(data) % unit))):
+    factors, whole, hashes = _factors(data.device), len(data) // unit * unit, []
+    for part in (data[:whole], F.pad(data[whole:], (0, -len(data) % unit))):
         sums = part.view(torch.int64).view(-1, SUM_WORDS).sum(1)
         hashes += [(chunk * factors[: len(chunk)]).sum() for chunk in sums.split(HASH_CHUNK)]
     return torch.stack(hashes)

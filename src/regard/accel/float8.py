@@ -1,7 +1,7 @@
 """FP8 training: linear layers whose matmuls multiply 8-bit floats, on GPUs that support them.
 
 Every operand has one scale (tensorwise dynamic scaling), with which its largest absolute value
-becomes the largest number of the format:
+becomes the largest value of the format:
 
     x = s x8,      s = max |x| / 448 (e4m3)  or  / 57344 (e5m2)
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from regard.accel.matmul import is_large_in_graph
-from regard.nn.attention import Attention, split_heads
+from regard.nn.attention import Attention
 from regard.nn.block import Block, FeedForward
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -43,9 +43,9 @@ def unsupported_reason(device: torch.device) -> str | None:
 
 def quantize(x: Tensor, dtype: torch.dtype) -> Scaled:
     """x8 and s; a tensor of zeros gives zeros."""
-    largest = torch.finfo(dtype).max
-    scale = (x.abs().amax().float() / largest).clamp_min(torch.finfo(torch.float32).tiny)
-    return (x.float() / scale).clamp(-largest, largest).to(dtype), scale
+    max_value = torch.finfo(dtype).max
+    scale = (x.abs().amax().float() / max_value).clamp_min(torch.finfo(torch.float32).tiny)
+    return (x.float() / scale).clamp(-max_value, max_value).to(dtype), scale
 
 
 def scaled_matmul(a: Scaled, b: Scaled, dtype: torch.dtype, *, fast_accum: bool) -> Tensor:
@@ -59,7 +59,7 @@ def scaled_matmul(a: Scaled, b: Scaled, dtype: torch.dtype, *, fast_accum: bool)
     return result
 
 
-def _transposed(x: Scaled) -> Scaled:
+def _transpose(x: Scaled) -> Scaled:
     return x[0].t().contiguous(), x[1]
 
 
@@ -75,12 +75,12 @@ class _Float8Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
         x8, x_scale, w8, w_scale = ctx.saved_tensors
-        (dy,) = gradients
+        (dy,) = grad_outputs
         dy8 = quantize(dy, E5M2)
-        dx = scaled_matmul(dy8, _transposed((w8, w_scale)), dy.dtype, fast_accum=False)
-        dy8, x8 = _transposed(dy8), _transposed((x8, x_scale))
+        dx = scaled_matmul(dy8, _transpose((w8, w_scale)), dy.dtype, fast_accum=False)
+        dy8, x8 = _transpose(dy8), _transpose((x8, x_scale))
         return dx, scaled_matmul(dy8, x8, dy.dtype, fast_accum=False).to(ctx.weight_dtype)
 
 
@@ -111,34 +111,28 @@ def attach_float8(model: nn.Module) -> None:
             if isinstance(module, FeedForward):
                 vars(module).pop("forward", None)  # of `accel.compile`, with GELU as an epilogue
             if type(module) is nn.Linear:
-                module.forward = MethodType(_linear_forward, module)  # type: ignore[method-assign]
+                module.forward = MethodType(_float8_forward, module)  # type: ignore[method-assign]
             if isinstance(module, Attention) and module.can_fuse_qkv:
-                module._fused_qkv = MethodType(_qkv, module)  # type: ignore[method-assign]
+                module._fused_qkv = MethodType(_float8_qkv, module)  # type: ignore[method-assign]
 
 
-def _linear_forward(layer: nn.Linear, x: Tensor) -> Tensor:
-    if not _applies(x, layer.weight):
-        return F.linear(x, layer.weight, layer.bias)
-    return float8_linear(x, layer.weight, layer.bias)
+def _float8_forward(layer: nn.Linear, x: Tensor) -> Tensor:
+    return _linear(x, layer.weight, layer.bias)
 
 
-def _qkv(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _float8_qkv(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v by one FP8 matmul."""
-    layers = (attention.query, attention.key, attention.value)
-    weight = torch.cat([layer.weight for layer in layers])
-    biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
-    if len(biases) in (1, 2) or not _applies(x, weight):
-        return Attention._fused_qkv(attention, x)
-    y = float8_linear(x, weight, torch.cat(biases) if biases else None)
-    q, k, v = y.split([len(layer.weight) for layer in layers], -1)
-    kv_heads = attention.kv_heads
-    k = attention._normalize_keys(split_heads(k, kv_heads))
-    return split_heads(q, attention.heads), k, split_heads(v, kv_heads)
+    return Attention._fused_qkv(attention, x, _linear)
 
 
-def _applies(x: Tensor, weight: Tensor) -> bool:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    function = float8_linear if _can_use_float8(x, weight) else F.linear
+    return function(x, weight, bias)
+
+
+def _can_use_float8(x: Tensor, weight: Tensor) -> bool:
     sizes = (x[..., 0].numel(), *weight.shape)
     return is_large_in_graph(x, weight) and not any(size % SIZE_MULTIPLE for size in sizes)
 
 
-ATTACHED = (_linear_forward, _qkv)
+ATTACHED = (_float8_forward, _float8_qkv)

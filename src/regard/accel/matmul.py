@@ -16,7 +16,7 @@ from regard.accel import cublaslt
 from regard.accel.cublaslt import Epilogue
 from regard.nn import loss
 
-AUTOTUNED_FLOPS = 2e10  # of a matmul, above which autotuning gains more than a Python call costs
+AUTOTUNED_FLOPS = 2e10  # in larger matmuls, autotuning gains more than a Python call costs
 aten: Any = torch.ops.aten
 
 
@@ -71,7 +71,7 @@ def sum_of_matmuls(a: list[Tensor], b: list[Tensor]) -> Tensor:
     """a_1 b_1 + a_2 b_2 + ..., each added to the sum in its dtype."""
     out = a[0].new_empty(len(a[0]), b[0].shape[1])
     for index, (left, right) in enumerate(zip(a, b, strict=True)):
-        matmul_into(out, left, right, add=index > 0)
+        matmul(left, right, out=out, add=index > 0)
     return out
 
 
@@ -94,20 +94,22 @@ def _plain_matmul(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return a @ b if bias is None else torch.addmm(bias, a, b)
 
 
-def matmul_into(
-    out: Float[Tensor, "rows outputs"],
+def matmul(
     a: Float[Tensor, "rows inputs"],
     b: Float[Tensor, "inputs outputs"],
     *,
+    out: Float[Tensor, "rows outputs"] | None = None,
     add: bool = False,
-) -> None:
-    """As `nn.loss.matmul_into`, autotuned where possible."""
-    if not cublaslt.matmul(a, b, out, add=add):
-        loss.matmul_into(out, a, b, add=add)
+) -> Float[Tensor, "rows outputs"]:
+    """As `nn.loss.matmul`, autotuned where possible."""
+    target = a.new_empty(len(a), b.shape[1]) if out is None else out
+    if cublaslt.matmul(a, b, target, add=add):
+        return target
+    return loss.matmul(a, b, out=out, add=add)
 
 
 class _GeluMLP(torch.autograd.Function):
-    """Two linear layers with GELU between them, GELU and its gradient inside the matmuls."""
+    """Two linear layers with GELU between them; GELU and its gradient are matmul epilogues."""
 
     @staticmethod
     def forward(
@@ -125,9 +127,9 @@ class _GeluMLP(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, up, down, hidden, pre_activation = ctx.saved_tensors
-        (dy,) = gradients
+        (dy,) = grad_outputs
         dhidden = matmul_gelu_backward(dy, down, pre_activation)
         dup_bias, ddown_bias = (
             gradient.sum(0) if has_bias else None
@@ -161,11 +163,11 @@ class _QKVLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        dbias = torch.cat([gradient.sum(0) for gradient in gradients]) if ctx.has_bias else None
-        dx = sum_of_matmuls([*gradients], weights)
-        return dx, dbias, *(gradient.T @ x for gradient in gradients)
+        dbias = torch.cat([gradient.sum(0) for gradient in grad_outputs]) if ctx.has_bias else None
+        dx = sum_of_matmuls([*grad_outputs], weights)
+        return dx, dbias, *(gradient.T @ x for gradient in grad_outputs)
 
 
 def qkv_linear(

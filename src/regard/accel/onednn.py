@@ -5,14 +5,10 @@ MKL, which `F.linear` calls, is slow on some processors: on an AMD EPYC 9005, al
 124M for 8 rows take 46 ms of one core with MKL and 19 ms with oneDNN (docs/results.md).
 """
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -22,7 +18,6 @@ from regard.models.transformer import Transformer
 
 MIN_ELEMENTS = 1 << 18  # smaller weights stay in the CPU's cache, and MKL is faster
 ROWS = 8  # rows of a batch for which oneDNN chooses the layout; others can use it too
-MAX_TIME_RATIO = 0.75  # oneDNN / MKL: above it, a copy is not worth its memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +39,7 @@ class OnednnLinear:
 
 
 def attach_onednn(decoder: PackedDecoder) -> None:
-    """Let a decoder on a CPU compute with copies of its large weights, in steps and in prefill."""
+    """Let a decoder on a CPU use oneDNN copies of its large weights, for decoding and prefill."""
     blocks = {packed: _with_onednn(packed) for packed in {*decoder.layers}}
     decoder.layers = [blocks[packed] for packed in decoder.layers]
     decoder.head = _convert(decoder.head)
@@ -62,26 +57,6 @@ def copied_bytes(model: Transformer) -> int:
 def is_large(weight: Tensor) -> bool:
     """Whether a weight is too large to stay in the CPU's cache between two steps."""
     return weight.numel() >= MIN_ELEMENTS
-
-
-@cache
-def is_onednn_faster() -> bool:
-    """Whether oneDNN multiplies float32 matrices of a few rows clearly faster here than MKL."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    weight, x = torch.ones(3072, 768), torch.ones(ROWS, 768)  # no random numbers of the caller
-    layer = OnednnLinear.of(weight, None)
-    onednn_time = _best_time(lambda: layer(x))
-    return onednn_time < MAX_TIME_RATIO * _best_time(lambda: F.linear(x, weight))
-
-
-def _best_time(call: Callable[[], Tensor], repeats: int = 9) -> float:
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return min(times)
 
 
 def _with_onednn(packed: PackedBlock) -> PackedBlock:

@@ -19,10 +19,10 @@ BLOCKED_ELEMENTS = 1 << 18  # above this size a weight makes a CPU matmul memory
 BLOCKS = 16  # blocks of rows of such a weight, which the cores share
 ROWS_IN_FLOAT32 = 1 << 14  # rows of a weight that are converted to float32 at once
 INT4_GROUP = 128  # inputs that share a scale
-INT4_CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # clipping ratios that are tried for each group
+INT4_CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # clipping ratios to try for each group
 GEMV_ROWS = 4  # up to this many vectors, the weight is the left factor
 INT8_RANGE = torch.tensor([[-128.0, 127.0]], device="cpu")
-ERROR_SCALE = 254  # step size of an int8 activation, relative to that of its rounding error
+ERROR_SCALE = 254  # quantization step of an int8 activation / that of its rounding error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,8 +79,8 @@ class PackedLinear:
         weight, bias = self.weight.half(), self.bias
         if not has_fbgemm():
             return PackedLinear(weight, bias)
-        packed = torch.fbgemm_pack_gemm_matrix_fp16(weight.float())
-        return PackedLinear(weight, bias, fbgemm=(packed, bias))
+        packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
+        return PackedLinear(weight, bias, fbgemm=(packed,))
 
     def quantize_int4(self) -> "PackedLinear":
         """The same layer with int4 weights; biases are unchanged."""
@@ -121,10 +121,10 @@ class PackedLinear:
             return self
         (outputs, inputs), transposed = self.weight.shape, self.weight.t()
         if self.weight.numel() < BLOCKED_ELEMENTS:
-            copied = transposed.contiguous() if outputs >= inputs else transposed
-            return replace(self, transposed=copied)
-        blocked = self.weight[: outputs - outputs % BLOCKS]
-        return replace(self, blocks=blocked.unflatten(0, (BLOCKS, -1)))
+            transposed = transposed.contiguous() if outputs >= inputs else transposed
+            return replace(self, transposed=transposed)
+        whole_blocks = self.weight[: outputs - outputs % BLOCKS]
+        return replace(self, blocks=whole_blocks.unflatten(0, (BLOCKS, -1)))
 
     def __call__(self, x: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs"]:
         """W x + b."""
@@ -139,7 +139,7 @@ class PackedLinear:
             return y if self.bias is None else y + self.bias
         if self.fbgemm:
             if self.scale is None:
-                return torch.fbgemm_linear_fp16_weight_fp32_activation(x, *self.fbgemm)
+                return cast(Tensor, torch.ops.quantized.linear_dynamic_fp16(x, *self.fbgemm))
             y = _matmul_int8(x, self.fbgemm)
             return y * self.scale if self.bias is None else self.bias.addcmul(y, self.scale)
         if self.scale is None and x.dtype == self.weight.dtype:
@@ -169,9 +169,6 @@ class PackedLinear:
         self, out: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "rows outputs"]:
         """Write W x + b to `out`."""
-        if self.fbgemm and self.scale is None:
-            packed, bias = self.fbgemm
-            return torch.fbgemm_linear_fp16_weight_fp32_activation(x, packed, bias, out)
         if self.transposed is None:
             return out.copy_(self(x))
         if self.bias is None:
@@ -199,8 +196,8 @@ class PackedLinear:
         else:
             y = torch.bmm(x.expand(count, -1, -1), blocks.transpose(1, 2)).transpose(0, 1)
         y = y.reshape(rows, count * outputs)
-        unblocked = self.weight[count * outputs :]
-        return torch.cat((y, F.linear(x, unblocked)), 1) if len(unblocked) else y
+        other_rows = self.weight[count * outputs :]
+        return torch.cat((y, F.linear(x, other_rows)), 1) if len(other_rows) else y
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -230,8 +227,8 @@ class FusedNormLinear:
         gain, shift = norm.weight.detach().float(), norm.bias
         bias = None if layer.bias is None else layer.bias.detach().float()
         if shift is not None:
-            shifted = layer.matvec_float32(shift.detach().float())
-            bias = shifted if bias is None else shifted + bias
+            projected_shift = layer.matvec_float32(shift.detach().float())
+            bias = projected_shift if bias is None else projected_shift + bias
         return cls(layer, gain, norm.eps, layer.matvec_float32(gain), bias)
 
 
@@ -281,29 +278,19 @@ class PackedBlock:
 
 @cache
 def has_fbgemm() -> bool:
-    """Whether torch has FBGEMM's matmuls.
-
-    torch 2.13 warns, once for each function, that it will remove them; they are called here.
-    """
-    if "fbgemm" not in torch.backends.quantized.supported_engines:
-        return False
-    if not hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation"):
-        return False
-    x = torch.ones(1, 64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        packed = torch.fbgemm_pack_gemm_matrix_fp16(x)
-        torch.fbgemm_linear_fp16_weight_fp32_activation(x, packed, None)
-        _matmul_int8(x, _fbgemm_int8(x.to(torch.int8)))
-    return True
+    """Whether torch has FBGEMM's matmuls."""
+    return "fbgemm" in torch.backends.quantized.supported_engines
 
 
 @cache
 def has_exact_int8() -> bool:
     """Whether FBGEMM's int8 matmul is exact; without VNNI instructions, 16-bit sums saturate."""
-    if not has_fbgemm():
+    if not has_fbgemm() or not hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation"):
         return False
-    y = _matmul_int8(torch.ones(1, 64), _fbgemm_int8(torch.full((16, 64), 127, dtype=torch.int8)))
+    weight = torch.full((16, 64), 127, dtype=torch.int8)
+    with warnings.catch_warnings():  # torch 2.13 warns at the first call that it will remove these
+        warnings.simplefilter("ignore")
+        y = _matmul_int8(torch.ones(1, 64), _fbgemm_int8(weight))
     return bool(torch.allclose(y, torch.full_like(y, 64 * 127)))
 
 
@@ -320,20 +307,20 @@ def _fbgemm_int8(weight: Int8[Tensor, "outputs inputs"]) -> tuple[Any, ...]:
 def _matmul_int8(
     x: Float[Tensor, "rows inputs"], fbgemm: tuple[Any, ...]
 ) -> Float[Tensor, "rows outputs"]:
-    """W x, with x as int8 vectors and their int8 rounding errors, two rows of one matmul for each.
+    """W x in int8: each x is two rows of one matmul, its rounded values and their rounding errors.
 
     Each row of x has its own scale, so that no row depends on the others. FBGEMM chooses a scale
     by the range of its input: with `INT8_RANGE` it is 1.
     """
-    rows, ends = len(x), INT8_RANGE.expand(len(x), 2)
+    rows, range_columns = len(x), INT8_RANGE.expand(len(x), 2)
     scale = x.abs().amax(1, keepdim=True).div_(127)
     x = (x / scale).nan_to_num_(0.0, 0.0, 0.0)  # if x is not finite, its scale is not
     rounded = x.round()
     error = x.sub_(rounded).mul_(ERROR_SCALE)
-    both = torch.cat((rounded, ends, error, ends), 1).view(2 * rows, -1)
-    y = torch.fbgemm_linear_int8_weight_fp32_activation(both, *fbgemm)
-    first, second = y.view(rows, 2, -1).unbind(1)
-    return torch.add(first, second, alpha=1 / ERROR_SCALE).mul_(scale)
+    parts = torch.cat((rounded, range_columns, error, range_columns), 1).view(2 * rows, -1)
+    y = torch.fbgemm_linear_int8_weight_fp32_activation(parts, *fbgemm)
+    rounded_y, error_y = y.view(rows, 2, -1).unbind(1)
+    return torch.add(rounded_y, error_y, alpha=1 / ERROR_SCALE).mul_(scale)
 
 
 def _quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -358,8 +345,8 @@ def _quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
 def _pack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors concatenated; each becomes a view of the result.
 
-    Tensors that already are consecutive views of one storage are not moved, so that a decoder
-    that was packed earlier stays valid.
+    Tensors that are already consecutive views of one storage are not moved, so that a decoder that
+    was packed earlier stays valid.
     """
     first = tensors[0].detach()
     if len(tensors) == 1:

@@ -45,10 +45,11 @@ class PackedDecoder:
     """A Transformer decoder with packed weights and a fast path for single-token steps.
 
     Everything else (prefill, several ids, all logits) calls the model's `step`; both use the same
-    state. Without gradients and autocast, it is the `step` of a copy of the modules that multiplies
-    by the packed weights, if FBGEMM or oneDNN do. `support.packed_unsupported_reason` must return
-    None for the model. The model must not change afterwards, because tables and packed weights
-    would be out of date; `start` and prefill check this.
+    state. If FBGEMM or oneDNN multiply by the packed weights, and without gradients and autocast,
+    it is the `step` of `prefill_model`, a copy of the modules that uses the packed weights.
+    `support.packed_unsupported_reason` must return None for the model. The model must not change
+    afterwards, because tables and packed weights would be out of date; `start` and prefill check
+    this.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class PackedDecoder:
             self.prefill_model = with_packed_layers(model, self.layers, self.head)
         self.embed, self.prepare, self.cap = model.embed, model.head.prepare, model.head.cap
         embed, position = model.embed, self.stack.position
-        only_table = embed.scale == 1.0 and embed.segment is None and embed.project is None
-        self.table = embed.token.weight if only_table else None
+        is_plain_lookup = embed.scale == 1.0 and embed.segment is None and embed.project is None
+        self.table = embed.token.weight if is_plain_lookup else None
         self.embeds_positions = type(position).embed is not Position.embed
         self.norm = _norm_function(self.stack.norm)
         self.norms = [  # of attention and feed-forward; None: both use the attention norm
@@ -95,7 +96,7 @@ class PackedDecoder:
         copied_elements = sys.maxsize if copies_all else BLOCKED_ELEMENTS
         self.fingerprint = ModelFingerprint(model, copied_elements=copied_elements)
         self.checks_contents = True  # in `start`; False if the caller checks them
-        self.frozen = False  # True: nothing writes to the model, and nothing is checked
+        self.frozen = False  # True: the model never changes, so `require_unchanged` returns at once
 
     @property
     def vocab_size(self) -> int:
@@ -150,15 +151,15 @@ class PackedDecoder:
         """See `Language.step`."""
         assert isinstance(state, TransformerState)
         single = ids.shape[1] == 1 and counts is None and state.max_length > 0
-        if not single or state.capacity > self.context or not self._decodes_rows(len(ids)):
+        if not single or state.capacity > self.context or not self._has_fast_path(len(ids)):
             self.require_unchanged()
-            plain = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
-            model = self.model if plain else self.prefill_model
+            use_original = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
+            model = self.model if use_original else self.prefill_model
             return model.step(ids, state, counts=counts, all_logits=all_logits)
         x = self._decode(self._embed(ids, state.lengths).squeeze(1), state)
         return soft_cap(x, self.cap).unsqueeze(1), state.advance(None, 1)
 
-    def _decodes_rows(self, rows: int) -> bool:
+    def _has_fast_path(self, rows: int) -> bool:
         """Whether a single-token step of this many rows has a fast path."""
         return True
 
@@ -166,8 +167,8 @@ class PackedDecoder:
         stack = self.stack
         x = F.embedding(ids, self.table) if self.table is not None else self.embed(ids)
         if self.embeds_positions:
-            embedded = stack.position.embed(positions.unsqueeze(1))
-            x = x if embedded is None else x + embedded.to(x.dtype)
+            position_embedding = stack.position.embed(positions.unsqueeze(1))
+            x = x if position_embedding is None else x + position_embedding.to(x.dtype)
         x = x if stack.embed_norm is None else stack.embed_norm(x)
         return x if stack.project is None else stack.project(x)
 
@@ -206,16 +207,16 @@ class PackedDecoder:
         seen = state.length_after(1)
         index = seen - 1 if state.equal_lengths else state.lengths
         rotation = tuple(table[index].unsqueeze(-2) for table in self.rotations)
-        sees_all = state.equal_lengths and (window is None or seen <= window)
-        if sees_all and isinstance(state, CpuDecoderState):
+        attends_to_all = state.equal_lengths and (window is None or seen <= window)
+        if attends_to_all and isinstance(state, CpuDecoderState):
             return CpuDecodeStep(state, rotation)
         positions = state.lengths.unsqueeze(1)
         keys = seen * state.layers[0].keys[0, :, 0].numel()
         by_row = self.uses_cpu_decoder and window is None and keys >= BY_ROW_ELEMENTS
-        if by_row and not sees_all:
+        if by_row and not attends_to_all:
             lengths = (state.lengths + 1).tolist()
             return DecodeStep(state.layers, positions, seen, False, rotation, None, lengths)
-        if sees_all:
+        if attends_to_all:
             mask = Mask.none()  # the cache holds earlier positions only
         else:
             mask = Mask.causal() if window is None else Mask.causal() & Mask.window(window)
@@ -278,7 +279,7 @@ class DecodeStep:
         return y.reshape(rows, -1)
 
     def _attend_by_row(self, q: Tensor, cache: KVCache, scale: float) -> Tensor:
-        """Attend row by row: with a mask, every row would read as many keys as the longest."""
+        """Attend row by row: with a mask, every row would read as many keys as the longest row."""
         assert self.lengths is not None
         y, kv_heads = torch.empty_like(q), cache.keys.shape[1]
         grouped, out = q.unflatten(1, (kv_heads, -1)), y.unflatten(1, (kv_heads, -1))
@@ -298,16 +299,16 @@ def with_packed_layers(
 ) -> Transformer:
     """A copy of the modules of a model, with the same parameters, that uses packed weights."""
     tensors = [*model.parameters(), *model.buffers()]
-    copied = deepcopy(model, {id(tensor): tensor for tensor in tensors})
-    for block, packed in zip(cast(Stack, copied.decoder).layers, layers, strict=True):
+    packed_model = deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    for block, packed in zip(cast(Stack, packed_model.decoder).layers, layers, strict=True):
         attention, ffn = block.attention, cast(FeedForward, block.ffn)
         attention._uses_fused_qkv = lambda: True  # type: ignore[method-assign]
         attention._fused_qkv = partial(_project, attention, packed.qkv)  # type: ignore[method-assign]
         attention.out.forward = packed.out.apply  # type: ignore[method-assign, assignment]
         ffn.forward = packed.apply_ffn  # type: ignore[method-assign]
-    prepare, cap = copied.head.prepare, copied.head.cap
-    copied.head.forward = lambda x: soft_cap(head.apply(prepare(x)), cap)
-    return copied
+    prepare, cap = packed_model.head.prepare, packed_model.head.cap
+    packed_model.head.forward = lambda x: soft_cap(head.apply(prepare(x)), cap)
+    return packed_model
 
 
 def _project(

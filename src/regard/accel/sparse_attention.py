@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 BLOCK = 128  # queries and keys per block of FlexAttention
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
-FLASH_HEAD_DIM = 256  # at most
-WINDOWS_PER_SEQUENCE = 4  # from this many windows on, blocks are faster on a CPU
+FLASH_HEAD_DIM = 256  # the largest head_dim of FlashAttention
+MIN_WINDOWS = 4  # length of a sequence, in windows, from which blocks are faster on a CPU
 
 
 def supports(attention: Attention, position: Position) -> bool:
@@ -64,7 +64,7 @@ def attend(
 
     from torch.nn.attention.flex_attention import flex_attention  # imports the compiler
 
-    def modify_score(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if cap is not None:
             score = cap * torch.tanh(score / cap)
         if slopes is not None:
@@ -76,7 +76,7 @@ def attend(
         q,
         k,
         v,
-        score_mod=None if cap is None and slopes is None else modify_score,
+        score_mod=None if cap is None and slopes is None else score_mod,
         block_mask=None if mask.allows_all else blocks,
         scale=attention.score.scale,
         enable_gqa=attention.kv_heads != attention.heads,
@@ -161,7 +161,7 @@ def attend_in_blocks(
     attention: Attention, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs
 ) -> Tensor:
     """`Attention._fused`, block by block where the mask is a sliding window."""
-    if torch.compiler.is_compiling() or not suits_blocks(inputs):
+    if torch.compiler.is_compiling() or not can_use_blocks(inputs):
         return Attention._fused(attention, q, k, v, inputs)
     assert inputs.mask.window_size is not None
     dropout = attention.dropout if attention.training else 0.0
@@ -170,13 +170,13 @@ def attend_in_blocks(
     )
 
 
-def suits_blocks(inputs: AttentionInputs) -> bool:
+def can_use_blocks(inputs: AttentionInputs) -> bool:
     """Whether `causal_window_blocks` supports these inputs and is faster."""
     mask, positions = inputs.mask, inputs.query_positions
     if not mask.only_causal_window or mask.window_size is None or inputs.bias is not None:
         return False
     time = positions.shape[1]
-    if time < WINDOWS_PER_SEQUENCE * mask.window_size or inputs.key_positions is not positions:
+    if time < MIN_WINDOWS * mask.window_size or inputs.key_positions is not positions:
         return False
     return bool((positions.diff(dim=1) == 1).all())  # a window counts positions, not columns
 
@@ -193,21 +193,21 @@ def causal_window_blocks(
     blocks = -(-time // window_size)
     padding = blocks * window_size - time
 
-    def per_block(x: Tensor) -> Tensor:  # (batch blocks, heads, positions, head_dim)
+    def flatten_blocks(x: Tensor) -> Tensor:  # (batch blocks, heads, positions, head_dim)
         return x.transpose(1, 2).flatten(0, 1)
 
-    def with_previous(x: Tensor) -> Tensor:
+    def concat_previous(x: Tensor) -> Tensor:
         padded = F.pad(x, (0, 0, window_size, padding)).unflatten(2, (blocks + 1, window_size))
-        return per_block(torch.cat([padded[:, :, :-1], padded[:, :, 1:]], dim=3))
+        return flatten_blocks(torch.cat([padded[:, :, :-1], padded[:, :, 1:]], dim=3))
 
     queries = F.pad(q, (0, 0, 0, padding)).unflatten(2, (blocks, window_size))
     distance = torch.arange(window_size).unsqueeze(1) + window_size - torch.arange(2 * window_size)
     allowed = ((distance >= 0) & (distance < window_size)).repeat(blocks, 1, 1, 1)
     allowed[0, ..., :window_size] = False  # there is no block before the first
     y = F.scaled_dot_product_attention(
-        per_block(queries),
-        with_previous(k),
-        with_previous(v),
+        flatten_blocks(queries),
+        concat_previous(k),
+        concat_previous(v),
         attn_mask=allowed.repeat(batch, 1, 1, 1),
         dropout_p=dropout,
         scale=scale,
@@ -217,20 +217,20 @@ def causal_window_blocks(
 
 
 def block_mask(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> "BlockMask":
-    """A mask as FlexAttention's `BlockMask`: blocks in which no, some or all pairs are allowed.
+    """A mask as FlexAttention's `BlockMask`, with empty, partial and full blocks.
 
-    Whether a block is needed follows from the smallest and largest position and document in it. A
-    block that is wrongly taken as partial costs time only, since `allowed` is evaluated in it.
+    The kind of a block follows from the smallest and largest position and document in it. A block
+    that is wrongly classified as partial costs time only, since `mask_mod` is evaluated in it.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
     time, seen = query_positions.shape[1], key_positions.shape[1]
-    some, every = _blocks(mask, query_positions, key_positions)
-    partial = some & ~every
+    nonempty, full = _nonempty_and_full_blocks(mask, query_positions, key_positions)
+    partial = nonempty & ~full
     documents, prefixes, lengths = mask.document_ids, mask.prefixes, mask.key_lengths
     positions_per_row = query_positions.shape[0] > 1
 
-    def allowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         row = b if positions_per_row else 0 * b
         query, key = query_positions[row, i], key_positions[row, j]
         result = key >= 0
@@ -247,15 +247,15 @@ def block_mask(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> "B
 
     return BlockMask.from_kv_blocks(
         *_order_blocks(partial),
-        *_order_blocks(every),
+        *_order_blocks(full),
         BLOCK_SIZE=BLOCK,
-        mask_mod=allowed,
+        mask_mod=mask_mod,
         seq_lengths=(time, seen),
     )
 
 
 def _order_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of keys each block of queries needs, and which, the needed ones first."""
+    """The number of key blocks for each query block, and their indices, followed by the others."""
     indices = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), indices.to(torch.int32).contiguous()
 
@@ -266,30 +266,35 @@ def _range(x: Tensor) -> tuple[Tensor, Tensor]:
     return blocks.amin(-1), blocks.amax(-1)
 
 
-def _blocks(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> tuple[Tensor, Tensor]:
+def _nonempty_and_full_blocks(
+    mask: Mask, query_positions: Tensor, key_positions: Tensor
+) -> tuple[Tensor, Tensor]:
     """Whether some pairs of each block may be allowed, and whether all are."""
     query_low, query_high = (x.unsqueeze(-1) for x in _range(query_positions))
     key_low, key_high = (x.unsqueeze(-2) for x in _range(key_positions))
     shape = torch.broadcast_shapes(query_low.shape, key_low.shape)  # (batch, queries, keys)
-    some = every = torch.ones(shape, dtype=torch.bool, device=query_low.device)
+    nonempty = full = torch.ones(shape, dtype=torch.bool, device=query_low.device)
     if mask.is_causal:
-        causal_some, causal_every = key_low <= query_high, key_high <= query_low
+        causal_nonempty, causal_full = key_low <= query_high, key_high <= query_low
         if mask.prefixes is not None:
             prefix = mask.prefixes.view(-1, 1, 1)
-            causal_some = causal_some | (key_low < prefix)
-            causal_every = causal_every | (key_high < prefix)
-        some, every = some & causal_some, every & causal_every
+            causal_nonempty = causal_nonempty | (key_low < prefix)
+            causal_full = causal_full | (key_high < prefix)
+        nonempty, full = nonempty & causal_nonempty, full & causal_full
     if mask.window_size is not None:
         nearest = torch.maximum(query_low - key_high, key_low - query_high)
         farthest = torch.maximum(query_high - key_low, key_high - query_low)
-        some, every = some & (nearest < mask.window_size), every & (farthest < mask.window_size)
+        nonempty, full = (
+            nonempty & (nearest < mask.window_size),
+            full & (farthest < mask.window_size),
+        )
     if mask.key_lengths is not None:
         length = mask.key_lengths.view(-1, 1, 1)
-        some, every = some & (key_low < length), every & (key_high < length)
+        nonempty, full = nonempty & (key_low < length), full & (key_high < length)
     if mask.document_ids is not None:
         first, last = _range(mask.document_ids)
-        some = some & (first.unsqueeze(-1) <= last.unsqueeze(-2))
-        some = some & (first.unsqueeze(-2) <= last.unsqueeze(-1))
-        every = every & (first.unsqueeze(-1) == last.unsqueeze(-2))
-        every = every & (first.unsqueeze(-2) == last.unsqueeze(-1))
-    return some.unsqueeze(1), every.unsqueeze(1)
+        nonempty = nonempty & (first.unsqueeze(-1) <= last.unsqueeze(-2))
+        nonempty = nonempty & (first.unsqueeze(-2) <= last.unsqueeze(-1))
+        full = full & (first.unsqueeze(-1) == last.unsqueeze(-2))
+        full = full & (first.unsqueeze(-2) == last.unsqueeze(-1))
+    return nonempty.unsqueeze(1), full.unsqueeze(1)

@@ -188,8 +188,8 @@ class TritonDecoder(PackedDecoder):
     ) -> Float[Tensor, "sequences vocab"]:
         """Store the keys and values of prompts in rows of the KV caches; return the next logits.
 
-        Nothing is padded, and nothing depends on values that only the device knows, so that a CUDA
-        graph can capture it.
+        There is no padding, and no shape depends on values on the device, so that a CUDA graph can
+        capture it.
         """
         x = self._embed(prompts.ids.unsqueeze(0), prompts.positions).squeeze(0)
         layers = zip(self.triton_layers, self.prefill_layers, caches, strict=True)
@@ -207,13 +207,13 @@ class TritonDecoder(PackedDecoder):
             x = packed.out.add_to(x, y.flatten(1))
             gate_up = packed.gate_up(prefill.rms_norm(x, layer.gate_up))
             x = packed.down.add_to(x, prefill.apply_activation(gate_up, layer.activation))
-        last = (prompts.cu_seqlens[1:] - 1).clamp_min(0)
-        x = cast(RMSNorm, self.stack.norm)(x[last].unsqueeze(1))
+        last_token = (prompts.cu_seqlens[1:] - 1).clamp_min(0)
+        x = cast(RMSNorm, self.stack.norm)(x[last_token].unsqueeze(1))
         return self.model.head(x).squeeze(1)
 
-    def _decodes_rows(self, rows: int) -> bool:
+    def _has_fast_path(self, rows: int) -> bool:
         if self.decoder_for_many_rows is not None:
-            return rows <= INT4_ROWS or self.decoder_for_many_rows._decodes_rows(rows)
+            return rows <= INT4_ROWS or self.decoder_for_many_rows._has_fast_path(rows)
         few = rows <= MAX_GEMV_ROWS[self.model.embed.token.weight.itemsize]
         return few or self.supports_gemm or self.supports_packed_step
 
@@ -221,7 +221,7 @@ class TritonDecoder(PackedDecoder):
         return False  # the kernels need the KV cache of a layer contiguous
 
     def _prefill(self, ids: Tensor, state: TransformerState) -> Float[Tensor, "rows time dim"]:
-        """A prompt with an empty KV cache, up to the final norm."""
+        """The hidden states of prompts, before the final norm; fills the empty KV cache."""
         (rows, time), x = ids.shape, self._embed(ids, state.lengths)
         shape, x = x.shape, x.flatten(0, 1)
         layers = zip(self.triton_layers, self.prefill_layers, state.layers, strict=True)
@@ -264,10 +264,10 @@ class TritonDecoder(PackedDecoder):
         dtype, x = x.dtype, x.float()
         for layer, cache in zip(self.triton_layers, state.layers, strict=True):
             y = self._attend_by_gemv(x, layer, cache, state.lengths)
-            attended = layer.add(x, y, layer.out, 0)
-            ffn_input = x if layer.parallel else attended
+            residual = layer.add(x, y, layer.out, 0)
+            ffn_input = x if layer.parallel else residual
             hidden = gemv.linear(ffn_input, layer.gate_up, activation=layer.activation)
-            x = layer.add(attended, hidden, layer.down, 1)
+            x = layer.add(residual, hidden, layer.down, 1)
         if self.head_needs_preparation:
             x = self.prepare(self.norm(x.to(dtype))).float()
         return gemv.linear(x, self.normed_head)
@@ -293,8 +293,8 @@ class TritonDecoder(PackedDecoder):
             qkv = stream.project(layer.qkv, counters)
             permute = reads_packed_int8(packed.out, qkv.dtype)
             y = attend(qkv, cache, state.lengths, layer.options, counters, permute=permute)
-            attended = stream.add(y, packed.out, layer.gate_up, counters)
-            ffn_input = stream if layer.parallel else attended
+            residual = stream.add(y, packed.out, layer.gate_up, counters)
+            ffn_input = stream if layer.parallel else residual
             y = ffn_input.project(layer.gate_up, counters, layer.activation, consumer=packed.down)
-            stream = attended.add(y, packed.down, next_layer, counters)
+            stream = residual.add(y, packed.down, next_layer, counters)
         return stream.project(self.normed_head, counters, dtype=torch.float32)

@@ -36,16 +36,16 @@ class Comparison:
     names: list[str]
     histories: list[History]
     settings: dict[str, Values]  # settings that differ, one value per run
-    translations: list[str] = field(default_factory=list)  # of `text`, one per run
+    translations: list[str] = field(default_factory=list)  # translations of `text`, one per run
     by_length: list[ByLength] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)  # on the evaluations
+    evaluation_notes: list[str] = field(default_factory=list)  # on runs evaluated again
 
     @property
     def metrics(self) -> dict[str, tuple[float | None, ...]]:
         """Validation metrics of the saved models, one value per run.
 
         Metrics that cannot be compared are left out: all if the runs have different tasks or
-        validation data, and those of a run that was evaluated on other targets than the others.
+        validation data, and those of a run that was evaluated on different targets.
         """
         return _columns([history.metrics for history in self._comparable])
 
@@ -93,7 +93,7 @@ class Comparison:
         configs = [history.config for history in self.histories]
         if self._different_tasks:
             return ["these runs have different tasks: their metrics cannot be compared"]
-        notes = list(self.remarks)
+        notes = list(self.evaluation_notes)
         if len({history.evaluation.data for history in self.histories} - {None}) > 1:
             notes.append(
                 "these runs have different validation data: their metrics cannot be compared; "
@@ -172,7 +172,7 @@ def compare(
     """
     paths = [run.folder.path if isinstance(run, Run) else run for run in runs]
     histories = [read_history(path) for path in paths]
-    histories, remarks = _with_comparable_evaluations(histories, progress)
+    histories, notes = _with_comparable_evaluations(histories, progress)
     mixed = len({history.config.model["family"] for history in histories}) > 1
     settings = _differences([_settings(history, mixed) for history in histories])
     translations: list[str] = []
@@ -183,17 +183,17 @@ def compare(
             translations.append(run.translate(text))
         if by_length:
             lengths.append(run.evaluate_by_length(*data))
-    return Comparison(run_names(paths), histories, settings, translations, lengths, remarks)
+    return Comparison(run_names(paths), histories, settings, translations, lengths, notes)
 
 
 def _with_comparable_evaluations(
     histories: list[History], progress: Progress | None
 ) -> tuple[list[History], list[str]]:
-    """Evaluate the runs again whose metrics cannot be compared with those of the other runs."""
+    """Evaluate again the runs whose metrics cannot be compared with those of the others."""
     tasks = {kind_of(history.config.task)[0] for history in histories}
     if len(tasks) > 1 or _is_comparable([history.evaluation for history in histories]):
         return histories, []
-    result, remarks = [], []
+    result, notes = [], []
     for history in histories:
         evaluation = history.evaluation
         if not _is_standard(evaluation):
@@ -206,16 +206,16 @@ def _with_comparable_evaluations(
                 evaluation = run.validation_evaluation(stride=stride, progress=progress)
             except RegardError as error:
                 reason = str(error).splitlines()[0]
-                remarks.append(
+                notes.append(
                     f"{history.path}: evaluated on {before}; its metrics are left out, because it "
                     f"cannot be evaluated again: {reason}"
                 )
             else:
-                remarks.append(
+                notes.append(
                     f"{history.path}: evaluated on {before} before, now on {evaluation.evaluated}"
                 )
         result.append(replace(history, evaluation=evaluation))
-    return result, remarks
+    return result, notes
 
 
 def _is_comparable(evaluations: Sequence[Evaluation]) -> bool:

@@ -20,8 +20,8 @@ from regard.api.event_lines import (
     LABEL,
     RemainingTime,
     activation_lines,
-    amount,
     baseline_line,
+    format_progress,
     heading,
     simple_baseline_lines,
     sparkline,
@@ -87,7 +87,7 @@ class LineDisplay(NoDisplay):
         """Print a line every ten seconds."""
         self.remaining.add(phase, done, total)
         if time.monotonic() - self.last_print >= LINE_SECONDS:
-            self._print(f"{phase}: {amount(phase, done, total)}{self.remaining}")
+            self._print(f"{phase}: {format_progress(phase, done, total)}{self.remaining}")
 
     def show(self, event: Event) -> None:
         """Print a line, where one is due."""
@@ -142,7 +142,7 @@ class _StateDisplay(NoDisplay):
         """Store the progress; it is shown at the next refresh."""
         self.remaining.add(phase, done, total)
         self.phase, self.phase_done = phase, done / max(total, 1)
-        self.work = f"{phase}: {amount(phase, done, total)}{self.remaining}"
+        self.work = f"{phase}: {format_progress(phase, done, total)}{self.remaining}"
 
     def show(self, event: Event) -> None:
         """Store the event."""

@@ -11,6 +11,7 @@ from regard.pipelines.prepare import check_compatible
 from regard.training.setup.setting_checks import check_before_data
 from regard.training.storage.evaluation import FEW_TARGETS, describe_few
 from regard.training.storage.run_folder import RunFolder, new_folder
+from regard.training.storage.start import check_start_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
     folder = new_folder(config.name) if out is None else Path(out)
     RunFolder(folder).require_new_path()
     device = check_before_data(config)
+    if config.train.start is not None:
+        check_start_model(config)
     training, validation = open_split(config)
     check_compatible(config, training, None)
     pipeline = pipeline_of(config)

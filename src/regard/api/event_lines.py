@@ -38,11 +38,13 @@ class RemainingTime:
         return f", {format_duration(remaining)} left"
 
 
-def amount(phase: str, done: int, total: int) -> str:
-    """How much of a phase of work is done.
+def format_progress(phase: str, done: int, total: int) -> str:
+    """The progress of a phase of work, in its unit.
 
-    >>> amount("tokenizing", 2_000_000, 50_000_000), amount("evaluating", 2048, 325100)
-    ('2 of 50 MB', '2,048 of 325,100 targets')
+    >>> format_progress("tokenizing", 2_000_000, 50_000_000)
+    '2 of 50 MB'
+    >>> format_progress("evaluating", 2048, 325100)
+    '2,048 of 325,100 targets'
     """
     from regard.pipelines.base import UNITS  # imports torch
 

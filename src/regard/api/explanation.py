@@ -77,7 +77,7 @@ def all_attention(
     """All attention of the model while it reads a text or an image."""
     require_attention(run)
     if run.config.model["family"] == SOFT_WINDOW:
-        _refuse(
+        _reject_options(
             "the attention of a handwriting run is one map, its soft window",
             target=target,
             layers=layers,
@@ -88,8 +88,8 @@ def all_attention(
         )
         return explain_window(run, input)
     if run.config.model["family"] == "vision":
-        reason = "of the attention of an image, only layers, heads and rows can be chosen"
-        _refuse(reason, target=target, pattern=pattern, words=words)
+        reason = "for an image, only layers, heads and rows of the attention can be selected"
+        _reject_options(reason, target=target, pattern=pattern, words=words)
         pixels = torch.from_numpy(input_pixels(run.model, input))
         image = image_task(run.config.task).normalize(pixels).to(run.device)
         return image_attention(
@@ -120,7 +120,7 @@ def all_attention(
             pattern=pattern or _layer_patterns(run, layers),
             **selection,
         )
-    _refuse("this run reads no target", target=target)
+    _reject_options("this run reads no target", target=target)
     ids, segments = _encode_texts(run, input)
     return self_attention(
         run.model,
@@ -134,7 +134,7 @@ def all_attention(
 
 
 def _layer_patterns(run: "Run", layers: Sequence[int] | None) -> list[str]:
-    """Patterns of the paths of the attention modules of some layers or hops; None: of all."""
+    """Patterns for the paths of the attention modules in some layers or hops; None: in all."""
     if layers is None:
         return ["*"]
     if getattr(run.model.config, "shared_layers", False):
@@ -148,7 +148,7 @@ def _layer_patterns(run: "Run", layers: Sequence[int] | None) -> list[str]:
     return patterns
 
 
-def _refuse(reason: str, **options: object) -> None:
+def _reject_options(reason: str, **options: object) -> None:
     """Raise if an option is given that does not apply."""
     refused = [name for name, value in options.items() if value is not None and value is not False]
     if refused:
@@ -200,7 +200,7 @@ def head_scores(run: "Run", seed: int) -> HeadScores:
 
 
 def text_head_effects(run: "Run", text: str, mean: bool) -> dict[str, Tensor]:
-    """The increase of the loss of a text when each head is ablated; for pairs, of a translation."""
+    """The increase in the loss of a text, or of a translation for pairs, when a head is ablated."""
     run._require("gradients", "predict the next token")
     require_attention(run)
     text_stack(run.model)  # raises if it is not a Transformer
@@ -234,7 +234,7 @@ def text_attribution(run: "Run", text: Any, output: str | None) -> Attribution:
 
 
 def text_gradients(run: "Run", text: str) -> GradientFlow:
-    """The gradient norms of the last token's loss; for pairs, of the model's own translation."""
+    """The gradient norms of the loss of the last token of a text; for pairs, of its translation."""
     require_gradients(run.model)
     if isinstance(run.tokenizers, PairTokenizers):
         source, target = source_and_translation(run, text)
@@ -253,7 +253,7 @@ def source_and_translation(
     tokenizers, task = cast(PairTokenizers, run.tokenizers), run._pair_task()
     if target is not None:
         ids = tokenizers.target.encode(run._normalize(target))
-    else:  # a translation without an end may be as long as the context, beside the prompt
+    else:  # a translation without EOS may fill the context, which the prompt shares
         context = getattr(run.model, "context", None) or sys.maxsize
         ids = tokenizers.target.encode(run.translate(text))[: context - len(task.prompt)]
     return source, [*task.prompt, *ids, task.eos_id]

@@ -12,10 +12,10 @@ from regard.pipelines.series import series_task
 from regard.pipelines.series_forecasts import (
     ColumnForecast,
     backtest,
-    by_column,
     forecast,
     forecast_future,
     recursive_errors,
+    values_by_column,
 )
 from regard.tasks import Forecast
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 def next_values(run: "Run", path: Path | str | None, steps: int | None) -> Any:
     """The next values of a series: a list, or for several columns a dict of lists."""
     task = _task(run)
-    return by_column(task, forecast(run.model, task, _open(run, path), steps))
+    return values_by_column(task, forecast(run.model, task, _open(run, path), steps))
 
 
 def next_dates(run: "Run", path: Path | str | None, steps: int | None) -> list[str]:
     """The dates of the next rows of a series; empty if its rows have no dates."""
     task = _task(run)
     dates = _open(run, path).dates
-    return [] if dates is None else dates.after(task.horizon if steps is None else steps)
+    return [] if dates is None else dates.next_dates(task.horizon if steps is None else steps)
 
 
 def future_figure(

@@ -63,7 +63,7 @@ def generate_text(
     precisions = {name: options[name] for name in ("int8", "float16", "int4")}
     if options["amateur"] is not None:
         _check_full_precision(precisions)
-    model = _language(run, options["amateur"])
+    model = _language_model(run, options["amateur"])
     return generate_texts(
         run._decoder(**precisions) if options["amateur"] is None else model,
         run.tokenizer,
@@ -93,7 +93,7 @@ def stream_text(
     precisions = {"int8": int8, "float16": float16, "int4": int4}
     if draft is not None or amateur is not None:
         _check_full_precision(precisions)
-    model, chain = _language(run, amateur), _chain(run, sampler)
+    model, chain = _language_model(run, amateur), _chain(run, sampler)
     ids, stop = run._prompt(prompt), set(run.tokenizer.stop_ids)
     if draft is None:
         model = run._decoder(**precisions) if amateur is None else model
@@ -150,7 +150,7 @@ def search_text(
     run: "Run", prompt: str, *, tokens: int, search: str | Search, amateur: "Run | None"
 ) -> list[tuple[str, float]]:
     """The continuations of a prompt that a search returns, with their scores, best first."""
-    model, tokenizer = _language(run, amateur), run.tokenizer
+    model, tokenizer = _language_model(run, amateur), run.tokenizer
     ids = run._prompt(prompt)
     method = parse_search(search) if isinstance(search, str) else search
     (hypotheses,) = method(model, [ids], tokens=tokens, stop=set(tokenizer.stop_ids))
@@ -192,7 +192,7 @@ def translation_search(
     return method
 
 
-def _language(run: "Run", amateur: "Run | None" = None) -> Language:
+def _language_model(run: "Run", amateur: "Run | None" = None) -> Language:
     """The language model of a run, or its contrastive combination with an amateur."""
     run._require("generate", "generate")
     model = cast(Language, run.model)
@@ -203,7 +203,7 @@ def _compatible_model(run: "Run", other: Any, role: str = "amateur") -> Language
     """The language model of another run, which must have the same tokenizer."""
     if not hasattr(other, "tokenizers"):
         raise ConfigError(f"the {role} must be a run, as regard.load returns, not {other!r}")
-    model = _language(other)
+    model = _language_model(other)
     if other.tokenizer.fingerprint() != run.tokenizer.fingerprint():
         raise ConfigError(
             f"the {role} {other.folder.path} has another tokenizer than {run.folder.path};\n"

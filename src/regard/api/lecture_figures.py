@@ -34,7 +34,7 @@ from regard.training.storage.run_folder import RunFolder, is_run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_PARAMETERS = 200_000_000  # of an untrained model that is built for a figure
+MAX_PARAMETERS = 200_000_000  # parameters of an untrained model that is built for a figure
 TASK_OF_ARCHITECTURE = {"decoder": "causal", "encoder": "masked", "cbow": "cbow"}
 MAX_TEXT = 5_000_000  # characters of a text file
 

@@ -46,7 +46,7 @@ TABLES: dict[str, Mapping[str, Any]] = {  # settings whose options have defaults
     "head": HEADS,
 }
 
-Values = tuple[Any, ...]  # of one setting, one for each model that is compared
+Values = tuple[Any, ...]  # values of one setting, one for each model that is compared
 
 NOT_EVALUATED = Evaluation(metrics={})
 
@@ -61,7 +61,7 @@ class ModelInfo:
     cost: Cost
     parameters: int  # fitted without gradients: the values stored in the run, or 0
     published: Published | None = None  # the published size of a preset
-    metrics: dict[str, float] = field(default_factory=dict)  # of a run, on validation data
+    metrics: dict[str, float] = field(default_factory=dict)  # validation metrics of a run
     evaluated: str = ""  # the targets of the metrics, such as "all 3,000 tokens"
     notes: list[str] = field(default_factory=list)
 
@@ -237,10 +237,10 @@ def _find(
         return "configuration", model, NOT_EVALUATED, []
     name = str(name_or_config)
     if name in PRESETS:
-        wrong = [key for key in overrides if key != "model"]
-        if wrong:
+        other_keys = [key for key in overrides if key != "model"]
+        if other_keys:
             raise ConfigError(
-                f"{wrong[0]}: a preset has only model settings; set them as in model.layers=4"
+                f"{other_keys[0]}: a preset has only model settings; set them as in model.layers=4"
             )
         return "preset", resolve({"preset": name, **changes}), NOT_EVALUATED, []
     if name.endswith(".toml") or name in recipes():

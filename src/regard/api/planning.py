@@ -17,10 +17,10 @@ from regard.models.plan import (
     Cluster,
     TrainingPlan,
     decode_seconds,
-    fastest_plan,
     gpus_needed,
     host_bytes,
     prefill_seconds,
+    recommended_plan,
     training_plans,
 )
 from regard.models.presets import ModelConfig
@@ -48,12 +48,12 @@ class Plan:
     tokens: float  # number of training tokens
     strategies: list[TrainingPlan]
     best: TrainingPlan
-    host_bytes: int  # of one machine
+    host_bytes: int  # host memory of one machine
     generation: GenerationEstimate
 
     @property
     def between_machines(self) -> bool:
-        """Whether the GPUs are in several machines, so that the network is the link."""
+        """Whether the GPUs are in several machines, so that they communicate over the network."""
         return self.cluster.gpus > GPUS_PER_MACHINE
 
     def seconds(self, strategy: TrainingPlan) -> float | None:
@@ -77,9 +77,9 @@ def plan(
     """Plan the training of a preset, a run's model or a recipe on `gpus` GPUs.
 
     `name_or_config` and `model` are those of `info`. `memory` in GB and `peak` in TFLOP/s of each
-    GPU and `link` in GB/s replace the values of the data sheet of `gpu_type`; `utilization` is the
-    fraction of the peak that matmuls reach. By default there are 20 `tokens` per parameter
-    (Hoffmann et al. 2022), and as many `sequences` per GPU as fit.
+    GPU and the bandwidth `link` in GB/s replace those in the data sheet of `gpu_type`;
+    `utilization` is the fraction of the peak that matmuls reach. By default there are 20 `tokens`
+    per parameter (Hoffmann et al. 2022), and as many `sequences` per GPU as fit.
 
     >>> regard.plan("llama-7b", gpus=8).best.sharded
     True
@@ -101,7 +101,7 @@ def plan(
     model_info = info(name_or_config, *overrides, model=model)
     model_cost = model_info.cost
     strategies = training_plans(model_cost, cluster, sequences)
-    best = fastest_plan(strategies)
+    best = recommended_plan(strategies)
     if best is None:
         raise ConfigError(_too_large(model_info.name, model_cost, cluster, sequences))
     return Plan(

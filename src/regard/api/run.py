@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from regard.accel import attach_onednn_linear
 from regard.api.explanation import (
     all_attention,
     head_scores,
@@ -116,6 +117,8 @@ def load(path: Path | str, device: str = "auto", *, adapter: Path | str | None =
         check_weights(model, merged, str(adapter))
         model.load_state_dict(merged, strict=False, assign=True)
     target = torch.device("cpu") if hasattr(model, "fit") else pick_device(device)
+    if target.type == "cpu":
+        attach_onednn_linear(model)
     return Run(folder, config, model.to(target).eval(), tokenizers, target)
 
 
@@ -246,7 +249,7 @@ class Run:
         float16: bool = False,
         int4: bool = False,
     ) -> Any:
-        """Continue a prompt, or each of a list; prompts are not repeated.
+        """Continue a prompt, or each of a list; the result does not include the prompt.
 
         A text ends before the first of the `stop_strings`. For a list of prompts, a list of texts
         is returned; prompt n of the list has the seed `seed` + n, and its text is the same as when

@@ -18,7 +18,7 @@ from regard.training.tracking.history import History, downsample
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_POINTS = 120  # of a training curve
+MAX_POINTS = 120  # points of a training curve
 UNITS = {"bits_per_byte": "bits per byte", "accuracy": "fraction"}
 ERROR_BY_STEP = "error by forecast step"
 ERROR = "squared error of scaled columns"
@@ -61,7 +61,7 @@ def _loss_name(histories: Sequence[History]) -> str:
 
 
 def _curve(run: int, history: History, metric: str) -> Curve:
-    """The values of a metric over the steps; of a model fitted without gradients its only value."""
+    """A metric over the steps; a model fitted without gradients has one value, drawn as a line."""
     points = history.validation.get(metric) or history.activations.get(metric, [])
     if history.is_fitted_without_gradients:
         return Curve(run, [], [], level=points[-1][1] if points else None)
@@ -134,7 +134,7 @@ def _multi_step_values(run: int, end: ColumnForecast) -> Curve:
 
 
 def _error_by_step(run: int, metrics: Mapping[str, float]) -> Curve:
-    """The error of each step ahead, as far as it was measured."""
+    """The error of each step ahead that was measured."""
     points = sorted(
         (int(name.removeprefix("mse_")), value)
         for name, value in metrics.items()

@@ -30,7 +30,7 @@ from regard.training.fine_tuning import TUNINGS
 from regard.training.setup.configure import RECIPES, USED_WITHOUT_GRADIENTS, recipes
 
 TABLE = re.compile(r" \(((?:\w+\.)+[A-Z_]+)\)")  # in a field's comment
-PROVIDED = {  # arguments of the entries of tables that are not options: the library provides them
+PROVIDED_ARGUMENTS = {  # arguments of table entries that the library provides: not options
     *("dim", "dim_in", "dim_out", "heads", "head_dim", "context", "causal", "vocab_size", "order"),
     *("embed_dim", "tied", "norm", "model", "layers", "parameters", "lr", "steps", "texts"),
     *("folder", "config", "start", "frequency", "length"),
@@ -133,7 +133,7 @@ def settings_page() -> str:
                 if row["choices"] in listed:
                     continue
                 listed.append(row["choices"])
-                models = f" ({', '.join(row['models'])})" if _differ(rows, row) else ""
+                models = f" ({', '.join(row['models'])})" if _choices_vary(rows, row) else ""
                 lines += [f"### Choices of `{row['key']}`{models}", ""]
                 lines += ["| name | description | options |", "|---|---|---|"]
                 for name, choice in row["choices"].items():
@@ -392,7 +392,7 @@ def _choices(
     table: Mapping[str, Any], *, options: bool = True, hidden: Iterable[str] = ()
 ) -> dict[str, Any]:
     """The entries of a table: the first sentence of their docstring, and their options."""
-    provided = {*PROVIDED}
+    provided = {*PROVIDED_ARGUMENTS}
     if table is TOKENIZERS:
         provided.remove("vocab_size")  # an option of a tokenizer, provided to other entries
     if table is TUNINGS:
@@ -481,7 +481,8 @@ def _table_of(key: str) -> str:
     return table if dot or table == "task" else "run"
 
 
-def _differ(rows: list[dict[str, Any]], row: Mapping[str, Any]) -> bool:
+def _choices_vary(rows: list[dict[str, Any]], row: Mapping[str, Any]) -> bool:
+    """Whether another row of the same key has other choices."""
     return any(r["key"] == row["key"] and r["choices"] != row["choices"] for r in rows)
 
 

@@ -22,7 +22,7 @@ from regard.training.events import BaselineEvaluated, Event
 from regard.training.import_export import ExportResult, export_as, import_run, merge_run
 from regard.training.parallel import launch
 from regard.training.setup import configure as run_settings
-from regard.training.storage.evaluation import few_targets
+from regard.training.storage.evaluation import few_targets_warning
 from regard.training.storage.run_folder import RunFolder, new_folder
 from regard.training.study import begin_or_resume, unfinished_runs
 from regard.training.tracking.history import stored_parameters
@@ -251,10 +251,10 @@ class RunSummary:
 
     config: RunConfig
     baseline: BaselineEvaluated | None  # the n-gram baseline, where it was computed
-    simple_baselines: dict[str, dict[str, float]]  # of forecasting and text regression
-    unit: str  # of the metrics, where it is not obvious
+    simple_baselines: dict[str, dict[str, float]]  # metrics, for forecasting and text regression
+    unit: str  # unit of the metrics, where it is not obvious
     is_fitted_without_gradients: bool
-    stored_values: int  # of a model fitted without gradients
+    stored_values: int  # values stored by a model fitted without gradients
     command: str  # the command that uses the model: "generate", "translate", …
     data_kind: str  # "text", "pairs", "images", …
     cautions: list[str]  # warnings about too little validation data
@@ -275,7 +275,7 @@ def summarize(path: Path | str) -> RunSummary:
         stored_values=stored_parameters(folder) if without_gradients else 0,
         command=task.methods[0],
         data_kind=task.data_kind,
-        cautions=few_targets(task, folder.load_evaluation().total),
+        cautions=few_targets_warning(task, folder.load_evaluation().total),
     )
 
 
@@ -284,7 +284,7 @@ class ImportedRun:
     """A run that was imported from a Hugging Face checkpoint."""
 
     path: Path
-    model_type: str  # of config.json, or the format of the file: "llama2.c", …
+    model_type: str  # that of config.json, or the file format: "llama2.c", …
     parameters: int
     dtype: str
     task: str

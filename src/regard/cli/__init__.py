@@ -84,7 +84,7 @@ for command in (
     app.command(name)(with_common_options(command))
 
 FORMER_OPTIONS = {"regard generate": {"--until": "--stop"}}
-INSTEAD = {  # commands of other tools, and those of regard that do the same
+EQUIVALENT_COMMANDS = {  # commands of other tools, and those of regard that do the same
     "fit": "regard train DATA",
     "finetune": "regard train DATA train.start=RUN",
     "fine-tune": "regard train DATA train.start=RUN",
@@ -190,7 +190,7 @@ def _usage_message(error: Any, arguments: Sequence[str]) -> tuple[str, int]:
         message = f"no such command {name!r}"
         known = [command.name or "" for command in app.registered_commands]
         close = get_close_matches(name, known, n=1)
-        instead = INSTEAD.get(name) or (f"did you mean {close[0]!r}?" if close else "")
+        instead = EQUIVALENT_COMMANDS.get(name) or (f"did you mean {close[0]!r}?" if close else "")
         message += f"; {instead}\n" if instead else "\n"
         message += f"commands: {', '.join(known)}"
     if hint is not None and (option := getattr(error, "option_name", None)) is not None:

@@ -61,7 +61,7 @@ def explain(
         Option(
             metavar="FILE",
             help="Write a figure: .svg, .png, .pdf, or .html, which has all layers unless --layer "
-            "or --head chooses.",
+            "or --head is given.",
         ),
     ] = None,
     words: Annotated[
@@ -99,7 +99,8 @@ def explain(
         return
     run, *texts = runs
     one_layer = as_json or layer is not None or head is not None
-    page = None if one_layer or out is None or out.suffix != ".html" else out  # of all layers
+    # the page of all layers, if it is written
+    page = None if one_layer or out is None or out.suffix != ".html" else out
     with spinner(f"opening {run}"):
         loaded_run = api.load(run)
         if texts and len(loaded_run.inputs) == 1:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Completions = Sequence[tuple[str, float | None]]  # texts, and their scores in a search
 
-DRAWINGS_ACROSS = 4  # in a terminal
+DRAWINGS_ACROSS = 4  # drawings side by side in a terminal
 PROMPT_LOOKUP = "prompt-lookup"  # the draft that is not a run
 
 

@@ -71,8 +71,8 @@ def neighbours(
     elif text is None:
         rows = [
             (query if index == 0 else "", text_for(sys.stdout, word), f"{cosine:.3f}")
-            for query, near in result.items()
-            for index, (word, cosine) in enumerate(near)
+            for query, nearest in result.items()
+            for index, (word, cosine) in enumerate(nearest)
         ]
         print("\n".join(align_columns(rows, [2])))
     else:

@@ -74,7 +74,7 @@ def text_for(stream: TextIO, text: str) -> str:
     return strip_control(text) if stream.isatty() else text
 
 
-PLAIN = str.maketrans("░▒▓█·│├└─◀•…×→␣⏎⇥∅", ",oO@.|++-<*~x>_/>0")  # for a map or a tree
+PLAIN = str.maketrans("░▒▓█·│├└─◀•…×→␣⏎⇥∅", ",oO@.|++-<*~x>_/>0")  # ASCII for maps and trees
 
 
 def encodable(text: str, stream: TextIO) -> str:

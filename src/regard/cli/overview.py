@@ -18,8 +18,8 @@ EXAMPLES = [
 ]
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         try:
             print(f"regard {version('regard')}")
         except PackageNotFoundError:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BATCH = 64  # inputs predicted at once
 DEFAULT_TOP = 3  # classes or tokens of a prediction
-LABEL_LENGTH = 80  # characters; of an input with a longer text, only the first text is shown
+LABEL_LENGTH = 80  # characters; if a text is longer, only the first text of an input is shown
 Inputs = Iterator[tuple[dict[str, Any], Any]]  # the columns of a row, and its input
 
 
@@ -57,7 +57,7 @@ def predict(
         str | None,
         Option(
             metavar="NAME",
-            help="The column of --data to predict from, its name or number; of a series, the "
+            help="The column of --data to predict from, its name or number; for a series, the "
             "column that a figure shows.",
         ),
     ] = None,
@@ -258,7 +258,7 @@ def _label(model_input: Any) -> str:
 
 def _printable(name: str) -> str:
     """A piece without spaces around it; a line break or a single space as its repr."""
-    if not name:  # of a question without an answer
+    if not name:  # a question without an answer
         return "no answer"
     name = name.strip(" ")
     return text_for(sys.stdout, name if name and name.isprintable() else repr(name))

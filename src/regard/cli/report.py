@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from regard.api import BaselineEvaluated, Event, Progress, RunFinished, RunSummary
 
 QUOTED = "'some words'"
-EXAMPLES = {  # of the input of a command, by task; others take QUOTED
+EXAMPLES = {  # example inputs of the commands, by task; the default is QUOTED
     "image_classification": "image.png",
     "masked": "'some <mask> words'",
     "cbow": "some words",

@@ -24,7 +24,7 @@ def as_text(
     """
     yield str(chain)
     count = 0
-    for _ in concatenate(pieces, [""]):  # at the end, tokens that completed no piece of text
+    for _ in concatenate(pieces, [""]):  # the last [""]: tokens that completed no piece of text
         for number, (token,) in enumerate(chain.tokens[count:], count + 1):
             yield ""
             yield from _token_lines(number, token, tokenizer, out)

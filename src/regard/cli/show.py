@@ -103,11 +103,11 @@ def _print_list(as_json: bool) -> None:
         print_json({"figures": {name: _entry(entry) for name, entry in entries.items()}})
         return
     inputs = [(name, entry.usage) for name, entry in entries.items()]
-    left = [f"{line}  " for line in align_columns([("figure", "inputs"), *inputs])]
-    margin = max(map(len, left))
+    prefixes = [f"{line}  " for line in align_columns([("figure", "inputs"), *inputs])]
+    margin = max(map(len, prefixes))
     summaries = ["summary", *(entry.summary.rstrip(".") for entry in entries.values())]
     width = max(60, terminal_width()) if sys.stdout.isatty() else sys.maxsize
-    for start, summary in zip(left, summaries, strict=True):
+    for start, summary in zip(prefixes, summaries, strict=True):
         first, *others = textwrap.wrap(strip_control(summary), width - margin)
         print(start.ljust(margin) + first)
         for line in others:

@@ -57,7 +57,7 @@ def studio(
 
     def on_start(address: str) -> None:
         print_status(f"studio at {address}")
-        if browser:  # in a thread, since a browser of the terminal would block the server
+        if browser:  # in a thread: a text-mode browser would block the server
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     _exit_on_hangup()

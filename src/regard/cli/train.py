@@ -36,11 +36,11 @@ def train(
     out: Out = None,
     dry_run: Annotated[
         bool,
-        Option("--dry-run", help="Print what would be done; train nothing and write nothing."),
+        Option("--dry-run", help="Print the data and the settings; train and write nothing."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a model on your own data or by a recipe.
+    """Train a model on your own data or from a recipe.
 
     The chosen settings are printed, and each can be changed; minutes=N chooses model size and
     steps for this machine, and the command ends in that time. Ctrl-C saves; `regard resume`

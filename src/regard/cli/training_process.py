@@ -1,4 +1,4 @@
-"""`regard` as a child process of the studio: it stops, as by SIGTERM, when the studio has ended."""
+"""`regard` as a child process of the studio; when the studio ends, it stops as after SIGTERM."""
 
 import os
 import runpy

@@ -142,7 +142,7 @@ class SpanBatch(Batch):
 
     ids: Int[Tensor, "batch time"]
     lengths: Int[Tensor, " batch"]
-    context: Int[Tensor, "batch 2"]  # position of its first token, and the one after its last
+    context: Int[Tensor, "batch 2"]  # position of the first context token, and one past the last
     targets: Int[Tensor, "batch 2"]  # the first and the last token of the answer
     window_indices: Int[Tensor, " batch"]
     segments: Int[Tensor, "batch time"] | None = None  # 0 in the question, 1 in the context
@@ -193,9 +193,9 @@ def map_tensors(batch: T, function: Callable[[Tensor], Tensor]) -> T:
 
 def tensors(batch: Batch) -> list[Tensor]:
     """All tensors of a batch, in the order of its fields."""
-    collected: list[Tensor] = []
-    map_tensors(batch, lambda tensor: collected.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return collected
+    all_tensors: list[Tensor] = []
+    map_tensors(batch, lambda tensor: all_tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return all_tensors
 
 
 def pin_memory(batch: Batch) -> Batch:

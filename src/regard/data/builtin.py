@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import pi, sin
 from pathlib import Path
 from random import Random
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from regard.data.text import Text
 from regard.errors import ConfigError, DataError
 
 Grid = NDArray[Any]  # coordinates of pixels, or whether each is inside a shape
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _MONTHS = str.split(
     "January February March April May June July August September October November December"
 )
@@ -37,14 +37,14 @@ def reversal(
     *, examples: int = 20_000, shortest: int = 4, longest: int = 16, seed: int = 1
 ) -> Pairs:
     """Random letters and their reversal: abc becomes cba."""
-    words = _words(examples, shortest, longest, seed)
+    words = _random_words(examples, shortest, longest, seed)
     description = f"letters to be reversed, {shortest} to {longest} long"
     return pairs.from_rows("reversal", description, [(word, word[::-1]) for word in words])
 
 
 def copy(*, examples: int = 20_000, shortest: int = 4, longest: int = 16, seed: int = 1) -> Pairs:
     """Random letters and the same letters."""
-    words = _words(examples, shortest, longest, seed)
+    words = _random_words(examples, shortest, longest, seed)
     description = f"letters to be copied, {shortest} to {longest} long"
     return pairs.from_rows("copy", description, [(word, word) for word in words])
 
@@ -52,8 +52,8 @@ def copy(*, examples: int = 20_000, shortest: int = 4, longest: int = 16, seed: 
 def numbers(*, examples: int = 20_000, highest: int = 999_999, seed: int = 1) -> Pairs:
     """Distinct numbers in English words and in French words.
 
-    Numbers below 1000, and those of four, five and six digits, are about equally frequent, as far
-    as there are enough of them.
+    Numbers below 1000 and numbers of four, five and six digits are about equally frequent. A group
+    with too few numbers for its share contributes all of them, and larger groups supply the rest.
     """
     _check_range("examples", examples, 1)
     _check_range("highest", highest, 1, 999_999)
@@ -95,19 +95,20 @@ def corrections(
     examples: int = 20_000,
     shortest: int = 20,
     longest: int = 100,
-    errors: float = 0.15,
+    error_rate: float = 0.15,
     seed: int = 1,
 ) -> Pairs:
     """Sentences with generated errors in spelling, case and punctuation, and the correct ones.
 
     The sentences are those of a text `file`, by default of `python-docs`. Each occurs once, so that
-    no validation sentence is in the training data.
+    no validation sentence is in the training data. `error_rate` is the probability of a spelling
+    mistake in a word of four letters or more.
     """
     _check_range("examples", examples, 2)
     _check_range("shortest", shortest, 1)
     _check_range("longest", longest, shortest)
-    if not 0 <= errors <= 1:
-        raise ConfigError(f"errors={errors} must be a probability, from 0 to 1")
+    if not 0 <= error_rate <= 1:
+        raise ConfigError(f"error_rate={error_rate} must be a probability, from 0 to 1")
     data = text.from_file(Path(file)) if file else python_docs()
     random, clean = Random(seed), list(sentences(data, shortest, longest))
     if len(clean) < 2:
@@ -117,7 +118,7 @@ def corrections(
             "give another file, or other values of shortest and longest"
         )
     random.shuffle(clean)
-    rows = [(corrupt(sentence, errors, random), sentence) for sentence in clean[:examples]]
+    rows = [(corrupt(sentence, error_rate, random), sentence) for sentence in clean[:examples]]
     return pairs.from_rows("corrections", f"sentences of {data.name} to be corrected", rows)
 
 
@@ -204,15 +205,18 @@ def dyck(*, examples: int = 20_000, longest: int = 40, types: int = 5, seed: int
 def _balanced_lines(random: Random, examples: int, longest: int, types: int) -> Iterator[str]:
     _check_range("longest", longest, 2)
     _check_range("types", types, 1, 5)
-    return (_balanced(random, 2 * random.randint(1, longest // 2), types) for _ in range(examples))
+    return (
+        _balanced_sequence(random, 2 * random.randint(1, longest // 2), types)
+        for _ in range(examples)
+    )
 
 
 def _unbalance(random: Random, line: str) -> str:
     """The same symbols in an order that is not balanced."""
-    shuffled = random.random() < 0.5
+    shuffle = random.random() < 0.5
     while True:
         symbols = list(line)
-        if shuffled:
+        if shuffle:
             random.shuffle(symbols)
         else:
             i, j = random.sample(range(len(symbols)), 2)
@@ -236,7 +240,7 @@ def is_balanced(symbols: Sequence[str]) -> bool:
     return not open_symbols
 
 
-def _balanced(random: Random, length: int, types: int) -> str:
+def _balanced_sequence(random: Random, length: int, types: int) -> str:
     symbols, open_symbols = "", list[int]()
     for remaining in range(length, 0, -1):
         if len(open_symbols) < remaining and (not open_symbols or random.random() < 0.5):
@@ -295,12 +299,12 @@ def shapes(*, examples: int = 6000, side: int = 48, seed: int = 1) -> Captions:
     _check_range("examples", examples, 2)
     _check_range("side", side, 32, 256)
     random = Random(seed)
-    noise = np.random.Generator(np.random.PCG64(seed))
+    rng = np.random.Generator(np.random.PCG64(seed))
     pixels = np.empty((examples, 3, side, side), np.uint8)
     captions: list[tuple[str, ...]] = []
     word_boxes: list[dict[int, Box]] = []
     for image in pixels:
-        image[:] = random.randint(90, 165) + noise.integers(-12, 13, (3, side, side))
+        image[:] = random.randint(90, 165) + rng.integers(-12, 13, (3, side, side))
         words, boxes_by_word = list[str](), dict[int, Box]()
         boxes, relation = _place_shapes(random, side)
         for box in boxes:
@@ -343,9 +347,9 @@ def _place_shapes(random: Random, side: int) -> tuple[list[Box], list[str]]:
         if len(boxes) == 1:
             return boxes, []
         (y, x, *_), (other_y, other_x, *_) = boxes
-        down, right = abs(y - other_y), abs(x - other_x)
-        if max(down, right) >= max(sizes) + 2 and abs(down - right) >= side // 8:
-            axis = 0 if down > right else 1
+        dy, dx = abs(y - other_y), abs(x - other_x)
+        if max(dy, dx) >= max(sizes) + 2 and abs(dy - dx) >= side // 8:
+            axis = 0 if dy > dx else 1
             return sorted(boxes, key=lambda box: box[axis]), [["above"], ["left", "of"]][axis]
 
 
@@ -390,13 +394,13 @@ BUILTINS: dict[str, Callable[..., Text | Pairs | LabelledText | Series | Caption
 }
 
 
-def _words(examples: int, shortest: int, longest: int, seed: int) -> list[str]:
+def _random_words(examples: int, shortest: int, longest: int, seed: int) -> list[str]:
     _check_range("examples", examples, 1)
     _check_range("shortest", shortest, 1)
     _check_range("longest", longest, shortest)
     random = Random(seed)
     return [
-        "".join(random.choices(_LETTERS, k=random.randint(shortest, longest)))
+        "".join(random.choices(ascii_lowercase, k=random.randint(shortest, longest)))
         for _ in range(examples)
     ]
 

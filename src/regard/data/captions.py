@@ -147,10 +147,10 @@ def caption_table(folder: Path) -> Path | None:
         table = read_table(tables[0])
         if find_roles(table, {}, "captions") is not None:
             return tables[0]
-        # Without a column of captions, only a folder that cannot hold images by class.
+        # Without a caption column, accept the table only if the folder cannot hold images by class.
         folders = {file.name for file in files if file.is_dir()}
-        named = image_column(table, read_profiles(table)) is not None
-        return tables[0] if named and folders <= {"images"} else None
+        names_images = image_column(table, read_profiles(table)) is not None
+        return tables[0] if names_images and folders <= {"images"} else None
     except DataError:
         return None
 
@@ -164,8 +164,8 @@ def from_folder(folder: Path) -> Captions:
     if roles is None:
         raise DataError(
             f"{path} names images, but it is not clear which of its columns holds their captions\n"
-            f"{table.listing()}\nname it: data.target=COLUMN; images with a class each are read "
-            "from a folder for each class"
+            f"{table.listing()}\nname it: data.target=COLUMN; to classify images instead, put "
+            "those of each class into one folder"
         )
     return replace(from_table(table, roles), name=folder.resolve().name)
 
@@ -204,9 +204,9 @@ def from_table(table: Table, roles: Roles) -> Captions:
     if "group" in roles.columns:
         description += f"; {len({*groups.values()}):,} groups"
     root = Path(normpath(folder))
-    outside = sum(not Path(normpath(path)).is_relative_to(root) for path in paths)
-    if outside:  # a table of unknown origin could name the user's own images
-        description += f"; {outside:,} images are outside of the folder of the table"
+    outside_count = sum(not Path(normpath(path)).is_relative_to(root) for path in paths)
+    if outside_count:  # a table of unknown origin could name the user's own images
+        description += f"; {outside_count:,} images are outside of the folder of the table"
     return Captions(
         name=table.name,
         description=description,
@@ -216,7 +216,7 @@ def from_table(table: Table, roles: Roles) -> Captions:
         side=files.side,
         read=read,
         digest=files.digest,
-        columns={role: name for role, name in roles.to_save.items() if role != "group"},
+        columns={role: name for role, name in roles.columns_to_save.items() if role != "group"},
     )
 
 

@@ -12,14 +12,14 @@ from itertools import islice
 from regard.data.column_profiles import Profile, read_profiles
 from regard.data.tables import (
     IMAGE_SUFFIXES,
-    LABEL,
+    LABEL_COLUMNS,
     MIN_NUMERIC_FRACTION,
-    PAIRS,
-    SCORE,
-    TAGS,
-    TEXT,
-    TEXT_PAIRS,
-    WORDS,
+    PAIR_COLUMNS,
+    SCORE_COLUMNS,
+    TAG_COLUMNS,
+    TEXT_COLUMNS,
+    TEXT_PAIR_COLUMNS,
+    WORD_COLUMNS,
     Table,
 )
 from regard.errors import ConfigError, DataError
@@ -32,7 +32,7 @@ ROLES = {  # the columns of each kind of data
     "text": ("text",),
     "series": (),
     "captions": ("source", "target"),
-    "spans": (),  # by their names, which are those of Hugging Face's datasets
+    "spans": (),  # found by the column names of SQuAD in Hugging Face's datasets
 }
 COLUMN_HINTS = (  # for messages: how to name the columns
     "data.text=COLUMN data.label=COLUMN for texts with a class each",
@@ -44,7 +44,7 @@ COLUMN_HINTS = (  # for messages: how to name the columns
     "data.text=COLUMN data.tags=COLUMN for words with a tag each",
     "data.text=COLUMN task=causal for text",
 )
-METADATA = {  # columns that describe an example; such a column is a label only if it is named
+METADATA_COLUMNS = {  # they describe an example, and are labels only if the user names them
     *("id", "idx", "index", "url", "source", "lang", "language", "split", "date", "time"),
     *("timestamp", "license", "subset", "domain", "dataset", "author", "user", "title"),
 }
@@ -66,7 +66,7 @@ class Roles:
     unused: tuple[str, ...] = ()
 
     @property
-    def to_save(self) -> Mapping[str, str]:
+    def columns_to_save(self) -> Mapping[str, str]:
         """The columns to save in the settings of a run.
 
         Empty if none is inferred and texts are not paired: a table gets the same roles again.
@@ -131,8 +131,11 @@ def find_input(
     if str(training_column) in table.columns:
         return str(training_column), ""
     profiles = read_profiles(table)
-    names = {"pairs": [source for source, _ in PAIRS], "tags": [*WORDS, *TEXT]}.get(kind, TEXT)
-    if (name := _by_name(profiles, names)) is not None:
+    names = {
+        "pairs": [source for source, _ in PAIR_COLUMNS],
+        "tags": [*WORD_COLUMNS, *TEXT_COLUMNS],
+    }.get(kind, TEXT_COLUMNS)
+    if (name := _find_by_name(profiles, names)) is not None:
         return name, ""
     if len(profiles) == 1:
         return profiles[0].name, ""
@@ -158,7 +161,7 @@ def ambiguous_table(table: Table, kind: str | None = None) -> DataError:
             f"name them: {'; '.join(COLUMN_HINTS)}; task=causal trains on the file as plain text"
         )
     other = None
-    with suppress(DataError):  # two texts and a class
+    with suppress(DataError):  # raised for two columns of texts and a class
         other = find_roles(table, {}, None)
     problem = f"cannot tell which of its columns hold {kind}"
     if other is not None and other.kind != kind:
@@ -199,13 +202,13 @@ Columns = tuple[dict[str, str], set[str]] | None  # role → column, and the rol
 
 def _is_series_with_errors(profiles: Sequence[Profile]) -> bool:
     """Whether the table is a series in which a few cells are not numbers."""
-    others = [p for p in profiles if p.numeric_fraction < MIN_NUMERIC_FRACTION]
+    non_numeric = [p for p in profiles if p.numeric_fraction < MIN_NUMERIC_FRACTION]
     return any(p.is_mostly_numeric for p in profiles) and all(
-        p.letter_fraction < 0.2 for p in others
+        p.letter_fraction < 0.2 for p in non_numeric
     )
 
 
-def _by_name(profiles: Sequence[Profile], names: Sequence[str]) -> str | None:
+def _find_by_name(profiles: Sequence[Profile], names: Sequence[str]) -> str | None:
     lower = {profile.name.lower(): profile.name for profile in reversed(profiles)}
     return next((lower[name] for name in names if name in lower), None)
 
@@ -215,11 +218,11 @@ def _label_candidates(profiles: Sequence[Profile]) -> list[str]:
     return [
         p.name
         for p in profiles
-        if p.is_label and p.name.lower() not in METADATA and "." not in p.name
+        if p.is_label and p.name.lower() not in METADATA_COLUMNS and "." not in p.name
     ]
 
 
-def _longest(profiles: Sequence[Profile]) -> str | None:
+def _longest_prose(profiles: Sequence[Profile]) -> str | None:
     """The column with the longest prose; columns of several words are preferred."""
     prose = [profile for profile in profiles if profile.is_prose]
     best = max(prose, key=lambda profile: (profile.words >= 2, profile.length), default=None)
@@ -233,9 +236,9 @@ def _find_labels(
         return {"text": "1", "label": "2"} | named, set()
     inferred = set()
     if "label" not in named:
-        label = _by_name([p for p in profiles if p.name not in named.values()], LABEL)
+        label = _find_by_name([p for p in profiles if p.name not in named.values()], LABEL_COLUMNS)
         if label is None:
-            texts = {named.get("text") or _by_name(profiles, TEXT), named.get("text2")}
+            texts = {named.get("text") or _find_by_name(profiles, TEXT_COLUMNS), named.get("text2")}
             texts |= set(_text_pair(profiles) or ())
             candidates = [name for name in _label_candidates(profiles) if name not in texts]
             if len(candidates) != 1:
@@ -243,21 +246,21 @@ def _find_labels(
             label = candidates[0]
             inferred.add("label")
         named["label"] = label
-    others = [p for p in profiles if p.name != named["label"]]
-    if not {"text", "text2"} & set(named) and (pair := _text_pair(others)):
+    text_profiles = [p for p in profiles if p.name != named["label"]]
+    if not {"text", "text2"} & set(named) and (pair := _text_pair(text_profiles)):
         named |= dict(zip(("text", "text2"), pair, strict=True))
     if "text" not in named:
-        text = _by_name(others, TEXT)
+        text = _find_by_name(text_profiles, TEXT_COLUMNS)
         if text is None:
-            text = _longest([p for p in others if p.name != named.get("text2")])
+            text = _longest_prose([p for p in text_profiles if p.name != named.get("text2")])
             if text is not None and "text2" not in named:
-                _refuse_other_text(table, text, named["label"], others, requested)
+                _refuse_other_text(table, text, named["label"], text_profiles, requested)
             inferred.add("text")
         if text is None:
             return None
         named["text"] = text
     if inferred == {"label", "text"} and not requested and not table.header:
-        # Two columns of words without names are pairs, unless one is surely a label.
+        # Without a header, two columns of words are pairs, unless one clearly holds labels.
         label_profile = next(p for p in profiles if p.name == named["label"])
         if label_profile.distinct * 10 > label_profile.filled:
             return None
@@ -274,29 +277,31 @@ def _find_scores(
     inferred = set()
     numbers = [p for p in profiles if p.is_numeric and (requested or not p.is_integer)]
     mostly_numeric = [  # reading them reports the cells that are not numbers
-        p for p in profiles if p.is_mostly_numeric and (p.name.lower() in SCORE or not p.is_integer)
+        p
+        for p in profiles
+        if p.is_mostly_numeric and (p.name.lower() in SCORE_COLUMNS or not p.is_integer)
     ]
     numbers += mostly_numeric
     if "label" not in named:
-        label = None if requested else _by_name(profiles, LABEL)
+        label = None if requested else _find_by_name(profiles, LABEL_COLUMNS)
         if label is not None and label not in [p.name for p in numbers]:
             return None  # the labels are classes, and the number is a weight or a confidence
-        by_name = _by_name(numbers, (*SCORE, *LABEL))
-        others = [p.name for p in numbers if p.name.lower() not in METADATA]
-        if by_name is None and len(others) != 1:
+        by_name = _find_by_name(numbers, (*SCORE_COLUMNS, *LABEL_COLUMNS))
+        candidates = [p.name for p in numbers if p.name.lower() not in METADATA_COLUMNS]
+        if by_name is None and len(candidates) != 1:
             return None
         classes = _label_candidates([p for p in profiles if p not in numbers])
         if by_name is None and classes and not requested:
             return None
-        named["label"] = by_name or others[0]
+        named["label"] = by_name or candidates[0]
         inferred |= {"label"} if by_name is None else set()
     elif not requested and named["label"] not in [p.name for p in numbers]:
         return None
     text_profiles = [p for p in profiles if p.name not in named.values()]
     if "text" not in named and "text2" not in named:
-        pair, text = _text_pair(text_profiles), _by_name(text_profiles, TEXT)
+        pair, text = _text_pair(text_profiles), _find_by_name(text_profiles, TEXT_COLUMNS)
         prose = [p.name for p in text_profiles if p.is_prose and p.words >= 2]
-        prose = [name for name in prose if name.lower() not in METADATA]
+        prose = [name for name in prose if name.lower() not in METADATA_COLUMNS]
         if pair is None and text is None:
             if not 1 <= len(prose) <= 2:
                 return None
@@ -319,7 +324,7 @@ def _refuse_other_text(
         p.name
         for p in profiles
         if p.is_prose
-        and p.name.lower() not in METADATA
+        and p.name.lower() not in METADATA_COLUMNS
         and (p.name == text or p.words >= 3 or 3 * p.length >= length)
     ]
     if len(texts) < 2:
@@ -353,7 +358,7 @@ def text_pair(columns: Sequence[str]) -> tuple[str, str] | None:
     ('phrase_a', 'phrase_b')
     """
     lower = {name.lower(): name for name in reversed(columns)}
-    for first, second in TEXT_PAIRS:
+    for first, second in TEXT_PAIR_COLUMNS:
         if first in lower and second in lower:
             return lower[first], lower[second]
     for name, column in lower.items():
@@ -370,8 +375,8 @@ def _find_pairs(
     if set(named) == {"source", "target"}:
         return named, set()
     if not named:
-        for source, target in PAIRS:
-            columns = _by_name(profiles, [source]), _by_name(profiles, [target])
+        for source, target in PAIR_COLUMNS:
+            columns = _find_by_name(profiles, [source]), _find_by_name(profiles, [target])
             if columns[0] and columns[1]:
                 return {"source": columns[0], "target": columns[1]}, set()
         if requested and _holds_classes(table, profiles):
@@ -383,7 +388,9 @@ def _find_pairs(
     if len(profiles) == 2 and not numbers and (requested or not table.header):
         candidates = [p.name for p in profiles]
     else:
-        candidates = [p.name for p in profiles if p.is_prose and p.name.lower() not in METADATA]
+        candidates = [
+            p.name for p in profiles if p.is_prose and p.name.lower() not in METADATA_COLUMNS
+        ]
     candidates = [name for name in candidates if name not in named.values()]
     if len(candidates) + len(named) != 2:
         return None
@@ -394,7 +401,7 @@ def _find_pairs(
 
 def _holds_classes(table: Table, profiles: Sequence[Profile]) -> bool:
     """Whether a column is a label: by its name, or few values that repeat ten times on average."""
-    named = table.header and _by_name(profiles, LABEL) is not None
+    named = table.header and _find_by_name(profiles, LABEL_COLUMNS) is not None
     labels = _label_candidates(profiles)
     return named or any(p.name in labels and 10 * p.distinct <= p.filled for p in profiles)
 
@@ -403,8 +410,8 @@ def _find_tags(
     table: Table, named: dict[str, str], profiles: list[Profile], requested: bool
 ) -> Columns:
     lists = [p for p in profiles if p.is_list]
-    words = named.get("text") or _by_name(lists, WORDS)
-    tags = named.get("tags") or _by_name([p for p in lists if p.name != words], TAGS)
+    words = named.get("text") or _find_by_name(lists, WORD_COLUMNS)
+    tags = named.get("tags") or _find_by_name([p for p in lists if p.name != words], TAG_COLUMNS)
     if words is None or tags is None:
         return None
     return {"text": words, "tags": tags}, set()
@@ -417,7 +424,7 @@ def _find_text(
         return named, set()
     if not table.header or (not requested and _label_candidates(profiles)):
         return None
-    text = _by_name(profiles, TEXT)
+    text = _find_by_name(profiles, TEXT_COLUMNS)
     if text is not None:
         return {"text": text}, set()
     prose = [p.name for p in profiles if p.is_prose and p.words >= 2]
@@ -427,9 +434,11 @@ def _find_text(
 def _find_series(
     table: Table, named: dict[str, str], profiles: list[Profile], requested: bool
 ) -> Columns:
-    others = [p for p in profiles if p.numeric_fraction < MIN_NUMERIC_FRACTION]
-    dates_or_groups = all(p.letter_fraction < 0.2 or p.is_label or p.distinct < 2 for p in others)
-    is_series = len(others) < len(profiles) and (requested or dates_or_groups)
+    non_numeric = [p for p in profiles if p.numeric_fraction < MIN_NUMERIC_FRACTION]
+    dates_or_groups = all(
+        p.letter_fraction < 0.2 or p.is_label or p.distinct < 2 for p in non_numeric
+    )
+    is_series = len(non_numeric) < len(profiles) and (requested or dates_or_groups)
     return ({}, set()) if is_series else None
 
 
@@ -443,7 +452,7 @@ def _find_spans(
         "starts": ["answers.answer_start", "answer_start"],
         "id": ["id"],
     }
-    matches = {role: _by_name(profiles, known) for role, known in names.items()}
+    matches = {role: _find_by_name(profiles, known) for role, known in names.items()}
     columns = {role: name for role, name in matches.items() if name is not None}
     if not {"question", "context", "answers"} <= set(columns):
         return None
@@ -459,7 +468,7 @@ def _find_spans(
 def image_column(table: Table, profiles: Sequence[Profile]) -> str | None:
     """The column of image files: one with a common name, or else the only one that holds them."""
     images = {p.name: _image_fraction(table, p.name) for p in profiles}
-    name = _by_name([p for p in profiles if images[p.name] > 0.5], IMAGE_COLUMNS)
+    name = _find_by_name([p for p in profiles if images[p.name] > 0.5], IMAGE_COLUMNS)
     columns = [column for column, fraction in images.items() if fraction == 1]
     return columns[0] if name is None and len(columns) == 1 else name
 
@@ -478,18 +487,20 @@ def _find_captions(
     source = named.get("source") or image_column(table, profiles)
     if source is None or _image_fraction(table, source) <= 0.5:
         return None
-    others = [p for p in profiles if p.name != source and not p.is_numeric]
-    target = named.get("target") or _by_name(others, CAPTION_COLUMNS)
+    candidates = [p for p in profiles if p.name != source and not p.is_numeric]
+    target = named.get("target") or _find_by_name(candidates, CAPTION_COLUMNS)
     inferred = set()
     if "source" not in named and source.lower() not in IMAGE_COLUMNS:
         inferred.add("source")
     if target is None:
-        prose = [p.name for p in others if p.is_prose and p.name.lower() not in METADATA]
+        prose = [
+            p.name for p in candidates if p.is_prose and p.name.lower() not in METADATA_COLUMNS
+        ]
         if len(prose) != 1:
             return None
         target = prose[0]
         inferred.add("target")
-    columns = {"source": source, "target": target, "group": _by_name(profiles, ["group"])}
+    columns = {"source": source, "target": target, "group": _find_by_name(profiles, ["group"])}
     return {role: name for role, name in columns.items() if name is not None}, inferred
 
 

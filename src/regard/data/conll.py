@@ -11,7 +11,7 @@ from regard.data.text_files import preview, read_lines, scan
 from regard.errors import ConfigError, DataError
 
 SUFFIXES = (".conll", ".conllu", ".conll2003", ".bio", ".iob", ".iob2", ".bilou")
-CONLL_U = 10  # columns of Universal Dependencies; the 4th is the part of speech
+CONLL_U_COLUMNS = 10  # of Universal Dependencies; column 4 is the part of speech (UPOS)
 _COMMENT = re.compile(r"#\s*[\w.]+\s+=(\s|$)")
 _NOT_A_WORD = re.compile(r"\d+[-.]\d+")  # the index of a multi-word token or an empty node
 
@@ -44,7 +44,7 @@ def read_conll(path: Path, columns: Sequence[int] = ()) -> ConllFile:
         word_column, tag_column = _check_columns(columns)
     else:
         word_column = 2 if indexed and width > 2 else 1
-        tag_column = 4 if indexed and width == CONLL_U else width
+        tag_column = 4 if indexed and width == CONLL_U_COLUMNS else width
     rows = []
     for text in texts:
         lines = [line for line in text if not (indexed and _NOT_A_WORD.fullmatch(line[1][0]))]
@@ -79,12 +79,12 @@ def _texts(path: Path, same_width: bool) -> tuple[list[list[Line]], Counter[str]
     """
     scanned = scan(path)
     filled = [line for line in read_lines(path, scanned) if line.strip()]
-    tabs = 2 * sum("\t" in line for line in filled if not line.startswith("#")) >= sum(
+    tab_separated = 2 * sum("\t" in line for line in filled if not line.startswith("#")) >= sum(
         not line.startswith("#") for line in filled
     )
 
     def cells_of(line: str) -> list[str]:
-        return line.split("\t") if tabs else line.split()
+        return line.split("\t") if tab_separated else line.split()
 
     widths = Counter(len(cells_of(line)) for line in filled if not line.startswith("#"))
     width = max(widths, key=lambda width: (widths[width], width), default=2)
@@ -101,12 +101,12 @@ def _texts(path: Path, same_width: bool) -> tuple[list[list[Line]], Counter[str]
         elif len(cells) < 2:
             raise DataError(
                 f"{path}, line {number} has one column: {preview(line)}"
-                "\na line is a word and, in the last column, its tag"
+                "\neach line needs a word and, in its last column, the tag"
             )
         elif same_width and len(cells) != width:
             raise DataError(
                 f"{path}, line {number} has {len(cells)} columns, most lines {width}: "
-                f"{preview(line)}\nsay which columns hold words and tags: data.columns=[1,2]"
+                f"{preview(line)}\nset the columns of words and tags, as in data.columns=[1,2]"
             )
         else:
             texts[-1].append((number, cells))

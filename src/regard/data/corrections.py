@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator
 from random import Random
+from string import ascii_lowercase
 
 from regard.data.text import Text
 
 _SENTENCE = re.compile(r"[A-Z][A-Za-z,;:'\"() -]*[.!?]")
 _PUNCTUATION = re.compile(r"[,;:.!?\"']")
 _WORD = re.compile(r"[A-Za-z]{4,}")
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def sentences(data: Text, shortest: int, longest: int) -> Iterator[str]:
@@ -27,14 +27,14 @@ def sentences(data: Text, shortest: int, longest: int) -> Iterator[str]:
                     yield sentence
 
 
-def corrupt(sentence: str, errors: float, random: Random) -> str:
+def corrupt(sentence: str, error_rate: float, random: Random) -> str:
     """A sentence with spelling mistakes, and often without capital letters or punctuation.
 
-    A word of four letters or more has a spelling mistake with the probability `errors`. Half of the
-    sentences lose their capital letters and half, independently, their punctuation.
+    A word of four letters or more has a spelling mistake with the probability `error_rate`. Half of
+    the sentences lose their capital letters and half, independently, their punctuation.
     """
     corrupted = _WORD.sub(
-        lambda match: _misspell(match[0], random) if random.random() < errors else match[0],
+        lambda match: _misspell(match[0], random) if random.random() < error_rate else match[0],
         sentence,
     )
     if random.random() < 0.5:
@@ -52,6 +52,6 @@ def _misspell(word: str, random: Random) -> str:
             word[:i] + word[i + 1] + word[i] + word[i + 2 :],
             word[:i] + word[i + 1 :],
             word[:i] + word[i] + word[i:],
-            word[:i] + random.choice(_LETTERS) + word[i + 1 :],
+            word[:i] + random.choice(ascii_lowercase) + word[i + 1 :],
         ]
     )

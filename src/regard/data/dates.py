@@ -19,8 +19,8 @@ DAY_MONTH_YEAR = (  # names of the three columns of a date
     ("jour", "mois", "annee"),
 )
 MINUTE, HOUR, DAY, WEEK = 60, 3600, 86400, 7 * 86400  # seconds
-STEPS = {1: "second", MINUTE: "minute", HOUR: "hour", DAY: "day", WEEK: "week"}
-MONTHS = {1: "month", 3: "quarter", 12: "year"}  # steps in months
+STEP_NAMES = {1: "second", MINUTE: "minute", HOUR: "hour", DAY: "day", WEEK: "week"}
+MONTH_STEP_NAMES = {1: "month", 3: "quarter", 12: "year"}  # steps in months
 SHORTEST_MONTH = 28 * DAY
 _ISO = re.compile(r"\s*\d{4}-\d")  # not 20160701, which is a number
 _DOTTED = re.compile(r"\s*(\d{1,2})\.(\d{1,2})\.(\d{4})\b(.*)")  # 31.12.2016 23:00
@@ -40,20 +40,20 @@ class Dates:
 
         None if the step is in months, or if there is one row only.
         """
-        if len(self.values) < 2 or self.months:
+        if len(self.values) < 2 or self.step_in_months:
             return None
         steps, counts = np.unique(self._differences, return_counts=True)
         return int(steps[counts.argmax()])
 
     @property
-    def months(self) -> int | None:
+    def step_in_months(self) -> int | None:
         """The step in months if it is 1, 3 or 12, else None.
 
         A fixed step such as four weeks is not a month unless the day of the month stays the same.
         """
         steps, counts = np.unique(self._month_differences, return_counts=True)
         step = int(steps[counts.argmax()]) if len(steps) else 0
-        if step not in MONTHS or steps[0] < 1 or (steps % step).any():
+        if step not in MONTH_STEP_NAMES or steps[0] < 1 or (steps % step).any():
             return None
         same_day = (self._dates_in(self.values.astype("datetime64[M]")) == self.values).all()
         differences = self._differences
@@ -85,7 +85,7 @@ class Dates:
     @property
     def seasonal_period(self) -> int | None:
         """Number of rows in a day, a week or a year: the shortest of these longer than the step."""
-        step, months = self.step, self.months
+        step, months = self.step, self.step_in_months
         if months:
             return {1: 12, 3: 4}.get(months)
         if step is None or step == 0:
@@ -99,12 +99,12 @@ class Dates:
         """The range and the step, and gaps, for a description."""
         first, last = self._format(self.values[[0, -1]])
         span = f"{', '.join(self.columns)}: {first} to {last}"
-        step, months = self.step, self.months
+        step, months = self.step, self.step_in_months
         if months:
-            frequency = f"one row per {MONTHS[months]}"
+            frequency = f"one row per {MONTH_STEP_NAMES[months]}"
             gaps = np.flatnonzero(self._month_differences != months)
         elif step is not None:
-            frequency = f"one row every {STEPS.get(step) or f'{step:,} seconds'}"
+            frequency = f"one row every {STEP_NAMES.get(step) or f'{step:,} seconds'}"
             gaps = np.flatnonzero(self._differences != step)
         else:
             return f"; {span}"
@@ -116,9 +116,9 @@ class Dates:
             f"{line:,}; gaps are ignored"
         )
 
-    def after(self, steps: int) -> list[str]:
+    def next_dates(self, steps: int) -> list[str]:
         """The dates of the next rows; an empty list if the step is not known."""
-        last, step, months = self.values[-1], self.step, self.months
+        last, step, months = self.values[-1], self.step, self.step_in_months
         dates: Iterable[np.datetime64]
         if months:
             dates = self._dates_in(last.astype("datetime64[M]") + months * np.arange(1, steps + 1))
@@ -142,12 +142,12 @@ def read_dates(table: Table, rows: Sequence[Row]) -> tuple[Dates | None, set[int
     `DataError` for a cell that is not a date, and for dates that do not increase.
     """
     first = rows[0][1]
-    columns = [index for index, cell in enumerate(first) if _date(cell) is not None]
+    columns = [index for index, cell in enumerate(first) if _parse_date(cell) is not None]
     if columns:
         column = columns[0]
 
         def parse_cell(row: Sequence[Any]) -> datetime | None:
-            return _date(row[column])
+            return _parse_date(row[column])
 
         return _parse_rows(table, rows, (column,), parse_cell), {column}
     day_month_year = _day_month_year(table, rows)
@@ -193,15 +193,15 @@ def _parse_rows(table: Table, rows: Sequence[Row], columns: tuple[int, ...], par
             problem = "has the same date as" if date == dates[-1] else "is earlier than"
             raise DataError(
                 f"{table.location(number)}: {cells} {problem} {before};\n"
-                "a series has one row for each date, in their order: sort the rows, and remove "
-                "repeated ones"
+                "a series has one row for each date, in chronological order: sort the rows, and "
+                "remove repeated ones"
             )
         dates.append(date)
     values = np.array([date.replace(tzinfo=None) for date in dates], dtype="datetime64[s]")
     return Dates(names, values, tuple(number for number, _ in rows))
 
 
-def _date(cell: Any) -> datetime | None:
+def _parse_date(cell: Any) -> datetime | None:
     if not isinstance(cell, str):
         return None
     if dotted := _DOTTED.match(cell):
@@ -209,12 +209,12 @@ def _date(cell: Any) -> datetime | None:
         cell = f"{year}-{month:0>2}-{day:0>2}{time}"
     if not _ISO.match(cell):
         return None
-    with suppress(ValueError, OverflowError):  # a time zone may lead beyond the year 9999
-        return _utc(datetime.fromisoformat(cell.strip()))
+    with suppress(ValueError, OverflowError):  # conversion to UTC may exceed the year 9999
+        return _to_utc(datetime.fromisoformat(cell.strip()))
     return None
 
 
-def _utc(date: datetime) -> datetime:
+def _to_utc(date: datetime) -> datetime:
     return date if date.tzinfo is None else date.astimezone(UTC).replace(tzinfo=None)
 
 

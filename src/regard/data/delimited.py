@@ -11,7 +11,7 @@ from pathlib import Path
 from regard.data.tables import (
     DECIMAL_COMMA,
     IMAGE_SUFFIXES,
-    KNOWN_NAMES,
+    KNOWN_COLUMNS,
     MIN_NUMERIC_FRACTION,
     SAMPLE_ROWS,
     Row,
@@ -28,7 +28,7 @@ from regard.errors import DataError
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
 _HEADER_NAME = re.compile(r"(?=.*[^\W\d_]).{1,40}$")  # a letter and no more than 40 characters
 _PLAIN_NAME = re.compile(r"[^\W\d][\w .()%/:-]*$")  # a name, not a sentence
-_MAX_CELL = 1 << 30  # csv's own limit is 131,072 characters
+_MAX_CELL_SIZE = 1 << 30  # characters; the default of csv is 131,072
 
 
 def from_delimited(path: Path, training: Table | None = None) -> Table:
@@ -62,7 +62,7 @@ def from_delimited(path: Path, training: Table | None = None) -> Table:
         raise DataError(f"{path} has two columns named {duplicate!r}; rename one of them")
     delimiter_name = DELIMITERS[delimiter]
     body = [(number, row) for number, row in numbered_sample[header:] if len(row) == width]
-    semicolons = delimiter == ";"  # used where the comma is decimal
+    semicolons = delimiter == ";"  # the usual delimiter where commas are decimal
     decimal_commas = [
         name
         for index, name in enumerate(columns)
@@ -124,7 +124,7 @@ def _has_decimal_commas(
             raise DataError(
                 f"{path}, line {number}: {column} is {cell!r}, with a decimal point, and has "
                 f"decimal commas in the training data, {training.path};\n"
-                "write the numbers of both files alike"
+                "use the same decimal separator in both files"
             )
     return True
 
@@ -139,11 +139,15 @@ def _delimiter(path: Path) -> str:
         with suppress(csv.Error):  # the next one may fit
             rows = islice(_quoted_rows(path, candidate, strict=False), 50)
             widths[candidate] = [len(row) for _, row in rows if row]
-    splitting = [delimiter for delimiter, counts in widths.items() if counts and counts[0] > 1]
-    equal = [delimiter for delimiter in splitting if len(set(widths[delimiter])) == 1]
-    if {",", ";"} <= set(equal) and _commas_are_decimal(path):
+    splitting_delimiters = [
+        delimiter for delimiter, counts in widths.items() if counts and counts[0] > 1
+    ]
+    consistent_delimiters = [
+        delimiter for delimiter in splitting_delimiters if len(set(widths[delimiter])) == 1
+    ]
+    if {",", ";"} <= set(consistent_delimiters) and _commas_are_decimal(path):
         return ";"
-    return next(iter([*equal, *splitting, *candidates]))
+    return next(iter([*consistent_delimiters, *splitting_delimiters, *candidates]))
 
 
 def _commas_are_decimal(path: Path) -> bool:
@@ -178,7 +182,7 @@ def _is_quoted(path: Path, scanned: Scan, delimiter: str) -> bool:
 def _quoted_rows(
     path: Path, delimiter: str, *, strict: bool = True
 ) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(_MAX_CELL)
+    csv.field_size_limit(_MAX_CELL_SIZE)
     with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="") as stream:
         reader = csv.reader(stream, delimiter=delimiter, strict=strict)
         while True:
@@ -187,12 +191,12 @@ def _quoted_rows(
             except StopIteration:
                 return
             except csv.Error as error:
-                raise _NotDelimited(f"{path}, line {reader.line_num} is not CSV: {error}") from None
+                raise _QuoteError(f"{path}, line {reader.line_num} is not CSV: {error}") from None
             yield reader.line_num, [cell.replace("\r\n", "\n") for cell in row]
 
 
-class _NotDelimited(DataError, csv.Error):
-    """Double quotes that do not enclose cells."""
+class _QuoteError(DataError, csv.Error):
+    """Raised if double quotes do not enclose cells."""
 
 
 def _plain_rows(path: Path, scanned: Scan, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -204,14 +208,14 @@ def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Whether the first row names the columns.
 
     Its cells must be short, distinct and not numeric, and differ from the rows below in one of
-    these: a column holds numbers, or image files, or few values, none of which is the cell of the
-    first row; or all columns hold several words, and the cells of the first row one each.
+    these ways: a column holds numbers, image files, or few values that do not include the cell of
+    the first row; or the cells of all columns have several words, and those of the first row one.
     """
     names = [cell.strip() for cell in first]
     filled = [name for name in names if name]
     if not filled or not all(map(_HEADER_NAME.match, filled)) or any(map(is_number, filled)):
         return False
-    known = {name.lower() for name in filled} & KNOWN_NAMES
+    known = {name.lower() for name in filled} & KNOWN_COLUMNS
     if len(known) >= min(2, len(filled)):
         return True
     columns = [[row[index] for row in rows if index < len(row)] for index in range(len(names))]

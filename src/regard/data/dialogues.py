@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from regard.data.columns import Roles
 from regard.data.digest import json_digest
-from regard.data.tables import LABEL
+from regard.data.tables import LABEL_COLUMNS
 from regard.data.text_files import preview, read_lines, scan, stem
 from regard.data.validation_split import describe_overlap, split_by_hash
 from regard.errors import DataError
@@ -19,10 +19,10 @@ from regard.text.chat_template import Message
 ROLES = {"system": "system", "developer": "system", "user": "user", "human": "user"}
 ROLES |= {"assistant": "assistant", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 MESSAGE_KEYS = ("messages", "conversations", "conversation", "dialogue")
-PROMPT_NAMES = ("prompt", "instruction")  # by which dialogues are detected
+PROMPT_NAMES = ("prompt", "instruction")  # keys that identify a file of dialogues
 PROMPT_KEYS = (*PROMPT_NAMES, "question")
 RESPONSE_KEYS = ("answer", "response", "completion", "output")
-LABEL_NAMES = {*LABEL} - {"category", "topic"}  # instruction data may have these two
+LABEL_NAMES = {*LABEL_COLUMNS} - {"category", "topic"}  # instruction data may have these two
 KEYS = {*MESSAGE_KEYS, *PROMPT_KEYS, *RESPONSE_KEYS, "input", "system"}
 FORMAT = '{"messages": [{"role": "user", "content": …}, …]} or {"prompt": …, "response": …}'
 
@@ -69,13 +69,13 @@ class Dialogues:
 def is_dialogues(path: Path) -> bool:
     """Whether the first line of a file is an object with messages, or a prompt and a response.
 
-    With a label beside them, prompt and response are texts to classify or to prefer, not to learn.
+    A prompt and a response with a label are for classification or preference learning instead.
     """
     first = _first_object(path)
     if not LABEL_NAMES.isdisjoint(first) and not has_messages(path):
         return False
-    named = [[first.get(key) for key in keys] for keys in (PROMPT_NAMES, RESPONSE_KEYS)]
-    return has_messages(path) or all(any(isinstance(v, str) for v in values) for values in named)
+    sides = [[first.get(key) for key in keys] for keys in (PROMPT_NAMES, RESPONSE_KEYS)]
+    return has_messages(path) or all(any(isinstance(v, str) for v in values) for values in sides)
 
 
 def has_messages(path: Path) -> bool:
@@ -87,7 +87,7 @@ def has_messages(path: Path) -> bool:
 def _first_object(path: Path) -> Mapping[str, Any]:
     """The object on the first line of a file; empty if there is none."""
     try:
-        first = parse_json(next(iter(_lines(path)), (0, ""))[1])
+        first = parse_json(next(iter(_nonempty_lines(path)), (0, ""))[1])
     except (DataError, ValueError, OSError):
         return {}
     return first if isinstance(first, dict) else {}
@@ -100,7 +100,7 @@ def from_jsonl(path: Path) -> Dialogues:
     """
     rows: list[tuple[Message, ...]] = []
     keys: dict[str, None] = {}
-    for number, line in _lines(path):
+    for number, line in _nonempty_lines(path):
         location = f"{path}, line {number}"
         try:
             value = parse_json(line)
@@ -116,7 +116,7 @@ def from_jsonl(path: Path) -> Dialogues:
     return Dialogues(stem(path), description + roles.note, rows)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _nonempty_lines(path: Path) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(read_lines(path, scan(path)), 1):
         if line.strip():
             yield number, line
@@ -132,7 +132,7 @@ def _messages(location: str, value: Any) -> tuple[Message, ...]:
         messages = _from_messages(location, items)
     if not any(role == "assistant" for role, _ in messages):
         raise DataError(
-            f"{location}: the dialogue has no response, a message of the role assistant"
+            f"{location}: the dialogue has no response, a message with the role assistant"
         )
     return messages
 

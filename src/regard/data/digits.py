@@ -43,7 +43,7 @@ DIGITS: dict[str, list[list[tuple[float, float]]]] = {
 def write_number(text: str, random: Random) -> NDArray[np.float32]:
     """A number as if written by hand: points (dx, dy, lift).
 
-    Size, slant, slope of the line and every point vary.
+    The size, the slant, the slope of the baseline and the position of every point are random.
     """
     size, slant = random.uniform(0.8, 1.2), random.uniform(-0.25, 0.25)
     slope = random.gauss(0, 0.04)

@@ -28,7 +28,7 @@ from regard.errors import DataError
 
 Pixels = NDArray[np.uint8]  # (images, channels, height, width), from 0 to 255
 Size = int | tuple[int, int]  # of a square, or height and width
-IDX = re.compile(r"(?P<split>.*)-images[-.]idx3-ubyte(\.gz)?")
+IDX_IMAGES = re.compile(r"(?P<split>.*)-images[-.]idx3-ubyte(\.gz)?")
 NPZ_TRAIN = (
     *(("x", "y"), ("x_train", "y_train")),
     *(("images", "labels"), ("train_images", "train_labels")),
@@ -128,20 +128,20 @@ def resize(pixels: Pixels, size: Size) -> Pixels:
     return scaled.round().clamp(0, 255).byte().numpy()
 
 
-def from_arrays(name: str, pixels: NDArray[Any], labels: NDArray[Any], origin: str) -> Images:
+def from_arrays(name: str, pixels: NDArray[Any], labels: NDArray[Any], location: str) -> Images:
     """Images in memory: (images, height, width), or with channels second or last."""
-    pixels = as_pixels(pixels, origin)
+    pixels = as_pixels(pixels, location)
     labels = np.asarray(labels)
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.ndim != 1 or labels.dtype.kind not in "iuU":
         raise DataError(
-            f"{origin}: labels must be integers or strings, one for each image, not "
+            f"{location}: labels must be integers or strings, one for each image, not "
             f"{labels.dtype} of shape {labels.shape}"
         )
     if len(labels) != len(pixels):
-        raise DataError(f"{origin}: {len(pixels):,} images, but {len(labels):,} labels")
+        raise DataError(f"{location}: {len(pixels):,} images, but {len(labels):,} labels")
     if not len(labels):
-        raise DataError(f"{origin} has no images")
+        raise DataError(f"{location} has no images")
     values, ids = np.unique(labels, return_inverse=True)
     _, channels, height, width = pixels.shape
     return Images(
@@ -157,7 +157,7 @@ def from_arrays(name: str, pixels: NDArray[Any], labels: NDArray[Any], origin: s
     )
 
 
-def as_pixels(array: NDArray[Any], origin: str) -> Pixels:
+def as_pixels(array: NDArray[Any], location: str) -> Pixels:
     """An array of images as uint8, (images, channels, height, width)."""
     array = np.asarray(array)
     if array.ndim == 3:
@@ -166,17 +166,17 @@ def as_pixels(array: NDArray[Any], origin: str) -> Pixels:
         array = array.transpose(0, 3, 1, 2)
     if array.ndim != 4 or array.shape[1] not in (1, 3) or 0 in array.shape[2:]:
         raise DataError(
-            f"{origin}: images must have shape (count, height, width), with 1 or 3 channels "
+            f"{location}: images must have shape (count, height, width), with 1 or 3 channels "
             f"second or last; this array has shape {array.shape}"
         )
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind not in "iufb" or not np.isfinite(array).all():
-        raise DataError(f"{origin}: images must be finite numbers, not {array.dtype}")
+        raise DataError(f"{location}: images must be finite numbers, not {array.dtype}")
     low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
     if low < 0 or high > 255:
         raise DataError(
-            f"{origin}: values from {low:g} to {high:g}; they must lie in 0 to 255, or 0 to 1"
+            f"{location}: values from {low:g} to {high:g}; they must lie in 0 to 255, or 0 to 1"
         )
     is_fraction = high <= 1 and array.dtype.kind in "fb"
     return (array * 255 if is_fraction else array).round().astype(np.uint8)
@@ -210,7 +210,7 @@ def from_idx(folder: Path) -> Images:
     """MNIST's IDX files: images in one file, labels in another, gzip or not."""
     splits: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
-        match = IDX.fullmatch(path.name)
+        match = IDX_IMAGES.fullmatch(path.name)
         if match:
             splits.setdefault(match["split"], path)  # uncompressed before compressed
     train = [split for split in splits if not split.endswith(("t10k", "test"))] or list(splits)
@@ -258,8 +258,8 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
 def from_folder(folder: Path) -> Images:
     """A folder of images for each class, optionally within train/ and test/ (or val/)."""
     if class_folders(folder / "train"):
-        tests = [folder / name for name in ("test", "val", "validation")]
-        test = next((path for path in tests if class_folders(path)), None)
+        test_folders = [folder / name for name in ("test", "val", "validation")]
+        test = next((path for path in test_folders if class_folders(path)), None)
         name = folder.resolve().name
         images = replace(_read_class_folders(folder / "train"), name=name)
         return _with_test(
@@ -273,7 +273,7 @@ def class_folders(folder: Path) -> dict[str, list[Path]]:
     if not folder.is_dir():
         return {}
     classes: dict[str, list[Path]] = {}
-    others = 0
+    other_files = 0
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
@@ -283,8 +283,8 @@ def class_folders(folder: Path) -> dict[str, list[Path]]:
         images = [f for f in files if f.suffix.lower() in IMAGE_SUFFIXES and f.parent == path]
         if images:
             classes[path.name] = images
-        others += len(files) - len(images)
-    return classes if sum(map(len, classes.values())) > others else {}
+        other_files += len(files) - len(images)
+    return classes if sum(map(len, classes.values())) > other_files else {}
 
 
 def _read_class_folders(folder: Path) -> Images:
@@ -327,7 +327,7 @@ def inspect_files(
 
     An error names the location of the file in `locations`, if given.
     """
-    digest, sizes, colours = hashlib.sha256(), Counter[tuple[int, int]](), Counter[bool]()
+    digest, sizes, colour_counts = hashlib.sha256(), Counter[tuple[int, int]](), Counter[bool]()
     for index, (path, name) in enumerate(zip(paths, names, strict=True)):
         try:
             content = _read_bytes(path)
@@ -336,14 +336,14 @@ def inspect_files(
             raise DataError(f"{locations[index]}: {error}" if locations else str(error)) from None
         digest.update(f"{name} {len(content)}\n".encode("utf-8", "surrogatepass") + content)
         sizes[image.size] += 1
-        colours[image.mode not in ("1", "L", "LA", "I", "I;16")] += 1
+        colour_counts[image.mode not in ("1", "L", "LA", "I", "I;16")] += 1
     (width, height), _ = sizes.most_common(1)[0]
-    text = f"{width} × {height} pixels"
+    description = f"{width} × {height} pixels"
     if len(sizes) > 1:
-        text = f"{len(sizes)} sizes, most often {text}"
+        description = f"{len(sizes)} sizes, most often {description}"
     return ImageFiles(
-        sizes=text,
-        channels=3 if colours[True] else 1,
+        sizes=description,
+        channels=3 if colour_counts[True] else 1,
         side=min(width, height),
         square=set(sizes) == {(width, width)},
         digest=digest.hexdigest(),

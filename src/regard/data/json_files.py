@@ -42,12 +42,12 @@ def from_json(path: Path) -> Table:
     with open_bytes(path) as stream:
         stream.seek(scanned.start)
         content = _parse(str(path), stream.read().decode("utf-8"))
-    records, where = _records(path, content)
+    records, note = _records(path, content)
 
     def objects() -> Iterator[tuple[int, dict[str, Any]]]:
         return ((number, flatten(record)) for number, record in enumerate(records, 1))
 
-    return from_objects(path, f"JSON objects{where}", scanned.digest, objects, "row")
+    return from_objects(path, f"JSON objects{note}", scanned.digest, objects, "row")
 
 
 def _parse(location: str, text: str) -> Any:
@@ -58,7 +58,7 @@ def _parse(location: str, text: str) -> Any:
 
 
 def _records(path: Path, content: Any) -> tuple[list[dict[str, Any]], str]:
-    """The list of objects in a JSON document, and where it was found."""
+    """The list of objects in a JSON document, and a note on its place in the document."""
     if _is_records(content):
         return content, ""
     if isinstance(content, dict):

@@ -103,7 +103,7 @@ def class_ids(data_names: Sequence[str], names: Sequence[str], dataset: str) -> 
     unknown = [name for name in data_names if name not in ids]
     if unknown:
         raise DataError(
-            f"{dataset} has a class {unknown[0]!r} that the model does not know;"
+            f"{dataset} has a class {unknown[0]!r} that the model does not have;"
             f"\nits classes: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
         )
     return [ids[name] for name in data_names]
@@ -116,19 +116,19 @@ def from_rows(
     rows: Iterable[tuple[Sequence[str], Sequence[str]]],
 ) -> LabelledText:
     """Texts in memory: their parts and labels."""
-    labelled = [(tuple(parts), tuple(labels)) for parts, labels in rows]
-    distinct = {label for _, labels in labelled for label in labels}
+    examples = [(tuple(parts), tuple(labels)) for parts, labels in rows]
+    distinct = {label for _, labels in examples for label in labels}
     if len(distinct) < 2:
         raise DataError(
             f"{name}: every {'text' if kind == 'labels' else 'word'} has the same class, "
             f"{min(distinct)!r}; classification needs two or more"
         )
-    paired = kind == "labels" and len(labelled[0][0]) == 2
+    paired = kind == "labels" and len(examples[0][0]) == 2
     names = tuple(sorted(distinct, key=lambda label: (_number_or_minus_1(label), label)))
     ids = {label: id for id, label in enumerate(names)}
-    encoded = [(parts, tuple(ids[label] for label in labels)) for parts, labels in labelled]
+    encoded = [(parts, tuple(ids[label] for label in labels)) for parts, labels in examples]
     texts = "pairs of texts" if paired else "texts"
-    description = f"{kind}, {len(labelled):,} {texts}, {len(names)} classes, {source_format}"
+    description = f"{kind}, {len(examples):,} {texts}, {len(names)} classes, {source_format}"
     return LabelledText(kind, name, description, encoded, names)
 
 
@@ -155,7 +155,7 @@ def from_table(table: Table, roles: Roles) -> LabelledText:
     note = "" if roles.columns == {"text": "text", "label": "label"} else roles.note
     hint = f"{table.listing()}\nchoose another: data.tags=COLUMN"
     data = _from_located_rows(kind, table.name, table.path, f"{table.format}{note}", rows(), hint)
-    return replace(data, columns=roles.to_save)
+    return replace(data, columns=roles.columns_to_save)
 
 
 def _label(location: str, cell: Any) -> str:
@@ -196,7 +196,7 @@ def _from_located_rows(
 
     `hint` tells how to choose other tags, where these have too many classes.
     """
-    labelled: list[tuple[Sequence[str], Sequence[str]]] = []
+    examples: list[tuple[Sequence[str], Sequence[str]]] = []
     locations: list[str] = []
     skipped, first_skipped = 0, ""
     for location, parts, labels in rows:
@@ -210,18 +210,18 @@ def _from_located_rows(
         if not all(label.strip() for label in labels):
             noun = "label" if kind == "labels" else "tag"
             raise DataError(f"{location} has no {noun}: {preview(' '.join(parts))}")
-        labelled.append((parts, [label.strip() for label in labels]))
+        examples.append((parts, [label.strip() for label in labels]))
         locations.append(location)
-    if not labelled:
+    if not examples:
         raise DataError(f"{path} has no text with a label; at least two classes are needed")
     note = ""
     if kind == "tags":
-        check_classes(path, [tags for _, tags in labelled], hint)
-        scheme = to_iob2([tags for _, tags in labelled])
+        check_classes(path, [tags for _, tags in examples], hint)
+        scheme = to_iob2([tags for _, tags in examples])
         note = scheme.note(locations)
-        labelled = [(words, tags) for (words, _), tags in zip(labelled, scheme.tags, strict=True)]
-    data = from_rows(kind, name, source_format, labelled)
+        examples = [(words, tags) for (words, _), tags in zip(examples, scheme.tags, strict=True)]
+    data = from_rows(kind, name, source_format, examples)
     if skipped:
-        where = first_skipped.removeprefix(f"{path}, ")
-        note += f"; skipped: {skipped:,} without a text (the first is {where})"
+        location = first_skipped.removeprefix(f"{path}, ")
+        note += f"; skipped: {skipped:,} without a text (the first is {location})"
     return replace(data, description=f"{data.description}{note}")

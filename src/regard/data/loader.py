@@ -149,16 +149,18 @@ def sliding_windows(
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Overlapping windows: ids (rows, context), and the targets (rows, stride) of their ends.
 
-    Every token except the first is a target once. The window that begins the text comes last, with
-    `context` targets; in all others, a target has at least context - stride + 1 ids before it.
+    Every token except the first is a target once. The window at the start of the text comes last,
+    with `context` targets; in all others, a target has at least context - stride + 1 ids before it.
     Limits, padding and the number of rows are those of `sequential_blocks`.
     """
     count = len(tokens) - 1
     count = count if max_targets is None else min(count, max_targets)
     for first in range(context, count, batch * stride):
-        begins = np.arange(first, min(first + batch * stride, count), stride)[:, None]
-        positions = begins + stride - context + np.arange(context)  # of the ids, (rows, context)
-        scored = begins + np.arange(stride)
+        scored_starts = np.arange(first, min(first + batch * stride, count), stride)[:, None]
+        positions = (
+            scored_starts + stride - context + np.arange(context)
+        )  # of the ids, (rows, context)
+        scored = scored_starts + np.arange(stride)
         ids = tokens[positions.clip(max=count)].astype(np.int64)
         targets = tokens[(scored + 1).clip(max=count)].astype(np.int64)
         yield np.where(positions < count, ids, 0), np.where(scored < count, targets, -1)
@@ -302,11 +304,11 @@ def prefetch(make: Callable[[int], T], start: int, stop: int, ahead: int = 2) ->
     also if that is early.
     """
     queue: SimpleQueue[T | _Failure] = SimpleQueue()
-    free, stopped = threading.Semaphore(ahead), threading.Event()
+    free_slots, stopped = threading.Semaphore(ahead), threading.Event()
 
     def work() -> None:
         for step in range(start, stop):
-            free.acquire()
+            free_slots.acquire()
             if stopped.is_set():
                 return
             try:
@@ -320,11 +322,11 @@ def prefetch(make: Callable[[int], T], start: int, stop: int, ahead: int = 2) ->
     try:
         for _ in range(start, stop):
             item = queue.get()
-            free.release()
+            free_slots.release()
             if isinstance(item, _Failure):
                 raise item.error
             yield item
     finally:
         stopped.set()
-        free.release()
+        free_slots.release()
         thread.join()

@@ -25,7 +25,7 @@ def array_names(path: Path) -> list[str]:
 def read_arrays(
     path: Path, select: Callable[[str], bool], alternative: str
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of an archive, by name, for whose names `select` returns True.
+    """The arrays of an archive whose names `select` accepts, by name.
 
     The error for object arrays tells the user to save the `alternative`.
     """

@@ -78,6 +78,7 @@ class Pairs:
             count=self.count,
             rows=lambda: ((source.lower(), target.lower()) for source, target in self.rows()),
             digest=json_digest(self.digest, "lower"),
+            columns=self.columns,
         )
 
     def note_overlap(self, train: "Pairs") -> "Pairs":
@@ -116,7 +117,7 @@ def from_table(table: Table, roles: Roles) -> Pairs:
     pairs = _from_numbered(
         table.name, f"{table.format}{note}", numbered_pairs, digest, table.short_location
     )
-    return replace(pairs, columns=roles.to_save)
+    return replace(pairs, columns=roles.columns_to_save)
 
 
 def from_parallel(source: Path, target: Path) -> Pairs:
@@ -153,8 +154,8 @@ def _from_numbered(
 
     description = f"pairs, {count:,} rows, {source_format}"
     if skipped:
-        where = short_location(first_skipped)
-        description += f"; skipped: {skipped:,} with an empty side (the first is {where})"
+        location = short_location(first_skipped)
+        description += f"; skipped: {skipped:,} with an empty side (the first is {location})"
     return Pairs(name, description, count, rows, digest)
 
 

@@ -49,7 +49,7 @@ def from_table(table: Table, roles: Roles) -> ScoredText:
     description = f"scores, {len(rows):,} {unit} with a number, {table.format}{roles.note}"
     if skipped:
         description += f"; skipped: {skipped:,} without a text (the first is {first_skipped})"
-    return ScoredText("scores", table.name, description, rows, (), roles.to_save)
+    return ScoredText("scores", table.name, description, rows, (), roles.columns_to_save)
 
 
 def _number(location: str, column: str, cell: Any) -> float:

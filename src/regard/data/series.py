@@ -37,7 +37,7 @@ class Series:
     test: "Series | None" = field(default=None, repr=False)  # the test split, of validation data
     path: str = ""  # of the file, for messages
     header_location: str = ""  # file and line of the header, for messages
-    first_row: str = ""  # file and line of the first row, for messages
+    first_row_location: str = ""  # file and line of the first row, for messages
 
     def __len__(self) -> int:
         return len(self.values)
@@ -63,8 +63,8 @@ class Series:
         count = min(max(1, round(fraction * len(self))), len(self) - 1)
         if count < 1:
             raise DataError(
-                f"{self.first_row or self.name}: this is the only row of numbers; none is left for "
-                "validation"
+                f"{self.first_row_location or self.name}: this is the only row of numbers; none is "
+                "left for validation"
             )
         train = len(self) - count
         description = f"{self.description}; the first {train:,} rows for training"
@@ -171,7 +171,7 @@ def from_table(table: Table) -> Series:
         dates=dates,
         path=table.path,
         header_location=table.header_location,
-        first_row=table.location(rows[0][0]),
+        first_row_location=table.location(rows[0][0]),
     )
 
 

@@ -55,8 +55,8 @@ class Questions:
         ]
 
     @property
-    def has_unanswered(self) -> bool:
-        """Whether some questions have no answer (SQuAD 2.0)."""
+    def has_unanswerable(self) -> bool:
+        """Whether some questions are unanswerable: the context has no answer (SQuAD 2.0)."""
         return not all(row.answers for row in self.rows)
 
     def texts(self) -> list[str]:
@@ -147,13 +147,13 @@ def _squad_rows(path: str, content: Any, text: str) -> Iterator[Row]:
     """Yield the questions; the line of a location is that of the id, or else of the question."""
     line, offset = 1, 0
     for a, article in enumerate(_list(path, content, "data"), 1):
-        where = f"{path}, article {a}"
-        for p, paragraph in enumerate(_list(where, article, "paragraphs"), 1):
-            location = f"{where}, paragraph {p}"
+        article_location = f"{path}, article {a}"
+        for p, paragraph in enumerate(_list(article_location, article, "paragraphs"), 1):
+            location = f"{article_location}, paragraph {p}"
             for q, item in enumerate(_list(location, paragraph, "qas"), 1):
-                name = f"{location}, question {q}"
+                question = f"{location}, question {q}"
                 if not isinstance(item, dict):
-                    raise DataError(f"{name} is not an object: {preview(str(item))}")
+                    raise DataError(f"{question} is not an object: {preview(str(item))}")
                 id = str(item.get("id", f"{a}-{p}-{q}"))
                 answers = [] if item.get("is_impossible") else item.get("answers", [])
                 position = _find_string(text, item.get("id", item.get("question")), offset)
@@ -162,7 +162,7 @@ def _squad_rows(path: str, content: Any, text: str) -> Iterator[Row]:
                     line, offset = line + text.count("\n", offset, position), position
                     at_line = f"line {line}, "
                 yield (
-                    f"{name} ({at_line}id {id})",
+                    f"{question} ({at_line}id {id})",
                     id,
                     item.get("question"),
                     paragraph.get("context"),
@@ -228,7 +228,7 @@ def _from_rows(name: str, path: str, format: str, rows: Iterable[Row]) -> Questi
                 raise DataError(f"{location} has no {key}")
         if not isinstance(answers, list):
             raise DataError(f"{location}: answers are a list, not {preview(str(answers))}")
-        checked = []
+        answer_spans = []
         for answer in answers:
             text, start = _answer(location, answer)
             position = _locate(context, text, start)
@@ -240,12 +240,12 @@ def _from_rows(name: str, path: str, format: str, rows: Iterable[Row]) -> Questi
             if start is not None and position != start:
                 moved += 1
                 first_moved = first_moved or location
-            checked.append((text, position))
-        questions.append(Question(id, question, context, tuple(checked)))
+            answer_spans.append((text, position))
+        questions.append(Question(id, question, context, tuple(answer_spans)))
     if not questions:
         raise DataError(f"{path} has no question")
-    unanswered = sum(not row.answers for row in questions)
-    note = f", {unanswered:,} without an answer" if unanswered else ""
+    unanswerable = sum(not row.answers for row in questions)
+    note = f", {unanswerable:,} without an answer" if unanswerable else ""
     contexts = len({row.context for row in questions})
     description = f"spans, {len(questions):,} questions{note}, {contexts:,} contexts, {format}"
     if moved:

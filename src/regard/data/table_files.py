@@ -78,8 +78,8 @@ def _files_by_split(folder: Path) -> dict[str, list[Path]]:
     splits: dict[str, list[Path]] = {}
     for file in _folder_files(folder):
         words = re.split(r"[-_./\\]", str(file.relative_to(folder)).lower())
-        named = [SPLITS[word] for word in words if word in SPLITS]
-        splits.setdefault(named[-1] if named else "", []).append(file)
+        names = [SPLITS[word] for word in words if word in SPLITS]
+        splits.setdefault(names[-1] if names else "", []).append(file)
     return splits
 
 

@@ -14,18 +14,18 @@ SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 SAMPLE_ROWS = 1000  # from which the header and the keys of JSON objects are determined
 # Names of columns, the more usual ones first.
-TEXT = (
+TEXT_COLUMNS = (
     *("text", "sentence", "review", "content", "document", "message", "tweet", "comment", "body"),
     *("utterance", "headline"),
 )
-LABEL = (
+LABEL_COLUMNS = (
     *("label", "class", "labels", "sentiment", "category", "topic", "intent", "emotion"),
     *("polarity", "rating", "stars", "star_rating", "label_text", "label_name", "gold_label"),
 )
-SCORE = (  # names of numbers that belong to a text or to two
+SCORE_COLUMNS = (  # names of numbers that belong to a text or to two
     *("score", "similarity", "similarity_score", "relatedness", "relatedness_score"),
 )
-TEXT_PAIRS = (  # two texts that a class belongs to
+TEXT_PAIR_COLUMNS = (  # two texts that a class belongs to
     ("premise", "hypothesis"),
     ("sentence1", "sentence2"),
     ("question1", "question2"),
@@ -33,18 +33,18 @@ TEXT_PAIRS = (  # two texts that a class belongs to
     ("question", "sentence"),
     ("question", "context"),
 )
-WORDS = ("tokens", "words")
-TAGS = ("tags", "ner_tags", "ner", "pos_tags", "labels")
-PAIRS = (("source", "target"), ("src", "tgt"), ("input", "output"), ("prompt", "completion"))
-KNOWN_NAMES = {
-    *TEXT,
-    *LABEL,
-    *SCORE,
-    *WORDS,
-    *TAGS,
-    *(name for pair in (*PAIRS, *TEXT_PAIRS) for name in pair),
+WORD_COLUMNS = ("tokens", "words")
+TAG_COLUMNS = ("tags", "ner_tags", "ner", "pos_tags", "labels")
+PAIR_COLUMNS = (("source", "target"), ("src", "tgt"), ("input", "output"), ("prompt", "completion"))
+KNOWN_COLUMNS = {
+    *TEXT_COLUMNS,
+    *LABEL_COLUMNS,
+    *SCORE_COLUMNS,
+    *WORD_COLUMNS,
+    *TAG_COLUMNS,
+    *(name for pair in (*PAIR_COLUMNS, *TEXT_PAIR_COLUMNS) for name in pair),
 }
-MIN_NUMERIC_FRACTION = 0.9  # of numbers in a column that is taken for numeric
+MIN_NUMERIC_FRACTION = 0.9  # of numbers, from which a column counts as numeric
 DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?(e[+-]?\d+)?\s*$", re.I)
 _THOUSANDS = re.compile(r"\s*[+-]?\d{1,3}(,\d{3})+(,\d{3}|\.\d+)\s*$")  # 1,234,567 and 1,234.5
 _GROUPED = re.compile(r"\s*[+-]?(0|[1-9]\d{0,2}(,\d{3})*)(\.\d+)?\s*$")  # 12 and 1,234 and 1,234.5
@@ -144,7 +144,7 @@ def has_decimal_point(cell: str) -> bool:
 
 
 def replace_decimal_commas(table: Table, columns: Sequence[str]) -> Table:
-    """The table with decimal points in these columns, whose numbers have decimal commas."""
+    """A copy of the table with the decimal commas of these columns replaced by points."""
     if not columns:
         return table
     indices = [table.columns.index(name) for name in columns]

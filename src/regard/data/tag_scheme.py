@@ -12,7 +12,7 @@ _TO_IOB2 = {"B": "B", "I": "I", "L": "I", "E": "I", "U": "B", "S": "B"}
 
 @dataclass(frozen=True, slots=True)
 class TagScheme:
-    """The scheme of some texts' tags, the tags as IOB2, and where they break the scheme."""
+    """The tag scheme of texts, their tags converted to IOB2, and the invalid transitions."""
 
     name: str | None  # None: the tags mark no spans (parts of speech)
     tags: Sequence[Sequence[str]]
@@ -33,8 +33,8 @@ class TagScheme:
 def to_iob2(sequences: Sequence[Sequence[str]]) -> TagScheme:
     """Detect the tag scheme of tag sequences, find its violations, and convert the tags to IOB2.
 
-        IOB2    B-x begins a span of kind x, I-x continues it
-        IOB1    I-x begins it too; B-x only directly after a span of the same kind
+        IOB2    B-x begins a span of type x, I-x continues it
+        IOB1    I-x begins it too; B-x only directly after a span of the same type
         BILOU   L-x ends a span, U-x is a span of one word
         BIOES   the same with E-x and S-x
 
@@ -47,13 +47,13 @@ def to_iob2(sequences: Sequence[Sequence[str]]) -> TagScheme:
         return TagScheme(None, sequences, [])
     if prefixes <= {*"BI"}:
         return _iob(sequences)
-    for name, ends in (("BILOU", "LU"), ("BIOES", "ES")):
-        if prefixes <= {*"BI", *ends}:
+    for name, end_prefixes in (("BILOU", "LU"), ("BIOES", "ES")):
+        if prefixes <= {*"BI", *end_prefixes}:
             invalid = [
                 index
                 for index, tags in enumerate(sequences)
-                for before, tag in zip(["O", *tags], [*tags, "O"], strict=True)
-                if not _follows(before, tag, ends)
+                for previous, tag in zip(["O", *tags], [*tags, "O"], strict=True)
+                if not _may_follow(previous, tag, end_prefixes)
             ]
             converted = [
                 [tag if tag == "O" else _TO_IOB2[tag[0]] + tag[1:] for tag in tags]
@@ -63,31 +63,31 @@ def to_iob2(sequences: Sequence[Sequence[str]]) -> TagScheme:
     return TagScheme(None, sequences, [])
 
 
-def _follows(before: str, tag: str, ends: str) -> bool:
-    """Whether a tag may follow another in BILOU (ends "LU") or BIOES ("ES")."""
-    if before[0] in "BI":
-        return tag[0] in ("I", ends[0]) and tag[1:] == before[1:]
-    return tag[0] in ("O", "B", ends[1])
+def _may_follow(previous: str, tag: str, end_prefixes: str) -> bool:
+    """Whether a tag may follow another in BILOU (`end_prefixes` "LU") or BIOES ("ES")."""
+    if previous[0] in "BI":
+        return tag[0] in ("I", end_prefixes[0]) and tag[1:] == previous[1:]
+    return tag[0] in ("O", "B", end_prefixes[1])
 
 
 def _iob(sequences: Sequence[Sequence[str]]) -> TagScheme:
     starts = [  # I-x that does not continue a span: invalid in IOB2, the rule in IOB1
         index
         for index, tags in enumerate(sequences)
-        for before, tag in _transitions(tags)
-        if tag[0] == "I" and before[1:] != tag[1:]
+        for previous, tag in _transitions(tags)
+        if tag[0] == "I" and previous[1:] != tag[1:]
     ]
     has_iob2_starts = any(  # B-x that IOB1 would write as I-x
-        tag[0] == "B" and before[1:] != tag[1:]
+        tag[0] == "B" and previous[1:] != tag[1:]
         for tags in sequences
-        for before, tag in _transitions(tags)
+        for previous, tag in _transitions(tags)
     )
     if has_iob2_starts or not starts:
         return TagScheme("IOB2", sequences, starts)
     converted = [
         [
-            f"B{tag[1:]}" if tag != "O" and before[1:] != tag[1:] else tag
-            for before, tag in _transitions(tags)
+            f"B{tag[1:]}" if tag != "O" and previous[1:] != tag[1:] else tag
+            for previous, tag in _transitions(tags)
         ]
         for tags in sequences
     ]

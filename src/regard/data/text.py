@@ -26,7 +26,7 @@ class Document:
     digest: str  # sha256 of all bytes of the origin
     start: int
     stop: int
-    ends: bool = True  # False if `split` divided it here
+    includes_end: bool = True  # False if `split_at` divided the document here
     crlf: bool = False  # whether it has line endings \r\n, which `Text` reads as \n
 
     @property
@@ -45,10 +45,10 @@ class Document:
                     raise DataError(f"{self.origin!s} became shorter while it was being read")
                 remaining -= len(data)
                 data = pending + data
-                cut = _last_cut(data) if remaining else len(data)
-                if cut:
-                    yield data[:cut], not remaining
-                pending = data[cut:]
+                boundary = _last_boundary(data) if remaining else len(data)
+                if boundary:
+                    yield data[:boundary], not remaining
+                pending = data[boundary:]
 
     def split_at(self, offset: int) -> tuple["Document", "Document"]:
         """The documents before and after byte `offset`, moved back to the start of a character."""
@@ -61,14 +61,14 @@ class Document:
             offset -= 1
         if data[: offset - first + 1].endswith(b"\r\n"):
             offset -= 1  # do not split the line ending
-        return replace(self, stop=offset, ends=False), replace(self, start=offset)
+        return replace(self, stop=offset, includes_end=False), replace(self, start=offset)
 
 
 def _is_continuation(byte: int) -> bool:
     return byte & 0b1100_0000 == 0b1000_0000
 
 
-def _last_cut(data: bytes) -> int:
+def _last_boundary(data: bytes) -> int:
     """The offset after the last newline; without one, before the last character.
 
     The last character may be incomplete.
@@ -111,7 +111,7 @@ class Text:
                     raise DataError(message) from None
                 if document.crlf:
                     text = text.replace("\r\n", "\n")
-                yield text.lower() if self.lower else text, last and document.ends
+                yield text.lower() if self.lower else text, last and document.includes_end
 
     def split(self, fraction: float, seed: int = 0) -> tuple["Text", "Text"]:
         """Training text, and the last `fraction` of its bytes for validation; `seed` is not used.
@@ -137,11 +137,17 @@ class Text:
                 f"{self.name}: {self.size} bytes are too few for a validation fraction of "
                 f"{fraction};\ngive more text, or a separate validation file"
             )
-        first, last = (sum(document.size for document in part) for part in (train, validation))
-        description = f"{self.description}; the first {first:,} bytes for training"
+        train_size, validation_size = (
+            sum(document.size for document in part) for part in (train, validation)
+        )
+        description = f"{self.description}; the first {train_size:,} bytes for training"
         return (
             replace(self, description=description, documents=tuple(train)),
-            replace(self, description=f"the last {last:,} bytes", documents=tuple(validation)),
+            replace(
+                self,
+                description=f"the last {validation_size:,} bytes",
+                documents=tuple(validation),
+            ),
         )
 
     def first_rows(self, count: int) -> list[str]:
@@ -162,7 +168,7 @@ class Text:
     def fingerprint(self) -> str:
         """A sha256 of the content and its division into documents."""
         ranges = [
-            (doc.digest, doc.start, doc.stop, doc.ends, *(["crlf"] if doc.crlf else []))
+            (doc.digest, doc.start, doc.stop, doc.includes_end, *(["crlf"] if doc.crlf else []))
             for doc in self.documents
         ]
         return json_digest(self.lower, ranges)
@@ -195,7 +201,9 @@ def from_table(table: Table, roles: Roles) -> Text:
     text = from_strings(table.name, f"text, {len(documents):,} rows", documents)
     note = f"; skipped: {skipped:,} empty" if skipped else ""
     description = f"{text.description}, {table.format}{roles.note}{note}"
-    return replace(text, description=description, columns={**roles.columns, **roles.to_save})
+    return replace(
+        text, description=description, columns={**roles.columns, **roles.columns_to_save}
+    )
 
 
 def from_file(path: Path) -> Text:

@@ -1,4 +1,4 @@
-"""The user's text files: opened (gzip or not), checked to be UTF-8 text, and hashed.
+"""Open text files (gzip or not), check that they are UTF-8 text, and hash them.
 
 Each file is read once for these checks; the cache folder keeps the result for large files.
 """

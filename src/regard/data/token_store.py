@@ -180,7 +180,7 @@ def _encode(tokenizer: Tokenizer, texts: list[str]) -> Sequence[Sequence[int] | 
 
 
 def _write_pairs(folder: Path, pairs: Pairs, tokenizers: dict[str, Tokenizer]) -> dict[str, Any]:
-    ends = dict.fromkeys(tokenizers, 0)
+    end_offsets = dict.fromkeys(tokenizers, 0)
     files = {side: (folder / f"{side}.bin").open("wb") for side in tokenizers}
     offsets = {side: (folder / f"{side}-offsets.bin").open("wb") for side in tokenizers}
     try:
@@ -194,8 +194,8 @@ def _write_pairs(folder: Path, pairs: Pairs, tokenizers: dict[str, Tokenizer]) -
                 lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
                 flat = [id for ids in encoded for id in ids]
                 files[side].write(_to_bytes(flat, tokenizer))
-                offsets[side].write((ends[side] + np.cumsum(lengths)).tobytes())
-                ends[side] += len(flat)
+                offsets[side].write((end_offsets[side] + np.cumsum(lengths)).tobytes())
+                end_offsets[side] += len(flat)
     finally:
         for file in (*files.values(), *offsets.values()):
             file.close()

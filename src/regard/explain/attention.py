@@ -26,8 +26,8 @@ from regard.nn.recurrent_attention import RecurrentAttention
 from regard.nn.soft_window import SoftWindow
 
 ATTENTION_MODULES = (Attention, RecurrentAttention, SoftWindow)
-CHUNK_CELLS = 2**22  # weights computed at a time, 16 MiB: in small chunks, threads mostly wait
-MAX_VALUES = 2**30  # weights of one call of `attention_maps`: 4 GiB
+CHUNK_WEIGHTS = 2**22  # weights computed at a time (16 MiB); smaller chunks leave threads idle
+MAX_WEIGHTS = 2**30  # weights that one call of `attention_maps` may return (4 GiB)
 NEEDS_ATTENTION = "give a transformer, or a seq2seq model with model.score"
 
 
@@ -119,7 +119,7 @@ class _Recording:
     inputs: AttentionInputs | None = None
     q: Tensor | None = None
     k: Tensor | None = None
-    weights: Tensor | None = None  # of a recurrent decoder, instead of the others
+    weights: Tensor | None = None  # a recurrent decoder's weights, instead of inputs, q and k
 
     @property
     def size(self) -> tuple[int, int, int, int]:
@@ -177,13 +177,13 @@ def _weights(
     out = q.new_zeros(batch, len(output_heads), len(queries), seen)
     if not out.numel():
         return out
-    cells_per_row = batch * len(score_heads) * seen * attention.score.hidden_dim
-    size = max(1, CHUNK_CELLS // cells_per_row)
+    values_per_row = batch * len(score_heads) * seen * attention.score.hidden_dim
+    size = max(1, CHUNK_WEIGHTS // values_per_row)
     for first in range(0, len(queries), size):
         chunk = torch.tensor(queries[first : first + size], device=q.device)
         keys = seen
         if inputs.causal and score_heads is output_heads:
-            # later keys have no weight; they are left out
+            # skip the keys after the last query: the causal mask excludes them
             latest = inputs.query_positions[:, chunk].max()
             keys = int((inputs.key_positions <= latest).nonzero()[:, 1].max()) + 1
         selected = _select_rows(inputs, chunk, score_heads, keys)
@@ -206,7 +206,7 @@ def _select_rows(
     elif allowed is not None and allowed.shape[2] > 1:
         allowed = allowed[:, :, rows]
     if bias is not None:
-        bias = bias[:, :, rows]  # first the rows: a copy of all rows of a head is large
+        bias = bias[:, :, rows]  # rows before heads, so that the copy is small
         bias = bias if bias.shape[1] == 1 else bias[:, heads]
     return replace(
         inputs,
@@ -225,11 +225,11 @@ def _check_memory(
         (batch, count if heads is None else len(heads), time if rows is None else len(rows), seen)
         for batch, count, time, seen in (recording.size for recording in recordings)
     ]
-    values = sum(math.prod(size) for size in sizes)
-    if values > MAX_VALUES:
+    weights = sum(math.prod(size) for size in sizes)
+    if weights > MAX_WEIGHTS:
         raise ConfigError(
             f"{len(sizes)} maps of {' × '.join(map(str, sizes[0]))} weights (batch, heads, rows, "
-            f"columns) need {4 * values / 2**30:.1f} GiB; choose layers, heads or rows"
+            f"columns) need {4 * weights / 2**30:.1f} GiB; choose layers, heads or rows"
         )
 
 
@@ -243,7 +243,7 @@ def text_stack(model: nn.Module) -> tuple[str, Stack]:
 
 
 def layer_path(side: str, stack: Stack, layer: int, module: str = "attention") -> str:
-    """The path of a module of a layer; of shared layers, with the index of the call.
+    """The path of a layer's module, with the index of the call if layers share weights.
 
     `attention_maps` takes it as a pattern with call=None.
     """

@@ -65,7 +65,7 @@ def gradient_times_attention(
     outputs: dict[str, Tensor] = {}
     result: list[Tensor] = []
 
-    def keep(name: str) -> Callable[[Tensor], Tensor]:
+    def record_output(name: str) -> Callable[[Tensor], Tensor]:
         def edit(out: Tensor) -> Tensor:
             outputs[name] = out if out.requires_grad else out.detach().requires_grad_()
             return outputs[name]
@@ -76,7 +76,7 @@ def gradient_times_attention(
         with torch.enable_grad():
             result.append(score())
 
-    edit = {f"{name}.heads_hook": keep(name) for name in attentions}
+    edit = {f"{name}.heads_hook": record_output(name) for name in attentions}
     with trace(model, [f"{name}.v_hook" for name in attentions], edit=edit) as values:
         weights = attention_maps(model, run, pattern=list(attentions))
     names = list(weights)
@@ -139,8 +139,8 @@ def integrated_gradients(
         total += (node_weights[first : first + chunk].view(-1, 1, 1) * gradient).sum(0)
     contributions = ((x - b)[0] * total).sum(-1)
     with torch.no_grad():
-        ends = scores(torch.cat([b, x]))
-    delta = float(ends[1] - ends[0] - contributions.sum())
+        baseline_score, input_score = scores(torch.cat([b, x]))
+    delta = float(input_score - baseline_score - contributions.sum())
     return contributions.detach(), delta
 
 
@@ -194,18 +194,18 @@ def attribute(
     tokenizer: Tokenizer,
     ids: Sequence[int],
     output: str | None = None,
-    names: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
     segments: Int[Tensor, "1 time"] | None = None,
 ) -> Attribution:
     """The contribution of each token to the logit of an output, by `integrated_gradients` from 0.
 
-    The output is one of the classes `names`, or without them the next token; by default the
-    likeliest. `segments` are the segment ids of a pair of texts.
+    The output is one of `class_names`, or without them the next token; by default the likeliest.
+    `segments` are the segment ids of a pair of texts.
     """
     batch = torch.tensor([ids], device=next(model.parameters()).device)
 
     def logits(hidden: Tensor) -> Tensor:
-        out: Tensor = cast(Any, model.head)(hidden[:, -1] if names is None else hidden)
+        out: Tensor = cast(Any, model.head)(hidden[:, -1] if class_names is None else hidden)
         return out.float()
 
     def run(ids: Tensor) -> Tensor:
@@ -216,17 +216,17 @@ def attribute(
     if output is None:
         with torch.no_grad():
             chosen = int(logits(run(batch))[0].argmax())
-    elif names is None:
+    elif class_names is None:
         chosen = tokenizer.encode(output)[0]
-    elif output in names:
-        chosen = list(names).index(output)
+    elif output in class_names:
+        chosen = list(class_names).index(output)
     else:
-        raise ConfigError(unknown("class", output, names))
+        raise ConfigError(unknown("class", output, class_names))
     for steps in STEPS:
         values, delta = integrated_gradients(
             model, batch, lambda hidden: logits(hidden)[:, chosen], steps=steps, power=4.0, run=run
         )
         if abs(delta) <= MAX_DELTA * abs(float(values.sum()) + delta):
             break
-    label = tokenizer.piece(chosen) if names is None else names[chosen]
+    label = tokenizer.piece(chosen) if class_names is None else class_names[chosen]
     return Attribution(list(map(tokenizer.piece, ids)), values.tolist(), label, delta)

@@ -126,7 +126,7 @@ def wilson(successes: int, count: int, z: float = 1.96) -> tuple[float, float]:
     [0.826, 0.945]
     """
     p = successes / count
-    middle = p + z * z / (2 * count)
-    half = z * math.sqrt(p * (1 - p) / count + z * z / (4 * count * count))
-    total = 1 + z * z / count
-    return (middle - half) / total, (middle + half) / total
+    center = p + z * z / (2 * count)
+    half_width = z * math.sqrt(p * (1 - p) / count + z * z / (4 * count * count))
+    denominator = 1 + z * z / count
+    return (center - half_width) / denominator, (center + half_width) / denominator

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-MAX_DOTS = 80  # of a curve
+MAX_POINTS = 80  # points drawn per curve
 
 
 def gradient_flow(
@@ -75,9 +75,10 @@ def gradient_flow(
             while name in flow:  # a layer that is called again
                 name += "'"
         flow.setdefault(name, []).append(norm)
-    backwards = {name for name in flow if name.endswith(".backward_layer")}  # read from the end
+    # a backward layer reads from the end
+    backward_layers = {name for name in flow if name.endswith(".backward_layer")}
     return {
-        name: torch.cat(norms[::-1] if name in backwards else norms, 1)
+        name: torch.cat(norms[::-1] if name in backward_layers else norms, 1)
         for name, norms in flow.items()
     }
 
@@ -120,7 +121,7 @@ class GradientFlow:
 def draw_gradients(names: Sequence[str], flows: Sequence[GradientFlow], layer: int = 0) -> "Figure":
     """Gradient norm over distance from the last position; norms of zero are left out."""
     norms = [flow.by_distance(layer) for flow in flows]
-    stride = -(-max(map(len, norms)) // MAX_DOTS)
+    stride = -(-max(map(len, norms)) // MAX_POINTS)
     curves = [
         Curve(
             run,

@@ -205,7 +205,7 @@ def find_heads(
     maps = attention_maps(
         model, lambda: model(ids), pattern=f"{side}.blocks.*.attention", call=None
     )
-    measured: dict[str, list[Tensor]] = {}
+    layer_scores: dict[str, list[Tensor]] = {}
     for weights in maps.values():
         per_row = [
             {
@@ -218,10 +218,10 @@ def find_heads(
             for w, row in zip(weights, ids, strict=True)
         ]
         for name in per_row[0]:
-            measured.setdefault(name, []).append(
+            layer_scores.setdefault(name, []).append(
                 torch.stack([scores[name] for scores in per_row]).mean(0).cpu()
             )
-    scores = {name: torch.stack(layers) for name, layers in measured.items()}
+    scores = {name: torch.stack(layers) for name, layers in layer_scores.items()}
     with suppress(ConfigError):  # the score is not defined for every model
         copying = list(copying_scores(model).values())
         scores["copying"] = torch.stack(

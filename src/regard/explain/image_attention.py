@@ -22,8 +22,8 @@ MAX_TITLE = 14  # characters above an image
 class ImageAttentionMap(AttentionMap):
     """The attention weights over the regions of an image.
 
-    Of cross-attention, those of each token of a caption; of self-attention, those of the image's
-    own patches.
+    In cross-attention, the queries are the tokens of a caption; in self-attention, the patches of
+    the image.
     """
 
     __slots__ = ()
@@ -31,11 +31,11 @@ class ImageAttentionMap(AttentionMap):
     def region_weights(
         self, head: int | None = None
     ) -> tuple[list[str], Float[Tensor, "maps height width"]]:
-        """Weights as maps of the image, and their names.
+        """The weights as maps of the image, and the names of the maps.
 
-        Of cross-attention, one for each token, the mean of the heads or of one of them. Of
-        self-attention, one for each head: the weights of the class token, or without one the mean
-        of the weights of all patches.
+        Cross-attention has one map for each token: the mean over the heads, or one head.
+        Self-attention has one map for each head: the weights of the class token, or without one
+        the mean of the weights of all patches.
         """
         assert self.image is not None
         selected = self if head is None else self.one_head(head)
@@ -44,7 +44,7 @@ class ImageAttentionMap(AttentionMap):
         else:
             names = selected.headings
             weights = selected.values[:, 0] if self._has_class_token else selected.values.mean(1)
-        return names, weights[:, self.image.skipped :].unflatten(1, self.image.grid)
+        return names, weights[:, self.image.prefix_tokens :].unflatten(1, self.image.grid)
 
     @property
     def _has_class_token(self) -> bool:
@@ -52,13 +52,13 @@ class ImageAttentionMap(AttentionMap):
 
     @property
     def _explanation(self) -> str:
-        """Whose weights the maps of the image show."""
+        """The queries whose weights the maps show."""
         if self.kind == "cross":
             return "of each token over the image"
         return "of <cls> over the image" if self._has_class_token else "to each patch, mean"
 
     def text(self, head: int | None = None, *, width: int = 100, colour: bool = False) -> str:
-        """The image's regions as maps for a terminal; of one head of self-attention all weights."""
+        """Maps of the image for a terminal; for one head of self-attention, all its weights."""
         if self.kind == "self" and head is not None:
             return super().text(head, width=width, colour=colour)
         names, weights = self.region_weights(head)

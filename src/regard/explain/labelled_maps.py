@@ -83,7 +83,7 @@ def self_attention(
     words: bool = False,
     segments: Int[Tensor, "1 time"] | None = None,
 ) -> AttentionMaps:
-    """The self-attention of a Transformer that reads `ids`, of all layers or some of them.
+    """The self-attention of a Transformer that reads `ids`, in all layers or some of them.
 
     `pattern` selects modules by path instead, as in "encoder.blocks.*". `segments` are the segment
     ids of a pair of texts. A prefix LM reads the ids as it reads a prompt, bidirectionally.
@@ -106,7 +106,7 @@ def self_attention(
 
 
 def _layer_paths(side: str, stack: Stack, layers: Sequence[int] | None) -> list[str]:
-    """The paths of the self-attention of some layers; None: of all."""
+    """The paths of the self-attention modules of some layers; None: all layers."""
     indices = range(len(stack.layers)) if layers is None else layers
     return [layer_path(side, stack, index) for index in indices]
 
@@ -114,7 +114,7 @@ def _layer_paths(side: str, stack: Stack, layers: Sequence[int] | None) -> list[
 def cross_attention_path(model: nn.Module, layer: int | None = None) -> str:
     """The path of the cross-attention of one layer or hop of a decoder, by default the last."""
     hops = getattr(model, "attention", None)
-    if isinstance(hops, nn.ModuleList) and len(hops):  # of a recurrent encoder-decoder
+    if isinstance(hops, nn.ModuleList) and len(hops):  # a recurrent encoder-decoder
         index = len(hops) - 1 if layer is None else layer
         check_indices([index], len(hops), "hop")
         return f"attention.{index}"
@@ -137,9 +137,9 @@ def sequence_attention(
 ) -> AttentionMaps:
     """The self- and cross-attention of an encoder-decoder that predicts `target` from `source`.
 
-    `target` includes BOS and EOS; `source_labels` are the labels of the encoder's outputs, and
-    `image` is drawn below the maps whose columns are these. The rows of cross-attention are the
-    predicted tokens; the rows and columns of the decoder's self-attention are its input tokens.
+    `target` includes BOS and EOS; `source_labels` are the labels of the encoder's outputs.
+    `image` is drawn under the maps whose columns are its regions. The rows of cross-attention are
+    the predicted tokens; the rows and columns of the decoder's self-attention are its input tokens.
     """
     ids = torch.tensor([target[:-1]], device=next(model.parameters()).device)
     maps = attention_maps(
@@ -248,7 +248,7 @@ def _label(
     rows: Sequence[int] | None,
     words: bool = False,
 ) -> AttentionMaps:
-    """Maps with the labels of their rows and columns, of the first sequence of the batch."""
+    """The maps of the first sequence of the batch, with the labels of their rows and columns."""
     if words and rows is not None:
         raise ConfigError("rows are indices of tokens; leave out words=True or rows")
     labelled = AttentionMaps()

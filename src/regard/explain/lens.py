@@ -143,9 +143,9 @@ class Lens:
     """The likeliest next token of each layer at each position, and its probability."""
 
     tokens: list[str]
-    predictions: list[list[str]]  # of each layer, from the embeddings up
+    predictions: list[list[str]]  # for each layer, from the embeddings up
     probabilities: Float[Tensor, "layers time"]
-    final_rank: Int[Tensor, "layers time"]  # of the last layer's prediction; 0: the likeliest
+    final_rank: Int[Tensor, "layers time"]  # rank of the last layer's prediction; 0: first
 
     @classmethod
     def of(
@@ -229,29 +229,29 @@ def direct_logit_attribution(
     ffns = [] if blocks[0].ffn is None else [f"{path}.ffn" for path in paths]
     with trace(model, [f"{paths[0]}.carry_hook", *hook_points, *ffns]) as values:
         model(ids)
-    parts = {"embedding": values[f"{paths[0]}.carry_hook"][0, position]}
+    components = {"embedding": values[f"{paths[0]}.carry_hook"][0, position]}
     for path, block in zip(paths, blocks, strict=True):
         for kind in kinds:
             attention = cast(Attention, getattr(block, kind))
             y = values[f"{path}.{kind}.heads_hook"][0, :, position]  # (heads, value_dim)
             out = attention.out.weight.unflatten(1, (attention.heads, -1))
             head_outputs = torch.einsum("dhv,hv->hd", out, y)
-            parts |= {f"{path}.{kind}.{h}": x for h, x in enumerate(head_outputs)}
+            components |= {f"{path}.{kind}.{h}": x for h, x in enumerate(head_outputs)}
             if attention.out.bias is not None:
-                parts[f"{path}.{kind}.bias"] = attention.out.bias
+                components[f"{path}.{kind}.bias"] = attention.out.bias
         if block.ffn is not None:
-            parts[f"{path}.ffn"] = values[f"{path}.ffn"][0, position]
-    stream = torch.stack(list(parts.values())).double()
-    total = stream.sum(0)
+            components[f"{path}.ffn"] = values[f"{path}.ffn"][0, position]
+    vectors = torch.stack(list(components.values())).double()
+    x = vectors.sum(0)  # the residual stream
     if isinstance(norm, LayerNorm):
-        scale = (total.var(correction=0) + norm.eps).sqrt()
-        stream, gain = stream - stream.mean(-1, keepdim=True), norm.weight.double()
+        scale = (x.var(correction=0) + norm.eps).sqrt()
+        vectors, gain = vectors - vectors.mean(-1, keepdim=True), norm.weight.double()
     else:
-        scale, gain = (total.square().mean() + norm.eps).sqrt(), norm.gain.double()
+        scale, gain = (x.square().mean() + norm.eps).sqrt(), norm.gain.double()
     head = cast(Head, head)
-    u = _direction(head, token, against)
-    contributions = (stream * gain / scale) @ u
-    result = dict(zip(parts, contributions.tolist(), strict=True))
+    u = _output_row(head, token, against)
+    contributions = (vectors * gain / scale) @ u
+    result = dict(zip(components, contributions.tolist(), strict=True))
     constant = 0.0
     if (bias := getattr(norm, "bias", None)) is not None:
         constant += float(bias.double() @ u)
@@ -262,7 +262,8 @@ def direct_logit_attribution(
     return result
 
 
-def _direction(head: Head, token: int, against: int | None) -> Tensor:
+def _output_row(head: Head, token: int, against: int | None) -> Tensor:
+    """The row of the output matrix for `token`, minus that for `against`."""
     u = head.matrix[token].double()
     u = u if against is None else u - head.matrix[against].double()
     if head.project is not None:

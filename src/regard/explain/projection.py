@@ -35,8 +35,9 @@ def tsne(
         p_ij ~ exp(-|x_i - x_j|^2 / 2 s_i^2), symmetric;   q_ij ~ 1 / (1 + |y_i - y_j|^2)
         y <- y - lr dKL(p || q) / dy
 
-    s_i is such that row i has the given perplexity. Exact, so for a few thousand points; starts at
-    the principal components, with momentum and early exaggeration. van der Maaten & Hinton 2008.
+    s_i is such that row i has the given perplexity. Exact (the cost is quadratic), so suited to a
+    few thousand points. It starts at the principal components, with momentum and early
+    exaggeration. van der Maaten & Hinton 2008.
     """
     count = len(x)
     if count < 4:

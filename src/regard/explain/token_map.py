@@ -48,7 +48,7 @@ class TokenMap:
 
     @property
     def kind(self) -> str:
-        """How a page shows it: "self" or "cross" for attention, or "states"."""
+        """How the interactive page shows it: "self" or "cross" for attention, or "states"."""
         return "states"
 
     @property
@@ -69,9 +69,9 @@ class TokenMap:
         return self.values.mean(0)
 
     def text(self, head: int | None = None, *, width: int = 100, colour: bool = False) -> str:
-        """A heat map for a terminal: of one head, or of all heads.
+        """A heat map of one head or of all heads, for a terminal.
 
-        All heads of self-attention are drawn side by side; of cross-attention, their mean.
+        All heads of self-attention are drawn side by side, those of cross-attention as their mean.
         """
         high = attention_vmax(0.0, len(self.columns))
         if head is None and self.rows == self.columns and self.kind != "cross":
@@ -117,11 +117,11 @@ class TokenMap:
 
 @dataclass(frozen=True, slots=True)
 class ShownImage:
-    """The image that is drawn below an attention map, and its grid of patches."""
+    """The image that is drawn under an attention map, and its grid of patches."""
 
     pixels: UInt8[Tensor, "channels height width"]
     grid: tuple[int, int]  # rows and columns of patches
-    skipped: int = 0  # tokens before the patches: the class token
+    prefix_tokens: int = 0  # tokens before the patches: 1 with a class token
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -78,8 +78,8 @@ def trace(
 
     A path may also be that of any other module, such as `decoder.blocks.0.ffn`, and a pattern that
     matches no hook point selects such modules, as `decoder.blocks.*.ffn` does: their outputs are
-    recorded or replaced; if an output is a tuple, its first element. Of a hook point that is called
-    several times, the last output is kept. A recurrent layer computes gates, states and
+    recorded or replaced; if an output is a tuple, its first element. If a hook point is called
+    several times, its last output is recorded. A recurrent layer computes gates, states and
     alignments step by step: an edit is called at each step with the sequence so far, which is NaN
     at later steps, and must not depend on later steps; later steps see the replaced value. Inside
     the `with` block, compiled functions run eagerly, with a warning if `model` itself is compiled,
@@ -101,10 +101,10 @@ def trace(
         yield activations
 
 
-def record(module: nn.Module, keep: Callable[[Tensor], None]) -> RemovableHandle:
-    """Call `keep` with each output of a module.
+def record(module: nn.Module, callback: Callable[[Tensor], None]) -> RemovableHandle:
+    """Call `callback` with each output of a module.
 
-    The outputs of a `StepHookPoint` are concatenated: `keep` is called once, after the last step.
+    The outputs of a `StepHookPoint` are concatenated, and passed on once, after the last step.
     """
     steps_so_far: list[Tensor] = []
 
@@ -114,10 +114,10 @@ def record(module: nn.Module, keep: Callable[[Tensor], None]) -> RemovableHandle
             steps_so_far.clear()
         steps_so_far.append(out)
         if first + out.shape[-2] == steps:
-            keep(torch.cat(steps_so_far, -2) if len(steps_so_far) > 1 else out)
+            callback(torch.cat(steps_so_far, -2) if len(steps_so_far) > 1 else out)
 
     def record_output(_: nn.Module, __: object, out: Any) -> None:
-        keep(_output_tensor(out))
+        callback(_output_tensor(out))
 
     is_stepwise = isinstance(module, StepHookPoint)
     return module.register_forward_hook(record_steps if is_stepwise else record_output)
@@ -134,7 +134,7 @@ def ablate(
 
     `heads` for a hook point with heads (`heads_hook`, `q_hook` …), `units` of the last axis (the
     neurons of `ffn.hidden_hook`), `positions` of the sequence; None: all. The mean is over batch
-    and positions, of a recurrent layer over the steps so far.
+    and positions; in a recurrent layer, over the steps so far.
     """
 
     def edit(x: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ def matching_modules(
 
 
 def submodules(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of a model by path; of a compiled model, those of the original."""
+    """The modules of a model by path; for a compiled model, those of the original model."""
     return dict(getattr(model, "_orig_mod", model).named_modules())
 
 
@@ -221,15 +221,16 @@ def check_indices(indices: Iterable[int], count: int, noun: str) -> None:
     """Raise if one of the indices is not from 0 to count - 1; negative indices are not allowed."""
     for index in indices:
         if not 0 <= index < count:
-            several = f"there are {count} {noun}s, 0 to {count - 1}"
-            available = f"there is only {noun} 0" if count == 1 else several
+            available = f"there are {count} {noun}s, 0 to {count - 1}"
+            if count == 1:
+                available = f"there is only {noun} 0"
             raise ConfigError(f"{noun} {index}: {available}")
 
 
 def _hook_points(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
     """The module with exactly this path, or the hook points whose paths match, or other modules.
 
-    The pattern "*" is that of all hook points.
+    The pattern "*" selects all hook points, and no other modules.
     """
     modules = submodules(model)
     if pattern and pattern in modules:

@@ -31,9 +31,7 @@ def word_groups(tokenizer: Tokenizer, ids: Sequence[int]) -> Groups:
             text = ""
         else:
             groups[-1].append(position)
-        text = "" if id in special else text + piece
-        if id in special:
-            text = "\n"  # the next token starts a word
+        text = "\n" if id in special else text + piece  # a word starts after a special token
     return groups
 
 

@@ -26,7 +26,7 @@ ABANDONED_AFTER = 86_400  # seconds; then a temporary file of another machine co
 
 
 def require_new_path(path: Path, hint: str) -> None:
-    """Raise if the path exists (nothing is ever overwritten) or cannot be created."""
+    """Raise if the path exists (files are never overwritten) or cannot be created."""
     try:
         exists = path.exists()
     except OSError as error:
@@ -122,7 +122,7 @@ def _is_abandoned(path: Path) -> bool:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
-    except (OSError, ValueError):  # a running process of another user, or not our name
+    except (OSError, ValueError):  # a running process of another user, or a name of another format
         pass
     return False
 
@@ -138,7 +138,7 @@ def sync_to_disk(path: Path) -> None:
 
 @contextmanager
 def _exit_on_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM raises SystemExit, so that every `finally` runs."""
+    """A context in which SIGTERM raises SystemExit, so that every `finally` runs."""
     is_main = threading.current_thread() is threading.main_thread()  # required by `signal`
     if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
@@ -150,6 +150,6 @@ def _exit_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _exit(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleanup
-    raise SystemExit(128 + number)
+def _exit(signal_number: int, frame: FrameType | None) -> None:
+    signal.signal(signal_number, signal.SIG_IGN)  # a second signal would interrupt the cleanup
+    raise SystemExit(128 + signal_number)

@@ -47,8 +47,8 @@ def cache_folder() -> Path:
 
 @lru_cache
 def _temporary_cache(reason: str) -> Path:
-    """`regard-UID` in the system's temporary folder, or a new folder if another user owns that."""
-    user = os.getuid() if hasattr(os, "getuid") else 0  # Windows: the folder is the user's own
+    """`regard-UID` in the system's temporary folder; a new folder if another user owns that one."""
+    user = os.getuid() if hasattr(os, "getuid") else 0  # on Windows each user has a separate folder
     folder = Path(tempfile.gettempdir()) / f"regard-{user}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -124,7 +124,7 @@ def cached_folder(
 def _read_index(
     folder: Path, check: Callable[[Path], str | None]
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """The index of a cached folder, or its problem; both are None if there is no folder."""
+    """The index of a cached folder, or a problem with it; both None if there is no folder."""
     if not folder.exists():
         return None, None
     path = folder / "index.json"

@@ -1,11 +1,11 @@
-"""A folder that is held open: all writes through it go into this folder and nowhere else.
+"""A folder that is held open: all writes through it go into this folder only.
 
 Names are opened relative to the folder's descriptor (`dir_fd`), symbolic links are not followed,
 and only regular files are opened. A link in the folder cannot lead a write outside it. If
 the folder is moved, writes follow it and do not go to a folder that replaces it.
 
-Windows has no descriptors of folders. There the folder is opened by its path each time, and links
-are only looked for before a file is opened.
+Windows has no directory descriptors. There the folder is opened by its path each time, and links
+are rejected only by a check before a file is opened.
 """
 
 import errno
@@ -64,7 +64,7 @@ class Directory:
     def _path_or_descriptor(self) -> int | Path:
         return self.path if self.descriptor is None else self.descriptor
 
-    def _at(self, name: str) -> str:
+    def _path_argument(self, name: str) -> str:
         """The path argument for functions that also take `dir_fd`."""
         assert Path(name).name == name, name
         return name if self.descriptor is not None else str(self.path / name)
@@ -75,7 +75,7 @@ class Directory:
             return _identity(os.stat(self._absolute)) == self._identity
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:  # for example a network that does not answer; assume that it has not moved
+        except OSError:  # such as a network error; assume that the folder has not moved
             return True
 
     def is_deleted(self) -> bool:
@@ -85,7 +85,7 @@ class Directory:
         return os.fstat(self.descriptor).st_nlink == 0
 
     def location(self) -> Path | None:
-        """Where the folder is now, if the system can tell."""
+        """The current path of the folder; None if the system cannot tell."""
         if self.descriptor is None:
             return None
         try:
@@ -104,13 +104,15 @@ class Directory:
             os.fsync(self.descriptor)
 
     def names(self) -> list[str]:
-        """The names of everything in the folder."""
+        """The names of all files and folders in this folder."""
         return os.listdir(self._path_or_descriptor)
 
     def kind(self, name: str) -> str | None:
         """'a file', 'a folder', 'a symbolic link', …; None if the name does not exist."""
         try:
-            status = os.stat(self._at(name), dir_fd=self.descriptor, follow_symlinks=False)
+            status = os.stat(
+                self._path_argument(name), dir_fd=self.descriptor, follow_symlinks=False
+            )
         except FileNotFoundError:
             return None
         return KINDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
@@ -125,11 +127,11 @@ class Directory:
                 f"of the folder\nremove it{copy}"
             )
 
-    def folder(self, name: str) -> "Directory":
+    def open_folder(self, name: str) -> "Directory":
         """Open a subfolder, which is created if it does not exist."""
         self.require_kind(name, "a folder")
         with suppress(FileExistsError):
-            os.mkdir(self._at(name), dir_fd=self.descriptor)
+            os.mkdir(self._path_argument(name), dir_fd=self.descriptor)
         return Directory(self.path / name, self)
 
     def open_descriptor(self, name: str, flags: int = os.O_RDONLY) -> int:
@@ -137,9 +139,9 @@ class Directory:
         self.require_kind(name, "a file")
         try:
             flags |= FILE_FLAGS
-            descriptor = os.open(self._at(name), flags, 0o666, dir_fd=self.descriptor)
+            descriptor = os.open(self._path_argument(name), flags, 0o666, dir_fd=self.descriptor)
         except OSError as error:
-            # these errors: the file was replaced after the check
+            # ELOOP, ENXIO, EISDIR: the file was replaced after the check
             if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise
             raise CheckpointError(f"{self.path / name} is not a regular file") from None
@@ -213,21 +215,23 @@ class Directory:
     def replace(self, name: str, new: str) -> None:
         """Rename a file or a folder; a file of the new name is replaced."""
         base = self.descriptor
-        os.replace(self._at(name), self._at(new), src_dir_fd=base, dst_dir_fd=base)
+        os.replace(
+            self._path_argument(name), self._path_argument(new), src_dir_fd=base, dst_dir_fd=base
+        )
 
     def remove(self, name: str) -> None:
         """Remove a file, a link (not its target) or a folder with all its contents."""
         if self.kind(name) == "a folder":
-            shutil.rmtree(self._at(name), dir_fd=self.descriptor)
+            shutil.rmtree(self._path_argument(name), dir_fd=self.descriptor)
         else:
             with suppress(FileNotFoundError):
-                os.unlink(self._at(name), dir_fd=self.descriptor)
+                os.unlink(self._path_argument(name), dir_fd=self.descriptor)
 
-    def remove_leftovers(self, is_ours: Callable[[str], bool]) -> None:
-        """Remove the temporary files of atomic writes whose final name satisfies `is_ours`."""
+    def remove_leftovers(self, is_known_name: Callable[[str], bool]) -> None:
+        """Remove the temporary files of atomic writes if `is_known_name` of their final name."""
         for name in self.names():
             match = re.fullmatch(r"\.(.+)\.tmp-\d+@.*", name)
-            if match and is_ours(match[1]):
+            if match and is_known_name(match[1]):
                 with suppress(OSError):
                     self.remove(name)
 

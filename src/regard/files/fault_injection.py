@@ -31,6 +31,6 @@ _calls = count(1)
 
 def inject_fault(point: Point) -> None:
     """Kill this process if `REGARD_FAULT` names this point."""
-    target, _, times = os.environ.get("REGARD_FAULT", "").partition(":")
-    if point == target and next(_calls) == int(times or 1):
+    target, _, count_text = os.environ.get("REGARD_FAULT", "").partition(":")
+    if point == target and next(_calls) == int(count_text or 1):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Reading of untrusted safetensors files, one tensor at a time, and writing of our own.
+"""Read untrusted safetensors files, one tensor at a time, and write safetensors files.
 
 A file is eight bytes with the length n of the header, n bytes of JSON, and the tensor data:
 
@@ -41,8 +41,8 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # the order in which the safetensors library writes dtypes
 WRITE_ORDER = ["I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8", "BOOL"]
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
-MAX_DIMS = 8  # of a tensor
-MAX_HEADER_BYTES = 100_000_000  # a model of a trillion parameters needs a few million
+MAX_DIMS = 8  # dimensions of a tensor
+MAX_HEADER_BYTES = 100_000_000  # the header of a trillion parameters has a few million bytes
 CHUNK = 1 << 23  # bytes per read
 
 
@@ -91,9 +91,9 @@ class TensorReader:
         """The data of a tensor in chunks of `CHUNK` bytes; all chunks share one buffer."""
         entry = self.entries[name]
         buffer = np.empty(min(CHUNK, entry.size), np.uint8)
-        for done in range(0, entry.size, CHUNK):
-            chunk = memoryview(buffer.data)[: min(CHUNK, entry.size - done)]
-            self._fill(entry, done, chunk)
+        for offset in range(0, entry.size, CHUNK):
+            chunk = memoryview(buffer.data)[: min(CHUNK, entry.size - offset)]
+            self._fill(entry, offset, chunk)
             yield chunk
 
     def equal(self, name: str, other: str) -> bool:
@@ -136,10 +136,10 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].size)):
         if entry.start != end:
             problem = "overlaps another" if entry.start < end else "leaves a gap before it"
-            raise _corrupted(path, f"tensor {quote(name)} {problem}")
+            raise _corruption_error(path, f"tensor {quote(name)} {problem}")
         end += entry.size
     if end != size:
-        raise _corrupted(path, f"it has {size:,} bytes and should have {end:,}")
+        raise _corruption_error(path, f"it has {size:,} bytes and should have {end:,}")
     return entries
 
 
@@ -157,7 +157,7 @@ def _parse_header(path: Path) -> tuple[dict[str, Any], int, int]:
             size = os.fstat(file.fileno()).st_size
             (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
             if length > min(size - 8, MAX_HEADER_BYTES):
-                raise _corrupted(path, f"a header of {length:,} bytes in a file of {size:,}")
+                raise _corruption_error(path, f"a header of {length:,} bytes in a file of {size:,}")
             table = parse_json(file.read(length).decode(), _unique_keys)
     except FileNotFoundError:
         raise CheckpointError(f"no weights at {path}") from None
@@ -166,9 +166,9 @@ def _parse_header(path: Path) -> tuple[dict[str, Any], int, int]:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        raise _corrupted(path, f"the header is not JSON: {error}") from None
+        raise _corruption_error(path, f"the header is not JSON: {error}") from None
     if not isinstance(table, dict):
-        raise _corrupted(path, "the header is not a JSON object")
+        raise _corruption_error(path, "the header is not a JSON object")
     return table, 8 + length, size
 
 
@@ -202,10 +202,10 @@ def write_safetensors(
     their order is kept.
     """
 
-    def order(name: str) -> tuple[int, str]:  # larger dtypes first: every tensor is aligned
+    def sort_key(name: str) -> tuple[int, str]:  # larger dtypes first: every tensor is aligned
         return WRITE_ORDER.index(DTYPE_NAMES[tensors[name].dtype]), name
 
-    names = sorted(tensors, key=order)
+    names = sorted(tensors, key=sort_key)
     specs = {name: (tensors[name].dtype, tensors[name].shape) for name in names}
     file.write(make_header(specs, metadata)[0])
     for name in names:
@@ -250,14 +250,16 @@ def conversion_hint(folder: Path, name: str | None = None) -> str:
 
 
 def find_single_file(path: Path, pattern: str, matches: Callable[[Path], bool]) -> Path | None:
-    """`path` itself, or the only file in that folder with this name pattern that `matches`."""
+    """The only file that satisfies `matches`: `path`, or one in that folder with this pattern."""
     if not path_exists(path):
         return None
     candidates = sorted(path.glob(pattern)) if path.is_dir() else [path]
     files = [file for file in candidates if file.is_file() and matches(file)]
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
-        raise CheckpointError(f"{path} has several models of one kind; name one: {names}")
+        raise CheckpointError(
+            f"{path} has several models of one format; give the path of one: {names}"
+        )
     return files[0] if files else None
 
 
@@ -293,7 +295,7 @@ def _parse_entry(path: Path, name: str, info: Any, data_start: int) -> TensorEnt
         begin, end = info["data_offsets"]
     except (KeyError, TypeError, ValueError):
         problem = f"tensor {quote(name)} lacks dtype, shape or data_offsets"
-        raise _corrupted(path, problem) from None
+        raise _corruption_error(path, problem) from None
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CheckpointError(
             f"{path}: tensor {quote(name)} has dtype {quote(dtype)}; known: {', '.join(DTYPES)}"
@@ -302,10 +304,10 @@ def _parse_entry(path: Path, name: str, info: Any, data_start: int) -> TensorEnt
     valid = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in (*shape, begin))
     # A size of 0 counts as 1: torch computes strides from the other sizes, which may overflow.
     if not valid or len(shape) > MAX_DIMS or math.prod(n or 1 for n in shape) >= 1 << 59:
-        raise _corrupted(path, f"tensor {quote(name)} has shape {quote(shape)}, {offsets}")
+        raise _corruption_error(path, f"tensor {quote(name)} has shape {quote(shape)}, {offsets}")
     size = math.prod(shape) * DTYPES[dtype].itemsize
     if type(end) is not int or end - begin != size:
-        raise _corrupted(path, f"tensor {quote(name)} needs {size:,} bytes, {offsets}")
+        raise _corruption_error(path, f"tensor {quote(name)} needs {size:,} bytes, {offsets}")
     return TensorEntry(path, DTYPES[dtype], torch.Size(shape), data_start + begin)
 
 
@@ -316,5 +318,5 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _corrupted(path: Path, problem: str) -> CheckpointError:
+def _corruption_error(path: Path, problem: str) -> CheckpointError:
     return CheckpointError(f"{path} is corrupted or not a safetensors file: {problem}")

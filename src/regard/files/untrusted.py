@@ -1,4 +1,4 @@
-"""Reading of untrusted files: regular files only, size limits, JSON, vocabularies of tokenizers.
+"""Read untrusted files: regular files only, size limits, JSON, vocabularies of tokenizers.
 
 A file of unknown origin must not block the process, exhaust its memory or crash native code.
 """
@@ -23,7 +23,7 @@ from regard.errors import CheckpointError
 
 MAX_FILE_BYTES = 100_000_000  # of a file read into memory; Gemma's tokenizer.json has 33 million
 MAX_JSON_VALUES = 4_000_000  # Gemma's tokenizer.json has 2 million
-MAX_REPLACEMENT = 64  # characters by which a normalizer may replace one; NFKC: 18
+MAX_REPLACEMENT = 64  # characters that a normalizer may make of one character; NFKC: 18
 # Exceptions of numpy and zipfile for corrupted .npz archives. TokenError, SyntaxError and
 # RecursionError are raised because numpy parses the header of an array as Python.
 ARCHIVE_ERRORS = (
@@ -66,17 +66,19 @@ def read_text(path: Path) -> str:
         return file.read()
 
 
-def parse_json(text: str, hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+def parse_json(
+    text: str, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
     """Parse JSON; raise ValueError if it has too many values or is nested too deeply.
 
     A value may take two characters in the text and sixty bytes in memory, so the number of
-    values is estimated before parsing. `hook` is `json.loads`' `object_pairs_hook`.
+    values is estimated before parsing. `object_pairs_hook` is that of `json.loads`.
     """
     values = sum(map(text.count, ",[{"))
     if values > MAX_JSON_VALUES:
         raise ValueError(f"it has about {values:,} values, and the limit is {MAX_JSON_VALUES:,}")
     try:
-        return json.loads(text, object_pairs_hook=hook)
+        return json.loads(text, object_pairs_hook=object_pairs_hook)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -145,7 +147,7 @@ def check_vocab_ids(ids: Collection[Any]) -> None:
 
 
 def check_charsmap(data: bytes) -> int:
-    """Raise ValueError if SentencePiece's `precompiled_charsmap` refers outside itself.
+    """Raise ValueError if SentencePiece's `precompiled_charsmap` has an offset out of range.
 
     The charsmap consists of the size of a double-array trie, the trie (uint32 units, each of which
     may lead to 256 others), and the replacement texts to which its leaves point. Returns the length

@@ -30,7 +30,7 @@ from regard.generate.samplers.temperature import Temperature
 from regard.generate.sampling_state import RowGenerators, SamplingState
 
 DEFAULT_SAMPLERS = ("temperature=0.8", "top_p=0.95")  # where the user names no sampler
-SKIP_REMOVED = ("cpu",)  # devices on which a sort leaves out tokens that were removed
+SKIP_REMOVED_DEVICES = ("cpu",)  # devices on which removed tokens are not sorted
 NOT_FAILED = 2**62  # failure length of a row that has not failed
 
 
@@ -61,12 +61,14 @@ class SamplerTrace:
     sampler: LogitsProcessor
     before: Float[Tensor, "rows remaining"]
     after: Float[Tensor, "rows remaining"]
-    order: Int[Tensor, "rows remaining"] | None  # None: token-id order
-    vocab: int
+    sorted_ids: Int[Tensor, "rows remaining"] | None  # None: in token-id order
+    vocab_size: int
 
     def by_id(self, logits: Float[Tensor, "rows remaining"]) -> Float[Tensor, "rows vocab"]:
         """`before` or `after` in token-id order."""
-        return logits if self.order is None else unsort_logits(logits, self.order, self.vocab)
+        if self.sorted_ids is None:
+            return logits
+        return unsort_logits(logits, self.sorted_ids, self.vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +174,14 @@ class Chain:
                 return fused.sample(processed, sampling, failure_lengths(sampling))
             if use_kernel and not self.greedy and can_run_kernels(sampling.lengths):
                 sample_ids = None if self.fused_tail is not None else _sample_kernel(sampling)
-        processed, order, stateful = at_least_float32(logits), None, []
+        processed, sorted_ids, stateful = at_least_float32(logits), None, []
         skip_samplers = self._argmax_only and sample_ids is None
         for trace in () if skip_samplers else self.run_samplers(logits, sampling):
-            processed, order = trace.after, trace.order
+            processed, sorted_ids = trace.after, trace.sorted_ids
             if trace.sampler.stateful:
                 stateful.append(trace)
-        if order is not None:
-            processed = unsort_logits(processed, order, logits.shape[1])
+        if sorted_ids is not None:
+            processed = unsort_logits(processed, sorted_ids, logits.shape[1])
         if sample_ids is None:
             record_failures(processed, sampling)
             ids = (
@@ -198,10 +200,12 @@ class Chain:
         self, logits: Float[Tensor, "rows vocab"], sampling: SamplingState
     ) -> Float[Tensor, "rows vocab"]:
         """The logits that are sampled from: after all samplers, removed tokens at -inf."""
-        processed, order = at_least_float32(logits), None
+        processed, sorted_ids = at_least_float32(logits), None
         for trace in self.run_samplers(logits, sampling):
-            processed, order = trace.after, trace.order
-        return processed if order is None else unsort_logits(processed, order, logits.shape[1])
+            processed, sorted_ids = trace.after, trace.sorted_ids
+        if sorted_ids is None:
+            return processed
+        return unsort_logits(processed, sorted_ids, logits.shape[1])
 
     def run_samplers(
         self, logits: Float[Tensor, "rows vocab"], sampling: SamplingState
@@ -212,21 +216,22 @@ class Chain:
         removed tokens are moved to the end. Only a sampler that needs token ids restores their
         order. On a CPU, tokens that were removed before the sort are left out of it.
         """
-        logits, order, gaps = at_least_float32(logits), None, False
+        logits, sorted_ids, gaps = at_least_float32(logits), None, False
         samplers = self.active
-        skip_removed = logits.device.type in SKIP_REMOVED
+        skip_removed = logits.device.type in SKIP_REMOVED_DEVICES
         skip_removed = skip_removed and not any(sampler.needs_full_vocab for sampler in samplers)
-        vocab = logits.shape[1]
+        vocab_size = logits.shape[1]
         for sampler in samplers:
-            if sampler.needs_ids and order is not None:
-                logits, order, gaps = unsort_logits(logits, order, vocab), None, False
-            elif sampler.needs_sorted and order is None:
-                logits, order = sort_logits(logits, skip_removed)
-            elif sampler.has_sorted_formula and order is not None and gaps:
-                (logits, order), gaps = move_removed_last(logits, order), False
-            process = sampler.process if order is None else sampler.process_sorted
+            if sampler.needs_ids and sorted_ids is not None:
+                logits = unsort_logits(logits, sorted_ids, vocab_size)
+                sorted_ids, gaps = None, False
+            elif sampler.needs_sorted and sorted_ids is None:
+                logits, sorted_ids = sort_logits(logits, skip_removed)
+            elif sampler.has_sorted_formula and sorted_ids is not None and gaps:
+                (logits, sorted_ids), gaps = move_removed_last(logits, sorted_ids), False
+            process = sampler.process if sorted_ids is None else sampler.process_sorted
             before, logits = logits, process(logits, sampling)
-            yield SamplerTrace(sampler, before, logits, order, vocab)
+            yield SamplerTrace(sampler, before, logits, sorted_ids, vocab_size)
             gaps = gaps or sampler.may_leave_gaps
 
     def check_rows(self, rows: int) -> None:
@@ -249,7 +254,7 @@ class Chain:
         if failed is None:
             return
         for row, length in enumerate(failed.tolist()):
-            if length == NOT_FAILED or _ended(sampling, row, length):
+            if length == NOT_FAILED or _has_stop_id(sampling, row, length):
                 continue
             failed.fill_(NOT_FAILED)
             cause = self.failure_cause(logits_of(row, length), sampling, row, length)
@@ -315,7 +320,7 @@ def record_failures(logits: Float[Tensor, "rows vocab"], sampling: SamplingState
     torch.minimum(failed, lengths, out=failed)
 
 
-def _ended(sampling: SamplingState, row: int, length: int) -> bool:
+def _has_stop_id(sampling: SamplingState, row: int, length: int) -> bool:
     """Whether a stop id is among the first `length` ids of a row, after its prompt."""
     completion = sampling.history[row, int(sampling.prompt_lengths[row]) : length].tolist()
     return not set(sampling.stop).isdisjoint(completion)

@@ -237,7 +237,7 @@ def _start_loop(
 class _Row:
     """One sequence that is being generated."""
 
-    index: int  # of its prompt
+    index: int  # the index of its prompt
     ids: list[int]  # the ids in the model's state, and the newest id
     unfinished: bool = True
 

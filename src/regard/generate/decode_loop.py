@@ -1,4 +1,4 @@
-"""Decode loops: read the last ids and sample the next, eagerly or as a captured CUDA graph."""
+"""Decode loops: feed the last ids to the model and sample the next, eagerly or by CUDA graph."""
 
 from collections.abc import Callable
 from typing import Protocol, cast, runtime_checkable
@@ -20,12 +20,12 @@ SOURCE_MULTIPLE = 32  # sources are padded to a multiple of this length
 
 @runtime_checkable
 class DecodeLoop(Protocol):
-    """Runs decode steps for a batch of rows: reads the last ids and samples the next."""
+    """Runs decode steps for a batch of rows: feeds the last ids to the model, samples the next."""
 
-    tokens_per_sync: int  # tokens per call of `decode`, for best speed
+    tokens_per_sync: int  # tokens to decode between two host synchronizations
     sampling: SamplingState
     state: State
-    last: Int[Tensor, " rows"]  # the ids sampled last, which the model has not read yet
+    last: Int[Tensor, " rows"]  # the ids sampled last, not yet fed to the model
 
     def decode(self, steps: int) -> Int[Tensor, "rows steps"]:
         """The next `steps` ids of each row."""
@@ -288,7 +288,7 @@ def _capture(function: Callable[[], None], device: torch.device) -> Callable[[],
 
 
 def _tensors(sampling: SamplingState) -> list[Tensor]:
-    """The tensors of a sampling state but for its constants, in a fixed order."""
+    """The tensors of a sampling state except its constants, in a fixed order."""
     generators = sampling.generators
     fixed = [
         sampling.history,

@@ -32,11 +32,11 @@ KERNEL_OPS: Mapping[type, Callable[[Any], KernelOp]] = {
 
 @dataclass(frozen=True, slots=True)
 class FusedTail:
-    """Samplers in the order of the kernels: top-k first, or second after `top_n_sigma_of_row`."""
+    """The fused samplers as kernel operations: top-k first, or after `top_n_sigma_of_row`."""
 
     start: int  # index of the first fused sampler; the one before it needs token ids
     ops: tuple[str, ...]
-    gaps: tuple[bool, ...]  # an earlier sampler may have kept a less likely token than it removed
+    gaps: tuple[bool, ...]  # an earlier sampler may have removed a token and kept a less likely one
     settings: tuple[tuple[float, float, float], ...]  # two settings and min_keep
 
     @classmethod

@@ -48,7 +48,7 @@ def parse_sampler(spec: str, token_ids: Callable[[str, str], list[int]] | None =
 def format_sampler(sampler: Sampler, row: int = 0) -> str:
     """Format a sampler as a spec for `parse_sampler`, without settings at their defaults.
 
-    Of a sampler with settings per row, those of `row` are used.
+    For a sampler with settings per row, those of `row` are formatted.
 
     >>> from regard.generate import TopP
     >>> format_sampler(TopP(0.5)), format_sampler(TopP(0.5, min_keep=2))

@@ -30,13 +30,13 @@ class ProbabilityChange:
 class SamplerEffect:
     """The effect of one sampler on one row."""
 
-    sampler: str  # as `parse_sampler` takes it
+    sampler: str  # a spec for `parse_sampler`
     remaining: int  # tokens that can still be sampled
     mass: float  # the probability mass it kept; 1 if it removed nothing
     entropy: float  # after the sampler, in bits
     removed: int  # tokens it removed
     top_removed: list[ProbabilityChange]  # the likeliest of them
-    top_changed: list[ProbabilityChange]  # of the kept tokens, those that changed most
+    top_changed: list[ProbabilityChange]  # the kept tokens that changed most
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class TokenTrace:
     id: int
     model_prob: float  # its probability according to the model
     final_prob: float  # its probability after all samplers
-    entropy: float  # of the model, in bits
+    entropy: float  # of the model's distribution, in bits
     samplers: list[SamplerEffect]
 
 
@@ -136,7 +136,7 @@ class TracedChain(Chain):
         )
 
     def _largest(self, sizes: Tensor, before: Tensor, after: Tensor) -> list[ProbabilityChange]:
-        """The tokens with the largest `sizes`, without those of at most `ROUNDING`."""
+        """The tokens with the largest `sizes`; a size of at most `ROUNDING` is ignored."""
         best = sizes.topk(min(self.top, len(sizes)))
         return [
             ProbabilityChange(id, before[id].item(), after[id].item())

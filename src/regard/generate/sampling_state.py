@@ -94,7 +94,7 @@ class SamplingState:
     prompt_lengths: Int[Tensor, " rows"]  # ids of each row's prompt
     generators: RowGenerators
     stop: tuple[int, ...] = ()  # the ids that end a sequence
-    row_states: dict[Hashable, Tensor] = field(default_factory=dict)  # of samplers
+    row_states: dict[Hashable, Tensor] = field(default_factory=dict)  # the state of samplers
     constants: dict[Hashable, Tensor] = field(default_factory=dict)  # settings as tensors
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Speculative decoding: a draft proposes a few tokens, and the model verifies them in one pass."""
+"""Speculative decoding: a draft proposes tokens, the model verifies them in one forward pass."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,10 +32,10 @@ def speculate(
     seed: int | Sequence[int] | None = None,
     source: Source | None = None,
 ) -> list[list[int]]:
-    r"""Continue every prompt as `generate` does, with fewer passes through the model.
+    r"""Continue every prompt as `generate` does, with fewer forward passes of the model.
 
     `draft`, a smaller model or prompt lookup, proposes up to `draft_tokens` tokens x, sampled
-    from Q. One pass of the model gives P at each of them. The tokens are verified in turn:
+    from Q. One forward pass of the model gives P at each of them. They are verified in turn:
 
         accept x with probability min(1, P(x) / Q(x)),  else sample from max(0, P - Q), renormalized
 
@@ -45,8 +45,8 @@ def speculate(
     Leviathan et al. 2023, Chen et al. 2023.
     """
     completions: list[list[int]] = [[] for _ in prompts]
-    passes = _passes(model, prompts, chain, draft, draft_tokens, tokens, stop, seed, source)
-    for new_ids in passes:
+    options = (draft, draft_tokens, tokens, stop, seed, source)
+    for new_ids in _forward_passes(model, prompts, chain, *options):
         for completion, ids in zip(completions, new_ids, strict=True):
             completion += ids
     return completions
@@ -65,13 +65,13 @@ def stream_speculative(
     source: Source | None = None,
 ) -> Iterator[int]:
     """Continue one prompt, a few ids at a time: the same ids as `speculate`."""
-    passes = _passes(model, [prompt], chain, draft, draft_tokens, tokens, stop, seed, source)
-    for (ids,) in passes:
+    options = (draft, draft_tokens, tokens, stop, seed, source)
+    for (ids,) in _forward_passes(model, [prompt], chain, *options):
         yield from ids
 
 
 @torch.inference_mode()
-def _passes(
+def _forward_passes(
     model: Language,
     prompts: Sequence[Sequence[int]],
     chain: Chain,
@@ -82,7 +82,7 @@ def _passes(
     seed: int | Sequence[int] | None,
     source: Source | None,
 ) -> Iterator[list[list[int]]]:
-    """Yield the ids that each pass through the model adds to each prompt."""
+    """Yield the ids that each forward pass of the model adds to each prompt."""
     check_prompts(prompts, tokens, source)
     if draft_tokens < 1:
         raise ConfigError(f"draft_tokens={draft_tokens} must be at least 1")
@@ -106,7 +106,7 @@ def _passes(
     )
     drafter: Drafter = draft if isinstance(draft, PromptLookup) else _DraftModel(draft, source)
     remaining = dict.fromkeys(range(len(prompts)), tokens)  # ids that each prompt may still get
-    proposal = Proposal.empty(sampling)  # the first pass has none
+    proposal = Proposal.empty(sampling)  # the first forward pass has none
     while True:
         accepted = _verify(target.score(proposal), proposal, chain, sampling)
         new_ids: list[list[int]] = [[] for _ in prompts]
@@ -153,17 +153,17 @@ class Proposal:
         return replace(self, counts=self.counts.minimum(bound))
 
     def token(
-        self, rows: Int[Tensor, " selected"], index: int, vocab: int
+        self, rows: Int[Tensor, " selected"], index: int, vocab_size: int
     ) -> tuple[Int[Tensor, " selected"], Float[Tensor, "selected vocab"]]:
         """Draft token `index` of these rows and its Q; -1 and zeros for a row without one."""
-        # as in `sample_token`
+        # float64 where the device has it, as in `sample_token`
         dtype = torch.float32 if rows.device.type == "mps" else torch.float64
         if index == self.ids.shape[1]:
-            zeros = torch.zeros(len(rows), vocab, dtype=dtype, device=rows.device)
+            zeros = torch.zeros(len(rows), vocab_size, dtype=dtype, device=rows.device)
             return torch.full_like(rows, -1), zeros
         ids, valid = self.ids[rows, index], index < self.counts[rows]
         if self.logits is None:
-            q = one_hot(ids, vocab).to(dtype)
+            q = one_hot(ids, vocab_size).to(dtype)
         else:
             q = self.logits[rows, index].to(dtype).softmax(-1)
         return ids.where(valid, -1), q * valid.unsqueeze(1)
@@ -182,7 +182,7 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptLookup:
-    """Prompt lookup decoding (Saxena 2023): propose what followed an earlier copy of an n-gram.
+    """Prompt lookup decoding (Saxena 2023): propose the ids after an earlier match of an n-gram.
 
     It looks for an earlier occurrence of the last `max_ngram` ids of a row, then of shorter
     n-grams. It needs no model, and helps where a completion quotes its prompt.

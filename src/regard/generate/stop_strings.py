@@ -13,24 +13,24 @@ def truncate_at_stop(pieces: Iterable[str], stop_strings: Sequence[str]) -> Iter
     >>> list(truncate_at_stop(["On", "ce.\\n", "\\nTh", "e end"], ["\\n\\n"]))
     ['On', 'ce.']
     """
-    text = StoppedText(stop_strings)
+    stop_filter = StopStringFilter(stop_strings)
     for piece in pieces:
-        if safe := text.append(piece):
-            yield safe
-        if text.stopped:
+        if text := stop_filter.append(piece):
+            yield text
+        if stop_filter.stopped:
             return
-    if remaining := text.end():
+    if remaining := stop_filter.end():
         yield remaining
 
 
-class StoppedText:
-    """A text that ends before the first complete stop string, piece by piece."""
+class StopStringFilter:
+    """Passes on the pieces of a text up to the first complete stop string."""
 
     def __init__(self, stop_strings: Sequence[str]) -> None:
         if "" in stop_strings:
             raise ConfigError("a stop string must have at least one character")
         self.stop_strings = stop_strings
-        self.stopped = False  # a stop string is complete; the text has ended before it
+        self.stopped = False  # a stop string is complete, and the text ends before it
         self._pending = ""  # may begin a stop string
 
     def append(self, piece: str) -> str:
@@ -47,7 +47,7 @@ class StoppedText:
         return pending[:length]
 
     def end(self) -> str:
-        """The text that was held back, once there are no more pieces."""
+        """The buffered text; call it after the last piece."""
         return self._pending
 
 

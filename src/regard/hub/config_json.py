@@ -34,14 +34,14 @@ NO_MODEL_TYPE = "config.json has no model_type, so the tensors cannot be interpr
 TRAINING_ONLY = {"init", "dropout", "attention_dropout", "ffn_dropout"}  # no effect in eval
 CHOICES: dict[str, Mapping[str, Any]] = {"position": POSITIONS, "score": SCORES, "head": HEADS}
 DEPTHS = ("layers", "encoder_layers")
-# Heads of models that read vectors instead of ids, and what the vectors are.
-NUMBER_HEADS = {"forecast": "the rows of a series", "mixture": "pen strokes"}
+# Heads of models that read vectors instead of ids, and the data that the vectors hold.
+VECTOR_INPUTS = {"forecast": "the rows of a series", "mixture": "pen strokes"}
 # The distance of a model type is the number of differing settings. Another architecture, another
 # head and a missing position encoding count as this many settings.
 INCOMPATIBLE = 100
 OTHER_HEAD = 10
 NO_POSITION = 5
-Differences = dict[str, str | None]  # a differing setting, to the argument that changes it
+Differences = dict[str, str | None]  # a differing setting: the argument that changes it
 # Errors that malformed values of a config.json can cause in `ModelType.read_settings`.
 READ_ERRORS = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
@@ -102,7 +102,7 @@ def read_config_as(
     try:
         settings = merge(merge(settings, model_type.constants), model_type.read_settings(hf))
         settings["head"] = _read_head(model_type, hf, architecture)
-        return canonical(resolve({"family": model_type.family, **settings}))
+        return canonicalize(resolve({"family": model_type.family, **settings}))
     except ConfigError:
         raise
     except READ_ERRORS as error:
@@ -134,9 +134,9 @@ def write_config(
             f"no Hugging Face model type has models of model.family={family_of(config)}, so such a "
             "run is not exported"
         )
-    if head in NUMBER_HEADS:
+    if head in VECTOR_INPUTS:
         raise ConfigError(
-            f"no Hugging Face model type reads {NUMBER_HEADS[head]}, so a model with the head "
+            f"no Hugging Face model type reads {VECTOR_INPUTS[head]}, so a model with the head "
             f"{head!r} is not exported"
         )
     failures: list[tuple[int, str, Differences]] = []  # distance, model type, differing settings
@@ -185,7 +185,7 @@ def equivalent_configs(config: Any) -> Iterator[Any]:
         yield replace(with_half_split_pairs(config), bias=bias, head=head)
 
 
-def canonical(config: Any) -> Any:
+def canonicalize(config: Any) -> Any:
     """An equal configuration in which every setting that has its default value is left out."""
     table = to_table(config)
     implied = {
@@ -247,7 +247,7 @@ def _write_candidate(model_type: ModelType, config: Any, architecture: str) -> C
     return hf | model_type.write_settings(config)
 
 
-EFFECTIVE: dict[str, Any] = {  # the value that None stands for
+EFFECTIVE: dict[str, Any] = {  # the value of a setting that is None by default
     "kv_heads": lambda config: config.kv_heads or config.heads,
     "head_dim": lambda config: config.head_dim or config.dim // config.heads,
     "ffn_dim": lambda config: config.resolved_ffn_dim,
@@ -264,7 +264,7 @@ def _differences(model_type: ModelType, config: Any, hf: ConfigDict) -> tuple[in
         reread = to_table(read_config_as(model_type, hf))
     except ConfigError as error:
         return INCOMPATIBLE, {str(error).splitlines()[0]: None}
-    table = to_table(canonical(config))
+    table = to_table(canonicalize(config))
     keys = [key for key in table if key not in TRAINING_ONLY and table[key] != reread[key]]
     other_head = kind_of(table["head"])[0] != kind_of(reread["head"])[0]
     # A suggestion to train without any position encoding would not help.
@@ -278,7 +278,7 @@ def _differences(model_type: ModelType, config: Any, hf: ConfigDict) -> tuple[in
 
 
 def _change(key: str, value: Any) -> str | None:
-    """A setting as an argument of `regard train`; None if it has no value to write.
+    """A setting as an argument of `regard train`; None if its value is None.
 
     >>> _change("head", {"kind": "classification", "bias": False})
     'model.head.kind=classification model.head.bias=false'

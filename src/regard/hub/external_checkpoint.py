@@ -37,7 +37,7 @@ from regard.text import PairTokenizers, Tokenizer
 logger = logging.getLogger(__name__)
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-HEADS_WITHOUT_PREFIX = ("none", "pooled")  # a model without a task head has unprefixed names
+HEADS_WITHOUT_PREFIX = ("none", "pooled")  # their tensors have no prefix: no task head
 TASK_FOR_HEAD = {  # by architecture and head of a model; other heads have no task here
     ("encoder", "classification"): "text_classification",
     ("decoder", "classification"): "text_classification",
@@ -273,7 +273,7 @@ def prefixed_rules(model_type: ModelType, config: Any) -> list[Rule]:
 
 
 def candidate_rules(model_type: ModelType, config: Any) -> list[Rule]:
-    """The rules with and without the prefix: files may have or lack it, whatever their class."""
+    """The rules with and without the prefix: a file of any class may have or lack it."""
     prefixes = (model_type.prefix, "")
     return [_add_prefix(prefix, rule) for rule in model_type.rules(config) for prefix in prefixes]
 
@@ -303,14 +303,16 @@ def _plan(
         return [str(error).splitlines()[0]], {}, WeightPlan([], [])
     aliases = {alias: name for alias, name in TIED_WEIGHTS.items() if alias not in shapes}
     plan = plan_import(candidate_rules(model_type, config), entries, shapes, aliases)
-    problems = [f"{name} is missing" for name in _missing(plan, model_type, config, shapes)]
+    problems = [f"{name} is missing" for name in _missing_tensors(plan, model_type, config, shapes)]
     unexpected = (name for name in plan.unexpected if not _is_ignored(model_type, name))
     problems += [f"{quote(name)} is unexpected" for name in unexpected]
     misfits = (_misfit(mapping, tensors, shapes) for mapping in plan.mappings)
     return problems + [problem for problem in misfits if problem is not None], shapes, plan
 
 
-def _missing(plan: WeightPlan, model_type: ModelType, config: Any, shapes: Shapes) -> Iterator[str]:
+def _missing_tensors(
+    plan: WeightPlan, model_type: ModelType, config: Any, shapes: Shapes
+) -> Iterator[str]:
     """The external names of missing tensors; one that stores several internal ones appears once."""
     external = {
         name: mapping.external
@@ -379,7 +381,10 @@ def _correct_class_count(
 def _config_with_fitting_head(
     model_type: ModelType, hf: Mapping[str, Any], tensors: TensorReader
 ) -> ModelConfig | None:
-    """The configuration with the first head that fits, for a config.json that names no class."""
+    """The configuration with the first head that fits; None if no head does.
+
+    For a config.json that names no class.
+    """
     for architecture in model_type.heads:
         config: ModelConfig = read_config_as(model_type, hf, architecture)
         if not _plan(model_type, config, tensors)[0]:

@@ -59,24 +59,24 @@ def _check_window(hf: ConfigDict) -> None:
 
 
 def _refuse(
-    setting: str, value: object, why: str = "llama.cpp does not support it for this model"
+    setting: str, value: object, reason: str = "llama.cpp does not support it for this model"
 ) -> None:
-    raise ConfigError(f"{setting}={quote(value)} cannot be exported as GGUF: {why}")
+    raise ConfigError(f"{setting}={quote(value)} cannot be exported as GGUF: {reason}")
 
 
-def _check_gemma2(hf: ConfigDict) -> None:
+def _check_gemma2_and_3(hf: ConfigDict) -> None:
     _check_gemma(hf)
     every = 2 if hf["model_type"] == "gemma2" else 6
     layers = range(hf["num_hidden_layers"])
     kinds = ["full_attention" if not (i + 1) % every else "sliding_attention" for i in layers]
     if hf["layer_types"] != kinds:
-        why = f"layers {every}, {2 * every}, … must have full attention, and no others"
-        _refuse("model.global_every", hf["layer_types"], why)
+        reason = f"layers {every}, {2 * every}, … must have full attention, and no others"
+        _refuse("model.global_every", hf["layer_types"], reason)
     large = hf["num_hidden_layers"] == LAYERS_27B[hf["model_type"]]
     width = hf["hidden_size"] // hf["num_attention_heads"] if large else hf["head_dim"]
     if hf["query_pre_attn_scalar"] != width:
-        why = f"for {hf['num_hidden_layers']} layers llama.cpp uses {width}"
-        _refuse("model.score.scale_dim", hf["query_pre_attn_scalar"], why)
+        reason = f"for {hf['num_hidden_layers']} layers llama.cpp uses {width}"
+        _refuse("model.score.scale_dim", hf["query_pre_attn_scalar"], reason)
     if hf["model_type"] == "gemma3_text" and hf.get("rope_local_base_freq") != 10_000.0:
         _refuse("model.position.window_base", hf.get("rope_local_base_freq"), "it must be 10000")
 
@@ -120,10 +120,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {  # by model_type
     "qwen3": Architecture(name="qwen3", activations=SILU, check=_check_window),
     "gemma": Architecture(name="gemma", activations=GELU, transform=_plus_one, check=_check_gemma),
     "gemma2": Architecture(
-        name="gemma2", activations=GELU, transform=_plus_one, check=_check_gemma2
+        name="gemma2", activations=GELU, transform=_plus_one, check=_check_gemma2_and_3
     ),
     "gemma3_text": Architecture(
-        name="gemma3", activations=GELU, transform=_plus_one, check=_check_gemma2
+        name="gemma3", activations=GELU, transform=_plus_one, check=_check_gemma2_and_3
     ),
     "phi": Architecture(name="phi2", activations=GELU, eps_key="layer_norm_eps", check=_check_phi),
     "phi3": Architecture(name="phi3", activations=SILU, check=_check_window),
@@ -151,7 +151,7 @@ def write_gguf(folder: Path, tokenizer: Tokenizer, path: Path, type: str) -> flo
     writer = gguf.GGUFWriter(path, architecture.name)
     _write_settings(writer, gguf, architecture, hf, type)
     size = expected["token_embd.weight"].shape[0]
-    write_vocabulary(writer, gguf, tokenizer, size, architecture.name)
+    write_vocabulary(writer, tokenizer, size, architecture.name)
     if (template := read_template(folder)) is not None:
         writer.add_chat_template(template)
     for name, weight in expected.items():
@@ -163,11 +163,11 @@ def write_gguf(folder: Path, tokenizer: Tokenizer, path: Path, type: str) -> flo
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return _difference(gguf, path, expected)
+    return _compare_weights(gguf, path, expected)
 
 
 def describe_other_types(path: Path, type: str) -> str | None:
-    """How many matrices of a file have another type than `type`, and why; None if none has."""
+    """How many matrices of a file are not of the type `type`, and the reason; None if all are."""
     tensors = import_gguf().GGUFReader(path).tensors
     kinds = Counter(
         tensor.tensor_type.name.lower()
@@ -180,8 +180,8 @@ def describe_other_types(path: Path, type: str) -> str | None:
     counts = " and ".join(
         f"{count} of {total} matrices as {kind}" for kind, count in others.items()
     )
-    why = "rows that fit no block" if type != "q4_k" else EXCEPTIONS_Q4_K
-    return f"stored {counts}: {why}"
+    reason = "rows that fit no block" if type != "q4_k" else EXCEPTIONS_Q4_K
+    return f"stored {counts}: {reason}"
 
 
 def architecture_of(hf: ConfigDict) -> Architecture:
@@ -191,10 +191,12 @@ def architecture_of(hf: ConfigDict) -> Architecture:
         known = ", ".join(ARCHITECTURES)
         raise ConfigError(f"model_type={kind!r} cannot be exported as GGUF; supported: {known}")
     architecture = ARCHITECTURES[kind]
-    act = hf.get("hidden_act") or hf.get("hidden_activation") or hf.get("activation_function")
-    if act not in architecture.activations:
+    activation = (
+        hf.get("hidden_act") or hf.get("hidden_activation") or hf.get("activation_function")
+    )
+    if activation not in architecture.activations:
         only = architecture.activations[0]
-        _refuse("model.ffn", act, f"llama.cpp's {architecture.name} has {only}")
+        _refuse("model.ffn", activation, f"llama.cpp's {architecture.name} has {only}")
     model_class = str(hf["architectures"][0])
     if architecture.name != "bert" and not model_class.endswith(("ForCausalLM", "LMHeadModel")):
         _refuse("model.head", model_class, "llama.cpp supports causal language models only")
@@ -343,20 +345,20 @@ def _rope_factors(hf: ConfigDict) -> list[float]:
     return factors
 
 
-def _difference(gguf: Any, path: Path, expected: Mapping[str, Array]) -> float:
+def _compare_weights(gguf: Any, path: Path, expected: Mapping[str, Array]) -> float:
     """Read the file again, and return the largest relative difference of a weight."""
-    worst = 0.0
+    max_difference = 0.0
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     if stored.keys() != expected.keys():
         raise CheckpointError(f"{path} does not hold all tensors; nothing was written")
     for name, weight in expected.items():
         kind = stored[name].tensor_type
-        read = gguf.quants.dequantize(stored[name].data, kind).reshape(weight.shape)
-        difference = float(np.abs(read - weight).max() / max(1e-30, np.abs(weight).max()))
+        dequantized = gguf.quants.dequantize(stored[name].data, kind).reshape(weight.shape)
+        difference = float(np.abs(dequantized - weight).max() / max(1e-30, np.abs(weight).max()))
         if not difference <= ERROR_BOUNDS[kind.name]:
             raise CheckpointError(
                 f"{name} differs by {difference:.2g} of its largest weight after it was stored as "
                 f"{kind.name}; nothing was written"
             )
-        worst = max(worst, difference)
-    return worst
+        max_difference = max(max_difference, difference)
+    return max_difference

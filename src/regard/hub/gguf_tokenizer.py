@@ -9,7 +9,7 @@ from regard.text import Tokenizer
 from regard.text.tokenizer import METASPACE
 from regard.text.wordpiece import CONTINUATION
 
-NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # llama.cpp's token types
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # llama.cpp's token types
 # llama.cpp's names of pre-tokenizers, by the regular expression that splits text before BPE.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -20,9 +20,7 @@ SPLITS = {
 ROLES = ("bos", "eos", "unk", "pad", "mask", "sep")
 
 
-def write_vocabulary(
-    writer: Any, gguf: Any, tokenizer: Tokenizer, size: int, architecture: str
-) -> None:
+def write_vocabulary(writer: Any, tokenizer: Tokenizer, size: int, architecture: str) -> None:
     """Add the tokens of a tokenizer to a GGUF writer; `size` is the vocabulary size of the model.
 
     Raises if llama.cpp has no tokenizer that gives the same ids.
@@ -40,7 +38,7 @@ def write_vocabulary(
     types = [NORMAL if id in vocab else UNUSED for id in range(size)]
     tokens = [vocab.get(id, f"[PAD{id}]") for id in range(size)]
     for added in table["added_tokens"]:
-        types[added["id"]] = CONTROL if added["special"] else USER
+        types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
     for id in tokenizer.special_ids:
         types[id] = CONTROL
     unknown = tokenizer.special_id("unk")
@@ -66,9 +64,9 @@ def write_vocabulary(
     writer.add_add_eos_token(False)
 
 
-def _refuse(tokenizer: Tokenizer, why: str) -> None:
+def _refuse(tokenizer: Tokenizer, reason: str) -> None:
     raise ConfigError(
-        f"the tokenizer ({tokenizer.kind}) cannot be exported as GGUF: {why};\n"
+        f"the tokenizer ({tokenizer.kind}) cannot be exported as GGUF: {reason};\n"
         "train with data.tokenizer=bpe, or export with --format transformers"
     )
 
@@ -118,10 +116,10 @@ def _write_bpe(
 
 def _split_name(tokenizer: Tokenizer, pre_tokenizers: list[dict[str, Any]]) -> str:
     patterns = [step["pattern"].get("Regex") for step in pre_tokenizers if step["type"] == "Split"]
-    (level,) = (step for step in pre_tokenizers if step["type"] == "ByteLevel")
-    if level.get("add_prefix_space"):
+    (byte_level,) = (step for step in pre_tokenizers if step["type"] == "ByteLevel")
+    if byte_level.get("add_prefix_space"):
         _refuse(tokenizer, "it adds a space before a text")
-    if not patterns and level.get("use_regex", True):
+    if not patterns and byte_level.get("use_regex", True):
         return "gpt-2"
     if len(patterns) == 1 and patterns[0] in SPLITS:
         return SPLITS[patterns[0]]

@@ -1,4 +1,4 @@
-"""Compare the outputs of an exported model in llama.cpp with ours, through llama-cpp-python."""
+"""Compare an exported model's outputs in llama.cpp with those of torch, by llama-cpp-python."""
 
 from pathlib import Path
 from typing import Any
@@ -28,19 +28,19 @@ def compare_llama_cpp(path: Path, model: Transformer, type: str) -> float | None
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (1, length), generator=generator)
     try:
-        theirs = (_logits if is_decoder else _embeddings)(llama_cpp, path, ids[0].tolist())
+        actual = (_logits if is_decoder else _embeddings)(llama_cpp, path, ids[0].tolist())
     except ValueError as error:
         raise CheckpointError(
             f"llama.cpp cannot open the file; nothing was written: {error}"
         ) from error
     with torch.no_grad():
         hidden = model(ids)
-        ours = (model.head(hidden) if is_decoder else hidden)[0].numpy()
-    difference = float(np.abs(theirs - ours).max())
-    if type == "f32" and not difference <= TOLERANCE * max(1.0, float(np.abs(ours).max())):
+        expected = (model.head(hidden) if is_decoder else hidden)[0].numpy()
+    difference = float(np.abs(actual - expected).max())
+    if type == "f32" and not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise CheckpointError(
-            f"llama.cpp opens the file, but its {'logits' if is_decoder else 'embeddings'} are off "
-            f"by {difference:.2g}; nothing was written"
+            f"llama.cpp opens the file, but its {'logits' if is_decoder else 'embeddings'} "
+            f"differ by {difference:.2g}; nothing was written"
         )
     return difference
 

@@ -40,7 +40,7 @@ class ModelType:
     `defaults` are the values that transformers uses for settings that a file omits.
     `read_settings` computes the internal settings that are not one to one from config.json with
     its defaults filled in, `write_settings` does the reverse. `write_settings` accepts any
-    configuration; `write_config` detects what it cannot express by reading the result again.
+    configuration; `write_config` reads the result again to detect settings that it cannot express.
     """
 
     name: str  # model_type in config.json

@@ -1,4 +1,4 @@
-"""Write a Transformer as an ONNX file, and compare ONNX Runtime's outputs with ours.
+"""Write a Transformer as an ONNX file, and compare ONNX Runtime's outputs with torch's.
 
 An encoder reads `input_ids`, `lengths` and, if it has segments, `token_type_ids`. A decoder has a
 KV cache: it reads `input_ids` and `past_key_values.N.key` and `.value`, and writes `present.N.key`
@@ -57,11 +57,12 @@ class _Decoder(nn.Module):
 
     def forward(self, input_ids: Tensor, past: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         (rows, time), length = input_ids.shape, past[0].shape[2]
-        extended = [
+        padded_past = [
             torch.cat((part, part.new_zeros(rows, part.shape[1], time, part.shape[3])), 2)
             for part in past
         ]
-        caches = [KVCache(*extended[index : index + 2]) for index in range(0, len(extended), 2)]
+        indices = range(0, len(padded_past), 2)
+        caches = [KVCache(*padded_past[index : index + 2]) for index in indices]
         lengths = torch.full((rows,), length, dtype=torch.int64)
         state = TransformerState(caches, lengths, length + time, length)
         logits, _ = self.model.step(input_ids, state, all_logits=True)
@@ -69,7 +70,7 @@ class _Decoder(nn.Module):
 
 
 def write_onnx(model: Transformer, path: Path) -> float:
-    """Write the model to `path`, and return the largest difference between ONNX Runtime and us."""
+    """Write the model to `path`; return the largest difference of ONNX Runtime's outputs."""
     try:
         import onnxruntime
         import onnxscript  # noqa: F401 -- torch.onnx needs it

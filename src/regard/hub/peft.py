@@ -143,11 +143,11 @@ def _join(
     transform: Any,
 ) -> tuple[Tensor, Tensor, float]:
     """A, B and the scale of an external layer; its internal layers may have different scales."""
-    present = {layer: adapter.layers[layer] for layer in layers if layer in adapter.layers}
-    scale = next(iter(present.values()))[2]
+    updates = {layer: adapter.layers[layer] for layer in layers if layer in adapter.layers}
+    scale = next(iter(updates.values()))[2]
     parts = {
         layer: (a, transform(f"{layer}.weight", b) * (layer_scale / scale))
-        for layer, (a, b, layer_scale) in present.items()
+        for layer, (a, b, layer_scale) in updates.items()
     }
     shared = next(iter(parts.values()))[0]
     is_shared = len(parts) == len(layers) and all(torch.equal(a, shared) for a, _ in parts.values())
@@ -198,8 +198,10 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
             factors.setdefault(match["layer"], {})[match["part"]] = tensor
         else:
             others[name] = tensor
-    if bad := [name for name, tensor in values.items() if not is_finite(tensor)]:
-        raise CheckpointError(f"{folder / MODEL}: {quote(bad[0])} has values that are not finite")
+    if non_finite := [name for name, tensor in values.items() if not is_finite(tensor)]:
+        raise CheckpointError(
+            f"{folder / MODEL}: {quote(non_finite[0])} has values that are not finite"
+        )
     if incomplete := next((name for name, parts in factors.items() if len(parts) < 2), None):
         raise CheckpointError(
             f"{folder / MODEL}: {quote(incomplete)} has only one of lora_A and lora_B"

@@ -99,7 +99,7 @@ def _read_scaling(kind: str, rope: ConfigDict, hf: ConfigDict) -> ConfigDict:
         original = context
     elif kind != "llama3":
         rope = {"original_max_position_embeddings": context} | rope
-    if original is not None:  # transformers prefers it to the one in rope_parameters
+    if original is not None:  # it overrides the value in rope_parameters in transformers too
         rope = rope | {"original_max_position_embeddings": original}
     if missing := [key for key in SCALING_OPTIONS[kind] if rope.get(key) is None]:
         raise ConfigError(f"rope_type={kind!r} needs {', '.join(missing)}")
@@ -143,8 +143,8 @@ def write_rope(
     if scaling is not None and scaling["kind"] in SCALING_OPTIONS:
         values = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **scaling}
         names = SCALING_OPTIONS[scaling["kind"]] | OPTIONAL_SCALING_OPTIONS.get(scaling["kind"], {})
-        scaled = {external: values[name] for external, name in names.items() if name in values}
-        hf["rope_scaling"] = {"rope_type": scaling["kind"], **scaled}
+        hf_options = {external: values[name] for external, name in names.items() if name in values}
+        hf["rope_scaling"] = {"rope_type": scaling["kind"], **hf_options}
     return hf
 
 

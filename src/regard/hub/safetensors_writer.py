@@ -92,14 +92,14 @@ def split_into_shards(
     """Distribute tensors, in order, over files of at most `limit` bytes (or one larger tensor)."""
     limit = MAX_SHARD_BYTES if limit is None else limit
     shards: list[dict[str, TensorSpec]] = [{}]
-    filled = 0
+    shard_bytes = 0
     for name, (dtype, shape) in specs.items():
         size = math.prod(shape) * dtype.itemsize
-        if shards[-1] and filled + size > limit:
+        if shards[-1] and shard_bytes + size > limit:
             shards.append({})
-            filled = 0
+            shard_bytes = 0
         shards[-1][name] = (dtype, shape)
-        filled += size
+        shard_bytes += size
     if len(shards) == 1:
         return {folder / "model.safetensors": shards[0]}
     count = len(shards)

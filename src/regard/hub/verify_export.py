@@ -14,7 +14,9 @@ from regard.models.build import count_parameters
 from regard.nn.state import Source
 from regard.units import format_bytes
 
-TOLERANCE = 1e-3  # for float32 outputs up to 10; larger than rounding from another order of sums
+TOLERANCE = (
+    1e-3  # for float32 outputs up to 10; larger than the rounding error of another summation order
+)
 AUTO_CLASSES = {  # by architecture, or "images" for a ViT, and head of a model
     ("decoder", "linear"): "AutoModelForCausalLM",
     ("encoder-decoder", "linear"): "AutoModelForSeq2SeqLM",
@@ -37,7 +39,7 @@ AUTO_CLASSES = {  # by architecture, or "images" for a ViT, and head of a model
     ("encoder", "none"): "AutoModelForTextEncoding",  # AutoModel, or the encoder of a T5
     ("encoder-decoder", "span"): "AutoModelForQuestionAnswering",
 }
-OUTPUTS = {"none": "last_hidden_state", "pooled": "pooler_output"}  # all others: logits
+OUTPUTS = {"none": "last_hidden_state", "pooled": "pooler_output"}  # other heads: logits
 
 
 def reason_not_to_compare(config: Any, free_bytes: int) -> str | None:
@@ -81,7 +83,7 @@ def compare(folder: Path, config: Any, load: Callable[[], nn.Module]) -> float:
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max()) / 10):
         raise CheckpointError(
             f"transformers opens the exported folder as {type(hf_model).__name__}, but its "
-            f"outputs are off by {difference:.2g}; nothing was written"
+            f"outputs differ by {difference:.2g}; nothing was written"
         )
     return difference
 

@@ -66,7 +66,7 @@ class GroupedByHead:
 
 @dataclass(frozen=True, slots=True)
 class LeadingAxes:
-    """One tensor with additional leading axes of length 1, `ndim` axes in all."""
+    """One tensor with additional leading axes of length 1, for a total of `ndim` axes."""
 
     ndim: int
 
@@ -132,7 +132,7 @@ class TensorMapping:
 
 @dataclass(frozen=True, slots=True)
 class WeightPlan:
-    """The mapping of external to internal tensors, and the names that match nothing."""
+    """The mapping of external to internal tensors, and the names without a match."""
 
     mappings: list[TensorMapping]
     missing: list[str]  # internal names that no external tensor fills
@@ -157,9 +157,9 @@ def plan_import(
             match = pattern.fullmatch(name)
             if match is None:
                 continue
-            full = tuple(_substitute(part, match.groupdict()) for part in rule.internal_names)
-            targets = tuple((aliases or {}).get(part, part) for part in full)
-            if targets != full:
+            names = tuple(_substitute(part, match.groupdict()) for part in rule.internal_names)
+            targets = tuple((aliases or {}).get(part, part) for part in names)
+            if targets != names:
                 plan.tied.add(name)
             if targets in filled:
                 plan.duplicates[name] = filled[targets]

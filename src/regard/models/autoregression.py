@@ -90,10 +90,10 @@ class Autoregression(nn.Module):
         self, series: Float[Tensor, "batch time"], steps: int
     ) -> Float64[Tensor, "batch predictions"]:
         """The next `steps` values, recursively: predictions are read as inputs."""
-        extended = series.to(self.weight)
+        values = series.to(self.weight)
         for _ in range(steps):
-            extended = torch.cat([extended, self(extended[:, -self.config.order :])], 1)
-        return extended[:, series.shape[1] :]
+            values = torch.cat([values, self(values[:, -self.config.order :])], 1)
+        return values[:, series.shape[1] :]
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -37,9 +37,9 @@ class BagOfWordsConfig(Settings):
 
 
 class BagOfWords(nn.Module):
-    r"""A linear classifier of word counts; the order of words is lost.
+    r"""A linear classifier of word counts; it ignores the order of the words.
 
-    c_w = how often w occurs,    logits = W c + b
+    c_w = the number of times that w occurs,    logits = W c + b
     """
 
     def __init__(self, config: BagOfWordsConfig) -> None:

@@ -60,7 +60,7 @@ class Language(Protocol):
 
     @property
     def context(self) -> int | None:
-        """The most ids a row can hold; None: no limit."""
+        """The maximum number of ids per row; None: no limit."""
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> State:
         """An empty state for `rows` rows of up to `capacity` ids each; `source` is encoded here."""

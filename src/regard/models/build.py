@@ -56,7 +56,7 @@ MAX_LAYERS, MAX_MODEL_INTEGER = 10_000, 1 << 24
 
 
 def preset(name: str, **fields: Any) -> ModelConfig:
-    """The configuration of a preset, with some fields changed.
+    """The configuration of a preset, with some fields replaced.
 
     >>> preset("gpt2", position="alibi").position
     'alibi'
@@ -149,8 +149,8 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     With LoRA, only the trainable parameters: the others are weights of the base model.
     """
     if has_lora(model):
-        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        return {name: tensor.detach() for name, tensor in trained.items()}
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        return {name: tensor.detach() for name, tensor in trainable.items()}
     tensors = dict(model.named_parameters()) | persistent_buffers(model)
     return {name: tensor.detach() for name, tensor in tensors.items()}
 

@@ -22,7 +22,7 @@ Features = Literal["convolution", "patches"]
 
 
 class ImageGrid:
-    """Mixin of a configuration: the image is a square grid of regions, `patch_size` pixels wide."""
+    """A mixin of configurations: an image is a square grid of regions, `patch_size` pixels wide."""
 
     __slots__ = ()
     image_size: int
@@ -130,7 +130,7 @@ class RecurrentCaptionerConfig(ImageGrid, Settings):
 
     @property
     def depths(self) -> tuple[int, int]:
-        """Encoder and decoder layers; equal, since every decoder layer gets an initial state."""
+        """The number of encoder and decoder layers: equal, so that all have an initial state."""
         return self.layers, self.layers
 
 

@@ -18,14 +18,15 @@ from regard.nn.head import IGNORE_INDEX, Head
 from regard.nn.loss import linear_cross_entropy
 
 NOISE_POWER = 0.75  # exponent of the unigram counts in the noise distribution
-NOISE_SAMPLES = 8  # per row, at least
-WORDS_PER_SAMPLE = 8  # in longer rows
+NOISE_SAMPLES = 8  # minimum number of noise samples per row
+WORDS_PER_SAMPLE = 8  # longer rows have one noise sample per this many words
 
 
 class _SparseMatmul(torch.autograd.Function):
     """A x for a sparse matrix A: row i of A has `entries[i]` in the columns `columns[i]`.
 
-    Aᵀ has `transposed` in the same places, so the gradient of x is the same sum of rows, Aᵀ dy.
+    The sparsity pattern is symmetric: Aᵀ has `transposed` in the same columns, so the gradient
+    Aᵀ dy is computed in the same way.
     """
 
     @staticmethod
@@ -37,8 +38,8 @@ class _SparseMatmul(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        (dy,) = gradients
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+        (dy,) = grad_outputs
         columns, transposed = ctx.saved_tensors
         dx = F.embedding_bag(columns, dy, mode="sum", per_sample_weights=transposed)
         return dx, None, None, None
@@ -47,8 +48,8 @@ class _SparseMatmul(torch.autograd.Function):
 class _NegativeSamplingScores(torch.autograd.Function):
     """The scores x · u at each position: of its word, and of every noise word of its row.
 
-    `u` has the vectors of the words first, then those of the noise. The two gradients of u are
-    written next to each other, and those of x are added in a matmul: autograd would copy them.
+    `u` has the vectors of the words first, then those of the noise. Both gradients of u are written
+    into one tensor, and those of x are summed by `baddbmm_`; autograd would make copies.
     """
 
     @staticmethod
@@ -59,8 +60,8 @@ class _NegativeSamplingScores(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        dpositive, dnegative = gradients[0].unsqueeze(-1), gradients[1]
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor]:
+        dpositive, dnegative = grad_outputs[0].unsqueeze(-1), grad_outputs[1]
         x, u = ctx.saved_tensors
         du = torch.empty_like(u)
         (words, noise), (dwords, dnoise) = _split(u, x), _split(du, x)
@@ -79,8 +80,8 @@ class NegativeSamplingHead(Head):
 
         loss = - log σ(u_w · h) - k mean_n log σ(- u_n · h),     n ~ Q(n) ∝ (1 + count(n))^0.75
 
-    The words of a row share 8 samples of n, one per 8 words in longer rows: the same expectation
-    as k samples for each word, in a fraction of the time (Ji et al. 2016). The optimal u gives
+    All words of a row share their noise samples, 8 or one per 8 words: the same expectation as k
+    samples for each word, in a fraction of the time (Ji et al. 2016). The optimal u gives
     u_w · h = log P(w | C) - log k Q(w) (Levy & Goldberg 2014), so evaluation uses P(w | C) =
     softmax_w(u_w · h + log Q(w)), which is comparable with a full softmax. Mikolov et al. 2013,
     where counts are not incremented by 1.
@@ -152,8 +153,8 @@ class CBOW(nn.Module):
         h_t = mean of v_c over c in C,    C = {id_{t-w} .. id_{t+w}} without id_t
         P(id_t = w | C) = softmax_w(u_w · h_t)
 
-    v is `embed`, u the matrix of `head`. This is attention with equal weights: the order of words
-    is lost, and a word has one vector in every context. Mikolov et al. 2013.
+    v is `embed`, u the matrix of `head`. This is attention with equal weights: it ignores the order
+    of the words, and a word has the same vector in every context. Mikolov et al. 2013.
     """
 
     def __init__(self, config: CBOWConfig) -> None:

@@ -108,7 +108,7 @@ def _rotates(position: Choice) -> bool:
     return getattr(cls, "rotation", Position.rotation) is not Position.rotation
 
 
-def reads_first(head: Choice) -> bool:
+def reads_first_position(head: Choice) -> bool:
     """Whether a head reads the first position only."""
     return (
         kind_of(head)[0] == "pooled"
@@ -249,7 +249,7 @@ TRANSFORMER_RULES: tuple[CompatibilityRule, ...] = (
         "set embed_dim, or leave out factorize_positions",
     ),
     (
-        lambda c: c.architecture != "encoder" and reads_first(c.head),
+        lambda c: c.architecture != "encoder" and reads_first_position(c.head),
         "head={c.head!r} reads the first position, which in a causal model "
         "(architecture={c.architecture!r}) depends on the first token only;\n"
         "set architecture='encoder', or pool='last' of head 'classification'",

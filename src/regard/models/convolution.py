@@ -43,7 +43,7 @@ class ConvolutionConfig(Settings):
         check_input_dim(self)
         if self.kernel_size < 2:
             raise ConfigError(
-                f"kernel_size={self.kernel_size} must be at least 2: with 1, no earlier id is read"
+                f"kernel_size={self.kernel_size} must be at least 2: 1 would read no earlier id"
             )
         if self.layers > MAX_CONVOLUTIONS:
             raise ConfigError(
@@ -113,7 +113,7 @@ class ConvolutionLM(LanguageModel):
         h = self.embed.weight.new_zeros(rows, 1, self.config.dim)
         zeros = torch.zeros(rows, dtype=torch.long, device=h.device)
         return RecurrentState(
-            [*((left,) for left in self._zero_left_contexts(rows)), (h,)], zeros, zeros
+            [*((context,) for context in self._zero_left_contexts(rows)), (h,)], zeros, zeros
         )
 
     def step(
@@ -125,11 +125,11 @@ class ConvolutionLM(LanguageModel):
         all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], RecurrentState]:
         """Read one or more ids per row; see `Language.step`."""
-        x, after = self.hidden(ids, state, counts=counts)
+        x, next_state = self.hidden(ids, state, counts=counts)
         if not all_logits:
-            [(h,)] = after.layers[-1:]
-            x = slice_rows(h, after.index, 1)
-        return self.head(x), after
+            [(h,)] = next_state.layers[-1:]
+            x = slice_rows(h, next_state.index, 1)
+        return self.head(x), next_state
 
     def hidden(
         self,
@@ -159,9 +159,9 @@ class ConvolutionLM(LanguageModel):
         """The hidden states, and the inputs of each layer."""
         x = self.embed(ids)
         skips, layer_inputs = torch.zeros_like(x), []
-        for layer, left in zip(self._convolutions(), left_contexts, strict=True):
+        for layer, left_context in zip(self._convolutions(), left_contexts, strict=True):
             x = layer.carry_hook(x)
-            layer_inputs.append(torch.cat([left, x], 1))
+            layer_inputs.append(torch.cat([left_context, x], 1))
             y = self.dropout(layer(layer_inputs[-1]))
             x, skips = x + y, skips + y
         return F.relu(self.mix(F.relu(skips))), layer_inputs

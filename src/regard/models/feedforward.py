@@ -78,11 +78,11 @@ class FeedforwardLM(LanguageModel):
         all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], RecurrentState]:
         """Read one or more ids per row; see `Language.step`."""
-        x, after = self.hidden(ids, state, counts=counts)
+        x, next_state = self.hidden(ids, state, counts=counts)
         if not all_logits:
-            [(last,)] = after.current()
-            x = self._features(last.unsqueeze(1))
-        return self.head(x), after
+            [(history,)] = next_state.current()
+            x = self._features(history.unsqueeze(1))
+        return self.head(x), next_state
 
     def hidden(
         self,
@@ -93,17 +93,17 @@ class FeedforwardLM(LanguageModel):
     ) -> tuple[Float[Tensor, "rows time dim"], RecurrentState]:
         """The input of the head after each id, and the state after `ids`."""
         assert isinstance(state, RecurrentState)
-        [(last,)] = state.current()
-        windows = self._windows(ids, last)
+        [(history,)] = state.current()
+        windows = self._windows(ids, history)
         return self._features(windows[:, 1:]), state.advance([(windows,)], counts)
 
     def _zeros(self, rows: int) -> Tensor:
         return self.embed.weight.new_zeros(rows, self.config.order - 1, self.config.dim)
 
-    def _windows(self, ids: Tensor, before: Tensor) -> Tensor:
-        """The last order - 1 embeddings before these ids and after each of them."""
-        seen = torch.cat([before, self.carry_hook(self.embed(ids))], 1)
-        return seen.unfold(1, before.shape[1], 1).transpose(2, 3)
+    def _windows(self, ids: Tensor, history: Tensor) -> Tensor:
+        """The last order - 1 embeddings, before these ids and after each of them."""
+        embeddings = torch.cat([history, self.carry_hook(self.embed(ids))], 1)
+        return embeddings.unfold(1, history.shape[1], 1).transpose(2, 3)
 
     def _features(self, windows: Tensor) -> Tensor:
         x = windows.flatten(-2)

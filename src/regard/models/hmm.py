@@ -1,4 +1,4 @@
-"""The hidden Markov model, fitted by Baum-Welch: no gradients."""
+"""The hidden Markov model, fitted by the Baum-Welch algorithm without gradients."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -98,12 +98,12 @@ class HMM(LanguageModel):
             posterior = (forward + backward).softmax(-1) * valid.unsqueeze(-1)
             initial += posterior[:, 0].sum(0)
             emissions.index_add_(1, ids.flatten(), posterior.flatten(0, 1).T)
-            after = emission + backward  # (batch, time, states)
+            emission_backward = emission + backward  # (batch, time, states)
             for t in range(1, ids.shape[1]):
                 pair = (
                     forward[:, t - 1].unsqueeze(-1)
                     + self.log_transition
-                    + after[:, t].unsqueeze(-2)
+                    + emission_backward[:, t].unsqueeze(-2)
                 )
                 pair = pair.flatten(1).softmax(-1).view_as(pair)  # (batch, states, states)
                 transition += pair[valid[:, t]].sum(0)
@@ -178,8 +178,8 @@ class HMM(LanguageModel):
         """log P of the ids after each position, given its state: the backward algorithm."""
         backward = [torch.zeros_like(emissions[:, 0])]
         for t in range(emissions.shape[1] - 1, 0, -1):
-            before = _log_matmul(backward[-1] + emissions[:, t], self.log_transition.T)
-            backward.append(before.where(valid[:, t].unsqueeze(-1), 0.0))
+            previous = _log_matmul(backward[-1] + emissions[:, t], self.log_transition.T)
+            backward.append(previous.where(valid[:, t].unsqueeze(-1), 0.0))
         return torch.stack(backward[::-1], 1)
 
     def _predict(self, beliefs: Tensor) -> Tensor:
@@ -205,8 +205,8 @@ def _normalize(logs: Tensor) -> Tensor:
 
 def _log_matmul(logs: Tensor, matrix: Tensor) -> Tensor:
     """log(exp(logs) exp(matrix)), shifted by the maximum for numerical stability."""
-    largest = logs.amax(-1, keepdim=True)
-    return ((logs - largest).exp() @ matrix.exp()).log() + largest
+    maximum = logs.amax(-1, keepdim=True)
+    return ((logs - maximum).exp() @ matrix.exp()).log() + maximum
 
 
 def _padded_rows(batch: TokenBatch, vocab_size: int, device: torch.device) -> tuple[Tensor, Tensor]:

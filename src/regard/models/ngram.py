@@ -93,20 +93,20 @@ class NGram(LanguageModel):
         parts = [torch.full(words.shape, 1 / vocab, dtype=torch.float64, device=words.device)]
         for length, histories in enumerate(self._histories(ids)):
             distinct, inverse = histories[scored].unique(return_inverse=True)
-            row, word, probability, backoff, known = self._smooth(length, distinct)
-            if self.smoothing.uniform_backoff:  # a seen history leaves only the uniform part
+            row, word, probability, backoff, seen = self._smooth(length, distinct)
+            if self.smoothing.uniform_backoff:  # below a seen history only the uniform part counts
                 uniform = torch.full_like(parts[0], 1 / vocab)
                 parts = [
-                    part.where(~known[inverse], torch.zeros_like(part) if index else uniform)
+                    part.where(~seen[inverse], torch.zeros_like(part) if index else uniform)
                     for index, part in enumerate(parts)
                 ]
             parts = [part * backoff[inverse] for part in parts]
             keys, target_keys = row * vocab + word, inverse * vocab + words
             index = torch.searchsorted(keys, target_keys).clamp_max(max(0, len(keys) - 1))
-            matched = torch.zeros_like(parts[0])
+            target_probability = torch.zeros_like(parts[0])
             if len(keys):
-                matched = probability[index].where(keys[index] == target_keys, 0.0)
-            parts.append(matched)
+                target_probability = probability[index].where(keys[index] == target_keys, 0.0)
+            parts.append(target_probability)
         return torch.stack(parts, -1)
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> RecurrentState:
@@ -126,23 +126,23 @@ class NGram(LanguageModel):
     ) -> tuple[Float[Tensor, "rows scored vocab"], RecurrentState]:
         """Read one or more ids per row; see `Language.step`."""
         assert isinstance(state, RecurrentState)
-        [(last,)] = state.current()
-        seen = torch.cat([last, ids], 1)
-        state = state.advance([(seen.unfold(1, last.shape[1], 1),)], counts)
+        [(last_ids,)] = state.current()
+        all_ids = torch.cat([last_ids, ids], 1)
+        state = state.advance([(all_ids.unfold(1, last_ids.shape[1], 1),)], counts)
         if all_logits:
-            histories = [history[:, last.shape[1] :] for history in self._histories(seen)]
+            histories = [history[:, last_ids.shape[1] :] for history in self._histories(all_ids)]
         else:
-            [(last,)] = state.current()
-            histories = [history[:, -1:] for history in self._histories(last)]
+            [(last_ids,)] = state.current()
+            histories = [history[:, -1:] for history in self._histories(last_ids)]
         return self._log_probabilities(histories), state
 
     def _histories(self, ids: Tensor) -> list[Tensor]:
         """The indices of the histories of 0, 1, …, order - 1 ids that end at each id."""
         histories = [torch.zeros_like(ids)]
         for table in self._tables()[:-1]:
-            before = F.pad(histories[-1], (1, -1), value=UNSEEN if len(histories) > 1 else 0)
+            previous = F.pad(histories[-1], (1, -1), value=UNSEEN if len(histories) > 1 else 0)
             # before the beginning of a row the key is negative, so it is not in the table
-            histories.append(table.find(before * self.config.vocab_size + ids))
+            histories.append(table.find(previous * self.config.vocab_size + ids))
         return histories
 
     def _log_probabilities(self, histories: list[Tensor]) -> Tensor:
@@ -160,9 +160,9 @@ class NGram(LanguageModel):
         p = torch.full((1, vocab), 1 / vocab, dtype=torch.float64, device=histories[0].device)
         for length, history in enumerate(histories):
             history = history if length else history[:1]  # the empty history is the same everywhere
-            row, word, probability, backoff, known = self._smooth(length, history)
+            row, word, probability, backoff, seen = self._smooth(length, history)
             if self.smoothing.uniform_backoff:
-                p = p.where(~known.unsqueeze(-1), 1 / vocab)
+                p = p.where(~seen.unsqueeze(-1), 1 / vocab)
             p *= backoff.unsqueeze(-1)
             p[row, word] += probability
             p = p if length else p.repeat(positions, 1)
@@ -180,8 +180,8 @@ class NGram(LanguageModel):
         total = torch.zeros(len(histories), dtype=torch.float64, device=row.device)
         total.index_add_(0, row, count)
         probability, backoff = self.smoothing(length, count, row, total.clamp_min(1))
-        known = total > 0
-        return row, word, probability, backoff.where(known, 1.0), known
+        seen = total > 0
+        return row, word, probability, backoff.where(seen, 1.0), seen
 
     def _tables(self) -> list[NGramTable]:
         return cast(list[NGramTable], list(self.tables))

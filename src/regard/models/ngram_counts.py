@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from regard.errors import DataError
 from regard.nn.head import IGNORE_INDEX
 
-CHUNK_TOKENS = 1 << 22  # counted at a time, then merged into the total
-# With up to this many possible keys per token, an array with an element for each possible key finds
-# the distinct ones; with more, the keys are sorted.
+CHUNK_TOKENS = 1 << 22  # tokens that are counted at a time and then merged into the total
+# With up to this many possible keys per token, the distinct keys are found with an array that has
+# an element for each possible key; with more, by sorting.
 MAX_DENSE_KEYS = 8
 UNSEEN = -1  # the index of an n-gram that was never seen; also the id before a row begins
 
@@ -118,7 +118,7 @@ def flatten_rows(batch: TokenBatch, vocab_size: int) -> Rows:
     tokens = np.pad(ids, ((0, 0), (0, 1))).astype(np.int64)
     tokens[:, 1:][scored[:, 1:]] = targets[scored[:, 1:]]  # the last token is only a target
     if not np.array_equal(tokens[:, :-1][valid[:, 1:]], ids[valid[:, 1:]]):
-        raise DataError("n-grams are counted in contiguous text: targets[t] must be ids[t + 1]")
+        raise DataError("n-gram counts need contiguous text: targets[t] must be ids[t + 1]")
     positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
     tokens = tokens[valid]
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:

@@ -22,7 +22,7 @@ class NLinearConfig(Settings):
     input_kind: ClassVar[str] = "series"  # instead of text
     context: int = 336  # values that are read; task.context sets it
     horizon: int = 96  # values that are forecast at once; task.horizon sets it
-    ridge: float = 1.0  # penalty of the squared weights
+    ridge: float = 1.0  # L2 penalty of the weights (ridge regression)
 
     def __post_init__(self) -> None:
         check_sizes(self, "context", "horizon")
@@ -51,7 +51,7 @@ class NLinear(nn.Module):
         self.register_buffer("bias", torch.zeros(config.horizon, dtype=torch.float64))
 
     def fit(self, batches: Iterable[SeriesBatch]) -> None:
-        """Solve the normal equations, which are summed series by series."""
+        """Solve the normal equations, whose terms are summed series by series."""
         size, context = self.context + 1, self.context
         gram = self.weight.new_zeros(size, size)
         moment = self.weight.new_zeros(size, self.horizon)
@@ -77,18 +77,18 @@ class NLinear(nn.Module):
 
     def forward(self, series: Float[Tensor, "batch time"]) -> Float64[Tensor, "batch horizon"]:
         """The `horizon` values after each row."""
-        last = series[:, -1:].to(self.weight)
-        seen = series[:, -self.context :].to(self.weight)
-        return last + (seen - last) @ self.weight.mT + self.bias
+        last_value = series[:, -1:].to(self.weight)
+        inputs = series[:, -self.context :].to(self.weight)
+        return last_value + (inputs - last_value) @ self.weight.mT + self.bias
 
     def forecast(
         self, series: Float[Tensor, "batch time"], steps: int
     ) -> Float64[Tensor, "batch predictions"]:
         """The next `steps` values; beyond the horizon recursively: forecasts are read as inputs."""
-        extended = series.to(self.weight)
-        while extended.shape[1] < series.shape[1] + steps:
-            extended = torch.cat([extended, self(extended)], 1)
-        return extended[:, series.shape[1] : series.shape[1] + steps]
+        values = series.to(self.weight)
+        while values.shape[1] < series.shape[1] + steps:
+            values = torch.cat([values, self(values)], 1)
+        return values[:, series.shape[1] : series.shape[1] + steps]
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -98,7 +98,7 @@ class TrainingPlan:
     activation_bytes: int  # of one sequence
     logits_bytes: int  # of one chunk of the loss
     sequences: int  # per GPU; 0 if one sequence or the evaluation does not fit
-    used_bytes: int  # peak memory with so many sequences
+    used_bytes: int  # peak memory with this number of sequences
     tokens_per_second: float
     bottleneck: str  # of a step: "compute" or "communication"
 
@@ -156,14 +156,14 @@ def training_plans(
     ]
 
 
-def fastest_plan(plans: list[TrainingPlan]) -> TrainingPlan | None:
-    """The first plan that fits in memory and is at most 3 % slower than the fastest; or None.
+def recommended_plan(plans: list[TrainingPlan]) -> TrainingPlan | None:
+    """The simplest plan that fits in memory and is at most 3 % slower than the fastest; or None.
 
-    The plans are in the order of `training_plans`, the simplest first.
+    `plans` are in the order of `training_plans`, the simplest first.
     """
     fitting = [plan for plan in plans if plan.sequences]
-    fast = 0.97 * max((plan.tokens_per_second for plan in fitting), default=0)
-    return next((plan for plan in fitting if plan.tokens_per_second >= fast), None)
+    min_speed = 0.97 * max((plan.tokens_per_second for plan in fitting), default=0)
+    return next((plan for plan in fitting if plan.tokens_per_second >= min_speed), None)
 
 
 def gpus_needed(cost: Cost, cluster: Cluster) -> int | None:
@@ -301,7 +301,7 @@ def _logits_bytes(cost: Cost, sequences: int) -> int:
 
 
 def _max_sequences(cost: Cost, available: float, sequence_bytes: int) -> int:
-    """The most sequences that fit in memory with their logits (of which one chunk exists)."""
+    """The maximum number of sequences that fit in memory, with one chunk of their logits."""
     chunk = BFLOAT16_BYTES * CHUNK_ELEMENTS_CUDA if cost.logits_per_token else 0
     return max(
         0,

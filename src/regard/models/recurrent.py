@@ -174,12 +174,12 @@ class RecurrentLM(LanguageModel):
         all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], RecurrentState]:
         """Read one or more ids per row; see `Language.step`."""
-        x, after = self.hidden(ids, state, counts=counts)
+        x, next_state = self.hidden(ids, state, counts=counts)
         if not all_logits:
-            states = after.current()
+            states = next_state.current()
             h = self.layers.apply_dropout(states[self.config.layers - 1][0])
             x = self._with_input(h, states[-1][0]).unsqueeze(1)
-        return self.head(x), after
+        return self.head(x), next_state
 
     def hidden(
         self,
@@ -196,10 +196,10 @@ class RecurrentLM(LanguageModel):
         h = x = self._embed(ids)
         snapshots: list[CellState] = []
         states = state.current()
-        for layer, before in zip(self._cells(), states[: self.config.layers], strict=True):
-            after = layer.loop(h, before)
-            h = self.layers.apply_dropout(after[0])
-            pairs = zip(before, after, strict=True)
+        for layer, initial in zip(self._cells(), states[: self.config.layers], strict=True):
+            layer_states = layer.loop(h, initial)
+            h = self.layers.apply_dropout(layer_states[0])
+            pairs = zip(initial, layer_states, strict=True)
             snapshots.append(tuple(torch.cat([old.unsqueeze(1), new], 1) for old, new in pairs))
         if self.config.input_skip:
             snapshots.append((torch.cat([states[-1][0].unsqueeze(1), x], 1),))

@@ -148,7 +148,7 @@ class RecurrentEncoderDecoder(LanguageModel):
         between     q_t = s_t of the lowest layer, [q_t; c_t] enters the one above, z_t = s_t
 
     With several layers q and s are those of the top layer, and the input enters the lowest.
-    With several hops, q is q + c of the hop before, and c_t is that of the last hop.
+    With several hops, the query of a hop is q + c of the previous hop, and c_t is the last c.
 
     Where no state depends on c_t, each layer runs over all steps in one call. Differences
     from Bahdanau et al.: the paper has a maxout of twice the width instead of R's tanh, no J, and
@@ -166,7 +166,7 @@ class RecurrentEncoderDecoder(LanguageModel):
         dim, layers = config.dim, config.layers
         self.embed = _embedding(config.vocab_size, dim)
         self._build_encoder()
-        # the layer whose input is concatenated with the context or the attentional vector
+        # the layer that also reads the context vector or the attentional vector
         wide_layers = {"between": 1, "bahdanau": 0, "luong": 0 if config.input_feeding else None}
         wide_layer = None if config.score is None else wide_layers[config.placement]
         self.decoder = nn.ModuleList(
@@ -258,11 +258,11 @@ class RecurrentEncoderDecoder(LanguageModel):
         all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], Seq2SeqState]:
         """Read one or more ids per row; see `Language.step`."""
-        z, after = self.hidden(ids, state, counts=counts)
+        z, next_state = self.hidden(ids, state, counts=counts)
         if not all_logits:
             rows = torch.arange(len(z), device=z.device)
             z = z[:, -1:] if counts is None else z[rows, counts - 1].unsqueeze(1)
-        return self.head(z), after
+        return self.head(z), next_state
 
     def hidden(
         self,
@@ -273,11 +273,11 @@ class RecurrentEncoderDecoder(LanguageModel):
     ) -> tuple[Float[Tensor, "rows time dim"], Seq2SeqState]:
         """z after each id, and the state after `ids`."""
         assert isinstance(state, Seq2SeqState)
-        before = state.decoder.current()
-        z, after, _ = self._decode(ids, before, state.memory, _run_loop)
+        initial = state.decoder.current()
+        z, layer_states, _ = self._decode(ids, initial, state.memory, _run_loop)
         snapshots = [
             tuple(torch.cat([old.unsqueeze(1), new], 1) for old, new in zip(*layer, strict=True))
-            for layer in zip(before, after, strict=True)
+            for layer in zip(initial, layer_states, strict=True)
         ]
         decoder = cast(CapturableRecurrentState, state.decoder.advance(snapshots, counts))
         return z, replace(state, decoder=decoder)
@@ -290,26 +290,26 @@ class RecurrentEncoderDecoder(LanguageModel):
         if self.config.reversed_source:
             ids = ids[reversal]
         embed = self.embed if self.source_embed is None else self.source_embed
-        h, last = self.encoder(self._dropout(embed(ids)), lengths)
+        h, final_states = self.encoder(self._dropout(embed(ids)), lengths)
         if self.config.reversed_source:
             h = h[reversal]
         if self.direction_projection is not None:
             h = self.direction_projection(h).tanh()
         hops = [attention.keys_values(h) for attention in self._attentions()]
         memory = Memory(hops, (positions < lengths.unsqueeze(1))[:, None, None])
-        return self._initial_states(last), memory
+        return self._initial_states(final_states), memory
 
-    def _initial_states(self, last: list[CellState]) -> list[CellState]:
+    def _initial_states(self, final_states: list[CellState]) -> list[CellState]:
         """s_0 of each layer from the encoder's final states, and z_0 = 0 with input feeding."""
         if not self.config.bridge:
-            states = [cell.start(len(last[0][0])) for cell in self._cells()]
+            states = [cell.start(len(final_states[0][0])) for cell in self._cells()]
         elif self.bridge is None:
-            states = last
+            states = final_states
         else:
             bridges = cast(Sequence[Sequence[nn.Linear]], self.bridge)
             states = [
                 tuple(linear(vector).tanh() for linear, vector in zip(bridge, state, strict=True))
-                for bridge, state in zip(bridges, last, strict=True)
+                for bridge, state in zip(bridges, final_states, strict=True)
             ]
         return [*states, (torch.zeros_like(states[0][0]),)] if self.config.input_feeding else states
 
@@ -323,28 +323,28 @@ class RecurrentEncoderDecoder(LanguageModel):
         config, e = self.config, self._dropout(self.embed(ids))
         sequential = config.input_feeding or config.placement == "bahdanau"
         if config.score is None or not sequential:
-            z, after, attention_outputs = self._decode_layerwise(e, initial, memory, run_layer)
+            z, states, attention_outputs = self._decode_layerwise(e, initial, memory, run_layer)
         else:
-            z, after, attention_outputs = self._decode_stepwise(e, initial, memory)
-        return self._dropout(z), after, attention_outputs
+            z, states, attention_outputs = self._decode_stepwise(e, initial, memory)
+        return self._dropout(z), states, attention_outputs
 
     def _decode_layerwise(
         self, e: Tensor, initial: list[CellState], memory: Memory, run_layer: "RunLayer"
     ) -> tuple[Tensor, list[CellState], list[list[AttentionOutput]]]:
         """Layer by layer, each over all steps at once, with one attention over all steps."""
-        x, after, attention_outputs = e, [], []
-        for index, (cell, before) in enumerate(zip(self._cells(), initial, strict=True)):
+        x, all_states, attention_outputs = e, [], []
+        for index, (cell, state) in enumerate(zip(self._cells(), initial, strict=True)):
             if index:
                 x = self._dropout(x)
             if index == 1 and self.config.placement == "between" and len(self.attention):
                 attention_outputs.append(self._attend(x, memory))
                 x = torch.cat([x, attention_outputs[0][-1].context_vectors], -1)
-            x, states = run_layer(cell, x, before)
-            after.append(states)
+            x, states = run_layer(cell, x, state)
+            all_states.append(states)
         if self.readout is not None:
             attention_outputs.append(self._attend(x, memory))
             x = self.readout(torch.cat([x, attention_outputs[0][-1].context_vectors], -1)).tanh()
-        return x, after, attention_outputs
+        return x, all_states, attention_outputs
 
     def _decode_stepwise(
         self, e: Tensor, initial: list[CellState], memory: Memory
@@ -359,7 +359,7 @@ class RecurrentEncoderDecoder(LanguageModel):
         e_weight, context_weight = cells[0].input.weight.split(self.config.dim, 1)
         # z of the last step, with input feeding
         states, fed_z = (initial[:-1], initial[-1][0]) if input_feeding else (initial, None)
-        after: list[list[CellState]] = []
+        states_by_step: list[list[CellState]] = []
         attention_outputs: list[list[AttentionOutput]] = []
         inputs = F.linear(e, e_weight, cells[0].input.bias).unbind(1)
         for n, x in enumerate(inputs):
@@ -376,16 +376,16 @@ class RecurrentEncoderDecoder(LanguageModel):
                 attention_outputs.append(self._attend(s.unsqueeze(1), memory, step))
                 c = attention_outputs[-1][-1].context_vectors.squeeze(1)
                 fed_z = self.readout(torch.cat([s, c], -1)).tanh()
-            after.append([*states, (fed_z,)] if fed_z is not None else states)
-        stacked = [
+            states_by_step.append([*states, (fed_z,)] if fed_z is not None else states)
+        all_states = [
             tuple(torch.stack(vectors, 1) for vectors in zip(*layer, strict=True))
-            for layer in zip(*after, strict=True)
+            for layer in zip(*states_by_step, strict=True)
         ]
         if fed_z is not None:
-            return stacked[-1][0], stacked, attention_outputs
+            return all_states[-1][0], all_states, attention_outputs
         c = torch.cat([step[-1].context_vectors for step in attention_outputs], 1)
-        z = self.readout(torch.cat([e, stacked[-1][0], c], -1)).tanh()
-        return z, stacked, attention_outputs
+        z = self.readout(torch.cat([e, all_states[-1][0], c], -1)).tanh()
+        return z, all_states, attention_outputs
 
     def _step_cells(
         self, from_input: Tensor, states: list[CellState], step: tuple[int, int]

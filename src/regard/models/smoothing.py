@@ -93,7 +93,7 @@ class KneserNey(Smoothing):
         Y = n1 / (n1 + 2 n2)
 
     a(hw) is the count at the highest order; at lower orders it is the continuation count, the
-    number of distinct ids seen before hw, or the count where hw only begins rows.
+    number of distinct ids seen before hw, or the count if hw occurs only at the beginning of rows.
     a(h) = sum_w a(hw), and n_j is the number of n-grams of this order with a = j. Where the n_j
     cannot give valid discounts, as for characters, D is 1/2, 1 and 3/2. Kneser & Ney 1995,
     modified by Chen & Goodman 1999.
@@ -121,8 +121,8 @@ class KneserNey(Smoothing):
     def forward(self, length: int, count: Tensor, row: Tensor, total: Tensor) -> Smoothed:
         """p and g of Kneser-Ney."""
         discount = F.pad(self.discounts[length], (1, 0))[count.long().clamp_max(3)]
-        discounted = torch.zeros_like(total).index_add_(0, row, discount)
-        return (count - discount) / total[row], discounted / total
+        total_discount = torch.zeros_like(total).index_add_(0, row, discount)
+        return (count - discount) / total[row], total_discount / total
 
 
 def _estimate_discounts(counts: Int[Tensor, " ngrams"]) -> tuple[float, float, float]:

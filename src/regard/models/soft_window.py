@@ -111,15 +111,15 @@ class SoftWindowLM(LanguageModel):
         self, points: Float[Tensor, "rows time input_dim"], state: WindowState
     ) -> tuple[Float[Tensor, "rows 1 parameters"], WindowState]:
         """The output of the head after the last of these points, and the state."""
-        x, h_and_w, after = self._read(points, state)
+        x, h_and_w, next_state = self._read(points, state)
         x, upper = torch.cat([x, h_and_w], -1), []
-        for cell, before in zip(self.layers, state.upper, strict=True):
-            states = cast(RecurrentLayer, cell).loop(x, before)
+        for cell, initial in zip(self.layers, state.upper, strict=True):
+            states = cast(RecurrentLayer, cell).loop(x, initial)
             x = self.layers.apply_dropout(states[0])
             upper.append(tuple(vector[:, -1] for vector in states))
         parameters: Tensor = self.head(x[:, -1:])
         return parameters, WindowState(
-            after.first, upper, after.w, after.kappa, state.text, state.lengths
+            next_state.first, upper, next_state.w, next_state.kappa, state.text, state.lengths
         )
 
     def _read(self, points: Tensor, state: WindowState) -> tuple[Tensor, Tensor, WindowState]:
@@ -134,8 +134,8 @@ class SoftWindowLM(LanguageModel):
                 first[0], kappa, state.text, state.lengths, first=step, steps=x.shape[1]
             )
             h_and_w.append(torch.cat([first[0], w.to(first[0].dtype)], -1))
-        after = WindowState(first, state.upper, w, kappa, state.text, state.lengths)
-        return x, torch.stack(h_and_w, 1), after
+        next_state = WindowState(first, state.upper, w, kappa, state.text, state.lengths)
+        return x, torch.stack(h_and_w, 1), next_state
 
     if TYPE_CHECKING:
         __call__ = forward

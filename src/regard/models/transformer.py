@@ -120,7 +120,7 @@ class StackConfig(Settings):
 
     @property
     def biases(self) -> tuple[bool, bool, bool]:
-        """Whether there are biases of queries, keys and values; of attention outputs; elsewhere."""
+        """Whether q, k and v have biases; the attention outputs; all other layers."""
         named = {
             "qkv": (True, False, False),  # Qwen 2
             "attention": (True, True, False),  # LLaMA with attention_bias
@@ -261,7 +261,7 @@ class Transformer(LanguageModel):
             assert self.encoder is not None
             mask = mask if lengths is None else mask & Mask.lengths(lengths)
             return self.encoder(x, positions=positions, mask=mask)
-        mask = _causal(mask)
+        mask = _make_causal(mask)
         if self.encoder is None:
             return self.decoder(x, positions=positions, mask=mask)
         memory, memory_mask = self._encode(source)
@@ -291,8 +291,8 @@ class Transformer(LanguageModel):
 
         memory = None
         if self.encoder is not None:
-            encoded, _ = self._encode(source)
-            memory = [cast(Attention, block.cross).keys_values(encoded) for block in blocks]
+            encoder_output, _ = self._encode(source)
+            memory = [cast(Attention, b.cross).keys_values(encoder_output) for b in blocks]
         return TransformerState(
             [empty_cache(block.attention) for block in blocks],
             torch.zeros(rows, dtype=torch.long, device=like.device),
@@ -310,11 +310,11 @@ class Transformer(LanguageModel):
         all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], TransformerState]:
         """Read one or more ids per row; see `Language.step`."""
-        x, after = self.hidden(ids, state, counts=counts)
+        x, next_state = self.hidden(ids, state, counts=counts)
         if not all_logits:
             rows = torch.arange(len(x), device=x.device)
             x = x[:, -1:] if counts is None else x[rows, counts - 1].unsqueeze(1)
-        return self.head(x), after
+        return self.head(x), next_state
 
     def hidden(
         self,
@@ -323,7 +323,7 @@ class Transformer(LanguageModel):
         *,
         counts: Int[Tensor, " rows"] | None = None,
     ) -> tuple[Float[Tensor, "rows time dim"], TransformerState]:
-        """See `SupportsHidden.hidden`."""
+        """The hidden states, and the state after `ids`; see `SupportsHidden.hidden`."""
         assert isinstance(state, TransformerState)
         assert self.decoder is not None
         time = ids.shape[1]
@@ -367,7 +367,7 @@ def _literal_values(hint: Any) -> tuple[Any, ...]:
     return tuple(value for literal in literals for value in get_args(literal))
 
 
-def _causal(mask: Mask) -> Mask:
+def _make_causal(mask: Mask) -> Mask:
     return mask if mask.is_causal else Mask.causal() & mask
 
 

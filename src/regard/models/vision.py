@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from regard.config import Choice, kind_of, make
 from regard.errors import ConfigError, ShapeError, unknown
-from regard.models.compatibility import reads_first
+from regard.models.compatibility import reads_first_position
 from regard.models.transformer import StackConfig, build_stack, vector_norm_layer
 from regard.nn.attention import Mask
 from regard.nn.block import deepnorm_constants
@@ -53,7 +53,7 @@ class VisionConfig(StackConfig):
         kind, options = kind_of(self.head)
         if kind not in IMAGE_HEADS:
             raise ConfigError(f"{unknown('head', kind, IMAGE_HEADS)}; other heads predict tokens")
-        if reads_first(self.head) and not self.cls:
+        if reads_first_position(self.head) and not self.cls:
             raise ConfigError(
                 f"head={kind!r} reads the class token, which cls=false removes;\n"
                 "set cls=true, or head.pool='mean'"
@@ -121,16 +121,16 @@ class VisionTransformer(nn.Module):
         height, width = map(operator.floordiv, images.shape[2:], self.config.patch_sides)
         if (height, width) == self.config.grid:
             return self.encoder(x, positions=positions, mask=Mask())
-        replaced: dict[str, Tensor] = {}
+        resized: dict[str, Tensor] = {}
         if isinstance(position := self.encoder.position, Learned):
-            replaced["position.table.weight"] = interpolate_positions(
+            resized["position.table.weight"] = interpolate_positions(
                 position.table.weight,
                 self.config.grid,
                 (height, width),
                 num_prefix_tokens=position.offset + self.config.cls,
             )
         result: Tensor = functional_call(
-            self.encoder, replaced, (x,), {"positions": positions, "mask": Mask()}
+            self.encoder, resized, (x,), {"positions": positions, "mask": Mask()}
         )
         return result
 

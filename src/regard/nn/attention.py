@@ -65,7 +65,7 @@ class Mask:
 
     @classmethod
     def documents(cls, ids: Int[Tensor, "batch seen"]) -> "Mask":
-        """Only keys of the same document, where several are packed into one row."""
+        """Attention within each document, where several documents are packed into one row."""
         return cls(document_ids=ids)
 
     def __and__(self, other: "Mask") -> "Mask":
@@ -115,7 +115,7 @@ class Mask:
     def dense(
         self, query_positions: Int[Tensor, "#batch time"], key_positions: Int[Tensor, "#batch seen"]
     ) -> Bool[Tensor, "#batch 1 #time seen"] | None:
-        """The mask as one boolean tensor, True = may attend; None where there is no rule."""
+        """The mask as one boolean tensor, True = may attend; None if there is no rule."""
         i = query_positions.unsqueeze(-1)  # (batch, time, 1)
         j = key_positions.unsqueeze(-2)  # (batch, 1, seen)
         rules = []
@@ -172,9 +172,9 @@ class AttentionInputs:
         position: Position | None = None,
         relative_embeddings: Float[Tensor, "distances dim"] | None = None,
     ) -> "AttentionInputs":
-        """Inputs for queries and keys at these positions.
+        """The inputs for queries and keys at these positions.
 
-        Without `key_positions` it is self-attention: keys have the positions of the queries.
+        Without `key_positions` this is self-attention: keys have the positions of the queries.
         """
         self_attention = key_positions is None
         key_positions = query_positions if key_positions is None else key_positions
@@ -184,7 +184,7 @@ class AttentionInputs:
         allowed = None if causal else mask.dense(query_positions, key_positions)
         if bias is not None and allowed is not None:
             bias = bias.masked_fill(~allowed, -torch.inf)
-        embedded = position.embed(query_positions) if position.each_layer else None
+        position_embedding = position.embed(query_positions) if position.each_layer else None
         return cls(
             mask,
             query_positions,
@@ -193,9 +193,9 @@ class AttentionInputs:
             allowed,
             bias,
             position.rotation(query_positions),
-            None if position.after_projection else embedded,
+            None if position.after_projection else position_embedding,
             relative_embeddings,
-            embedded if position.after_projection else None,
+            position_embedding if position.after_projection else None,
         )
 
     @property
@@ -204,7 +204,7 @@ class AttentionInputs:
         return self.mask.valid(self.query_positions)
 
     def dense(self) -> Bool[Tensor, "#batch 1 #time seen"] | None:
-        """The mask as a boolean tensor, also if it is only the `causal` flag."""
+        """The mask as a boolean tensor, also where the `causal` flag replaces it."""
         if self.causal:
             return self.mask.dense(self.query_positions, self.key_positions)
         return self.allowed
@@ -312,10 +312,12 @@ class Attention(nn.Module):
         return all(type(layer) is nn.Linear for layer in (self.query, self.key, self.value))
 
     def _uses_fused_qkv(self) -> bool:
-        """Not for decoding, where concatenating would copy the weights for every token."""
+        """False for decoding, where concatenating would copy the weights for every token."""
         return self.training and self.can_fuse_qkv
 
-    def _fused_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _fused_qkv(
+        self, x: Tensor, linear: Callable[..., Tensor] = F.linear
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Project `x` to q, k and v with one matmul on the concatenated weights."""
         layers = (self.query, self.key, self.value)
         weights = [layer.weight for layer in layers]
@@ -324,7 +326,7 @@ class Attention(nn.Module):
             k_bias = self.key.bias
             k_bias = self.query.bias.new_zeros(len(self.key.weight)) if k_bias is None else k_bias
             bias = torch.cat([self.query.bias, k_bias, self.value.bias])
-        return self.split_qkv(F.linear(x, torch.cat(weights), bias))
+        return self.split_qkv(linear(x, torch.cat(weights), bias))
 
     def split_qkv(self, qkv: Float[Tensor, "batch time width"]) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, split into heads, from the output of one matmul; keys are normalized."""

@@ -104,7 +104,10 @@ NormPlacementKind = Literal[
 
 
 class FeedForward(nn.Module):
-    r"""y = f(x W_up + b) W_down + c,   f = ReLU (2017), GELU x Φ(x), its tanh form (GPT-2) …"""
+    r"""y = f(x W_up + b) W_down + c
+
+    f = ReLU (2017), GELU x Φ(x), the tanh approximation of GELU (GPT-2) …
+    """
 
     hidden_hook: HookPoint
 
@@ -182,7 +185,7 @@ FFNS: dict[str, Callable[..., FeedForward]] = {
 
 @dataclass(frozen=True, slots=True)
 class NormPlacement:
-    """The norm placement of a block, and the scale alpha of the residual in DeepNorm."""
+    """The norm placement of a block, and the residual scale alpha of DeepNorm."""
 
     kind: NormPlacementKind
     residual_scale: float = 1.0
@@ -298,10 +301,10 @@ class Block(nn.Module):
         assert attention_norm is not None
         if self.norm_placement.parallel:
             normed = attention_norm(x)
-            attended = self.attention(normed, inputs=inputs, state=state)
+            attention_output = self.attention(normed, inputs=inputs, state=state)
             assert self.ffn is not None
-            ffn = self.ffn(normed if ffn_norm is None else ffn_norm(x))
-            return self.out_hook(x + drop(attended) + drop(ffn))
+            ffn_output = self.ffn(normed if ffn_norm is None else ffn_norm(x))
+            return self.out_hook(x + drop(attention_output) + drop(ffn_output))
         x = residual(
             x,
             lambda x: drop(self.attention(x, inputs=inputs, state=state)),
@@ -320,9 +323,9 @@ class Block(nn.Module):
                 self.cross_post_norm,
             )
         if self.ffn is not None:
-            branch = self.ffn
+            ffn = self.ffn
             assert ffn_norm is not None
-            x = residual(x, lambda x: drop(branch(x)), ffn_norm, self.norm_placement, ffn_post_norm)
+            x = residual(x, lambda x: drop(ffn(x)), ffn_norm, self.norm_placement, ffn_post_norm)
         return self.out_hook(x)
 
     def _drop(self, x: Tensor) -> Tensor:
@@ -333,7 +336,9 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Add positions, apply the blocks, and the final norm where `norm_placement` needs one.
+    """An encoder or a decoder: position embeddings, the blocks, and a final norm.
+
+    The final norm exists only where `norm_placement` needs one.
 
     `windows` holds the sliding window of each layer (None: full attention); its length is the
     number of layers. Fewer blocks than layers are repeated in order (ALBERT has one block).
@@ -380,15 +385,15 @@ class Stack(nn.Module):
         state: TransformerState | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """The output of the last layer. `state` holds the KV cache of earlier tokens."""
-        embedded = None if self.position.each_layer else self.position.embed(positions)
-        if embedded is not None:
-            x = x + embedded.to(x.dtype)
+        position_embedding = None if self.position.each_layer else self.position.embed(positions)
+        if position_embedding is not None:
+            x = x + position_embedding.to(x.dtype)
         valid = mask.valid(positions)
         embed_norm, norm = (bind_padding_mask(n, valid) for n in (self.embed_norm, self.norm))
         if embed_norm is not None:
             x = embed_norm(x)
         x = F.dropout(x, self.dropout, self.training)
-        # autocast casts the inputs of matmuls only; this casts the residual stream
+        # autocast casts the inputs of matmuls only, so the residual stream is cast here
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         if self.project is not None:
@@ -400,7 +405,7 @@ class Stack(nn.Module):
         relative = None if self.relative_embedding is None else self.relative_embedding()
         inputs_by_window = {
             window: AttentionInputs.of(
-                _in_window(mask, window),
+                _add_window(mask, window),
                 positions,
                 key_positions,
                 self.position if window is None else self.position.in_window(),
@@ -429,5 +434,5 @@ class Stack(nn.Module):
         __call__ = forward
 
 
-def _in_window(mask: Mask, window: int | None) -> Mask:
+def _add_window(mask: Mask, window: int | None) -> Mask:
     return mask if window is None else mask & Mask.window(window)

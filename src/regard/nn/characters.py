@@ -32,9 +32,9 @@ class CharacterConvolution(nn.Module):
 
 
 class CharacterEmbedding(nn.Module):
-    r"""P c_t, to be added to the embedding of a token; c_t as in `CharacterConvolution`.
+    r"""P c_t, which is added to the embedding of token t; c_t as in `CharacterConvolution`.
 
-    This way a model with lower-cased tokens still sees capital letters.
+    A model with lowercased tokens sees capital letters through it.
     """
 
     def __init__(self, width: int, dim: int) -> None:

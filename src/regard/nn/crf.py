@@ -18,7 +18,7 @@ Emissions = Float[Tensor, "batch words tags"]
 
 
 class Transitions(NamedTuple):
-    """Transition scores: of the first tag, of each tag after another, of the last tag."""
+    """Scores of the first tag, of each transition between two tags, and of the last tag."""
 
     start_transitions: Float[Tensor, " tags"]  # s
     transitions: Float[Tensor, "tags tags"]  # A
@@ -30,14 +30,14 @@ def path_score(
 ) -> Float[Tensor, " batch"]:
     """The score of one sequence of tags for each text."""
     valid = torch.arange(u.shape[1], device=u.device) < lengths.unsqueeze(1)
-    last = tags.gather(1, lengths.unsqueeze(1) - 1).squeeze(1)
+    last_tag = tags.gather(1, lengths.unsqueeze(1) - 1).squeeze(1)
     emissions = u.gather(2, tags.unsqueeze(2)).squeeze(2)
     transitions = a.transitions[tags[:, :-1], tags[:, 1:]]
     return (
         a.start_transitions[tags[:, 0]]
         + (emissions * valid).sum(1)
         + (transitions * valid[:, 1:]).sum(1)
-        + a.end_transitions[last]
+        + a.end_transitions[last_tag]
     )
 
 
@@ -51,8 +51,8 @@ def log_partition(
     """
     alpha = a.start_transitions + u[:, 0]
     for t in range(1, u.shape[1]):
-        extended = u[:, t] + (alpha.unsqueeze(2) + a.transitions).logsumexp(1)
-        alpha = torch.where((t < lengths).unsqueeze(1), extended, alpha)
+        next_alpha = u[:, t] + (alpha.unsqueeze(2) + a.transitions).logsumexp(1)
+        alpha = torch.where((t < lengths).unsqueeze(1), next_alpha, alpha)
     return (alpha + a.end_transitions).logsumexp(1)
 
 

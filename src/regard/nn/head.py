@@ -83,8 +83,8 @@ class Head(nn.Module):
 class MaskedLMHead(Head):
     r"""BERT's head for masked tokens: logits = W n(f(D x + d)) + b, n a norm (Devlin 2018).
 
-    With `next_sentence` also logits for whether the second segment follows the first, from the
-    first hidden state: S tanh(P x_1 + p) + s.
+    With `next_sentence`, it also predicts from the first hidden state whether the second segment
+    follows the first (next-sentence prediction): logits S tanh(P x_1 + p) + s.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class MaskedLMHead(Head):
         self.activation = ACTIVATIONS[activation]
         self.norm = norm(width)
         self.pool = nn.Linear(dim, dim) if next_sentence else None
-        self.follows = nn.Linear(dim, 2) if next_sentence else None
+        self.seq_relationship = nn.Linear(dim, 2) if next_sentence else None
 
     def prepare(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows width"]:
         """n(f(D x + d))"""
@@ -115,12 +115,12 @@ class MaskedLMHead(Head):
         return normalized
 
     def next_sentence(self, x: Hidden) -> Float[Tensor, "batch 2"]:
-        """Logits of "follows" and "does not follow", in BERT's order."""
-        if self.pool is None or self.follows is None:
+        """Logits of "is next" and "is not next", in BERT's order."""
+        if self.pool is None or self.seq_relationship is None:
             raise ConfigError(
                 "this head has no next-sentence prediction; set model.head.next_sentence=true"
             )
-        logits: Tensor = self.follows(torch.tanh(self.pool(x[:, 0])))
+        logits: Tensor = self.seq_relationship(torch.tanh(self.pool(x[:, 0])))
         return logits
 
 
@@ -163,11 +163,11 @@ class PooledHead(nn.Module):
 
 
 class ClassificationHead(nn.Module):
-    r"""The class of a sequence: logits = W h(pool(x)) + b; with classes=1 a number (regression).
+    r"""The class of a sequence: logits = W h(pool(x)) + b; classes=1 is regression.
 
     `pool` takes the first vector (BERT, ViT), the last one that is not padding (GPT, recurrent
     networks), the mean or the maximum. For a bidirectional recurrent network "ends" takes the last
-    state of the forward half and the first of the backward half: each has read all tokens.
+    state of the forward layer and the first of the backward layer: both have read all tokens.
     `hidden` is an extra layer h(y) = f(H y + c) with f = tanh (BERT, RoBERTa), ReLU (DistilBERT)
     or GELU (DeBERTa); with `relu` it is h(y) = relu(y), without weights.
     """
@@ -292,7 +292,7 @@ class CRFHead(TagHead):
         """The sum of -log P(tags | text); tokens of class -1 have no tag."""
         if label_smoothing:
             raise ConfigError(
-                f"label_smoothing={label_smoothing} is for tags that are predicted independently; "
+                f"label_smoothing={label_smoothing} needs a head that predicts tags separately; "
                 "set it to 0, or choose head 'tag'"
             )
         tagged = targets != IGNORE_INDEX
@@ -319,9 +319,10 @@ class CRFHead(TagHead):
         return log_p.scatter(1, indices.unsqueeze(2).expand_as(u), log_p)
 
     def _gather_tagged(self, x: Hidden, tagged: Bool[Tensor, "batch time"]) -> tuple[Tensor, ...]:
-        """The emission scores with the tagged tokens moved to the front, their number and indices.
+        """The emission scores of the tagged tokens, their number per row, and their indices.
 
-        A truncated text may have no tagged token: it gets the length 1, and is not scored.
+        Tagged tokens are moved to the front of each row. A truncated text may have none: its length
+        is set to 1, and it is not scored.
         """
         indices = tagged.long().argsort(dim=1, descending=True, stable=True)
         u = self(x).to(self.transitions.dtype)  # float32 under autocast

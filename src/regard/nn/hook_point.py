@@ -12,7 +12,7 @@ from torch.nn.modules.module import (
 
 
 class _Identity(nn.Identity):
-    """The identity; forward hooks registered on it see the tensor that passes."""
+    """The identity; forward hooks registered on it receive the tensor."""
 
     @property
     def has_hooks(self) -> bool:

@@ -43,7 +43,7 @@ class ConvolutionFeatures(nn.Module):
 
 
 class _Convolution(nn.Module):
-    """relu(norm(K * z)); the norm is over the channels of each region alone."""
+    """relu(norm(K * z)), a LayerNorm over the channels of each region."""
 
     def __init__(self, channels: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ FEATURES: dict[str, type[ConvolutionFeatures] | type[PatchFeatures]] = {
 
 
 class RegionConvolution(nn.Module):
-    """h + relu(norm(K * h)): each region reads the regions around it, by a 3 × 3 convolution."""
+    """h + relu(norm(K * h)): a 3 × 3 convolution over the grid of regions, with a residual."""
 
     def __init__(self, dim: int, grid: int) -> None:
         super().__init__()

@@ -20,8 +20,8 @@ class LoRALinear(nn.Module):
 
         y = W x + b + alpha / r B A dropout(x),      A (r, in) random, B (out, r) zero at first
 
-    Hu et al. 2021. `weight` is the merged matrix W + alpha / r B A, for callers that multiply by
-    the matrix themselves, without dropout.
+    Hu et al. 2021. `weight` is the merged matrix W + alpha / r B A, for callers that compute the
+    matmul themselves, without dropout.
     """
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, dropout: float = 0.0) -> None:
@@ -56,9 +56,9 @@ class LoRALinear(nn.Module):
         return self.base.bias
 
     def forward(self, x: Float[Tensor, "*rows inputs"]) -> Float[Tensor, "*rows outputs"]:
-        """W x + b and the update; B A is never computed."""
-        dropped = F.dropout(x, self.dropout, self.training) if self.dropout else x
-        low_rank = F.linear(dropped, self.lora_A)
+        """W x + b plus the update, without computing the product B A."""
+        lora_input = F.dropout(x, self.dropout, self.training) if self.dropout else x
+        low_rank = F.linear(lora_input, self.lora_A)
         return self.base(x) + F.linear(low_rank * self.scale, self.lora_B)
 
 

@@ -1,4 +1,4 @@
-"""Chunked cross-entropy of an output layer, so that not all logits are in memory at once."""
+"""Chunked cross-entropy of an output layer: only one chunk of the logits is in memory at a time."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,22 +57,21 @@ def cross_entropy_with_gradient(
     return loss * scored, F.pad(gradient, (0, padding)) if padding else gradient
 
 
-def matmul_into(
-    out: Float[Tensor, "rows outputs"],
+def matmul(
     a: Float[Tensor, "rows inputs"],
     b: Float[Tensor, "inputs outputs"],
     *,
+    out: Float[Tensor, "rows outputs"] | None = None,
     add: bool = False,
-) -> None:
-    """Write a @ b to `out`, or add it to `out`; the sum is in the dtype of `out`."""
-    if not add:
-        torch.mm(a, b, out=out)
-    elif out.dtype == a.dtype:
-        out.addmm_(a, b)
-    elif out.is_cuda:
-        torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
-    else:
-        out += a @ b
+) -> Float[Tensor, "rows outputs"]:
+    """a @ b, written to `out` if it is given, or added to it; the sum is in the dtype of `out`."""
+    if not add or out is None:
+        return torch.mm(a, b, out=out)
+    if out.dtype == a.dtype:
+        return out.addmm_(a, b)
+    if out.is_cuda:
+        return torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
+    return out.add_(a @ b)
 
 
 def chunked_cross_entropy(
@@ -87,7 +86,7 @@ def chunked_cross_entropy(
     frozen: bool = False,
     *,
     cross_entropy_with_gradient: Callable[..., tuple[Tensor, Tensor]] = cross_entropy_with_gradient,
-    matmul_into: Callable[..., None] = matmul_into,
+    matmul: Callable[..., Tensor] = matmul,
 ) -> list[Tensor]:
     """The summed loss and, with `needs_grad`, its gradients with respect to x, W and b.
 
@@ -96,24 +95,24 @@ def chunked_cross_entropy(
     from `vocab` on are padding.
     """
     limit = CHUNK_ELEMENTS_CUDA if x.is_cuda else CHUNK_ELEMENTS
-    size = 1 << max(0, (limit // vocab).bit_length() - 1)  # matmuls are fast with powers of 2
+    # a power of 2, with which matmuls are fast
+    chunk_size = 1 << max(0, (limit // vocab).bit_length() - 1)
     loss, *gradients = _empty_results(x, weight, bias, needs_grad, frozen)
     for total in (loss, *gradients[1:]):
         total.zero_()
-    for start in range(0, len(x), size):
-        rows = x[start : start + size]
-        logits = rows.new_empty(len(rows), len(weight))
-        matmul_into(logits, rows, weight.T)
+    for start in range(0, len(x), chunk_size):
+        rows = x[start : start + chunk_size]
+        logits = matmul(rows, weight.T)
         losses, gradient = cross_entropy_with_gradient(
-            logits, bias, targets[start : start + size], vocab, label_smoothing, cap
+            logits, bias, targets[start : start + chunk_size], vocab, label_smoothing, cap
         )
         loss += losses.sum()
         if not needs_grad:
             continue
         dx, dweight, dbias = gradients
-        matmul_into(dx[start : start + size], gradient, weight)
+        matmul(gradient, weight, out=dx[start : start + chunk_size])
         if not frozen:
-            matmul_into(dweight, gradient.T, rows, add=True)
+            matmul(gradient.T, rows, out=dweight, add=True)
         if bias is not None:
             dbias += gradient[:, :vocab].sum(0, dtype=dbias.dtype)
     if needs_grad and not frozen:
@@ -132,7 +131,7 @@ def _linear_cross_entropy(
     needs_grad: bool,
     frozen: bool = False,
 ) -> list[Tensor]:
-    """`chunked_cross_entropy` as one operator; `accel` registers a CUDA kernel for it."""
+    """`chunked_cross_entropy` as one operator; `accel` registers kernels for it."""
     return chunked_cross_entropy(
         x, weight, bias, targets, len(weight), label_smoothing, cap, needs_grad, frozen
     )
@@ -190,13 +189,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (scale,) = gradients
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_output,) = grad_outputs
         dx, dweight, dbias = ctx.saved_tensors
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
-        dbias = None if bias_dtype is None else (dbias * scale).to(bias_dtype)
-        dweight = None if ctx.frozen else (dweight * scale).to(weight_dtype)
-        return (dx * scale).to(x_dtype), dweight, dbias, None, None, None, None, None
+        dbias = None if bias_dtype is None else (dbias * grad_output).to(bias_dtype)
+        dweight = None if ctx.frozen else (dweight * grad_output).to(weight_dtype)
+        return (dx * grad_output).to(x_dtype), dweight, dbias, None, None, None, None, None
 
 
 def linear_cross_entropy(

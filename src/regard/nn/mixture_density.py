@@ -1,4 +1,4 @@
-"""A mixture-density output for pen strokes: where the pen moves, and whether it is lifted."""
+"""A mixture density network's output for pen strokes: the offset of the pen, and its state."""
 
 import math
 from typing import TYPE_CHECKING, NamedTuple
@@ -72,11 +72,11 @@ class MixtureDensityHead(nn.Module):
     ) -> Float[Tensor, ""]:
         """The summed negative log-likelihood of the points that are `scored`."""
         mixture = self.mixture(self(x))
-        offset = log_density(mixture, targets[..., :2])
-        pen = F.cross_entropy(
+        offset_log_prob = log_density(mixture, targets[..., :2])
+        pen_loss = F.cross_entropy(
             mixture.pen.flatten(0, -2), targets[..., 2].flatten().long(), reduction="none"
         )
-        return ((pen.view_as(offset) - offset) * scored).sum()
+        return ((pen_loss.view_as(offset_log_prob) - offset_log_prob) * scored).sum()
 
     def sample(
         self,
@@ -86,8 +86,8 @@ class MixtureDensityHead(nn.Module):
     ) -> Float[Tensor, "rows 3"]:
         """Sample a point for each row: dx, dy and the pen state; `bias` makes drawings neater."""
         mixture = self.mixture(parameters)
-        largest = mixture.log_weights.amax(-1, keepdim=True)
-        weights = ((mixture.log_weights - largest) * (1 + bias)).softmax(-1)
+        max_log_weight = mixture.log_weights.amax(-1, keepdim=True)
+        weights = ((mixture.log_weights - max_log_weight) * (1 + bias)).softmax(-1)
         component = torch.multinomial(weights, 1, generator=generator)  # (rows, 1)
         index = component.unsqueeze(-1).expand(-1, 1, 2)
         mean = mixture.mean.gather(1, index).squeeze(1)

@@ -27,8 +27,8 @@ class LayerNorm(nn.Module):
 class LayerNormStd(LayerNorm):
     r"""y = (x - mean(x)) / (std(x) + eps) * g + b
 
-    As some lectures and implementations print it: eps is added to the standard deviation, and not
-    to the variance.
+    The form of some lectures and implementations: eps is added to the standard deviation instead of
+    the variance.
     """
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:

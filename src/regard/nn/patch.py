@@ -32,7 +32,7 @@ class PatchEmbedding(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch time dim"]:
-        """The patch embeddings."""
+        """The embeddings of the class token, if there is one, and of the patches."""
         sides, channels = self.patch.kernel_size, self.patch.in_channels
         _, image_channels, height, width = images.shape
         if image_channels != channels:

@@ -1,4 +1,4 @@
-"""Position encodings: vectors added, queries and keys rotated, or scores biased."""
+"""Position encodings: position embeddings, rotations of queries and keys, or score biases."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -195,8 +195,8 @@ def llama3(
             f"high_freq_factor={high}"
         )
     periods = original_context * frequency / (2 * math.pi)  # in the original context
-    keep = ((periods - low) / (high - low)).clamp(0, 1)
-    return frequency * (keep + (1 - keep) / factor)
+    smooth = ((periods - low) / (high - low)).clamp(0, 1)
+    return frequency * (smooth + (1 - smooth) / factor)
 
 
 def yarn(
@@ -314,21 +314,23 @@ class Rotary(Position):
         super().__init__()
         if not 0 < partial_rotary_factor <= 1:
             raise ShapeError(
-                f"rotary: partial_rotary_factor must lie in (0, 1], got {partial_rotary_factor}"
+                f"rotary: partial_rotary_factor={partial_rotary_factor} must lie in (0, 1]"
             )
         require_positive("position 'rotary'", base=base)
         rotary_dim = int(head_dim * partial_rotary_factor)
         if rotary_dim % 2 or rotary_dim == 0:
             raise ShapeError(
-                f"rotary rotates pairs: head_dim={head_dim} times "
-                f"partial_rotary_factor={partial_rotary_factor} must be even"
+                f"rotary rotates pairs of coordinates: head_dim={head_dim} times "
+                f"partial_rotary_factor={partial_rotary_factor} must be even and more than 0"
             )
         self.rotary_dim, self.base = rotary_dim, base
         self.interleaved, self.scaling = interleaved, scaling
         if window_base is not None:
             self.window_rotary = Rotary(head_dim, window_base, partial_rotary_factor, interleaved)
         # whether the scaling depends on the length of the sequence
-        self.by_length = scaling is not None and kind_of(scaling)[0] in LENGTH_DEPENDENT_SCALINGS
+        self.length_dependent = (
+            scaling is not None and kind_of(scaling)[0] in LENGTH_DEPENDENT_SCALINGS
+        )
         # on the CPU, since `scaling` needs values also if the default device is meta
         start = torch.zeros(1, 1, dtype=torch.long, device="cpu")
         self.rotation(start)  # checks the options of `scaling`
@@ -343,7 +345,7 @@ class Rotary(Position):
         frequency = self.base ** (-even / self.rotary_dim)
         attention_factor = 1.0
         if self.scaling is not None:
-            length = positions.max() + 1 if self.by_length else None
+            length = positions.max() + 1 if self.length_dependent else None
             arguments = {"frequency": frequency, "base": self.base, "length": length}
             scaled = make(self.scaling, SCALINGS, "rotary scaling", **arguments)
             frequency, attention_factor = scaled if isinstance(scaled, tuple) else (scaled, 1.0)
@@ -426,18 +428,18 @@ class T5Bias(Position):
             buckets //= 2
             offset = buckets * (distance > 0)
             distance = distance.abs()
-        exact = buckets // 2
-        ratio = (distance.clamp_min(1) / exact).log() / math.log(self.max_distance / exact)
-        far = (exact + (ratio * (buckets - exact)).long()).clamp_max(buckets - 1)
-        return offset + torch.where(distance < exact, distance, far)
+        max_exact = buckets // 2  # smaller distances have a bucket each
+        ratio = (distance.clamp_min(1) / max_exact).log() / math.log(self.max_distance / max_exact)
+        log_bucket = (max_exact + (ratio * (buckets - max_exact)).long()).clamp_max(buckets - 1)
+        return offset + torch.where(distance < max_exact, distance, log_bucket)
 
     def bias(
         self, query_positions: Int[Tensor, "#batch time"], key_positions: Int[Tensor, "#batch seen"]
     ) -> Float[Tensor, "#batch heads time seen"]:
         """The learned bias of each bucket, per head."""
         distance = key_positions.unsqueeze(-2) - query_positions.unsqueeze(-1)
-        learned: Tensor = self.table(self.bucket(distance))  # (batch, time, seen, heads)
-        return learned.permute(0, 3, 1, 2)
+        bias: Tensor = self.table(self.bucket(distance))  # (batch, time, seen, heads)
+        return bias.permute(0, 3, 1, 2)
 
 
 POSITIONS: dict[str, Callable[..., Position]] = {

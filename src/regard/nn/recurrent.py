@@ -94,7 +94,7 @@ class RecurrentLayer(nn.Module):
         if not self._has_hooks():
             return _no_hook
 
-        def through_hook_point(name: str, value: Tensor) -> Tensor:
+        def apply_hook_point(name: str, value: Tensor) -> Tensor:
             hook_point = cast(StepHookPoint, getattr(self, f"{name}_hook"))
             return (
                 hook_point(value.unsqueeze(1), step, steps).squeeze(1)
@@ -102,7 +102,7 @@ class RecurrentLayer(nn.Module):
                 else value
             )
 
-        return through_hook_point
+        return apply_hook_point
 
     def weights(self) -> list[Tensor]:
         """W, U and the two biases with which torch's kernel computes the equation."""
@@ -133,21 +133,21 @@ class RecurrentLayer(nn.Module):
                 return self._fused(x.to(dtype), lengths, tuple(v.to(dtype) for v in state))
         weights = self.weights()
         if x.is_cuda:  # cuDNN warns unless its weights are contiguous in memory
-            flat = torch.cat([weight.flatten() for weight in weights])
-            parts = flat.split([weight.numel() for weight in weights])
+            flat_weights = torch.cat([weight.flatten() for weight in weights])
+            parts = flat_weights.split([weight.numel() for weight in weights])
             weights = [part.view_as(w) for part, w in zip(parts, weights, strict=True)]
         options = (weights, True, 1, 0.0, self.training, False)  # one layer, in one direction
         if lengths is None:
-            y, *last = self.kernel(x, _add_layer_axis(state), *options, True)
-            return y, tuple(vector[0] for vector in last)
+            y, *final_state = self.kernel(x, _add_layer_axis(state), *options, True)
+            return y, tuple(vector[0] for vector in final_state)
         packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        by_length, original = packed.sorted_indices, packed.unsorted_indices
-        assert by_length is not None
-        assert original is not None
-        initial = _add_layer_axis(tuple(vector[by_length] for vector in state))
-        y, *last = self.kernel(packed.data, packed.batch_sizes, initial, *options)
+        sorted_indices, unsorted_indices = packed.sorted_indices, packed.unsorted_indices
+        assert sorted_indices is not None
+        assert unsorted_indices is not None
+        initial = _add_layer_axis(tuple(vector[sorted_indices] for vector in state))
+        y, *final_state = self.kernel(packed.data, packed.batch_sizes, initial, *options)
         y, _ = pad_packed_sequence(packed._replace(data=y), True, total_length=x.shape[1])
-        return y, tuple(vector[0, original] for vector in last)
+        return y, tuple(vector[0, unsorted_indices] for vector in final_state)
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -158,9 +158,9 @@ def _no_hook(_: str, value: Tensor) -> Tensor:
 
 
 def _add_layer_axis(state: CellState) -> Tensor | CellState:
-    """A state as torch's kernels expect it: (1, batch, dim), and h alone instead of (h,)."""
-    layered = tuple(vector.unsqueeze(0) for vector in state)
-    return layered if len(layered) > 1 else layered[0]
+    """A state in the form of torch's kernels: (1, batch, dim) each, and h instead of (h,)."""
+    vectors = tuple(vector.unsqueeze(0) for vector in state)
+    return vectors if len(vectors) > 1 else vectors[0]
 
 
 class Elman(RecurrentLayer):
@@ -278,7 +278,7 @@ class LSTM(RecurrentLayer):
 
     W, U and b are stacked in the order i, f, g, o. The bias of the forget gate is initialized to
     `forget_bias`. A gate that is switched off (`input_gate`, `forget_gate`, `output_gate` = false)
-    is 1 and has no weights; without the forget gate this is the LSTM of 1997.
+    is 1 and has no weights; the LSTM of 1997 has no forget gate.
     Hochreiter & Schmidhuber 1997; forget gate Gers et al. 2000; the bias of 1 and the comparison
     of LSTMs without a gate Jozefowicz et al. 2015.
     """
@@ -318,30 +318,30 @@ class LSTM(RecurrentLayer):
         return hook("state", o * c.tanh()), c
 
     def weights(self) -> list[Tensor]:
-        """The weights of torch's kernel; a large bias keeps a gate that is switched off at 1."""
+        """The weights of torch's kernel; a gate that is switched off is 1 by a large bias."""
         weights = super().weights()
         if all(self.gates):
             return weights
-        padded = []
+        full_weights = []
         for weight, fill in zip(weights, (0.0, 0.0, OPEN_GATE, 0.0), strict=True):
             parts = iter(weight.split(self.dim))
             constant = torch.full_like(weight[: self.dim], fill)
-            padded.append(torch.cat([next(parts) if g else constant for g in self.gates]))
-        return padded
+            full_weights.append(torch.cat([next(parts) if g else constant for g in self.gates]))
+        return full_weights
 
 
 class InputWithSkip(nn.Module):
     """The input layer of MUT1 and MUT2: W x + b, concatenated with x.
 
-    Where x and h differ in width, x is P x, with a matrix P that the paper does not have.
+    Where x and h differ in width, P x replaces x; the paper has no such projection P.
     """
 
     def __init__(self, linear: nn.Linear, dim: int) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features + dim
         self.linear = linear
-        same = self.in_features == dim
-        self.skip = None if same else nn.Linear(self.in_features, dim, bias=False)  # P
+        same_width = self.in_features == dim
+        self.skip = None if same_width else nn.Linear(self.in_features, dim, bias=False)  # P
 
     @property
     def weight(self) -> Float[Tensor, "width dim_in"]:
@@ -498,9 +498,9 @@ class Bidirectional(nn.Module):
         """
         ends = torch.full(x.shape[:1], x.shape[1], device=x.device) if lengths is None else lengths
         reversal = reversal_index(ends, x.shape[1])
-        y, last = self.forward_layer(x, lengths)
-        y_backward, last_backward = self.backward_layer(x[reversal], lengths)
-        pairs = zip(last, last_backward, strict=True)
+        y, final_state = self.forward_layer(x, lengths)
+        y_backward, backward_final_state = self.backward_layer(x[reversal], lengths)
+        pairs = zip(final_state, backward_final_state, strict=True)
         y = torch.cat([y, y_backward[reversal]], -1)
         return y, tuple(torch.cat(pair, -1) for pair in pairs)
 
@@ -554,12 +554,12 @@ class Recurrent(nn.ModuleList):
                 f"lengths {lengths.tolist()} must be at least 1 and at most {x.shape[1]}, "
                 "the number of vectors in a row"
             )
-        last: list[CellState] = []
+        final_states: list[CellState] = []
         for layer in self:
             x, state = cast(RecurrentLayer | Bidirectional, layer)(x, lengths)
             x = self.apply_dropout(x)
-            last.append(state)
-        return x, last
+            final_states.append(state)
+        return x, final_states
 
     def apply_dropout(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
         """Dropout on the output of a layer."""

@@ -89,15 +89,15 @@ class RecurrentAttention(nn.Module):
         q = split_heads(s if self.query is None else self.query(s), self.heads)
         positions = torch.arange(max(s.shape[1], k.shape[2]), device=s.device).unsqueeze(0)
         scores = self.score(q, k, positions[:, : s.shape[1]], positions[:, : k.shape[2]])
-        weights, log_prob = self._harden(masked_softmax(scores, allowed))
+        weights, log_prob = self._select_positions(masked_softmax(scores, allowed))
         if self.weights_hook.has_hooks:
             weights = self.weights_hook(weights, first, steps)
         context_vectors = merge_heads(weights @ v)
         context_vectors = context_vectors if self.out is None else self.out(context_vectors)
         return AttentionOutput(context_vectors, weights, log_prob)
 
-    def _harden(self, soft: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Soft or one-hot attention weights, and log P of the sampled positions."""
+    def _select_positions(self, soft: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The weights of soft or hard attention, and log P of the sampled positions."""
         if self.hard is None:
             return soft, None
         sampled = self.hard == "reinforce" and self.training
@@ -126,6 +126,6 @@ def reinforce(
     rows, which reduces the variance and adds no bias. Williams 1992.
     """
     returns = cost.masked_fill(~scored, 0.0).flip(1).cumsum(1).flip(1)  # R
-    others = returns.sum(0, keepdim=True) - returns
-    advantage = returns - others / max(1, len(returns) - 1)
+    other_returns = returns.sum(0, keepdim=True) - returns
+    advantage = returns - other_returns / max(1, len(returns) - 1)
     return (advantage.detach() * log_prob * scored).sum()

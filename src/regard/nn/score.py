@@ -27,8 +27,8 @@ class Score(nn.Module):
     scale = 1.0
     cap: float | None = None
     key_bias = True  # whether the key projection has a bias if that of the queries has one
-    per_head = False  # whether heads have parameters of their own: then all are computed together
-    hidden_dim = 1  # values that `forward` allocates for each pair of a query and a key
+    per_head = False  # whether each head has separate parameters; all are then computed together
+    hidden_dim = 1  # values that `forward` allocates per query-key pair
 
     def prepare(self, k: Keys) -> Keys:
         """Compute the part of the score that depends on k only; `forward` takes it as k."""
@@ -115,7 +115,7 @@ class Additive(Score):
         self.hidden_dim = head_dim
         self.query = nn.Linear(head_dim, head_dim, bias=False)
         self.key = nn.Linear(head_dim, head_dim, bias=False)
-        self.weigh = nn.Linear(head_dim, 1, bias=False)  # v
+        self.energy = nn.Linear(head_dim, 1, bias=False)  # v
 
     def prepare(self, k: Keys) -> Keys:
         """W_k k"""
@@ -132,7 +132,7 @@ class Additive(Score):
         """v . tanh(W_q q + W_k k)"""
         # (batch, heads, time, seen, head_dim)
         hidden = (self.query(q).unsqueeze(-2) + k.unsqueeze(-3)).tanh()
-        scores: Tensor = self.weigh(hidden).squeeze(-1)
+        scores: Tensor = self.energy(hidden).squeeze(-1)
         return scores
 
 
@@ -171,7 +171,7 @@ class Location(Score):
 
     def __init__(self, head_dim: int, context: int) -> None:
         super().__init__()
-        self.place = nn.Linear(head_dim, context, bias=False)  # W
+        self.location = nn.Linear(head_dim, context, bias=False)  # W
 
     def forward(
         self,
@@ -181,12 +181,12 @@ class Location(Score):
         key_positions: Int[Tensor, "#batch seen"],
     ) -> Scores:
         """The entries of W q at the positions of the keys."""
-        if k.shape[-2] > (context := self.place.out_features):
+        if k.shape[-2] > (context := self.location.out_features):
             raise ShapeError(
                 f"score 'location' has context={context} learned positions, but the source has "
                 f"{k.shape[-2]}; shorten the source, or train with a larger model.context"
             )
-        by_position = self.place(q)  # (batch, heads, time, context)
+        by_position = self.location(q)  # (batch, heads, time, context)
         index = key_positions[:, None, None].expand(*q.shape[:-1], -1)
         scores: Tensor = by_position.gather(-1, index)
         return scores

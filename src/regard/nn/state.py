@@ -86,7 +86,7 @@ class TransformerState:
 
     layers: list[KVCache]
     lengths: Int[Tensor, " rows"]
-    capacity: int  # the most ids a row can hold
+    capacity: int  # maximum number of ids per row
     max_length: int = 0  # an upper bound of `lengths`, known without a device synchronization
     memory: list[tuple[Tensor, Tensor]] | None = None  # keys and values of cross-attention
     memory_lengths: Int[Tensor, " rows"] | None = None
@@ -112,7 +112,7 @@ class TransformerState:
         longest = int(lengths.max())
         if longest > self.max_length:
             raise ShapeError(
-                f"cannot rewind to {longest} ids: the state has {self.max_length}; give fewer"
+                f"cannot rewind to {longest} ids: the state has only {self.max_length}"
             )
         return replace(self, lengths=lengths, max_length=longest, equal_lengths=False)
 
@@ -251,11 +251,11 @@ class CapturableRecurrentState(RecurrentState):
         self, layers: list[CellState], counts: Int[Tensor, " rows"] | None
     ) -> "RecurrentState":
         """The state after a step with these snapshots; `counts` ids per row are valid."""
-        after = RecurrentState.advance(self, layers, counts)
+        next_state = RecurrentState.advance(self, layers, counts)
         if not self.static:
-            return after
-        self._store(after.current())
-        self.lengths.copy_(after.lengths)
+            return next_state
+        self._store(next_state.current())
+        self.lengths.copy_(next_state.lengths)
         return self
 
     def _store(self, states: list[CellState]) -> None:

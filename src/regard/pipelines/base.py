@@ -136,7 +136,7 @@ class Pipeline:
     name: ClassVar[str]  # `Data.kind` of its data and `Task.data_kind` of its tasks
     needs: ClassVar[str] = "data of its own kind"  # its data in words, for messages
     tokenizer_type: ClassVar[type | None] = None  # Tokenizer, PairTokenizers or None
-    exclusive: ClassVar[bool] = False  # a path that it recognizes is opened by it for every task
+    exclusive: ClassVar[bool] = False  # it opens every path that it recognizes, whatever the task
     predicts_from_files: ClassVar[bool] = False  # an input is an image file, not a text
     # options of the default task that apply only to the default model
     model_task_options: ClassVar[tuple[str, ...]] = ()
@@ -334,28 +334,29 @@ def best_classes(
 
 
 def rows_per_step(settings: TrainConfig, context: int) -> int:
-    """Rows of `context` tokens in an optimizer step: `train.batch`, or as `train.tokens` allows."""
+    """Rows of `context` tokens in an optimizer step: `train.batch`, or `train.tokens` / context."""
     return settings.batch or (settings.tokens or DEFAULT_TOKENS) // context
 
 
-def mark_scheduled_sampling(
+def with_scheduled_sampling(
     config: RunConfig, task: Task, batch: Callable[[int], Batch]
 ) -> Callable[[int], Batch]:
-    """The same batches, marked where the model reads its own prediction (scheduled sampling).
+    """The batches with the mask `use_prediction`, if the task has scheduled sampling.
 
-    The marks of a micro-batch are a function of the seed and its index.
+    The mask is True where the model reads its own prediction. It is random, a function of the seed
+    and the index of the micro-batch.
     """
     choice = getattr(task, "scheduled_sampling", 0.0)
     if choice == 0:
         return batch
     probability = sampling_schedule(choice, config.train.steps)
 
-    def marked_batch(index: int) -> Batch:
-        unmarked: Any = batch(index)
+    def batch_with_mask(index: int) -> Batch:
+        true_batch: Any = batch(index)
         generator = batch_generator(config.train.seed, index)
-        random = torch.rand(unmarked.ids.shape, generator=generator)
-        marks = random < probability(index // config.train.accumulate)
-        marked: Batch = replace(unmarked, use_prediction=marks)
-        return marked
+        random = torch.rand(true_batch.ids.shape, generator=generator)
+        mask = random < probability(index // config.train.accumulate)
+        result: Batch = replace(true_batch, use_prediction=mask)
+        return result
 
-    return marked_batch
+    return batch_with_mask

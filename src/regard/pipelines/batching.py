@@ -50,7 +50,7 @@ def sequential_batches(
 
 
 def rows_per_micro_batch(settings: TrainConfig, default: int, unit: str) -> int:
-    """Rows of a micro-batch of images, windows or drawings: those of a step / `train.accumulate`.
+    """Rows of a micro-batch of images, windows or drawings: rows of a step / `train.accumulate`.
 
     A step has `train.batch` rows, or `default`.
     """
@@ -64,7 +64,7 @@ def blocks_per_micro_batch(settings: TrainConfig, context: int) -> int:
     return max(1, rows_per_step(settings, context) // settings.accumulate)
 
 
-def evenly_spaced(count: int, size: int | None) -> NDArray[np.int64]:
+def evenly_spaced_indices(count: int, size: int | None) -> NDArray[np.int64]:
     """All indices from 0 to count - 1, or `size` of them, evenly spaced."""
     size = count if size is None else min(size, count)
     return np.arange(size) * count // size

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-TARGET_RANGES = 8  # about as many are made
+TARGET_RANGES = 8  # approximate number of ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ByLength:
     ranges: list[LengthRange]
 
 
-def by_length(
+def metrics_by_length(
     texts: Sequence[str], evaluate: Callable[[Sequence[int]], dict[str, float]]
 ) -> ByLength:
     """Evaluate texts of similar length together; `evaluate` gets the indices of their rows.
@@ -36,7 +36,7 @@ def by_length(
     """
     has_words = any(len(text.split()) > 1 for text in texts)
     lengths = [len(text.split()) if has_words else len(text) for text in texts]
-    width, longest = _width(lengths)
+    width, longest = _range_width(lengths)
     groups: dict[int, list[int]] = {}
     for row, length in enumerate(lengths):
         groups.setdefault((min(length, longest) - 1) // width, []).append(row)
@@ -48,10 +48,10 @@ def by_length(
     return ByLength("words" if has_words else "characters", ranges)
 
 
-def _width(lengths: Sequence[int]) -> tuple[int, int]:
+def _range_width(lengths: Sequence[int]) -> tuple[int, int]:
     """The width of a range, and the 99th percentile of the lengths.
 
-    >>> _width(range(1, 41)), _width([3] * 99 + [4] * 900 + [200])
+    >>> _range_width(range(1, 41)), _range_width([3] * 99 + [4] * 900 + [200])
     ((5, 40), (1, 4))
     """
     ordered = sorted(lengths)

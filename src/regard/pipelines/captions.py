@@ -36,13 +36,13 @@ from regard.pipelines.base import (
     Progress,
     TrainedModel,
     TrainingData,
-    mark_scheduled_sampling,
     validation_metrics,
+    with_scheduled_sampling,
     with_task_options,
 )
 from regard.pipelines.batching import (
     describe_data,
-    evenly_spaced,
+    evenly_spaced_indices,
     rows_per_micro_batch,
     seeded_batches,
 )
@@ -163,7 +163,7 @@ class CaptionsPipeline(Pipeline):
             description.append(f"truncated  {truncated:,} captions, to {model.context - 1} tokens")
         return TrainingData(
             **vars(data),
-            batch=mark_scheduled_sampling(config, task, batch),
+            batch=with_scheduled_sampling(config, task, batch),
             example_ids=loader.example_ids,
             all_batches=lambda: examples.sequential(task, rows, None),
             description=description,
@@ -199,7 +199,7 @@ class CaptionsPipeline(Pipeline):
         )
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
-        """The captions that a model writes for a few validation images, and the true ones."""
+        """The captions that a model generates for a few validation images, and their references."""
         captions: Captions = data.validation_data
         rows = np.arange(min(SAMPLE_IMAGES, len(captions)))
         task, tokenizer = cast(Caption, data.task), cast(Tokenizer, data.tokenizers)
@@ -312,7 +312,7 @@ class CaptionedImage:
 
 
 def caption_image(run: TrainedModel, image: Any, caption: str | None = None) -> CaptionedImage:
-    """An image with its caption, by default the caption that the model writes."""
+    """An image with its caption, by default the caption that the model generates."""
     model, tokenizer = run.model, cast(Tokenizer, run.tokenizers)
     task, pixels = caption_task(run.config.task, tokenizer), input_pixels(model, image)
     if caption is None:
@@ -342,7 +342,7 @@ def pointing_game(data: EvalData, model: nn.Module) -> float:
     """The pointing game (Zhang et al. 2016): how often attention points at the named object.
 
     A word is a hit if the region with its largest attention weight overlaps the bounding box of the
-    object that the word names; the result is the fraction of hits. The model reads the true
+    object that the word names; the result is the fraction of hits. The model reads the reference
     captions. The weights are the mean over heads, in the last layer; the attention of a word is
     that of its last token.
     """
@@ -359,13 +359,14 @@ def pointing_game(data: EvalData, model: nn.Module) -> float:
         source = image_source(model, task, pixels)
         weights = caption_attention(model, source, ids.to(source.images.device))
         best = weights.mean(1).argmax(-1).cpu()  # (batch, time)
-        scale = captions.side / config.grid
+        region_size = captions.side / config.grid  # in pixels
         for index, row in enumerate(rows):
             for word, box in cast(Any, captions.boxes)[row].items():
                 region = int(best[index, last_tokens[index][word]])
-                top, left = (scale * offset for offset in divmod(region, config.grid))
-                inside = box[0] < top + scale and box[1] < left + scale
-                hits += inside and top < box[2] and left < box[3]
+                top, left = (region_size * offset for offset in divmod(region, config.grid))
+                rows_overlap = box[0] < top + region_size and top < box[2]
+                columns_overlap = box[1] < left + region_size and left < box[3]
+                hits += rows_overlap and columns_overlap
                 words += 1
     if not words:
         raise DataError("nothing to measure: no word of the captions has a bounding box")
@@ -438,6 +439,6 @@ class _Examples:
     def sequential(self, task: Caption, rows: int, limit: int | None) -> Iterator[Batch]:
         """All captions once, or evenly spaced ones with about `limit` tokens."""
         count = None if limit is None else max(1, limit * len(self) // self.targets)
-        indices = evenly_spaced(len(self), count)
+        indices = evenly_spaced_indices(len(self), count)
         for start in range(0, len(indices), rows):
             yield self.batch(task, indices[start : start + rows], torch.Generator())

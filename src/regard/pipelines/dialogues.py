@@ -107,7 +107,7 @@ class DialoguesPipeline(Pipeline):
 
     def preview(self, config: RunConfig, data: Dialogues) -> dict[str, str]:
         """The first dialogue as the model reads it, with the scored parts in brackets."""
-        return {"loss mask": show_mask(instruct_task(config.task), None, data.rows[0])}
+        return {"loss mask": format_loss_mask(instruct_task(config.task), None, data.rows[0])}
 
     def training_data(
         self,
@@ -130,15 +130,16 @@ class DialoguesPipeline(Pipeline):
             return task.collate((rows, model.context), generator)
 
         responses = sum(int(scored.sum()) for row in packed.rows for _, scored in row)
-        filled = packed.fill_ratio(model.context)
+        fill_ratio = packed.fill_ratio(model.context)
         description = [
             f"data       {train.description}",
             *first_rows(train),
-            f"loss mask  {show_mask(task, tokenizers, train.rows[0])}",
+            f"loss mask  {format_loss_mask(task, tokenizers, train.rows[0])}",
             f"validation {validation.description}",
             f"tokenizer  {tokenizers.kind}, {tokenizers.vocab_size:,} tokens; "
             f"{packed.tokens:,} for training, {responses:,} of them in responses",
-            f"packing    {len(packed.rows):,} rows of {model.context} tokens, {filled:.0%} filled",
+            f"packing    {len(packed.rows):,} rows of {model.context} tokens, "
+            f"{fill_ratio:.0%} filled",
         ]
         if packed.truncated or packed_validation.truncated:
             description.append(
@@ -206,10 +207,10 @@ class DialoguesPipeline(Pipeline):
             stop=stop,
             seed=seed,
         )
-        question = " ".join(text for _, text in row[:index])
+        prompt = " ".join(text for _, text in row[:index])
         response = tokenizer.decode(new)
         response = response.partition(end)[0] if end else response
-        return f"{question}\n→ {response}\n= {row[index][1]}"
+        return f"{prompt}\n→ {response}\n= {row[index][1]}"
 
 
 def instruct_task(choice: Choice) -> Instruct:
@@ -232,8 +233,9 @@ def fit_prompt(
 ) -> tuple[list[int], int]:
     """The ids of the last messages that fit the context, and how many tokens may follow.
 
-    Older messages are left out so that a response gets at least a quarter of the context. If the
-    last message alone leaves less, the response gets what remains. A system message is kept.
+    The oldest messages are dropped so that at least a quarter of the context is free for the
+    response. If the last message alone leaves less, the response gets the remaining positions. A
+    system message is kept.
     """
     context = model.context
     system = [message for message in messages[:1] if message[0] == "system"]
@@ -253,11 +255,11 @@ def fit_prompt(
         turns = turns[2:]
 
 
-def show_mask(task: Instruct, tokenizer: Tokenizer | None, row: Sequence[Message]) -> str:
+def format_loss_mask(task: Instruct, tokenizer: Tokenizer | None, row: Sequence[Message]) -> str:
     """A dialogue as the model reads it; the parts in ⟦ ⟧ are scored."""
     parts = split_responses(task.template, row, template_variables(tokenizer))
-    shown = "".join(f"⟦{text}⟧" if scored else text for text, scored in parts).replace("\n", "⏎")
-    return shown if len(shown) <= 300 else f"{shown[:299]}…"
+    line = "".join(f"⟦{text}⟧" if scored else text for text, scored in parts).replace("\n", "⏎")
+    return line if len(line) <= 300 else f"{line[:299]}…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,14 +281,14 @@ def pack(
 ) -> PackedDialogues:
     """Pack dialogues into rows of `model.context` tokens: best-fit decreasing.
 
-    The longest dialogues come first, and each goes into the row with the least room that fits it.
+    The longest dialogues come first, and each goes into the fullest row in which it still fits.
     With `model.prefix` a row is one dialogue.
     """
     context = model.context
     encoded = [encode(task, tokenizer, row) for row in data.rows]
-    shortened = [(ids[: context + 1], scored[: context + 1]) for ids, scored in encoded]
-    has_response = [bool(scored[1:].any()) for _, scored in shortened]
-    dialogues = list(compress(shortened, has_response))
+    truncated_rows = [(ids[: context + 1], scored[: context + 1]) for ids, scored in encoded]
+    has_response = [bool(scored[1:].any()) for _, scored in truncated_rows]
+    dialogues = list(compress(truncated_rows, has_response))
     truncated = sum(len(ids) > context + 1 for ids, _ in compress(encoded, has_response))
     if not dialogues:
         raise DataError(

@@ -33,7 +33,7 @@ def special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> tuple[list[int],
     return tokenizer.prefix_ids, []
 
 
-def placeholder(tokenizer: Tokenizer) -> int:
+def placeholder_id(tokenizer: Tokenizer) -> int:
     """The id for a text without tokens, such as an invisible character: EOS, or else <unk>.
 
     BERT's vocabulary has no EOS.
@@ -60,7 +60,7 @@ class EncodedText(NamedTuple):
 
     ids: NDArray[np.int64]
     classes: NDArray[np.int64]
-    truncated: bool  # to fit the model
+    truncated: bool  # to the context of the model
     characters: NDArray[np.uint8] | None = None  # of the word of each token, if a model reads them
     second_start: int = 0  # of two texts, the position at which the second begins
 
@@ -94,7 +94,7 @@ def encode(
         targets: list[int] = []
         token_bytes: list[list[int]] = []  # the bytes of the word of each token
         for part, label in zip(parts, classes, strict=True):
-            word_ids = next(encoded) or [placeholder(tokenizer)]
+            word_ids = next(encoded) or [placeholder_id(tokenizer)]
             ids += word_ids
             token_bytes += [word_bytes(part)] * len(word_ids) if reads_characters else []
             ignored = [IGNORE_INDEX] * (len(word_ids) - 1)
@@ -130,7 +130,7 @@ def _encode_pairs(
         )
     sides = [tokenizer.encode_batch([parts[side] for parts, _ in data.rows]) for side in (0, 1)]
     for a, b, (_, classes) in zip(*sides, data.rows, strict=True):
-        a, b = a or [placeholder(tokenizer)], b or [placeholder(tokenizer)]
+        a, b = a or [placeholder_id(tokenizer)], b or [placeholder_id(tokenizer)]
         a_length = min(len(a), max(max_tokens - len(b), (max_tokens + 1) // 2))
         ids, start = template.join(a[:a_length], b[: max_tokens - a_length])
         yield EncodedText(ids, np.array(classes), len(a) + len(b) > max_tokens, second_start=start)
@@ -183,7 +183,9 @@ class EncodedTexts:
         """A batch of the texts with the indices of a loader."""
         return self.batch(task, rows.indices.tolist(), rows.length - 1, generator)
 
-    def by_length(self, task: TextTask, device: torch.device) -> Iterator[tuple[list[int], Any]]:
+    def batches_by_length(
+        self, task: TextTask, device: torch.device
+    ) -> Iterator[tuple[list[int], Any]]:
         """All texts in batches of similar length: their rows, and the batch."""
         for rows, width in batches_of_similar_length(self.store, EVALUATION_ROWS):
             yield rows, self.batch(task, rows, width, torch.Generator()).to(device)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.config import Choice, RunConfig, kind_of, make
 from regard.data.batch import Batch, ImageBatch
 from regard.data.images import (
-    IDX,
+    IDX_IMAGES,
     Images,
     Size,
     as_pixels,
@@ -40,7 +40,7 @@ from regard.pipelines.base import (
     best_classes,
     with_task_options,
 )
-from regard.pipelines.batching import describe_classes, evenly_spaced, rows_per_micro_batch
+from regard.pipelines.batching import describe_classes, evenly_spaced_indices, rows_per_micro_batch
 from regard.seeds import batch_generator
 from regard.tasks import TASKS, ImageClassification
 
@@ -116,7 +116,7 @@ class ImagesPipeline(Pipeline):
         tokenizers: None,
         progress: Progress | None,
     ) -> TrainingData:
-        """Random images, augmented as the task says."""
+        """Random images, with the augmentation of the task."""
         settings = config.train
         rows = rows_per_micro_batch(settings, DEFAULT_ROWS, "images")
         task = image_task(config.task)
@@ -144,14 +144,14 @@ class ImagesPipeline(Pipeline):
             return task.collate(examples, batch_generator(settings.seed, index))
 
         unchanged = train.square and size == (train.side, train.side)
-        resizing = "" if unchanged else f"; resized to {width} × {height}"
+        resize_note = "" if unchanged else f"; resized to {width} × {height}"
         return TrainingData(
             **vars(data),
             batch=batch,
             example_ids=loader.example_ids,
             all_batches=lambda: _sequential_batches(task, train, size, rows, None),
             description=[
-                f"data       {train.description}{resizing}",
+                f"data       {train.description}{resize_note}",
                 f"validation {validation.description}",
                 describe_classes(names),
             ],
@@ -164,7 +164,7 @@ class ImagesPipeline(Pipeline):
         tokenizers: None,
         progress: Progress | None = None,
     ) -> EvalData:
-        """All validation images; the task must know the classes, the mean and the std."""
+        """All validation images; `task.names`, `task.mean` and `task.std` must be set."""
         task = image_task(config.task)
         images = data.with_class_names(task.names)
         model = resolve(config.model)
@@ -263,14 +263,14 @@ def classify(
 
 
 def _has_idx_files(folder: Path) -> bool:
-    return any(IDX.fullmatch(path.name) for path in folder.iterdir())
+    return any(IDX_IMAGES.fullmatch(path.name) for path in folder.iterdir())
 
 
 def _sequential_batches(
     task: ImageClassification, images: Images, size: Size, rows: int, limit: int | None
 ) -> Iterator[Batch]:
     """All images once, or about `limit` evenly spaced ones, since images may be sorted by class."""
-    indices = evenly_spaced(len(images), limit)
+    indices = evenly_spaced_indices(len(images), limit)
     for start in range(0, len(indices), rows):
         batch = indices[start : start + rows]
         yield task.collate(

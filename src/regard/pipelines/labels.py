@@ -45,7 +45,7 @@ from regard.pipelines.batching import (
     seeded_batches,
     sequential_batches,
 )
-from regard.pipelines.by_length import ByLength, by_length
+from regard.pipelines.by_length import ByLength, metrics_by_length
 from regard.pipelines.encoded_texts import EncodedTexts, special_ids
 from regard.pipelines.tokenizer_cache import train_cached_tokenizer
 from regard.seeds import batch_generator
@@ -163,7 +163,7 @@ class LabelsPipeline(Pipeline):
         tokenizers: Tokenizer,
         progress: Progress | None = None,
     ) -> EvalData:
-        """All validation texts in order; the task must know the names of the classes."""
+        """All validation texts in order; `task.names` must be set."""
         task, model = label_task(config.task), resolve(config.model)
         labelled = data.with_class_names(task.names)
         texts = EncodedTexts.encode(task, labelled, tokenizers, model)
@@ -207,9 +207,9 @@ class LabelsPipeline(Pipeline):
         texts = EncodedTexts.encode(task, data.validation_data, tokenizer, data.model)
         accuracy = np.empty(len(texts.store))
         model.eval()
-        for indices, batch in texts.by_length(task, next(model.parameters()).device):
+        for indices, batch in texts.batches_by_length(task, next(model.parameters()).device):
             accuracy[indices] = task.accuracy_per_text(model, batch).cpu()
-        return by_length(
+        return metrics_by_length(
             data.validation_data.texts(),
             lambda indices: {"accuracy": float(accuracy[list(indices)].mean())},
         )
@@ -357,8 +357,8 @@ def predict_classes(
     encoded = EncodedTexts.encode(task, unlabelled, tokenizer, cast(ModelConfig, model.config))
     predictions: list[Classes] = [[] for _ in rows]
     model.eval()
-    for indices, batch in encoded.by_length(task, next(model.parameters()).device):
-        predicted, log_probs = task.probabilities(model, batch)
+    for indices, batch in encoded.batches_by_length(task, next(model.parameters()).device):
+        predicted, log_probs = task.predictions_and_log_probs(model, batch)
         scored = batch.targets != IGNORE_INDEX
         best = iter(best_classes(log_probs[scored], task.names, top, predicted[scored]))
         for row, count in zip(indices, scored.view(len(indices), -1).sum(1).tolist(), strict=True):

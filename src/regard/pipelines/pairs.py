@@ -29,12 +29,12 @@ from regard.pipelines.base import (
     TrainedModel,
     TrainingData,
     first_rows,
-    mark_scheduled_sampling,
     require_texts,
     validation_metrics,
+    with_scheduled_sampling,
 )
 from regard.pipelines.batching import pair_loader, seeded_batches, sequential_batches
-from regard.pipelines.by_length import ByLength, by_length
+from regard.pipelines.by_length import ByLength, metrics_by_length
 from regard.pipelines.tokenizer_cache import cached_tokenizer
 from regard.tasks import TASKS, Seq2Seq
 from regard.tasks.metrics import bleu, chrf, exact_match
@@ -137,7 +137,7 @@ class PairsPipeline(Pipeline):
         seed, collate = config.train.seed, partial(_collate, task, store)
         return TrainingData(
             **vars(data),
-            batch=mark_scheduled_sampling(config, task, seeded_batches(seed, loader, collate)),
+            batch=with_scheduled_sampling(config, task, seeded_batches(seed, loader, collate)),
             example_ids=loader.example_ids,
             all_batches=lambda: sequential_batches(seed, loader, collate),
             description=description,
@@ -226,7 +226,7 @@ class PairsPipeline(Pipeline):
             scores = _score([translations[i] for i in indices], [rows[i][1] for i in indices])
             return {name: scores[name] for name in names}
 
-        return by_length([source for source, _ in rows], evaluate)
+        return metrics_by_length([source for source, _ in rows], evaluate)
 
 
 def pair_task(config: RunConfig, tokenizers: PairTokenizers) -> Seq2Seq:
@@ -261,27 +261,30 @@ def translate(
     """
     device = next(model.parameters()).device
     language = cast(Language, model)
-    limit = None
+    max_length = None
     if language.context is not None:
-        limit = language.context - 1 - task.prefix_length  # 1 for EOS
+        max_length = language.context - 1 - task.prefix_length  # 1 for EOS
     ids = [np.asarray(row, dtype=np.int64) for row in tokenizers.source.encode_batch(sentences)]
     for index, sentence in enumerate(ids):
-        if limit is not None and len(sentence) > limit:
+        if max_length is not None and len(sentence) > max_length:
             logger.warning(
-                "sentence %d has %d tokens and is truncated to %d", index + 1, len(sentence), limit
+                "sentence %d has %d tokens and is truncated to %d",
+                index + 1,
+                len(sentence),
+                max_length,
             )
-            ids[index] = sentence[:limit]
-    by_length = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+            ids[index] = sentence[:max_length]
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     translations = [""] * len(ids)
     model.eval()
-    for start in range(0, len(by_length), rows):
-        indices = by_length[start : start + rows]
+    for start in range(0, len(order), rows):
+        indices = order[start : start + rows]
         source = task.source([ids[i] for i in indices]).to(device)
-        limits = [2 * length + 20 for length in source.lengths.tolist()]
+        max_new_tokens = [2 * length + 20 for length in source.lengths.tolist()]
         results = search(
             language,
             [task.prompt] * len(indices),
-            tokens=limits if tokens is None else tokens,
+            tokens=max_new_tokens if tokens is None else tokens,
             stop={task.eos_id},
             source=source,
         )
@@ -299,8 +302,10 @@ def free_running_loss(data: EvalData, model: nn.Module, device: torch.device) ->
     """
 
     def with_predictions(batch: PairBatch) -> PairBatch:
-        everywhere = torch.ones_like(batch.ids, dtype=torch.bool)
-        return replace(batch, ids=free_running_inputs(model, batch.ids, everywhere, batch.source))
+        all_positions = torch.ones_like(batch.ids, dtype=torch.bool)
+        return replace(
+            batch, ids=free_running_inputs(model, batch.ids, all_positions, batch.source)
+        )
 
     model.eval()
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):

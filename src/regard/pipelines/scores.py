@@ -25,7 +25,7 @@ from regard.pipelines.batching import (
     seeded_batches,
     sequential_batches,
 )
-from regard.pipelines.by_length import ByLength, by_length
+from regard.pipelines.by_length import ByLength, metrics_by_length
 from regard.pipelines.encoded_texts import EncodedTexts
 from regard.pipelines.labels import SAMPLE_TEXTS, LabelsPipeline, add_head, input_parts
 from regard.tasks import TASKS, TextRegression
@@ -132,7 +132,7 @@ class ScoresPipeline(LabelsPipeline):
         rows = [parts for parts, _ in data.validation_data.rows]
         predicted = np.array(predict_numbers(model, task, tokenizer, rows))
         true: Numbers = np.array(data.validation_data.numbers())
-        return by_length(
+        return metrics_by_length(
             data.validation_data.texts(),
             lambda indices: task.metrics_of_predictions(
                 predicted[list(indices)], true[list(indices)]
@@ -165,7 +165,7 @@ def predict_numbers(
     encoded = EncodedTexts.encode(task, data, tokenizer, cast(ModelConfig, model.config))
     numbers = np.empty(len(rows))
     model.eval()
-    for indices, batch in encoded.by_length(task, next(model.parameters()).device):
+    for indices, batch in encoded.batches_by_length(task, next(model.parameters()).device):
         numbers[indices] = task.predict_numbers(model, cast(RegressionBatch, batch)).cpu()
     return numbers.tolist()
 

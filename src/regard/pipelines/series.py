@@ -33,7 +33,7 @@ from regard.pipelines.base import (
 )
 from regard.pipelines.batching import rows_per_micro_batch
 from regard.pipelines.series_baselines import evaluate_baselines, find_seasonal_period
-from regard.pipelines.series_forecasts import by_column, forecast
+from regard.pipelines.series_forecasts import forecast, values_by_column
 from regard.pipelines.series_windows import SeriesWindows
 from regard.tasks import TASKS, Forecast
 
@@ -55,14 +55,14 @@ class SeriesPipeline(Pipeline):
         return from_table(table)
 
     def defaults(self, data: Series, task: Choice, *, gpu: bool) -> dict[str, Any]:
-        """One linear layer, solved in closed form, which is hard to beat on a few thousand rows."""
+        """One linear layer in closed form, which few networks surpass on a few thousand rows."""
         return {
             "task": {"kind": "forecast", "horizon": max(1, min(96, len(data) // 40))},
             "model": {"family": "linear"},
         }
 
     def train_defaults(self, model: Any) -> dict[str, Any]:
-        """Steps that take a few minutes on a CPU."""
+        """A number of steps that takes a few minutes on a CPU."""
         return {"steps": 1000, "batch": DEFAULT_ROWS, "schedule": {"kind": "cosine", "warmup": 50}}
 
     def complete_settings(self, config: RunConfig, data: Series) -> RunConfig:
@@ -134,7 +134,7 @@ class SeriesPipeline(Pipeline):
         tokenizers: None,
         progress: Progress | None = None,
     ) -> EvalData:
-        """All windows of the validation series; the task must know columns, mean and std."""
+        """All windows of the validation series; `task.column`, `mean` and `std` must be set."""
         task = series_task(config.task)
         model = _model(config, task)
         without_gradients = is_fitted_without_gradients(_model_family(config))
@@ -208,7 +208,7 @@ class SeriesPipeline(Pipeline):
         """The horizon after a series, by column if there are several (`Run.forecast`)."""
         series = from_table(read_table(Path(input)))
         task = series_task(run.config.task)
-        return by_column(task, forecast(run.model, task, series, task.horizon))
+        return values_by_column(task, forecast(run.model, task, series, task.horizon))
 
 
 def series_task(choice: Choice) -> Forecast:
@@ -229,24 +229,26 @@ def _evaluation_stride(task: Forecast, model: ModelConfig) -> int:
     """
     if task.is_direct or is_fitted_without_gradients(family_of(model)):
         return 1
-    largest = max(1, task.horizon // RECURSIVE_STARTS)
+    max_stride = max(1, task.horizon // RECURSIVE_STARTS)
     period = task.seasonal_period or 1
-    return next(stride for stride in range(largest, 0, -1) if math.gcd(stride, period) == 1)
+    return next(stride for stride in range(max_stride, 0, -1) if math.gcd(stride, period) == 1)
 
 
 def _derive_settings(config: RunConfig, train: Series) -> tuple[dict[str, Any], list[str]]:
     """The settings of the task that are derived from the training data, and constant columns."""
     task = series_task(config.task)
     names = [*train.column_names] if task.column is None else task.columns
-    named = task.column is not None
+    columns_given = task.column is not None
     if len(train) < 2:
         raise DataError(
-            f"{train.first_row or train.name}: this is the only training row; a series needs more"
+            f"{train.first_row_location or train.name}: this is the only training row; "
+            "a series needs more"
         )
-    # Not from the standard deviation: rounding makes that of 0.1, 0.1, 0.1, … greater than 0.
+    # A column is constant if its range is 0: by rounding, the standard deviation of 0.1, 0.1, … is
+    # not 0.
     std = np.where(np.ptp(train.values, 0) > 0, train.values.std(0), 0.0)
     constant = [name for name in [*names, *task.covariates] if not std[train.index(name)] > 0]
-    if constant and (named or len(constant) == len(names)):
+    if constant and (columns_given or len(constant) == len(names)):
         raise DataError(
             f"{train.path or train.name}: all training values of column {constant[0]!r} are equal; "
             "choose another task.column"
@@ -254,18 +256,18 @@ def _derive_settings(config: RunConfig, train: Series) -> tuple[dict[str, Any], 
     names = [name for name in names if name not in constant]
     column: str | list[str] = names[0] if len(names) == 1 else names
     read_columns = replace(task, column=column).read_columns
-    read = train.indices(read_columns)
+    read_indices = train.indices(read_columns)
     scales: dict[str, Any] = {}
-    for name, values in (("mean", train.values.mean(0)[read]), ("std", std[read])):
+    for name, values in (("mean", train.values.mean(0)[read_indices]), ("std", std[read_indices])):
         setting = getattr(task, name)
         count = np.size(values if setting is None else setting)
-        if count != len(read):
+        if count != len(read_columns):
             raise ConfigError(
-                f"task.{name} has {count} numbers, and {len(read)} columns are read: "
+                f"task.{name} has {count} numbers, and {len(read_columns)} columns are read: "
                 f"{', '.join(read_columns)}"
             )
         if setting is None:
-            setting = values.tolist() if len(read) > 1 else float(values[0])
+            setting = values.tolist() if len(read_columns) > 1 else float(values[0])
         scales[name] = setting
     if not np.all(np.array(scales["std"]) > 0):
         raise ConfigError(f"task.std={scales['std']} must be above 0")

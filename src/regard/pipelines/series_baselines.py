@@ -34,30 +34,30 @@ def evaluate_baselines(
         return torch.from_numpy((rows[:, columns] - mean) / std).mT  # (columns, time)
 
     forecasters = _forecasters(task, None if training is None else scale(training))
-    context = max(read for read, _ in forecasters.values())
+    context = max(needed for needed, _ in forecasters.values())
     rows_before = 0 if series.history is None else len(series.history)
-    read = min(context, rows_before)
+    history_rows = min(context, rows_before)
     rows = series.values
     if series.history is not None:
-        rows = np.concatenate([series.history[rows_before - read :], rows])
+        rows = np.concatenate([series.history[rows_before - history_rows :], rows])
     values = scale(rows)
-    context = read if series.history is not None else max(task.context or 1, context)
+    context = history_rows if series.history is not None else max(task.context or 1, context)
     first = max(0, (task.context or 1) - rows_before)  # the first row that the network forecasts
-    offset = (first - (context - read)) % stride
+    offset = (first - (context - history_rows)) % stride
     metrics = {}
     for name, (needed, forecaster) in forecasters.items():
         if needed > context or values.shape[1] < context + task.horizon + offset:
             continue
-        squares = absolute = 0.0
+        squared_errors = absolute_errors = 0.0
         count = 0
         for column in values:  # one at a time, to save memory
             windows = column[offset:].unfold(0, context + task.horizon, stride)
             forecast = forecaster(windows[:, context - needed : context], task.horizon)
             error = forecast - windows[:, context:]
-            squares += float(error.square().sum())
-            absolute += float(error.abs().sum())
+            squared_errors += float(error.square().sum())
+            absolute_errors += float(error.abs().sum())
             count += error.numel()
-        metrics[name] = {"mse": squares / count, "mae": absolute / count}
+        metrics[name] = {"mse": squared_errors / count, "mae": absolute_errors / count}
     return metrics
 
 
@@ -100,11 +100,11 @@ def find_seasonal_period(series: Series, column: int) -> int | None:
     if series.dates is not None:
         return series.dates.seasonal_period
     values = series.values[:, column] - series.values[:, column].mean()
-    longest = len(values) // 3
-    if longest < 3 or not values.any():
+    max_lag = len(values) // 3
+    if max_lag < 3 or not values.any():
         return None
     spectrum = np.fft.rfft(values, 2 * len(values))
-    correlation = np.fft.irfft(np.abs(spectrum) ** 2)[: longest + 1]
+    correlation = np.fft.irfft(np.abs(spectrum) ** 2)[: max_lag + 1]
     correlation = correlation / correlation[0]
     rising = np.flatnonzero(np.diff(correlation) > 0)
     if not len(rising):

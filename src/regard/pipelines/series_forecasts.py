@@ -10,7 +10,7 @@ from torch import nn
 
 from regard.data.series import Series
 from regard.errors import ConfigError, DataError
-from regard.pipelines.batching import evenly_spaced
+from regard.pipelines.batching import evenly_spaced_indices
 from regard.pipelines.series_windows import SeriesWindows
 from regard.tasks import Forecast
 from regard.tasks.forecast import has_fit
@@ -47,7 +47,7 @@ def forecast(
         return task.unstandardize(next_rows[0])
 
 
-def by_column(task: Forecast, values: NDArray[np.float64]) -> Any:
+def values_by_column(task: Forecast, values: NDArray[np.float64]) -> Any:
     """Forecast values as a list; of several columns, as a dict of lists."""
     if len(task.columns) == 1:
         return values[:, 0].tolist()
@@ -81,9 +81,7 @@ def backtest(
             "forecast of the last values needs more rows"
         )
     forecasts = _forecasts(model, task, replace(series, values=rows[:-steps]), steps)
-    return _with_one_step_forecasts(
-        model, task, replace(series, values=rows), column, steps, forecasts
-    )
+    return _column_forecast(model, task, replace(series, values=rows), column, steps, forecasts)
 
 
 def forecast_future(
@@ -93,8 +91,8 @@ def forecast_future(
     steps = task.horizon if steps is None else steps
     forecasts = _forecasts(model, task, series, steps)
     count = min(steps, len(series) - (task.context or cast(int, model.context)))
-    end = _with_one_step_forecasts(model, task, series, column, count, forecasts)
-    return replace(end, history=[*end.history, *end.truth], truth=[])
+    result = _column_forecast(model, task, series, column, count, forecasts)
+    return replace(result, history=[*result.history, *result.truth], truth=[])
 
 
 Forecasts = tuple[NDArray[np.float64], NDArray[np.float64]]  # (steps, columns) each
@@ -118,14 +116,14 @@ def recursive_errors(model: nn.Module, task: Forecast, series: Series) -> dict[s
         return {}
     task = replace(task, context=task.context or cast(int, model.context))
     windows = SeriesWindows.from_series(series, task, double=has_fit(model))
-    read = windows.read(evenly_spaced(len(windows), RECURSIVE_WINDOWS)).to(_device(model))
-    batch = task.collate((read, windows.context), torch.Generator())
+    rows = windows.read(evenly_spaced_indices(len(windows), RECURSIVE_WINDOWS)).to(_device(model))
+    batch = task.collate((rows, windows.context), torch.Generator())
     with torch.no_grad():
         error = task.rollout(model, batch.series, task.horizon, rows_per_pass=1) - batch.targets
     return task.errors_by_step(error.double().square().mean((0, 2)))
 
 
-def _with_one_step_forecasts(
+def _column_forecast(
     model: nn.Module,
     task: Forecast,
     series: Series,
@@ -142,9 +140,9 @@ def _with_one_step_forecasts(
     one_step: list[float] = []
     if count:
         windows = SeriesWindows.from_series(last, one_step_task, double=has_fit(model))
-        read = windows.read(np.arange(len(windows)))[:, :-1].to(_device(model))
+        inputs = windows.read(np.arange(len(windows)))[:, :-1].to(_device(model))
         with torch.no_grad():
-            one_step = task.unstandardize(task.rollout(model, read, 1)[:, 0])[:, output].tolist()
+            one_step = task.unstandardize(task.rollout(model, inputs, 1)[:, 0])[:, output].tolist()
     multi_step, recursive = (rows[:, output].tolist() for rows in forecasts)
     history = values[: len(values) - count][-2 * len(multi_step) :]
     truth = values[len(values) - count :]

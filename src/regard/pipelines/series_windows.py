@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.data.batch import Batch
 from regard.data.series import Series
 from regard.errors import DataError
-from regard.pipelines.batching import evenly_spaced
+from regard.pipelines.batching import evenly_spaced_indices
 from regard.tasks import Forecast
 
 EVALUATION_ROWS = 256  # windows of a batch of validation data
@@ -58,7 +58,9 @@ class SeriesWindows:
     def batches(self, task: Forecast, limit: int | None) -> Iterator[Batch]:
         """All windows, or evenly spaced ones with about `limit` values to forecast."""
         values = self.horizon * len(task.columns)
-        indices = evenly_spaced(len(self), None if limit is None else max(1, limit // values))
+        indices = evenly_spaced_indices(
+            len(self), None if limit is None else max(1, limit // values)
+        )
         for start in range(0, len(indices), EVALUATION_ROWS):
             windows = self.read(indices[start : start + EVALUATION_ROWS])
             yield task.collate((windows, self.context), torch.Generator())

@@ -140,7 +140,7 @@ class SpansPipeline(Pipeline):
         """Batches of windows of similar length, in random order."""
         task = span_task(config.task)
         if task.no_answer is None:
-            derived = {"no_answer": train.has_unanswered}
+            derived = {"no_answer": train.has_unanswerable}
             choice = with_task_options(config.task, derived)
             config = replace(config, task=choice)
         model = add_span_head(config, vocab_size=tokenizers.vocab_size)
@@ -253,8 +253,8 @@ def answer_questions(
 
     def batches_with_logits() -> Iterator[tuple[SpanBatch, Tensor]]:
         for batch in windows.batches(np.arange(len(windows.store))):
-            moved = batch.to(device)
-            yield moved, windows.task.logits(model, moved)
+            device_batch = batch.to(device)
+            yield device_batch, windows.task.logits(model, device_batch)
 
     best = windows.task.best_answers(batches_with_logits(), top)
     return [[best.get(index) or [(NO_ANSWER, 1.0)]] for index in range(len(questions))]
@@ -264,10 +264,10 @@ def answer_questions(
 class SpanWindows:
     """Encoded windows: ids, and for each the bounds of its context and of the answer."""
 
-    task: Span  # with `windows`, by which it finds the text of an answer
+    task: Span  # with `windows` set, from which it reads the text of an answer
     store: PairStore  # ids; begin and end of the context, first and last token of the answer
     windows: WindowOffsets
-    segmented: bool
+    segmented: bool  # question and context are two segments
     stride: int
     without_answer: int  # number of windows
     truncated: int  # number of questions

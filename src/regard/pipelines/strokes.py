@@ -28,7 +28,7 @@ from regard.pipelines.base import (
     TrainingData,
     with_task_options,
 )
-from regard.pipelines.batching import describe_classes, evenly_spaced, rows_per_micro_batch
+from regard.pipelines.batching import describe_classes, evenly_spaced_indices, rows_per_micro_batch
 from regard.tasks import TASKS, Handwriting
 
 DEFAULT_ROWS = 64  # drawings of a step, where train.batch is not set
@@ -141,7 +141,7 @@ class StrokesPipeline(Pipeline):
         tokenizers: None,
         progress: Progress | None = None,
     ) -> EvalData:
-        """All validation drawings; the task must know the standard deviation and the classes."""
+        """All validation drawings; `task.std`, and `task.names` if it has classes, must be set."""
         task = stroke_task(config.task)
         if task.names and (data.labels is None or not {*data.class_names} <= {*task.names}):
             raise DataError(
@@ -172,7 +172,7 @@ class StrokesPipeline(Pipeline):
         )
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
-        """Drawings by the model: some as text, all as SVG."""
+        """Drawings sampled from the model: some as text, all as SVG."""
         task = cast(Handwriting, data.task)
         label = 0 if task.names else None
         text = data.validation_data.texts[0] if task.alphabet else None
@@ -197,6 +197,6 @@ def _batch(task: Handwriting, data: Strokes, rows: NDArray[np.int64]) -> Batch:
 def _batches(task: Handwriting, data: Strokes, rows: int, limit: int | None) -> Iterator[Batch]:
     """All drawings once, or evenly spaced ones with about `limit` points."""
     count = None if limit is None else max(1, limit * len(data) // len(data.points))
-    indices = evenly_spaced(len(data), count)
+    indices = evenly_spaced_indices(len(data), count)
     for start in range(0, len(indices), rows):
         yield _batch(task, data, indices[start : start + rows])

@@ -31,7 +31,7 @@ from regard.pipelines.base import (
     TrainedModel,
     TrainingData,
     first_rows,
-    mark_scheduled_sampling,
+    with_scheduled_sampling,
 )
 from regard.pipelines.batching import blocks_per_micro_batch
 from regard.pipelines.tokenizer_cache import cached_tokenizer
@@ -141,7 +141,7 @@ class TextPipeline(Pipeline):
             collate = task.collate_with_prefixes
         return TrainingData(
             **vars(data),
-            batch=mark_scheduled_sampling(config, task, text_batches(loader, collate)),
+            batch=with_scheduled_sampling(config, task, text_batches(loader, collate)),
             example_ids=loader.example_ids,
             all_batches=lambda: _sequential_batches(config, task, model, store, None),
             description=[
@@ -170,8 +170,9 @@ class TextPipeline(Pipeline):
                 "it;\ngive more text, a larger data.validation_fraction, or a data.validation file"
             )
         if isinstance(task, Causal):
-            first = len(tokenizers.decode([int(store.tokens[0])]).encode())
-            task = replace(task, bytes_per_token=(store.bytes - first) / (len(store) - 1))
+            first_token_bytes = len(tokenizers.decode([int(store.tokens[0])]).encode())
+            scored_bytes = store.bytes - first_token_bytes
+            task = replace(task, bytes_per_token=scored_bytes / (len(store) - 1))
         model = resolve(config.model, vocab_size=tokenizers.vocab_size)
         stride = evaluation_stride(config, model) if task.uses_evaluation_stride else None
         return EvalData(
@@ -220,7 +221,7 @@ def default_stride(context: int) -> int:
 
 
 def evaluation_stride(config: RunConfig, model: ModelConfig) -> int:
-    """The tokens between the starts of two windows of an evaluation: a setting, or the default."""
+    """Tokens between the starts of two evaluated windows: `train.evaluate_stride`, or a default."""
     stride = config.train.evaluate_stride
     if stride is None:
         return default_stride(model.context)
@@ -339,7 +340,7 @@ def _masked_defaults(data: Text, gpu: bool, *, pairs: bool) -> dict[str, Any]:
         "data": {"tokenizer": {"kind": "bpe", "vocab_size": vocab_size}},
         "model": {
             "preset": "tiny-encoder",
-            **_limit_context(sizes, data.size // 20, least=8),
+            **_limit_context(sizes, data.size // 20, minimum=8),
             **head,
         },
         "train": {
@@ -368,16 +369,16 @@ def _cbow_defaults(data: Text) -> dict[str, Any]:
             "steps": min(20_000, max(500, 20 * words // (64 * rows))),
             "batch": rows,
             "lr": 2e-2,
-            "optimizer": {"kind": "adamw", "decay": 0.0},
+            "optimizer": {"kind": "adamw", "weight_decay": 0.0},
             "schedule": {"kind": "linear", "warmup": 50},
             "evaluate_targets": 10_000,
         },
     }
 
 
-def _limit_context(sizes: dict[str, Any], tokens: int, least: int = 2) -> dict[str, Any]:
-    """The sizes of a model, with a context of at most `tokens` and at least `least`."""
-    return {**sizes, "context": max(least, min(sizes["context"], tokens))}
+def _limit_context(sizes: dict[str, Any], tokens: int, minimum: int = 2) -> dict[str, Any]:
+    """The sizes of a model, with a context of at most `tokens` and at least `minimum`."""
+    return {**sizes, "context": max(minimum, min(sizes["context"], tokens))}
 
 
 def _alphabet(data: Text) -> set[str]:

@@ -1,6 +1,7 @@
 """Errors in the form of OpenAI's API."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request, Response
@@ -41,9 +42,10 @@ class ApiError(Exception):
         kind: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.headers = status, dict(headers or {})
         self.error = {"message": shorten(message), "type": kind, "param": param, "code": code}
 
 
@@ -64,7 +66,7 @@ def as_api_error(error: Exception) -> ApiError:
         param = next((name for name in names if not name.isdigit()), None)
         return ApiError(400, f"{'.'.join(names[:3]) or 'the body'}: {first['msg']}", param=param)
     if isinstance(error, HTTPException):
-        return ApiError(error.status_code, str(error.detail))
+        return ApiError(error.status_code, str(error.detail), headers=error.headers)
     if isinstance(error, QueueFull):
         return ApiError(429, str(error), kind="rate_limit_exceeded", code="queue_full")
     if isinstance(error, EngineStopped):
@@ -86,5 +88,7 @@ def _is_field_or_index(part: int | str) -> bool:
 async def handle_error(http: Request, error: Exception) -> Response:
     """Exception handler of the application: respond with the error as JSON."""
     api_error = as_api_error(error)
-    headers = {"Retry-After": str(RETRY_AFTER)} if api_error.status in (429, 503) else {}
+    headers = dict(api_error.headers)
+    if api_error.status in (429, 503):
+        headers["Retry-After"] = str(RETRY_AFTER)
     return JSONResponse({"error": api_error.error}, api_error.status, headers)

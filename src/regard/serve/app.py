@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from regard.errors import RegardError
 from regard.serve.api_errors import ERRORS, ApiError, handle_error
 from regard.serve.engine import EngineConfig
-from regard.serve.middleware import OPEN_PATHS, LimitsMiddleware
+from regard.serve.middleware import PUBLIC_PATHS, LimitsMiddleware
 from regard.serve.models import Models
 from regard.serve.routes import ROUTERS
 from regard.serve.service import Service
@@ -23,16 +23,16 @@ def create_app(
     config: EngineConfig | None = None,
     *,
     key: str | None = None,
-    hosts: tuple[str, ...] | None = None,
+    allowed_hosts: tuple[str, ...] | None = None,
     device: str = "auto",
     idle: float | None = None,
     models: type[Models] = Models,
-    open_paths: tuple[str, ...] = OPEN_PATHS,
+    public_paths: tuple[str, ...] = PUBLIC_PATHS,
 ) -> FastAPI:
     """Create the application; its `state.service` is the service of the routes.
 
-    Requests need the `key`, except to `open_paths`. Requests to other host names than `hosts` are
-    refused.
+    Requests need the `key`, except to `public_paths`. Requests to host names that are not
+    `allowed_hosts` are refused.
     """
     service = Service(paths, config or EngineConfig(), device=device, idle=idle, models=models)
 
@@ -51,7 +51,11 @@ def create_app(
     for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(
-        LimitsMiddleware, key=key, hosts=hosts, count=service.metrics.count, open_paths=open_paths
+        LimitsMiddleware,
+        key=key,
+        allowed_hosts=allowed_hosts,
+        count=service.metrics.count,
+        public_paths=public_paths,
     )
     for error in (
         Exception,

@@ -1,4 +1,4 @@
-"""Turns the events of the engine thread into deltas of text in the event loop of the server."""
+"""Turns the events of the engine thread into text deltas, in the event loop of the server."""
 
 import asyncio
 import time
@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from regard.generate.decode import IncrementalText
-from regard.generate.stop_strings import StoppedText
+from regard.generate.stop_strings import StopStringFilter
 from regard.serve.models import ServedModel
 from regard.serve.request import Event, FinishReason, Request, TokenScore
 from regard.serve.worker import EngineStopped, Worker
 
 MAX_EVENTS = 64  # engine events that are processed at a time
-HANG_SECONDS = 10.0  # the requests of an engine that hangs for this long fail
+HANG_SECONDS = 10.0  # after which the requests of an engine that hangs fail
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class AsyncEngine:
         """
         queue = self._queues[request]
         decoders = [
-            (IncrementalText(model.tokenizer, request.prompt), StoppedText(stop_strings))
+            (IncrementalText(model.tokenizer, request.prompt), StopStringFilter(stop_strings))
             for _ in range(request.n)
         ]
         unfinished = set(range(request.n))

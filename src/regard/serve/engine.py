@@ -1,7 +1,7 @@
 """Continuous batching: sequences of many requests join and leave the batch between steps."""
 
 from collections import Counter, abc, deque
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from itertools import accumulate, groupby
 from typing import Any, cast
@@ -91,7 +91,7 @@ class BatchEngine:
             chunk if on_gpu else min(64, chunk),
             chunk,
             self.prefixes,
-            groups=isinstance(self.rows, GraphRows),
+            uses_graph_rows=isinstance(self.rows, GraphRows),
             graphs=make_prefill_graphs(language, self.rows),
             is_prefix_lm=self.is_prefix_lm,
             join=self._join,
@@ -112,7 +112,7 @@ class BatchEngine:
 
     def submit(self, request: Request) -> None:
         """Queue a request; raise `QueueFull` if too many wait, `RegardError` if it is invalid."""
-        check_prompts([request.prompt], request.tokens, None)
+        check_prompts([request.prompt], request.max_tokens, None)
         if request.n > self.config.sequences:
             raise RegardError(
                 f"n={request.n} must be at most {self.config.sequences}, the number of "
@@ -120,7 +120,7 @@ class BatchEngine:
             )
         if self._waiting_with(request.n) > self.config.queue:
             raise QueueFull(
-                f"the queue is full: {self.config.queue} requests wait; try again later"
+                f"the queue is full (at most {self.config.queue} waiting); try again later"
             )
         if self.is_prefix_lm and request.prompt_logprobs is not None:
             raise ConfigError(
@@ -139,6 +139,15 @@ class BatchEngine:
         rows_of = Counter(sequence.request for sequence in list(self.unfinished))
         totals = accumulate((*rows_of.values(), sequences))
         return sum(total > self.max_rows for total in totals)
+
+    def totals(self) -> dict[str, int]:
+        """All counters by name; they only grow."""
+        prefixes = self.prefixes
+        return {
+            **asdict(self.counters),
+            "prefix_lookup_tokens": 0 if prefixes is None else prefixes.lookups,
+            "prefix_hit_tokens": 0 if prefixes is None else prefixes.hits,
+        }
 
     def requests(self) -> list[Request]:
         """The requests that are not answered yet."""
@@ -285,7 +294,7 @@ class BatchEngine:
     def _new_sampling_state(self, sequences: list[Sequence]) -> SamplingState:
         sampling = SamplingState.from_prompts(
             [sequence.request.prompt for sequence in sequences],
-            max(sequence.request.tokens for sequence in sequences) + 1,  # a step in flight
+            max(sequence.request.max_tokens for sequence in sequences) + 1,  # a step in flight
             seed=[sequence.request.seed + sequence.index for sequence in sequences],
             stop=self.stop,
         )
@@ -466,7 +475,7 @@ class BatchEngine:
         sequence.tokens_since_prefill += 1
         self.counters.tokens += 1
         self.events.append(Event(request, sequence.index, token, score))
-        if sequence.new_tokens == request.tokens:
+        if sequence.new_tokens == request.max_tokens:
             self._finish(sequence, "length")
             return False
         return True

@@ -13,7 +13,13 @@ from regard.serve.models import ServedModel
 from regard.serve.request import Request
 from regard.serve.schema import MAX_RESPONSE, Sampling
 from regard.text import PairTokenizers
-from regard.text.chat_encoding import chat_prompt_ids, response_end, special_stop_ids
+from regard.text.chat_encoding import (
+    chat_prompt_ids,
+    response_end,
+    special_stop_ids,
+    template_variables,
+)
+from regard.text.chat_template import render
 from regard.training.storage.start import run_template
 
 SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
@@ -163,9 +169,23 @@ def chat_prompt(
         return messages[-1][1], []
     template = run_template(model.run.folder, model.run.config)
     if template is not None:
-        normalize = model.run._normalize
-        turns = [(ROLES.get(role, "user"), normalize(text)) for role, text in messages]
+        turns = _turns(model, messages)
         _, end = response_end(model.tokenizer, template)
         return chat_prompt_ids(model.tokenizer, template, turns), [end] if end else []
     lines = [f"{SPEAKERS[role]}: {text}\n" for role, text in messages]
     return "".join([*lines, "Assistant:"]), ["\nUser:", "\nSystem:"]
+
+
+def formatted_messages(model: ServedModel, messages: Sequence[tuple[str, str]]) -> str | None:
+    """The text of a conversation after the chat template; None if the run has none."""
+    template = run_template(model.run.folder, model.run.config)
+    if template is None:
+        return None
+    variables = template_variables(model.tokenizer)
+    return render(template, _turns(model, messages), prompt=True, tokens=variables)
+
+
+def _turns(model: ServedModel, messages: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The messages with the roles of chat templates."""
+    normalize = model.run._normalize
+    return [(ROLES.get(role, "user"), normalize(text)) for role, text in messages]

@@ -20,7 +20,7 @@ from regard.generate.sampler_trace import TracedChain
 from regard.models.base import Language
 from regard.nn.state import Source
 from regard.pipelines.series import series_task
-from regard.serve.engine_request import check_token, encode_source, source_ids
+from regard.serve.engine_request import chat_prompt, check_token, encode_source, source_ids
 from regard.serve.models import ServedModel
 from regard.serve.schema import PredictBody, Sampling
 from regard.training.storage.start import run_jinja_template
@@ -221,7 +221,10 @@ def explain(
     """Attention maps, the likeliest next tokens, and the effect of each sampler on new tokens."""
     if "file" in model.run.inputs:  # `run.explain` would open a file that the client names
         raise ConfigError(f"{model.name} reads images; /explain takes texts only")
-    if len(input_ids(model, text)) > MAX_EXPLAINED:
+    tokens_read = len(input_ids(model, text))
+    if not tokens_read:
+        raise ConfigError("text: it has no token; give some text")
+    if tokens_read > MAX_EXPLAINED:
         raise ConfigError(f"text: it has more than {MAX_EXPLAINED} tokens; shorten it")
     run = model.run_copy
     answer: dict[str, Any] = {"attention": {}, "next": [], "trace": []}
@@ -249,10 +252,14 @@ def explain(
 
 
 @torch.inference_mode()
-def next_logits(model: ServedModel, text: str) -> tuple[Tensor, list[int], Source | None]:
+def next_logits(
+    model: ServedModel, text: str, *, chat: bool = False
+) -> tuple[Tensor, list[int], Source | None]:
     """The logits after a text on the CPU, and the ids and the source that the decoder has read.
 
     An encoder-decoder reads the text as its source, and predicts the first token of the target.
+    With `chat`, the text is the message of a user, as in /v1/chat/completions, and the first token
+    of the response is predicted.
     """
     if model.engine is None:
         raise ConfigError(f"the model {model.name!r} does not generate text")
@@ -261,7 +268,9 @@ def next_logits(model: ServedModel, text: str) -> tuple[Tensor, list[int], Sourc
         source = Source(*pad_prompts([source_ids(model, text)], language.device))
         ids = list(model.run._pair_task().prompt)
     else:
-        ids = model.run._prompt(text)[-(model.context or 2**31) :]
+        prompt = chat_prompt(model, [("user", text)])[0] if chat else text
+        ids = model.run._prompt(prompt) if isinstance(prompt, str) else prompt
+        ids = ids[-(model.context or 2**31) :]
     logits, _ = prefill(language, [ids], len(ids), source)
     return logits[0].float().cpu(), ids, source
 

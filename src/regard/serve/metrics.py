@@ -1,16 +1,14 @@
-"""The counters of a server, in the text format of Prometheus."""
+"""The counters and gauges of a server, in the text format of Prometheus."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 
 from regard.serve.engine import BatchEngine
 from regard.serve.models import Models
-from regard.serve.sequences import Counters
 
 HELP = {  # of each metric; those that end in _total are counters, the others gauges
-    "up": "whether the engine works",
-    "open_requests": "requests that were not answered yet",
+    "up": "1 if the engine works, else 0",
+    "open_requests": "requests in progress",
     "requests_total": "requests that were queued",
     "finished_total": "sequences that were completed",
     "cancelled_total": "sequences whose client disconnected",
@@ -24,11 +22,13 @@ HELP = {  # of each metric; those that end in _total are counters, the others ga
     "running": "sequences that are being decoded",
     "waiting": "requests that wait for a row of the batch",
     "prefix_bytes": "bytes of the prefix cache",
-    "http_responses_total": "HTTP responses by status",
+    "http_responses_total": "HTTP responses by status code",
 }
-ENGINE_METRICS: Mapping[str, Callable[[BatchEngine], int]] = {
-    "prefix_lookup_tokens_total": lambda engine: engine.prefixes.lookups if engine.prefixes else 0,
-    "prefix_hit_tokens_total": lambda engine: engine.prefixes.hits if engine.prefixes else 0,
+ENGINE_COUNTERS = (
+    *("requests", "finished", "cancelled", "failed", "prompt_tokens", "tokens", "steps"),
+    *("preempted", "prefix_lookup_tokens", "prefix_hit_tokens"),
+)
+ENGINE_GAUGES: Mapping[str, Callable[[BatchEngine], int]] = {
     "running": lambda engine: len(engine.sequences),
     "waiting": lambda engine: len(engine.waiting) + len(engine.inbox),
     "prefix_bytes": lambda engine: engine.prefixes.bytes if engine.prefixes else 0,
@@ -47,16 +47,12 @@ class Metrics:
 
     def text(self, models: Models, healthy: bool, open_requests: int) -> str:
         """All metrics in the text format."""
-        engines = {
-            f'{{model="{_escape(name)}"}}': model.engine
-            for name, model in models.loaded.items()
-            if model.engine is not None
-        }
+        engines = {_label(name): engine for name, engine in models.engines().items()}
+        totals = {_label(name): counts for name, counts in models.totals().items()}
         lines = [*_metric("up", {"": int(healthy)}), *_metric("open_requests", {"": open_requests})]
-        for counter in fields(Counters):
-            values = {label: getattr(e.counters, counter.name) for label, e in engines.items()}
-            lines += _metric(f"{counter.name}_total", values)
-        for name, value in ENGINE_METRICS.items():
+        for name in ENGINE_COUNTERS:
+            lines += _metric(f"{name}_total", {label: c[name] for label, c in totals.items()})
+        for name, value in ENGINE_GAUGES.items():
             lines += _metric(name, {label: value(engine) for label, engine in engines.items()})
         statuses = {f'{{status="{code}"}}': n for code, n in sorted(self.responses.items())}
         lines += _metric("http_responses_total", statuses)
@@ -70,5 +66,6 @@ def _metric(name: str, values: Mapping[str, int]) -> list[str]:
     return [*lines, *(f"regard_{name}{label} {value}" for label, value in values.items())]
 
 
-def _escape(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _label(model: str) -> str:
+    escaped = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{{model="{escaped}"}}'

@@ -28,7 +28,7 @@ MAX_HEADERS = 100
 MAX_CONNECTIONS = 2000
 RETRY_AFTER = 1  # seconds; sent with 429 and 503
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-OPEN_PATHS = ("/health",)  # need no key
+PUBLIC_PATHS = ("/health",)  # need no key
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)  # of JSON
 
 
@@ -116,12 +116,12 @@ class LimitsMiddleware:
         app: Any,
         *,
         key: str | None,
-        hosts: tuple[str, ...] | None,
+        allowed_hosts: tuple[str, ...] | None,
         count: Callable[[int], None],  # called with the status of every response
-        open_paths: tuple[str, ...] = OPEN_PATHS,  # need no key; "…/" with all paths below
+        public_paths: tuple[str, ...] = PUBLIC_PATHS,  # need no key; "…/" with all paths below
     ) -> None:
-        self.app, self.key, self.hosts, self.count = app, key, hosts, count
-        self.open_paths = open_paths
+        self.app, self.key, self.allowed_hosts, self.count = app, key, allowed_hosts, count
+        self.public_paths = public_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -130,7 +130,7 @@ class LimitsMiddleware:
                 await self.app(scope, receive, send)
             return
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        send = _counted(send, self.count)
+        send = _count_responses(send, self.count)
         refusal = self._refusal(scope, headers)
         if refusal is not None:
             await _refuse(send, receive, *refusal)
@@ -151,7 +151,7 @@ class LimitsMiddleware:
             message = f"the body has more than {MAX_VALUES:,} values"
             await _refuse(send, None, 413, message)
             return
-        with ExitStack() as scope["at_end"]:  # callbacks for after the response
+        with ExitStack() as scope["cleanup"]:  # callbacks that run after the response
             await self.app(scope, _replay(body, receive), send)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, str]) -> tuple[int, str] | None:
@@ -161,12 +161,12 @@ class LimitsMiddleware:
             return 431, f"the request has more than {MAX_HEADERS} headers"
         host = headers.get(b"host", "")
         name = urlsplit(f"//{host}").hostname if _is_host(host) else None
-        if self.hosts is not None and name not in self.hosts:
-            return 403, f"the host name {host[:100]!r} is not allowed; use {self.hosts[0]}"
+        if self.allowed_hosts is not None and name not in self.allowed_hosts:
+            return 403, f"the host name {host[:100]!r} is not allowed; use {self.allowed_hosts[0]}"
         origin = headers.get(b"origin")
         if origin is not None and (not _is_host(origin) or urlsplit(origin).netloc != host):
             return 403, "cross-origin requests are refused"
-        if self.key is not None and not self._is_open(scope["path"]):
+        if self.key is not None and not self._is_public(scope["path"]):
             scheme, _, token = headers.get(b"authorization", "").partition(" ")
             valid = hmac.compare_digest(token.encode(), self.key.encode())
             if scheme.lower() != "bearer" or not valid:
@@ -182,9 +182,11 @@ class LimitsMiddleware:
                 return 415, "the body must not be compressed"
         return None
 
-    def _is_open(self, path: str) -> bool:
-        prefixes = tuple(entry for entry in self.open_paths if entry.endswith("/") and entry != "/")
-        return path in self.open_paths or path.startswith(prefixes)
+    def _is_public(self, path: str) -> bool:
+        prefixes = tuple(
+            entry for entry in self.public_paths if entry.endswith("/") and entry != "/"
+        )
+        return path in self.public_paths or path.startswith(prefixes)
 
 
 def _is_host(text: str) -> bool:
@@ -238,7 +240,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def _counted(send: Send, count: Callable[[int], None]) -> Send:
+def _count_responses(send: Send, count: Callable[[int], None]) -> Send:
     """A `send` that counts responses."""
 
     async def counting_send(message: MutableMapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import time
+from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,8 @@ from typing import Any, cast
 import torch
 
 from regard.accel import pack
-from regard.accel.onednn import attach_onednn, copied_bytes, is_onednn_faster
+from regard.accel.onednn import attach_onednn, copied_bytes
+from regard.accel.onednn_matmul import is_onednn_faster
 from regard.accel.packed_decoder import PackedDecoder
 from regard.api.generation import SMALL_MODEL, chain_for
 from regard.api.run import Run, load
@@ -27,6 +29,8 @@ from regard.serve.worker import Worker
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.setup.device import free_memory, usable_cores
 from regard.training.storage.start import ADAPTERS, adapter_names
+
+MAX_CHAINS = 256  # of samplers, that a model keeps
 
 
 @dataclass(eq=False)
@@ -78,11 +82,13 @@ class ServedModel:
     def chain(self, specs: tuple[str, ...] | None, order: str | None) -> Chain:
         """The chain of these samplers; equal samplers give the same object."""
         key = (specs, order)
-        if key not in self.chains:
-            if len(self.chains) >= 256:
+        chain = self.chains.get(key)  # several threads call this, and one may clear the dict
+        if chain is None:
+            if len(self.chains) >= MAX_CHAINS:
                 self.chains.clear()
-            self.chains[key] = self._check(chain_for(self.tokenizer, specs, order))
-        return self.chains[key]
+            chain = self._check(chain_for(self.tokenizer, specs, order))
+            chain = self.chains.setdefault(key, chain)
+        return chain
 
     def _check(self, chain: Chain) -> Chain:
         """Sample once: some settings are checked against the vocabulary only then."""
@@ -113,6 +119,7 @@ class Models:
             for adapter in adapter_names(path):
                 self._add_adapter(base, adapter, path / ADAPTERS / adapter)
         self.loaded: dict[str, ServedModel] = {}
+        self._unloaded_totals: dict[str, Counter[str]] = {}  # counters of engines that are gone
         self._locks: dict[str, asyncio.Lock] = {}
         self.created = int(time.time())
         self.threads = min(torch.get_num_threads(), usable_cores())
@@ -137,6 +144,9 @@ class Models:
     def default(self) -> str:
         """The name of the model for requests that name none."""
         return next(iter(self.paths))
+
+    def refresh(self) -> None:
+        """Update `paths`, if the models can change while they are served."""
 
     async def get(self, name: str | None) -> ServedModel:
         """The model of this name, loaded if it is not yet; raise `KeyError` if there is none.
@@ -165,9 +175,7 @@ class Models:
             engine = BatchEngine(
                 pack_for_serving(run.model), self.config, stop=run.tokenizer.stop_ids
             )
-            runs = [run, *(model.run for model in list(self.loaded.values()))]
-            all_small = all(loaded.parameters < SMALL_MODEL for loaded in runs)
-            self.worker.add(name, engine, 1 if all_small else self.threads)
+            self.worker.add(name, engine, 1 if run.parameters < SMALL_MODEL else self.threads)
         model = ServedModel(name, run, engine)
         _freeze_gc()
         return model
@@ -191,8 +199,23 @@ class Models:
     def unload(self, name: str) -> None:
         """Forget a model, so that the next request loads it from its folder."""
         self.worker.remove(name)
-        del self.loaded[name]
+        engine = self.loaded.pop(name).engine
+        if engine is not None:
+            self._unloaded_totals.setdefault(name, Counter()).update(engine.totals())
         gc.unfreeze()  # so that `_freeze_gc` can collect the objects of the model
+
+    def engines(self) -> dict[str, BatchEngine]:
+        """The engines of the loaded models."""
+        return {
+            name: model.engine for name, model in self.loaded.items() if model.engine is not None
+        }
+
+    def totals(self) -> dict[str, Counter[str]]:
+        """The counters of every model since the start, also of those that are unloaded."""
+        totals = {name: Counter(counts) for name, counts in self._unloaded_totals.items()}
+        for name, engine in self.engines().items():
+            totals.setdefault(name, Counter()).update(engine.totals())
+        return totals
 
 
 @torch.inference_mode()

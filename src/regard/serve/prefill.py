@@ -33,8 +33,9 @@ class Prefiller:
 
     `join` is called with prefilled prompts, the logits after each and their state, which is None if
     `graphs` have prefilled them in the rows of the engine; `fail` is called with a failed prefill
-    and the error. With `groups`, a prompt may wait until others can be prefilled with it. A prefix
-    LM prefills each prompt alone and at once, since all its ids attend to each other.
+    and the error. With `uses_graph_rows`, on a GPU, a prompt may wait until others can be prefilled
+    with it, and lengths are padded. A prefix LM prefills each prompt alone and at once, since all
+    its ids attend to each other.
     """
 
     def __init__(
@@ -44,13 +45,13 @@ class Prefiller:
         max_chunk: int,
         prefixes: PrefixCache | None,
         *,
-        groups: bool,
+        uses_graph_rows: bool,
         graphs: PrefillGraphs | None,
         is_prefix_lm: bool,
         join: Callable[[list[Prefill], Tensor, State | None], None],
         fail: Callable[[Prefill, Exception], None],
     ) -> None:
-        self.language, self.prefixes, self.groups = language, prefixes, groups
+        self.language, self.prefixes, self.uses_graph_rows = language, prefixes, uses_graph_rows
         self.graphs, self.is_prefix_lm = graphs, is_prefix_lm
         self.chunk, self.max_chunk = chunk, max_chunk
         self.join, self.fail = join, fail
@@ -125,7 +126,7 @@ class Prefiller:
         """
         few = len(self.queue) * 16 < running
         begun = any(prefill.state is not None for prefill in self.queue)
-        if self.groups and few and not begun and self.steps_waited < MAX_WAIT:
+        if self.uses_graph_rows and few and not begun and self.steps_waited < MAX_WAIT:
             self.steps_waited += 1
             return False
         self.steps_waited = 0
@@ -171,7 +172,9 @@ class Prefiller:
     def _width(self, group: list[Prefill]) -> int:
         """The length of the longest prompt; on a GPU padded, so that fewer kernels are compiled."""
         longest = max(len(prefill.ids) for prefill in group)
-        padded = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE if self.groups else longest
+        padded = (
+            -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE if self.uses_graph_rows else longest
+        )
         return min(padded, self.language.context or padded)
 
     def _prefill_together(self, group: list[Prefill]) -> None:
@@ -192,7 +195,9 @@ class Prefiller:
         device = state.lengths.device
         ids = to_device(pad_rows(rows, width), device)
         counts = to_device([len(row) for row in rows], device)
-        if self.groups and not any(cached):  # the lengths are not read back from the device
+        if self.uses_graph_rows and not any(
+            cached
+        ):  # the lengths are not read back from the device
             state = replace(cast(TransformerState, state), static=True)
         logits, state = self.language.step(ids, state, counts=counts if ragged else None)
         self.tokens += sum(map(len, rows))

@@ -32,7 +32,7 @@ class Request:
 
     prompt: Sequence[int]
     chain: Chain
-    tokens: int  # new ones, at most
+    max_tokens: int  # new ones
     seed: int
     stop: Collection[int] = ()  # ids that end a continuation
     n: int = 1

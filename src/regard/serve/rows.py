@@ -80,9 +80,10 @@ class KVRows:
 
     def __init__(self, language: Language, budget: int) -> None:
         self.language, self.budget = language, budget
-        self.probe = cast(TransformerState, language.start(1, 1))
+        # one row of one id: the buffers have its shapes, dtypes and device
+        self.example_state = cast(TransformerState, language.start(1, 1))
         self.bytes_per_id = sum(
-            cache.keys.nbytes + cache.values.nbytes for cache in self.probe.layers
+            cache.keys.nbytes + cache.values.nbytes for cache in self.example_state.layers
         )
         self.rows = self.capacity = 0  # of the buffers
         self.kv: Tensor | None = None
@@ -154,8 +155,8 @@ class KVRows:
         if (rows, capacity) == (self.rows, self.capacity):
             return
         old, used = self.caches, len(self.lengths)
-        if isinstance(self.probe, CpuDecoderState):
-            kv = cast(Tensor, self.probe.kv)  # (layers, 1, 2, kv_heads, 1, head_dim)
+        if isinstance(self.example_state, CpuDecoderState):
+            kv = cast(Tensor, self.example_state.kv)  # (layers, 1, 2, kv_heads, 1, head_dim)
             self.kv = kv.new_zeros(kv.shape[0], rows, *kv.shape[2:4], capacity, kv.shape[5])
             self.caches = [KVCache(*layer.unbind(1)) for layer in self.kv]
         else:
@@ -166,7 +167,7 @@ class KVRows:
                         for part in (cache.keys, cache.values)
                     )
                 )
-                for cache in self.probe.layers
+                for cache in self.example_state.layers
             ]
         if used:
             seen = max(self.lengths)
@@ -179,9 +180,9 @@ class KVRows:
         """The state of the rows in use: views of their part of the buffers."""
         used = len(self.lengths)
         caches = [KVCache(cache.keys[:used], cache.values[:used]) for cache in self.caches]
-        lengths = torch.tensor(self.lengths, device=self.probe.lengths.device)
+        lengths = torch.tensor(self.lengths, device=self.example_state.lengths.device)
         state = replace(
-            self.probe,
+            self.example_state,
             layers=caches,
             lengths=lengths,
             capacity=self.capacity,
@@ -209,8 +210,8 @@ class GraphRows(KVRows):
         self.capacity = language.context
         rows_in_budget = budget // (self.capacity * self.bytes_per_id)
         self.rows = max(1, min(rows, rows_in_budget - 1))  # the memory of one row is for prompts
-        keys, values = self.probe.layers[0].keys, self.probe.layers[0].values
-        layers, device = len(self.probe.layers), keys.device
+        keys, values = self.example_state.layers[0].keys, self.example_state.layers[0].values
+        layers, device = len(self.example_state.layers), keys.device
         self.buffers = [  # keys and values of all layers: (layers, rows, kv_heads, capacity, …)
             part.new_zeros(layers, self.rows, part.shape[1], self.capacity, part.shape[3])
             for part in (keys, values)
@@ -234,7 +235,7 @@ class GraphRows(KVRows):
         if self.state is None:  # rows have joined or left
             lengths = self.lengths + [0] * (self.rows - used)
             self.lengths_buffer.copy_(to_device(lengths, self.last_ids.device))
-            self.state = self.probe
+            self.state = self.example_state
         self.last_ids[:used].copy_(last_ids)
         bucket = min(next((size for size in BUCKETS if size >= used), used), self.rows)
         if bucket not in self.graphs:
@@ -248,7 +249,7 @@ class GraphRows(KVRows):
 
     def _run(self, bucket: int) -> Tensor:
         state = replace(
-            self.probe,
+            self.example_state,
             layers=[KVCache(cache.keys[:bucket], cache.values[:bucket]) for cache in self.caches],
             lengths=self.lengths_buffer[:bucket],
             capacity=self.capacity,

@@ -61,9 +61,14 @@ def make_server(
             "give --key KEY, or set REGARD_KEY"
         )
     _check_address(host, port)
-    hosts = LOOPBACK if is_loopback(host) else None
+    allowed_hosts = LOOPBACK if is_loopback(host) else None
     app = create(
-        [Path(path) for path in paths], config, key=key, hosts=hosts, device=device, idle=idle
+        [Path(path) for path in paths],
+        config,
+        key=key,
+        allowed_hosts=allowed_hosts,
+        device=device,
+        idle=idle,
     )
     settings = uvicorn.Config(
         app,

@@ -1,11 +1,13 @@
 """`Service`, the state that all routes share."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from fastapi import Request
 
 from regard.errors import RegardError
@@ -22,7 +24,7 @@ T = TypeVar("T")
 
 
 class Service:
-    """The models, the engine thread and the thread for other work, which all routes share."""
+    """The models, the engine thread and the job thread, which all routes share."""
 
     def __init__(
         self,
@@ -41,28 +43,31 @@ class Service:
         self._jobs = 0
 
     async def model(self, http: Request, name: str | None) -> ServedModel:
-        """The model of a request; it is released when the response was sent."""
+        """The model of a request; it is released after the response is sent."""
         try:
             model = await self.models.get(name)
         except KeyError:
             known = ", ".join(self.models.paths)
-            raise ApiError(
-                404, f"no model {name!r}; there are {known}", param="model", code="model_not_found"
-            ) from None
-        except (RegardError, OSError) as error:
+            message = f"no model {name!r}; there are {known}" if known else "there is no model yet"
+            raise ApiError(404, message, param="model", code="model_not_found") from None
+        except (RegardError, OSError, MemoryError, torch.OutOfMemoryError) as error:
             raise ApiError(
                 503, f"the model cannot be loaded: {error}", kind="server_error"
             ) from error
-        http.scope["at_end"].callback(self.models.release, model)
+        http.scope["cleanup"].callback(self.models.release, model)
         return model
 
-    async def job(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a function in the thread for other work; raise `QueueFull` if too many wait."""
+    async def job(self, http: Request, function: Callable[..., T], *args: Any) -> T:
+        """Run a function in the job thread; raise `QueueFull` if too many jobs wait.
+
+        A job that has not begun is dropped if its client disconnects.
+        """
         if self._jobs >= MAX_JOBS:
-            raise QueueFull(f"the queue is full: {MAX_JOBS} jobs wait; try again later")
+            raise QueueFull(f"the queue is full (at most {MAX_JOBS} jobs); try again later")
         self._jobs += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+            future = asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+            return await cancel_on_disconnect(http, future)
         finally:
             self._jobs -= 1
 
@@ -79,6 +84,27 @@ class Service:
         """End the threads."""
         self.async_engine.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def cancel_on_disconnect(http: Request, work: Awaitable[T]) -> T:
+    """Await `work` and return its result; if the client disconnects, cancel it and raise."""
+
+    async def wait_for_disconnect() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    task = asyncio.ensure_future(work)
+    disconnected = asyncio.create_task(wait_for_disconnect())
+    try:
+        await asyncio.wait([task, disconnected], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(499, "the client has disconnected")
+        return task.result()
+    finally:
+        for other in (task, disconnected):
+            other.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await disconnected
 
 
 def service_of(http: Request) -> Service:

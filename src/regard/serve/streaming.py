@@ -1,10 +1,9 @@
 """Continuations as one answer, or as server-sent events while they are generated."""
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
@@ -14,35 +13,15 @@ from regard.serve.async_engine import AsyncEngine, Continuation, Delta
 from regard.serve.engine_request import PreparedRequest
 from regard.serve.models import ServedModel
 from regard.serve.schema import Sampling
-from regard.serve.service import service_of
+from regard.serve.service import cancel_on_disconnect, service_of
 
 MIN_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
-T = TypeVar("T")
-
-
-async def _unless_disconnected(http: Request, work: Awaitable[T]) -> T | None:
-    """Await `work` and return its result; cancel it and return None if the client disconnects."""
-
-    async def wait_for_disconnect() -> None:
-        while (await http.receive())["type"] != "http.disconnect":
-            pass
-
-    task = asyncio.ensure_future(work)
-    disconnected = asyncio.create_task(wait_for_disconnect())
-    try:
-        await asyncio.wait([task, disconnected], return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        for other in (task, disconnected):
-            other.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await disconnected
 
 
 async def complete(
     http: Request, model: ServedModel, prepared: Sequence[PreparedRequest]
-) -> list[list[Continuation]] | None:
-    """Generate all continuations of several prompts; None if the client disconnects."""
+) -> list[list[Continuation]]:
+    """Generate all continuations of several prompts."""
     async_engine = service_of(http).async_engine
     submit(http, model, prepared)
 
@@ -57,7 +36,7 @@ async def complete(
             for task in tasks:
                 task.cancel()
 
-    return await _unless_disconnected(http, collect())
+    return await cancel_on_disconnect(http, collect())
 
 
 def submit(http: Request, model: ServedModel, prepared: Sequence[PreparedRequest]) -> None:
@@ -65,7 +44,7 @@ def submit(http: Request, model: ServedModel, prepared: Sequence[PreparedRequest
     async_engine = service_of(http).async_engine
     for item in prepared:
         async_engine.submit(model, item.request)
-        http.scope["at_end"].callback(async_engine.cancel, item.request)
+        http.scope["cleanup"].callback(async_engine.cancel, item.request)
 
 
 async def deltas(

@@ -11,10 +11,13 @@ from regard.errors import RegardError
 from regard.serve.engine import BatchEngine
 from regard.serve.request import Event, Request
 
-# a step hangs after this, or after 4 times the slowest of the last steps if that is longer
+# A step hangs if it takes longer than this, or than 4 times the slowest recent step.
 STALL_SECONDS = 1.5
 RECENT_STEPS = 1000  # at least; one slow step does not raise the limit for ever
-FIRST_SECONDS = 600.0  # the same for the first step of a model, which may compile kernels
+# Limits of the first step of a model, which is slower: on a CPU nothing is compiled, on other
+# devices kernels may be.
+FIRST_STEP_SECONDS_CPU = 60.0
+FIRST_STEP_SECONDS = 600.0
 logger = logging.getLogger(__name__)
 
 
@@ -34,11 +37,12 @@ class Worker:
         self.error: BaseException | None = None  # that ended the thread
         self.slowest = 0.0  # seconds of the slowest recent step
         self._slowest_next, self._steps_next = 0.0, 0  # of the steps since `slowest` was replaced
-        self._began: float | None = None  # when the current step began; None: idle
-        self._limit = 0.0  # seconds that the current step may take
-        self._threads: int | None = None  # CPU threads to set in the engine thread
+        # When the current step began, and the seconds that it may take; None: idle. Other threads
+        # read it, so it is one tuple.
+        self._current_step: tuple[float, float] | None = None
+        self._threads: dict[str, int] = {}  # CPU threads that each engine needs
         self._wake, self._stopping = threading.Event(), False
-        self._lock = threading.Lock()  # of `engines`
+        self._lock = threading.Lock()  # of `engines` and `_threads`
         self._thread = threading.Thread(target=self._run, name="regard-engine", daemon=True)
 
     def start(self) -> None:
@@ -53,21 +57,24 @@ class Worker:
             self._thread.join(timeout=STALL_SECONDS)
 
     def add(self, name: str, engine: BatchEngine, threads: int) -> None:
-        """Add an engine; from now on, steps use `threads` CPU threads."""
+        """Add an engine; steps use the largest number of CPU `threads` of all engines."""
         with self._lock:
             self.engines[name] = engine
-            self._threads = threads
+            self._threads[name] = threads
 
     def remove(self, name: str) -> None:
         """Remove an engine."""
         with self._lock:
             self.engines.pop(name, None)
+            self._threads.pop(name, None)
 
     def submit(self, name: str, request: Request) -> None:
         """Submit a request to an engine."""
         if problem := self.problem():
             raise EngineStopped(problem)
         self.engines[name].submit(request)
+        if self.error is not None:  # the thread has ended meanwhile, perhaps without this request
+            raise EngineStopped(self._failure(self.error))
         self._wake.set()
 
     def cancel(self, request: Request) -> None:
@@ -78,28 +85,27 @@ class Worker:
     def problem(self) -> str | None:
         """Why nothing is generated (the thread has ended, or a step hangs); None if it works."""
         if self.error is not None:
-            return f"the engine has failed: {type(self.error).__name__}: {self.error}"
+            return self._failure(self.error)
         if not self._thread.is_alive():
             return "the engine thread is not running"
-        began, limit = self._began, self._limit
-        if began is not None and time.monotonic() - began > limit:
-            return f"the engine has not finished a step for {limit:.1f} seconds"
+        current = self._current_step
+        if current is not None:
+            began, limit = current
+            if time.monotonic() - began > limit:
+                return f"the engine has not finished a step for {limit:.1f} seconds"
         return None
 
-    @property
-    def busy(self) -> bool:
-        """Whether any engine is busy."""
-        return any(engine.busy for engine in list(self.engines.values()))
-
     def _run(self) -> None:
+        used_threads = 0
         try:
             while not self._stopping:
                 self._wake.clear()
                 with self._lock:
                     busy = [engine for engine in self.engines.values() if engine.busy]
-                    threads, self._threads = self._threads, None
-                if threads is not None:
+                    threads = max(self._threads.values(), default=used_threads)
+                if threads != used_threads:  # of this thread: other threads have their own number
                     torch.set_num_threads(threads)
+                    used_threads = threads
                 idle = not busy
                 while busy:
                     self._step(busy.pop(0))  # no variable keeps an engine that is unloaded
@@ -112,12 +118,16 @@ class Worker:
 
     def _step(self, engine: BatchEngine) -> None:
         is_first = not engine.counters.steps
-        self._limit = FIRST_SECONDS if is_first else max(STALL_SECONDS, 4 * self.slowest)
-        self._began = began = time.monotonic()
+        limit = max(STALL_SECONDS, 4 * self.slowest)
+        if is_first:
+            on_cpu = engine.language.device.type == "cpu"
+            limit = max(limit, FIRST_STEP_SECONDS_CPU if on_cpu else FIRST_STEP_SECONDS)
+        began = time.monotonic()
+        self._current_step = began, limit
         events = engine.step()
         seconds = time.monotonic() - began
-        self._began = None
-        self._record(seconds / 4 if is_first else seconds)  # the first may have compiled kernels
+        self._current_step = None
+        self._record(seconds / 4 if is_first else seconds)  # the first step is slower than others
         if events:
             self.deliver(events)
 
@@ -132,12 +142,20 @@ class Worker:
             self.slowest, self._slowest_next, self._steps_next = self._slowest_next, 0.0, 0
 
     def _fail_all(self, error: BaseException) -> None:
-        """Send an error event to every open request."""
-        failure = EngineStopped(f"the engine has failed: {type(error).__name__}: {error}")
-        events = [
-            Event(request, index, finish_reason="error", error=failure)
-            for engine in self.engines.values()
-            for request in engine.requests()
-            for index in range(request.n)
-        ]
-        self.deliver(events)
+        """Deliver the events of the step that has failed, then an error to every open request."""
+        failure = EngineStopped(self._failure(error))
+        with self._lock:
+            engines = list(self.engines.values())
+        for engine in engines:
+            self.deliver(engine.events)
+            self.deliver(
+                [
+                    Event(request, index, finish_reason="error", error=failure)
+                    for request in engine.requests()
+                    for index in range(request.n)
+                ]
+            )
+
+    @staticmethod
+    def _failure(error: BaseException) -> str:
+        return f"the engine has failed: {type(error).__name__}: {error}"

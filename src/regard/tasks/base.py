@@ -113,21 +113,21 @@ def check_label_smoothing(label_smoothing: float) -> None:
         raise ConfigError(f"task.label_smoothing={label_smoothing} must be at least 0 and below 1")
 
 
-def resolve_class_names(setting: list[str], in_data: Sequence[str]) -> list[str]:
+def resolve_class_names(setting: list[str], dataset_names: Sequence[str]) -> list[str]:
     """The names of the classes: those of the data, or names given for classes 0, 1, 2, …
 
     `setting` is `task.names`. It may also list the names of the data and further ones, in any
     order, as in a run that starts from a classifier.
     """
     if not setting:
-        return list(in_data)
-    if {*in_data} <= {*setting}:
+        return list(dataset_names)
+    if {*dataset_names} <= {*setting}:
         return setting
-    numbers = [str(number) for number in range(len(in_data))]
-    if len(setting) != len(in_data) or list(in_data) != numbers:
+    numbers = [str(number) for number in range(len(dataset_names))]
+    if len(setting) != len(dataset_names) or list(dataset_names) != numbers:
         raise ConfigError(
-            f"task.names has {len(setting)} names, and the data {len(in_data)} classes: "
-            f"{', '.join(in_data[:5])}{', …' if len(in_data) > 5 else ''};\n"
+            f"task.names has {len(setting)} names, and the data {len(dataset_names)} classes: "
+            f"{', '.join(dataset_names[:5])}{', …' if len(dataset_names) > 5 else ''};\n"
             "task.names must be one name for each class, and the classes numbered from 0"
         )
     return setting

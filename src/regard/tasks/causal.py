@@ -103,8 +103,8 @@ class Causal(Task):
         batch = self.collate(examples, generator)
         rows, time = batch.ids.shape
         prefixes = torch.randint(1, time + 1, (rows,), generator=generator)
-        inside = torch.arange(time) < prefixes.unsqueeze(1) - 1
-        targets = batch.targets.masked_fill(inside, IGNORE_INDEX)
+        in_prefix = torch.arange(time) < prefixes.unsqueeze(1) - 1
+        targets = batch.targets.masked_fill(in_prefix, IGNORE_INDEX)
         return replace(batch, targets=targets, prefixes=prefixes)
 
     def count(self, batch: TextBatch) -> Int[Tensor, ""]:

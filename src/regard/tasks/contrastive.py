@@ -25,8 +25,8 @@ class Contrastive(Task):
 
     t is the temperature. With pairs of texts this is the multiple negatives ranking loss (Henderson
     et al. 2017; Reimers & Gurevych 2019 in sentence-transformers). With the same text twice,
-    embedded with different dropout, it is SimCSE (Gao et al. 2021). With gradient accumulation the
-    negatives are those of the micro-batch.
+    embedded with different dropout masks, it is SimCSE (Gao et al. 2021). With gradient
+    accumulation the negatives are those of the micro-batch.
     """
 
     data_kind: ClassVar[str] = "sentences"

@@ -138,8 +138,8 @@ class Forecast(Task):
 
     def can_forecast_recursively(self, model: nn.Module, steps: int) -> bool:
         """Whether steps that a model forecasts directly can also be forecast recursively."""
-        covariates = len(self.read_columns) > len(self.columns)  # are not forecast
-        return steps > 1 and self.forecast_method(model, steps) == "direct" and not covariates
+        has_covariates = len(self.read_columns) > len(self.columns)  # they are not forecast
+        return steps > 1 and self.forecast_method(model, steps) == "direct" and not has_covariates
 
     def column_index(self, column: str | None) -> int:
         """The index of a column among those that are forecast, by default the first."""
@@ -152,11 +152,11 @@ class Forecast(Task):
     def model_settings(self) -> dict[str, Any]:
         """The fields of a model's configuration that follow from the task."""
         outputs = 1 if self.channel_independent else len(self.columns)
-        read = 1 if self.channel_independent else len(self.read_columns)
+        inputs = 1 if self.channel_independent else len(self.read_columns)
         steps = self.horizon if self.is_direct else 1
         return {
             "vocab_size": 1,
-            "input_dim": self.patch * read,
+            "input_dim": self.patch * inputs,
             "head": {"kind": "forecast", "steps": steps, "outputs": outputs},
         }
 
@@ -295,8 +295,8 @@ class Forecast(Task):
     ) -> Float[Tensor, "batch steps out"]:
         """The next `steps` rows, recursively: each forecast is read as input of the next one.
 
-        The model always reads the last `context` rows. `rows_per_pass` of the rows that a forward
-        pass forecasts are used, by default all.
+        The model always reads the last `context` rows. Of the rows that one forward pass forecasts,
+        the first `rows_per_pass` are used, by default all.
         """
         context, forecasts, done = series.shape[1], [], 0
         while done < steps:

@@ -25,7 +25,7 @@ class ImageClassification(Task):
 
     A pixel value c from 0 to 255 is normalized to (c / 255 - mean) / std of its channel. In
     training an image may be shifted by up to `crop` pixels in each direction, padded with black
-    pixels, and mirrored with probability 1/2 (`flip`).
+    pixels (random crop), and flipped horizontally with probability 1/2 (`flip`).
     """
 
     data_kind: ClassVar[str] = "images"
@@ -38,7 +38,7 @@ class ImageClassification(Task):
     heads: ClassVar[tuple[str, ...]] = ("classification",)  # kinds of `model.head`
     label_smoothing: float = 0.0  # probability that is spread over all classes
     crop: int = 0  # in training, shift images at random by up to this many pixels
-    flip: bool = False  # in training, mirror half of the images
+    flip: bool = False  # in training, flip half of the images horizontally
     # mean of the pixels, per channel; empty: that of the training images
     mean: list[float] = field(default_factory=list)
     # standard deviation of the pixels, per channel; empty: that of the training images
@@ -60,8 +60,8 @@ class ImageClassification(Task):
         if training and self.crop:
             images = random_shift(images, self.crop, generator)
         if training and self.flip:
-            mirror = torch.rand(len(images), generator=generator) < 0.5
-            images = torch.where(mirror.view(-1, 1, 1, 1), images.flip(-1), images)
+            flipped = torch.rand(len(images), generator=generator) < 0.5
+            images = torch.where(flipped.view(-1, 1, 1, 1), images.flip(-1), images)
         return ImageBatch(self.normalize(images), torch.from_numpy(labels))
 
     def normalize(
@@ -71,7 +71,7 @@ class ImageClassification(Task):
         return normalize_pixels(images, self.mean, self.std)
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> Float[Tensor, ""]:
-        """Summed cross-entropy; smoothed while training."""
+        """Summed cross-entropy, with label smoothing in training."""
         label_smoothing = self.label_smoothing if model.training else 0.0
         return model.head.loss(model(batch.images), batch.targets, label_smoothing=label_smoothing)  # type: ignore[operator, union-attr]
 
@@ -93,9 +93,9 @@ class ImageClassification(Task):
             raise DataError("nothing to evaluate: the validation data has no image")
         return {"loss": loss / count, "accuracy": correct / count}
 
-    def class_names(self, in_data: Sequence[str]) -> list[str]:
+    def class_names(self, dataset_names: Sequence[str]) -> list[str]:
         """The names of the classes: those of the data, or names given for classes 0, 1, 2, …"""
-        return resolve_class_names(self.names, in_data)
+        return resolve_class_names(self.names, dataset_names)
 
     def tokens_per_target(self, model: ModelConfig) -> int | None:
         """An image has one target; its patches are the tokens."""
@@ -128,12 +128,15 @@ def normalize_pixels(
 def random_shift(
     images: UInt8[Tensor, "batch channels height width"], pixels: int, generator: torch.Generator
 ) -> UInt8[Tensor, "batch channels height width"]:
-    """Each image shifted by at most `pixels` vertically and horizontally, padded with black."""
+    """Each image shifted by at most `pixels` vertically and horizontally, padded with black.
+
+    The same as a random crop of the padded image (`torchvision.transforms.RandomCrop`).
+    """
     count, _, height, width = images.shape
     padded = F.pad(images, (pixels,) * 4)
-    down, right = torch.randint(0, 2 * pixels + 1, (2, count, 1), generator=generator)
-    rows = (down + torch.arange(height)).view(count, 1, height, 1)
-    columns = (right + torch.arange(width)).view(count, 1, 1, width)
+    top, left = torch.randint(0, 2 * pixels + 1, (2, count, 1), generator=generator)
+    rows = (top + torch.arange(height)).view(count, 1, height, 1)
+    columns = (left + torch.arange(width)).view(count, 1, 1, width)
     image = torch.arange(count).view(-1, 1, 1, 1)
     channels = torch.arange(images.shape[1]).view(1, -1, 1, 1)
     return padded[image, channels, rows, columns]

@@ -49,7 +49,7 @@ class Instruct(Task):
         super().check_model(model)
         if not isinstance(model, TransformerConfig):
             raise ConfigError(
-                "task='instruct' packs several dialogues into a row and keeps them apart by "
+                "packs several dialogues into a row and separates them by "
                 "attention masks, so it needs a Transformer decoder;\nset model.preset=tiny-decoder"
             )
 

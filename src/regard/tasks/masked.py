@@ -144,12 +144,12 @@ class Masked(Task):
         x = _hidden(model, batch)
         label_smoothing = self.label_smoothing if model.training else 0.0
         loss: Tensor = head.loss(
-            _at_masked(x, batch), batch.targets, label_smoothing=label_smoothing
+            _select_masked(x, batch), batch.targets, label_smoothing=label_smoothing
         )
         if batch.next_sentence_targets is not None:
             # One prediction per row, weighted as much as all masked tokens of the row.
-            pairs = cross_entropy(head.next_sentence(x), batch.next_sentence_targets)
-            loss = loss + batch.targets.shape[1] * pairs
+            next_sentence_loss = cross_entropy(head.next_sentence(x), batch.next_sentence_targets)
+            loss = loss + batch.targets.shape[1] * next_sentence_loss
         return loss
 
     def count(self, batch: MaskedBatch) -> Int[Tensor, ""]:
@@ -176,7 +176,7 @@ class Masked(Task):
                     head: Any = model.head
                     correct = head.next_sentence(x).argmax(-1) == batch.next_sentence_targets
                     next_sentence.append(correct)
-                yield _at_masked(x, batch)[scored], batch.targets[scored]
+                yield _select_masked(x, batch)[scored], batch.targets[scored]
 
         result = prediction_metrics(model, hidden_and_targets())
         if next_sentence:
@@ -189,7 +189,7 @@ class Masked(Task):
         head: Any = model.head
         batch: MaskedBatch = next(iter(batches)).to(next(model.parameters()).device)
         with torch.no_grad():
-            predictions = head(_at_masked(_hidden(model, batch), batch)[0]).argmax(-1)
+            predictions = head(_select_masked(_hidden(model, batch), batch)[0]).argmax(-1)
         masked = batch.ids[0].tolist()
         filled, original = list(masked), list(masked)
         for position, prediction, target in zip(
@@ -241,12 +241,12 @@ class Masked(Task):
     def _documents(
         self, ids: Int[np.ndarray, "batch time"], lengths: Int[np.ndarray, " batch"]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The index of each token's document, from 1 (0: padding), and its position therein."""
+        """The index of each token's document, from 1 (0: padding), and its position in it."""
         index = np.arange(ids.shape[1])
         valid = index < lengths[:, None]
-        begins = (ids == self.vocab.cls_id) & valid
-        start = np.maximum.accumulate(np.where(begins, index, 0), axis=1)
-        return np.where(valid, begins.cumsum(1), 0), index - start
+        is_start = (ids == self.vocab.cls_id) & valid
+        start = np.maximum.accumulate(np.where(is_start, index, 0), axis=1)
+        return np.where(valid, is_start.cumsum(1), 0), index - start
 
     def _sentence_pairs(
         self,
@@ -360,7 +360,7 @@ def _hidden(model: nn.Module, batch: MaskedBatch) -> Float[Tensor, "batch time d
     return x
 
 
-def _at_masked(
+def _select_masked(
     x: Float[Tensor, "batch time dim"], batch: MaskedBatch
 ) -> Float[Tensor, "batch masked dim"]:
     return x.take_along_dim(batch.masked_positions.unsqueeze(-1), 1)

@@ -79,9 +79,9 @@ def mix_predictions(
     use_prediction: Bool[Tensor, "batch time"],
     source: Source | None = None,
 ) -> Int[Tensor, "batch time"]:
-    r"""The input of a training step: true tokens, replaced by predictions where marked.
+    r"""The input of a training step: true tokens, or predictions where `use_prediction` is True.
 
-        x_t = y_t,  or where marked  a sample from P(. | x_1 ... x_{t-1})       x_1 = y_1
+        x_t = y_t,  or a sample from P(. | x_1 ... x_{t-1}) where `use_prediction`,     x_1 = y_1
 
     With teacher forcing alone, a model is never trained on inputs with its own errors (exposure
     bias). A recurrent model runs step by step, so x is the sequence that it would have read while
@@ -101,16 +101,16 @@ def free_running_inputs(
     use_prediction: Bool[Tensor, "batch time"],
     source: Source | None = None,
 ) -> Int[Tensor, "batch time"]:
-    """Free-running inputs: `ids` with the model's own predictions at the marked positions.
+    """Free-running inputs: `ids` with the model's own predictions where `use_prediction`.
 
     A sample is conditioned on all inputs before it, true or sampled.
     """
     language = cast(Language, model)
     state = language.start(len(ids), ids.shape[1], source)
     inputs = [ids[:, 0]]
-    for true, marked in zip(ids.unbind(1)[1:], use_prediction.unbind(1)[1:], strict=True):
+    for true, use in zip(ids.unbind(1)[1:], use_prediction.unbind(1)[1:], strict=True):
         logits, state = language.step(inputs[-1].unsqueeze(1), state)
-        inputs.append(_sample_ids(logits[:, 0]).where(marked, true))
+        inputs.append(_sample_ids(logits[:, 0]).where(use, true))
     return torch.stack(inputs, 1)
 
 

@@ -105,7 +105,7 @@ class Seq2Seq(Task):
         return torch.from_numpy(ids), torch.from_numpy(targets)
 
     def loss(self, model: nn.Module, batch: PairBatch) -> Float[Tensor, ""]:
-        """Summed cross-entropy of the target; smoothed while training.
+        """Summed cross-entropy of the target, with label smoothing in training.
 
         If the model samples its attention (hard attention), the loss of `reinforce` is added, since
         no gradient flows through the samples.
@@ -123,13 +123,13 @@ class Seq2Seq(Task):
         with torch.no_grad():
             logits, scored = head(hidden).float(), batch.targets != IGNORE_INDEX
             valid_targets = batch.targets.clamp_min(0)
-            cost = F.cross_entropy(
+            token_losses = F.cross_entropy(
                 logits.transpose(1, 2),
                 valid_targets,
                 reduction="none",
                 label_smoothing=label_smoothing,
             )
-        return loss + reinforce(log_prob, cost, scored)
+        return loss + reinforce(log_prob, token_losses, scored)
 
     def count(self, batch: PairBatch) -> Int[Tensor, ""]:
         """How many target tokens are predicted, EOS included."""

@@ -27,7 +27,7 @@ NO_ANSWER = ""  # the prediction for a question without an answer, as SQuAD 2.0 
 
 @dataclass(frozen=True, slots=True)
 class WindowOffsets:
-    """Where the tokens of each window, a question and a part of its context, are in the text."""
+    """Character offsets of the tokens of each window: a question and a part of its context."""
 
     questions: Sequence[Question]
     question_index: NDArray[np.int64]  # of each window
@@ -239,8 +239,8 @@ def score_answers(
 ) -> dict[str, float]:
     """F1 and exact match of predictions by question id, the best over the answers of each.
 
-    If some questions have no answer, also both metrics for answered and for unanswered questions
-    alone. A question without a prediction counts 0.
+    If some questions are unanswerable, also both metrics for answerable and unanswerable questions
+    alone. A question without a prediction scores 0.
     """
     scores: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     for question in questions:
@@ -255,7 +255,7 @@ def score_answers(
     all_scores = [*scores[True], *scores[False]]
     result: dict[str, float] = dict(zip(("f1", "exact_match"), _means(all_scores), strict=True))
     if scores[True] and scores[False]:
-        for name, part in (("answered", scores[True]), ("unanswered", scores[False])):
+        for name, part in (("answerable", scores[True]), ("unanswerable", scores[False])):
             result |= dict(zip((f"f1_{name}", f"exact_match_{name}"), _means(part), strict=True))
     return result
 

@@ -16,8 +16,8 @@ from regard.nn.head import TagHead
 from regard.nn.loss import IGNORE_INDEX
 from regard.tasks.text_classification import Ids, TextClassification, pad
 
-TaggedSpan = tuple[int, int, str]  # first word, word after the last, kind
-_PREFIXES, _CONTINUES, _ENDS = {*"BILUES"}, {*"ILE"}, {*"LUES"}
+TaggedSpan = tuple[int, int, str]  # first word, one past the last word, type
+_PREFIXES, _CONTINUING, _ENDS = {*"BILUES"}, {*"ILE"}, {*"LUES"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Tag(TextClassification):
                 )
 
     def loss(self, model: nn.Module, batch: Any) -> Float[Tensor, ""]:
-        """Summed -log P of the tags; smoothed while training."""
+        """Summed -log P of the tags, with label smoothing in training."""
         if self.training_weights(model):
             return super().loss(model, batch)
         label_smoothing = self.label_smoothing if model.training else 0.0
@@ -77,30 +77,35 @@ class Tag(TextClassification):
         x: Tensor = model(batch.ids, lengths=batch.lengths, **extra)
         return x
 
-    def score(self, model: nn.Module, batch: Any) -> tuple[Tensor, Int[Tensor, "batch time"]]:
+    def loss_and_predictions(
+        self, model: nn.Module, batch: Any
+    ) -> tuple[Tensor, Int[Tensor, "batch time"]]:
         """The summed loss without label smoothing, and the predicted tags."""
         head, x = cast(TagHead, model.head), self.hidden(model, batch)
         return head.loss(x, batch.targets), head.decode(x, batch.targets != IGNORE_INDEX)
 
-    def probabilities(
+    def predictions_and_log_probs(
         self, model: nn.Module, batch: Any
     ) -> tuple[Tensor, Float[Tensor, "batch time classes"]]:
         """The predicted tags, and the log-probabilities of all tags."""
         head, x = cast(TagHead, model.head), self.hidden(model, batch)
-        tagged = batch.targets != IGNORE_INDEX
-        return head.decode(x, tagged), head.log_probs(x, tagged)
+        scored = batch.targets != IGNORE_INDEX
+        return head.decode(x, scored), head.log_probs(x, scored)
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         """Loss in nats, accuracy of the tags, and F1 of the spans that they mark.
 
-        F1 = 2 correct / (predicted + true); a span is correct if both ends and its kind are.
+        F1 = 2 correct / (predicted + true); a span is correct if both ends and its type are.
         """
         loss, classes = self.predicted_classes(model, batches)
         correct_spans = predicted_spans = true_spans = correct_tags = words = 0
         for predicted, true in classes:
-            marked, expected = (spans([self.names[i] for i in tags]) for tags in (predicted, true))
-            predicted_spans, true_spans = predicted_spans + len(marked), true_spans + len(expected)
-            correct_spans += len(marked & expected)
+            predicted_set, true_set = (
+                spans([self.names[i] for i in tags]) for tags in (predicted, true)
+            )
+            predicted_spans += len(predicted_set)
+            true_spans += len(true_set)
+            correct_spans += len(predicted_set & true_set)
             correct_tags, words = correct_tags + int((predicted == true).sum()), words + len(true)
         total = predicted_spans + true_spans
         f1 = 2 * correct_spans / total if total else 0.0
@@ -108,26 +113,26 @@ class Tag(TextClassification):
 
 
 def spans(tags: Sequence[str]) -> set[TaggedSpan]:
-    """The spans that tags mark: B-x begins one of kind x, I-x continues it, O is outside.
+    """The spans that tags mark: B-x begins one of type x, I-x continues it, O is outside.
 
     In BILOU and BIOES, L-x or E-x ends a span, and U-x or S-x is a span of one word. As in CoNLL's
-    script, an I-x with nothing to continue begins a span; a tag of another form is a span of one
+    script, an I-x without a span to continue begins one; a tag of another form is a span of one
     word.
 
     >>> sorted(spans(["B-place", "I-place", "O", "I-person", "B-person"]))
     [(0, 2, 'place'), (3, 4, 'person'), (4, 5, 'person')]
     """
     result: set[TaggedSpan] = set()
-    current: tuple[int, str] | None = None  # first word and kind of the span that is open
+    current: tuple[int, str] | None = None  # first word and type of the open span
     for word, tag in enumerate([*tags, "O"]):
-        prefix, _, kind = tag.partition("-")
-        continues = prefix in _CONTINUES and current is not None and current[1] == kind
+        prefix, _, span_type = tag.partition("-")
+        continues = prefix in _CONTINUING and current is not None and current[1] == span_type
         if current is not None and not continues:
             result.add((current[0], word, current[1]))
             current = None
         if current is None and tag != "O":
-            current = (word, kind if prefix in _PREFIXES and kind else tag)
-        if current is not None and prefix in _ENDS and kind:
+            current = (word, span_type if prefix in _PREFIXES and span_type else tag)
+        if current is not None and prefix in _ENDS and span_type:
             result.add((current[0], word + 1, current[1]))
             current = None
     return result

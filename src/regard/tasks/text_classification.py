@@ -62,15 +62,15 @@ class TextClassification(Task):
         return LabelBatch(pad(texts, width, 0), lengths, torch.tensor([c for (c,) in classes]))
 
     def drop_words(
-        self, batch: Any, unk_id: int, kept: Sequence[int], generator: torch.Generator
+        self, batch: Any, unk_id: int, protected_ids: Sequence[int], generator: torch.Generator
     ) -> Any:
-        """Replace a fraction `word_dropout` of the tokens by <unk>, except the ids in `kept`.
+        """Replace a fraction `word_dropout` of the tokens by <unk>, except `protected_ids`.
 
         This trains the embedding of <unk>, which otherwise occurs rarely or never in training
         (Iyyer et al. 2015).
         """
         dropped = torch.rand(batch.ids.shape, generator=generator) < self.word_dropout
-        dropped &= ~torch.isin(batch.ids, torch.tensor([*kept], dtype=batch.ids.dtype))
+        dropped &= ~torch.isin(batch.ids, torch.tensor([*protected_ids], dtype=batch.ids.dtype))
         return replace(batch, ids=batch.ids.masked_fill(dropped, unk_id))
 
     def logits(self, model: nn.Module, batch: Any) -> Float[Tensor, "batch *time classes"]:
@@ -81,7 +81,7 @@ class TextClassification(Task):
         return logits
 
     def loss(self, model: nn.Module, batch: Any) -> Float[Tensor, ""]:
-        """Summed cross-entropy; smoothed while training."""
+        """Summed cross-entropy, with label smoothing in training."""
         label_smoothing = self.label_smoothing if model.training else 0.0
         logits = self.logits(model, batch)
         targets, weights = batch.targets.flatten(), self.training_weights(model)
@@ -112,13 +112,13 @@ class TextClassification(Task):
         """How many classes are predicted."""
         return (batch.targets != IGNORE_INDEX).sum()
 
-    def score(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    def loss_and_predictions(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """The summed loss without label smoothing, and the predicted classes."""
         logits = self.logits(model, batch)
         loss = cross_entropy(logits.flatten(0, -2), batch.targets.flatten())
         return loss, logits.argmax(-1)
 
-    def probabilities(
+    def predictions_and_log_probs(
         self, model: nn.Module, batch: Any
     ) -> tuple[Tensor, Float[Tensor, "batch *time classes"]]:
         """The predicted classes, and the log-probabilities of all classes."""
@@ -128,7 +128,7 @@ class TextClassification(Task):
     @torch.no_grad()
     def accuracy_per_text(self, model: nn.Module, batch: Any) -> Float[Tensor, " batch"]:
         """For each text, the fraction of its classes that the model predicts correctly."""
-        _, predicted = self.score(model, batch)
+        _, predicted = self.loss_and_predictions(model, batch)
         correct = predicted == batch.targets  # False where the target is -1
         scored = batch.targets != IGNORE_INDEX
         hits, targets = (mask.view(len(mask), -1).sum(1) for mask in (correct, scored))
@@ -150,7 +150,7 @@ class TextClassification(Task):
         classes: list[PredictedAndTrue] = []
         with evaluation_mode(model):
             for batch in batches:
-                loss, predicted = self.score(model, batch)
+                loss, predicted = self.loss_and_predictions(model, batch)
                 total += float(loss)
                 classes += list(_classes_per_text(predicted, batch.targets))
         count = sum(len(true) for _, true in classes)
@@ -158,17 +158,17 @@ class TextClassification(Task):
             raise DataError("nothing to evaluate: the validation data has no label")
         return total / count, classes
 
-    def class_names(self, in_data: Sequence[str]) -> list[str]:
+    def class_names(self, dataset_names: Sequence[str]) -> list[str]:
         """The names of the classes: those of the data, or names given for classes 0, 1, 2, …"""
-        return resolve_class_names(self.names, in_data)
+        return resolve_class_names(self.names, dataset_names)
 
 
 def pad(rows: Ids, width: int, value: int) -> Int[Tensor, "batch time"]:
     """Rows of different lengths, right-padded to `width` with `value`."""
-    table = torch.full((len(rows), width), value)
-    for row, ids in zip(table, rows, strict=True):
+    padded = torch.full((len(rows), width), value)
+    for row, ids in zip(padded, rows, strict=True):
         row[: len(ids)] = torch.from_numpy(ids.astype(np.int64))
-    return table
+    return padded
 
 
 def macro_f1(predicted: NDArray[np.int64], true: NDArray[np.int64]) -> float:

@@ -31,7 +31,7 @@ def _subwords(piece: str) -> tuple[bool, bool]:
 
 
 # Whether a piece continues the word before it, and whether the next piece may continue it.
-CONTINUES: dict[str, Callable[[str], tuple[bool, bool]]] = {
+CONTINUATION_RULES: dict[str, Callable[[str], tuple[bool, bool]]] = {
     "char": _whole_words,
     "word": _whole_words,
     "wordpiece": _wordpiece,
@@ -70,7 +70,7 @@ class VocabInfo:
         ordinary &= np.array(
             [bool(piece) for piece in pieces]
         )  # imported vocabularies may have gaps
-        continues = CONTINUES[tokenizer.kind]
+        continues = CONTINUATION_RULES[tokenizer.kind]
         flags = np.array([continues(piece) if piece else (False, False) for piece in pieces])
         return cls(
             mask_id=tokenizer.mask_id,
@@ -86,8 +86,8 @@ class VocabInfo:
     def begins_word(self, ids: Int[np.ndarray, "batch time"]) -> Bool[np.ndarray, "batch time"]:
         """True where a word begins; the first token of a row always does."""
         first = np.ones((len(ids), 1), np.bool_)
-        inside = self.continues[ids[:, 1:]] & self.can_continue[ids[:, :-1]]
-        return np.concatenate([first, ~inside], axis=1)
+        continues_word = self.continues[ids[:, 1:]] & self.can_continue[ids[:, :-1]]
+        return np.concatenate([first, ~continues_word], axis=1)
 
     def sentence_end(self, ids: Int[np.ndarray, " time"], start: int, stop: int) -> int:
         """The index after the last sentence end within ids[start:stop]; `stop` if there is none."""

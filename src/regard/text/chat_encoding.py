@@ -5,9 +5,9 @@ messages are therefore replaced by placeholders before the template is rendered,
 plain text afterwards. All other text is encoded as a whole, as transformers' `apply_chat_template`
 does.
 
-In responses of training data too, special tokens stay text, and a template that looks for one in a
-message (to cut off the reasoning of a response, say) does not find it. A template that changes
-placeholders is refused.
+Special tokens also remain plain text in the responses of training data, so a template that searches
+a message for one (for example to remove the reasoning of a response) does not find it. A template
+that changes placeholders is refused.
 """
 
 import re
@@ -45,18 +45,18 @@ def dialogue_ids(
     Where a token would span a prompt and its response, they are encoded separately: a model
     continues the ids of a prompt, not its text.
     """
-    ids = _prefix(tokenizer, template)
+    ids = _prefix_ids(tokenizer, template)
     scored, prefix_length, text = [False] * len(ids), len(ids), ""
     placeholders = _Placeholders(tokenizer, messages)
     for part, is_response in split_responses(
         template, placeholders.messages, template_variables(tokenizer)
     ):
         text += part
-        extended = [*ids[:prefix_length], *placeholders.encode(text)]
-        if extended[: len(ids)] != ids:
-            extended = [*ids, *placeholders.encode(part)]
-        scored += [is_response] * (len(extended) - len(ids))
-        ids = extended
+        new_ids = [*ids[:prefix_length], *placeholders.encode(text)]
+        if new_ids[: len(ids)] != ids:
+            new_ids = [*ids, *placeholders.encode(part)]
+        scored += [is_response] * (len(new_ids) - len(ids))
+        ids = new_ids
     return ids, scored
 
 
@@ -64,7 +64,7 @@ def chat_prompt_ids(tokenizer: Tokenizer, template: str, messages: Sequence[Mess
     """The ids of a dialogue up to where the next response begins."""
     placeholders, tokens = _Placeholders(tokenizer, messages), template_variables(tokenizer)
     text = render(template, placeholders.messages, prompt=True, tokens=tokens)
-    return [*_prefix(tokenizer, template), *placeholders.encode(text)]
+    return [*_prefix_ids(tokenizer, template), *placeholders.encode(text)]
 
 
 def response_end(tokenizer: Tokenizer, template: str) -> tuple[set[int], str]:
@@ -83,7 +83,7 @@ def special_stop_ids(tokenizer: Tokenizer, end: str) -> set[int]:
     return {id for id in tokenizer.special_ids if tokenizer.piece(id) == end}
 
 
-def _prefix(tokenizer: Tokenizer, template: str) -> list[int]:
+def _prefix_ids(tokenizer: Tokenizer, template: str) -> list[int]:
     """The ids before a dialogue; a Jinja template writes the BOS token itself."""
     return list(tokenizer.prefix_ids) if template == CHATML else []
 

@@ -32,7 +32,7 @@ CHATML_JINJA = (  # ChatML as a Jinja template, for exported tokenizers
 MAX_SECONDS = 1.0  # of CPU time, to render a dialogue
 UNSTABLE = (
     "the chat template changes the beginning of a dialogue when it continues, so its responses "
-    "cannot be told apart;\nset task.template=chatml"
+    "cannot be separated from the prompts;\nset task.template=chatml"
 )
 
 _LOCK = threading.Lock()

@@ -6,7 +6,7 @@ than the given CPU time.
 
 A template is a program from a file: Jinja's sandbox has no access to Python's attributes, files or
 imports, and the process has little memory and time. Where the system has no such limits (Windows),
-only the length of the output is limited. Nothing of regard is imported, so that it starts fast.
+only the length of the output is limited. No module of regard is imported, so that it starts fast.
 """
 
 import json
@@ -35,7 +35,7 @@ def main() -> None:
             reply = _render(compile_template, request)
         except MemoryError:
             reply = {"limit": f"needs more than {MAX_BYTES // 1_000_000} MB"}
-        except Exception as error:  # whatever a template of unknown origin causes
+        except Exception as error:  # an untrusted template may raise any exception
             reply = {"error": str(error)[:1000]}
         _limit_time(0)
         sys.stdout.write(json.dumps(reply) + "\n")

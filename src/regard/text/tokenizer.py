@@ -55,7 +55,8 @@ class Tokenizer:
 
         text -> normalize -> split -> ids
 
-    decode(encode(text)) is the text, except for what the kind of tokenizer does not preserve.
+    decode(encode(text)) is the text, except for properties that a kind of tokenizer does not
+    preserve, such as the number of spaces between words.
 
     `encode` never returns the special tokens of a vocabulary trained here: "<stop>" in a text is
     six ordinary (or unknown) characters. Callers insert special ids themselves.
@@ -118,7 +119,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def unknown_parts(self, text: str) -> list[str]:
-        """The distinct parts of a text that become `<unk>`, or are dropped if there is none."""
+        """The distinct parts of a text that become `<unk>`, or are dropped without an `<unk>`."""
         unk = self.special_id("unk")
         check_text(text)
         self._encode_speed.check(self._encode, text)
@@ -455,11 +456,11 @@ def check_vocab_size(vocab_size: int, required: int, description: str) -> None:
 
 def characters(texts: Iterable[str], *, lower: bool) -> set[str]:
     """The set of characters in the texts, in lower case if `lower`."""
-    occurring: set[str] = set()
+    alphabet: set[str] = set()
     for text in texts:
-        occurring.update(check_text(text))
+        alphabet.update(check_text(text))
     lowercase = normalizers.Lowercase().normalize_str
-    return set("".join(map(lowercase, occurring))) if lower else occurring
+    return set("".join(map(lowercase, alphabet))) if lower else alphabet
 
 
 def added_special_tokens() -> list[AddedToken]:
@@ -478,8 +479,10 @@ def _kind(table: dict[str, Any]) -> str:
     by_character = {"type": "Split", "pattern": {"Regex": CHARACTER}}
     pre_tokenizer = table["pre_tokenizer"] or {}
     is_char = {key: pre_tokenizer.get(key) for key in by_character} == by_character
-    by_table = table["normalizer"] in (None, {"type": "Lowercase"}) and "<unk>" in model["vocab"]
-    return "char" if is_char and by_table else "word"
+    has_table_lookup = (
+        table["normalizer"] in (None, {"type": "Lowercase"}) and "<unk>" in model["vocab"]
+    )
+    return "char" if is_char and has_table_lookup else "word"
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:

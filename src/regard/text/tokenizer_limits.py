@@ -75,10 +75,10 @@ def check_tokenizer_json(table: Any) -> None:
         raise ValueError("it is not a JSON object with a model")
     _check_vocab(table["model"], _tables(table.get("added_tokens"), "added_tokens"))
     expansion = {name: _check_steps(table.get(name), name) for name in COMPONENTS}
-    encoded, decoded = expansion["normalizer"] * expansion["pre_tokenizer"], expansion["decoder"]
-    if encoded > MAX_EXPANSION or decoded > MAX_REPLACEMENT:
+    encoding, decoding = expansion["normalizer"] * expansion["pre_tokenizer"], expansion["decoder"]
+    if encoding > MAX_EXPANSION or decoding > MAX_REPLACEMENT:
         raise ValueError(
-            f"it may make a text {max(encoded, decoded):.0g} times as long, and the limit is "
+            f"it may make a text {max(encoding, decoding):.0g} times as long, and the limit is "
             f"{MAX_EXPANSION:,} when encoding and {MAX_REPLACEMENT} when decoding"
         )
     processor = json.dumps(table.get("post_processor"))
@@ -97,7 +97,7 @@ def check_token_lengths(tokens: Iterable[Any]) -> None:
 
 
 def check_added_tokens(tokens: Sequence[Any]) -> None:
-    """Raise ValueError for so many or so long added tokens that finding them takes too long."""
+    """Raise ValueError if added tokens are too many or too long to be found in a text quickly."""
     characters = sum(len(token) for token in tokens if isinstance(token, str))
     if len(tokens) > MAX_ADDED_TOKENS or characters > MAX_ADDED_CHARACTERS:
         raise ValueError(
@@ -190,7 +190,7 @@ def _check_steps(step: Any, part: str) -> float:
 
 
 def _expansion(step: Table, part: str) -> float:
-    """The expansion factor of a step: the most characters that it makes of one."""
+    """The expansion factor of a step: the maximum number of characters that it makes of one."""
     kind = step["type"]
     if kind in ("Replace", "Split"):
         return _replacement_expansion(step)
@@ -248,7 +248,7 @@ class Width(NamedTuple):
     shortest: int
     longest: float
     unbounded: int  # quantifiers one after the other
-    branches: int = 1  # the most alternatives of any group
+    branches: int = 1  # maximum number of alternatives of a group
 
 
 def check_regex(expression: str) -> Width:
@@ -315,10 +315,10 @@ class _RegexReader:
             bounds = self.quantifier()
             if bounds is None:
                 return part
-            least, most = bounds
+            minimum, maximum = bounds
             # `?` after a quantifier makes it lazy, `+` possessive.
             self.take("?") or self.take("+")
-            if most > MAX_REPETITIONS:
+            if maximum > MAX_REPETITIONS:
                 if part.unbounded or not part.shortest:
                     self.refuse(
                         "has nested unbounded quantifiers, or repeats an empty match without bound"
@@ -326,11 +326,11 @@ class _RegexReader:
                 # A repeated part with alternatives or of variable length counts twice; beyond that,
                 # Oniguruma has its own limit on backtracking.
                 varies = part.longest > part.shortest or part.branches > 1
-                part = Width(least * part.shortest, math.inf, 2 if varies else 1)
+                part = Width(minimum * part.shortest, math.inf, 2 if varies else 1)
             else:
-                unbounded = part.unbounded * max(1, int(most))
-                longest = most * part.longest if most else 0.0
-                part = Width(least * part.shortest, longest, unbounded, part.branches)
+                unbounded = part.unbounded * max(1, int(maximum))
+                longest = maximum * part.longest if maximum else 0.0
+                part = Width(minimum * part.shortest, longest, unbounded, part.branches)
 
     def quantifier(self) -> tuple[int, float] | None:
         for sign, bounds in {"*": (0, math.inf), "+": (1, math.inf), "?": (0, 1.0)}.items():
@@ -339,13 +339,13 @@ class _RegexReader:
         end = self.text.find("}", self.offset)
         if not self.text.startswith("{", self.offset) or end < 0:
             return None
-        least, comma, most = self.text[self.offset + 1 : end].partition(",")
-        digits = least + most
+        minimum, comma, maximum = self.text[self.offset + 1 : end].partition(",")
+        digits = minimum + maximum
         if not (digits.isascii() and digits.isdigit() and len(digits) <= 12):
             return None  # a literal brace
         self.offset = end + 1
-        first = int(least or 0)
-        return first, float(most or math.inf) if comma else float(first)
+        first = int(minimum or 0)
+        return first, float(maximum or math.inf) if comma else float(first)
 
     def atom(self, depth: int) -> Width:
         one = Width(1, 1.0, 0)
@@ -366,10 +366,10 @@ class _RegexReader:
             self.options_or_name()
             if self.take(")"):  # (?i): for the rest of the expression
                 return Width(0, 0.0, 0)
-        inside = self.alternatives(depth + 1)
+        group = self.alternatives(depth + 1)
         if not self.take(")"):
             self.refuse("has a ( without a )")
-        return Width(0, 0.0, inside.unbounded, inside.branches) if is_lookaround else inside
+        return Width(0, 0.0, group.unbounded, group.branches) if is_lookaround else group
 
     def options_or_name(self) -> None:
         if self.take("<") or self.take("P<"):
@@ -426,8 +426,9 @@ class _RegexReader:
 class SpeedCheck:
     """Refuses a text that would take a tokenizer too long, before all of it is encoded.
 
-    The time of a malicious tokenizer grows faster than the length of the text. So prefixes of a
-    text that is longer than all before are timed first, each 1.5 times as long as the one before.
+    The time of a malicious tokenizer grows faster than the length of the text. So if a text is
+    longer than all earlier ones, its prefixes are timed first, each 1.5 times as long as the
+    previous one.
     A prefix is fast enough if
 
         seconds <= FIXED_SECONDS + SECONDS_PER_ITEM * length
@@ -447,9 +448,9 @@ class SpeedCheck:
         while self.checked_length < min(len(longest), self.MAX_LENGTH):
             length = min(3 * self.checked_length // 2, len(longest))
             # The time of this thread: other programs and threads do not count.
-            began = time.thread_time()
+            start = time.thread_time()
             call(longest[:length])
-            seconds = time.thread_time() - began
+            seconds = time.thread_time() - start
             if seconds > self.FIXED_SECONDS + self.SECONDS_PER_ITEM * length:
                 raise DataError(
                     f"the tokenizer takes {seconds:.1f} s for {length} {self.unit}; "

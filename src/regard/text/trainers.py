@@ -61,32 +61,32 @@ def sample(texts: Iterable[str], max_bytes: int, *, total_bytes: int | None = No
     stride = 1
     if total_bytes is not None and total_bytes > max_bytes:
         stride = -(-11 * total_bytes // (10 * max_bytes)) | 1  # odd
-    sampled: list[str] = []
+    windows: list[str] = []
     size = 0
     for index, window in enumerate(_windows(texts)):
         if index % stride:
             continue
-        sampled.append(window)
+        windows.append(window)
         size += _byte_count(window)
-        while size > max_bytes and len(sampled) > 1:
-            sampled = sampled[::3]
+        while size > max_bytes and len(windows) > 1:
+            windows = windows[::3]
             stride *= 3
-            size = sum(map(_byte_count, sampled))
-    return sampled
+            size = sum(map(_byte_count, windows))
+    return windows
 
 
 def _with_progress(texts: list[str], progress: Callable[[int, int], None] | None) -> Iterable[str]:
     if progress is None:
         return texts
-    total, done = sum(map(len, texts)), 0
+    total, characters_read = sum(map(len, texts)), 0
     report = progress
 
     def texts_with_reports() -> Iterator[str]:
-        nonlocal done
+        nonlocal characters_read
         for text in texts:
             yield text
-            done += len(text)
-            report(done, total)
+            characters_read += len(text)
+            report(characters_read, total)
 
     return texts_with_reports()
 

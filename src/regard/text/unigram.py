@@ -34,7 +34,7 @@ def train(texts: Iterable[str], *, vocab_size: int = 8000, lower: bool = False) 
     backend = tokenizers.Tokenizer(models.Unigram())
     if lower:
         backend.normalizer = normalizers.Lowercase()
-    # A piece never mixes letters, digits and other characters. Hence '<pad>' in a text is never
+    # A piece never mixes letters, digits and other characters, so '<pad>' in a text is never
     # encoded as the special token.
     letters, digits = r"\p{L}\p{M}", r"\p{N}"
     runs = (f"[{letters}]+", f"{digits}+", f"[^{METASPACE}{letters}{digits}]+")

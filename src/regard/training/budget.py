@@ -15,7 +15,7 @@ from regard.training.storage.checkpoint import Checkpoint
 # time constant of the moving average of the speed, as a fraction of the time budget
 SPEED_TIME_CONSTANT = 0.1
 EVALUATION_FRACTION = 0.15  # of the time budget, at most, for evaluations while training
-START_FRACTION = 0.05  # of the steps: an evaluation before training costs at most this
+START_FRACTION = 0.05  # of the steps, at most, for an evaluation before training
 FINAL_FRACTION = 0.2  # of the time budget, at most, for the evaluation of all data at the end
 # without a time budget, the final evaluation may take this long, or as long as the training
 MIN_FINAL_SECONDS = 30.0
@@ -43,37 +43,37 @@ class StepBudget:
         """The decay of the EMA."""
         return self.settings.ema
 
-    def is_last(self, done: int) -> bool:
-        """Whether the run ends after `done` steps."""
-        return done >= self.steps
+    def is_last(self, step: int) -> bool:
+        """Whether the run ends after `step` steps."""
+        return step >= self.steps
 
-    def evaluates(self, done: int) -> bool:
-        """Whether to evaluate after `done` steps."""
-        return self.is_last(done) or done % self.evaluate_every == 0
+    def should_evaluate(self, step: int) -> bool:
+        """Whether to evaluate after `step` steps."""
+        return self.is_last(step) or step % self.evaluate_every == 0
 
-    def saves(self, done: int) -> bool:
-        """Whether to save after `done` steps."""
-        return self.is_last(done) or done % self.save_every == 0
+    def should_save(self, step: int) -> bool:
+        """Whether to save after `step` steps."""
+        return self.is_last(step) or step % self.save_every == 0
 
-    def due(self, done: int) -> tuple[bool, bool, bool]:
-        """Whether, after `done` steps, the run ends, is evaluated, and is saved."""
-        return self.is_last(done), self.evaluates(done), self.saves(done)
+    def actions_after(self, step: int) -> tuple[bool, bool, bool]:
+        """Whether, after `step` steps, the run ends, is evaluated, and is saved."""
+        return self.is_last(step), self.should_evaluate(step), self.should_save(step)
 
-    def start_clock(self, done: int) -> None:
-        """Compute `next_pause`; called when training continues after `done` steps."""
+    def start_clock(self, step: int) -> None:
+        """Compute `next_pause`; called when training continues after `step` steps."""
         evaluation, save = (
-            every - done % every for every in (self.evaluate_every, self.save_every)
+            every - step % every for every in (self.evaluate_every, self.save_every)
         )
-        self.next_pause = min(done + evaluation, done + save, self.steps)
+        self.next_pause = min(step + evaluation, step + save, self.steps)
 
-    def replan(self, done: int, final_seconds: float = 0.0) -> None:
-        """Update the estimated number of steps, after `done` steps; here it is fixed."""
+    def replan(self, step: int, final_seconds: float = 0.0) -> None:
+        """Update the estimated number of steps, after `step` steps; here it is fixed."""
 
-    def mark_evaluated(self, done: int) -> None:
-        """Record that the run was evaluated after `done` steps."""
+    def mark_evaluated(self, step: int) -> None:
+        """Record that the run was evaluated after `step` steps."""
 
-    def mark_saved(self, done: int) -> None:
-        """Record that the run was saved after `done` steps."""
+    def mark_saved(self, step: int) -> None:
+        """Record that the run was saved after `step` steps."""
 
     def time_evaluation(self) -> None:
         """Record the duration of an evaluation and its checkpoint: the time since `start_clock`."""
@@ -171,19 +171,19 @@ class TimeBudget(StepBudget):
         """The decay of the EMA."""
         return min(self.settings.ema, ema_decay(self.steps))
 
-    def evaluates(self, done: int) -> bool:
-        """Whether to evaluate after `done` steps; not shortly before the end."""
-        if self.is_last(done):
+    def should_evaluate(self, step: int) -> bool:
+        """Whether to evaluate after `step` steps; not shortly before the end."""
+        if self.is_last(step):
             return True
         if self.settings.evaluate_every is not None:
-            return done % self.settings.evaluate_every == 0
-        return done >= self._next_evaluation()
+            return step % self.settings.evaluate_every == 0
+        return step >= self._next_evaluation()
 
-    def saves(self, done: int) -> bool:
-        """Whether to save after `done` steps: by default at evaluations, and ten times a run."""
+    def should_save(self, step: int) -> bool:
+        """Whether to save after `step` steps: by default at evaluations, and ten times a run."""
         if self.settings.save_every is not None:
-            return super().saves(done)
-        return self.evaluates(done) or done >= self._next_save()
+            return super().should_save(step)
+        return self.should_evaluate(step) or step >= self._next_save()
 
     def _next_evaluation(self) -> int:
         progress = self.plan.last_evaluation + self.interval
@@ -206,12 +206,12 @@ class TimeBudget(StepBudget):
         seconds_per_step = self.timed_seconds / self.timed_steps if self.timed_steps else 0.0
         return self.evaluation_cost * seconds_per_step
 
-    def start_clock(self, done: int) -> None:
-        """Begin to time steps, after `done` of them."""
-        self.clock, self.clock_step = time.perf_counter(), done
+    def start_clock(self, step: int) -> None:
+        """Begin to time steps, after `step` of them."""
+        self.clock, self.clock_step = time.perf_counter(), step
         settings = self.settings
         evaluation, save = (
-            done + every - done % every if every is not None else planned
+            step + every - step % every if every is not None else planned
             for every, planned in (
                 (settings.evaluate_every, self._next_evaluation()),
                 (settings.save_every, self._next_save()),
@@ -219,29 +219,31 @@ class TimeBudget(StepBudget):
         )
         self.next_pause = min(evaluation, save, self.steps)
 
-    def replan(self, done: int, final_seconds: float = 0.0) -> None:
-        """Estimate how many steps fit into the remaining time, after `done` steps.
+    def replan(self, step: int, final_seconds: float = 0.0) -> None:
+        """Estimate how many steps fit into the remaining time, after `step` steps.
 
         `final_seconds` is the duration of the evaluation of all data after the last step.
         """
         now = time.perf_counter()
-        seconds, steps = now - self.clock, done - self.clock_step
+        seconds, steps = now - self.clock, step - self.clock_step
         weight = math.exp(-seconds / (SPEED_TIME_CONSTANT * self.seconds))
         self.timed_seconds = weight * self.timed_seconds + seconds
         self.timed_steps = weight * self.timed_steps + steps
-        remaining = self.deadline - now - self._end_seconds(final_seconds)
-        remaining -= self._remaining_evaluations(done) * self.evaluation_seconds
-        fitting = int(remaining * self.timed_steps / max(self.timed_seconds, EPSILON))
-        progress = self.plan.progress_at(done)
-        self._broadcast_plan(
-            replace(self.plan, steps=done + max(fitting, 0), step=done, progress=progress)
+        remaining_seconds = self.deadline - now - self._end_seconds(final_seconds)
+        remaining_seconds -= self._remaining_evaluations(step) * self.evaluation_seconds
+        remaining_steps = int(
+            remaining_seconds * self.timed_steps / max(self.timed_seconds, EPSILON)
         )
-        self.start_clock(done)
+        progress = self.plan.progress_at(step)
+        self._broadcast_plan(
+            replace(self.plan, steps=step + max(remaining_steps, 0), step=step, progress=progress)
+        )
+        self.start_clock(step)
 
-    def _remaining_evaluations(self, done: int) -> int:
+    def _remaining_evaluations(self, step: int) -> int:
         """The number of evaluations that remain before the last one."""
         if self.settings.evaluate_every is not None:
-            return max(self.steps - done - 1, 0) // self.settings.evaluate_every
+            return max(self.steps - step - 1, 0) // self.settings.evaluate_every
         last = 1 - self.interval / 2
         return max(0, int((last - self.plan.last_evaluation) / self.interval))
 
@@ -251,13 +253,13 @@ class TimeBudget(StepBudget):
             final_seconds = 0.0  # this evaluation will be skipped
         return self.evaluation_seconds + final_seconds + self.exit_seconds
 
-    def mark_evaluated(self, done: int) -> None:
-        """Record that the run was evaluated after `done` steps."""
-        self.plan = replace(self.plan, last_evaluation=self.plan.progress_at(done))
+    def mark_evaluated(self, step: int) -> None:
+        """Record that the run was evaluated after `step` steps."""
+        self.plan = replace(self.plan, last_evaluation=self.plan.progress_at(step))
 
-    def mark_saved(self, done: int) -> None:
-        """Record that the run was saved after `done` steps."""
-        self.plan = replace(self.plan, last_save=self.plan.progress_at(done))
+    def mark_saved(self, step: int) -> None:
+        """Record that the run was saved after `step` steps."""
+        self.plan = replace(self.plan, last_save=self.plan.progress_at(step))
 
     def time_evaluation(self) -> None:
         """Record the duration of an evaluation and its checkpoint: the time since `start_clock`."""
@@ -276,22 +278,22 @@ class TimeBudget(StepBudget):
 
     def state(self) -> dict[str, Any]:
         """The entries of state.json that restore the budget, with the time used so far."""
-        used = self.seconds - (self.deadline - time.perf_counter())
-        return {"time_plan": asdict(replace(self.plan, seconds=used))}
+        used_seconds = self.seconds - (self.deadline - time.perf_counter())
+        return {"time_plan": asdict(replace(self.plan, seconds=used_seconds))}
 
     def summary_lines(self) -> list[str]:
         """A line for the heading of the run: its steps, warm-up, EMA and evaluations."""
         settings = self.settings
         every = round(self.interval * self.steps)
-        words = [f"about {self.steps:,} steps"]
+        parts = [f"about {self.steps:,} steps"]
         if warmup := kind_of(settings.schedule)[1].get("warmup"):
-            words.append(f"warm-up {warmup:,}")
+            parts.append(f"warm-up {warmup:,}")
         if settings.ema:
-            words.append(f"EMA {self.ema:.3g}")
-        words.append(
+            parts.append(f"EMA {self.ema:.3g}")
+        parts.append(
             f"an evaluation every {every:,} steps" if every < self.steps else "one evaluation"
         )
-        return [f"minutes    {self.config.minutes:g}: {', '.join(words)}; adapted during training"]
+        return [f"minutes    {self.config.minutes:g}: {', '.join(parts)}; adapted during training"]
 
 
 def ema_decay(steps: int) -> float:

@@ -8,7 +8,7 @@ from regard.pipelines.base import TrainingData
 from regard.tasks import TASKS
 
 MAX_COST_FRACTION = 0.1  # of the cost of a run, for its evaluations during training
-MAX_EVALUATIONS = 10  # after the start
+MAX_EVALUATIONS = 10  # besides the one before the first step
 MAX_TARGETS = 200_000  # of an evaluation during training
 MIN_TARGETS_IN_STEPS = 8  # minimum targets of an evaluation, in units of the targets of a step
 

@@ -308,9 +308,9 @@ def export_gguf(run: Path, out: Path, model_type: str | None, type: str) -> Expo
         if (outputs := compare_llama_cpp(path, cast(Transformer, model), type)) is not None:
             difference, engine = outputs, "llama.cpp"
             if type != "f32":  # rounding would hide a wrong layout
-                exact = Path(scratch) / "f32.gguf"
-                write_gguf(exported.path, tokenizer, exact, "f32")
-                compare_llama_cpp(exact, cast(Transformer, model), "f32")
+                f32_path = Path(scratch) / "f32.gguf"
+                write_gguf(exported.path, tokenizer, f32_path, "f32")
+                compare_llama_cpp(f32_path, cast(Transformer, model), "f32")
     return ExportResult(out, f"gguf, {exported.model_type}", type, difference, note, engine)
 
 
@@ -367,8 +367,8 @@ def merge_run(run: Path, out: Path, adapter: Path | str | None = None) -> list[s
     if adapter is None:
         layers = run_adapter(RunFolder(run).load_weights(), config).layers
     else:
-        opened, config = open_adapter(run, adapter, config, start.tokenizers)
-        tensors, layers = opened.merge(tensors), opened.layers
+        other_adapter, config = open_adapter(run, adapter, config, start.tokenizers)
+        tensors, layers = other_adapter.merge(tensors), other_adapter.layers
     config = replace(
         config,
         name=out.name,
@@ -397,18 +397,18 @@ def _write_template(folder: Path, template: str | None) -> None:
 
 def _open_weights(model: Any, path: Path) -> tuple[TensorReader, torch.dtype]:
     """Open the weights of a run after checking that they fit its model and have one dtype."""
-    stored = read_header(path)
-    tensors = TensorReader(current_tensors(stored))
+    header = read_header(path)
+    tensors = TensorReader(current_tensors(header))
     entries = tensors.entries.items()
-    empty = {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in entries}
-    load_model(model, empty, str(path))  # raises if names or shapes do not fit
-    dtypes = {tensor.dtype for tensor in empty.values()}
+    meta = {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in entries}
+    load_model(model, meta, str(path))  # raises if names or shapes do not fit
+    dtypes = {tensor.dtype for tensor in meta.values()}
     if len(dtypes) > 1 or not dtypes <= set(WEIGHT_DTYPES):
         actual, supported = (", ".join(sorted(map(str, d))) for d in (dtypes, WEIGHT_DTYPES))
         raise CheckpointError(
             f"{path} holds {actual}; all tensors of a run have the same dtype, one of {supported}"
         )
-    check_tensors(path, TensorReader(stored))
+    check_tensors(path, TensorReader(header))
     return tensors, dtypes.pop()
 
 

@@ -44,7 +44,7 @@ class Log:
         self.targets_per_second: float | None = None
         self.seconds_per_step: float | None = None
         self.smoothed_loss: float | None = None
-        self.skipped_in_a_row = 0
+        self.consecutive_skips = 0
         self.last: Step | None = None
         self.grad_norm = math.nan
 
@@ -57,10 +57,10 @@ class Log:
         self.pending.append(step)
 
     @property
-    def due(self) -> bool:
+    def should_flush(self) -> bool:
         """Whether to write now; this depends on the clock of the rank, so the ranks must agree."""
-        waited = time.perf_counter() - self.flushed_at
-        return waited >= FLUSH_SECONDS or len(self.pending) >= FLUSH_STEPS
+        seconds_since_flush = time.perf_counter() - self.flushed_at
+        return seconds_since_flush >= FLUSH_SECONDS or len(self.pending) >= FLUSH_STEPS
 
     def flush(self) -> None:
         """Write all pending steps; raises `DivergedError` after too many non-finite ones."""
@@ -90,7 +90,7 @@ class Log:
             if skipped:
                 self._skip(step, loss, norm)
             else:
-                self.skipped_in_a_row = 0
+                self.consecutive_skips = 0
                 self.smoothed_loss = _smooth(self.smoothed_loss, loss)
         self.last, self.grad_norm = self.pending[-1], values[-1][1]
         self.pending = []
@@ -120,13 +120,13 @@ class Log:
         self.folder.append_skipped(
             {
                 "step": step.index + 1,
-                "loss": _json(loss),
-                "grad_norm": _json(norm),
+                "loss": _to_json(loss),
+                "grad_norm": _to_json(norm),
                 "examples": [i for batch in micro_batches for i in self.example_ids(batch)],
             }
         )
-        self.skipped_in_a_row += 1
-        if self.skipped_in_a_row >= MAX_SKIPPED:
+        self.consecutive_skips += 1
+        if self.consecutive_skips >= MAX_SKIPPED:
             raise DivergedError(
                 f"loss or gradient was not finite in {MAX_SKIPPED} steps in a row, up to step "
                 f"{step.index + 1:,}; these steps did not change the weights\n"
@@ -154,7 +154,7 @@ def _advice(folder: RunFolder) -> str:
     )
 
 
-def _json(value: float) -> float | str:
+def _to_json(value: float) -> float | str:
     """A number for JSON, which has no non-finite numbers: "nan", "inf" or "-inf" as strings."""
     return value if math.isfinite(value) else str(value)
 

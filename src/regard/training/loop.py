@@ -95,9 +95,9 @@ class ParallelStrategy:
         """All weights, on rank 0; every rank must call this."""
         return weights(self.objective.model)
 
-    def load(self, tensors: Mapping[str, Tensor], where: str) -> None:
+    def load(self, tensors: Mapping[str, Tensor], path: str) -> None:
         """Load the saved weights, or shards of weights, that this rank stores."""
-        load_weights(self.objective.model, tensors, where)
+        load_weights(self.objective.model, tensors, path)
 
 
 class SingleProcess(ParallelStrategy):

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.accel import onednn_matmul
 from regard.config import Choice, make
 from regard.errors import ConfigError
 from regard.nn.lora import has_lora
@@ -37,12 +38,12 @@ class ShardedMatrices(Protocol):
 class Muon(torch.optim.Optimizer):
     r"""Muon: SGD with momentum and an orthogonalized update (Jordan et al. 2024).
 
-        M <- m M + (1 - m) G,    U = (1 - m) G + m M,    W <- (1 - lr decay) W - lr s orth(U)
+        M <- m M + (1 - m) G,    U = (1 - m) G + m M,    W <- (1 - lr wd) W - lr s orth(U)
 
-    orth replaces the singular values by about 1, by five Newton–Schulz steps; s = 0.2 sqrt(max
-    side), so that the RMS of an update matches AdamW's and both share one learning rate (Liu et
-    al. 2025). With `found_inf` set on the optimizer the step is skipped on the device, as torch's
-    fused AdamW does: no host synchronization is needed.
+    orth replaces the singular values by about 1, by five Newton–Schulz steps; wd is `weight_decay`;
+    s = 0.2 sqrt(max side), so that the RMS of an update matches AdamW's and both share one learning
+    rate (Liu et al. 2025). With `found_inf` set on the optimizer the step is skipped on the device,
+    as torch's fused AdamW does: no host synchronization is needed.
     Where a rank has only some rows of each matrix, `shards` gathers U, and every rank
     orthogonalizes all of it.
     """
@@ -100,7 +101,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(x: Float[Tensor, "matrices rows columns"], steps: int = 5) -> Tensor:
-    r"""The nearest matrices with singular values near 1, by Newton–Schulz: X <- aX + (bA + cA²)X.
+    r"""Approximately orthogonalize matrices by Newton–Schulz iterations: X <- aX + (bA + cA²)X.
 
     A = X Xᵀ; a, b, c are those of Jordan et al. 2024, tuned for speed rather than exactness:
     singular values end between about 0.7 and 1.2, except those below a 500th of the norm.
@@ -111,9 +112,11 @@ def orthogonalize(x: Float[Tensor, "matrices rows columns"], steps: int = 5) -> 
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    matmuls: Any = onednn_matmul if onednn_matmul.is_onednn_faster() else torch
     for _ in range(steps):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        gram = matmuls.bmm(x, x.mT)
+        polynomial = matmuls.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = matmuls.baddbmm(x, polynomial, x, beta=a)
     return (x.mT if tall else x).to(dtype)
 
 
@@ -122,12 +125,15 @@ def adamw(
     lr: float,
     beta1: float = 0.9,
     beta2: float = 0.99,
-    decay: float = 0.1,
+    weight_decay: float = 0.1,
 ) -> list[torch.optim.Optimizer]:
     """AdamW (Loshchilov & Hutter 2019), fused; no weight decay for biases and norm gains."""
     matrices = [p for _, p in parameters if p.dim() >= 2]
     vectors = [p for _, p in parameters if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     return [
         torch.optim.AdamW(
             [group for group in groups if group["params"]],
@@ -145,21 +151,21 @@ def muon(
     momentum: float = 0.95,
     beta1: float = 0.9,
     beta2: float = 0.99,
-    decay: float = 0.1,
+    weight_decay: float = 0.1,
 ) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the blocks, AdamW for embeddings, head, norms and biases."""
     hidden = [p for n, p in parameters if p.dim() == 2 and is_hidden(n)]
-    others = [(n, p) for n, p in parameters if not (p.dim() == 2 and is_hidden(n))]
+    non_hidden = [(n, p) for n, p in parameters if not (p.dim() == 2 and is_hidden(n))]
     return [
-        *([Muon(hidden, lr=lr, momentum=momentum, weight_decay=decay)] if hidden else []),
-        *(adamw(others, lr, beta1, beta2, decay) if others else []),
+        *([Muon(hidden, lr=lr, momentum=momentum, weight_decay=weight_decay)] if hidden else []),
+        *(adamw(non_hidden, lr, beta1, beta2, weight_decay) if non_hidden else []),
     ]
 
 
 def is_hidden(name: str) -> bool:
     """Whether a parameter name belongs to a hidden layer: not an embedding, head or norm."""
-    inside = ".blocks." in name or name.startswith("layers.")
-    return inside and name.endswith(".weight") and "relative" not in name
+    in_layer = ".blocks." in name or name.startswith("layers.")
+    return in_layer and name.endswith(".weight") and "relative" not in name
 
 
 # The state tensors of each parameter: `step` is a scalar, the others have its shape and dtype.
@@ -179,14 +185,14 @@ def optimizers(
     """
     parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     try:
-        built = make(choice, OPTIMIZERS, "optimizer", parameters=parameters, lr=lr)
+        result = make(choice, OPTIMIZERS, "optimizer", parameters=parameters, lr=lr)
         if lr_scales:
-            for optimizer in built:
+            for optimizer in result:
                 _split_by_scale(optimizer, {p: lr_scales[n] for n, p in parameters})
-        return built
+        return result
     except ConfigError:
         raise
-    except ValueError as error:  # torch checks betas and decay
+    except ValueError as error:  # torch checks the betas and the weight decay
         raise ConfigError(f"train.optimizer: {error}") from None
 
 
@@ -266,25 +272,27 @@ def load_state_tensors(
                     optimizer.state[param][key] = value.to(device)
 
 
-def _after_warmup(warmup: int, then: Schedule) -> Schedule:
-    """Linear warm-up, followed by the schedule `then`."""
+def _with_warmup(warmup: int, decay: Schedule) -> Schedule:
+    """Linear warm-up, followed by the schedule `decay`."""
     if warmup < 0:
         raise ConfigError(f"schedule: warmup={warmup} must be at least 0")
-    return lambda step: (step + 1) / warmup if step < warmup else then(step)
+    return lambda step: (step + 1) / warmup if step < warmup else decay(step)
 
 
 def constant(steps: int, warmup: int = 0) -> Schedule:
     """Constant 1 after a linear warm-up: (s + 1) / warmup at step s, counted from 0."""
-    return _after_warmup(warmup, lambda step: 1.0)
+    return _with_warmup(warmup, lambda step: 1.0)
 
 
 def linear(steps: int, warmup: int = 0, floor: float = 0.0) -> Schedule:
-    """Linear decay from 1 after warm-up to `floor` at the end: 1 - (1 - floor) u.
+    """Linear decay from 1 after warm-up to the minimum `floor` at the end: 1 - (1 - floor) u.
 
     u = (s - warmup) / (steps - warmup), at step s counted from 0.
     """
-    span = max(steps - warmup, 1)
-    return _after_warmup(warmup, lambda step: 1 - (1 - floor) * min((step - warmup) / span, 1))
+    decay_steps = max(steps - warmup, 1)
+    return _with_warmup(
+        warmup, lambda step: 1 - (1 - floor) * min((step - warmup) / decay_steps, 1)
+    )
 
 
 def cosine(steps: int, warmup: int = 0, floor: float = 0.1) -> Schedule:
@@ -292,13 +300,13 @@ def cosine(steps: int, warmup: int = 0, floor: float = 0.1) -> Schedule:
 
     Loshchilov & Hutter 2017, without their restarts.
     """
-    span = max(steps - warmup, 1)
+    decay_steps = max(steps - warmup, 1)
 
     def decay(step: float) -> float:
-        u = min((step - warmup) / span, 1)
+        u = min((step - warmup) / decay_steps, 1)
         return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * u))
 
-    return _after_warmup(warmup, decay)
+    return _with_warmup(warmup, decay)
 
 
 def inverse_sqrt(steps: int, warmup: int = 4000) -> Schedule:
@@ -308,15 +316,17 @@ def inverse_sqrt(steps: int, warmup: int = 4000) -> Schedule:
 
 
 def warmup_stable_decay(
-    steps: int, warmup: int = 0, decay: float = 0.2, floor: float = 0.0
+    steps: int, warmup: int = 0, decay_fraction: float = 0.2, floor: float = 0.0
 ) -> Schedule:
-    """Warmup-stable-decay (WSD): constant, then linear decay in the last fraction `decay` of steps.
+    """Warmup-stable-decay (WSD): constant, then linear decay in the last `decay_fraction` of steps.
 
     Hu et al. 2024.
     """
-    start = steps - int(decay * steps)
-    span = max(steps - start, 1)
-    return _after_warmup(warmup, lambda step: 1 - (1 - floor) * min(max(step - start, 0) / span, 1))
+    start = steps - int(decay_fraction * steps)
+    decay_steps = max(steps - start, 1)
+    return _with_warmup(
+        warmup, lambda step: 1 - (1 - floor) * min(max(step - start, 0) / decay_steps, 1)
+    )
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
@@ -345,18 +355,18 @@ class EMA:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        named = list(model.named_parameters())
+        parameters = list(model.named_parameters())
         if has_lora(model):
-            named = [(name, param) for name, param in named if param.requires_grad]
-        self.names = [name for name, _ in named]
-        self.weights: list[Tensor] = [param.detach() for _, param in named]
-        self.means = [weight.clone() for weight in self.weights] if decay else []
+            parameters = [(name, param) for name, param in parameters if param.requires_grad]
+        self.names = [name for name, _ in parameters]
+        self.weights: list[Tensor] = [param.detach() for _, param in parameters]
+        self.averages = [weight.clone() for weight in self.weights] if decay else []
 
     def update(self, step: int) -> None:
         """Update the average with the weights after `step`."""
         if self.decay:
             decay = min(self.decay, (1 + step) / (10 + step))
-            torch._foreach_lerp_(self.means, self.weights, 1 - decay)
+            torch._foreach_lerp_(self.averages, self.weights, 1 - decay)
 
     @contextmanager
     def average_parameters(self) -> Iterator[None]:
@@ -364,18 +374,18 @@ class EMA:
         if not self.decay:
             yield
             return
-        trained = [weight.clone() for weight in self.weights]
-        torch._foreach_copy_(self.weights, self.means)
+        backup = [weight.clone() for weight in self.weights]
+        torch._foreach_copy_(self.weights, self.averages)
         try:
             yield
         finally:
-            torch._foreach_copy_(self.weights, trained)
+            torch._foreach_copy_(self.weights, backup)
 
     def tensors(self) -> dict[str, Tensor]:
         """The averages by parameter name; empty with decay 0."""
-        return dict(zip(self.names, self.means, strict=True)) if self.decay else {}
+        return dict(zip(self.names, self.averages, strict=True)) if self.decay else {}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Restore saved averages; a parameter without one restarts from its weights."""
-        for name, mean, weight in zip(self.names, self.means, self.weights, strict=False):
-            mean.copy_(tensors.get(name, weight))
+        for name, average, weight in zip(self.names, self.averages, self.weights, strict=False):
+            average.copy_(tensors.get(name, weight))

@@ -47,7 +47,7 @@ from regard.training.parallel.ranks import (
 )
 from regard.training.parallel.strategy import make_strategy, should_shard
 from regard.training.setup.device import autocast, environment, prepare_device
-from regard.training.setup.fit_to_minutes import long_warmup
+from regard.training.setup.fit_to_minutes import long_warmup_warning
 from regard.training.setup.resume_checks import (
     changed_machine,
     changed_settings,
@@ -64,7 +64,7 @@ from regard.training.setup.setting_checks import (
 )
 from regard.training.signals import Interrupts
 from regard.training.storage import checkpoint
-from regard.training.storage.evaluation import few_targets, make_evaluation
+from regard.training.storage.evaluation import few_targets_warning, make_evaluation
 from regard.training.storage.run_folder import LOST, RunFolder, WorkerFolder
 from regard.training.storage.start import load_initial_weights, start_tokenizers
 from regard.training.threads import Threads
@@ -105,7 +105,9 @@ def begin(
     }
     folder.create(config, run_environment, data.tokenizers)
     warmup = (
-        [] if is_fitted_without_gradients(config.model["family"]) else long_warmup(config.train)
+        []
+        if is_fitted_without_gradients(config.model["family"])
+        else long_warmup_warning(config.train)
     )
     data = replace(data, description=[*data.description, *notes, *warmup])
     with folder.hold_lock():
@@ -225,7 +227,7 @@ def _train(
     parameters = sum(p.numel() for p in model.parameters())
     initialize = partial(_initialize, model, config, data, device, saved)
     trainable = ranks.all_or_fail(initialize)
-    caution = few_targets(type(data.task), data.validation_targets)
+    caution = few_targets_warning(type(data.task), data.validation_targets)
     description = [*data.description, *caution, *trainable, *budget.summary_lines()]
     yield RunStarted(folder.path, config, description, parameters, start)
     if saved is None:
@@ -252,47 +254,47 @@ def _train_from(start: int, state: TrainState, progress: Progress | None) -> Ite
     """Train step by step; log, evaluate and save as the budget says, and stop on signals."""
     folder, strategy, budget = state.folder, state.strategy, state.budget
     log = Log(folder, state.data.example_ids, state.config.train.accumulate)
-    started, done = time.perf_counter(), start
+    started, step_count = time.perf_counter(), start
     with Interrupts() as interrupts:
         state.start_clocks(start)
         if state.evaluation_pending or (start == 0 and budget.evaluates_at_start):
             yield from state.evaluate(start)
             state.restart_clocks(start, evaluated=True)
         for step in () if state.stopped_early else _steps(start, state):
-            done = step.index + 1
+            step_count = step.index + 1
             state.ema.update(step.index)
             log.add(step)
-            signal, due = strategy.all_reduce_max(
-                interrupts.received or 0, done >= budget.next_pause or log.due
+            signal, pause = strategy.all_reduce_max(
+                interrupts.received or 0, step_count >= budget.next_pause or log.should_flush
             )
-            if not (due or signal):
+            if not (pause or signal):
                 continue
             (status,) = strategy.all_reduce_max(folder.status())
             if status == LOST:
-                raise folder.status_error(done)
+                raise folder.status_error(step_count)
             strategy.ranks.all_or_fail(log.flush)
-            yield from state.replan(done)
+            yield from state.replan(step_count)
             yield log.event(budget.steps)
-            last, evaluating, saving = budget.due(done)
+            last, evaluating, saving = budget.actions_after(step_count)
             if evaluating:
                 uninterrupted = last or strategy.is_sharded  # sharded: all ranks take part
-                yield from state.evaluate(done, None if uninterrupted else interrupts)
+                yield from state.evaluate(step_count, None if uninterrupted else interrupts)
                 signal, status = strategy.all_reduce_max(interrupts.received or 0, folder.status())
                 if status == LOST:
-                    raise folder.status_error(done)
+                    raise folder.status_error(step_count)
             stopping = evaluating and state.stopped_early
             if saving or stopping or signal or status:
-                state.save(done)
+                state.save(step_count)
             if status:
-                raise folder.status_error(done)
+                raise folder.status_error(step_count)
             if signal and not last:
-                raise interrupts.stop_error(signal, done, budget.steps, folder.path)
+                raise interrupts.stop_error(signal, step_count, budget.steps, folder.path)
             if last or stopping:
                 break
             if evaluating or saving:
-                state.restart_clocks(done, evaluated=evaluating)
+                state.restart_clocks(step_count, evaluated=evaluating)
                 log.restart_clock()
-        yield state.finish(done, started, interrupts, progress)
+        yield state.finish(step_count, started, interrupts, progress)
 
 
 def _steps(start: int, state: TrainState) -> Iterator[Step]:
@@ -306,12 +308,12 @@ def _steps(start: int, state: TrainState) -> Iterator[Step]:
         return pin_memory(batch) if device.type == "cuda" else batch
 
     batches = prefetch(local_batch, start * accumulate, state.budget.max_steps * accumulate)
-    model, chosen_tuning = strategy.objective.model, tuning(settings.tune)
+    model, tuning_method = strategy.objective.model, tuning(settings.tune)
     path = training_path(settings, device, model, ranks=ranks.world_size)
 
     def before_step(index: int) -> None:
-        if chosen_tuning.depends_on_step:
-            chosen_tuning.prepare(model, index)
+        if tuning_method.depends_on_step:
+            tuning_method.prepare(model, index)
 
     return train(
         strategy.objective,
@@ -324,7 +326,7 @@ def _steps(start: int, state: TrainState) -> Iterator[Step]:
         start=start,
         autocast=autocast(settings, device),
         strategy=strategy,
-        capture=path.cuda_graph and not chosen_tuning.depends_on_step,
+        capture=path.cuda_graph and not tuning_method.depends_on_step,
         before_step=before_step,
     )
 
@@ -336,22 +338,22 @@ def _initialize(
     device: torch.device,
     saved: checkpoint.Checkpoint | None,
 ) -> list[str]:
-    """Load the weights of `train.start`, count words for CBOW, freeze what `train.tune` excludes.
+    """Load the weights of `train.start`, count words for CBOW, freeze parameters (`train.tune`).
 
     Returns lines for the heading that count the trainable parameters.
     """
-    chosen_tuning = tuning(config.train.tune)
-    if config.train.start is not None and (saved is None or not chosen_tuning.saves_full_model):
+    tuning_method = tuning(config.train.tune)
+    if config.train.start is not None and (saved is None or not tuning_method.saves_full_model):
         load_initial_weights(config, model)
     if saved is None and hasattr(model, "set_noise_distribution"):
         cast(Any, model).set_noise_distribution(data.all_batches())
     if is_fitted_without_gradients(config.model["family"]):
         return []
-    chosen_tuning.prepare(model, 0 if saved is None else saved.step)
-    if not chosen_tuning.saves_full_model and autocast(config.train, device) is not nullcontext:
+    tuning_method.prepare(model, 0 if saved is None else saved.step)
+    if not tuning_method.saves_full_model and autocast(config.train, device) is not nullcontext:
         cast_frozen_weights(model, torch.bfloat16)
     lines = describe_tuning(config, model)
-    if chosen_tuning.depends_on_step:
+    if tuning_method.depends_on_step:
         model.requires_grad_(True)  # the optimizers get all parameters; `before_step` freezes some
     return lines
 

@@ -28,14 +28,14 @@ Handlers = dict[signal.Signals, Any]
 def stoppable() -> Iterator[None]:
     """A context in which a scheduler's signal raises `Stopped`; for work outside training.
 
-    Not under `torchrun`, whose signals must also end a process that waits for another rank.
+    Under `torchrun` it has no effect: a signal must also end a process that waits for another rank.
     """
     signals = [number for number in STOP_SIGNALS if number != signal.SIGINT]
-    before = {} if world_size() > 1 else _install_handler(_RaiseStopped(), signals)
+    previous = {} if world_size() > 1 else _install_handler(_RaiseStopped(), signals)
     try:
         yield
     finally:
-        _restore_handlers(before)
+        _restore_handlers(previous)
 
 
 class _RaiseStopped:
@@ -66,17 +66,17 @@ class Interrupts:
         self.received: signal.Signals | None = None
         self._raise = False
         self._exited = threading.Event()
-        self._before: Handlers = {}
+        self._previous_handlers: Handlers = {}
 
     def __enter__(self) -> Self:
-        self._before = _install_handler(self._on_signal, STOP_SIGNALS)
-        for handler in self._before.values():
+        self._previous_handlers = _install_handler(self._on_signal, STOP_SIGNALS)
+        for handler in self._previous_handlers.values():
             if isinstance(handler, _RaiseStopped):
                 self.received = self.received or handler.received
-        if self._before:
+        if self._previous_handlers:
             self._receiver, self._sender = socket.socketpair()
             self._sender.setblocking(False)
-            self._wakeup_before = signal.set_wakeup_fd(self._sender.fileno())
+            self._previous_wakeup_fd = signal.set_wakeup_fd(self._sender.fileno())
             threading.Thread(target=self._listen, daemon=True).start()
         return self
 
@@ -87,9 +87,9 @@ class Interrupts:
         traceback: TracebackType | None,
     ) -> None:
         self._exited.set()
-        _restore_handlers(self._before)
-        if self._before:
-            signal.set_wakeup_fd(self._wakeup_before)
+        _restore_handlers(self._previous_handlers)
+        if self._previous_handlers:
+            signal.set_wakeup_fd(self._previous_wakeup_fd)
             self._sender.close()
 
     @property
@@ -158,6 +158,6 @@ def _install_handler(handler: Handler, signals: list[signal.Signals]) -> Handler
     }
 
 
-def _restore_handlers(before: Handlers) -> None:
-    for number, handler in before.items():
+def _restore_handlers(handlers: Handlers) -> None:
+    for number, handler in handlers.items():
         signal.signal(number, handler)

@@ -20,7 +20,7 @@ WINDOW_SECONDS = 2.0  # for which steps are timed with one number of threads
 # programs use more than OTHER_LOAD cores: threads also wait for each other.
 BUSY_THREADS = 0.3
 OTHER_LOAD = 0.2
-SLOWER = 0.9  # a trial of less than this relative speed ends after MIN_TRIAL_SECONDS
+MIN_RELATIVE_SPEED = 0.9  # a slower trial ends after MIN_TRIAL_SECONDS
 MIN_TRIAL_SECONDS = 0.5
 MIN_SPEEDUP = 1.15  # another number of threads is kept if steps are faster by this factor
 WAIT_SECONDS, MAX_WAIT_SECONDS = 10.0, 160.0  # between two trials; doubled after each without gain
@@ -45,46 +45,46 @@ class Threads:
             not is_set and device.type == "cpu" and world_size == 1 and self.max_threads > 1
         )
         self.adapts = self.adapts and _wait_seconds() is not None
-        self.before: tuple[int, float] | None = None  # threads and speed before a trial
+        self.before_trial: tuple[int, float] | None = None  # threads and speed before a trial
         self.try_fewer = True  # whether the next trial on a busy machine is with fewer threads
-        self.wait = WAIT_SECONDS
+        self.wait_seconds = WAIT_SECONDS
         self.next_trial = time.perf_counter() + 2 * WINDOW_SECONDS  # the first steps are slower
         self.start_clock(0)
 
-    def start_clock(self, done: int) -> None:
-        """Begin to time steps, after `done` of them."""
-        self.clock, self.clock_step, self.clock_waited = time.perf_counter(), done, _wait_seconds()
+    def start_clock(self, step: int) -> None:
+        """Begin to time steps, after `step` of them."""
+        self.clock, self.clock_step, self.clock_waited = time.perf_counter(), step, _wait_seconds()
         self.clock_cpu, self.clock_process = _cpu_seconds(), time.process_time()
 
     @property
     def current_threads(self) -> int:
         """The number of threads; during a trial, the number before the trial."""
-        return torch.get_num_threads() if self.before is None else self.before[0]
+        return torch.get_num_threads() if self.before_trial is None else self.before_trial[0]
 
     def restore(self, threads: int | None) -> None:
         """Continue with the number of threads of a checkpoint."""
         if self.adapts and threads is not None and 1 <= threads <= self.max_threads:
             torch.set_num_threads(threads)
 
-    def adapt(self, done: int) -> int | None:
+    def adapt(self, step: int) -> int | None:
         """Begin or end a trial if one is due; return the new number of threads if it changes."""
         now = time.perf_counter()
         seconds = now - self.clock
-        if not self.adapts or seconds < MIN_TRIAL_SECONDS or done == self.clock_step:
+        if not self.adapts or seconds < MIN_TRIAL_SECONDS or step == self.clock_step:
             return None
-        speed, threads = (done - self.clock_step) / seconds, torch.get_num_threads()
-        slower = self.before is not None and speed < SLOWER * self.before[1]
+        speed, threads = (step - self.clock_step) / seconds, torch.get_num_threads()
+        slower = self.before_trial is not None and speed < MIN_RELATIVE_SPEED * self.before_trial[1]
         if seconds < WINDOW_SECONDS and not slower:
             return None
         is_busy = self._is_busy(seconds)
-        self.start_clock(done)
-        if self.before is not None:
+        self.start_clock(step)
+        if self.before_trial is not None:
             return self._end_trial(threads, speed)
         if now >= self.next_trial and (is_busy or threads < self.max_threads):
             self.try_fewer = (
                 is_busy and threads > 1 and (self.try_fewer or threads == self.max_threads)
             )
-            self.before = (threads, speed)
+            self.before_trial = (threads, speed)
             torch.set_num_threads(
                 threads // 2 if self.try_fewer else min(2 * threads, self.max_threads)
             )
@@ -100,16 +100,19 @@ class Threads:
         return waiting > BUSY_THREADS and other_load > OTHER_LOAD
 
     def _end_trial(self, threads: int, speed: float) -> int | None:
-        assert self.before is not None
-        (threads_before, speed_before), self.before = self.before, None
+        assert self.before_trial is not None
+        (threads_before, speed_before), self.before_trial = self.before_trial, None
         if speed >= MIN_SPEEDUP * speed_before:
-            self.wait = WAIT_SECONDS
+            self.wait_seconds = WAIT_SECONDS
             self.next_trial = time.perf_counter() + (
                 0.0 if 1 < threads < self.max_threads else WAIT_SECONDS
             )
             return threads
-        self.next_trial = time.perf_counter() + self.wait
-        self.wait, self.try_fewer = min(2 * self.wait, MAX_WAIT_SECONDS), not self.try_fewer
+        self.next_trial = time.perf_counter() + self.wait_seconds
+        self.wait_seconds, self.try_fewer = (
+            min(2 * self.wait_seconds, MAX_WAIT_SECONDS),
+            not self.try_fewer,
+        )
         torch.set_num_threads(threads_before)
         return None
 
@@ -126,13 +129,13 @@ def _wait_seconds() -> float | None:
 
 def _cpu_seconds() -> float | None:
     """The seconds for which any program has used the cores of this process; None if unknown."""
-    used = 0
+    ticks = 0
     with suppress(OSError, IndexError, ValueError, AttributeError):
         cores = os.sched_getaffinity(0)
         for line in CPU_STAT.read_text().splitlines():
             name, *counts = line.split()
             if name[:3] == "cpu" and name[3:].isdecimal() and int(name[3:]) in cores:
                 user, nice, system, _, _, irq, softirq, steal = map(int, counts[:8])
-                used += user + nice + system + irq + softirq + steal
-        return used / os.sysconf("SC_CLK_TCK")
+                ticks += user + nice + system + irq + softirq + steal
+        return ticks / os.sysconf("SC_CLK_TCK")
     return None

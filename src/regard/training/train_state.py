@@ -172,8 +172,8 @@ class TrainState:
         if not self.ema.decay:  # train.ema was set to 0 on resuming: ignore the averages
             ema = {}
         for name, tensors in {"model": model, "optimizer": optimizer, "ema": ema}.items():
-            where = str(saved.path / f"{name}.safetensors")
-            checkpoint.check_fit(where, expected[name], tensors)
+            path = str(saved.path / f"{name}.safetensors")
+            checkpoint.check_fit(path, expected[name], tensors)
         return model, optimizer, ema
 
     def _read_best(self) -> dict[str, Tensor] | None:

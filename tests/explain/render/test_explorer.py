@@ -280,6 +280,62 @@ def test_images_alignments_and_states_are_shown_in_dark_too(open_page):
 
 
 @pytest.mark.long
+def test_the_theme_of_the_notebook_is_followed_when_it_changes(open_page):
+    page = open_page(AttentionMaps({"layer 0": AttentionMap(TOKENS, TOKENS, causal(2, 5))}))
+    for name, value, theme in (
+        ("class", "vscode-dark", "dark"),
+        ("class", "vscode-light", "light"),
+        ("class", "vscode-high-contrast", "dark"),
+        ("class", "vscode-high-contrast-light vscode-high-contrast", "light"),
+        ("data-jp-theme-light", "false", "dark"),
+        ("data-jp-theme-light", "true", "light"),
+    ):
+        page.evaluate("([name, value]) => document.body.setAttribute(name, value)", [name, value])
+        page.locator(f"[data-theme={theme}]").wait_for()
+        pixel = page.locator("canvas.map").evaluate(
+            """canvas => {  // in the cell at the upper right, whose weight is 0
+                const copy = new OffscreenCanvas(1, 1).getContext("2d");
+                copy.drawImage(canvas, 23 - canvas.width, 4.5 * 26 + 10 - canvas.height);
+                return [...copy.getImageData(0, 0, 1, 1).data];
+            }"""
+        )
+        assert pixel == ([20, 23, 28, 255] if theme == "dark" else [255, 255, 255, 255])
+
+
+@pytest.mark.long
+def test_a_notebook_does_not_receive_the_keys_that_the_map_uses(open_page):
+    page = open_page(AttentionMaps({"layer 0": AttentionMap(TOKENS, TOKENS, causal(2, 5))}))
+    page.evaluate(
+        "() => { window.seen = []; window.onkeydown = ({key}) => window.seen.push(key); }"
+    )
+    page.locator("canvas.map").focus()
+    for key in ("ArrowUp", "ArrowLeft", "+", "Escape", "a"):
+        page.keyboard.press(key)
+    page.get_by_role("button", name="layer 0, head 0").focus()
+    page.keyboard.press("ArrowRight")
+    page.get_by_role("heading", name="layer 0, head 1").wait_for()
+    page.get_by_role("button", name="Arcs").focus()
+    page.keyboard.press("Enter")
+    assert page.locator("svg path").count() > 0
+    page.keyboard.press("b")
+    assert page.evaluate("window.seen") == ["a", "b"]
+
+
+@pytest.mark.long
+def test_the_arrow_keys_move_along_the_tokens_and_the_number_is_that_of_the_shown_head(open_page):
+    weights = causal(2, 5)
+    page = open_page(AttentionMaps({"layer 0": AttentionMap(TOKENS, TOKENS, weights)}))
+    page.locator(".tokens button").nth(1).click()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    status = page.get_by_role("status")
+    assert status.inner_text().endswith(f"(3) → “␣the” (0): {float(weights[0, 3, 0]):.4f}")
+    page.get_by_role("button", name="layer 0, head 1").click()
+    page.get_by_role("heading", name="layer 0, head 1").wait_for()
+    assert status.inner_text().endswith(f"(3) → “␣the” (0): {float(weights[1, 3, 0]):.4f}")
+
+
+@pytest.mark.long
 def test_a_map_fits_a_narrow_page(open_page):
     tokens = [f"token {n}" for n in range(30)]
     names = ["input_gate", "state"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime import driver
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # where inline assembly does not run
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # without support for inline assembly
 IS_INTERPRETED = tl.constexpr(INTERPRETED)
 
 
@@ -42,7 +42,7 @@ def load_per_output(x, rows, inside, IS_GIVEN: tl.constexpr, default):
 
 @triton.jit
 def permute_columns(column):
-    """The position of a column, and the column at a position: bits 5, 4 and 2, 1 are swapped.
+    """The position of a column; also its inverse, since it swaps bits 5, 4 with bits 2, 1.
 
     `dequantize_int8` gives the columns of W in this order, so vectors must have it too.
     """
@@ -128,7 +128,7 @@ def _unpack(words, INDEX: tl.constexpr, BITS: tl.constexpr):
     mask = (2**BITS - 1) * UNIT
     if IS_INTERPRETED:
         bits = (words & mask) | 0x4B000000
-    else:  # ptxas would make two instructions of it
+    else:  # ptxas would compile this to two instructions
         bits = tl.inline_asm_elementwise(
             "lop3.b32 $0, $1, $2, 0x4B000000, 0xEA;",
             "=r,r,r",

@@ -13,7 +13,7 @@ LOG2E = tl.constexpr(1.4426950408889634)  # the hardware computes powers of 2
 
 @triton.jit
 def _load_logits(logits, bias, cap, columns, inside, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr):
-    """Logits with bias and soft cap, -inf outside, and the derivative of the cap."""
+    """Logits with bias and soft cap, -inf where not `inside`, and the derivative of the cap."""
     x = tl.load(logits + columns, mask=inside, other=-float("inf")).to(tl.float32)
     if HAS_BIAS:
         x += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
@@ -58,12 +58,12 @@ def _cross_entropy_with_gradient(
         if SMOOTH:
             logit_sum += tl.where(inside, x, 0.0) + tl.where(inside_next, y, 0.0)
         new_max = tl.maximum(running_max, tl.maximum(x, y))
-        top = new_max * LOG2E
+        scaled_max = new_max * LOG2E
         total = total * tl.exp2((running_max - new_max) * LOG2E)  # 1 before the first block
-        total += tl.exp2(x * LOG2E - top) + tl.exp2(y * LOG2E - top)
+        total += tl.exp2(x * LOG2E - scaled_max) + tl.exp2(y * LOG2E - scaled_max)
         running_max = new_max
-    highest = tl.max(running_max) * LOG2E
-    log_total = highest + tl.log2(tl.sum(total * tl.exp2(running_max * LOG2E - highest)))
+    row_max = tl.max(running_max) * LOG2E
+    log_total = row_max + tl.log2(tl.sum(total * tl.exp2(running_max * LOG2E - row_max)))
     target_logit, target_cap_gradient = _load_logits(
         logits, bias, cap, target, scored, HAS_BIAS, HAS_CAP
     )

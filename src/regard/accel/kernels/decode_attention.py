@@ -20,7 +20,7 @@ from regard.nn.state import KVCache
 TILE_BYTES = 1 << 16  # bytes of keys in a tile that is the only one of its program
 FULL_OCCUPANCY_PROGRAMS = 128  # programs that occupy the multiprocessors of an H200
 PIPELINED_TILE, STAGES = 128, 3  # keys per iteration of a loop over tiles, and its pipeline stages
-MAX_KV_HEADS = 1 << 16  # the most KV heads of all rows together
+MAX_KV_HEADS = 1 << 16  # maximum number of KV heads, summed over all rows
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def _normalize(x, gain, partner_gain, partners, head_dim, eps):
 def _scores(
     queries, k, seen, distance, slopes, scale, cap, HAS_CAP: tl.constexpr, ALIBI: tl.constexpr
 ):
-    """The scores of keys at these distances; -inf for those that may not be attended to."""
+    """The scores of keys at these distances; -inf for masked keys."""
     score = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
     if HAS_CAP:
         score = soft_cap(score, cap)
@@ -89,7 +89,7 @@ def _attention_kernel(
 
     The last program to finish combines the splits.
 
-    Only the newest key may still be missing, so the first tile is loaded before the wait. With
+    All keys but the newest are in the cache, so the first tile is loaded before the wait. With
     PACKED_QKV, `qkv` holds q, k and v of the projection: q and k are normalized and rotated here,
     k and v are stored. Otherwise it holds q alone.
     """

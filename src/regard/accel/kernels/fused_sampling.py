@@ -52,7 +52,7 @@ def _samplers_kernel(
     top = tl.load(row_stats + row * 2)
     finite = top - top == 0  # inf - inf and NaN - NaN are NaN
     weight = tl.where(remaining, tl.exp(x - top), 0.0)
-    key, used_numbers = tl.load(keys + row), tl.load(counters + row)
+    key, random_count = tl.load(keys + row), tl.load(counters + row)
     for n in tl.static_range(len(OPS)):
         sampler_settings = settings + 3 * n
         if OPS[n] == "temperature":
@@ -70,14 +70,14 @@ def _samplers_kernel(
             elif OPS[n] == "top_n_sigma":
                 keep = _top_n_sigma(x, remaining, tl.load(sampler_settings).to(tl.float32))
             elif OPS[n] == "top_k":
-                keep = _in_first(x, remaining, rank, tl.load(sampler_settings).to(tl.int32))
+                keep = _is_in_top(x, remaining, rank, tl.load(sampler_settings).to(tl.int32))
             elif OPS[n] == "exact_top_k":
                 keep = rank <= tl.load(sampler_settings).to(tl.int32)
             elif OPS[n] == "top_p":
-                reached = tl.cumsum(weight, 0)
-                before = reached - weight
+                cumulative = tl.cumsum(weight, 0)
+                mass_before = cumulative - weight
                 p = tl.load(sampler_settings).to(tl.float32)
-                keep = (before < p * tl.max(reached)) | (before == 0.0)
+                keep = (mass_before < p * tl.max(cumulative)) | (mass_before == 0.0)
             elif OPS[n] == "min_p":
                 keep = weight >= tl.load(sampler_settings).to(tl.float32) * tl.max(weight)
             elif OPS[n] == "typical":
@@ -93,12 +93,12 @@ def _samplers_kernel(
                     MAX_RANKED,
                 )
             elif OPS[n] == "xtc":
-                applies = uniform(key, used_numbers) < tl.load(sampler_settings)
+                applies = uniform(key, random_count) < tl.load(sampler_settings)
                 threshold = tl.where(applies, tl.load(sampler_settings + 1), 2.0).to(tl.float32)
-                keep = ~_xtc_removed(remaining, weight, index, threshold, MAX_RANKED)
-                used_numbers += 1
+                keep = ~_xtc_removes(remaining, weight, index, threshold, MAX_RANKED)
+                random_count += 1
             if HAS_MIN_KEEP[n] and OPS[n] != "typical":
-                keep |= _in_first(x, remaining, rank, tl.load(sampler_settings + 2).to(tl.int32))
+                keep |= _is_in_top(x, remaining, rank, tl.load(sampler_settings + 2).to(tl.int32))
             remaining &= keep
             weight = tl.where(remaining, weight, 0.0)
 
@@ -106,20 +106,20 @@ def _samplers_kernel(
     tl.store(scratch + id_rank, weight)
     tl.debug_barrier()
     weight_by_id = tl.load(scratch + index).to(tl.float64)
-    reached = tl.cumsum(weight_by_id, 0)
-    passed = (reached > uniform(key, used_numbers) * tl.max(reached)) & (weight_by_id > 0)
-    first = tl.min(tl.where(passed, index, MAX_RANKED))
+    cumulative = tl.cumsum(weight_by_id, 0)
+    exceeds = (cumulative > uniform(key, random_count) * tl.max(cumulative)) & (weight_by_id > 0)
+    first = tl.min(tl.where(exceeds, index, MAX_RANKED))
     sampled_rank = tl.minimum(first, tl.max(tl.where(weight_by_id > 0, index, 0)))
-    chosen = tl.sum(tl.where(id_rank == sampled_rank, token, 0))
-    tl.store(sampled + row, tl.where(finite, chosen, vocab - 1).to(tl.int64))
-    tl.store(counters + row, used_numbers + 1)
+    sampled_id = tl.sum(tl.where(id_rank == sampled_rank, token, 0))
+    tl.store(sampled + row, tl.where(finite, sampled_id, vocab - 1).to(tl.int64))
+    tl.store(counters + row, random_count + 1)
     length = tl.load(lengths + row)
     tl.store(failed + row, tl.minimum(tl.load(failed + row), length), mask=~finite)
 
 
 @triton.jit
-def _in_first(x, remaining, rank, count):
-    """Which of the remaining tokens are among the first `count`, or tie with the last of them."""
+def _is_in_top(x, remaining, rank, count):
+    """Whether a token is among the first `count` of the remaining ones, or ties with the last."""
     return x >= tl.min(tl.where(remaining & (rank <= count), x, float("inf")))
 
 
@@ -176,7 +176,7 @@ def _typical(
 
 @triton.jit
 def _smallest(x, k):
-    """Which are the k smallest of non-negative floats, or tie with the last of them."""
+    """Whether a non-negative float is one of the k smallest, or ties with the largest of these."""
     bits = x.to(tl.int32, bitcast=True)
     low, high = -1, 0x7F800000  # inf
     while high - low > 1:
@@ -187,8 +187,8 @@ def _smallest(x, k):
 
 
 @triton.jit
-def _xtc_removed(remaining, weight, index, threshold, MAX_RANKED: tl.constexpr):
-    """The tokens that `generate.samplers.truncation.XTC` removes: all likely ones but one."""
+def _xtc_removes(remaining, weight, index, threshold, MAX_RANKED: tl.constexpr):
+    """Whether `generate.samplers.truncation.XTC` removes a token: all likely tokens but one."""
     probability = weight / tl.sum(weight)
     above = remaining & (probability >= threshold)
     smallest = tl.min(tl.where(above, probability, float("inf")))

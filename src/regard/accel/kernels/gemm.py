@@ -111,13 +111,13 @@ def _sum_split_k(
     offset = tl.arange(0, BLOCK_ROWS)[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
     tl.store(partials + tl.program_id(1) * BLOCK_ROWS * OUTPUTS + offset, y)
     tl.debug_barrier()  # all of this split is written before it is counted
-    last = tl.atomic_add(counters + tile, 1) == SPLITS - 1
-    if last:
+    is_last = tl.atomic_add(counters + tile, 1) == SPLITS - 1
+    if is_last:
         tl.store(counters + tile, 0)
         y = tl.zeros((BLOCK_ROWS, OUTPUTS), tl.float32)
         for split in tl.static_range(SPLITS):  # in order, so that the sum is deterministic
             y += tl.load(partials + split * BLOCK_ROWS * OUTPUTS + offset, volatile=True)
-    return y, last
+    return y, is_last
 
 
 @triton.jit
@@ -194,8 +194,8 @@ def _project_kernel(
         PACKED_INT8,
         WAIT_WGMMA,
     )
-    y, last = _sum_split_k(y, partials, counters, SPLITS, BLOCK_ROWS, OUTPUTS)
-    if last:
+    y, is_last = _sum_split_k(y, partials, counters, SPLITS, BLOCK_ROWS, OUTPUTS)
+    if is_last:
         y *= scales[None, :]
         squares = sums + num_parts * rows
         variance = _sum_parts(squares, m, rows, num_parts, BLOCK_PARTS) / width
@@ -271,8 +271,8 @@ def _add_kernel(
         PACKED_INT8,
         WAIT_WGMMA,
     )
-    y, last = _sum_split_k(y, partials, counters, SPLITS, BLOCK_ROWS, OUTPUTS)
-    if last:
+    y, is_last = _sum_split_k(y, partials, counters, SPLITS, BLOCK_ROWS, OUTPUTS)
+    if is_last:
         y = y * scales[None, :] + biases[None, :] + residual_in
         tl.store(new_stream + columns, y, mask=valid)
         tl.store(scaled + columns, (y * g[None, :]).to(scaled.dtype.element_ty), mask=valid)
@@ -309,7 +309,7 @@ def _start_kernel(
 
 
 def reads_packed_int8(layer: PackedLinear, dtype: torch.dtype) -> bool:
-    """Whether int8 weights are read four at a time; their inputs then have permuted columns."""
+    """Whether int8 weights are read four at a time; the inputs then have permuted columns."""
     is_int8 = layer.scale is not None and dtype == torch.bfloat16
     return is_int8 and layer.weight.shape[1] % 64 == 0 and not INTERPRETED
 

@@ -8,8 +8,8 @@ down and the residual. Norms of q and k are one more, as is a norm after a branc
 The residual stream is float32. Weights are floating point, int8 with a scale per output, or int4
 with a scale per output and group of inputs (`accel.packed`). With programmatic dependent launch
 (PDL) each kernel first loads data that the previous kernel does not write, above all its weights,
-and then waits for it: memory is also read between two kernels. Results of kernels before the
-previous one are already visible.
+and then waits for that kernel, so that memory is read between two kernels too. Results of kernels
+before the previous one are already visible.
 """
 
 import torch
@@ -33,8 +33,8 @@ from regard.nn.state import KVCache
 
 MIN_PROGRAMS = 1 if INTERPRETED else 128  # occupies most of the multiprocessors of an H200
 BLOCK_INPUTS = 2048  # inputs that are multiplied at once
-NARROW_INPUTS, NARROW_BLOCK = 3072, 1024  # below so many inputs, smaller blocks are faster
-PREFETCHING_PROGRAMS = 576  # so many programs fit a GPU with two blocks of weights each
+NARROW_INPUTS, NARROW_BLOCK = 3072, 1024  # with fewer inputs, smaller blocks are faster
+PREFETCHING_PROGRAMS = 576  # number of programs that fit a GPU with two blocks of weights each
 GROUP = tl.constexpr(INT4_GROUP)
 # Elements of W in a program and its warps, by (rows of W per output, bits of a weight): H200.
 PROGRAM_SIZES = {

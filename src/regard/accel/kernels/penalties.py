@@ -7,7 +7,7 @@ from torch import Tensor
 
 BLOCK = 1024  # ids of the history that one program reads
 LAGS = 128  # earlier positions that one program compares with the end of the text
-STEPS = 16  # ids compared before a program checks whether any position still matches
+STEPS = 16  # ids that are compared between two checks whether any position still matches
 
 
 @triton.jit
@@ -121,7 +121,7 @@ def _dry_kernel(
         is_candidate = is_candidate & (
             tl.load(breakers + following, mask=is_candidate, other=1) == 0
         )
-    matched = tl.zeros([LAGS], tl.int32)
+    match_length = tl.zeros([LAGS], tl.int32)
     start = 0
     steps = tl.arange(0, STEPS)
     while tl.max(matches.to(tl.int32), 0) > 0:
@@ -132,16 +132,19 @@ def _dry_kernel(
         if breakers is not None:
             inside = (current >= 0) & (current < vocab)
             current = tl.where(tl.load(breakers + current, mask=inside, other=0) != 0, -1, current)
-        same = tl.min(tl.where(earlier == current[None, :], STEPS, steps[None, :]), 1)
-        matched += tl.where(matches, same, 0)
-        matches = matches & (same == STEPS)
+        common = tl.min(tl.where(earlier == current[None, :], STEPS, steps[None, :]), 1)
+        match_length += tl.where(matches, common, 0)
+        matches = matches & (common == STEPS)
         start += STEPS
     log2_base = tl.log2(tl.full((), base, tl.float32).to(tl.float64))
-    growth = tl.exp2(log2_base * (matched - allowed_length)).to(tl.float32)
+    growth = tl.exp2(log2_base * (match_length - allowed_length)).to(tl.float32)
     penalty = tl.minimum(multiplier * growth, max_penalty)
-    penalized = out + row * vocab + following
+    penalized_logits = out + row * vocab + following
     tl.atomic_min(
-        penalized, x - penalty, mask=is_candidate & (matched >= allowed_length), sem="relaxed"
+        penalized_logits,
+        x - penalty,
+        mask=is_candidate & (match_length >= allowed_length),
+        sem="relaxed",
     )
 
 

@@ -41,7 +41,7 @@ def _rotate_and_cache_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    OUTPUTS: tl.constexpr,  # heads that are returned
+    OUTPUTS: tl.constexpr,  # number of heads that are returned
     BLOCK_HEAD_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -50,12 +50,12 @@ def _rotate_and_cache_kernel(
     token = tl.program_id(0).to(tl.int64)
     if CONCATENATED:
         row = tl.load(rows + token)
-        stored = row >= 0
+        is_stored = row >= 0
         row = tl.maximum(row, 0)
         position = tl.load(positions + token)
     else:
         row = token // time
-        stored = row >= 0
+        is_stored = row >= 0
         position = tl.load(positions + row) + token % time
     column, h = (
         tl.arange(0, BLOCK_HEAD_DIM),
@@ -94,10 +94,10 @@ def _rotate_and_cache_kernel(
     dtype = keys.dtype.element_ty
     k, v = h - HEADS, h - HEADS - KV_HEADS
     offset = row * KV_HEADS * capacity * HEAD_DIM + position * HEAD_DIM + column[None, :]
-    is_key = (k >= 0) & (k < KV_HEADS) & valid[None, :] & stored
+    is_key = (k >= 0) & (k < KV_HEADS) & valid[None, :] & is_stored
     tl.store(keys + offset + k * capacity * HEAD_DIM, y.to(dtype), mask=is_key)
     tl.store(
-        values + offset + v * capacity * HEAD_DIM, y.to(dtype), mask=(v >= 0) & inside & stored
+        values + offset + v * capacity * HEAD_DIM, y.to(dtype), mask=(v >= 0) & inside & is_stored
     )
 
 

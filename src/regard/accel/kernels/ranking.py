@@ -99,7 +99,7 @@ def _select_kernel(
             group_counts += tl.load(part_counts + offset)
     top = tl.max(group_max)
     low, high, groups_above = to_sort_key(tl.min(group_max)), to_sort_key(top) + 1, GROUPS
-    # 9/16 of MAX_RANKED groups rarely have more than MAX_RANKED tokens above the threshold
+    # 9/16 MAX_RANKED groups rarely have more than MAX_RANKED tokens above the threshold
     while (high - low > 1) & (groups_above > MAX_RANKED * 9 // 16):
         middle = low + (high - low) // 2
         count_above = tl.sum((group_max >= from_sort_key(middle)).to(tl.int32))
@@ -114,7 +114,7 @@ def _select_kernel(
     if WITH_SIGMA:
         remaining_count = tl.sum(group_counts).to(tl.float32)
         mean = tl.sum(group_sums) / remaining_count
-        collected, deviations = _collect(
+        num_collected, deviations = _collect(
             logits,
             vocab,
             threshold_logit,
@@ -128,7 +128,7 @@ def _select_kernel(
             MAX_RANKED,
         )
     else:
-        collected = _collect_from_parts(
+        num_collected = _collect_from_parts(
             logits,
             part_max,
             vocab,
@@ -141,7 +141,7 @@ def _select_kernel(
             GROUPS,
             MAX_RANKED,
         )
-    if collected > MAX_RANKED:
+    if num_collected > MAX_RANKED:
         threshold_logit, tie_limit = _kth_largest(
             logits,
             vocab,
@@ -153,7 +153,7 @@ def _select_kernel(
             MAX_RANKED,
         )
         tl.debug_barrier()  # `values` and `ids`, which overflowed, are written again
-        collected, _ = _collect(
+        num_collected, _ = _collect(
             logits,
             vocab,
             threshold_logit,
@@ -166,31 +166,34 @@ def _select_kernel(
             GROUPS,
             MAX_RANKED,
         )
-    tl.store(count, collected)
+    tl.store(count, num_collected)
     tl.store(row_stats, top)
     if WITH_SIGMA:
         n = tl.load(settings).to(tl.float32)
         tl.store(row_stats + 1, top - n * tl.sqrt(tl.sum(deviations) / remaining_count))
     tl.debug_barrier()
 
-    for start in range(0, collected, RANK_BLOCK):
+    for start in range(0, num_collected, RANK_BLOCK):
         index = start + tl.arange(0, RANK_BLOCK)
-        x = tl.load(values + index, mask=index < collected, other=0.0)
-        token = tl.load(ids + index, mask=index < collected, other=0)
+        x = tl.load(values + index, mask=index < num_collected, other=0.0)
+        token = tl.load(ids + index, mask=index < num_collected, other=0)
         rank = tl.zeros((COMPARE_BLOCK, RANK_BLOCK), tl.int32)
         id_rank = tl.zeros((COMPARE_BLOCK, RANK_BLOCK), tl.int32)
-        for first in range(0, collected, COMPARE_BLOCK):
+        for first in range(0, num_collected, COMPARE_BLOCK):
             other = first + tl.arange(0, COMPARE_BLOCK)
-            others = tl.load(values + other, mask=other < collected, other=-float("inf"))[:, None]
+            others = tl.load(values + other, mask=other < num_collected, other=-float("inf"))[
+                :, None
+            ]
             before = (
-                tl.load(ids + other, mask=other < collected, other=vocab)[:, None] < token[None, :]
+                tl.load(ids + other, mask=other < num_collected, other=vocab)[:, None]
+                < token[None, :]
             )
             rank += ((others > x[None, :]) | ((others == x[None, :]) & before)).to(tl.int32)
             id_rank += before.to(tl.int32)
         rank, id_rank = tl.sum(rank, 0), tl.sum(id_rank, 0)
-        tl.store(values + MAX_RANKED + rank, x, mask=index < collected)
-        tl.store(ids + MAX_RANKED + rank, token, mask=index < collected)
-        tl.store(ids + 2 * MAX_RANKED + rank, id_rank, mask=index < collected)
+        tl.store(values + MAX_RANKED + rank, x, mask=index < num_collected)
+        tl.store(ids + MAX_RANKED + rank, token, mask=index < num_collected)
+        tl.store(ids + 2 * MAX_RANKED + rank, id_rank, mask=index < num_collected)
 
 
 @triton.jit
@@ -235,32 +238,32 @@ def _collect_from_parts(
     """Collect logits of at least the threshold, unordered, and return their number.
 
     First the groups whose maximum in a part of the vocabulary reaches the threshold are found, and
-    their first token ids are stored behind the collected ids; then only their logits are read. With
+    their first token ids are stored after the collected ids; then only their logits are read. With
     too many such groups or logits, the result is larger than MAX_RANKED.
     """
-    first_ids, num_firsts = ids + MAX_RANKED, 0
+    first_ids, num_groups = ids + MAX_RANKED, 0
     for first in range(0, parts, PARTS_BLOCK):
         part, x = _parts_tile(part_max, first, parts, PARTS_BLOCK, GROUPS)
         take = (x >= threshold_logit) & (x > -float("inf"))
-        slot, num_firsts = _slots(take, num_firsts)
+        slot, num_groups = _slots(take, num_groups)
         first_id = part * TOKENS_PER_GROUP * GROUPS + tl.arange(0, GROUPS)[:, None]
         tl.store(first_ids + slot, first_id, mask=take & (slot < MAX_RANKED))
     tl.debug_barrier()
-    collected = 0
-    if num_firsts > MAX_RANKED:
-        collected = MAX_RANKED + 1
+    num_collected = 0
+    if num_groups > MAX_RANKED:
+        num_collected = MAX_RANKED + 1
     else:
         index = tl.arange(0, MAX_RANKED)
-        first_id = tl.load(first_ids + index, mask=index < num_firsts, other=vocab)
+        first_id = tl.load(first_ids + index, mask=index < num_groups, other=vocab)
         n = first_id[:, None] + tl.arange(0, TOKENS_PER_GROUP)[None, :] * GROUPS
         x = tl.load(logits + n, mask=n < vocab, other=-float("inf")).to(tl.float32)
         x = tl.where(x == x, x, float("inf"))
         take = (x >= threshold_logit) & (x > -float("inf"))
-        slot, collected = _slots(take, 0)
+        slot, num_collected = _slots(take, 0)
         take &= slot < MAX_RANKED
         tl.store(values + slot, x, mask=take)
         tl.store(ids + slot, n, mask=take)
-    return collected
+    return num_collected
 
 
 @triton.jit
@@ -282,18 +285,18 @@ def _collect(
     All are counted, also those beyond MAX_RANKED. WITH_SIGMA also sums the squared deviations
     from the mean.
     """
-    collected, deviations = 0, tl.zeros((GROUPS,), tl.float32)
+    num_collected, deviations = 0, tl.zeros((GROUPS,), tl.float32)
     for start in range(0, vocab, TOKENS_PER_GROUP * GROUPS):
         n, x = _tile(logits, start, vocab, TOKENS_PER_GROUP, GROUPS)
         remaining = x > -float("inf")
         if WITH_SIGMA:
             deviations += tl.sum(tl.where(remaining, (x - mean) * (x - mean), 0.0), 1)
         take = remaining & ((x > threshold_logit) | ((x == threshold_logit) & (n < tie_limit)))
-        slot, collected = _slots(take, collected)
+        slot, num_collected = _slots(take, num_collected)
         take &= slot < MAX_RANKED
         tl.store(values + slot, x, mask=take)
         tl.store(ids + slot, n, mask=take)
-    return collected, deviations
+    return num_collected, deviations
 
 
 @triton.jit
@@ -342,7 +345,7 @@ def _count_collected(
     TOKENS_PER_GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """How many tokens `_collect` would collect."""
+    """The number of tokens that `_collect` would collect."""
     counts = tl.zeros((GROUPS,), tl.int32)
     for start in range(0, vocab, TOKENS_PER_GROUP * GROUPS):
         n, x = _tile(logits, start, vocab, TOKENS_PER_GROUP, GROUPS)

@@ -27,7 +27,7 @@ def _residual_kernel(
     eps,
     residual_scale,
     POST: tl.constexpr,
-    CENTRED: tl.constexpr,
+    LAYER_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -42,7 +42,7 @@ def _residual_kernel(
     y = load_vector(branch + row * width, 0, width, BLOCK)
     if POST:
         y += residual_scale * residual
-    if CENTRED:
+    if LAYER_NORM:
         y = tl.where(inside, y - tl.sum(y) / width, 0.0)
     y *= tl.rsqrt(tl.sum(y * y) / width + eps) * g
     if HAS_BIAS:
@@ -58,7 +58,7 @@ class BranchNorm(NamedTuple):
     gain: Float[Tensor, " dim"]
     bias: Float[Tensor, " dim"] | None
     eps: float
-    centred: bool  # LayerNorm, not RMSNorm
+    is_layer_norm: bool  # else RMSNorm
 
     @classmethod
     def of(cls, norm: nn.Module) -> "BranchNorm":
@@ -89,7 +89,7 @@ def add_branch(
         norm.eps,
         residual_scale,
         POST=post,
-        CENTRED=norm.centred,
+        LAYER_NORM=norm.is_layer_norm,
         HAS_BIAS=norm.bias is not None,
         BLOCK=triton.next_power_of_2(width),
         num_warps=8,

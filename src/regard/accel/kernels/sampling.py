@@ -37,25 +37,29 @@ def _sample_kernel(
     for start in range(0, vocab, BLOCKS * BLOCK):
         x, _ = _load_blocks(logits, start, vocab, BLOCKS, BLOCK)
         total += tl.sum(tl.exp(x - largest).to(tl.float64))
-    # the first block in which the cumulative sum exceeds the goal, or the last with any weight
-    goal, cumulative, before = u * total, tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
-    chosen_block, last = vocab, 0
+    # the first block in which the cumulative sum exceeds the threshold, or the last with any weight
+    threshold, cumulative, before = (
+        u * total,
+        tl.full((), 0.0, tl.float64),
+        tl.full((), 0.0, tl.float64),
+    )
+    chosen_block, last_block = vocab, 0
     for start in range(0, vocab, BLOCKS * BLOCK):
         x, begin = _load_blocks(logits, start, vocab, BLOCKS, BLOCK)
         sums = tl.sum(tl.exp(x - largest).to(tl.float64), 1)
-        passed = (cumulative + tl.cumsum(sums, 0) > goal) & (sums > 0)
-        first = tl.min(tl.where(passed, begin, vocab))
+        exceeds = (cumulative + tl.cumsum(sums, 0) > threshold) & (sums > 0)
+        first = tl.min(tl.where(exceeds, begin, vocab))
         if (chosen_block == vocab) & (first < vocab):
             chosen_block, before = first, cumulative + tl.sum(tl.where(begin < first, sums, 0.0))
-        last = tl.maximum(last, tl.max(tl.where(sums > 0, begin, 0)))
+        last_block = tl.maximum(last_block, tl.max(tl.where(sums > 0, begin, 0)))
         cumulative += tl.sum(sums)
-    n = tl.minimum(chosen_block, last) + tl.arange(0, BLOCK)
+    n = tl.minimum(chosen_block, last_block) + tl.arange(0, BLOCK)
     x = tl.load(logits + n, mask=n < vocab, other=-float("inf"))
     weights = tl.exp(x - largest).to(tl.float64)
-    passed = (before + tl.cumsum(weights, 0) > goal) & (weights > 0) & (chosen_block < vocab)
-    first = tl.min(tl.where(passed, n, vocab))
-    final = tl.max(tl.where(weights > 0, n, 0))
-    tl.store(ids + row, tl.minimum(first, final).to(tl.int64))
+    exceeds = (before + tl.cumsum(weights, 0) > threshold) & (weights > 0) & (chosen_block < vocab)
+    first = tl.min(tl.where(exceeds, n, vocab))
+    last_id = tl.max(tl.where(weights > 0, n, 0))
+    tl.store(ids + row, tl.minimum(first, last_id).to(tl.int64))
     tl.store(counters + row, count + 1)
     finite = (largest - largest == 0) & (total == total)  # the maximum may miss a NaN
     length = tl.load(lengths + row)

@@ -99,7 +99,7 @@ def cost(
         sliding-window attention r n d
 
     The exponent is the slope of a line fitted to the logarithms. Memory is that of the activations
-    stored for the backward pass; time is that of the forward pass, the shortest of `repeats`.
+    saved for the backward pass; time is that of the forward pass, the shortest of `repeats`.
     Attention runs without a fused kernel, so that it materializes its weights.
     """
     if len(lengths) < 2 or min(lengths) < 1 or repeats < 1 or window < 2:
@@ -117,7 +117,7 @@ def cost(
             x = torch.randn(1, length, dim, generator=torch.Generator().manual_seed(seed))
             values = (
                 1e3 * seconds(layer, x, repeats),
-                stored_bytes(layer, x) / 1e6,
+                saved_bytes(layer, x) / 1e6,
                 flops(layer, x) / 1e6,
             )
             for key, value in zip(measured, values, strict=True):
@@ -167,21 +167,21 @@ def seconds(layer: Callable[[Tensor], Tensor], x: Tensor, repeats: int) -> float
     return min(times[1:])
 
 
-def stored_bytes(layer: Callable[[Tensor], Tensor], x: Tensor) -> int:
-    """The bytes of the activations that a forward pass stores for the backward pass."""
-    stored: dict[int, int] = {}
+def saved_bytes(layer: Callable[[Tensor], Tensor], x: Tensor) -> int:
+    """The bytes of the activations that a forward pass saves for the backward pass."""
+    bytes_by_address: dict[int, int] = {}
     keep_alive: list[Any] = []  # the address of a freed storage would be used again
 
     def record(tensor: Tensor) -> Tensor:
         if not isinstance(tensor, nn.Parameter):
             storage = tensor.untyped_storage()
-            stored[storage.data_ptr()] = storage.nbytes()
+            bytes_by_address[storage.data_ptr()] = storage.nbytes()
             keep_alive.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         keep_alive.append(layer(x.requires_grad_()))
-    return sum(stored.values())
+    return sum(bytes_by_address.values())
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The model that a figure is made from: of a run, or of a preset with untrained weights."""
+"""The model that a figure shows: that of a run, or a preset with untrained weights."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +23,14 @@ class FigureModel:
 
     name: str
     module: nn.Module
-    tokenizer: Tokenizer | None  # of pairs, that of the target
+    tokenizer: Tokenizer | None  # for pairs, the tokenizer of the target
     trained: bool
     methods: Sequence[str]  # the methods that the run supports, as in `api.Run.methods`
     normalize: Callable[[str], str]
     attention: Callable[..., Mapping[str, AttentionMap]]
     states: Callable[[str], Mapping[str, StateMap]]  # gates of recurrent cells
     gradients: Callable[[str], GradientFlow]
-    source: Callable[[str], tuple[Source, list[int]]] | None = None  # of pairs: source, prompt
+    source: Callable[[str], tuple[Source, list[int]]] | None = None  # pairs: source, prompt
 
     @property
     def config(self) -> Any:
@@ -48,7 +48,7 @@ class FigureModel:
             raise ConfigError(f"{self.name} reads no text; give a run or a preset that does")
         return self.tokenizer
 
-    def require_language(self, figure: str) -> None:
+    def require_language_model(self, figure: str) -> None:
         """Raise if the model does not predict the next token of a text."""
         if "generate" not in self.methods:
             raise ConfigError(

@@ -39,7 +39,7 @@ def loss_landscape(
     coordinates = [span * (2 * n / (grid - 1) - 1) for n in range(grid)]
     surfaces = {}
     for model in models:
-        model.require_language("loss-landscape")
+        model.require_language_model("loss-landscape")
         require_gradients(model.module)
         windows = windows_of(model, text)
         if not model.trained and steps:

@@ -18,7 +18,7 @@ def next_token(model: FigureModel, text: str, *, top: int = 4) -> FigureData:
 
     log P(t_1 ... t_N) = sum_n log P(t_n | t_1 ... t_{n-1})
     """
-    model.require_language("next-token")
+    model.require_language_model("next-token")
     _check_positive(top=top)
     ids = model.ids(text)
     if len(ids) < 2:
@@ -74,7 +74,7 @@ def shannon(
         order 0    every symbol with the same probability
         order n    P(w | the n - 1 symbols before it) = count(h w) / count(h)
 
-    The text is read as a circle, so that every history has a successor. The entropy is that of
+    The text is treated as circular, so that every history has a successor. The entropy is that of
     the next symbol, H = -sum P(h w) log2 P(w | h). Shannon 1948.
     """
     _check_positive(orders=orders, length=length)
@@ -103,9 +103,9 @@ def ngram_counts(symbols: Sequence[str], order: int) -> dict[tuple[str, ...], Co
     if order == 0:
         return {(): Counter(dict.fromkeys(sorted(set(symbols)), 1))}
     counts: dict[tuple[str, ...], Counter[str]] = {}
-    circle = [*symbols, *symbols[: order - 1]]
+    circular = [*symbols, *symbols[: order - 1]]
     for start in range(len(symbols)):
-        *history, symbol = circle[start : start + order]
+        *history, symbol = circular[start : start + order]
         counts.setdefault(tuple(history), Counter())[symbol] += 1
     return counts
 
@@ -141,7 +141,7 @@ def shuffled_words(
     model: FigureModel, text: str, *, shuffles: int = 20, seed: int = 1
 ) -> FigureData:
     """The loss of a trained model on a text, and on the same words in random orders."""
-    model.require_language("shuffled-words")
+    model.require_language_model("shuffled-words")
     _check_positive(shuffles=shuffles)
     words = text.split()
     if len(words) < 3:

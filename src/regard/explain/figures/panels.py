@@ -97,7 +97,7 @@ class Network:
     title: str = ""
     layers: Sequence[str]
     positions: Sequence[str]
-    marks: Sequence[Sequence[str]]  # of each layer, one for each position
+    marks: Sequence[Sequence[str]]  # for each layer, one mark per position
     edges: Sequence[tuple[int, int, int, int]]  # layer, position, to layer, position
     x_label: str = "position"
 
@@ -118,10 +118,10 @@ class Surface:
     title: str = ""
     x: Sequence[float]
     y: Sequence[float]
-    values: Sequence[Sequence[float]]  # of each y, one for each x
+    values: Sequence[Sequence[float]]  # for each y, one value per x
     low: float  # `low` and `high` are the ends of the colour scale, which several panels may share
     high: float
-    scale_label: str  # of the colour scale
+    scale_label: str  # the label of the colour scale
     x_label: str = ""
     y_label: str = ""
 

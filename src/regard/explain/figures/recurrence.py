@@ -26,7 +26,7 @@ def gates(model: FigureModel, text: str, *, layer: int = 0, units: int = 16) -> 
             f"layer={layer}: {model.name} has {len(states)} cells, 0 to {len(states) - 1}"
         )
     path, cell = list(states.items())[layer]
-    variation = cell.values.std(1, correction=0).sum(0)  # over the text, of all gates
+    variation = cell.values.std(1, correction=0).sum(0)  # summed over the gates
     chosen = variation.topk(min(units, len(variation))).indices.sort().values
     panels: list[Panel] = [
         Heatmap(

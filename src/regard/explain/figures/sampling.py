@@ -132,7 +132,7 @@ def _distribution(
         return words.__getitem__, logits, [0], "An invented distribution over 12 words."
     if text is None:
         raise ConfigError(f"{figure} of a run needs a text as well")
-    model.require_language(figure)
+    model.require_language_model(figure)
     ids = model.ids(text)
     if not ids:
         raise ConfigError(f"the text is empty; {figure} needs at least one token")
@@ -164,7 +164,7 @@ def beam_tree(
     if model.source is not None:
         source, prompt = model.source(text)
     else:
-        model.require_language("beam-tree")
+        model.require_language_model("beam-tree")
         source, prompt = None, model.ids(text)
     if not prompt:
         raise ConfigError("the text is empty; beam-tree needs at least one token")
@@ -178,7 +178,7 @@ def beam_tree(
     beams: list[tuple[int, list[int]]] = [(0, [])]  # the node and the ids of every beam
     finished: list[list[int]] = []
     for parents, next_ids, log_probs in search.steps:
-        kept: list[tuple[int, list[int]]] = []
+        next_beams: list[tuple[int, list[int]]] = []
         columns = (parents[0].tolist(), next_ids[0].tolist(), log_probs[0].tolist())
         for rank, (parent, id, log_p) in enumerate(zip(*columns, strict=True)):
             if log_p == -math.inf:
@@ -186,7 +186,7 @@ def beam_tree(
             node, ids = beams[parent]
             path = [*ids, id]
             ends = id in stop and rank < width
-            stays = id not in stop and len(kept) < width
+            stays = id not in stop and len(next_beams) < width
             nodes.append(
                 Node(
                     label=model.pieces([id])[0],
@@ -197,10 +197,10 @@ def beam_tree(
                 )
             )
             if stays:
-                kept.append((len(nodes) - 1, path))
+                next_beams.append((len(nodes) - 1, path))
             elif ends:
                 finished.append(path)
-        beams = kept
+        beams = next_beams
     return FigureData(
         title=f"Beam search of {model.name}, width {width}",
         caption=f"Each step extends every beam by every token and keeps the {width} likeliest; the "

@@ -13,7 +13,7 @@ from regard.nn.attention import Attention
 from regard.nn.convolution import CausalConvolution
 from regard.nn.recurrent import LSTM
 
-MAX_POSITIONS = 40  # of a network that is drawn
+MAX_POSITIONS = 40  # positions of a network that is drawn
 
 
 def receptive_field(

@@ -79,7 +79,7 @@ def bpe_merges(
         return len(reduce(merge, (pair for pair, _, _ in steps), list(word)))
 
     words = word_counts(tokenizer, text)
-    if word is None:  # of the longer words, the one that merges shorten most; ties by frequency
+    if word is None:  # the longer word that merges shorten most; ties by frequency
         longer = [w for w in words if len(set(w)) > 5]  # not only spaces
         example = max(longer or words, key=lambda w: (len(w) - merged_length(w), words[w]))
     else:

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 Points = Sequence[tuple[float, float]]
 
-WIDTH, HEIGHT = 5.2, 3.6  # of a panel, in inches
+WIDTH, HEIGHT = 5.2, 3.6  # size of a panel in inches
 WARMUP_DIVISOR = 10  # the first tenth of a training curve may be cropped
 LOG_RATIO = 3.0  # an axis is logarithmic if its largest value is this many times its smallest
-MAX_TICKS = 9  # of a logarithmic axis
-MIN_LOG_VALUE = 1e-100  # of a logarithmic axis
+MAX_TICKS = 9  # ticks of a logarithmic axis
+MIN_LOG_VALUE = 1e-100  # the smallest value of a logarithmic axis
 MAX_NAME_CELLS = 48  # terminal cells of the longest name
 HORIZONTAL = {"marker": "", "ls": (0, (6, 3))}  # the line of a model fitted without gradients
 TRUTH = -1  # the run of a curve of true values
-COLOURS = 7  # of the style; then lines are dashed
+COLOURS = 7  # colours of the style; further lines are dashed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Panel:
     title: str
     unit: str
     curves: Sequence[Curve]
-    from_zero: bool = False  # of fractions and scores, whose axis starts at 0
+    from_zero: bool = False  # the axis starts at 0, as for fractions and scores
     linear: bool = False  # never logarithmic
-    dots: bool = True  # of the thick curves
+    dots: bool = True  # draw the points of the thick curves as dots
     x_label: str | None = None  # overrides the label of all panels
 
 
@@ -108,7 +108,7 @@ def _draw_panel(axes: Any, panel: Panel, x_label: str) -> None:
         if curve.training:
             line = _line(curve.run) | {"linewidth": 1.0, "alpha": 0.45, "marker": "", "ls": "-"}
             axes.plot(*zip(*curve.training, strict=True), **line)
-    for curve in curves:  # on top
+    for curve in curves:  # thick curves, drawn over the thin ones
         if curve.level is not None:
             axes.axhline(curve.level, **_line(curve.run) | HORIZONTAL)
         elif curve.validation:

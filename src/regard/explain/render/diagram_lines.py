@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 
-WIDTH, NARROW, GAP = 60, 36, 5  # width of one column; of each of two; between them
+WIDTH, NARROW, GAP = 60, 36, 5  # width of a single column, of one of two columns, of their gap
 STREAM = 3  # column of the residual stream
 
 Part = str  # a module: its name, and after a colon its details

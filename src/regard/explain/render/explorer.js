@@ -38,18 +38,22 @@ function start(host) {
   const data = JSON.parse(host.querySelector(".regard-meta").textContent);
   const root = host.attachShadow({mode: "open"});
   root.append(el("style", {}, host.querySelector(".regard-style").textContent));
+  root.addEventListener("keydown", event => {  // the notebook does not receive the keys used here
+    const pressed = event.target.localName === "button" && ["Enter", " "].includes(event.key);
+    if (event.defaultPrevented || pressed) event.stopPropagation();
+  });
   const cache = new Map();
   const selected = {map: 0, head: 0, row: 0, column: 0, view: "map", rows: null, columns: null};
   let values = null, painted = null, theme = "light";
 
   const map = () => data.maps[selected.map];
   const labels = axis => data.labels[map()[axis]];
-  const shownLabels = axis => {  // the labels of rows or columns; of pooled ones, the first
+  const shownLabels = axis => {  // the labels of rows or columns; if pooled, the first of each group
     const m = map(), all = labels(axis), size = m.shape[axis === "rows" ? 1 : 2];
     if (!m.pooled) return all;
     return Array.from({length: size}, (_, n) => all[Math.floor(n * all.length / size)]);
   };
-  const place = (axis, n) => {  // the index of the token; of pooled ones the first and the last
+  const place = (axis, n) => {  // the index of the token; if pooled, the first and the last of the group
     const m = map(), side = axis === "rows" ? 0 : 1, size = m.shape[side + 1], full = m.full[side];
     const first = Math.floor(n * full / size), last = Math.ceil((n + 1) * full / size) - 1;
     return first === last ? `${first}` : `${first}\u2013${last}`;
@@ -78,7 +82,7 @@ function start(host) {
   const luminance = rgb => rgb.map(part => part / 255)  // relative luminance (WCAG 2)
     .map(part => part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4)
     .reduce((sum, part, n) => sum + [.2126, .7152, .0722][n] * part, 0);
-  const textColour = rgb => luminance(rgb) > .179 ? "#000" : "#fff";  // of the larger contrast
+  const textColour = rgb => luminance(rgb) > .179 ? "#000" : "#fff";  // the colour with the larger contrast
 
   // --- the parts of the page
   const readout = el("div", {class: "readout", role: "status", "aria-live": "polite"});
@@ -163,6 +167,7 @@ function start(host) {
     const weights = await load(m, h);
     if (selected.map !== m || selected.head !== h) return;  // another head was chosen meanwhile
     values = weights;
+    if (readout.textContent) readout.textContent = describe(selected.row, selected.column);
     paint();
   }
   function zoom(factor) {
@@ -313,8 +318,13 @@ function start(host) {
       }
       if (pick) {
         button.setAttribute("aria-pressed", n === selected.row);
-        button.addEventListener("click", () => { selected.row = n; select(); });
-        button.addEventListener("mouseenter", () => {
+        button.addEventListener("click", () => {
+          selected.row = n;
+          select();
+          tokens.querySelector('[aria-pressed="true"]').focus();  // select has replaced the button
+        });
+        // mouseenter would also be sent to a new button under a pointer at rest
+        button.addEventListener("mousemove", () => {
           if (selected.row !== n) { selected.row = n; hover(n); }
         });
       }
@@ -393,7 +403,7 @@ function start(host) {
   }
   const images = new Map();
   function paintImage() {
-    const m = map(), {grid, skipped, width, height} = m.image;
+    const m = map(), {grid, prefixTokens, width, height} = m.image;
     const scale = Math.max(1, Math.floor(480 / Math.max(width, height)));
     overlay.width = width * scale; overlay.height = height * scale;
     overlay.setAttribute("aria-label",
@@ -412,10 +422,10 @@ function start(host) {
     context.imageSmoothingEnabled = false;
     context.drawImage(images.get(selected.map), 0, 0, overlay.width, overlay.height);
     let largest = 0;
-    for (let c = skipped; c < m.shape[2]; c++) largest = Math.max(largest, value(selected.row, c));
+    for (let c = prefixTokens; c < m.shape[2]; c++) largest = Math.max(largest, value(selected.row, c));
     const wide = overlay.width / grid[1], high = overlay.height / grid[0];
-    for (let c = skipped; c < m.shape[2]; c++) {
-      const place = c - skipped, x = place % grid[1], y = Math.floor(place / grid[1]);
+    for (let c = prefixTokens; c < m.shape[2]; c++) {
+      const place = c - prefixTokens, x = place % grid[1], y = Math.floor(place / grid[1]);
       const strength = Math.sqrt(Math.max(value(selected.row, c), 0) / (largest || 1));
       context.fillStyle = `rgba(0,0,0,${.75 * (1 - strength)})`;
       context.fillRect(x * wide, y * high, wide, high);
@@ -426,11 +436,11 @@ function start(host) {
     }
   }
   const patchAt = event => {
-    const {grid, skipped} = map().image, box = overlay.getBoundingClientRect();
+    const {grid, prefixTokens} = map().image, box = overlay.getBoundingClientRect();
     const x = Math.floor((event.clientX - box.left) / box.width * grid[1]);
     const y = Math.floor((event.clientY - box.top) / box.height * grid[0]);
     return Math.min(Math.max(y, 0), grid[0] - 1) * grid[1] + Math.min(Math.max(x, 0), grid[1] - 1)
-      + skipped;
+      + prefixTokens;
   };
   overlay.addEventListener("mousemove", event => show(describe(selected.row, patchAt(event)), event));
   overlay.addEventListener("mouseleave", () => show(null));
@@ -441,14 +451,15 @@ function start(host) {
   };
   overlay.addEventListener("click", event => choosePatch(patchAt(event)));
   overlay.addEventListener("keydown", event => {
-    const {grid, skipped} = map().image, step = {ArrowLeft: [0, -1], ArrowRight: [0, 1],
-                                                  ArrowUp: [-1, 0], ArrowDown: [1, 0]}[event.key];
+    const {grid, prefixTokens} = map().image, step = {ArrowLeft: [0, -1], ArrowRight: [0, 1],
+                                                      ArrowUp: [-1, 0], ArrowDown: [1, 0]}[event.key];
     if (!step) return;
     event.preventDefault();
     const chosen = map().kind === "self" ? selected.row : selected.column;
-    const patch = Math.max(chosen - skipped, 0), inside = (n, size) => Math.min(Math.max(n, 0), size - 1);
+    const patch = Math.max(chosen - prefixTokens, 0);
+    const inside = (n, size) => Math.min(Math.max(n, 0), size - 1);
     const y = inside(Math.floor(patch / grid[1]) + step[0], grid[0]);
-    choosePatch(skipped + y * grid[1] + inside(patch % grid[1] + step[1], grid[1]));
+    choosePatch(prefixTokens + y * grid[1] + inside(patch % grid[1] + step[1], grid[1]));
   });
 
   function paintView() {
@@ -484,19 +495,22 @@ function start(host) {
   // --- light and dark
   const media = window.matchMedia("(prefers-color-scheme: dark)");
   const dark = () => {
-    const body = document.body;
-    if (body.dataset.jpThemeLight !== undefined) return body.dataset.jpThemeLight === "false";
-    if (body.classList.contains("vscode-dark")) return true;
-    if (body.classList.contains("vscode-light")) return false;
+    const {jpThemeLight} = document.body.dataset, classes = [...document.body.classList];
+    if (jpThemeLight !== undefined) return jpThemeLight === "false";  // JupyterLab
+    if (classes.some(name => /^vscode(-high-contrast)?-light$/.test(name))) return false;
+    if (classes.some(name => /^vscode-(dark|high-contrast)$/.test(name))) return true;
     return media.matches;
   };
   const applyTheme = () => {
-    theme = dark() ? "dark" : "light";
-    host.dataset.theme = theme;
+    const chosen = dark() ? "dark" : "light";
+    if (host.dataset.theme === chosen) return;
+    host.dataset.theme = theme = chosen;
     paintThumbs();
     if (values) paint();
   };
   media.addEventListener("change", applyTheme);
+  new MutationObserver(applyTheme)  // called when the theme of JupyterLab or VS Code changes
+    .observe(document.body, {attributeFilter: ["class", "data-jp-theme-light"]});
   window.addEventListener("resize", () => { if (values) paintView(); });
   applyTheme();
   const first = Math.max(0, data.maps.map(m => m.kind).lastIndexOf("cross"));  // the alignment

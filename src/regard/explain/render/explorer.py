@@ -109,7 +109,7 @@ def _module_data(
             "height": pixels.shape[1],
             "width": pixels.shape[2],
             "grid": list(token_map.image.grid),
-            "skipped": token_map.image.skipped,
+            "prefixTokens": token_map.image.prefix_tokens,
         }
     return table, [_deflate(head, largest, signed) for head in weights]
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 # in inches: a cell, a heading, a gap, the colour bar, the widest figure
 CELL, HEADING, GAP, BAR, PAGE = 0.22, 0.25, 0.15, 0.55, 16.0
 MAX_MAP, MIN_LABEL_SPACING = 9.0, 0.11  # inches: sides of a map, distances of labels
-LABEL_CELLS = 24  # the longest label
+LABEL_CELLS = 24  # terminal cells of the longest label
 THUMB = 0.7  # inches: a map of an overview
-VECTOR_CELLS = 4096  # more cells of a map are drawn as one image
+VECTOR_CELLS = 4096  # a map with more cells is rasterized
 HTML_CELLS = 64  # the most rows and columns of a map in HTML; larger ones are max-pooled
 
 
@@ -72,8 +72,8 @@ def draw_maps(
     label_stride = math.ceil(MIN_LABEL_SPACING / cell)  # every n-th row and column has a label
     grid_width, grid_height = cell * max(len(columns), 1), cell * max(len(rows), 1)
     step = max(grid_width, heading_width) + GAP
-    square = math.sqrt(len(headings) * (above + grid_height) / step)  # as wide as high
-    across = max(int((PAGE - row_width) / step), math.ceil(square))
+    square_across = math.sqrt(len(headings) * (above + grid_height) / step)  # of a square figure
+    across = max(int((PAGE - row_width) / step), math.ceil(square_across))
     across = max(1, min(len(headings), across))
     down = -(-len(headings) // across)
     width = max(2 * GAP + row_width + across * step, 3.0)
@@ -132,8 +132,8 @@ def draw_overview(
 ) -> "Figure":
     """All maps of several modules: a row for each module, a small map without labels for each head.
 
-    A module is given as its maps and their names. The colour scale is that of `draw_maps`, for each
-    module its own.
+    A module is given as its maps and their names. Each module has its own colour scale, as in
+    `draw_maps`.
     """
     names = [truncate(name, 2 * LABEL_CELLS) for name in modules]
     across = max(len(headings) for _, headings in modules.values())

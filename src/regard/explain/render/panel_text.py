@@ -30,7 +30,7 @@ from regard.explain.render.token_text import cells, ordinal, truncate, visible_w
 
 BAR = 30  # cells of the longest bar
 LINES = 20  # the most rows of the table of a curve
-PLOT_ROWS = 24  # of a scatter plot
+PLOT_ROWS = 24  # rows of a scatter plot
 MIN_TEXT_WIDTH = 24  # cells of a column of text that is wrapped
 HEAT_ROWS = 48  # the most rows of a heat map; a larger one shows every n-th row
 
@@ -103,7 +103,7 @@ def _fit(
 def _shrink(
     widths: Sequence[int], columns: Sequence[int], right: set[int], width: int
 ) -> dict[int, int] | None:
-    """The width of each column, the widest text so narrow that all fit; None if it cannot be."""
+    """The width of each column, with the widest text column narrowed; None if they do not fit."""
     sizes = {column: widths[column] for column in columns}
     excess = sum(sizes.values()) + 2 * (len(sizes) - 1) - width
     if excess > 0:
@@ -117,7 +117,7 @@ def _shrink(
 def _wrapped_rows(
     table: Sequence[Sequence[str]], sizes: Mapping[int, int], right: set[int]
 ) -> list[str]:
-    """The lines of a table; the header stands on the row below it."""
+    """The lines of a table; the cells of the header are aligned at the bottom."""
     lines = []
     for index, row in enumerate(table):
         wrapped = [_wrap(cell, size) for cell, size in zip(row, sizes.values(), strict=True)]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 DARK = 0.7  # the text of a cell with a darker shade is white
 CONTOURS = 16  # colours of a surface
-LEGEND_COLUMNS = 3  # of bars
+LEGEND_COLUMNS = 3  # columns of the legend of a bar chart
 CAPTION_CHARACTERS = 14.5  # characters of the caption per inch
 
 
@@ -100,7 +100,7 @@ def _rows(sizes: Sequence[tuple[float, float]]) -> list[list[int]]:
 # The drawing of each kind of panel
 
 
-def _blank(axes: Any) -> None:
+def _hide_axes(axes: Any) -> None:
     axes.grid(False)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -110,7 +110,7 @@ def _blank(axes: Any) -> None:
 def _draw_table(axes: Any, panel: Table) -> None:
     from matplotlib import colormaps
 
-    _blank(axes)
+    _hide_axes(axes)
     widths = table_widths(panel)
     edges = [sum(widths[:column]) for column in range(len(widths) + 1)]
     axes.set_xlim(0, edges[-1])
@@ -268,7 +268,7 @@ def _draw_scatter(axes: Any, panel: Scatter) -> None:
 
 
 def _draw_tree(axes: Any, panel: Tree) -> None:
-    _blank(axes)
+    _hide_axes(axes)
     depths, places = node_depths(panel), node_rows(panel)
     for node, depth, place in zip(panel.nodes, depths, places, strict=True):
         colour = "#d55e00" if node.best else "#0072b2" if node.kept else "#aaaaaa"
@@ -283,7 +283,7 @@ def _draw_tree(axes: Any, panel: Tree) -> None:
 
 
 def _draw_network(axes: Any, panel: Network) -> None:
-    _blank(axes)
+    _hide_axes(axes)
     for layer, position, to_layer, to_position in panel.edges:
         axes.plot(
             (position, to_position), (layer, to_layer), color="#0072b2", linewidth=0.7, zorder=1
@@ -308,7 +308,7 @@ def _draw_network(axes: Any, panel: Network) -> None:
 
 def _draw_segmentations(axes: Any, panel: Segmentations) -> None:
     """Tokens in two alternating shades, so that their boundaries can be seen."""
-    _blank(axes)
+    _hide_axes(axes)
     start, longest = segment_widths(panel)
     axes.set_xlim(0, start + longest)
     axes.set_ylim(1.35 * len(panel.labels), 0)

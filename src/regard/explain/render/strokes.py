@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Points = NDArray[Any]  # (points, 3): dx, dy, lift
-CELL, MARGIN = 100.0, 8.0  # of a drawing in an SVG
+CELL, MARGIN = 100.0, 8.0  # side and margin of a drawing in an SVG
 BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # dots of a character
-MAX_COORDINATE = 1e6  # of a drawing, in the unit of its data
+MAX_COORDINATE = 1e6  # largest coordinate of a drawing, in the unit of its data
 
 
 def strokes(points: Points) -> list[NDArray[np.float64]]:

@@ -121,7 +121,7 @@ class _Scale:
 
     largest: float
     high: float
-    low: float | None  # of a linear scale; None: the square root of the value
+    low: float | None  # the weakest shade of a linear scale; None: a square-root scale
     signed: bool
 
     @classmethod
@@ -157,7 +157,7 @@ class _Scale:
 
 
 def _note_one_shade(values: Tensor, scale: _Scale, width: int, colour: bool) -> list[str]:
-    """A line that says so if all cells have the same shade; else none."""
+    """A line that says that all cells have the same shade, if they have."""
     if not values.numel() or not float(values.max()) > 0:
         return []
     smallest, largest = float(values.min()), float(values.max())

@@ -15,19 +15,17 @@ def token_mask(
     name: str, tokens: tuple[int, ...], logits: Tensor, sampling: SamplingState | None
 ) -> Tensor:
     """A mask over the vocabulary that is True at these token ids; made once per `SamplingState`."""
-    vocab, device = logits.shape[-1], logits.device
+    vocab_size, device = logits.shape[-1], logits.device
 
     def make() -> Tensor:
         for token in tokens:
-            if not 0 <= token < vocab:
-                raise ConfigError(
-                    f"{name}: token {token} is not in the vocabulary (vocab_size={vocab})"
-                )
-        mask = torch.zeros(vocab, dtype=torch.bool)
+            if not 0 <= token < vocab_size:
+                raise ConfigError(f"{name}: token {token} is not in the vocabulary ({vocab_size=})")
+        mask = torch.zeros(vocab_size, dtype=torch.bool)
         mask[list(tokens)] = True
         return mask.to(device)
 
-    return make() if sampling is None else sampling.constant((name, tokens, vocab), make)
+    return make() if sampling is None else sampling.constant((name, tokens, vocab_size), make)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,40 +111,42 @@ class SortedLogitsProcessor(LogitsProcessor):
 
     def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Sort, apply the formula, and restore token-id order."""
-        ordered, order = sort_logits(logits)
-        return unsort_logits(self.process_sorted(ordered, sampling), order, logits.shape[-1])
+        sorted_logits, sorted_ids = sort_logits(logits)
+        processed = self.process_sorted(sorted_logits, sampling)
+        return unsort_logits(processed, sorted_ids, logits.shape[-1])
 
 
 def sort_logits(logits: Tensor, skip_removed: bool = False) -> tuple[Tensor, Tensor]:
-    """Logits in descending order (ties by token id), and the token id of each.
+    """Logits in descending order (ties by token id), and the token id of each logit.
 
     `skip_removed` leaves out removed tokens where that at least halves the width. The width then
     depends on the values, which on a GPU would need a host synchronization.
     """
     width = int((logits > -torch.inf).sum(-1).amax()) if skip_removed else logits.shape[-1]
     if width > logits.shape[-1] // 2:
-        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-        return ordered, order
+        sorted_logits, sorted_ids = logits.sort(dim=-1, descending=True, stable=True)
+        return sorted_logits, sorted_ids
     ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
     remaining, ids = (x[:, : max(width, 1)] for x in move_removed_last(logits, ids))
-    ordered, order = remaining.sort(dim=-1, descending=True, stable=True)
-    return ordered, ids.gather(-1, order)
+    sorted_logits, indices = remaining.sort(dim=-1, descending=True, stable=True)
+    return sorted_logits, ids.gather(-1, indices)
 
 
-def unsort_logits(ordered: Tensor, order: Tensor, vocab: int) -> Tensor:
+def unsort_logits(sorted_logits: Tensor, sorted_ids: Tensor, vocab_size: int) -> Tensor:
     """Sorted logits back in token-id order; tokens that were left out are removed (-inf)."""
-    return ordered.new_full((len(ordered), vocab), -torch.inf).scatter_(-1, order, ordered)
+    removed = sorted_logits.new_full((len(sorted_logits), vocab_size), -torch.inf)
+    return removed.scatter_(-1, sorted_ids, sorted_logits)
 
 
-def move_removed_last(ordered: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+def move_removed_last(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Move removed tokens to the end and keep the order of the others, without a second sort."""
-    remaining = ordered > -torch.inf
+    remaining = logits > -torch.inf
     remaining_count = remaining.cumsum(-1)
     target = torch.where(
         remaining, remaining_count - 1, remaining_count[..., -1:] + (~remaining).cumsum(-1) - 1
     )
-    moved = torch.empty_like(ordered).scatter_(-1, target, ordered)
-    return moved, torch.empty_like(order).scatter_(-1, target, order)
+    moved = torch.empty_like(logits).scatter_(-1, target, logits)
+    return moved, torch.empty_like(ids).scatter_(-1, target, ids)
 
 
 def keep_where(logits: Tensor, keep: Tensor, min_keep: int = 1) -> Tensor:
@@ -289,8 +291,8 @@ class PerRow(LogitsProcessor):
 
 @cache
 def _off_settings(kind: type[Any]) -> dict[str, Any]:
-    known: tuple[Field[Any], ...] = fields(kind) if is_dataclass(kind) else ()
-    return {f.name: f.metadata["off"] for f in known if "off" in f.metadata}
+    settings: tuple[Field[Any], ...] = fields(kind) if is_dataclass(kind) else ()
+    return {f.name: f.metadata["off"] for f in settings if "off" in f.metadata}
 
 
 def merge_key(sampler: LogitsProcessor) -> Hashable:

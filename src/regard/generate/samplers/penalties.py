@@ -39,18 +39,18 @@ def recent_ids(
     sampling: SamplingState, window: Window, scope: Scope = "text"
 ) -> tuple[Int[Tensor, "rows time"], Bool[Tensor, "rows time"]]:
     """The last `window` ids of each row, newest last, and which of them are valid."""
-    back = torch.arange(-window_size(sampling, window), 0, device=sampling.history.device)
-    positions = sampling.lengths.unsqueeze(1) + back  # (rows, window)
+    offsets = torch.arange(-window_size(sampling, window), 0, device=sampling.history.device)
+    positions = sampling.lengths.unsqueeze(1) + offsets  # (rows, window)
     valid = positions >= (sampling.prompt_lengths.unsqueeze(1) if scope == "completion" else 0)
     return sampling.history.gather(1, positions.clamp_min(0)), valid
 
 
 def token_counts(
-    sampling: SamplingState, vocab: int, window: Window, scope: Scope, dtype: torch.dtype
+    sampling: SamplingState, vocab_size: int, window: Window, scope: Scope, dtype: torch.dtype
 ) -> Float[Tensor, "rows vocab"]:
     """How often each token occurs in the window."""
     ids, valid = recent_ids(sampling, window, scope)
-    zeros = torch.zeros(len(ids), vocab, dtype=dtype, device=ids.device)
+    zeros = torch.zeros(len(ids), vocab_size, dtype=dtype, device=ids.device)
     return zeros.scatter_add_(1, ids, valid.to(dtype))
 
 
@@ -162,7 +162,7 @@ class NoRepeatNGram(LogitsProcessor):
 
         remove v  iff  t_{i-n+1} .. t_{i-1} v  occurs in the text
 
-    n = 0 switches it off.
+    n is `size`; 0 switches it off.
     """
 
     size: int = setting(0, off=0, per_row=False)

@@ -167,8 +167,8 @@ class TopNSigma(LogitsProcessor):
 
     def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove tokens far below the largest logit."""
-        low = logits.amax(-1, keepdim=True) - self.n * self.deviation(logits)
-        return keep_where(logits, logits >= low, self.min_keep)
+        threshold = logits.amax(-1, keepdim=True) - self.n * self.deviation(logits)
+        return keep_where(logits, logits >= threshold, self.min_keep)
 
     def deviation(self, logits: Tensor) -> Tensor:
         """sigma = sqrt(mean of (l - mean l)^2) over the remaining tokens."""

@@ -38,8 +38,8 @@ class BeamSearch:
 
     with a = `length_penalty`; |y| counts the generated tokens, including the stop id. Each step
     extends every beam by every token and keeps the `width` likeliest; those that end with a stop id
-    become finished hypotheses, and the next best beams take their places. When a prompt has got its
-    `tokens` ids, or its context is full, its unfinished beams are scored as they are.
+    become finished hypotheses, and the next best beams take their places. When a prompt has its
+    `tokens` new ids, or its context is full, its unfinished beams are scored as they are.
 
     log P only decreases, so the best score a beam can reach is its log P over the largest penalty
     still possible. `early_stopping` says when a search ends:
@@ -63,7 +63,7 @@ class BeamSearch:
     length_penalty: float = 1.0  # a; 0: log P without normalization
     normalization: str = "power"  # NORMALIZATIONS
     early_stopping: str = "never"  # EARLY_STOPPING
-    n_best: int = 1  # of each group
+    n_best: int = 1  # hypotheses returned per group
     groups: int = 1
     diversity: float = 0.5
 
@@ -146,12 +146,12 @@ class BeamSearch:
                 finished = finished.concat(truncated.mask(removed)).best(width)
             if length == limit:
                 break
-            kept = stopped.long().argsort(dim=1, stable=True)[:, :width]  # stops come last
-            parents, next_ids = parents.gather(1, kept), next_ids.gather(1, kept)
-            log_probs = log_probs.masked_fill(stopped, -torch.inf).gather(1, kept)
+            keep = stopped.long().argsort(dim=1, stable=True)[:, :width]  # stops come last
+            parents, next_ids = parents.gather(1, keep), next_ids.gather(1, keep)
+            log_probs = log_probs.masked_fill(stopped, -torch.inf).gather(1, keep)
             beams = beams.pick(parents, log_probs).append(next_ids)
             best_log_probs = log_probs.amax(1)
-            done |= at_limit | self._done(best_log_probs, finished.scores, length, row_penalties)
+            done |= at_limit | self._is_done(best_log_probs, finished.scores, length, row_penalties)
             prompt_done = done.view(-1, groups).all(1)
             rows = torch.arange(len(done), device=device)
             # Rows at their limit have no free position in the state; others are dropped when
@@ -207,7 +207,7 @@ class BeamSearch:
         parents, next_ids, log_probs = (torch.stack(column, 1).flatten(0, 1) for column in columns)
         return parents, next_ids, log_probs
 
-    def _done(
+    def _is_done(
         self,
         best: Float[Tensor, " rows"],
         finished: Float[Tensor, "rows beams"],
@@ -305,8 +305,9 @@ def _best_extensions(
     is written to memory.
     """
     best, ids = ranked.topk(min(count, ranked.shape[-1]))  # (rows, beams, count)
-    log_total, beam_log_probs = logits.logsumexp(-1, keepdim=True), beam_log_probs.unsqueeze(-1)
-    rank_score = (beam_log_probs + (best - log_total)).flatten(1)  # (rows, beams * count)
-    log_prob = (beam_log_probs + (logits.gather(-1, ids) - log_total)).flatten(1)
+    log_normalizer = logits.logsumexp(-1, keepdim=True)
+    beam_log_probs = beam_log_probs.unsqueeze(-1)
+    rank_score = (beam_log_probs + (best - log_normalizer)).flatten(1)  # (rows, beams * count)
+    log_prob = (beam_log_probs + (logits.gather(-1, ids) - log_normalizer)).flatten(1)
     index = rank_score.topk(min(count, rank_score.shape[1])).indices
     return index // ids.shape[-1], ids.flatten(1).gather(1, index), log_prob.gather(1, index)

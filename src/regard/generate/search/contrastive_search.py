@@ -59,7 +59,8 @@ class ContrastiveSearch:
         device = state.lengths.device
         ids, counts = pad_prompts(prompts, device)
         x, state = model.hidden(ids, state, counts=counts)
-        seen = F.pad(_unit_vectors(x), (0, 0, 0, capacity - x.shape[1]))  # (rows, capacity, dim)
+        # (rows, capacity, dim)
+        past_hidden = F.pad(_unit_vectors(x), (0, 0, 0, capacity - x.shape[1]))
         x = x[torch.arange(len(x), device=device), counts - 1]
         unfinished = list(range(len(prompts)))
         completions: list[list[int]] = [[] for _ in prompts]
@@ -71,7 +72,7 @@ class ContrastiveSearch:
                 ids.flatten().unsqueeze(1), state.select(rows.repeat_interleave(self.k))
             )
             x = x.unflatten(0, (-1, self.k)).squeeze(2)  # (rows, k, dim)
-            cosine = _unit_vectors(x) @ seen.mT  # (rows, k, capacity)
+            cosine = _unit_vectors(x) @ past_hidden.mT  # (rows, k, capacity)
             valid = torch.arange(capacity, device=device) < state.lengths.unsqueeze(1)
             similarity = cosine.masked_fill(~valid.unsqueeze(1), -1.0).amax(-1)
             best = ((1 - self.alpha) * log_p.exp() - self.alpha * similarity).argmax(1)
@@ -81,19 +82,19 @@ class ContrastiveSearch:
                 scores[prompt] += log_prob
                 if token not in stop:
                     completions[prompt].append(token)
-            kept = [
+            keep = [
                 row
                 for row, (prompt, token) in enumerate(zip(unfinished, chosen, strict=True))
                 if token not in stop and length < limits[prompt]
             ]
-            if not kept:
+            if not keep:
                 break
-            unfinished, kept_rows = [unfinished[row] for row in kept], rows[kept]
-            seen[rows, state.lengths] = _unit_vectors(x)
-            state = candidate_state.select((rows * self.k + best)[kept_rows])
+            unfinished, keep_rows = [unfinished[row] for row in keep], rows[keep]
+            past_hidden[rows, state.lengths] = _unit_vectors(x)
+            state = candidate_state.select((rows * self.k + best)[keep_rows])
             if longest > min(map(len, prompts)):
                 state = state.rewind(state.lengths)  # shrink it: the longest row may be gone
-            x, seen = x[kept_rows], seen[kept_rows]
+            x, past_hidden = x[keep_rows], past_hidden[keep_rows]
         return [[Hypothesis(ids, score)] for ids, score in zip(completions, scores, strict=True)]
 
     def _candidates(self, logits: Tensor, prompts: Sequence[int]) -> tuple[Tensor, Tensor]:

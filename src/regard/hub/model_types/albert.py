@@ -31,7 +31,7 @@ HEADS = {
         "predictions": "head",
         "predictions.decoder": "head",
         "albert.pooler": "head.pool",
-        "sop_classifier.classifier": "head.follows",
+        "sop_classifier.classifier": "head.seq_relationship",
     },
     "classification": {"albert.pooler": "head.hidden", "classifier": "head.out"},
     "tag": {"classifier": "head.out"},

@@ -71,7 +71,7 @@ HEADS = {
         "cls.predictions": "head",
         "cls.predictions.decoder": "head",
         "bert.pooler.dense": "head.pool",
-        "cls.seq_relationship": "head.follows",
+        "cls.seq_relationship": "head.seq_relationship",
     },
     "classification": {
         "bert.pooler.dense": "head.hidden",
@@ -86,13 +86,13 @@ OLD_NORM_NAMES = {"gamma": "weight", "beta": "bias"}  # in checkpoints converted
 
 def _rules(config: Any) -> list[Rule]:
     rules = [*BODY_RULES, *module_rules(HEADS.get(kind_of(config.head)[0], {}))]
-    old = [
+    old_rules = [
         Rule(rule.external.replace("{p}", old_name), rule.internal_names[0].replace("{p}", name))
         for rule in rules
         for old_name, name in OLD_NORM_NAMES.items()
         if rule.external.endswith("LayerNorm.{p}")
     ]
-    return rules + old
+    return rules + old_rules
 
 
 def masked(hf: ConfigDict) -> ConfigDict:

@@ -74,10 +74,10 @@ def _read_gemma3(hf: ConfigDict) -> ConfigDict:
                 f"rope_parameters={quote(nested)} is not supported: layers with a sliding window "
                 "have no RoPE scaling here"
             )
-        local = windowed.get("rope_theta", 10_000.0)
+        window_base = windowed.get("rope_theta", 10_000.0)
         hf = {**hf, "rope_parameters": full, "rope_theta": None, "rope_scaling": None}
     else:
-        local = hf["rope_local_base_freq"]
+        window_base = hf["rope_local_base_freq"]
     every = hf.get("sliding_window_pattern") or 6
     layers = hf["num_hidden_layers"]
     kinds = [WINDOWED if (index + 1) % every else FULL for index in range(layers)]
@@ -86,7 +86,7 @@ def _read_gemma3(hf: ConfigDict) -> ConfigDict:
     common = _read_gemma2({**hf, "layer_types": read_layer_types(hf) or kinds})
     return {
         **common,
-        "position": {**position, "window_base": float(local)},
+        "position": {**position, "window_base": float(window_base)},
         "bias": BIASES[hf["attention_bias"], False],
     }
 

@@ -146,10 +146,10 @@ def read_layer_types(hf: ConfigDict) -> list[str] | None:
 
 def write_windows(config: Any) -> ConfigDict:
     """The reverse of `read_windows`."""
-    every, chosen = config.global_every, config.global_layers or []
+    every, global_layers = config.global_every, config.global_layers or []
     kinds = [
         FULL
-        if config.window is None or index in chosen or (every and not (index + 1) % every)
+        if config.window is None or index in global_layers or (every and not (index + 1) % every)
         else WINDOWED
         for index in range(config.layers)
     ]

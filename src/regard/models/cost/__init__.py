@@ -32,9 +32,9 @@ class Cost:
         KV cache          = 2 A k d_h            values per token, k the number of KV heads
         training memory   = 4 + 4 + 8            bytes per parameter: weights, gradients, moments
 
-    A sliding window of w < T replaces T. A causal mask is not counted as half, as in Chowdhery
+    A sliding window of w < T replaces T. A causal mask does not halve the FLOPs, as in Chowdhery
     et al. 2022. A layer with shared weights counts every time it runs; an embedding lookup
-    counts nothing.
+    counts as 0.
 
     Activations are the tensors that autograd saves for T tokens, without dropout, as eager torch
     does on a CPU. Values per token:
@@ -43,9 +43,10 @@ class Cost:
         attention       2 h d_h + 2 k d_h + h;  with RoPE (2 h + k) d_h more
         feed-forward    2 f;  ReLU f, gated 4 f;  f its width
 
-    Values per token that grow with T: a sliding window has T, the biases of T5 h T, scores without
-    a fused kernel 2 h T to 4 h T, the additive score h d_h T more. Every layer also saves the
-    concatenated matrix of queries, keys and values once. The loss saves d more, never the logits.
+    Values per token that grow with T: T for the mask of a sliding window, h T for the biases of T5,
+    2 h T to 4 h T for scores without a fused kernel, h d_h T more for the additive score.
+    Every layer also saves the concatenated matrix of queries, keys and values once. The loss saves
+    d more, never the logits.
     With activation checkpointing only the input of each layer is saved, and one layer in full.
 
     Mixed precision, compiled, saves less: in bfloat16 the inputs of each matmul and of the
@@ -148,7 +149,7 @@ def cost(config: ModelConfig) -> Cost:
 
 
 def _separate_norms(block: Block) -> list[nn.Module | None]:
-    """The norms of a block that no kernel of a linear layer applies; None: there is none."""
+    """The norms of a block that no kernel of a linear layer applies; None for those it lacks."""
     norms = [block.attention.q_norm, block.attention_post_norm, block.ffn_post_norm]
     if block.norm_placement.kind in ("post", "deepnorm"):
         norms += [block.attention_norm, block.ffn_norm]
@@ -178,7 +179,7 @@ def _part(name: str) -> str:
     path = name.split(".")
     if any("norm" in module for module in path):
         return "norms"
-    known = {
+    parts = {
         "cross": "cross-attention",
         "attention": "attention",
         "ffn": "feed-forward",
@@ -187,6 +188,6 @@ def _part(name: str) -> str:
         "project": "embedding",
     }
     for module in path:
-        if module in known:
-            return known[module]
+        if module in parts:
+            return parts[module]
     return "embedding" if "embed" in path[0] else path[0]

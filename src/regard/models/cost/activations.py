@@ -13,8 +13,8 @@ from regard.nn.position import ALiBi, Rotary, T5Bias
 from regard.nn.recurrent import RecurrentLayer
 from regard.nn.score import Additive, Disentangled, Score, Shaw, TransformerXL
 
-# Values that a score without a fused kernel saves per query-key pair: for each head, and once for
-# all heads.
+# Values that a score without a fused kernel saves per query-key pair: for each head, and for all
+# heads together.
 DEFAULT_PAIR_VALUES = (3, 0)
 PAIR_VALUES: dict[type[Score], tuple[int, int]] = {
     Shaw: (2, 2),
@@ -130,10 +130,10 @@ def _attention_values(
 def _pair_values(attention: Attention, stack: Stack | None, window: int | None, time: int) -> int:
     """Values that attention saves per query, for all keys: scores, weights, bias, mask."""
     if not attention.score.fused:
-        per_head, once = PAIR_VALUES.get(type(attention.score), DEFAULT_PAIR_VALUES)
+        per_head, shared = PAIR_VALUES.get(type(attention.score), DEFAULT_PAIR_VALUES)
         if isinstance(attention.score, Additive):  # tanh(W q + U k), a vector per pair
             per_head += attention.head_dim
-        return (per_head * attention.heads + once) * time
+        return (per_head * attention.heads + shared) * time
     if stack is not None and isinstance(stack.position, T5Bias):
         return attention.heads * time
     return 0 if window is None else time

@@ -31,46 +31,48 @@ def forward_flops(model: nn.Module, time: int) -> int:
     """FLOPs per token of a forward pass over a row of `time` tokens."""
     total = _head_flops(getattr(model, "head", None), time)
     total += time * matmul_flops(non_transformer_body(model))
-    total += time * sum(_attend_flops(a, time, time) for a in recurrent_attentions(model))
+    total += time * sum(_attention_flops(a, time, time) for a in recurrent_attentions(model))
     for stack in stacks(model):
         total += time * (matmul_flops(model.embed) + matmul_flops(stack.project))
         bidirectional = stack is not decoder_stack(model)
         for block, window in zip(stack.layers, stack.windows, strict=True):
             keys = visible_keys(time, window, bidirectional=bidirectional)
             total += time * (matmul_flops(block.attention) + matmul_flops(block.ffn))
-            total += time * _attend_flops(block.attention, keys, time)
+            total += time * _attention_flops(block.attention, keys, time)
             if block.cross is not None:
-                total += time * (matmul_flops(block.cross) + _attend_flops(block.cross, time, time))
+                total += time * (
+                    matmul_flops(block.cross) + _attention_flops(block.cross, time, time)
+                )
     return round(total / time)
 
 
 def decode_flops(model: nn.Module, time: int) -> int:
     """FLOPs of one decode step after `time - 1` tokens; 0 for a model that does not generate."""
-    decoder, other = decoder_stack(model), non_transformer_body(model)
+    decoder, body = decoder_stack(model), non_transformer_body(model)
     head = getattr(model, "head", None)
     generates = isinstance(head, Head) and hasattr(model, "start")
-    if not generates or (decoder is None and other is None):
+    if not generates or (decoder is None and body is None):
         return 0
-    total = _head_flops(head, 1) + matmul_flops(other)
+    total = _head_flops(head, 1) + matmul_flops(body)
     for name in ("encoder", "direction_projection", "bridge"):  # these run once, in `start`
-        total -= 0 if other is None else matmul_flops(getattr(model, name, None))
+        total -= 0 if body is None else matmul_flops(getattr(model, name, None))
     for attention in recurrent_attentions(model):
         total -= matmul_flops(attention.key) + matmul_flops(attention.value)
-        total += _attend_flops(attention, time, math.inf)
+        total += _attention_flops(attention, time, math.inf)
     if decoder is None:
         return round(total)
     total += matmul_flops(model.embed) + matmul_flops(decoder.project)
     for block, window in zip(decoder.layers, decoder.windows, strict=True):
         total += matmul_flops(block.attention) + matmul_flops(block.ffn)
-        total += _attend_flops(block.attention, visible_keys(time, window), 1)
+        total += _attention_flops(block.attention, visible_keys(time, window), 1)
         if block.cross is not None:  # its keys and values are computed once, in `start`
             total += matmul_flops(block.cross.query) + matmul_flops(block.cross.out)
-            total += _attend_flops(block.cross, time, 1)
+            total += _attention_flops(block.cross, time, 1)
     return round(total)
 
 
 def matmul_flops(module: Any) -> int:
-    """FLOPs of one vector through all linear and convolution layers, without those of a score."""
+    """FLOPs per vector of all linear and convolution layers, without those of a score."""
     if module is None:
         return 0
     in_scores = {
@@ -86,7 +88,7 @@ def matmul_flops(module: Any) -> int:
     )
 
 
-def _attend_flops(attention: Attention | RecurrentAttention, keys: int, queries: float) -> float:
+def _attention_flops(attention: Attention | RecurrentAttention, keys: int, queries: float) -> float:
     """FLOPs per query of the scores and of the weighted sum of values, over `keys` keys.
 
     FLOPs that a score needs once per key are divided by the number of `queries`.
@@ -97,23 +99,23 @@ def _attend_flops(attention: Attention | RecurrentAttention, keys: int, queries:
     else:
         q_width = k_width = v_width = attention.dim
         head_dim = attention.dim // attention.heads
-    score, extra = attention.score, 0.0
+    score, score_flops = attention.score, 0.0
     if isinstance(score, Additive):
-        extra = 2 * q_width * head_dim
+        score_flops = 2 * q_width * head_dim
     if isinstance(score, Additive | General):  # a matmul on every key
-        extra += 2 * k_width * head_dim * keys / queries
+        score_flops += 2 * k_width * head_dim * keys / queries
     if isinstance(score, Location):  # one score for every position of the context
-        extra = 2 * q_width * (score.place.out_features - keys)
+        score_flops = 2 * q_width * (score.location.out_features - keys)
     if isinstance(score, Shaw):
-        extra = 2 * q_width * (2 * score.max_distance + 1)
+        score_flops = 2 * q_width * (2 * score.max_distance + 1)
     if isinstance(score, TransformerXL):  # a key for every distance, in both directions
         distances = 2 * keys - 1
-        extra = 2 * distances * (q_width + score.distance.weight.numel() / queries)
+        score_flops = 2 * distances * (q_width + score.distance.weight.numel() / queries)
     # Q r and K r, and their products with keys and queries
     if isinstance(score, Disentangled) and isinstance(attention, Attention):
         weights = attention.query.weight.numel() + attention.key.weight.numel()
-        extra = 4 * score.attention_span * (q_width + (q_width * keys + weights) / queries)
-    return 2 * (q_width + v_width) * keys + extra
+        score_flops = 4 * score.attention_span * (q_width + (q_width * keys + weights) / queries)
+    return 2 * (q_width + v_width) * keys + score_flops
 
 
 def _head_flops(head: Any, time: int) -> float:

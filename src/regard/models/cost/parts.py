@@ -38,7 +38,7 @@ def qkv_widths(attention: Attention) -> tuple[int, int, int]:
 
 
 def visible_keys(time: int, window: int | None, *, bidirectional: bool = False) -> int:
-    """The most keys that a query attends to in a row of `time` tokens."""
+    """The maximum number of keys that a query attends to in a row of `time` tokens."""
     if window is None:
         return time
     return min(time, 2 * window - 1 if bidirectional else window)

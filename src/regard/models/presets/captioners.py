@@ -1,4 +1,4 @@
-"""Models that write captions of images."""
+"""Image captioning models."""
 
 from regard.models.captioner import CaptionerConfig, RecurrentCaptionerConfig
 

@@ -1,6 +1,6 @@
 """Large decoders of 2020 to 2022, from GPT-3 to GLM-130B, as described in their papers.
 
-Where a paper does not state a choice, the docstring gives the one made here.
+Where a paper does not state a setting, the docstring says which one is used here.
 """
 
 from collections.abc import Callable

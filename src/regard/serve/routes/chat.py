@@ -54,10 +54,7 @@ async def chat_completions(http: Request, body: ChatBody) -> Response:
     if body.stream:
         submit(http, model, [prepared])
         return event_stream(_chat_chunks(http, model, body, prepared, base), headers)
-    completed = await complete(http, model, [prepared])
-    if completed is None:
-        return Response(status_code=499)
-    (continuations,) = completed
+    (continuations,) = await complete(http, model, [prepared])
     return await asyncio.to_thread(
         _chat_response, model, body, prepared, continuations, base, headers
     )

@@ -72,8 +72,6 @@ async def completions(http: Request, body: CompletionBody) -> Response:
         submit(http, model, prepared)
         return event_stream(_completion_chunks(http, model, body, prepared, n, base), headers)
     completed = await complete(http, model, prepared)
-    if completed is None:
-        return Response(status_code=499)
     return await asyncio.to_thread(
         _completion_response, model, body, prepared, completed, base, headers
     )

@@ -45,6 +45,7 @@ async def show_version() -> dict[str, str]:
 async def list_models(http: Request) -> dict[str, Any]:
     """The models of the server."""
     models = service_of(http).models
+    models.refresh()
     return {"object": "list", "data": [_model_card(models, name) for name in models.paths]}
 
 
@@ -52,6 +53,7 @@ async def list_models(http: Request) -> dict[str, Any]:
 async def show_model(http: Request, name: str) -> dict[str, Any]:
     """One of the models."""
     models = service_of(http).models
+    models.refresh()
     if name not in models.paths:
         raise ApiError(404, f"no model {name!r}", param="model", code="model_not_found")
     return _model_card(models, name)

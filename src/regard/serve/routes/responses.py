@@ -120,9 +120,6 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
     if body.stream:
         submit(http, model, [prepared])
         return event_stream(events(), headers, done=False)
-    completed = await complete(http, model, [prepared])
-    if completed is None:
-        return Response(status_code=499)
-    ((continuation,),) = completed
+    ((continuation,),) = await complete(http, model, [prepared])
     text, reason = trim(continuation.text), continuation.finish_reason
     return JSONResponse(response(text, status(reason), len(continuation.tokens)), headers=headers)

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import struct
+from math import isfinite
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -21,6 +22,27 @@ from regard.serve.schema import (
 from regard.serve.service import check_body, service_of
 
 router = APIRouter()
+
+
+class FiniteJSONResponse(JSONResponse):
+    """JSON in which NaN and infinity, which JSON does not have, are null."""
+
+    def render(self, content: Any) -> bytes:
+        """The content as bytes."""
+        try:
+            return super().render(content)
+        except ValueError:
+            return super().render(_replace_nonfinite(content))
+
+
+def _replace_nonfinite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _replace_nonfinite(item) for key, item in value.items()}
+    return (
+        [_replace_nonfinite(item) for item in value] if isinstance(value, list | tuple) else value
+    )
 
 
 @router.post("/tokenize")
@@ -57,7 +79,7 @@ async def embeddings(http: Request, body: EmbeddingsBody) -> Response:
     headers = check_body(body)
     service = service_of(http)
     model = await service.model(http, body.model)
-    vectors, tokens = await service.job(jobs.embed, model, as_prompts(body.input))
+    vectors, tokens = await service.job(http, jobs.embed, model, as_prompts(body.input))
     data = [
         {
             "object": "embedding",
@@ -70,7 +92,7 @@ async def embeddings(http: Request, body: EmbeddingsBody) -> Response:
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     answer = {"object": "list", "data": data, "model": model.name, "usage": usage}
-    return JSONResponse(answer, headers=headers)
+    return FiniteJSONResponse(answer, headers=headers)
 
 
 @router.post("/translate")
@@ -80,7 +102,9 @@ async def translate(http: Request, body: TranslateBody) -> Response:
     service = service_of(http)
     model = await service.model(http, body.model)
     texts = [body.text] if isinstance(body.text, str) else body.text
-    translations = await service.job(jobs.translate, model, texts, body.beam, body.length_penalty)
+    translations = await service.job(
+        http, jobs.translate, model, texts, body.beam, body.length_penalty
+    )
     return JSONResponse({"model": model.name, "translations": translations}, headers=headers)
 
 
@@ -90,8 +114,8 @@ async def predict(http: Request, body: PredictBody) -> Response:
     headers = check_body(body)
     service = service_of(http)
     model = await service.model(http, body.model)
-    predictions = await service.job(jobs.predict, model, body)
-    return JSONResponse({"model": model.name, "predictions": predictions}, headers=headers)
+    predictions = await service.job(http, jobs.predict, model, body)
+    return FiniteJSONResponse({"model": model.name, "predictions": predictions}, headers=headers)
 
 
 @router.post("/explain")
@@ -101,6 +125,6 @@ async def explain(http: Request, body: ExplainBody) -> Response:
     service = service_of(http)
     model = await service.model(http, body.model)
     explained = await service.job(
-        jobs.explain, model, body.text, body.layer, body.top, body.tokens, body
+        http, jobs.explain, model, body.text, body.layer, body.top, body.tokens, body
     )
-    return JSONResponse({"model": model.name, **explained}, headers=headers)
+    return FiniteJSONResponse({"model": model.name, **explained}, headers=headers)

@@ -8,13 +8,13 @@ from fastapi import FastAPI
 from regard.errors import ConfigError
 from regard.serve.app import create_app
 from regard.serve.engine import EngineConfig
-from regard.serve.middleware import OPEN_PATHS
+from regard.serve.middleware import PUBLIC_PATHS
 from regard.serve.studio.folder import FolderModels
 from regard.serve.studio.routes import Studio, router
 
 # Open without a key, because frames and <script> cannot send one: static files, and maps under
 # unguessable names.
-PAGE_PATHS = (*OPEN_PATHS, "/", "/page/", "/maps/")
+PAGE_PATHS = (*PUBLIC_PATHS, "/", "/page/", "/maps/")
 
 
 def create_studio(
@@ -22,7 +22,7 @@ def create_studio(
     config: EngineConfig | None = None,
     *,
     key: str | None = None,
-    hosts: tuple[str, ...] | None = None,
+    allowed_hosts: tuple[str, ...] | None = None,
     device: str = "auto",
     idle: float | None = None,
 ) -> FastAPI:
@@ -36,11 +36,11 @@ def create_studio(
         paths,
         config,
         key=key,
-        hosts=hosts,
+        allowed_hosts=allowed_hosts,
         device=device,
         idle=idle,
         models=FolderModels,
-        open_paths=PAGE_PATHS,
+        public_paths=PAGE_PATHS,
     )
     models = app.state.service.models
     assert isinstance(models, FolderModels)

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, field_validator
 
 from regard.serve.schema import Sampling, list_length
 from regard.serve.studio.trainer import SUFFIXES
@@ -55,14 +55,16 @@ class DistributionBody(Sampling):
     """A text whose next token is sampled."""
 
     text: ShortText
+    chat: StrictBool = False  # the text is the message of a user
     top: Annotated[StrictInt, Field(ge=1, le=40)] = 12
 
 
 class AttentionBody(StudioBody):
-    """A text whose attention maps are shown."""
+    """A text, or two for a run that reads two, whose attention maps are shown."""
 
     name: Name
     text: Annotated[str, Field(min_length=1, max_length=4096)]
+    second_text: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
 
 
 class FigureBody(StudioBody):

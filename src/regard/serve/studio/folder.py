@@ -9,7 +9,8 @@ from typing import Any
 
 from regard.api.training import summarize
 from regard.config import RunConfig, kind_of
-from regard.errors import CheckpointError, ConfigError, RegardError
+from regard.errors import ConfigError, RegardError
+from regard.hub.chat_templates import read_template
 from regard.hub.external_checkpoint import is_external_checkpoint
 from regard.pipelines import pipeline_of
 from regard.serve.engine import EngineConfig
@@ -19,6 +20,7 @@ from regard.tasks import TASKS
 from regard.training.setup.resume_checks import is_finished
 from regard.training.storage import checkpoint
 from regard.training.storage.run_folder import RunFolder, is_run
+from regard.training.storage.start import run_template
 from regard.training.tracking.history import Points, downsample
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -70,21 +72,28 @@ class RunsFolder:
         entry: dict[str, Any] = {"name": name, "ready": False, "methods": [], "problem": None}
         try:
             if not is_run(path) and is_external_checkpoint(path):
-                return {**entry, "ready": True, "methods": ["generate"], "model": "checkpoint"}
+                return {
+                    **entry,
+                    "ready": True,
+                    "methods": ["generate"],
+                    "has_template": read_template(path) is not None,
+                    "model": "checkpoint",
+                }
             config = summarize(path).config
+            task = TASKS.get(kind_of(config.task)[0])
+            return {
+                **entry,
+                "ready": (path / "model.safetensors").is_file(),
+                "methods": [] if task is None else list(task.methods),
+                "data_kind": None if task is None else task.data_kind,
+                "inputs": ["text"] if task is None else list(pipeline_of(config).inputs(config)),
+                "has_template": run_template(RunFolder(path), config) is not None,
+                "task": kind_of(config.task)[0],
+                "model": config.model.get("preset") or config.model.get("family"),
+                "steps": config.train.steps,
+            }
         except (RegardError, OSError) as error:
             return {**entry, "problem": str(error)}
-        task = TASKS.get(kind_of(config.task)[0])
-        return {
-            **entry,
-            "ready": (path / "model.safetensors").is_file(),
-            "methods": [] if task is None else list(task.methods),
-            "data_kind": None if task is None else task.data_kind,
-            "inputs": ["text"] if task is None else list(pipeline_of(config).inputs(config)),
-            "task": kind_of(config.task)[0],
-            "model": config.model.get("preset") or config.model.get("family"),
-            "steps": config.train.steps,
-        }
 
     def progress(self, name: str, *, training: bool) -> dict[str, Any]:
         """The curves, samples and metrics of a run; `training` says that it is being trained."""
@@ -166,27 +175,32 @@ class FolderModels(Models):
         self.refresh()
 
     def refresh(self) -> None:
-        """Update `paths` to the runs that the folder has now."""
+        """Update `paths` to the runs that the folder has now; unload runs that were deleted."""
         self.paths = {name: self.folder.path / name for name in self.folder.names()}
+        for name in list(self.loaded):
+            if name not in self.paths and self._is_unused(name):
+                self.unload(name)
 
     @property
     def default(self) -> str:
-        """The name of the newest run."""
+        """The name of the newest run; raise `KeyError` if there is none."""
         if not self.paths:
-            raise CheckpointError("there is no run yet; train one")
+            raise KeyError(None)
         return next(iter(self.paths))
 
     async def get(self, name: str | None) -> ServedModel:
         """The model of this name, with its newest weights."""
         self.refresh()
         name = name or self.default
-        if name in self.paths:
-            version = _version(self.paths[name])
-            if self._versions.get(name) != version and self._is_unused(name):
-                self.unload(name)
-            if name not in self.loaded:
-                self._versions[name] = version
+        path = self.paths.get(name)
+        if path and self._is_unused(name) and self._versions[name] != _version(path):
+            self.unload(name)
         return await super().get(name)
+
+    def _load(self, name: str) -> ServedModel:
+        # Before the weights are read: if they change meanwhile, the next request loads them again.
+        self._versions[name] = _version(self.paths[name])
+        return super()._load(name)
 
     def _is_unused(self, name: str) -> bool:
         return name in self.loaded and not self.loaded[name].active_requests

@@ -24,6 +24,7 @@ from regard.generate.sampler_spec import format_sampler, parse_sampler
 from regard.generate.samplers import SAMPLERS
 from regard.generate.samplers.logits_processor import entropy
 from regard.generate.sampling_state import SamplingState
+from regard.serve.engine_request import formatted_messages
 from regard.serve.jobs import input_ids, next_logits
 from regard.serve.models import ServedModel
 from regard.serve.studio.bodies import DistributionBody
@@ -58,7 +59,7 @@ def list_sliders() -> list[dict[str, Any]]:
 @torch.inference_mode()
 def distribution(model: ServedModel, body: DistributionBody) -> dict[str, Any]:
     """The next-token distribution of the model, and the distribution after each sampler."""
-    logits, ids, _ = next_logits(model, body.text)
+    logits, ids, _ = next_logits(model, body.text, chat=body.chat)
     chain = model.chain(body.specs(), body.order)
     sampling = SamplingState.from_prompts(
         [ids], 1, seed=body.seed or 0, stop=model.tokenizer.stop_ids
@@ -69,6 +70,7 @@ def distribution(model: ServedModel, body: DistributionBody) -> dict[str, Any]:
     top_ids = logits.topk(min(body.top, len(logits))).indices
     return {
         "model": model.name,
+        "formatted": formatted_messages(model, [("user", body.text)]) if body.chat else None,
         "tokens": [{"id": id, "piece": model.piece(id)} for id in top_ids.tolist()],
         "vocab_size": len(logits),
         "stages": [_stage(name, after, top_ids) for name, after in stages],
@@ -76,31 +78,33 @@ def distribution(model: ServedModel, body: DistributionBody) -> dict[str, Any]:
 
 
 def _stage(name: str, logits: Tensor, top_ids: Tensor) -> dict[str, Any]:
-    probabilities = logits.softmax(-1)
+    remaining = logits > -torch.inf
     return {
         "sampler": name,
-        "probabilities": [round(p, 6) for p in probabilities[top_ids].tolist()],
-        "remaining": int((logits > -torch.inf).sum()),
+        "probabilities": logits.softmax(-1)[top_ids].tolist(),
+        "removed": (~remaining[top_ids]).tolist(),  # a probability may also be rounded to 0
+        "remaining": int(remaining.sum()),
         "bits": round(entropy(logits).item() / math.log(2), 3),
     }
 
 
-def attention_page(model: ServedModel, text: str) -> tuple[str, list[str]]:
-    """The page of all attention maps of a text, and its parts that are not in the vocabulary."""
+def attention_page(model: ServedModel, texts: tuple[str, ...]) -> tuple[str, list[str]]:
+    """The page of all attention maps of one or two texts, and the parts not in the vocabulary."""
     run = _text_run(model)
     if not has_attention(run.model):
         raise ConfigError(
             f"the run {model.name!r} is a model of the family {run.config.model['family']}, which "
             "has no attention, so there are no maps"
         )
-    if len(run.inputs) > 1:
+    if len(texts) != len(run.inputs):
+        field = "second_text" if len(texts) < len(run.inputs) else "text"
         raise ConfigError(
-            f"the run {model.name!r} reads {' and '.join(run.inputs)}, and this panel takes one "
-            "text; use the command line: regard explain RUN TEXT TEXT"
+            f"{field}: the run {model.name!r} reads {' and '.join(run.inputs)}, not "
+            f"{len(texts)} {'text' if len(texts) == 1 else 'texts'}"
         )
-    _check_length(model, text)
-    maps = run.attention(text)
-    return page("attention", explorer(maps), PAGE_STYLE), run.unknown_parts(text)
+    _check_length(model, *texts)
+    maps = run.attention(texts if len(texts) > 1 else texts[0])
+    return page("attention", explorer(maps), PAGE_STYLE), run.unknown_parts(texts)
 
 
 def _text_run(model: ServedModel) -> Run:
@@ -110,8 +114,10 @@ def _text_run(model: ServedModel) -> Run:
     return model.run_copy
 
 
-def _check_length(model: ServedModel, text: str) -> None:
-    tokens = len(input_ids(model, text))
+def _check_length(model: ServedModel, *texts: str) -> None:
+    tokens = sum(len(input_ids(model, text)) for text in texts)
+    if not tokens:
+        raise ConfigError("text: it has no token; give some text")
     if tokens > MAX_TOKENS:
         raise ConfigError(f"text: it has {tokens} tokens, and at most {MAX_TOKENS} are shown here")
 

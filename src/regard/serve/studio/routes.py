@@ -173,7 +173,8 @@ async def train(http: Request, body: TrainBody) -> dict[str, Any]:
             raise ConfigError("text: it is empty; paste some text or choose a file")
         start = partial(trainer.train_text, body.name, text, body.suffix, body.settings)
     else:
-        if body.recipe not in [recipe["name"] for recipe in inspection.list_recipes()]:
+        recipes = await asyncio.to_thread(inspection.list_recipes)
+        if body.recipe not in [recipe["name"] for recipe in recipes]:
             raise ConfigError(f"recipe: there is no recipe {body.recipe!r} for the studio")
         start = partial(trainer.train_recipe, body.name, body.recipe, body.settings)
     try:
@@ -211,7 +212,7 @@ async def distribution(http: Request, body: DistributionBody) -> dict[str, Any]:
     """The next-token distribution, and the distribution after each sampler."""
     service = service_of(http)
     model = await service.model(http, body.model)
-    return await service.job(inspection.distribution, model, body)
+    return await service.job(http, inspection.distribution, model, body)
 
 
 @router.post("/studio/attention")
@@ -219,7 +220,8 @@ async def attention(http: Request, body: AttentionBody) -> dict[str, Any]:
     """Make a page of all attention maps of a text; return its URL path."""
     service, studio = service_of(http), studio_of(http)
     model = await service.model(http, body.name)
-    content, unknown = await service.job(inspection.attention_page, model, body.text)
+    texts = (body.text,) if body.second_text is None else (body.text, body.second_text)
+    content, unknown = await service.job(http, inspection.attention_page, model, texts)
     return {"page": f"/maps/{studio.store_page(content)}", "unknown": unknown}
 
 
@@ -228,7 +230,7 @@ async def draw_figure(http: Request, body: FigureBody) -> dict[str, Any]:
     """A figure of the lectures."""
     service = service_of(http)
     model = None if body.name is None else await service.model(http, body.name)
-    return await service.job(inspection.draw_figure, body.figure, model, body.text)
+    return await service.job(http, inspection.draw_figure, body.figure, model, body.text)
 
 
 @router.get("/studio/structure")

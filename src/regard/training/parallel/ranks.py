@@ -96,9 +96,9 @@ class Ranks:
         code, message = self.broadcast(report, failed)
         if failure is not None and self.rank == failed == 0:
             raise failure
-        copy = RegardError(message if failed == 0 else f"rank {failed}: {message}")
-        copy.exit_code = code
-        raise copy
+        remote_error = RegardError(message if failed == 0 else f"rank {failed}: {message}")
+        remote_error.exit_code = code
+        raise remote_error
 
     def on_rank0(self, work: Callable[[], object]) -> None:
         """Call `work` on rank 0 only; if it raises there, all ranks raise."""
@@ -200,8 +200,8 @@ def process_group(plan: LaunchPlan, store: Store | None) -> Iterator[Ranks]:
                 world_size=ranks.world_size,
                 timeout=timedelta(seconds=plan.timeout),
             )
-            where = f"process {os.getpid()} on {platform.node()}, {plan.device}"
-            logger.info("rank %d of %d: %s", ranks.rank, ranks.world_size, where)
+            process = f"process {os.getpid()} on {platform.node()}, {plan.device}"
+            logger.info("rank %d of %d: %s", ranks.rank, ranks.world_size, process)
             yield ranks
             dist.destroy_process_group()
         except RuntimeError as error:

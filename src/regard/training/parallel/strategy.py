@@ -16,7 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from regard.accel import attach_window_blocks, compile_for_training, training_path
+from regard.accel import (
+    attach_onednn_linear,
+    attach_window_blocks,
+    compile_for_training,
+    training_path,
+)
 from regard.config import TrainConfig
 from regard.data.batch import Batch
 from regard.errors import CheckpointError
@@ -183,18 +188,17 @@ class Sharded(_Distributed):
                 result[name] = tensor.cpu()
         return result | self.buffers if self.ranks.is_rank0 else result
 
-    def load(self, tensors: Mapping[str, Tensor], where: str) -> None:
+    def load(self, tensors: Mapping[str, Tensor], path: str) -> None:
         """Load the rows of this rank."""
         local = self.local_weights()
         for name in local.keys() | tensors.keys():
             if name not in local or name not in tensors or local[name].shape != tensors[name].shape:
                 raise CheckpointError(
-                    f"{name} in {where} is missing, unexpected or of another shape than in the "
-                    "model"
+                    f"{name} in {path} is missing, unexpected or of another shape than in the model"
                 )
             local[name].copy_(tensors[name])
         for name, buffer in self.buffers.items():
-            if buffer.dim():  # the other ranks have read the other rows
+            if buffer.dim():  # every rank has read its own rows only
                 rows = local[name].reshape(1, len(local[name]), math.prod(buffer.shape[1:]))
                 buffer.copy_(self.shards.all_gather(rows, buffer.shape).view_as(buffer))
 
@@ -224,16 +228,16 @@ class LocalShards(nn.Module):
 
         Every rank must contribute equally many rows, so they are padded.
         """
-        per_rank = -(-shape[0] // self.ranks.world_size)
-        padded = F.pad(rows, (0, 0, 0, per_rank - rows.shape[1])).contiguous()
+        rows_per_rank = -(-shape[0] // self.ranks.world_size)
+        padded = F.pad(rows, (0, 0, 0, rows_per_rank - rows.shape[1])).contiguous()
         gathered = [torch.empty_like(padded) for _ in range(self.ranks.world_size)]
         dist.all_gather(gathered, padded)
         return torch.cat(gathered, 1)[:, : shape[0]]
 
     def local_shard(self, full: Tensor) -> Tensor:
         """The rows of this rank."""
-        per_rank = -(-full.shape[1] // self.ranks.world_size)
-        return full[:, per_rank * self.ranks.rank : per_rank * (self.ranks.rank + 1)]
+        rows_per_rank = -(-full.shape[1] // self.ranks.world_size)
+        return full[:, rows_per_rank * self.ranks.rank : rows_per_rank * (self.ranks.rank + 1)]
 
 
 def _compile_training_forward(block: Block) -> Callable[..., Any]:
@@ -271,6 +275,7 @@ def make_strategy(
         checkpoint_activations(model)
     if device.type == "cpu":
         attach_window_blocks(model)
+        attach_onednn_linear(model)
     objective = Objective(model, data.task)
     strategy: ParallelStrategy
     if ranks.world_size == 1:

@@ -65,7 +65,7 @@ def configure(
     """
     overrides = dict(overrides or {})
     check_overrides(overrides)
-    file = _recipe(data_or_recipe)
+    file = _recipe_file(data_or_recipe)
     if file is not None:
         base = read_recipe(file)
         check_not_study(base)
@@ -73,8 +73,8 @@ def configure(
         base, class_names = _default_settings(data_or_recipe, overrides)
         start = overrides.get("train", {}).get("start")
         if start is not None and not {"family", "preset"} & set(overrides.get("model", {})):
-            opened = open_start(_absolute(start))
-            base = start_from(base, opened.config, class_names, opened.template)
+            start_run = open_start(_absolute_path(start))
+            base = start_from(base, start_run.config, class_names, start_run.template)
         if overlay(base, overrides).get("model", {}).get("norm") == "batch":
             base.get("train", {}).pop("ema", None)  # refused with BatchNorm
         if "task" in overrides:
@@ -119,7 +119,7 @@ def configure_study(
     """The settings of each run of a study by name; empty if it is not a study."""
     overrides = dict(overrides or {})
     check_overrides(overrides)
-    file = _recipe(data_or_recipe)
+    file = _recipe_file(data_or_recipe)
     runs = {} if file is None else study_runs(read_recipe(file))
     if runs and "minutes" in overrides:
         raise ConfigError(
@@ -130,11 +130,11 @@ def configure_study(
 
 def configure_report(recipe: str) -> list[Choice]:
     """The data of the evaluation by length at the end of a study; empty: no evaluation."""
-    file = _recipe(recipe)
+    file = _recipe_file(recipe)
     return [] if file is None else study_report(read_recipe(file))
 
 
-def _recipe(name: str | None) -> Path | None:
+def _recipe_file(name: str | None) -> Path | None:
     """The file of a recipe; None if the name is not that of a recipe."""
     if name is not None and name.endswith(".toml"):
         return Path(name)
@@ -155,15 +155,19 @@ def _combine(
     data = merge(base.get("data", {}), overrides.get("data", {}))
     for key in ("path",) if data.get("path") else ("source", "target"):
         if isinstance(data.get(key), str) and not is_dataset_name(data[key]):
-            data[key] = _absolute(data[key])
+            data[key] = _absolute_path(data[key])
         elif isinstance(data.get(key), Mapping) and data[key].get("file"):
-            data[key] = {**data[key], "file": _absolute(data[key]["file"])}
+            data[key] = {**data[key], "file": _absolute_path(data[key]["file"])}
     if data.get("validation"):
         paths = [data["validation"]] if isinstance(data["validation"], str) else data["validation"]
-        data["validation"] = [path if is_dataset_name(path) else _absolute(path) for path in paths]
+        data["validation"] = [
+            path if is_dataset_name(path) else _absolute_path(path) for path in paths
+        ]
     overrides = merge(overrides, {"data": data})
     if overrides.get("train", {}).get("start") is not None:
-        overrides = merge(overrides, {"train": {"start": _absolute(overrides["train"]["start"])}})
+        overrides = merge(
+            overrides, {"train": {"start": _absolute_path(overrides["train"]["start"])}}
+        )
     config = build(RunConfig, overlay(base, overrides))
     if file is not None and not {"model", "train"} & set(overrides):
         _check_file(file, config)
@@ -173,10 +177,10 @@ def _combine(
     if "steps" in overrides.get("train", {}):
         raise ConfigError("set minutes or train.steps, not both")
     sizes = {"dim", "layers", "encoder_layers", "heads", "kv_heads", "head_dim", "ffn_dim"}
-    pinned = {"preset", "family", *sizes} & set(overrides.get("model", {}))
+    chosen_by_user = {"preset", "family", *sizes} & set(overrides.get("model", {}))
     return fit_to_minutes(
         config,
-        choose_model=not pinned and config.train.start is None,
+        choose_model=not chosen_by_user and config.train.start is None,
         started=started,
         keep=overrides.get("train", {}),
         on_timing=on_timing,
@@ -192,15 +196,15 @@ def _check_file(file: Path, config: RunConfig) -> None:
         raise ConfigError(f"{file}: {error}") from None
 
 
-def _absolute(path: str) -> str:
+def _absolute_path(path: str) -> str:
     """The absolute path, so that the run can be resumed from another working directory."""
-    full = os.path.expandvars(path)
-    if "$" in full:
-        name = full[full.index("$") :].split("/")[0]
+    expanded = os.path.expandvars(path)
+    if "$" in expanded:
+        name = expanded[expanded.index("$") :].split("/")[0]
         raise ConfigError(
             f"{path}: the environment variable {name} is not set; set it to the data's folder"
         )
-    return str(Path(os.path.expanduser(full)).absolute())
+    return str(Path(os.path.expanduser(expanded)).absolute())
 
 
 def _default_settings(

@@ -107,7 +107,7 @@ def fit_to_minutes(
     return replace(best, train=fit_to_steps(best.train, keep))
 
 
-def long_warmup(settings: TrainConfig) -> list[str]:
+def long_warmup_warning(settings: TrainConfig) -> list[str]:
     """A line for the heading if the warm-up takes more than half of the steps."""
     _, options = kind_of(settings.schedule)
     warmup = options.get("warmup", 0)

@@ -46,12 +46,13 @@ def check_fixed_settings(before: RunConfig, after: RunConfig, path: Path) -> Non
             "minutes cannot change when a run is resumed; it continues with the remaining time.\n"
             "To train longer, give train.steps=…"
         )
-    new = fixed_settings(after) | weight_settings(after)
-    for key, old in (fixed_settings(before) | weight_settings(before)).items():
+    new = weight_settings(after) | fixed_settings(after)
+    for key, old in (weight_settings(before) | fixed_settings(before)).items():
         if old != new.get(key):
             raise ConfigError(
-                f"{key} cannot change when a run is resumed;\n"
-                f"begin a new run, with train.start={path} to start from these weights"
+                f"{key} cannot change when a run is resumed; it was trained with {key}={old}.\n"
+                f"Begin a new run; train.start={path} lets it start from these weights, where they "
+                "fit"
             )
 
 

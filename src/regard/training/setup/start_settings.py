@@ -8,7 +8,7 @@ from regard.hub.config_json import find_head
 from regard.models.build import resolve
 from regard.tasks import TASKS
 
-DEFAULTS = {"lr": 1e-4, "optimizer": "adamw"}  # settings of `train`
+FINE_TUNING_DEFAULTS = {"lr": 1e-4, "optimizer": "adamw"}  # settings of `train`
 DATA_OPTIONS = {"paired", "class_weights", "no_answer"}  # options derived from the training data
 
 
@@ -38,7 +38,7 @@ def start_from(
         "task": task,
         "model": {**start.model, **_head(start.model, kind)},
         "data": {**settings.get("data", {}), "tokenizer": start.data.tokenizer},
-        "train": {**settings.get("train", {}), **DEFAULTS},
+        "train": {**settings.get("train", {}), **FINE_TUNING_DEFAULTS},
     }
 
 

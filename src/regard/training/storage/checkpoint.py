@@ -9,7 +9,7 @@ index.json lists the files of model, optimizer and ema in the order of the rows.
 be loaded with another number of ranks.
 
 The manifest is written last and holds size and sha256 of every other file; a folder without a
-valid manifest is not a checkpoint. Only safetensors and JSON, never pickle.
+valid manifest is not a checkpoint. The files are safetensors and JSON, never pickle.
 """
 
 import hashlib
@@ -73,7 +73,7 @@ class Checkpoint:
         return current_settings(read_json(self.path / "state.json"))
 
 
-def check_fit(where: str, expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+def check_fit(path: str, expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Raise unless saved tensors have the expected names, shapes and dtypes and finite values."""
     problems = [f"{name} is missing" for name in expected if name not in tensors]
     problems += [f"{name} is not part of this run" for name in tensors if name not in expected]
@@ -89,7 +89,7 @@ def check_fit(where: str, expected: Mapping[str, Tensor], tensors: Mapping[str, 
             problems.append(f"{name} is negative")
     if problems:
         raise CheckpointError(
-            f"{where} does not fit the run:{bullet_list(problems)}\n"
+            f"{path} does not fit the run:{bullet_list(problems)}\n"
             "resume from another checkpoint with --step, or train again"
         )
 
@@ -106,11 +106,11 @@ def save(
     path = folder.path / final
     temporary = str(ranks.broadcast(temporary_path(path).name))
     shards = {name: [f"{name}-{rank}" for rank in range(ranks.world_size)] for name in tensors}
-    needed = int(ranks.all_reduce_sum(torch.tensor(sum(map(_bytes, tensors.values())))))
+    needed = int(ranks.all_reduce_sum(torch.tensor(sum(map(_total_bytes, tensors.values())))))
     files: dict[str, dict[str, Any]] = {}  # size and sha256 of each file
 
     def write_file(name: str, write: Callable[[BinaryIO], object]) -> None:
-        with folder.folder(temporary).create(name) as file:
+        with folder.open_folder(temporary).create(name) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -118,7 +118,7 @@ def save(
 
     def make_folder() -> None:
         folder.remove(temporary)
-        folder.folder(temporary)
+        folder.open_folder(temporary)
         inject_fault("begin")
 
     def write() -> None:
@@ -126,7 +126,7 @@ def save(
             stem = name if ranks.world_size == 1 else shards[name][ranks.rank]
             write_file(
                 f"{stem}.safetensors",
-                partial(write_safetensors, tensors=_on_cpu(group), metadata={"format": "pt"}),
+                partial(write_safetensors, tensors=_to_cpu(group), metadata={"format": "pt"}),
             )
             inject_fault("tensors")
 
@@ -147,7 +147,7 @@ def save(
         }
         write_file("MANIFEST.json", partial(_write_json, table=manifest))
         inject_fault("manifest")
-        folder.folder(temporary).sync()
+        folder.open_folder(temporary).sync()
         if folder.kind(final) is not None:  # only a corrupted one can have the same step
             if problem := _unexpected_entry(folder, final):
                 raise CheckpointError(f"cannot write {path}: {problem}\nmove it elsewhere")
@@ -288,7 +288,7 @@ def _unexpected_entry(folder: Directory, name: str) -> str | None:
     kind = folder.kind(name)
     if kind != "a folder":
         return f"{path} is {kind}, not a folder of a checkpoint"
-    for file in folder.folder(name).names():
+    for file in folder.open_folder(name).names():
         if not re.fullmatch(CHECKPOINT_FILES, file):
             return f"{path / file} is not part of a checkpoint"
     return None
@@ -316,7 +316,7 @@ def write_tensors(
     Without that hash, safetensors would load tensors with flipped bits. Returns the sha256 of the
     file.
     """
-    tensors, metadata = _on_cpu(tensors), dict(metadata or {})
+    tensors, metadata = _to_cpu(tensors), dict(metadata or {})
     metadata = {"sha256": digest(sorted(tensors.items()), metadata), **metadata}
     try:
         with directory.atomic(name) as file:
@@ -326,7 +326,7 @@ def write_tensors(
     except CheckpointError as error:
         if not isinstance(error.__cause__, OSError):
             raise
-        message = write_error_message(directory.path / name, error.__cause__, _bytes(tensors))
+        message = write_error_message(directory.path / name, error.__cause__, _total_bytes(tensors))
         raise CheckpointError(message) from error
     inject_fault("replace")
     return result
@@ -375,8 +375,8 @@ def check_tensors(path: Path, tensors: TensorReader) -> None:
 def _check_digest(
     metadata: Mapping[str, str], path: Path, tensors: Iterable[tuple[str, Tensor]]
 ) -> None:
-    others = {key: value for key, value in metadata.items() if key != "sha256"}
-    if "sha256" in metadata and digest(tensors, others) != metadata["sha256"]:
+    other_entries = {key: value for key, value in metadata.items() if key != "sha256"}
+    if "sha256" in metadata and digest(tensors, other_entries) != metadata["sha256"]:
         raise CheckpointError(f"{path} has changed since it was written (sha256 differs)")
 
 
@@ -417,11 +417,13 @@ def _read_rows(paths: list[Path], rank: int, ranks: int) -> dict[str, Tensor]:
                     f"{paths[0]} and its other shards disagree on the shape of {name}"
                 )
             scalar = not shapes[0]
-            tensors[name] = files[0].get_tensor(name) if scalar else _rows(slices, rank, ranks)
+            tensors[name] = (
+                files[0].get_tensor(name) if scalar else _read_shard_rows(slices, rank, ranks)
+            )
         return tensors
 
 
-def _rows(slices: list[Any], rank: int, ranks: int) -> Tensor:
+def _read_shard_rows(slices: list[Any], rank: int, ranks: int) -> Tensor:
     counts = [shard.get_shape()[0] for shard in slices]
     per_rank = -(-sum(counts) // ranks)  # as torch shards: the last ranks may have fewer or none
     begin, end = per_rank * rank, per_rank * (rank + 1)
@@ -446,11 +448,11 @@ def _file_errors(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} is corrupted or not a safetensors file: {error}") from None
 
 
-def _bytes(tensors: Mapping[str, Tensor]) -> int:
+def _total_bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n: t.detach().to("cpu").contiguous() for n, t in tensors.items()}
 
 

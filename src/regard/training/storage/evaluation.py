@@ -50,7 +50,7 @@ def make_evaluation(data: EvalData, metrics: dict[str, Any], limit: int | None) 
     )
 
 
-def few_targets(task: type[Task], total: int | None) -> list[str]:
+def few_targets_warning(task: type[Task], total: int | None) -> list[str]:
     """A line for the heading if the validation data has few targets."""
     if total is None or total >= FEW_TARGETS:
         return []

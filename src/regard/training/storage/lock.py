@@ -44,7 +44,7 @@ def hold_lock(directory: Directory) -> Iterator[Callable[[], bool]]:
                 _check_owner(directory, handle)
             _write_owner(handle, f"{os.getpid()} on {platform.node()}")
             try:
-                yield lambda: not locks_folder and not _is_same(directory, handle)
+                yield lambda: not locks_folder and not _is_lock_file(directory, handle)
             finally:
                 _write_owner(handle, "")
     finally:
@@ -116,7 +116,7 @@ def _may_be_alive(owner: str) -> bool:
     return True
 
 
-def _is_same(directory: Directory, handle: int) -> bool:
+def _is_lock_file(directory: Directory, handle: int) -> bool:
     """Whether the file `lock` in the folder is still the open file."""
     try:
         other = directory.open_descriptor(LOCK)

@@ -90,7 +90,7 @@ class RunFolder:
 
     def open_checkpoints(self) -> Directory:
         """The folder of the checkpoints, held open."""
-        return self.directory.folder(self.checkpoints.name)
+        return self.directory.open_folder(self.checkpoints.name)
 
     def require_new_path(self) -> None:
         """Raise if the folder exists: no run is ever overwritten."""
@@ -156,11 +156,11 @@ class RunFolder:
                 f"{self.path} was deleted while the run was training; stopped at step {step:,}, "
                 "nothing could be saved"
             )
-        place = self.directory.location()
+        new_path = self.directory.location()
         return CheckpointError(
             f"{self.path} is no longer the folder in which the run was training: it was moved "
             f"or replaced\nstopped at step {step:,} and saved in the moved folder; "
-            f"resume with: regard resume {place or 'its new path'}"
+            f"resume with: regard resume {new_path or 'its new path'}"
         )
 
     def write_json(self, path: Path, value: Any, *, sync: bool = True) -> None:
@@ -200,7 +200,7 @@ class RunFolder:
 
     def read_config(self) -> RunConfig:
         """The settings in config.json; they are not compared with those of the weights."""
-        table = self._json(self.config)
+        table = self._read_json(self.config)
         if "model_type" in table:
             raise CheckpointError(
                 f"{self.path} is a checkpoint of another library;\n"
@@ -226,7 +226,7 @@ class RunFolder:
 
     def load_environment(self) -> dict[str, Any]:
         """Versions, hardware, and the fingerprints of data and tokenizer."""
-        return self._json(self.environment)
+        return self._read_json(self.environment)
 
     def load_tokenizers(self, config: RunConfig) -> PairTokenizers | Tokenizer | None:
         """The tokenizers of the run; None if it has none, such as a run on images."""
@@ -237,7 +237,7 @@ class RunFolder:
 
     def check_tokenizer(self, fingerprint: str) -> None:
         """Raise if the tokenizer has changed since the run began."""
-        if fingerprint != self._json(self.environment).get("tokenizer"):
+        if fingerprint != self._read_json(self.environment).get("tokenizer"):
             raise CheckpointError(
                 f"the tokenizer in {self.path} has changed since the run began, and its ids "
                 "no longer match the model; restore tokenizer.json"
@@ -245,7 +245,7 @@ class RunFolder:
 
     def check_data(self, fingerprint: str) -> None:
         """Raise if the data has changed since the run began."""
-        if fingerprint != self._json(self.environment).get("data"):
+        if fingerprint != self._read_json(self.environment).get("data"):
             settings = self.load_config().data
             raise DataError(
                 f"the data has changed since the run began: {settings.path or settings.source}\n"
@@ -355,7 +355,7 @@ class RunFolder:
         except OSError as error:
             raise CheckpointError(write_error_message(path, error)) from error
 
-    def _json(self, path: Path) -> dict[str, Any]:
+    def _read_json(self, path: Path) -> dict[str, Any]:
         if not path_exists(path):
             raise CheckpointError(f"no run at {self.path}; {self._hint()}")
         return read_json(path)

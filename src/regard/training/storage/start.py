@@ -14,7 +14,7 @@ from regard.files.untrusted import path_exists
 from regard.hub.chat_templates import read_template
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.hub.peft import is_adapter, read_adapter
-from regard.models.build import load_weights, resolve, weights
+from regard.models.build import build_on_meta, load_weights, resolve, weights
 from regard.models.compatibility import with_defaults
 from regard.nn.head import HEADS
 from regard.nn.lora import Adapter
@@ -28,6 +28,7 @@ from regard.training.storage.imported import imported_run_config
 from regard.training.storage.run_folder import RunFolder
 
 ADAPTERS = "adapters"  # a folder of a run, for adapters that are chosen by name
+DATA_DEPENDENT = ("head", "char_dim", "vocab_size", "source_vocab_size")  # settings of `model`
 POOLER = {f"head.hidden.{part}": f"head.pool.{part}" for part in ("weight", "bias")}
 
 
@@ -195,17 +196,45 @@ def load_initial_weights(config: RunConfig, model: nn.Module) -> None:
     try:
         load_weights(model, tensors, start.origin)
     except CheckpointError:
-        before, after = start.config.model, config.model
-        keys = [key for key in after if key != "head" and before.get(key, after[key]) != after[key]]
-        if not keys:
-            raise
-        raise ConfigError(
-            f"{' '.join(f'model.{key}={after[key]}' for key in keys)} does not fit the weights of "
-            f"train.start={config.train.start}, "
-            f"which has {' '.join(f'model.{key}={before[key]}' for key in keys)};\n"
-            "leave out what differs: the model of a run that starts from another is that of the "
-            "other"
-        ) from None
+        if error := _model_error(start, config):
+            raise error from None
+        raise
+
+
+def check_start_model(config: RunConfig) -> None:
+    """Raise if the weights of `train.start` do not fit the settings of `model`; reads no weights.
+
+    The head and the vocabulary are not compared: they depend on the data.
+    """
+    start = open_start(cast(str, config.train.start))
+    before = start.config.model
+    settings = {key: value for key, value in config.model.items() if key not in DATA_DEPENDENT}
+    shapes = [_body_shapes(model) for model in (before, {**before, **settings})]
+    if shapes[0] != shapes[1] and (error := _model_error(start, config)):
+        raise error
+
+
+def _body_shapes(model: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights of a model, without those of its head and character-level layer."""
+    return {
+        name: tuple(tensor.shape)
+        for name, tensor in weights(build_on_meta(resolve(model))).items()
+        if not name.startswith(("head.", "characters."))
+    }
+
+
+def _model_error(start: Start, config: RunConfig) -> ConfigError | None:
+    """An error that names the settings of `model` that differ from `train.start`, or None."""
+    before, after = start.config.model, config.model
+    keys = [key for key in after if key != "head" and before.get(key, after[key]) != after[key]]
+    if not keys:
+        return None
+    return ConfigError(
+        f"{' '.join(f'model.{key}={after[key]}' for key in keys)} does not fit the weights of "
+        f"train.start={config.train.start}, "
+        f"which has {' '.join(f'model.{key}={before[key]}' for key in keys)};\n"
+        "leave these settings out: a run that starts from another run has the model of that run"
+    )
 
 
 def _head_and_classes(config: RunConfig) -> tuple[Any, Any]:

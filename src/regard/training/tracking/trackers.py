@@ -46,15 +46,15 @@ def scalars(row: Row) -> dict[str, float]:
     {'validation/loss': 2.0, 'activations/h/mean': 0.5}
     """
     if "validation" in row:
-        named = {f"validation/{name}": value for name, value in row["validation"].items()}
+        values = {f"validation/{name}": value for name, value in row["validation"].items()}
         for hook_point, statistics in row.get("activations", {}).items():
-            named |= {
+            values |= {
                 f"activations/{hook_point}/{name}": value for name, value in statistics.items()
             }
     else:
         excluded = ("step", "skipped")
-        named = {f"train/{name}": value for name, value in row.items() if name not in excluded}
-    return {name: value for name, value in named.items() if value is not None}
+        values = {f"train/{name}": value for name, value in row.items() if name not in excluded}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 class TensorBoard:
@@ -79,8 +79,8 @@ class TensorBoard:
         self.writer.close()
 
 
-class _SendOnce:
-    """Sends each row once: services cannot delete rows, and a resumed run repeats steps.
+class _ServiceTracker:
+    """A tracker that sends each row once: services cannot delete rows, and resuming repeats steps.
 
     Repeated steps are bit-identical, so they need not be sent again. The last row that was sent,
     and the id of the run at the service, are in RUN/PACKAGE.json.
@@ -110,7 +110,7 @@ class _SendOnce:
         raise NotImplementedError
 
 
-class Wandb(_SendOnce):
+class Wandb(_ServiceTracker):
     """Weights & Biases, offline unless WANDB_MODE says otherwise; `wandb sync` sends it later."""
 
     package = "wandb"
@@ -139,7 +139,7 @@ class Wandb(_SendOnce):
         self.run.finish()
 
 
-class Trackio(_SendOnce):
+class Trackio(_ServiceTracker):
     """trackio's folder on this machine; `trackio show` opens it."""
 
     package = "trackio"
@@ -180,7 +180,7 @@ class Clock:
     """Writes how long a run has taken, over all its sessions, to RUN/clock.json."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self.folder, self.before = folder, read_seconds(folder) or 0.0
+        self.folder, self.previous_seconds = folder, read_seconds(folder) or 0.0
         self.started = self.written = time.monotonic()
         self.has_trained = False  # a resume that is refused takes no time
 
@@ -195,7 +195,7 @@ class Clock:
         if not self.has_trained:
             return
         self.written = time.monotonic()
-        seconds = self.before + self.written - self.started
+        seconds = self.previous_seconds + self.written - self.started
         with suppress(OSError):  # a full disk must not end the run here
             self.folder.write_json(self.folder.clock, {"seconds": seconds}, sync=False)
 

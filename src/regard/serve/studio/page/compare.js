@@ -1,13 +1,22 @@
-// Compare: two runs continue the same prompt with the same seed.
+// Compare: two runs continue, answer or translate the same prompt with the same seed, or predict from the same texts.
 
-import {$, complete, el, fail, get, number, post, table, visible} from "/page/dom.js";
-import {generates, predictionBody} from "/page/state.js";
-import {firstPrediction, percent} from "/page/generate.js";
+import {$, complete, el, fail, get, post, table, visible} from "/page/dom.js";
+import {continues, generates, hasProgress, hasTemplate, predictionBody, showTextFields} from "/page/state.js";
+import {firstPrediction, percent, promptText} from "/page/generate.js";
 
 let running = null;
 
 export function start() {
   $("compare-form").addEventListener("submit", compare);
+  for (const id of ["compare-a", "compare-b"]) $(id).addEventListener("change", onShow);
+  document.addEventListener("runs", onShow);
+}
+
+// Shows the fields that the two runs need.
+export function onShow() {
+  const runs = [$("compare-a").value, $("compare-b").value];
+  showTextFields("compare-prompt", runs, "Prompt");
+  $("compare-chat-field").hidden = !runs.some(hasTemplate);
 }
 
 async function compare(event) {
@@ -28,24 +37,31 @@ async function show(side, signal) {
   output.replaceChildren();
   card.querySelector(".numbers").replaceChildren();
   card.querySelector(".next").replaceChildren();
+  const chat = hasTemplate(run) && $("compare-chat").checked;
   const body = {model: run, seed: +$("compare-seed").value || 0,
     sampler: [`temperature=${$("compare-temperature").value || 1}`, `top_p=${$("compare-top-p").value || 1}`]};
   try {
     if (generates(run)) {
-      output.append(el("span", {class: "prompt"}, prompt));
-      for await (const text of complete({...body, prompt, max_tokens: +$("compare-tokens").value || 1}, signal)) output.append(text);
-      const {tokens, stages} = await post("/studio/distribution", {...body, text: prompt, top: 8}, signal);
-      card.querySelector(".next").replaceChildren(el("h3", {}, "Next token after the prompt"), table(["token", "model", "after the samplers"],
+      output.append(promptText(run, prompt, chat));
+      for await (const text of complete({...body, prompt, max_tokens: +$("compare-tokens").value || 1}, chat, signal)) output.append(text);
+      const {tokens, stages} = await post("/studio/distribution", {...body, text: prompt, chat, top: 8}, signal);
+      const title = chat ? "First token of the response" : continues(run) ? "Next token after the prompt" : "First token of the translation";
+      card.querySelector(".next").replaceChildren(el("h3", {}, title), table(["token", "model", "after the samplers"],
         tokens.map((token, n) => [visible(token.piece), percent(stages[0].probabilities[n]), percent(stages.at(-1).probabilities[n])])));
     } else {
-      const answer = await post("/predict", predictionBody(run, prompt), signal);
+      const answer = await post("/predict", predictionBody(run, "compare-prompt"), signal);
       output.append(firstPrediction(answer));
     }
-    const progress = await get(`/studio/runs/${encodeURIComponent(run)}`);
-    card.querySelector(".numbers").replaceChildren(el("h3", {}, "Validation and size"), table([], Object.entries({...progress.metrics, steps: progress.step, ...progress.model})
-      .map(([key, value]) => [key.replaceAll("_", " "), typeof value === "number" ? number(value) : value])));
+    if (hasProgress(run)) await showNumbers(card, run, signal);
   } catch (problem) {
-    if (problem.name !== "AbortError") fail(error, problem);
+    if (signal.aborted) return; // a later comparison writes to the card
+    fail(error, problem);
   }
   output.removeAttribute("aria-busy");
+}
+
+async function showNumbers(card, run, signal) {
+  const {metrics, step, model} = await get(`/studio/runs/${encodeURIComponent(run)}`, signal);
+  const rows = Object.entries({...metrics, steps: step, ...model}).map(([key, value]) => [key.replaceAll("_", " "), value]);
+  card.querySelector(".numbers").replaceChildren(el("h3", {}, "Validation and size"), table([], rows));
 }

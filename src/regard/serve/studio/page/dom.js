@@ -37,6 +37,7 @@ export function show(value) {
 }
 
 export function number(value) {
+  if (value == null) return "–"; // JSON has no NaN and no infinity
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
   return size >= 1000 ? Math.round(value).toLocaleString("en") : size >= 0.001 ? String(+value.toPrecision(4)) : value.toExponential(2).replace(/\.?0+e/, "e");
@@ -98,12 +99,13 @@ export async function request(path, body, signal) {
   return response;
 }
 
-export const get = async path => (await request(path)).json();
+export const get = async (path, signal) => (await request(path, undefined, signal)).json();
 export const post = async (path, body, signal) => (await request(path, body, signal)).json();
 
-// The text of /v1/completions as it is generated.
-export async function* complete(body, signal) {
-  const response = await request("/v1/completions", {...body, stream: true}, signal);
+// The continuation of a prompt as it is generated; with `chat`, the response to it as the message of a user.
+export async function* complete({prompt, ...body}, chat, signal) {
+  const [path, input] = chat ? ["/v1/chat/completions", {messages: [{role: "user", content: prompt}]}] : ["/v1/completions", {prompt}];
+  const response = await request(path, {...body, ...input, stream: true}, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let partialLine = "";
   for (;;) {
@@ -115,7 +117,9 @@ export async function* complete(body, signal) {
       if (!line.startsWith("data: ") || line === "data: [DONE]") continue;
       const chunk = JSON.parse(line.slice(6));
       if (chunk.error) throw new Error(chunk.error.message);
-      yield chunk.choices[0]?.text ?? "";
+      const choice = chunk.choices[0];
+      signal?.throwIfAborted();
+      yield (chat ? choice?.delta.content : choice?.text) ?? "";
     }
   }
 }

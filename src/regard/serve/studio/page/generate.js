@@ -1,7 +1,7 @@
 // Generate: sliders of samplers, the distribution after each, and the text.
 
 import {$, complete, el, fail, number, post, visible} from "/page/dom.js";
-import {generates, predictionBody, predictionHint, translates} from "/page/state.js";
+import {continues, generates, hasTemplate, predictionBody, predictionHint, showTextFields, translates} from "/page/state.js";
 
 let sliders = []; // of samplers, in the order in which they are applied; at `off`, a sampler changes nothing
 let pending = null, generating = null, timer = null;
@@ -21,7 +21,7 @@ export function start(choices) {
     write();
     return el("div", {class: "slider"}, el("label", {for: id}, labelOf(slider.name)), value, input);
   }));
-  for (const id of ["generate-run", "prompt", "seed", "other-samplers", "order"])
+  for (const id of ["generate-run", "prompt", "prompt-chat", "seed", "other-samplers", "order"])
     $(id).addEventListener("input", scheduleStages);
   $("generate-run").addEventListener("change", scheduleStages);
   $("generate-form").addEventListener("submit", generate);
@@ -49,23 +49,26 @@ export function sampling() {
   return body;
 }
 
+const chats = run => hasTemplate(run) && $("prompt-chat").checked;
+
 async function showStages() {
   const run = $("generate-run").value;
   if (!run || $("panel-generate").hidden) return;
+  pending?.abort(); // its answer is about an earlier prompt or run
   $("generate-button").textContent = generates(run) ? "Generate" : "Predict";
-  if (!generates(run)) {
-    $("stages").replaceChildren(el("p", {class: "empty"}, predictionHint(run)));
-    return;
-  }
-  if (translates(run) && !$("prompt").value.trim()) {
-    $("stages").replaceChildren(el("p", {class: "empty"}, "This run translates. Type a sentence for it."));
+  showTextFields("prompt", [run], "Prompt");
+  $("prompt-chat-field").hidden = !hasTemplate(run);
+  $("formatted").hidden = !chats(run);
+  const hint = !generates(run) ? predictionHint(run) : translates(run) && !$("prompt").value.trim() ? "This run translates. Type a sentence for it." : null;
+  if (hint) {
+    $("stages").replaceChildren(el("p", {class: "empty"}, hint));
     return fail($("distribution-error"), null);
   }
-  pending?.abort();
   pending = new AbortController();
   try {
-    const answer = await post("/studio/distribution", {...sampling(), text: $("prompt").value, top: 12}, pending.signal);
+    const answer = await post("/studio/distribution", {...sampling(), text: $("prompt").value, chat: chats(run), top: 12}, pending.signal);
     fail($("distribution-error"), null);
+    $("formatted-text").textContent = answer.formatted ?? "";
     drawStages(answer);
   } catch (error) {
     if (error.name !== "AbortError") fail($("distribution-error"), error);
@@ -77,20 +80,21 @@ function drawStages({tokens, stages, vocab_size: size}) {
   const head = stages.map((stage, n) => el("th", {scope: "col"}, el("span", {class: "stage"}, n ? `${n}. ${stage.sampler}` : stage.sampler),
     el("span", {class: "left"}, `${number(stage.remaining)} of ${number(size)} left, ${stage.bits.toFixed(2)} bits`)));
   const rows = tokens.map((token, row) => el("tr", {}, el("th", {scope: "row", class: "token"}, visible(token.piece)),
-    ...stages.map((stage, n) => cell(stage.probabilities[row], largest, n ? stages[n - 1].probabilities[row] : null))));
-  const others = stages.map(stage => Math.max(0, 1 - stage.probabilities.reduce((sum, p) => sum + p, 0)));
-  rows.push(el("tr", {class: "rest"}, el("th", {scope: "row"}, "all others"), ...others.map(p => cell(p, 0, null))));
+    ...stages.map((stage, n) => cell(stage.probabilities[row], largest, stage.removed[row], stages[n - 1]?.removed[row]))));
+  const others = stages.map(stage => [Math.max(0, 1 - stage.probabilities.reduce((sum, p) => sum + p, 0)),
+    stage.remaining === stage.removed.filter(removed => !removed).length]);
+  rows.push(el("tr", {class: "rest"}, el("th", {scope: "row"}, "all others"), ...others.map(([p, removed]) => cell(p, 0, removed, true))));
   const result = el("table", {class: "stages"}, el("thead", {}, el("tr", {}, el("th", {scope: "col"}, "token"), ...head)), el("tbody", {}, ...rows));
   result.style.minWidth = `${92 + 168 * stages.length}px`;
   $("stages").replaceChildren(result);
 }
 
-function cell(probability, largest, before) {
-  const removed = before > 0 && probability === 0;
-  const bar = el("span", {class: "bar", "aria-hidden": "true"});
+// A probability with its bar; of a token that a sampler has removed, the first time, the word "removed".
+function cell(probability, largest, removed, removedBefore) {
+  const bar = el("span", {class: "bar", "aria-hidden": "true"}), newly = removed && !removedBefore;
   if (largest) bar.style.width = probability ? `max(1px, ${100 * probability / largest}%)` : 0;
-  return el("td", {class: removed ? "removed" : null}, largest ? bar : null,
-    el("span", {class: "percent"}, removed ? "removed" : percent(probability)));
+  return el("td", {class: newly ? "removed" : null}, largest ? bar : null,
+    el("span", {class: "percent"}, newly ? "removed" : percent(removed ? 0 : probability || Number.MIN_VALUE)));
 }
 
 export const percent = p => p === 0 ? "0" : p < 0.0005 ? "< 0.05 %" : `${(100 * p).toFixed(1)} %`;
@@ -105,29 +109,34 @@ export function predictionText(value) {
   return value.map(predictionText).join("\n");
 }
 
+// The prompt before its continuation; a translation and a response begin on a new line.
+export const promptText = (run, prompt, chat) => el("span", {class: "prompt"}, continues(run) && !chat ? prompt : `${prompt}\n`);
+
 async function generate(event) {
   event.preventDefault();
   const run = $("generate-run").value, output = $("generated"), prompt = $("prompt").value;
   fail($("generate-error"), run ? null : new Error("there is no trained run yet; train one first"));
   if (!run) return;
   generating?.abort();
-  generating = new AbortController();
+  const controller = generating = new AbortController();
   $("generate-stop").hidden = false;
   output.classList.remove("empty");
   output.setAttribute("aria-busy", "true"); // screen readers read it when it is complete
   output.replaceChildren();
   try {
     if (generates(run)) {
-      output.append(el("span", {class: "prompt"}, prompt));
+      const chat = chats(run);
+      output.append(promptText(run, prompt, chat));
       const body = {...sampling(), prompt, max_tokens: +$("tokens").value || 1};
-      for await (const text of complete(body, generating.signal)) output.append(text);
+      for await (const text of complete(body, chat, controller.signal)) output.append(text);
     } else {
-      const answer = await post("/predict", predictionBody(run, prompt), generating.signal);
+      const answer = await post("/predict", predictionBody(run, "prompt"), controller.signal);
       output.append(firstPrediction(answer));
     }
   } catch (error) {
     if (error.name !== "AbortError") fail($("generate-error"), error);
   }
+  if (controller !== generating) return; // a later generation writes to the output
   output.removeAttribute("aria-busy");
   $("generate-stop").hidden = true;
 }

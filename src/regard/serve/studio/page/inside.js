@@ -1,7 +1,7 @@
 // Look inside: attention maps, the next-token table and the figures of the lectures.
 
 import {$, el, fail, number, post, table} from "/page/dom.js";
-import {continues} from "/page/state.js";
+import {continues, showTextFields, typedTexts} from "/page/state.js";
 
 let figures = [], latest = 0; // latest: the number of the last request; answers to earlier ones are not shown
 
@@ -11,9 +11,13 @@ export function start(choices) {
   $("figure-name").addEventListener("change", describeFigure);
   $("figure-name").value = "temperature";
   describeFigure();
+  $("inside-run").addEventListener("change", onShow);
+  document.addEventListener("runs", onShow);
   $("inside-form").addEventListener("submit", event => { event.preventDefault(); inspect(); });
   $("figure-form").addEventListener("submit", event => { event.preventDefault(); drawFigure(); });
 }
+
+export const onShow = () => showTextFields("inside-text", [$("inside-run").value], "Text");
 
 const selectedFigure = () => figures.find(figure => figure.name === $("figure-name").value);
 
@@ -24,17 +28,18 @@ function describeFigure() {
 }
 
 async function inspect() {
-  const name = $("inside-run").value, text = $("inside-text").value;
+  const name = $("inside-run").value;
   if (!name) return fail($("attention-error"), new Error("there is no trained run yet; train one first"));
   const request = ++latest;
-  await Promise.all([showAttention(name, text, request), showNext(name, text, request)]);
+  await Promise.all([showAttention(name, request), showNext(name, $("inside-text").value, request)]);
 }
 
-async function showAttention(name, text, request) {
+async function showAttention(name, request) {
   fail($("attention-error"), null);
   $("attention-status").textContent = "Reading the text …";
   try {
-    const {page, unknown} = await post("/studio/attention", {name, text});
+    const [text, second_text = null] = typedTexts("inside-text", name);
+    const {page, unknown} = await post("/studio/attention", {name, text, second_text});
     if (request !== latest) return;
     $("attention").src = page;
     $("attention").hidden = false;

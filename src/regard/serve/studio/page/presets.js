@@ -13,6 +13,7 @@ export function start(choices) {
         ? el("optgroup", {label}, ...names.map(name => el("option", {value: prefix + name}, name))) : "";
       $(id).replaceChildren(group("runs", shared.runs.filter(run => run.task).map(run => run.name), "run:"), group("presets", choices.presets, ""));
       $(id).value = old;
+      if (!$(id).value) $(id).value = first; // the run was deleted
     }
   };
   fill();

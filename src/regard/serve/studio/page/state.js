@@ -16,15 +16,38 @@ const find = name => shared.runs.find(run => run.name === name);
 // Whether a run predicts the next token of the text that it reads.
 export const continues = name => find(name)?.methods.some(method => ["generate", "chat"].includes(method)) ?? false;
 
-// The body of /predict for what is typed: numbers of a series, two texts on two lines, or a text.
-export function predictionBody(name, text) {
-  const {data_kind: kind, inputs = ["text"]} = find(name) ?? {};
-  const body = {model: name, top: 5};
-  if (kind === "series") return {model: name, series: text.trim().split(/[\s,;]+/).filter(Boolean).map(Number)};
-  if (inputs.length < 2) return {...body, input: text};
-  const lines = text.split("\n").map(line => line.trim()).filter(Boolean);
-  if (lines.length !== inputs.length) throw new Error(`this run reads ${inputs.join(" and ")}; write each on a line of its own, in the panel Generate`);
-  return {...body, input: [lines]};
+// Whether a run has a chat template, which puts a prompt into a dialogue.
+export const hasTemplate = name => find(name)?.has_template ?? false;
+
+// Whether a run has curves and metrics; a checkpoint of another library has none.
+export const hasProgress = name => Boolean(find(name)?.task);
+
+// The names of the texts that a run reads, such as premise and hypothesis.
+export const inputsOf = name => find(name)?.inputs ?? ["text"];
+
+const capitalize = text => text.charAt(0).toUpperCase() + text.slice(1);
+
+// Shows the field `${id}-second` if one of the runs reads two texts, and labels both fields after these texts.
+export function showTextFields(id, runs, label) {
+  const pairs = runs.map(inputsOf).filter(inputs => inputs.length > 1);
+  const names = n => capitalize([...new Set(pairs.map(inputs => inputs[n]))].join(" / "));
+  document.querySelector(`label[for=${id}]`).textContent = pairs.length ? names(0) : label;
+  document.querySelector(`label[for=${id}-second]`).textContent = pairs.length ? names(1) : "";
+  $(`${id}-second-field`).hidden = !pairs.length;
+}
+
+// The texts that a run reads, from the field `id` and the field `${id}-second`.
+export function typedTexts(id, name) {
+  const inputs = inputsOf(name), texts = [$(id).value, $(`${id}-second`).value].slice(0, inputs.length);
+  if (inputs.length > 1 && !texts.every(text => text.trim())) throw new Error(`this run reads ${inputs.join(" and ")}; fill in both fields`);
+  return texts;
+}
+
+// The body of /predict for what is typed in the field `id`: numbers of a series, a text, or two texts.
+export function predictionBody(name, id) {
+  if (find(name)?.data_kind === "series") return {model: name, series: $(id).value.trim().split(/[\s,;]+/).filter(Boolean).map(Number)};
+  const texts = typedTexts(id, name);
+  return {model: name, top: 5, input: texts.length > 1 ? [texts] : texts[0]};
 }
 
 // What to type for a run that predicts.
@@ -32,7 +55,7 @@ export function predictionHint(name) {
   const {data_kind: kind, inputs = ["text"]} = find(name) ?? {};
   if (["images", "captions"].includes(kind)) return "This run reads images, which the page does not take; use the command line: regard predict RUN FILE.";
   if (kind === "series") return "This run forecasts a series of numbers. Type its last values, separated by spaces, and press Predict.";
-  if (inputs.length > 1) return `This run predicts from ${inputs.join(" and ")}. Write each on a line of its own and press Predict.`;
+  if (inputs.length > 1) return `This run predicts from ${inputs.join(" and ")}. Fill in both fields and press Predict.`;
   return "This run predicts; it does not generate a text. Type an input and press Predict.";
 }
 
@@ -49,7 +72,7 @@ function fillRuns(select) {
   const ready = shared.runs.filter(run => run.ready);
   const names = ready.map(run => run.name);
   const selected = select.value;
-  if (names.join("/") === [...select.options].map(option => option.value).join("/")) return;
+  if (select.options.length && names.join("/") === [...select.options].map(option => option.value).join("/")) return;
   select.replaceChildren(...(ready.length
     ? ready.map(run => el("option", {value: run.name}, `${run.name} (${taskName(run)})`))
     : [el("option", {value: ""}, "no trained run yet")]));

@@ -1,6 +1,6 @@
 // Train: start, show, stop and resume the training of a run; the runs of the folder.
 
-import {$, el, fail, get, number, post} from "/page/dom.js";
+import {$, el, fail, get, number, post, show} from "/page/dom.js";
 import {drawChart} from "/page/chart.js";
 import {refreshRuns, shared, taskName} from "/page/state.js";
 import {exampleText} from "/page/example.js";
@@ -8,6 +8,7 @@ import {exampleText} from "/page/example.js";
 const POLL = 700; // milliseconds between two polls of the training process
 let suffix = ".txt", timer = null;
 let selectedRun = null, progress = null; // the name of the run that is shown, and its progress
+let latest = 0; // the number of the last poll; answers to earlier ones are not shown
 
 export function start(choices) {
   $("recipe").replaceChildren(...choices.recipes.map(recipe => el("option", {}, recipe.name)));
@@ -143,7 +144,7 @@ export function selectRun(name) {
 
 async function poll() {
   clearTimeout(timer);
-  const name = selectedRun, begun = performance.now();
+  const name = selectedRun, begun = performance.now(), request = ++latest;
   let training = shared.training, run = null, answered = true;
   try {
     training = shared.training = await get("/studio/training");
@@ -154,7 +155,7 @@ async function poll() {
     answered = false;
     fail($("train-error"), error);
   }
-  if (name !== selectedRun) return;
+  if (request !== latest) return;
   if (run) draw(progress = run);
   showState(name, run, training);
   // the longer the log, the longer an answer takes, and the less often it is polled
@@ -198,11 +199,12 @@ const setText = (node, text) => { if (node.textContent !== text) node.textConten
 const lastLine = text => text.trim().split("\n").at(-1).slice(0, 100);
 
 function draw(run) {
-  drawChart($("chart"), run.loss, run.validation.loss ?? []);
+  const finite = points => (points ?? []).filter(([, value]) => value !== null);
+  drawChart($("chart"), finite(run.loss), finite(run.validation.loss));
   const metrics = Object.entries(Object.keys(run.metrics).length ? run.metrics
     : Object.fromEntries(Object.entries(run.validation).map(([key, points]) => [key, points.at(-1)[1]])));
   $("numbers").replaceChildren(...(metrics.length ? [el("h3", {}, "On validation data"), el("dl", {class: "metrics"},
-    ...metrics.slice(0, 6).map(([key, value]) => el("div", {}, el("dt", {}, key.replaceAll("_", " ")), el("dd", {}, number(value)))))] : []));
+    ...metrics.slice(0, 6).map(([key, value]) => el("div", {}, el("dt", {}, key.replaceAll("_", " ")), el("dd", {}, show(value)))))] : []));
   $("samples-title").hidden = !run.samples.length;
   $("samples").replaceChildren(...run.samples.map(sample =>
     el("li", {}, el("span", {class: "step"}, `step ${number(sample.step)}`), el("span", {class: "text"}, sample.text))));
@@ -224,6 +226,6 @@ function showRuns() {
 function use(run) {
   const select = $("generate-run");
   select.value = run.name;
-  select.dispatchEvent(new Event("change"));
+  select.dispatchEvent(new Event("change", {bubbles: true})); // to `document`, as if the user had chosen it
   location.hash = "#generate";
 }
