@@ -126,7 +126,7 @@ class LlamaCpp:
         self.greedy = llama_cpp.llama_sampler_init_greedy()
 
     def step(self, ids: list[int], position: int) -> int:
-        """Read ids; return the likeliest next id."""
+        """Read ids; return the most probable next id."""
         batch = self.batch
         batch.n_tokens = len(ids)
         for i, token in enumerate(ids):

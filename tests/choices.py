@@ -97,7 +97,7 @@ OPTIONS = {  # of an entry of a table; without any it is taken as it is
     "tag": [{"classes": 3}],
     "crf": [{"classes": 3}],
     "mixture": [{"components": 2}],
-    "forecast": [{"steps": 2, "outputs": 3, "pool": "last"}],
+    "forecast": [{"horizon": 2, "outputs": 3, "pool": "last"}],
 }
 FACTS = {"dim", "vocab_size", "embed_dim", "tied", "norm", "heads", "head_dim", "context", "causal"}
 FACTS |= {"model", "layers", "frequency", "positions"}  # known to the builder; the rest are options

@@ -24,12 +24,12 @@ def entropy(p):
 
 
 def ranked_ids(logits):
-    """The remaining ids, likeliest first, ties by id."""
+    """The remaining ids, most probable first, ties by id."""
     return sorted(remaining(logits), key=lambda v: (-logits[v], v))
 
 
 def with_min_keep(logits, kept, min_keep):
-    """Add the likeliest tokens up to `min_keep`, and those that tie with the last of them."""
+    """Add the most probable tokens up to `min_keep`, and those that tie with the last of them."""
     last = ranked_ids(logits)[:min_keep][-1]
     return set(kept) | {v for v in remaining(logits) if logits[v] >= logits[last]}
 

@@ -28,7 +28,7 @@ from regard.errors import (
     DivergedError,
     RegardError,
     ShapeError,
-    Stopped,
+    TrainingStopped,
     unknown,
 )
 from regard.models.build import preset, resolve
@@ -377,8 +377,8 @@ def names_of(config):
         (DataError("x"), 3, ValueError),
         (CheckpointError("x"), 4, OSError),
         (DivergedError("x"), 5, ArithmeticError),
-        (Stopped("x"), 75, RegardError),
-        (Stopped("x", 130), 130, RegardError),
+        (TrainingStopped("x"), 75, RegardError),
+        (TrainingStopped("x", 130), 130, RegardError),
     ],
 )
 def test_an_error_carries_its_exit_code_and_refines_a_builtin(error, code, builtin):

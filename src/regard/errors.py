@@ -6,11 +6,11 @@ RegardError               1   something failed
 ├── DataError             3   the user's data cannot be used        (ValueError)
 ├── CheckpointError       4   a run folder, checkpoint or disk      (OSError)
 ├── DivergedError         5   loss, gradients or weights not finite (ArithmeticError)
-└── Stopped              75   ended by a signal, saved, resumable (130 for Ctrl-C)
+└── TrainingStopped      75   ended by a signal, saved, resumable (130 for Ctrl-C)
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 from regard.renamed import current_names
@@ -71,7 +71,7 @@ class DivergedError(RegardError, ArithmeticError):
     exit_code = 5
 
 
-class Stopped(RegardError):
+class TrainingStopped(RegardError):
     """Training was stopped by a signal; the run is saved and can be resumed."""
 
     def __init__(self, message: str, exit_code: int = 75) -> None:
@@ -102,6 +102,20 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     known_names = f"known: {list_names(names)}" if names else "there are none"
     hint = f"did you mean {close[0]!r}?" if close else known_names
     return f"unknown {what} {name!r}; {hint}"
+
+
+def reject_options(reason: str, options: Mapping[str, object]) -> None:
+    """Raise `ConfigError` if an option is given that does not apply, for this reason.
+
+    An option that is not given is None or False.
+
+    >>> reject_options("a forecast has no classes", {"--top": 3, "--data": None})
+    Traceback (most recent call last):
+    regard.errors.ConfigError: a forecast has no classes; leave out --top
+    """
+    given = [name for name, value in options.items() if value is not None and value is not False]
+    if given:
+        raise ConfigError(f"{reason}; leave out {', '.join(given)}")
 
 
 def bullet_list(problems: Sequence[str], limit: int = 5) -> str:

@@ -30,24 +30,33 @@ SETTINGS = {
     "model.factored": "model.factorize_positions",
     "model.curves": "model.components",
     "model.norm_order": "model.norm_placement",
+    "model.head.steps": "model.head.horizon",
     "model.stream_scale": "model.residual_scale",
     "model.shape": "model.architecture",
     "data.tokenizer.size": "data.tokenizer.vocab_size",
     "data.path.colours": "data.path.types",
     "data.path.errors": "data.path.error_rate",
+    "data.path.shortest": "data.path.min_length",
+    "data.path.longest": "data.path.max_length",
+    "data.path.highest": "data.path.max_number",
     "train.evaluate_tokens": "train.evaluate_targets",
     "train.optimizer.decay": "train.optimizer.weight_decay",
     "train.schedule.decay": "train.schedule.decay_fraction",
     "task.season": "task.seasonal_period",
-    "time_plan.at": "time_plan.step",  # of state.json
+    "best.since": "best.num_bad_evaluations",  # of state.json, as the next three
+    "time_plan.at": "time_plan.step",
     "time_plan.evaluated": "time_plan.last_evaluation",
     "time_plan.saved": "time_plan.last_save",
+    "task.names": "task.class_names",
+    "task.patch": "task.patch_length",
+    "task.stride": "task.patch_stride",
     "task.inputs": "task.covariates",
     "task.independent": "task.channel_independent",
     "task.scheduled_sampling.most": "task.scheduled_sampling.max_probability",
     "task.scheduled_sampling.over": "task.scheduled_sampling.ramp_fraction",
 }
 INVERTED = ("model.position.halves",)  # the new setting is true where this was false
+ONLY_OF_KIND = {"task.stride": "forecast"}  # in tables of another kind, the name is current
 VALUES: dict[str, dict[str | bool, str | bool]] = {
     "data.path": {"nested": "dyck"},
     "task": {"label": "text_classification", "classify": "image_classification"},
@@ -83,8 +92,9 @@ TENSORS = {
     r"\bscore\.place\b": "score.location",
 }
 
-# Names of settings in versions whose run folders are refused; for messages only.
-REFUSED = {
+# Former names that are in no run folder that is read; for messages only.
+MESSAGES = {
+    "m": "p",  # of the sampler min_p
     "rate": "lr",
     "average": "ema",
     "recompute": "activation_checkpointing",
@@ -110,7 +120,7 @@ def current_names(name: str) -> list[str]:
     """
     settings = (pair for pair in SETTINGS.items() if pair[0] not in INVERTED)
     values = (pair for table in VALUES.values() for pair in table.items())
-    pairs = (*settings, *values, *REFUSED.items())
+    pairs = (*settings, *values, *MESSAGES.items())
     return [_last(new) for old, new in pairs if isinstance(new, str) and _last(str(old)) == name]
 
 
@@ -126,8 +136,10 @@ def current_settings(table: Mapping[str, Any], where: str = "") -> dict[str, Any
     """
     renamed = {}
     for key, value in table.items():
-        name = _current_name(f"{where}{key}")
-        value = not value if f"{where}{key}" in INVERTED else value
+        old = f"{where}{key}"
+        kind = table.get(f"{old.rpartition('.')[0]}.kind".removeprefix(where))
+        name = _current_name(old) if ONLY_OF_KIND.get(old) in (None, kind) else old
+        value = not value if old in INVERTED else value
         if isinstance(value, Mapping):
             value = current_settings(value, f"{name}.")
         elif isinstance(value, str | bool):

@@ -93,7 +93,7 @@ def test_stages_follow_one_that_leaves_gaps():
 
 
 @pytest.mark.parametrize("last", ["min_p=0.1", "top_p=0.9", "typical=0.9", "temperature=1.5"])
-def test_a_low_temperature_follows_a_stage_that_removed_the_likeliest(last):
+def test_a_low_temperature_follows_a_stage_that_removed_the_most_probable(last):
     likeliest = torch.full((1, 60), -5.0, device=DEVICE)
     likeliest[0, 7], likeliest[0, 11] = 5.0, 2.9
     xtc = ["top_k=40", "xtc={probability=1, threshold=0.1}", "temperature=0.02"]
@@ -105,7 +105,7 @@ def test_a_low_temperature_follows_a_stage_that_removed_the_likeliest(last):
         compare(parse_chain([*words, last]), logits)
 
 
-def test_two_temperatures_leave_the_likeliest():
+def test_two_temperatures_leave_the_most_probable():
     words = ["temperature=0.7", "top_k=50", "temperature=0.9", "min_p=1"]
     compare(parse_chain(words), many_kinds(5003, rows=8 if INTERPRETED else 64))
 

@@ -141,9 +141,15 @@ def test_other_precisions_and_processors_use_torch(onednn, monkeypatch):
     monkeypatch.setattr(onednn_matmul, "MIN_PRODUCTS", 61)
     onednn_matmul.linear(x, weight)
     monkeypatch.setattr(onednn_matmul, "MIN_PRODUCTS", 1)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    onednn_matmul.linear(x, weight)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
     monkeypatch.setattr(onednn_matmul, "is_onednn_faster", lambda: False)
     onednn_matmul.linear(x, weight)
     assert not onednn
+    monkeypatch.setattr(onednn_matmul, "is_onednn_faster", lambda: True)
+    onednn_matmul.linear(x, weight)
+    assert onednn
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_one_range_of_lengths_has_the_metrics_of_the_whole(regard, pair_run, tmp
 
 
 def test_a_built_in_set_is_named_as_a_table(regard, pair_run):
-    table = "{ kind = 'copy', examples = 4, shortest = 3, longest = 3 }"
+    table = "{ kind = 'copy', examples = 4, min_length = 3, max_length = 3 }"
     output = json.loads(regard("evaluate", pair_run, table, "--by-length", "--json").out)
     assert output["unit"] == "characters"
     (span,) = output["lengths"]
@@ -52,7 +52,7 @@ def test_a_built_in_set_is_named_as_a_table(regard, pair_run):
 
 
 def test_the_metrics_are_drawn_over_the_length(regard, pair_run, tmp_path):
-    table = "{ kind = 'copy', examples = 20, longest = 9 }"
+    table = "{ kind = 'copy', examples = 20, max_length = 9 }"
     completed = regard("evaluate", pair_run, table, "--by-length", "--out", "curve.svg")
     assert (completed.code, completed.err.splitlines()[-1]) == (0, "curves: curve.svg")
     svg = ElementTree.fromstring((tmp_path / "curve.svg").read_text())

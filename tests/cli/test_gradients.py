@@ -73,5 +73,7 @@ def test_mistakes_are_errors(regard, text_run, lstm_run, ngram_run):
     assert "1 layers, 0 to 0" in error(lstm_run, TEXT, "--gradients", "--layer", 3)
     assert "fitted without gradients" in error(ngram_run, TEXT, "--gradients")
     assert "at least 2 are needed" in error(lstm_run, "t", "--gradients")
-    assert "--head applies to attention maps" in error(text_run, TEXT, "--gradients", "--head", 0)
+    for words in (["--head", 0], ["--words"]):
+        message = f"are for attention maps, not for --gradients; leave out {words[0]}"
+        assert message in error(text_run, TEXT, "--gradients", *words)
     assert "2 runs: attention maps are for one run" in error(text_run, lstm_run, TEXT)

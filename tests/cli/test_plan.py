@@ -23,6 +23,13 @@ def test_every_kind_is_planned_in_eighty_columns(regard, words):
     assert max(map(len, completed.out.splitlines())) <= 80
 
 
+def test_activation_checkpointing_is_named_in_full_on_several_lines(regard):
+    lines = regard("plan", "llama-7b", "--gpus", 2).out.splitlines()
+    assert "  FSDP + activation checkpointing: 11 sequences per GPU and 45.1 k tokens per" in lines
+    assert "  FSDP + activation" in lines
+    assert max(len(line) for line in lines if "torchrun" not in line) <= 80  # a command is one line
+
+
 def test_every_assumption_can_be_changed(regard):
     words = [
         "--gpu-type",

@@ -41,10 +41,10 @@ task = "text_classification"
 model = { preset = "elman", dim = 8, layers = 1, one_hot = true, context = 12 }
 train = { steps = 2, batch = 4 }
 [data]
-path = { kind = "parentheses", examples = 40, longest = 6 }
+path = { kind = "parentheses", examples = 40, max_length = 6 }
 tokenizer = "char"
 [report]
-by_length = { kind = "parentheses", examples = 60, longest = 12, seed = 2 }
+by_length = { kind = "parentheses", examples = 60, max_length = 12, seed = 2 }
 [study.one]
 train.lr = 1e-3
 [study.two]

@@ -18,7 +18,7 @@ MODELS = {
     "encoder": {"preset": "tiny-encoder", "dim": 8, "layers": 2, "heads": 2},
 }
 HEADS = {
-    "forecast": {"kind": "forecast", "steps": 2, "outputs": 3},
+    "forecast": {"kind": "forecast", "horizon": 2, "outputs": 3},
     "mixture": {"kind": "mixture", "components": 4},
 }
 CAUSAL = [name for name in MODELS if name != "encoder"]

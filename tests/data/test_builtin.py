@@ -90,19 +90,21 @@ def test_numbers_are_all_different_and_small_ones_are_there():
     assert thousands == 19_000
 
 
-@pytest.mark.parametrize(("highest", "examples"), [(9, 5), (9, 50), (999, 20_000), (10_050, 8000)])
-def test_numbers_gives_as_many_as_asked_or_as_there_are(highest, examples):
-    opened = open_data({"kind": "numbers", "highest": highest, "examples": examples})
+@pytest.mark.parametrize(
+    ("max_number", "examples"), [(9, 5), (9, 50), (999, 20_000), (10_050, 8000)]
+)
+def test_numbers_gives_as_many_as_asked_or_as_there_are(max_number, examples):
+    opened = open_data({"kind": "numbers", "max_number": max_number, "examples": examples})
     rows = list(opened.rows())
-    assert len(set(rows)) == len(rows) == min(examples, highest + 1)
-    assert set(rows) <= {(english(n), french(n)) for n in range(highest + 1)}
+    assert len(set(rows)) == len(rows) == min(examples, max_number + 1)
+    assert set(rows) <= {(english(n), french(n)) for n in range(max_number + 1)}
 
 
 def test_reversal_and_copy_do_what_their_names_say():
     for source, target in open_data({"kind": "reversal", "examples": 100}).rows():
         assert target == source[::-1]
         assert 4 <= len(source) <= 16
-    for source, target in open_data({"kind": "copy", "examples": 100, "shortest": 1}).rows():
+    for source, target in open_data({"kind": "copy", "examples": 100, "min_length": 1}).rows():
         assert target == source
 
 
@@ -148,7 +150,7 @@ def test_ordinals_are_english(day, ordinal):
 
 
 def test_dyck_lines_are_balanced_and_of_all_types():
-    opened = open_data({"kind": "dyck", "examples": 500, "longest": 20})
+    opened = open_data({"kind": "dyck", "examples": 500, "max_length": 20})
     [(content, ends)] = opened.chunks()
     lines = content.splitlines()
     assert ends
@@ -197,13 +199,13 @@ def test_the_seed_decides_everything(name):
     ("table", "message"),
     [
         (
-            {"kind": "numbers", "highest": 1_000_000},
-            "highest=1000000 must be an integer, from 1",
+            {"kind": "numbers", "max_number": 1_000_000},
+            "max_number=1000000 must be an integer, from 1",
         ),
         ({"kind": "numbers", "examples": "many"}, "examples must be an integer, not 'many'"),
         (
-            {"kind": "copy", "shortest": 9, "longest": 3},
-            "longest=3 must be an integer, at least 9",
+            {"kind": "copy", "min_length": 9, "max_length": 3},
+            "max_length=3 must be an integer, at least 9",
         ),
         ({"kind": "parentheses", "types": 6}, "types=6"),
         ({"kind": "dates", "last_year": 1066}, "last_year=1066"),

@@ -171,7 +171,7 @@ def test_validation_texts_in_the_training_data_are_counted():
 
 @pytest.mark.parametrize("types", [1, 5])
 def test_half_of_the_brackets_are_balanced_and_counting_does_not_tell_which(types):
-    table = {"kind": "parentheses", "examples": 2000, "longest": 20, "types": types}
+    table = {"kind": "parentheses", "examples": 2000, "max_length": 20, "types": types}
     opened = open_data(table)
     assert opened.class_names == ("unbalanced", "balanced")
     counts = {name: Counter() for name in opened.class_names}
@@ -194,7 +194,7 @@ def test_half_of_the_brackets_are_balanced_and_counting_does_not_tell_which(type
 
 
 def test_some_of_the_unbalanced_brackets_are_wrong_in_two_places_only():
-    opened = open_data({"kind": "parentheses", "examples": 2000, "longest": 20})
+    opened = open_data({"kind": "parentheses", "examples": 2000, "max_length": 20})
     unbalanced = [symbols for (symbols,), (number,) in opened.rows if not number]
     hopeless = sum(symbols[0] > "4" or symbols[-1] < "5" for symbols in unbalanced)
     assert 0.3 < hopeless / len(unbalanced) < 0.6

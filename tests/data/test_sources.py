@@ -290,8 +290,8 @@ def test_contradicting_settings_are_config_errors(tmp_path):
     assert "data.source is set alone" in failure(None, path, None, error=ConfigError)
     assert "no data" in failure(None, error=ConfigError)
     assert "did you mean 'numbers'?" in failure({"kind": "number"}, error=ConfigError)
-    unknown = failure({"kind": "numbers", "higest": 3}, error=ConfigError)
-    assert "did you mean 'highest'?" in unknown
+    unknown = failure({"kind": "numbers", "max_numbr": 3}, error=ConfigError)
+    assert "did you mean 'max_number'?" in unknown
 
 
 def test_a_tsv_file_is_pairs(tmp_path):
@@ -379,7 +379,7 @@ def test_pairs_with_one_source_cannot_be_split():
 
 def test_a_built_in_is_opened_by_name_or_table(tmp_path, monkeypatch):
     assert isinstance(open_data("copy"), Pairs)
-    few = open_data({"kind": "reversal", "examples": 3, "longest": 5})
+    few = open_data({"kind": "reversal", "examples": 3, "max_length": 5})
     assert few.count == 3
     monkeypatch.chdir(tmp_path)
     write_file(tmp_path / "copy", "my own file")

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from regard.errors import ConfigError, ShapeError
-from regard.generate import Chain, generate, parse_chain, stream, stream_text
+from regard.generate import Chain, detokenize_stream, generate, parse_chain, stream
 from regard.models.base import Language
 from regard.nn.state import Source
 from regard.seeds import row_key
@@ -189,7 +189,9 @@ class Scripted:
 
 def pieces(text, **given):
     ids = list(text) if isinstance(text, bytes) else list(text.encode())
-    return list(stream_text(Scripted(ids), Bytes(), [*b"> "], GREEDY, tokens=len(ids), **given))
+    prompt = [*b"> "]
+    new_ids = stream(Scripted(ids), prompt, GREEDY, tokens=len(ids))
+    return list(detokenize_stream(new_ids, Bytes(), prompt, **given))
 
 
 def test_a_character_of_several_bytes_comes_in_one_piece():
@@ -204,7 +206,8 @@ def test_bytes_that_never_become_a_character_are_shown_in_the_end():
 def test_the_space_between_two_words_is_not_lost(table_model):
     model = table_model()
     [ids] = generate(model, [[0, 1]], GREEDY, tokens=12)
-    text = "".join(stream_text(model, Words(), [0, 1], GREEDY, tokens=12))
+    new_ids = stream(model, [0, 1], GREEDY, tokens=12)
+    text = "".join(detokenize_stream(new_ids, Words(), [0, 1]))
     assert "a b" + text == Words().decode([0, 1, *ids])
 
 

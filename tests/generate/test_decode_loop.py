@@ -7,7 +7,14 @@ import torch
 from regard.accel import pack
 from regard.accel.packed_decoder import PackedDecoder
 from regard.errors import ConfigError, RegardError
-from regard.generate import Chain, CudaGraphDecoder, generate, parse_chain, stream, stream_text
+from regard.generate import (
+    Chain,
+    CudaGraphDecoder,
+    detokenize_stream,
+    generate,
+    parse_chain,
+    stream,
+)
 from regard.generate.decode_loop import CudaGraphLoop, EagerLoop
 from regard.generate.stop_strings import truncate_at_stop
 from regard.models.build import build_model, preset
@@ -183,8 +190,9 @@ class Letters:
 
 def test_a_stop_string_ends_a_stream():
     model = small()
-    whole = "".join(stream_text(model, Letters(), [1, 2], CHAIN, tokens=30, seed=3))
+    prompt = [1, 2]
+    ids = list(stream(model, prompt, CHAIN, tokens=30, seed=3))
+    whole = "".join(detokenize_stream(ids, Letters(), prompt))
     stop = whole[11:14]
-    options = {"tokens": 30, "seed": 3, "stop_strings": [stop]}
-    text = "".join(stream_text(model, Letters(), [1, 2], CHAIN, **options))
+    text = "".join(detokenize_stream(ids, Letters(), prompt, [stop]))
     assert text == whole[: whole.index(stop)]

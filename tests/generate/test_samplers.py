@@ -415,12 +415,12 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_p(logits, p):
     mass = probs[left].sum()
     assert mass >= p - 1e-9  # enough
     assert mass - probs[left].min() < p + 1e-9  # and none to spare
-    assert left.all() or probs[left].min() >= probs[~left].max()  # the likeliest ones
+    assert left.all() or probs[left].min() >= probs[~left].max()  # the most probable ones
 
 
 @settings(max_examples=25)
 @given(LOGITS, st.floats(0.05, 5), st.floats(1.01, 3))
-def test_a_lower_temperature_makes_the_likeliest_token_no_less_likely(logits, value, factor):
+def test_a_lower_temperature_makes_the_most_probable_token_no_less_probable(logits, value, factor):
     logits = rows(logits)
     cold, warm = (Temperature(t)(logits).softmax(-1).max() for t in (value, value * factor))
     assert cold >= warm - 1e-9

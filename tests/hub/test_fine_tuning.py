@@ -146,7 +146,7 @@ def test_a_classifier_keeps_its_head_and_its_names_for_classes_it_knows(tmp_path
     names = {"id2label": {0: "meh", 1: "good", 2: "bad"}, "label2id": None}
     save_bert(tmp_path / "theirs", "BertForSequenceClassification", **names)
     before, after, run = fine_tune(tmp_path)
-    assert run.config.task["names"] == ["meh", "good", "bad"]
+    assert run.config.task["class_names"] == ["meh", "good", "bad"]
     assert torch.allclose(before["head.out.weight"], after["head.out.weight"], atol=1e-6)
     run.export(tmp_path / "ours")
     table = json.loads((tmp_path / "ours" / "config.json").read_text())
@@ -156,7 +156,7 @@ def test_a_classifier_keeps_its_head_and_its_names_for_classes_it_knows(tmp_path
 def test_a_classifier_gets_a_new_output_layer_for_other_classes(tmp_path):
     save_bert(tmp_path / "theirs", "BertForSequenceClassification")  # neg, pos, meh
     _, after, run = fine_tune(tmp_path)
-    assert run.config.task["names"] == ["bad", "good"]
+    assert run.config.task["class_names"] == ["bad", "good"]
     assert after["head.out.weight"].shape == (2, 24)
 
 

@@ -217,8 +217,8 @@ def test_pixel_statistics_that_make_no_sense_are_refused(processor, message):
 
 
 def test_classes_are_named_by_their_numbers():
-    assert image_task(NAMES, {}, 3)["names"] == ["cat", "dog"]
-    assert image_task({"num_labels": 3}, {}, 3)["names"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
+    assert image_task(NAMES, {}, 3)["class_names"] == ["cat", "dog"]
+    assert image_task({"num_labels": 3}, {}, 3)["class_names"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
     with pytest.raises(ConfigError, match="must be an object of classes and their indices"):
         image_task({"id2label": ["cat", "dog"]}, {}, 3)
     for labels in ({"0": "cat", "5": "dog"}, {"a": "cat"}):

@@ -266,7 +266,7 @@ def test_the_presets_are_their_papers():
 
 
 def test_a_run_learns_to_reverse_and_shows_where_it_looks(tmp_path):
-    path = {"kind": "reversal", "examples": 1000, "shortest": 2, "longest": 4}
+    path = {"kind": "reversal", "examples": 1000, "min_length": 2, "max_length": 4}
     config = RunConfig(
         name="reversal",
         task="seq2seq",

@@ -61,7 +61,7 @@ def place(tmp_path_factory):
 
 def test_a_file_of_labels_is_trained_on_without_settings(place):
     run = regard.load(place / "label")
-    assert run.config.task == {"kind": "text_classification", "names": ["bad", "good"]}
+    assert run.config.task == {"kind": "text_classification", "class_names": ["bad", "good"]}
     assert run.config.model["head"] == {"kind": "classification", "pool": "max", "classes": 2}
     found = run.evaluate()
     assert set(found) == {"loss", "accuracy", "f1"}
@@ -80,7 +80,7 @@ def test_a_file_of_labels_is_trained_on_without_settings(place):
 
 def test_a_file_of_tags_is_trained_on_without_settings(place):
     run = regard.load(place / "tag")
-    assert run.config.task["names"] == ["B-thing", "I-thing", "O"]
+    assert run.config.task["class_names"] == ["B-thing", "I-thing", "O"]
     found = run.evaluate()
     assert found["accuracy"] > 0.9
     assert found["f1"] > 0.9
@@ -120,7 +120,7 @@ def test_words_that_training_did_not_see_are_tagged_by_their_characters(sequence
     assert same != said  # both are unknown words
 
 
-def test_the_likeliest_sequence_comes_first_with_the_probability_of_each_tag(sequence_tagger):
+def test_the_most_probable_sequence_comes_first_with_the_probability_of_each_tag(sequence_tagger):
     run = sequence_tagger
     text = "word1 blue house stood red"
     with torch.no_grad():
@@ -134,7 +134,7 @@ def test_the_likeliest_sequence_comes_first_with_the_probability_of_each_tag(seq
     letters = torch.tensor([[word_bytes(word) for word in text.split()]], dtype=torch.uint8)
     x = run.model(ids, lengths=torch.tensor([5]), characters=letters)
     tagged = torch.ones(1, 5, dtype=torch.bool)
-    names = run.config.task["names"]
+    names = run.config.task["class_names"]
     best = run.model.head.decode(x, tagged)[0].tolist()
     chances = run.model.head.log_probs(x, tagged)[0].exp()
     assert [answer[0][0] for answer in answers] == [names[tag] for tag in best]
@@ -232,10 +232,14 @@ def test_long_texts_are_truncated_and_counted(tmp_path):
 def test_names_may_be_given_for_numbered_classes(tmp_path):
     path = tmp_path / "sent.tsv"
     path.write_text("".join(f"text {n}\t{n % 2}\n" for n in range(40)))
-    config = settings(path, task={"kind": "text_classification", "names": ["bad", "good"]})
-    assert prepare_training(config).task.names == ["bad", "good"]
-    with pytest.raises(ConfigError, match=r"task.names has 1 names, and the data 2 classes: 0, 1"):
-        prepare_training(settings(path, task={"kind": "text_classification", "names": ["bad"]}))
+    config = settings(path, task={"kind": "text_classification", "class_names": ["bad", "good"]})
+    assert prepare_training(config).task.class_names == ["bad", "good"]
+    with pytest.raises(
+        ConfigError, match=r"task.class_names has 1 names, and the data 2 classes: 0, 1"
+    ):
+        prepare_training(
+            settings(path, task={"kind": "text_classification", "class_names": ["bad"]})
+        )
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def run(folder, tmp_path_factory):
     )
 
 
-def test_masks_are_filled_in_by_the_likeliest_tokens(run):
+def test_masks_are_filled_in_by_the_most_probable_tokens(run):
     found = run.fill("The <mask> sat on the <mask>.", top=4)
     assert [len(each) for each in found] == [4, 4]
     ids, places = encode_with_masks(run.tokenizer, "The <mask> sat on the <mask>.")

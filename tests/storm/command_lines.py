@@ -100,7 +100,7 @@ METAVARS = ("N", "T", "GB", "GB/S", "TFLOPS", "FRACTION", "POWER")  # of numbers
 SLOW = ("train", "quickstart", "export", "import", "evaluate")
 SOUND = {  # places and texts that a command understands
     "train": [["cats.txt"], ["pairs.tsv"], ["labels.tsv"], ["recipe.toml"]],
-    "quickstart": [["data.path.highest=99"]],
+    "quickstart": [["data.path.max_number=99"]],
     "resume": [["runs/text"], ["runs/pairs"], ["runs/labels"]],
     "evaluate": [["runs/text"], ["runs/pairs"], ["runs/labels"], ["runs/text", "cats.txt"]],
     "generate": [["runs/text", "the cat"], ["runs/text"]],

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from regard import pipelines
-from regard.errors import Stopped
+from regard.errors import TrainingStopped
 from regard.training import run
 from regard.training.run import begin, resume
 from regard.training.storage import checkpoint
@@ -66,7 +66,9 @@ def test_wherever_a_signal_comes_the_run_is_saved_within_a_step(
             asks_once(patch, pipelines, "validation_metrics", asked)
         else:
             asks_once(patch, pipelines, "sample", asked)
-        with pytest.raises(Stopped, match=f"stopped by {asked.name} at step {saved} of") as raised:
+        with pytest.raises(
+            TrainingStopped, match=f"stopped by {asked.name} at step {saved} of"
+        ) as raised:
             list(begin(config(data / "cats.txt"), folder))
     assert raised.value.exit_code == code_of(asked)
     assert committed(folder) == saved
@@ -83,7 +85,7 @@ def test_an_evaluation_that_was_put_off_can_end_the_run(data, tmp_path, monkeypa
     asks_once(monkeypatch, pipelines, "sample", signal.SIGTERM, lambda *words: len(bad) == 0)
     folder = tmp_path / "run"
     settings = config(data / "cats.txt", patience=1)
-    with pytest.raises(Stopped, match="at step 8 of"):
+    with pytest.raises(TrainingStopped, match="at step 8 of"):
         list(begin(settings, folder))
     bad += [{"loss": 2.0}, {"loss": 1.0}]  # the last: of the best weights, on all data
     *_, ended = resume(folder)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import regard
 from hub.runs import make_checkpoint, model_config
 from regard.cli import main
+from regard.config import RunConfig, build
 from regard.errors import CheckpointError, ConfigError
 from regard.files.directory import Directory
 from regard.renamed import INVERTED, SETTINGS, current_settings
@@ -21,6 +22,7 @@ from regard.training.import_export import import_run
 from regard.training.run import begin, resume
 from regard.training.storage.checkpoint import Checkpoint, write_tensors
 from regard.training.storage.run_folder import RunFolder
+from survival.test_checkpoint_state import sign
 from training.runs import config
 
 
@@ -96,6 +98,7 @@ def test_every_command_refuses_a_changed_model_and_none_a_moved_file(run, data, 
         ("task.kind", "masked"),
         ("data.tokenizer", "bpe"),
         ("data.lower", True),
+        ("data.text2", "hypothesis"),
     ],
 )
 def test_what_the_weights_depend_on_is_signed(run, key, value):
@@ -239,7 +242,8 @@ def test_a_run_with_the_earlier_names_of_settings_loads(run):
     position = {"kind": "rotary", "scaling": scaling}
     cell = {"kind": "lstm", "forget": False}
     model = {"patch": 4, "init": "zero_out", "cell": cell, "position": position}
-    assert current_settings({"model": model, "task": {"kind": "forecast", "patch": 8}}) == {
+    task = {"kind": "forecast", "patch": 8, "stride": 4}
+    assert current_settings({"model": model, "task": task}) == {
         "model": {
             "patch_size": 4,
             "init": "zero_init_residual",
@@ -254,9 +258,17 @@ def test_a_run_with_the_earlier_names_of_settings_loads(run):
                 },
             },
         },
-        "task": {"kind": "forecast", "patch": 8},
+        "task": {"kind": "forecast", "patch_length": 8, "patch_stride": 4},
     }
-    assert current_settings({"time_plan": {"at": 3}}) == {"time_plan": {"step": 3}}  # state.json
+    for span in ({"task": {"kind": "span", "stride": 4}}, {"task.kind": "span", "task.stride": 4}):
+        assert current_settings(span) == span  # its stride has kept its name
+    forecast = {"task.kind": "forecast", "task.stride": 4}
+    assert current_settings(forecast) == {"task.kind": "forecast", "task.patch_stride": 4}
+    state = {"time_plan": {"at": 3}, "best": {"since": 1}}
+    assert current_settings(state) == {
+        "time_plan": {"step": 3},
+        "best": {"num_bad_evaluations": 1},
+    }
     train = {
         "optimizer": {"kind": "adamw", "decay": 0.1},
         "schedule": {"kind": "stable_decay", "decay": 0.2},
@@ -275,6 +287,114 @@ def test_a_run_with_the_earlier_names_of_settings_loads(run):
         "task": "text_classification",
         "task.kind": "image_classification",
     }
+
+
+FORMER_NAMES = {
+    "forecast": (
+        {
+            "data": {"path": {"kind": "sines", "examples": 300}},
+            "task": {
+                "kind": "forecast",
+                "context": 16,
+                "horizon": 4,
+                "patch_length": 4,
+                "patch_stride": 2,
+            },
+            "model": {"preset": "tiny-encoder", "dim": 8, "layers": 1, "heads": 2},
+        },
+        {"patch_length": "patch", "patch_stride": "stride", "model.head.horizon": "steps"},
+    ),
+    "classes": (
+        {
+            "data": {"path": {"kind": "parentheses", "examples": 200, "max_length": 6}},
+            "task": "text_classification",
+            "model": {"preset": "lstm", "dim": 8, "layers": 1, "context": 8},
+        },
+        {"class_names": "names", "max_length": "longest"},
+    ),
+    "pairs": (
+        {
+            "data": {
+                "path": {"kind": "reversal", "examples": 200, "min_length": 2, "max_length": 3}
+            },
+            "task": "seq2seq",
+            "model": {"preset": "tiny-encoder-decoder", "dim": 8, "layers": 1, "heads": 2},
+        },
+        {"min_length": "shortest", "max_length": "longest"},
+    ),
+    "numbers": (
+        {
+            "data": {"path": {"kind": "numbers", "examples": 200, "max_number": 300}},
+            "task": "seq2seq",
+            "model": {"preset": "tiny-encoder-decoder", "dim": 8, "layers": 1, "heads": 2},
+        },
+        {"max_number": "highest"},
+    ),
+}
+
+
+def rename_back(table, names, where=""):
+    """A table with the former names of some settings, by their names or dotted names."""
+    renamed = {}
+    for key, value in table.items():
+        dotted = f"{where}{key}"
+        *path, last = key.split(".")
+        old = names.get(dotted.removeprefix("settings.").removeprefix("config."), names.get(last))
+        if isinstance(value, dict):
+            value = rename_back(value, names, f"{dotted}.")
+        renamed[".".join([*path, old or last])] = value
+    return renamed
+
+
+@pytest.mark.parametrize("kind", FORMER_NAMES)
+def test_a_run_with_former_names_is_resumed_as_if_they_were_current(kind, tmp_path):
+    """As if an earlier version had written config.json, the weights and the checkpoints."""
+    settings, names = FORMER_NAMES[kind]
+    train = {"steps": 2, "batch": 4, "save_every": 1, "evaluate_every": 1, "baseline": False}
+    table = {"name": "test", "device": "cpu", "train": train, **settings}
+    new, old = tmp_path / "new", tmp_path / "old"
+    list(begin(build(RunConfig, table), new))
+    shutil.copytree(new, old)
+    names = {**names, "num_bad_evaluations": "since"}
+    written = (old / "config.json", *old.glob("checkpoints/*/state.json"))
+    for path in written:
+        before = json.loads(path.read_text())
+        path.write_text(json.dumps(rename_back(before, names)))
+    weights = old / "model.safetensors"
+    with safe_open(weights, "pt") as file:
+        signed = rename_back(json.loads(file.metadata()["settings"]), names)
+    save_file(load_file(weights), weights, {"settings": json.dumps(signed)})
+    for step in (old / "checkpoints").iterdir():
+        sign(step)
+    texts = [json.dumps(signed), *(path.read_text() for path in written)]
+    for former in names.values():
+        assert any(re.search(rf'[."]{former}":', text) for text in texts), former
+    assert RunFolder(old).load_config() == RunFolder(new).load_config()
+    assert regard.load(old).evaluate() == regard.load(new).evaluate()
+    for run in (old, new):
+        list(resume(run, {"train": {"steps": 3}}))
+    resumed = [
+        load_file(run / "checkpoints" / "step-3" / "model.safetensors") for run in (old, new)
+    ]
+    assert resumed[0].keys() == resumed[1].keys()
+    assert all(torch.equal(resumed[0][name], resumed[1][name]) for name in resumed[0])
+    assert (old / "config.json").read_text() == (new / "config.json").read_text()
+
+
+def test_weights_that_were_saved_without_a_setting_are_accepted(run):
+    """Earlier versions did not store data.text2 with the weights."""
+    path = run / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        signed = json.loads(file.metadata()["settings"])
+    del signed["data.text2"]
+    save_file(load_file(path), path, {"settings": json.dumps(signed)})
+    RunFolder(run).load_config()
+    list(resume(run, {"train": {"steps": 3}}))
+    with safe_open(path, "pt") as file:
+        assert "data.text2" in json.loads(file.metadata()["settings"])
+    change(run, "data.text2", "hypothesis")
+    with pytest.raises(CheckpointError, match=r"data\.text2: None → 'hypothesis'"):
+        RunFolder(run).load_config()
 
 
 def test_tensors_of_an_earlier_version_have_their_current_names(run):

@@ -133,7 +133,7 @@ def test_tensors_that_do_not_fit_the_model_are_refused(run, case):
         ("best.step", 3),
         ("best.metrics", [1]),
         ("best.metrics", {"loss": "low"}),
-        ("best.since", None),
+        ("best.num_bad_evaluations", None),
         ("best.sha256", 3),
         ("sizes", {}),
         ("sizes", {"metrics.jsonl": "1", "samples.txt": 1}),

@@ -98,7 +98,10 @@ def test_the_linear_layer_is_the_ridge_solution_of_numpy():
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"normalize": "window", "channel_independent": True, "patch": 3, "stride": 2}],
+    [
+        {},
+        {"normalize": "window", "channel_independent": True, "patch_length": 3, "patch_stride": 2},
+    ],
     ids=["columns together", "patches of each column"],
 )
 def test_networks_forecast_and_every_weight_learns(name, fields):
@@ -160,7 +163,7 @@ def test_settings_that_do_not_fit_are_refused():
             "reads each column alone",
         ),
         ({"horizon": 0}, "task.horizon=0 must be at least 1"),
-        ({"patch": 9}, "task.patch=9 must be at most task.context=8"),
+        ({"patch_length": 9}, "task.patch_length=9 must be at most task.context=8"),
     ]:
         with pytest.raises(ConfigError, match=told):
             task_of(**fields)

@@ -118,7 +118,7 @@ def test_a_bias_narrows_the_distribution():
 
 
 def test_drawings_are_batched_with_their_class_and_end():
-    task = Handwriting(std=2.0, points=4, names=["a", "b"])
+    task = Handwriting(std=2.0, points=4, class_names=["a", "b"])
     short, long = np.array([[2, 4, 0], [6, 0, 1]], np.float32), np.ones((5, 3), np.float32)
     batch = task.collate(([short, long], [1, 0], None), torch.Generator())
     assert batch.lengths.tolist() == [2, 4]
@@ -241,7 +241,7 @@ def test_recurrent_networks_have_a_larger_learning_rate(model, lr, capsys):
 
 def test_a_text_is_drawn_and_its_window_explained(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    data = "data.path={kind='digits', examples=40, longest=3}"
+    data = "data.path={kind='digits', examples=40, max_length=3}"
     small = [data, "model.dim=8", "train.steps=3", "train.batch=8", "train.schedule.warmup=1"]
     said = invoke(capsys, "train", "handwriting-digits", *small, "--out", "run")
     assert said.code == 0, said.err

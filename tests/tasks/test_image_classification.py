@@ -172,12 +172,13 @@ def test_options_without_sense_are_refused(options, said):
 
 
 def test_names_are_given_to_numbers_only():
-    assert ImageClassification().class_names(["cat", "dog"]) == ["cat", "dog"]
-    assert ImageClassification(names=["cat", "dog"]).class_names(["0", "1"]) == ["cat", "dog"]
-    assert ImageClassification(names=["cat", "dog"]).class_names(["cat", "dog"]) == ["cat", "dog"]
+    assert ImageClassification().resolve_class_names(["cat", "dog"]) == ["cat", "dog"]
+    task = ImageClassification(class_names=["cat", "dog"])
+    assert task.resolve_class_names(["0", "1"]) == ["cat", "dog"]
+    assert task.resolve_class_names(["cat", "dog"]) == ["cat", "dog"]
     for own in (["0", "1", "2"], ["1", "2"], ["Katze", "Hund"]):
         with pytest.raises(ConfigError, match="and the classes numbered from 0"):
-            ImageClassification(names=["cat", "dog"]).class_names(own)
+            task.resolve_class_names(own)
 
 
 def test_a_batch_is_a_function_of_seed_and_number(place):
@@ -202,7 +203,7 @@ def test_the_changes_of_an_image_depend_on_seed_and_number(tmp_path):
 
 def test_facts_of_the_data_are_saved_in_the_run(place):
     kept = regard.load(place / "run").config
-    assert kept.task["names"] == ["both", "lower", "upper"]
+    assert kept.task["class_names"] == ["both", "lower", "upper"]
     train, _ = open_split(kept)
     mean, std = train.statistics(8)
     assert (kept.task["mean"], kept.task["std"]) == (mean, std)

@@ -117,7 +117,7 @@ def test_without_marks_it_reads_the_true_tokens_to_the_bit(name):
 
 
 def by_torch(model, truth, marks):
-    """A loop around torch's cell, which writes the likeliest id and reads it where it should."""
+    """A loop around torch's cell, which writes the most probable id and reads it where due."""
     cell, layer = nn.LSTMCell(8, 8), model.layers[0]
     with torch.no_grad():
         cell.weight_ih.copy_(layer.input.weight)

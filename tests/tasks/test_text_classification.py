@@ -99,7 +99,7 @@ def test_the_lectures_head_applies_an_activation_to_the_last_state():
 
 
 def test_metrics_equal_those_counted_by_hand():
-    task = TextClassification(names=["a", "b", "c"])
+    task = TextClassification(class_names=["a", "b", "c"])
     model = build("lstm", task)
     batch, *_ = batch_of(task)
     with torch.no_grad():
@@ -115,7 +115,7 @@ def test_metrics_equal_those_counted_by_hand():
 
 
 def test_accuracy_per_text_is_that_of_its_tags():
-    task = Tag(names=["O", "B-x", "I-x"])
+    task = Tag(class_names=["O", "B-x", "I-x"])
     model = build("lstm", task)
     batch, _, classes = batch_of(task)
     said = task.logits(model, batch).argmax(-1)

@@ -175,7 +175,7 @@ def test_a_vocabulary_trained_here_adds_no_special_tokens():
 
 
 def slow_unigram(text, pieces):
-    """The likeliest way to cut a text, of all ways; a character alone may be unknown."""
+    """The most probable way to cut a text, of all ways; a character alone may be unknown."""
     scores = {text: score for text, score, *kind in pieces if not kind}
     unknown = min(scores.values()) - 10
     best = [(0.0, [])]
@@ -237,13 +237,13 @@ def tokens(tokenizer, text):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_unigram_pieces_are_the_likeliest(text):
+def test_unigram_pieces_are_the_most_probable(text):
     assert tokens(loaded_tokenizer("unigram"), text) == slow_unigram(normalize(text), files.UNIGRAM)
 
 
 @given(text=SOME_TEXT)
 @FEW
-def test_unigram_pieces_of_any_text_are_the_likeliest(text):
+def test_unigram_pieces_of_any_text_are_the_most_probable(text):
     assert tokens(loaded_tokenizer("unigram"), text) == slow_unigram(normalize(text), files.UNIGRAM)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import count_reference as reference
-from regard.errors import DataError, Stopped
+from regard.errors import DataError, TrainingStopped
 from regard.pipelines import prepare_training
 from regard.training import baseline
 from regard.training.baseline import evaluate_baselines, read_baseline
@@ -87,7 +87,7 @@ def test_counting_changes_nothing_of_what_is_learned(data, tmp_path):
 def test_a_run_that_goes_on_keeps_what_it_has_counted(data, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         interrupt(patch, 4, asked=15)
-        with pytest.raises(Stopped):
+        with pytest.raises(TrainingStopped):
             run(config(data / "cats.txt"), tmp_path / "run")
     before = RunFolder(tmp_path / "run").baseline.read_bytes()
     assert not [each for each in resume(tmp_path / "run") if isinstance(each, BaselineEvaluated)]

@@ -147,10 +147,10 @@ def test_class_weights_multiply_the_loss_in_training_only():
 
 
 def test_facts_of_the_old_data_are_not_inherited():
-    facts = {"names": ["a", "b"], "paired": True, "class_weights": [1.0, 2.0]}
+    facts = {"class_names": ["a", "b"], "paired": True, "class_weights": [1.0, 2.0]}
     start = RunConfig(name="x", task={"kind": "text_classification", "word_dropout": 0.1, **facts})
     kept = start_from({"task": "text_classification"}, start, ["a"])["task"]
-    assert kept == {"kind": "text_classification", "word_dropout": 0.1, "names": ["a", "b"]}
+    assert kept == {"kind": "text_classification", "word_dropout": 0.1, "class_names": ["a", "b"]}
     other = start_from({"task": "text_classification"}, start, ["c"])["task"]
     assert other == {"kind": "text_classification", "word_dropout": 0.1}
     start = RunConfig(name="x", task={"kind": "span", "no_answer": True})

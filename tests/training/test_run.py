@@ -17,7 +17,7 @@ import regard
 from regard import pipelines
 from regard.accel import cublaslt
 from regard.config import to_table
-from regard.errors import CheckpointError, ConfigError, DataError, DivergedError, Stopped
+from regard.errors import CheckpointError, ConfigError, DataError, DivergedError, TrainingStopped
 from regard.training import run
 from regard.training.events import Evaluated, RunFinished, RunStarted, StepLogged
 from regard.training.loop import Objective
@@ -139,7 +139,7 @@ def test_an_interrupted_run_ends_as_if_nothing_had_happened(
     for at in (1, 5, 6, 8, 11):
         with monkeypatch.context() as patch:
             interrupt(patch, at, asked=asked)
-            with pytest.raises(Stopped if asked else Crash) as raised:
+            with pytest.raises(TrainingStopped if asked else Crash) as raised:
                 list(events)
         if asked:
             assert raised.value.exit_code == 75
@@ -175,7 +175,7 @@ def test_what_was_logged_after_the_checkpoint_is_cut_back(data, whole, tmp_path,
 
 def test_ctrl_c_has_its_own_exit_code(data, tmp_path, monkeypatch):
     interrupt(monkeypatch, 2, asked=signal.SIGINT)
-    with pytest.raises(Stopped, match="stopped by SIGINT at step 2") as raised:
+    with pytest.raises(TrainingStopped, match="stopped by SIGINT at step 2") as raised:
         list(begin(config(data / "cats.txt"), tmp_path / "run"))
     assert raised.value.exit_code == 130
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from regard.errors import Stopped
+from regard.errors import TrainingStopped
 from regard.training.signals import STOP_SIGNALS, Interrupted, Interrupts, stoppable
 from storm.shell import on_terminal
 
@@ -87,7 +87,7 @@ def test_where_there_is_haste_a_signal_is_noted_and_ends_what_is_done(asked):
 def test_what_does_not_train_yet_is_stopped_and_can_be_tried_again(asked):
     before = signal.getsignal(asked)
     said = f"stopped by {asked.name} before or after training"
-    with pytest.raises(Stopped, match=said) as raised, stoppable():
+    with pytest.raises(TrainingStopped, match=said) as raised, stoppable():
         signal.raise_signal(asked)
     assert raised.value.exit_code == 75
     assert signal.getsignal(asked) == before

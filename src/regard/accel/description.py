@@ -131,7 +131,7 @@ def inspect_decoder(model: object) -> Description:
         rotated_dims=position.rotary_dim if isinstance(position, Rotary) else 0,
         interleaved=isinstance(position, Rotary) and position.interleaved,
         scaled_by_length=isinstance(position, Rotary) and position.length_dependent,
-        has_window_base=position.in_window() is not position,
+        has_window_base=position.for_sliding_window() is not position,
         biases_scores=type(position).bias is not Position.bias,
         final_norm=_norm_name(stack.norm),
         head_scale=head.scale,

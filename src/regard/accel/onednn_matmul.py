@@ -2,7 +2,7 @@
 
 On AMD processors MKL uses AVX2 instructions. oneDNN uses AVX-512 where the processor supports it,
 and takes half the time there (docs/results.md). The weights keep their layout; `accel.onednn`
-copies them to oneDNN's own.
+copies them to oneDNN's own. `torch.backends.mkldnn.enabled = False` switches it off.
 """
 
 import platform
@@ -44,6 +44,7 @@ def uses_onednn(a: Float[Tensor, "*rows inputs"], b: Float[Tensor, "inputs outpu
     return (
         a.numel() * b.shape[1] >= MIN_PRODUCTS
         and is_onednn_faster()
+        and bool(torch.backends.mkldnn.enabled)
         and a.dtype == b.dtype == torch.float32
         and a.device.type == b.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")

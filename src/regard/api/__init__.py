@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from regard.api.overrides import format_overrides
     from regard.api.planning import Plan, plan
     from regard.api.prediction import (
+        BATCH,
         OUT_SUFFIXES,
         input_lines,
         input_texts,
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
         train_events,
     )
     from regard.explain.gradient import GradientFlow, draw_gradients
+    from regard.explain.render.figure import FIGURE_SUFFIXES
     from regard.explain.token_map import AttentionMap
     from regard.generate import SAMPLERS, PromptLookup
     from regard.generate.sampler_trace import TracedChain
@@ -101,8 +103,8 @@ _NAMES = {
     ),
     "regard.api.planning": ("Plan", "plan"),
     "regard.api.prediction": (
-        *("OUT_SUFFIXES", "input_lines", "input_texts", "predict_inputs", "predict_rows"),
-        *("read_inputs", "write_rows"),
+        *("BATCH", "OUT_SUFFIXES", "input_lines", "input_texts", "predict_inputs"),
+        *("predict_rows", "read_inputs", "write_rows"),
     ),
     "regard.api.process": (
         *("device_of", "process_start_time", "rank", "run_worker", "stoppable", "world_size"),
@@ -128,6 +130,7 @@ _NAMES = {
     ),
     "regard.explain.token_map": ("AttentionMap",),
     "regard.explain.gradient": ("GradientFlow", "draw_gradients"),
+    "regard.explain.render.figure": ("FIGURE_SUFFIXES",),
     "regard.generate": ("SAMPLERS", "PromptLookup"),
     "regard.generate.sampler_trace": ("TracedChain",),
     "regard.models.build": ("preset",),
@@ -144,6 +147,8 @@ _NAMES = {
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
+    "BATCH",
+    "FIGURE_SUFFIXES",
     "OPTIONAL_PACKAGES",
     "OUT_SUFFIXES",
     "SAMPLERS",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.config import make
-from regard.errors import ConfigError
+from regard.errors import ConfigError, reject_options
 from regard.explain.attention import (
     NEEDS_ATTENTION,
     attention_maps,
@@ -77,19 +77,21 @@ def all_attention(
     """All attention of the model while it reads a text or an image."""
     require_attention(run)
     if run.config.model["family"] == SOFT_WINDOW:
-        _reject_options(
+        reject_options(
             "the attention of a handwriting run is one map, its soft window",
-            target=target,
-            layers=layers,
-            heads=heads,
-            rows=rows,
-            pattern=pattern,
-            words=words,
+            {
+                "target": target,
+                "layers": layers,
+                "heads": heads,
+                "rows": rows,
+                "pattern": pattern,
+                "words": words,
+            },
         )
         return explain_window(run, input)
     if run.config.model["family"] == "vision":
         reason = "for an image, only layers, heads and rows of the attention can be selected"
-        _reject_options(reason, target=target, pattern=pattern, words=words)
+        reject_options(reason, {"target": target, "pattern": pattern, "words": words})
         pixels = torch.from_numpy(input_pixels(run.model, input))
         image = image_task(run.config.task).normalize(pixels).to(run.device)
         return image_attention(
@@ -120,7 +122,7 @@ def all_attention(
             pattern=pattern or _layer_patterns(run, layers),
             **selection,
         )
-    _reject_options("this run reads no target", target=target)
+    reject_options("this run reads no target", {"target": target})
     ids, segments = _encode_texts(run, input)
     return self_attention(
         run.model,
@@ -146,13 +148,6 @@ def _layer_patterns(run: "Run", layers: Sequence[int] | None) -> list[str]:
         matching = [path for path in paths if any(fnmatchcase(name, path) for name in names)]
         patterns += matching or paths[:1]  # a layer that does not exist is an error
     return patterns
-
-
-def _reject_options(reason: str, **options: object) -> None:
-    """Raise if an option is given that does not apply."""
-    refused = [name for name, value in options.items() if value is not None and value is not False]
-    if refused:
-        raise ConfigError(f"{reason}; leave out {', '.join(refused)}")
 
 
 def states(run: "Run", input: Any, pattern: str) -> StateMaps:
@@ -225,7 +220,7 @@ def text_attribution(run: "Run", text: Any, output: str | None) -> Attribution:
     if run.tokenizers is None or isinstance(run.tokenizers, PairTokenizers):
         raise ConfigError("attribution is for runs that read one text")
     require_gradients(run.model)
-    names: list[str] | None = getattr(make(run.config.task, TASKS, "task"), "names", None)
+    names: list[str] | None = getattr(make(run.config.task, TASKS, "task"), "class_names", None)
     if names is None:
         run._require("gradients", "predict the next token or the class of a text")
         return attribute(run.model, run.tokenizer, context_ids(run, text), output)

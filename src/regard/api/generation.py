@@ -11,6 +11,7 @@ from torch import nn
 
 from regard.accel import ModelFingerprint, decoding_path
 from regard.accel.packed_decoder import PackedDecoder
+from regard.api.prediction import BATCH
 from regard.errors import ConfigError
 from regard.generate import (
     BeamSearch,
@@ -19,14 +20,13 @@ from regard.generate import (
     CudaGraphDecoder,
     PromptLookup,
     Search,
+    detokenize_stream,
     generate,
     parse_chain,
     parse_search,
     stream,
     stream_speculative,
 )
-from regard.generate.decode import detokenize_stream
-from regard.generate.stop_strings import truncate_at_stop
 from regard.models.base import Language
 from regard.pipelines.dialogues import fit_prompt
 from regard.pipelines.pairs import translate
@@ -37,7 +37,6 @@ from regard.training.storage.start import run_template
 if TYPE_CHECKING:
     from regard.api.run import Run
 
-BATCH = 64  # prompts that are continued together
 SMALL_MODEL = 2e6  # parameters up to which one CPU thread decodes as fast as several
 
 
@@ -110,8 +109,7 @@ def stream_text(
             stop=stop,
             seed=seed,
         )
-    pieces = detokenize_stream(new_ids, run.tokenizer, ids)
-    return truncate_at_stop(pieces, _as_list(stop_strings))
+    return detokenize_stream(new_ids, run.tokenizer, ids, _as_list(stop_strings))
 
 
 def require_template(run: "Run") -> str:
@@ -142,8 +140,7 @@ def stream_response(
     chain = sampler if isinstance(sampler, Chain) else chain_for(tokenizer, sampler)
     stop, end = response_end(tokenizer, template)
     new_ids = stream(run._decoder(), ids, chain, tokens=tokens, stop=stop, seed=seed)
-    pieces = detokenize_stream(new_ids, tokenizer, ids)
-    return truncate_at_stop(pieces, [end] if end else [])
+    return detokenize_stream(new_ids, tokenizer, ids, [end] if end else [])
 
 
 def search_text(
@@ -275,8 +272,7 @@ def generate_texts(
         for prompt, ids in zip(
             rows, generate(model, rows, chain, tokens=tokens, stop=stop, seed=seed), strict=True
         ):
-            pieces = detokenize_stream(ids, tokenizer, prompt)
-            texts.append("".join(truncate_at_stop(pieces, stop_strings)))
+            texts.append("".join(detokenize_stream(ids, tokenizer, prompt, stop_strings)))
     return texts
 
 

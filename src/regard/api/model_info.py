@@ -233,17 +233,15 @@ def _find(
     """The kind of a name or configuration, the model's configuration, its evaluation, and notes."""
     changes = overrides.get("model", {})
     if not isinstance(name_or_config, str | Path):
+        _check_overrides(overrides)
         model = resolve(merge(config_table(name_or_config), changes))
         return "configuration", model, NOT_EVALUATED, []
     name = str(name_or_config)
+    is_recipe = name not in PRESETS and (name.endswith(".toml") or name in recipes())
+    _check_overrides(overrides, is_recipe=is_recipe)
     if name in PRESETS:
-        other_keys = [key for key in overrides if key != "model"]
-        if other_keys:
-            raise ConfigError(
-                f"{other_keys[0]}: a preset has only model settings; set them as in model.layers=4"
-            )
         return "preset", resolve({"preset": name, **changes}), NOT_EVALUATED, []
-    if name.endswith(".toml") or name in recipes():
+    if is_recipe:
         config, notes = _recipe_model(name, overrides)
         return "recipe", config, NOT_EVALUATED, notes
     if not Path(name).is_dir() and "/" not in name:
@@ -259,6 +257,18 @@ def _find(
     evaluation = folder.load_evaluation()
     notes = [] if evaluation.metrics else ["not evaluated yet"]
     return "run", resolve(run.model), evaluation, notes
+
+
+def _check_overrides(overrides: Mapping[str, Any], *, is_recipe: bool = False) -> None:
+    """Raise for settings on which the model does not depend; that of a recipe has a tokenizer."""
+    others = [key for key in overrides if key not in ("model", "data")]
+    data = [key for key in overrides.get("data", {}) if key != "tokenizer" or not is_recipe]
+    others += [f"data.{key}" for key in data]
+    if others:
+        raise ConfigError(
+            f"{', '.join(others)}: only settings of the model can be changed here, as in "
+            "model.layers=4"
+        )
 
 
 def _recipe_model(name: str, overrides: dict[str, Any]) -> tuple[Any, list[str]]:

@@ -25,7 +25,7 @@ from regard.tasks import TASKS
 
 SIZES = ("dim", "layers", "heads", "context")  # listed even where they are the default
 DERIVED = ("family", "vocab_size", "source_vocab_size")  # not choices, or listed elsewhere
-TASK_DERIVED = ("mean", "std", "names")  # computed from the data
+TASK_DERIVED = ("mean", "std", "class_names")  # computed from the data
 WITHOUT_TOKENIZER = ("images", "series", "strokes")  # kinds of data
 TOP_LEVEL = tuple(field.name for field in fields(RunConfig))  # settings without a table
 TABLE_OF = {  # the table of a setting that a keyword may name alone: lr=… is train.lr=…

@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.api.formatting import with_prefix
 from regard.api.model_info import info
-from regard.errors import ConfigError, unknown
+from regard.errors import ConfigError, reject_options, unknown
 from regard.models.cost import Cost
 from regard.models.plan import (
     CHINCHILLA_TOKENS_PER_PARAMETER,
@@ -84,6 +84,8 @@ def plan(
     >>> regard.plan("llama-7b", gpus=8).best.sharded
     True
     """
+    if gpus == 1:
+        reject_options("a link is between two GPUs, and gpus=1", {"link": link})
     if gpu_type not in GPU_SPECS:
         raise ConfigError(unknown("GPU type", gpu_type, GPU_SPECS))
     spec = GPU_SPECS[gpu_type]

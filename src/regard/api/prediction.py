@@ -21,7 +21,7 @@ from regard.text import PairTokenizers
 if TYPE_CHECKING:
     from regard.api.run import Run
 
-BATCH = 64  # rows that are predicted together
+BATCH = 64  # rows, prompts or sentences that are processed together
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 OUT_SUFFIXES = (*DELIMITERS, ".jsonl")
 ADDED_COLUMNS = ("prediction", "probability")

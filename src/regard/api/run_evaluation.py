@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from regard.accel.cpu_memory import keep_freed_memory
+from regard.api.generation import translation_search
 from regard.config import Choice, kind_of
-from regard.errors import CheckpointError, ConfigError
-from regard.generate import BeamSearch
+from regard.errors import CheckpointError, ConfigError, reject_options
+from regard.generate import Search
 from regard.pipelines import (
     Data,
     column_settings,
@@ -30,7 +31,7 @@ def evaluate_all(
     run: "Run",
     data: Sequence[Choice],
     *,
-    search: BeamSearch,
+    search: Search,
     stride: int | None,
     test: bool,
     progress: Progress | None,
@@ -56,7 +57,19 @@ def evaluate_as_training(run: "Run", stride: int | None, progress: Progress | No
     return evaluation
 
 
-def evaluate_by_length(run: "Run", data: Sequence[Choice], search: BeamSearch) -> ByLength:
+def evaluation_search(run: "Run", beam: int | None, length_penalty: float | None) -> Search:
+    """The search that generates the texts of an evaluation; raise for tasks without any."""
+    run._task_class("be evaluated")  # raises for a head that no task supports
+    if not run.pipeline.evaluates_with_search:
+        reject_options(
+            f"a beam is for evaluations of translations and captions; task="
+            f"{kind_of(run.config.task)[0]!r} has no search",
+            {"beam": beam, "length_penalty": length_penalty},
+        )
+    return translation_search(None, beam, length_penalty)
+
+
+def evaluate_by_length(run: "Run", data: Sequence[Choice], search: Search) -> ByLength:
     """The metrics of short and of long texts."""
     eval_data = prepare_evaluation(run.config, validation_data(run, data), run.tokenizers)
     return run.pipeline.evaluate_by_length(eval_data, run.model, search=search)

@@ -84,6 +84,15 @@ for command in (
     app.command(name)(with_common_options(command))
 
 FORMER_OPTIONS = {"regard generate": {"--until": "--stop"}}
+# options of other tools, and the commands of regard, in which they are arguments
+POSITIONAL_OPTIONS = {
+    "regard train": {"--data": "regard train {}"},
+    "regard evaluate": {"--data": "regard evaluate RUN {}"},
+    "regard generate": {"--prompt": "regard generate RUN {}"},
+    "regard translate": {"--text": "regard translate RUN {}"},
+    "regard predict": {"--text": "regard predict RUN {}"},
+    "regard explain": {"--text": "regard explain RUN {}"},
+}
 EQUIVALENT_COMMANDS = {  # commands of other tools, and those of regard that do the same
     "fit": "regard train DATA",
     "finetune": "regard train DATA train.start=RUN",
@@ -203,6 +212,9 @@ def _hint(option: str | None, command: str, arguments: Sequence[str]) -> str | N
     """How to write a sampler or setting that was given as an option or as an extra argument."""
     if option in FORMER_OPTIONS.get(command, {}):
         return f"it is called {FORMER_OPTIONS[command][option]} now"
+    if option is not None and option in POSITIONAL_OPTIONS.get(command, {}):
+        value = shlex.quote(value_of(option, arguments))
+        return f"write {POSITIONAL_OPTIONS[command][option].format(value)}"
     if command == "regard generate":
         sampler = as_sampler(option, arguments) if option is not None else None
         if sampler is not None:

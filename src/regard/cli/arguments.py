@@ -41,13 +41,16 @@ Out = Annotated[
     ),
 ]
 Json = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
-Beam = Annotated[int, Option(metavar="N", min=1, help="Beam width; 1 is greedy search.")]
+Beam = Annotated[
+    int | None,
+    Option(metavar="N", min=1, help="Beam width, 5 by default; 1 is greedy search."),
+]
 Penalty = Annotated[
-    float,
+    float | None,
     Option(
         "--length-penalty",
         metavar="POWER",
-        help="Divide log P by the length to this power; 0 disables it.",
+        help="Divide log P by the length to this power, 1 by default; 0 disables it.",
     ),
 ]
 SearchOption = Annotated[
@@ -73,8 +76,8 @@ Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error."
 def parse_data(arguments: Sequence[str]) -> list[Choice]:
     """Parse the arguments of `data`: a path stays as it is, a built-in dataset becomes a table.
 
-    >>> parse_data(["my.tsv", "{ kind = 'copy', longest = 9 }"])
-    ['my.tsv', {'kind': 'copy', 'longest': 9}]
+    >>> parse_data(["my.tsv", "{ kind = 'copy', max_length = 9 }"])
+    ['my.tsv', {'kind': 'copy', 'max_length': 9}]
     """
     return [parse_overrides([f"data={w}"])["data"] if w.startswith("{") else w for w in arguments]
 

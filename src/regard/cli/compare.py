@@ -77,8 +77,7 @@ def compare(
     """
     if data and not by_length:
         raise ConfigError("--data needs --by-length; give both, or neither")
-    if out is not None:
-        check_output_file(out, force)
+    check_output_file(out, force)
     show_comparison(
         runs, text=text, by_length=by_length, data=parse_data(data), out=out, as_json=as_json
     )

@@ -18,7 +18,7 @@ from regard.cli.output import (
     spinner,
     write_file,
 )
-from regard.errors import ConfigError
+from regard.errors import ConfigError, reject_options
 
 if TYPE_CHECKING:
     from regard.api import ByLength
@@ -35,8 +35,8 @@ def evaluate(
             show_default=False,
         ),
     ] = [],  # noqa: B006 -- typer copies it
-    beam: Beam = 5,
-    length_penalty: Penalty = 1.0,
+    beam: Beam = None,
+    length_penalty: Penalty = None,
     stride: Annotated[
         int | None,
         Option(
@@ -76,15 +76,15 @@ def evaluate(
     regard evaluate runs/pairs --by-length --out lengths.svg
     regard evaluate runs/ett --test --out forecast.svg
     """
-    if out is not None:
-        check_output_file(out, force)
+    check_output_file(out, force)
     if column is not None and out is None:
         raise ConfigError("--column is the column of a series that --out draws; give --out too")
-    if by_length and test:
-        raise ConfigError("--test is for series, and --by-length for pairs and labels")
-    if by_length and stride is not None:
-        raise ConfigError("--stride is for language models, and --by-length for pairs and labels")
     if by_length:
+        reject_options(
+            "--by-length is for pairs and labels; --stride is for language models, --test and "
+            "--column are for series",
+            {"--stride": stride, "--test": test, "--column": column},
+        )
         with spinner(f"evaluating {run}"):
             loaded_run, datasets = api.load(run, adapter=adapter), parse_data(data)
             result = loaded_run.evaluate_by_length(

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -19,7 +19,10 @@ from regard.cli.output import (
     terminal_width,
     warn_unknown,
 )
-from regard.errors import ConfigError
+from regard.errors import ConfigError, reject_options
+
+if TYPE_CHECKING:
+    from regard.api import AttentionMap
 
 
 def explain(
@@ -85,22 +88,19 @@ def explain(
             f"give a run and a text; the text after {text!r} is missing\n"
             "as in: regard explain runs/my 'To be, or not to be'"
         )
-    if out is not None:
-        check_output_file(out, force)
+    check_output_file(out, force)
     if gradients:
         from regard.cli.gradients import show_gradients
 
-        if head is not None or words:
-            option = "--words" if head is None else "--head"
-            raise ConfigError(
-                f"{option} applies to attention maps, not to --gradients; leave it out"
-            )
+        reject_options(
+            "--head and --words are for attention maps, not for --gradients",
+            {"--head": head, "--words": words},
+        )
         show_gradients(list(map(Path, runs)), text, layer or 0, out, as_json)
         return
     run, *texts = runs
-    one_layer = as_json or layer is not None or head is not None
-    # the page of all layers, if it is written
-    page = None if one_layer or out is None or out.suffix != ".html" else out
+    one_layer = layer is not None or head is not None
+    page = maps = None  # all layers for a page, one layer for all else
     with spinner(f"opening {run}"):
         loaded_run = api.load(run)
         if texts and len(loaded_run.inputs) == 1:
@@ -109,43 +109,57 @@ def explain(
                 "quote a text of several words: 'To be, or not to be'"
             )
         model_input = (*texts, text) if texts else text
-        if page is None:
+        if out is not None and out.suffix == ".html" and not one_layer:
+            page = loaded_run.attention(model_input, words=words)
+        if page is None or as_json:
             maps = loaded_run.explain(model_input, layer=layer, words=words)
-        else:
-            maps = loaded_run.attention(model_input, words=words)
     warn_unknown(loaded_run.unknown_parts(model_input))
-    if page is not None:
-        maps.save(page)
-        modules = "1 module" if len(maps) == 1 else f"{len(maps)} modules"
-        print_status(f"{modules} with attention: {', '.join(maps)}")
-        print(page)
-        return
-    ((name, attention),) = maps.items()
-    heads = len(attention.weights)
-    count = "1 head" if heads == 1 else f"{heads} heads"
-    if head is not None and not 0 <= head < heads:
-        raise ConfigError(f"--head {head}: there are {heads} heads, 0 to {heads - 1}")
-    if as_json:
-        weights = attention.weights if head is None else attention.weights[head : head + 1]
-        table = {"rows": attention.rows, "columns": attention.columns, "weights": weights.tolist()}
-        print_json({"layer": name, **table})
+    if out is not None and page is not None:
+        page.save(out)
+        modules = "1 module" if len(page) == 1 else f"{len(page)} modules"
+        print_status(f"{modules} with attention: {', '.join(page)}")
+    if maps is not None:
+        ((name, attention),) = maps.items()
+        heads = len(attention.weights)
+        if head is not None and not 0 <= head < heads:
+            raise ConfigError(f"--head {head}: there are {heads} heads, 0 to {heads - 1}")
+        if out is not None and page is None:
+            attention.save(out, head, title=name)
+            print_status(f"{name}, {_count_heads(heads) if head is None else f'head {head}'}")
+        if as_json:
+            print_json({"layer": name, **_table(attention, head)})
+        elif out is None:
+            _print_map(name, attention, head)
+    if out is not None and as_json:
+        print_status(f"figure: {out}")
     elif out is not None:
-        attention.save(out, head, title=name)
-        print_status(f"{name}, {count if head is None else f'head {head}'}")
         print(out)
-    else:
-        is_mean = head is None and heads > 1 and attention.kind == "cross"
-        shown_heads = f"mean of {count}" if is_mean else count
-        if head is not None:
-            shown_heads = f"head {head} of {heads}"
-        print(f"{bold(name, sys.stdout)}, {shown_heads}")
-        colour = is_interactive(sys.stdout)
-        text_map = attention.text(head, width=terminal_width(), colour=colour)
-        print(encodable(text_map, sys.stdout))
-        if head is None:
-            hints = ["as a figure: --out heads.svg"]
-            if attention.kind == "self":
-                hints.insert(0, "one head with its tokens: --head N")
-            elif is_mean:
-                hints.insert(0, "one head: --head N")
-            print_status("; ".join(hints))
+
+
+def _table(attention: "AttentionMap", head: int | None) -> dict[str, Any]:
+    weights = attention.weights if head is None else attention.weights[head : head + 1]
+    return {"rows": attention.rows, "columns": attention.columns, "weights": weights.tolist()}
+
+
+def _count_heads(heads: int) -> str:
+    return "1 head" if heads == 1 else f"{heads} heads"
+
+
+def _print_map(name: str, attention: "AttentionMap", head: int | None) -> None:
+    """Print a map as text, and the options that show more."""
+    heads = len(attention.weights)
+    is_mean = head is None and heads > 1 and attention.kind == "cross"
+    shown_heads = f"mean of {_count_heads(heads)}" if is_mean else _count_heads(heads)
+    if head is not None:
+        shown_heads = f"head {head} of {heads}"
+    print(f"{bold(name, sys.stdout)}, {shown_heads}")
+    colour = is_interactive(sys.stdout)
+    text_map = attention.text(head, width=terminal_width(), colour=colour)
+    print(encodable(text_map, sys.stdout))
+    if head is None:
+        hints = ["as a figure: --out heads.svg"]
+        if attention.kind == "self":
+            hints.insert(0, "one head with its tokens: --head N")
+        elif is_mean:
+            hints.insert(0, "one head: --head N")
+        print_status("; ".join(hints))

@@ -23,7 +23,7 @@ from regard.cli.output import (
     warn_unknown,
     write_file,
 )
-from regard.errors import CheckpointError, ConfigError
+from regard.errors import CheckpointError, ConfigError, reject_options
 
 if TYPE_CHECKING:
     from regard.api import PromptLookup, Run
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     Completions = Sequence[tuple[str, float | None]]  # texts, and their scores in a search
 
 DRAWINGS_ACROSS = 4  # drawings side by side in a terminal
+DEFAULT_COUNT = 16  # drawings
+DEFAULT_TOKENS = 200
 PROMPT_LOOKUP = "prompt-lookup"  # the draft that is not a run
 
 
@@ -64,8 +66,15 @@ def generate(
         ),
     ] = None,
     tokens: Annotated[
-        int, Option("-n", "--tokens", metavar="N", min=1, help="Generate at most this many tokens.")
-    ] = 200,
+        int | None,
+        Option(
+            "-n",
+            "--tokens",
+            metavar="N",
+            min=1,
+            help=f"Generate at most this many tokens; {DEFAULT_TOKENS} by default.",
+        ),
+    ] = None,
     stop: Annotated[
         list[str],
         Option(
@@ -106,11 +115,20 @@ def generate(
     trace: Annotated[
         bool, Option("--trace", help="Show the effect of each sampler on every token.")
     ] = False,
-    count: Annotated[int, Option(metavar="N", min=1, help="Handwriting: how many drawings.")] = 16,
+    count: Annotated[
+        int | None,
+        Option(
+            metavar="N",
+            min=1,
+            help=f"Handwriting: how many drawings; {DEFAULT_COUNT} by default.",
+        ),
+    ] = None,
     bias: Annotated[
-        float,
-        Option(metavar="B", min=0.0, help="Handwriting: a larger bias draws more neatly."),
-    ] = 0.0,
+        float | None,
+        Option(
+            metavar="B", min=0.0, help="Handwriting: a larger bias draws more neatly; 0 by default."
+        ),
+    ] = None,
     drawing: Annotated[
         Path | None,
         Option("--out", metavar="FILE", help="Handwriting: write the drawings as .svg or .png."),
@@ -137,10 +155,9 @@ def generate(
     an object per line.
     """
     sampling_options = {
-        "--sampler": sampler,
+        "--sampler": sampler or None,
         "--order": order,
-        "--stop": stop,
-        "--seed": seed is not None,
+        "--stop": stop or None,
         "--draft": draft,
         "--int8": int8,
         "--int4": int4,
@@ -149,25 +166,43 @@ def generate(
     }
     if beam is not None and search is not None:
         raise ConfigError("--beam is a search; give either --beam or --search")
+    text_options = sampling_options | {
+        "--tokens": tokens,
+        "--beam": beam,
+        "--search": search,
+        "--amateur": amateur,
+        "--json": json,
+    }
     search = search if beam is None else f"beam={beam}"
-    if search is not None and any(sampling_options.values()):
-        names = " and ".join(name for name, value in sampling_options.items() if value)
-        raise ConfigError(f"--beam and --search do not sample; leave out {names}")
+    if search is not None:
+        reject_options("--beam and --search do not sample", sampling_options | {"--seed": seed})
     prompts = list(stdin_lines()) or [""] if prompt == "-" else [prompt]
     if trace and len(prompts) > 1:
         raise ConfigError(f"--trace shows one prompt, and stdin has {len(prompts)}; give one")
     text = prompts[0]
     with spinner(f"opening {run}"):
-        from regard.cli.sampler_trace import as_table, as_text
-
         loaded_run = api.load(run, adapter=adapter)
         loaded_run.limit_threads()
-        if "draw" in loaded_run.methods:
-            _draw(loaded_run, prompt, count, bias, seed, drawing, force)
-            return
+    if "draw" in loaded_run.methods:
+        reject_options(
+            f"{run} draws handwriting, which takes --count, --bias, --seed and --out", text_options
+        )
+        if len(prompts) > 1:
+            raise ConfigError(f"{run} draws one text, and stdin has {len(prompts)}; give one")
+        _draw(loaded_run, text, count, bias, seed, drawing, force)
+        return
+    tokens = DEFAULT_TOKENS if tokens is None else tokens
+    with spinner(f"opening {run}"):
+        from regard.cli.sampler_trace import as_table, as_text
+
+        chain = loaded_run.chain(sampler or None, order)
+        reject_options(
+            f"{run} generates text; --count and --bias are for handwriting",
+            {"--count": count, "--bias": bias},
+        )
         if drawing is not None:
             raise ConfigError("--out writes drawings; redirect text to a file with >")
-        chain = loaded_run.chain(sampler or None, order)
+        check_output_file(drawing, force)
         traced = api.TracedChain(chain.samplers)
         options: dict[str, Any] = {
             "tokens": tokens,
@@ -235,16 +270,17 @@ def _print_stream(prompt: str, pieces: Iterable[str]) -> None:
 def _draw(
     run: "Run",
     label: str,
-    count: int,
-    bias: float,
+    count: int | None,
+    bias: float | None,
     seed: int | None,
     out: Path | None,
     force: bool,
 ) -> None:
     """Print the drawings of a handwriting run, or write them to a file."""
-    if out is not None:
-        check_output_file(out, force, (".svg", ".png"))
-    drawings = run.draw(label or None, count=count, bias=bias, seed=seed)
+    check_output_file(out, force, (".svg", ".png"))
+    count = DEFAULT_COUNT if count is None else count
+    with spinner("drawing"):
+        drawings = run.draw(label or None, count=count, bias=bias or 0.0, seed=seed)
     if out is None:
         for start in range(0, count, DRAWINGS_ACROSS):
             row = drawings[start : start + DRAWINGS_ACROSS]

@@ -22,6 +22,7 @@ from regard.cli.output import (
     print_section,
     spinner,
 )
+from regard.errors import reject_options
 
 if TYPE_CHECKING:
     from regard.api import ModelInfo
@@ -56,6 +57,10 @@ def info(
     regard info runs/my --hook-points
     """
     if name is None:
+        reject_options(
+            "without a preset, recipe or run, the presets are listed",
+            {"--hook-points": hook_points},
+        )
         _print_presets(as_json)
         return
     with spinner("counting parameters and FLOPs"):

@@ -10,7 +10,9 @@ from typer import Argument, Option
 from regard import api
 from regard.cli.arguments import Folder, Json
 from regard.cli.output import align_columns, print_json, spinner, text_for
-from regard.errors import ConfigError
+from regard.errors import ConfigError, reject_options
+
+DEFAULT_TOP = 10
 
 
 def neighbours(
@@ -23,7 +25,12 @@ def neighbours(
             show_default=False,
         ),
     ],
-    top: Annotated[int, Option("-n", "--top", metavar="N", min=1, help="How many to show.")] = 10,
+    top: Annotated[
+        int | None,
+        Option(
+            "-n", "--top", metavar="N", min=1, help=f"How many to show; {DEFAULT_TOP} by default."
+        ),
+    ] = None,
     text: Annotated[
         str | None,
         Option(
@@ -54,6 +61,9 @@ def neighbours(
 
     For words: any run whose model has an embedding. For sentences: runs of task=contrastive.
     """
+    if text is not None:
+        reject_options("--in compares a word with itself", {"--top": top, "--data": data})
+    top = DEFAULT_TOP if top is None else top
     with spinner(f"opening {run}"):
         loaded_run = api.load(run)
         if "embed" in loaded_run.methods and text is None:

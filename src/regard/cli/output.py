@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from regard import api
 from regard.api.formatting import format_duration as format_duration
 from regard.api.formatting import format_number as format_number
 from regard.api.formatting import format_size as format_size
 from regard.api.formatting import is_interactive as is_interactive
 from regard.api.formatting import strip_control as strip_control
 from regard.api.formatting import terminal_width as terminal_width
-from regard.errors import CheckpointError, ConfigError, DataError
+from regard.errors import CheckpointError, ConfigError, DataError, reject_options
 from regard.files.atomic import atomic_file
 
 
@@ -154,11 +155,20 @@ def stdin_lines() -> Iterator[str]:
         raise DataError(f"cannot read stdin: {error.strerror}") from None
 
 
-FIGURE_SUFFIXES = (".svg", ".png", ".pdf", ".html")
+def check_output_file(
+    path: Path | None, force: bool, suffixes: Sequence[str] | None = None
+) -> None:
+    """Raise if the file of --out cannot be written, or exists and --force is not given.
 
-
-def check_output_file(path: Path, force: bool, suffixes: Sequence[str] = FIGURE_SUFFIXES) -> None:
-    """Raise on another suffix, a folder that cannot be written, and an existing file."""
+    The suffix must be one of `suffixes`, by default those of figures. Without --out, --force is
+    refused.
+    """
+    if path is None:
+        reject_options(
+            "--force overwrites the file of --out, which is not given", {"--force": force}
+        )
+        return
+    suffixes = api.FIGURE_SUFFIXES if suffixes is None else suffixes
     if path.suffix not in suffixes:
         raise ConfigError(f"--out {path}: the suffix must be {' or '.join(suffixes)}")
     if not path.parent.is_dir():

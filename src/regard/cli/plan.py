@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import asdict
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
@@ -107,19 +108,24 @@ def _memory(plan: "Plan") -> list[list[str]]:
         if any(sizes)
     ]
     fits = ["sequences that fit", *(f"{s.sequences:,}" if s.sequences else "-" for s in columns)]
-    return [["", *(strategy.name for strategy in columns)], *cells, fits]
+    names = [wrap(strategy.name, 13) for strategy in columns]
+    height = max(map(len, names))
+    headers = zip(*([""] * (height - len(lines)) + lines for lines in names), strict=True)
+    return [*(["", *header] for header in headers), *cells, fits]
 
 
 def _speed(plan: "Plan") -> list[list[str]]:
     rows = [["", "used", "tokens/s", "per GPU", "time", "limited by"]]
     for strategy in plan.strategies:
         seconds = plan.seconds(strategy)
+        *lines, last_line = wrap(strategy.name, 20)
+        rows += [[line, *[""] * 5] for line in lines]
         if seconds is None:
-            rows.append([strategy.name, "-", "-", "-", "-", "memory"])
+            rows.append([last_line, "-", "-", "-", "-", "memory"])
             continue
         rows.append(
             [
-                strategy.name,
+                last_line,
                 with_prefix(strategy.used_bytes, "B"),
                 with_prefix(strategy.tokens_per_second, ""),
                 with_prefix(strategy.tokens_per_second / plan.cluster.gpus, ""),
@@ -143,8 +149,9 @@ def _advice(plan: "Plan") -> list[str]:
         settings += " train.shard=full" if best.sharded else ""
     seconds = plan.tokens / best.tokens_per_second
     host = with_prefix(plan.host_bytes, "B")
+    summary = f"{best.name}: {sequences} and {tokens} tokens per step, {format_time(seconds)}"
     return [
-        f"{best.name}: {sequences} and {tokens} tokens per step, {format_time(seconds)}",
+        *wrap(summary, 78),
         f"{launch} … {settings}",
         f"host memory: {host} per machine: each rank creates the whole model",
     ]

@@ -11,7 +11,6 @@ from typer import Argument, Option
 from regard import api
 from regard.cli.arguments import AdapterOption, Folder, Json
 from regard.cli.output import (
-    FIGURE_SUFFIXES,
     align_columns,
     check_output_file,
     print_json,
@@ -22,12 +21,11 @@ from regard.cli.output import (
     warn_unknown,
     write_file,
 )
-from regard.errors import ConfigError
+from regard.errors import ConfigError, reject_options
 
 if TYPE_CHECKING:
     from regard.api import Run
 
-BATCH = 64  # inputs predicted at once
 DEFAULT_TOP = 3  # classes or tokens of a prediction
 LABEL_LENGTH = 80  # characters; if a text is longer, only the first text of an input is shown
 Inputs = Iterator[tuple[dict[str, Any], Any]]  # the columns of a row, and its input
@@ -111,18 +109,26 @@ def predict(
     One line per text or image, per word or mask of a text, or per value of a forecast. With --data
     and '-', --json prints an object per row; for inputs of two texts, a list of objects.
     """
-    if out is not None:
-        check_output_file(out, force, (*api.OUT_SUFFIXES, *FIGURE_SUFFIXES))
+    check_output_file(out, force, (*api.OUT_SUFFIXES, *api.FIGURE_SUFFIXES))
+    if out is not None and out.suffix in api.OUT_SUFFIXES:
+        reject_options(
+            "--out writes the predictions, to a .jsonl file as JSON", {"--json": as_json}
+        )
     if data is not None and inputs:
         raise ConfigError("give texts or images, or --data, not both")
     with spinner(f"opening {run}"):
         loaded_run = api.load(run, adapter=adapter)
+    if "predict" in loaded_run.methods and not loaded_run.ranks_predictions:
+        reject_options(
+            f"--top is for classes, tokens and answers, and {run} predicts none", {"--top": top}
+        )
     if "forecast" in loaded_run.methods:
         _forecast(loaded_run, inputs if data is None else [str(data)], steps, out, column, as_json)
         return
+    reject_options("--steps is for runs that forecast a series", {"--steps": steps})
     if column is not None and data is None:
         raise ConfigError("--column names a column of --data; give --data FILE too")
-    if out is not None and out.suffix in FIGURE_SUFFIXES:
+    if out is not None and out.suffix in api.FIGURE_SUFFIXES:
         raise ConfigError(f"--out {out}: only forecasts of a series are drawn")
     from_stdin = inputs == ["-"]
     interactive = from_stdin and sys.stdin.isatty()
@@ -153,7 +159,7 @@ def predict(
         predicted = api.predict_inputs(loaded_run, rows, top=top or DEFAULT_TOP)
         print_json({_label(item): prediction for _, item, prediction in predicted})
     else:
-        batch = 1 if interactive else BATCH
+        batch = 1 if interactive else api.BATCH
         predicted = api.predict_inputs(loaded_run, rows, top=top or DEFAULT_TOP, batch=batch)
         while predictions := list(islice(predicted, batch)):
             _print_predictions(loaded_run, predictions)
@@ -197,18 +203,21 @@ def _forecast(
     as_json: bool,
 ) -> None:
     """Print, write or draw the next values of each series, a line per step."""
-    if out is not None and out.suffix in FIGURE_SUFFIXES:
+    series: list[str | None] = [*paths] or [None]
+    if out is not None and out.suffix in api.FIGURE_SUFFIXES:
         if len(paths) > 1:
             raise ConfigError(f"--out {out}: a figure shows one series; give one file")
         figure = run.draw_forecast(*paths, steps=steps, column=column)
         write_file(out, api.encode_figure(figure, out.suffix))
-        print(out)
-        return
-    if column is not None:
+        if as_json:
+            print_status(f"figure: {out}")
+        else:
+            print(out)
+            return
+    elif column is not None:
         raise ConfigError("--column is the column of a series that a figure shows; give --out too")
-    series: list[str | None] = [*paths] or [None]
     forecasts = {path or "data of the run": run.forecast(path, steps=steps) for path in series}
-    if as_json and out is None:
+    if as_json:
         print_json(forecasts)
         return
     columns = _forecast_columns(forecasts)

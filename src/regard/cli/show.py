@@ -22,6 +22,7 @@ from regard.cli.output import (
     terminal_width,
 )
 from regard.config import parse_overrides
+from regard.errors import reject_options
 
 
 def show(
@@ -54,11 +55,11 @@ def show(
     A figure is made from your run, a preset (with random weights) or a text. All figures:
     docs/figures.md
     """
+    check_output_file(out, force)
     if name is None:
+        reject_options("without a NAME, the figures are listed", {"--out": out})
         _print_list(as_json)
         return
-    if out is not None:
-        check_output_file(out, force)
     options = [word for word in arguments or [] if re.match(r"[a-z_0-9]+=", word)]
     inputs = [word for word in arguments or [] if word not in options]
     with spinner(f"computing {name}"):

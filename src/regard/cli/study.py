@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from regard.cli.compare import show_comparison
 from regard.cli.output import bold, print_status, spinner
 from regard.cli.report import show_progress
-from regard.errors import Stopped
+from regard.errors import TrainingStopped
 
 if TYPE_CHECKING:
     from regard.api import Study
@@ -26,8 +26,8 @@ def train_study(study: "Study", *, as_json: bool) -> None:
         if name in remaining:
             try:
                 show_progress(partial(study.events, name))
-            except Stopped as stopped:
+            except TrainingStopped as stopped:
                 hint = "or continue the whole study: run the same command again"
-                raise Stopped(f"{stopped}\n{hint}", stopped.exit_code) from None
+                raise TrainingStopped(f"{stopped}\n{hint}", stopped.exit_code) from None
             print_status()
     show_comparison(study.paths(), by_length=bool(study.report), data=study.report, as_json=as_json)

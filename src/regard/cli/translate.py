@@ -5,13 +5,11 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from regard import api
-from regard.cli.arguments import AdapterOption, Folder, SearchOption
+from regard.cli.arguments import AdapterOption, Beam, Folder, Penalty, SearchOption
 from regard.cli.output import print_status, spinner, stdin_lines, text_for, warn_unknown
-
-BATCH = 64  # lines translated at once when they come from a file
 
 
 def translate(
@@ -24,14 +22,8 @@ def translate(
             show_default=False,
         ),
     ] = [],  # noqa: B006 -- typer copies it
-    beam: Annotated[
-        int | None,
-        Option(metavar="N", min=1, help="Beam width; 5 by default."),
-    ] = None,
-    length_penalty: Annotated[
-        float | None,
-        Option(metavar="POWER", help="Divide log P by the length to this power; 1 by default."),
-    ] = None,
+    beam: Beam = None,
+    length_penalty: Penalty = None,
     search: SearchOption = None,
     adapter: AdapterOption = None,
 ) -> None:
@@ -48,7 +40,7 @@ def translate(
     if interactive:
         print_status("one sentence per line; Ctrl-D ends")
     lines = stdin_lines() if from_stdin else iter(texts)
-    for batch in _batches(lines, 1 if interactive else BATCH):
+    for batch in _batches(lines, 1 if interactive else api.BATCH):
         sentences = [line for line in batch if line.strip()]
         warn_unknown([part for line in sentences for part in loaded_run.unknown_parts(line)])
         translations = iter(

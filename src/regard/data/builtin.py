@@ -34,30 +34,33 @@ _DAYS = str.split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 
 
 def reversal(
-    *, examples: int = 20_000, shortest: int = 4, longest: int = 16, seed: int = 1
+    *, examples: int = 20_000, min_length: int = 4, max_length: int = 16, seed: int = 1
 ) -> Pairs:
     """Random letters and their reversal: abc becomes cba."""
-    words = _random_words(examples, shortest, longest, seed)
-    description = f"letters to be reversed, {shortest} to {longest} long"
+    words = _random_words(examples, min_length, max_length, seed)
+    description = f"letters to be reversed, {min_length} to {max_length} long"
     return pairs.from_rows("reversal", description, [(word, word[::-1]) for word in words])
 
 
-def copy(*, examples: int = 20_000, shortest: int = 4, longest: int = 16, seed: int = 1) -> Pairs:
+def copy(
+    *, examples: int = 20_000, min_length: int = 4, max_length: int = 16, seed: int = 1
+) -> Pairs:
     """Random letters and the same letters."""
-    words = _random_words(examples, shortest, longest, seed)
-    description = f"letters to be copied, {shortest} to {longest} long"
+    words = _random_words(examples, min_length, max_length, seed)
+    description = f"letters to be copied, {min_length} to {max_length} long"
     return pairs.from_rows("copy", description, [(word, word) for word in words])
 
 
-def numbers(*, examples: int = 20_000, highest: int = 999_999, seed: int = 1) -> Pairs:
+def numbers(*, examples: int = 20_000, max_number: int = 999_999, seed: int = 1) -> Pairs:
     """Distinct numbers in English words and in French words.
 
     Numbers below 1000 and numbers of four, five and six digits are about equally frequent. A group
     with too few numbers for its share contributes all of them, and larger groups supply the rest.
     """
     _check_range("examples", examples, 1)
-    _check_range("highest", highest, 1, 999_999)
-    bounds = [0, *(bound for bound in (1000, 10_000, 100_000) if bound <= highest), highest + 1]
+    _check_range("max_number", max_number, 1, 999_999)
+    inner = (bound for bound in (1000, 10_000, 100_000) if bound <= max_number)
+    bounds = [0, *inner, max_number + 1]
     ranges = [range(low, high) for low, high in pairwise(bounds)]
     random, sample = Random(seed), list[int]()
     # the smallest range first: larger ranges supply the examples that it lacks
@@ -66,7 +69,7 @@ def numbers(*, examples: int = 20_000, highest: int = 999_999, seed: int = 1) ->
         sample += random.sample(values, min(quota, len(values)))
     random.shuffle(sample)
     rows = [(english(number), french(number)) for number in sample]
-    return pairs.from_rows("numbers", f"English to French, 0 to {highest:,}", rows)
+    return pairs.from_rows("numbers", f"English to French, 0 to {max_number:,}", rows)
 
 
 def dates(
@@ -93,8 +96,8 @@ def corrections(
     *,
     file: str = "",
     examples: int = 20_000,
-    shortest: int = 20,
-    longest: int = 100,
+    min_length: int = 20,
+    max_length: int = 100,
     error_rate: float = 0.15,
     seed: int = 1,
 ) -> Pairs:
@@ -105,17 +108,17 @@ def corrections(
     mistake in a word of four letters or more.
     """
     _check_range("examples", examples, 2)
-    _check_range("shortest", shortest, 1)
-    _check_range("longest", longest, shortest)
+    _check_range("min_length", min_length, 1)
+    _check_range("max_length", max_length, min_length)
     if not 0 <= error_rate <= 1:
         raise ConfigError(f"error_rate={error_rate} must be a probability, from 0 to 1")
     data = text.from_file(Path(file)) if file else python_docs()
-    random, clean = Random(seed), list(sentences(data, shortest, longest))
+    random, clean = Random(seed), list(sentences(data, min_length, max_length))
     if len(clean) < 2:
         raise DataError(
-            f"{data.name} has fewer than two English sentences of {shortest} to {longest} "
+            f"{data.name} has fewer than two English sentences of {min_length} to {max_length} "
             "characters that begin with a capital letter and end with . ! or ?;\n"
-            "give another file, or other values of shortest and longest"
+            "give another file, or other values of min_length and max_length"
         )
     random.shuffle(clean)
     rows = [(corrupt(sentence, error_rate, random), sentence) for sentence in clean[:examples]]
@@ -149,7 +152,7 @@ _DATE_FORMATS: list[Callable[[date], str]] = [  # English names: strftime's depe
 
 
 def parentheses(
-    *, examples: int = 20_000, longest: int = 40, types: int = 5, seed: int = 1
+    *, examples: int = 20_000, max_length: int = 40, types: int = 5, seed: int = 1
 ) -> LabelledText:
     """Balanced and unbalanced brackets of several types (Dyck-k), half of each.
 
@@ -159,12 +162,12 @@ def parentheses(
     """
     _check_range("examples", examples, 2)
     random = Random(seed)
-    lines = list(_balanced_lines(random, examples, longest, types))
+    lines = list(_balanced_lines(random, examples, max_length, types))
     rows = [
         ([line], ["balanced"]) if index % 2 else ([_unbalance(random, line)], ["unbalanced"])
         for index, line in enumerate(lines)
     ]
-    description = f"{2 * types} symbols, up to {longest} long"
+    description = f"{2 * types} symbols, up to {max_length} long"
     data = labelled.from_rows("labels", "parentheses", description, rows)
     return data.with_class_names(("unbalanced", "balanced"))  # class 1 is the positive one
 
@@ -194,19 +197,19 @@ def heights(*, examples: int = 20_000, people: int = 4, seed: int = 1) -> Labell
 _PEOPLE = str.split("Ada Bob Eve Ida Kim Lee Max Noa Sam Tom")
 
 
-def dyck(*, examples: int = 20_000, longest: int = 40, types: int = 5, seed: int = 1) -> Text:
+def dyck(*, examples: int = 20_000, max_length: int = 40, types: int = 5, seed: int = 1) -> Text:
     """The Dyck-k language as a text: one balanced sequence per line; see `parentheses`."""
     _check_range("examples", examples, 1)
-    lines = _balanced_lines(Random(seed), examples, longest, types)
+    lines = _balanced_lines(Random(seed), examples, max_length, types)
     description = f"text, {examples:,} lines of balanced brackets"
     return text.from_strings("dyck", description, ["\n".join(lines) + "\n"])
 
 
-def _balanced_lines(random: Random, examples: int, longest: int, types: int) -> Iterator[str]:
-    _check_range("longest", longest, 2)
+def _balanced_lines(random: Random, examples: int, max_length: int, types: int) -> Iterator[str]:
+    _check_range("max_length", max_length, 2)
     _check_range("types", types, 1, 5)
     return (
-        _balanced_sequence(random, 2 * random.randint(1, longest // 2), types)
+        _balanced_sequence(random, 2 * random.randint(1, max_length // 2), types)
         for _ in range(examples)
     )
 
@@ -366,13 +369,15 @@ def _draw(
     region[:, inside(y, x)] = np.array(colour, np.uint8)[:, None]
 
 
-def digits(*, examples: int = 4000, shortest: int = 2, longest: int = 5, seed: int = 1) -> Strokes:
+def digits(
+    *, examples: int = 4000, min_length: int = 2, max_length: int = 5, seed: int = 1
+) -> Strokes:
     """Numbers as pen strokes, as if written by hand, each with its digits as text."""
     _check_range("examples", examples, 2)
-    _check_range("shortest", shortest, 1)
-    _check_range("longest", longest, shortest)
+    _check_range("min_length", min_length, 1)
+    _check_range("max_length", max_length, min_length)
     random = Random(seed)
-    lengths = [random.randint(shortest, longest) for _ in range(examples)]
+    lengths = [random.randint(min_length, max_length) for _ in range(examples)]
     texts = ["".join(random.choices("0123456789", k=length)) for length in lengths]
     return from_drawings("digits", [write_number(text, random) for text in texts], texts)
 
@@ -394,13 +399,13 @@ BUILTINS: dict[str, Callable[..., Text | Pairs | LabelledText | Series | Caption
 }
 
 
-def _random_words(examples: int, shortest: int, longest: int, seed: int) -> list[str]:
+def _random_words(examples: int, min_length: int, max_length: int, seed: int) -> list[str]:
     _check_range("examples", examples, 1)
-    _check_range("shortest", shortest, 1)
-    _check_range("longest", longest, shortest)
+    _check_range("min_length", min_length, 1)
+    _check_range("max_length", max_length, min_length)
     random = Random(seed)
     return [
-        "".join(random.choices(ascii_lowercase, k=random.randint(shortest, longest)))
+        "".join(random.choices(ascii_lowercase, k=random.randint(min_length, max_length)))
         for _ in range(examples)
     ]
 

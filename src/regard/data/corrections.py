@@ -12,16 +12,17 @@ _PUNCTUATION = re.compile(r"[,;:.!?\"']")
 _WORD = re.compile(r"[A-Za-z]{4,}")
 
 
-def sentences(data: Text, shortest: int, longest: int) -> Iterator[str]:
+def sentences(data: Text, min_length: int, max_length: int) -> Iterator[str]:
     """Yield the distinct English sentences of a text that have no digits and no symbols.
 
-    Line breaks within a sentence become spaces. A sentence has `shortest` to `longest` characters.
+    Line breaks within a sentence become spaces. A sentence has `min_length` to `max_length`
+    characters.
     """
     seen = set()
     for chunk, _ in data.chunks():
         for paragraph in re.split(r"\n\s*\n", chunk):
             for sentence in re.split(r"(?<=[.!?])\s+", " ".join(paragraph.split())):
-                fits = shortest <= len(sentence) <= longest and sentence not in seen
+                fits = min_length <= len(sentence) <= max_length and sentence not in seen
                 if fits and _SENTENCE.fullmatch(sentence):
                     seen.add(sentence)
                     yield sentence

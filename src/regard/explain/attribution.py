@@ -199,8 +199,8 @@ def attribute(
 ) -> Attribution:
     """The contribution of each token to the logit of an output, by `integrated_gradients` from 0.
 
-    The output is one of `class_names`, or without them the next token; by default the likeliest.
-    `segments` are the segment ids of a pair of texts.
+    The output is one of `class_names`, or without them the next token; by default the most
+    probable. `segments` are the segment ids of a pair of texts.
     """
     batch = torch.tensor([ids], device=next(model.parameters()).device)
 

@@ -140,7 +140,7 @@ def tune_lens(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Lens:
-    """The likeliest next token of each layer at each position, and its probability."""
+    """The most probable next token of each layer at each position, and its probability."""
 
     tokens: list[str]
     predictions: list[list[str]]  # for each layer, from the embeddings up
@@ -170,7 +170,7 @@ class Lens:
         return html_table(rows, header=("token", *self._names()))
 
     def to_pandas(self) -> "DataFrame":
-        """A row for each token, a column for each layer: the likeliest next token."""
+        """A row for each token, a column for each layer: the most probable next token."""
         return data_frame(list(self._rows()), columns=["token", *self._names()])
 
     def _names(self) -> list[str]:

@@ -44,11 +44,16 @@ class WordVectors:
         special = set(self.tokenizer.special_ids)
         return {word: id for _, word, id in words if word.strip() and id not in special}
 
+    @cached_property
+    def words_by_id(self) -> dict[int, str]:
+        """The word of every id in `words`."""
+        return {id: word for word, id in self.words.items()}
+
     def id(self, word: str) -> int:
         """The id of a word; for an unknown word, an error that suggests similar ones."""
         for text in (f" {word}", word):
             ids = self.tokenizer.encode(text)
-            if len(ids) == 1 and ids[0] in self.words.values():
+            if len(ids) == 1 and ids[0] in self.words_by_id:
                 return ids[0]
         if word in self.words:
             return self.words[word]
@@ -67,7 +72,7 @@ class WordVectors:
         query_ids = [self.id(word) for _, word in terms]
         signs = self.table.new_tensor([sign for sign, _ in terms])
         query = nn.functional.normalize(signs @ self.table[query_ids], dim=0)
-        names = {id: word for word, id in self.words.items() if id not in query_ids}
+        names = {id: word for id, word in self.words_by_id.items() if id not in query_ids}
         ids = torch.tensor(list(names), device=self.table.device)
         best = (self.table[ids] @ query).topk(min(top, len(ids)))
         pairs = zip(ids[best.indices].tolist(), best.values.tolist(), strict=True)
@@ -75,9 +80,8 @@ class WordVectors:
 
     def sample(self, ids: Sequence[int]) -> str:
         """The first words of more than three letters in a text, with their nearest neighbours."""
-        words_by_id = {id: word for word, id in self.words.items()}
-        unique_ids = dict.fromkeys(ids)
-        long = [words_by_id[id] for id in unique_ids if len(words_by_id.get(id, "")) > 3]
+        words = (self.words_by_id.get(id, "") for id in dict.fromkeys(ids))
+        long = [word for word in words if len(word) > 3]
         lines = ((word, self.nearest([(1.0, word)], SAMPLE_WORDS)) for word in long[:SAMPLE_WORDS])
         return "\n".join(f"{word}: {', '.join(name for name, _ in near)}" for word, near in lines)
 

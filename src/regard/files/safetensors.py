@@ -23,7 +23,14 @@ import torch
 from torch import Tensor
 
 from regard.errors import CheckpointError
-from regard.files.untrusted import open_regular_file, parse_json, path_exists, quote, read_json
+from regard.files.untrusted import (
+    open_regular_file,
+    parse_json,
+    path_exists,
+    quote,
+    read_json,
+    refuse_duplicates,
+)
 
 DTYPES: dict[str, torch.dtype] = {
     "F32": torch.float32,
@@ -158,7 +165,7 @@ def _parse_header(path: Path) -> tuple[dict[str, Any], int, int]:
             (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
             if length > min(size - 8, MAX_HEADER_BYTES):
                 raise _corruption_error(path, f"a header of {length:,} bytes in a file of {size:,}")
-            table = parse_json(file.read(length).decode(), _unique_keys)
+            table = parse_json(file.read(length).decode(), refuse_duplicates)
     except FileNotFoundError:
         raise CheckpointError(f"no weights at {path}") from None
     except CheckpointError:
@@ -309,13 +316,6 @@ def _parse_entry(path: Path, name: str, info: Any, data_start: int) -> TensorEnt
     if type(end) is not int or end - begin != size:
         raise _corruption_error(path, f"tensor {quote(name)} needs {size:,} bytes, {offsets}")
     return TensorEntry(path, DTYPES[dtype], torch.Size(shape), data_start + begin)
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError("a key appears twice")
-    return table
 
 
 def _corruption_error(path: Path, problem: str) -> CheckpointError:

@@ -83,6 +83,14 @@ def parse_json(
         raise ValueError("it is nested too deeply") from None
 
 
+def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An `object_pairs_hook` that refuses equal keys: two programs may read different ones."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a JSON object has the same key twice")
+    return table
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; every failure is a CheckpointError."""
     try:

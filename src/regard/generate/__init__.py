@@ -14,7 +14,7 @@ transformers_processor  a chain as a logits processor of Hugging Face transforme
 
 from regard.generate.chain import DEFAULT_SAMPLERS, Chain, parse_chain, sample_token
 from regard.generate.contrastive_decoding import ContrastiveDecoding
-from regard.generate.decode import generate, stream, stream_text
+from regard.generate.decode import detokenize_stream, generate, stream
 from regard.generate.decode_loop import CudaGraphDecoder
 from regard.generate.sampler_orders import SAMPLER_ORDERS
 from regard.generate.sampler_trace import TracedChain
@@ -49,6 +49,7 @@ __all__ = [
     "TopK",
     "TopP",
     "TracedChain",
+    "detokenize_stream",
     "generate",
     "parse_chain",
     "parse_search",
@@ -56,5 +57,4 @@ __all__ = [
     "speculate",
     "stream",
     "stream_speculative",
-    "stream_text",
 ]

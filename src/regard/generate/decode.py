@@ -73,30 +73,21 @@ def stream(
             yield token
 
 
-def stream_text(
-    model: Language,
+def detokenize_stream(
+    ids: Iterable[int],
     tokenizer: Detokenizer,
     prompt: Sequence[int],
-    chain: Chain,
-    *,
-    tokens: int,
-    stop: Collection[int] = (),
-    seed: int | Sequence[int] | None = None,
-    source: Source | None = None,
     stop_strings: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Continue one prompt and yield pieces of text, never an incomplete character.
+    """Incremental detokenization: yield the text of ids that follow a prompt, piece by piece.
 
-    The text also ends before the first of `stop_strings`, however they are tokenized.
+    A piece never ends inside a character. The text ends before the first of `stop_strings`,
+    however they are tokenized.
     """
-    ids = stream(model, prompt, chain, tokens=tokens, stop=stop, seed=seed, source=source)
-    return truncate_at_stop(detokenize_stream(ids, tokenizer, prompt), stop_strings)
+    return truncate_at_stop(_detokenize(ids, tokenizer, prompt), stop_strings)
 
 
-def detokenize_stream(
-    ids: Iterable[int], tokenizer: Detokenizer, prompt: Sequence[int]
-) -> Iterator[str]:
-    """Incremental detokenization: yield the text of ids that follow a prompt, piece by piece."""
+def _detokenize(ids: Iterable[int], tokenizer: Detokenizer, prompt: Sequence[int]) -> Iterator[str]:
     text = IncrementalText(tokenizer, prompt)
     for token in ids:
         if piece := text.append(token):

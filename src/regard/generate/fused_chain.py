@@ -23,7 +23,7 @@ KERNEL_OPS: Mapping[type, Callable[[Any], KernelOp]] = {
     TopK: lambda sampler: ("exact_top_k" if sampler.exact else "top_k", sampler.k, 0),
     Typical: lambda sampler: ("typical", sampler.mass, 0),
     TopP: lambda sampler: ("top_p", sampler.p, 0),
-    MinP: lambda sampler: ("min_p", sampler.m, 0),
+    MinP: lambda sampler: ("min_p", sampler.p, 0),
     TopNSigma: lambda sampler: ("top_n_sigma", sampler.n, 0),
     XTC: lambda sampler: ("xtc", sampler.probability, sampler.threshold),
     Temperature: lambda sampler: ("temperature", 1 / sampler.value, 0),

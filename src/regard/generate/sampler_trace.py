@@ -35,7 +35,7 @@ class SamplerEffect:
     mass: float  # the probability mass it kept; 1 if it removed nothing
     entropy: float  # after the sampler, in bits
     removed: int  # tokens it removed
-    top_removed: list[ProbabilityChange]  # the likeliest of them
+    top_removed: list[ProbabilityChange]  # the most probable of them
     top_changed: list[ProbabilityChange]  # the kept tokens that changed most
 
 

@@ -228,7 +228,7 @@ def _plan(
     communication_time = bytes_sent / (cluster.link * cluster.link_utilization)
     strategy = "FSDP" if sharded else "DDP" if gpus > 1 else "one GPU"
     return TrainingPlan(
-        name=f"{strategy} + recompute" if activation_checkpointing else strategy,
+        name=f"{strategy} + activation checkpointing" if activation_checkpointing else strategy,
         sharded=sharded,
         activation_checkpointing=activation_checkpointing,
         weight_bytes=weights,

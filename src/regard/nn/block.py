@@ -408,7 +408,7 @@ class Stack(nn.Module):
                 _add_window(mask, window),
                 positions,
                 key_positions,
-                self.position if window is None else self.position.in_window(),
+                self.position if window is None else self.position.for_sliding_window(),
                 relative,
             )
             for window in set(self.windows)

@@ -357,7 +357,7 @@ class SpanHead(TagHead):
 
 
 class ForecastHead(nn.Module):
-    r"""The next values of a series: W pool(x) + b, of `steps` steps with `outputs` values each.
+    r"""The next values of a series: W pool(x) + b, of `horizon` steps with `outputs` values each.
 
     `pool` takes the last position, which a causal model needs, the mean of all positions, or all of
     them concatenated ("flatten", as PatchTST does), for inputs of exactly `positions` positions.
@@ -368,16 +368,16 @@ class ForecastHead(nn.Module):
         dim: int,
         positions: int,
         *,
-        steps: int = 1,
+        horizon: int = 1,
         outputs: int = 1,
         pool: Literal["last", "mean", "flatten"] = "last",
     ) -> None:
         super().__init__()
-        require_positive("head 'forecast'", steps=steps, outputs=outputs)
-        self.steps, self.outputs, self.pool = steps, outputs, pool
-        self.out = nn.Linear(dim * positions if pool == "flatten" else dim, steps * outputs)
+        require_positive("head 'forecast'", horizon=horizon, outputs=outputs)
+        self.horizon, self.outputs, self.pool = horizon, outputs, pool
+        self.out = nn.Linear(dim * positions if pool == "flatten" else dim, horizon * outputs)
 
-    def forward(self, x: Hidden) -> Float[Tensor, "batch steps variables"]:
+    def forward(self, x: Hidden) -> Float[Tensor, "batch horizon variables"]:
         """The values after the last position."""
         if self.pool == "flatten":
             pooled = x.flatten(1)
@@ -385,10 +385,10 @@ class ForecastHead(nn.Module):
             pooled = x[:, -1] if self.pool == "last" else x.mean(1)
         return self.project(pooled)
 
-    def project(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows steps variables"]:
+    def project(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows horizon variables"]:
         """The forecast from each pooled vector."""
         values: Tensor = self.out(x)
-        return values.unflatten(-1, (self.steps, self.outputs))
+        return values.unflatten(-1, (self.horizon, self.outputs))
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -62,7 +62,7 @@ class Position(nn.Module):
     each_layer = False  # add `embed` to the input of attention in every layer, not once
     after_projection = False  # with `each_layer`: add it to the projected q, k and v instead
 
-    def in_window(self) -> "Position":
+    def for_sliding_window(self) -> "Position":
         """The position encoding of layers with a sliding window."""
         return self
 
@@ -335,7 +335,7 @@ class Rotary(Position):
         start = torch.zeros(1, 1, dtype=torch.long, device="cpu")
         self.rotation(start)  # checks the options of `scaling`
 
-    def in_window(self) -> Position:
+    def for_sliding_window(self) -> Position:
         """Rotations by `window_base`, without scaling, if it is set."""
         return getattr(self, "window_rotary", self)
 

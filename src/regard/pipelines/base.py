@@ -138,6 +138,7 @@ class Pipeline:
     tokenizer_type: ClassVar[type | None] = None  # Tokenizer, PairTokenizers or None
     exclusive: ClassVar[bool] = False  # it opens every path that it recognizes, whatever the task
     predicts_from_files: ClassVar[bool] = False  # an input is an image file, not a text
+    evaluates_with_search: ClassVar[bool] = False  # metrics of texts that a search generates
     # options of the default task that apply only to the default model
     model_task_options: ClassVar[tuple[str, ...]] = ()
 
@@ -320,9 +321,9 @@ def require_texts(texts: Sequence[str]) -> None:
 def best_classes(
     logits: Tensor, names: list[str], top: int, predicted: Tensor | None = None
 ) -> list[list[tuple[str, float]]]:
-    """The likeliest classes of each row of logits with their probabilities, best first.
+    """The most probable classes of each row of logits with their probabilities, best first.
 
-    The class that is `predicted` for a row comes first, even where it is not the likeliest.
+    The class that is `predicted` for a row comes first, even where it is not the most probable.
     """
     probabilities = logits.float().softmax(-1)
     scores = probabilities

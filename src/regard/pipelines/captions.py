@@ -66,6 +66,7 @@ class CaptionsPipeline(Pipeline):
     tokenizer_type: ClassVar[type | None] = Tokenizer
     exclusive: ClassVar[bool] = True
     predicts_from_files: ClassVar[bool] = True
+    evaluates_with_search: ClassVar[bool] = True
 
     def recognizes(self, path: Path) -> bool:
         """A folder of images, and in it one table with their names and captions."""

@@ -18,6 +18,7 @@ from regard.data.pairs import from_parallel
 from regard.data.table_files import is_table, read_table, read_validation
 from regard.data.tables import Table
 from regard.data.text import Text
+from regard.data.text_files import suffix
 from regard.errors import ConfigError, DataError
 from regard.pipelines.base import Data, Pipeline
 from regard.pipelines.labels import TagsPipeline
@@ -76,26 +77,31 @@ def open_split(config: RunConfig) -> tuple[Any, Any]:
     if data.split:
         if dataset.kind != "series":
             raise ConfigError(f"data.split is for series; {dataset.name} holds {dataset.kind}")
-        for name in ("validation", "validation_fraction"):
-            value = getattr(data, name)
-            if value != getattr(DataConfig(), name):
-                raise ConfigError(
-                    f"data.split gives the validation rows, so data.{name}={value} would not be "
-                    "used; leave one of them out"
-                )
+        _reject_validation(data, "data.split gives the validation rows", "validation")
+        _reject_validation(data, "data.split gives the validation rows", "validation_fraction")
         splits: tuple[Any, Any] = dataset.split_by_sizes(data.split)
         return splits
     if data.validation:
+        _reject_validation(data, "data.validation is all validation data", "validation_fraction")
         validation = open_validation(
             data.validation, dataset.kind, lower=data.lower, columns=columns, training=table
         )
         return dataset, validation.note_overlap(dataset)
     validation_table = _validation_table(data.path, table)
     if validation_table is not None:
+        reason = f"{data.path} has a validation split of its own"
+        _reject_validation(data, reason, "validation_fraction")
         validation = _interpret_table(validation_table, columns, dataset.kind)
         return dataset, _lowercase(validation, data.lower).note_overlap(dataset)
     training, validation = dataset.split(data.validation_fraction, config.train.seed)
     return training, validation
+
+
+def _reject_validation(data: DataConfig, reason: str, name: str) -> None:
+    """Raise if a setting of the validation data is given that would not be used."""
+    value = getattr(data, name)
+    if value != getattr(DataConfig(), name):
+        raise ConfigError(f"{reason}, so data.{name}={value} would not be used; leave it out")
 
 
 def column_settings(data: DataConfig) -> dict[str, Any]:
@@ -215,6 +221,13 @@ def _open(
             "table;\ngive data.path alone, or two parallel files as data.source and data.target"
         )
     if "columns" in columns:
+        others = [f"data.{name}" for name in columns if name != "columns"]
+        is_conll = not is_table(file_path) or suffix(file_path) in (".csv", ".tsv")
+        if others or not is_conll:
+            raise ConfigError(
+                f"data.columns are the columns of a CoNLL file; leave it out, and name the columns "
+                f"of the table: {' '.join(f'{name}=…' for name in others or ['data.text'])}"
+            )
         return TagsPipeline().open(file_path, columns["columns"]), None
     pipeline = _pipeline_for(file_path, kind)
     if pipeline.reads_as_table(file_path, columns, kind):

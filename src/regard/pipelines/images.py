@@ -120,7 +120,7 @@ class ImagesPipeline(Pipeline):
         settings = config.train
         rows = rows_per_micro_batch(settings, DEFAULT_ROWS, "images")
         task = image_task(config.task)
-        names = task.class_names(train.class_names)
+        names = task.resolve_class_names(train.class_names)
         model = resolve(config.model, channels=train.channels, head={"classes": len(names)})
         assert isinstance(model, VisionConfig)
         if (kind := kind_of(model.head)[0]) != "classification":
@@ -131,7 +131,7 @@ class ImagesPipeline(Pipeline):
         if task.crop >= min(size):
             raise ConfigError(f"task.crop={task.crop} must be less than image_size={min(size)}")
         mean, std = (task.mean, task.std) if task.mean else train.statistics(size)
-        derived = {"names": names, "mean": mean, "std": std}
+        derived = {"class_names": names, "mean": mean, "std": std}
         choice = with_task_options(config.task, derived)
         config = replace(config, task=choice, model=config_table(model))
         data = self.evaluation_data(config, validation, None)
@@ -164,9 +164,9 @@ class ImagesPipeline(Pipeline):
         tokenizers: None,
         progress: Progress | None = None,
     ) -> EvalData:
-        """All validation images; `task.names`, `task.mean` and `task.std` must be set."""
+        """All validation images; `task.class_names`, `task.mean` and `task.std` must be set."""
         task = image_task(config.task)
-        images = data.with_class_names(task.names)
+        images = data.with_class_names(task.class_names)
         model = resolve(config.model)
         assert isinstance(model, VisionConfig)
         if images.channels != model.channels:
@@ -195,9 +195,9 @@ class ImagesPipeline(Pipeline):
         task = cast(ImageClassification, data.task)
         first = cast(ImageBatch, next(iter(data.validation_batches(SAMPLE_IMAGES))))
         batch = first.to(next(model.parameters()).device)
-        predictions = classify(model, batch.images, task.names)
+        predictions = classify(model, batch.images, task.class_names)
         return "\n".join(
-            f"{task.names[target]} → {predicted} ({probability:.0%})"
+            f"{task.class_names[target]} → {predicted} ({probability:.0%})"
             for target, ((predicted, probability),) in zip(
                 batch.targets.tolist(), predictions, strict=True
             )
@@ -210,7 +210,7 @@ class ImagesPipeline(Pipeline):
     def predict(
         self, run: TrainedModel, input: str | Path | NDArray[Any], *, top: int
     ) -> list[list[tuple[str, float]]]:
-        """The likeliest classes of an image file or array with their probabilities."""
+        """The most probable classes of an image file or array with their probabilities."""
         return self.predict_batch(run, [input], top=top)[0]
 
     def predict_batch(
@@ -223,7 +223,7 @@ class ImagesPipeline(Pipeline):
             rows = [input_pixels(model, image) for image in inputs[start : start + DEFAULT_ROWS]]
             pixels = torch.from_numpy(np.concatenate(rows))
             images = task.normalize(pixels).to(next(model.parameters()).device)
-            predictions += [[classes] for classes in classify(model, images, task.names, top)]
+            predictions += [[classes] for classes in classify(model, images, task.class_names, top)]
         return predictions
 
 
@@ -256,7 +256,7 @@ def image_task(choice: Choice) -> ImageClassification:
 def classify(
     model: nn.Module, images: Tensor, names: list[str], top: int = 1
 ) -> list[list[tuple[str, float]]]:
-    """The likeliest classes of each image with their probabilities, best first."""
+    """The most probable classes of each image with their probabilities, best first."""
     model.eval()
     logits: Tensor = model.head(model(images))  # type: ignore[operator]
     return best_classes(logits, names, top)

@@ -54,7 +54,8 @@ from regard.text import Tokenizer
 
 SAMPLE_TEXTS = 4
 
-Classes = list[list[tuple[str, float]]]  # the likeliest classes of a text or of each of its words
+# the most probable classes of a text or of each of its words
+Classes = list[list[tuple[str, float]]]
 
 
 class LabelsPipeline(Pipeline):
@@ -108,12 +109,12 @@ class LabelsPipeline(Pipeline):
     ) -> TrainingData:
         """Batches of texts of similar length, in random order."""
         task = label_task(config.task)
-        names = task.class_names(train.class_names)
+        names = task.resolve_class_names(train.class_names)
         labelled = train.with_class_names(names)
         weights = task.resolve_class_weights(
             (c for _, classes in labelled.rows for c in classes), names
         )
-        derived: dict[str, Any] = {"names": names}
+        derived: dict[str, Any] = {"class_names": names}
         derived |= {"class_weights": weights} if weights else {}
         derived |= {"paired": True} if train.is_paired else {}
         choice = with_task_options(config.task, derived)
@@ -163,9 +164,9 @@ class LabelsPipeline(Pipeline):
         tokenizers: Tokenizer,
         progress: Progress | None = None,
     ) -> EvalData:
-        """All validation texts in order; `task.names` must be set."""
+        """All validation texts in order; `task.class_names` must be set."""
         task, model = label_task(config.task), resolve(config.model)
-        labelled = data.with_class_names(task.names)
+        labelled = data.with_class_names(task.class_names)
         texts = EncodedTexts.encode(task, labelled, tokenizers, model)
         loader = encoded_text_loader(config, model, texts.store)
         targets = sum(len(classes) for _, classes in labelled.rows)
@@ -197,7 +198,7 @@ class LabelsPipeline(Pipeline):
         predictions = predict_classes(model, task, tokenizer, inputs)
         for text, (_, classes), outputs in zip(texts, rows, predictions, strict=True):
             predicted = [name for ((name, _),) in outputs]
-            true = [task.names[id] for id in classes]
+            true = [task.class_names[id] for id in classes]
             lines.append(f"{text}\n→ {' '.join(predicted)}\n= {' '.join(true)}")
         return "\n".join(lines)
 
@@ -215,7 +216,7 @@ class LabelsPipeline(Pipeline):
         )
 
     def predict(self, run: TrainedModel, input: str, *, top: int) -> Classes:
-        """The likeliest classes of a text, or of each of its words, with their probabilities."""
+        """The most probable classes of a text or of each of its words, with their probabilities."""
         return self.predict_batch(run, [input], top=top)[0]
 
     def predict_batch(self, run: TrainedModel, inputs: Sequence[Any], *, top: int) -> list[Classes]:
@@ -347,20 +348,20 @@ def predict_classes(
     texts: Sequence[str | tuple[str, ...]],
     top: int = 1,
 ) -> list[Classes]:
-    """For each text or pair of texts, its likeliest classes, or those of each of its words."""
+    """For each text or pair of texts, its most probable classes, or those of each of its words."""
     parts = input_parts(texts, paired=task.paired)
     if task.predicts_words:
         parts = [tuple(row[0].split()) for row in parts]
     rows = [(row, (0,) * (len(row) if task.predicts_words else 1)) for row in parts]
     kind = cast(LabelKind, task.data_kind)
-    unlabelled = LabelledText(kind, "text", "", rows, tuple(task.names))
+    unlabelled = LabelledText(kind, "text", "", rows, tuple(task.class_names))
     encoded = EncodedTexts.encode(task, unlabelled, tokenizer, cast(ModelConfig, model.config))
     predictions: list[Classes] = [[] for _ in rows]
     model.eval()
     for indices, batch in encoded.batches_by_length(task, next(model.parameters()).device):
         predicted, log_probs = task.predictions_and_log_probs(model, batch)
         scored = batch.targets != IGNORE_INDEX
-        best = iter(best_classes(log_probs[scored], task.names, top, predicted[scored]))
+        best = iter(best_classes(log_probs[scored], task.class_names, top, predicted[scored]))
         for row, count in zip(indices, scored.view(len(indices), -1).sum(1).tolist(), strict=True):
             predictions[row] = list(islice(best, count))
     return predictions

@@ -52,6 +52,7 @@ class PairsPipeline(Pipeline):
         "a source and a target: two columns of a table (data.source=… data.target=…), or two files"
     )
     tokenizer_type: ClassVar[type | None] = PairTokenizers
+    evaluates_with_search: ClassVar[bool] = True
 
     def reads_on_request(self, path: Path) -> bool:
         """False: tables are opened by their columns, parallel files by two settings."""

@@ -282,7 +282,8 @@ def _derive_settings(config: RunConfig, train: Series) -> tuple[dict[str, Any], 
         context = order
     if context is None:
         max_context = max(1, len(train) // 4)
-        context = max(task.patch, min(DEFAULT_CONTEXTS.get(family, DEFAULT_CONTEXT), max_context))
+        default = DEFAULT_CONTEXTS.get(family, DEFAULT_CONTEXT)
+        context = max(task.patch_length, min(default, max_context))
     period = task.seasonal_period or find_seasonal_period(train, train.index(names[0]))
     derived: dict[str, Any] = {"column": column, "context": context, **scales}
     return derived | ({} if period is None else {"seasonal_period": period}), constant

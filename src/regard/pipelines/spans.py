@@ -50,7 +50,8 @@ from regard.text import Tokenizer
 EVALUATION_ROWS = 32  # windows in a batch of predictions
 SAMPLE_QUESTIONS = 4
 
-Answers = list[list[tuple[str, float]]]  # one list: the likeliest answers and their probabilities
+# one list: the most probable answers and their probabilities
+Answers = list[list[tuple[str, float]]]
 
 
 class SpansPipeline(Pipeline):
@@ -204,7 +205,7 @@ class SpansPipeline(Pipeline):
         return "\n".join(lines)
 
     def predict(self, run: TrainedModel, input: Any, *, top: int) -> Answers:
-        """The likeliest answers to a question about a context, with their probabilities."""
+        """The most probable answers to a question about a context, with their probabilities."""
         return self.predict_batch(run, [input], top=top)[0]
 
     def predict_batch(self, run: TrainedModel, inputs: Sequence[Any], *, top: int) -> list[Answers]:
@@ -245,7 +246,7 @@ def answer_questions(
     questions: Sequence[Question],
     top: int = 1,
 ) -> list[Answers]:
-    """For each question, its likeliest answers."""
+    """For each question, its most probable answers."""
     config = cast(ModelConfig, model.config)
     windows = SpanWindows.encode(task, questions, tokenizer, config)
     device = next(model.parameters()).device

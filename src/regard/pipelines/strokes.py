@@ -95,9 +95,9 @@ class StrokesPipeline(Pipeline):
         std = task.std or float(train.points[:, :2].std())
         if not std > 0:
             raise DataError(f"{train.name}: no point of the training drawings moves the pen")
-        names = task.names or (list(train.class_names) if task.conditional else [])
+        names = task.class_names or (list(train.class_names) if task.conditional else [])
         points = task.points or int(train.lengths.max())
-        derived = {"std": std, "points": points, "names": names}
+        derived = {"std": std, "points": points, "class_names": names}
         reads_texts = config.model.get("family") == SOFT_WINDOW
         if reads_texts and train.texts is None:
             raise DataError(
@@ -141,12 +141,13 @@ class StrokesPipeline(Pipeline):
         tokenizers: None,
         progress: Progress | None = None,
     ) -> EvalData:
-        """All validation drawings; `task.std`, and `task.names` if it has classes, must be set."""
+        """All validation drawings; `task.std` must be set, and `task.class_names` for classes."""
         task = stroke_task(config.task)
-        if task.names and (data.labels is None or not {*data.class_names} <= {*task.names}):
+        known = {*task.class_names}
+        if known and (data.labels is None or not {*data.class_names} <= known):
             raise DataError(
                 f"{data.name}: drawings have classes {', '.join(data.class_names[:5]) or 'none'}, "
-                f"and the run was trained on {', '.join(task.names[:5])}"
+                f"and the run was trained on {', '.join(task.class_names[:5])}"
             )
         if task.alphabet:
             if data.texts is None:
@@ -174,7 +175,7 @@ class StrokesPipeline(Pipeline):
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
         """Drawings sampled from the model: some as text, all as SVG."""
         task = cast(Handwriting, data.task)
-        label = 0 if task.names else None
+        label = 0 if task.class_names else None
         text = data.validation_data.texts[0] if task.alphabet else None
         drawings = task.draw(model, SAMPLE_DRAWINGS, label=label, text=text, seed=seed, bias=0.5)
         return TextWithSvg(to_text(drawings[:TEXT_DRAWINGS]), to_svg(drawings))
@@ -187,8 +188,8 @@ def stroke_task(choice: Choice) -> Handwriting:
 
 def _batch(task: Handwriting, data: Strokes, rows: NDArray[np.int64]) -> Batch:
     labels = None
-    if data.labels is not None and task.names:
-        class_ids = [task.names.index(name) for name in data.class_names]
+    if data.labels is not None and task.class_names:
+        class_ids = [task.class_names.index(name) for name in data.class_names]
         labels = [class_ids[label] for label in data.labels[rows]]
     texts = [data.texts[row] for row in rows] if data.texts and task.alphabet else None
     return task.collate(([data[int(row)] for row in rows], labels, texts), torch.Generator())

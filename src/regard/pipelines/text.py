@@ -202,7 +202,7 @@ class TextPipeline(Pipeline):
         return tokenizer.decode(prompt + ids)
 
     def predict(self, run: TrainedModel, input: str, *, top: int) -> Any:
-        """The prediction of the task: for masked models, the likeliest tokens of each <mask>."""
+        """The prediction of the task: for masked models, the most probable tokens for <mask>s."""
         task = text_task(run.config, cast(Tokenizer, run.tokenizers))
         return task.predict(run.model, str(input), top=top)
 

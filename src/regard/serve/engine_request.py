@@ -177,9 +177,9 @@ def chat_prompt(
 
 
 def formatted_messages(model: ServedModel, messages: Sequence[tuple[str, str]]) -> str | None:
-    """The text of a conversation after the chat template; None if the run has none."""
+    """The text of a conversation after the chat template; None if no template is applied."""
     template = run_template(model.run.folder, model.run.config)
-    if template is None:
+    if template is None or model.takes_source:
         return None
     variables = template_variables(model.tokenizer)
     return render(template, _turns(model, messages), prompt=True, tokens=variables)

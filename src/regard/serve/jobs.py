@@ -218,7 +218,7 @@ def _check_sources(model: ServedModel, texts: list[str]) -> None:
 def explain(
     model: ServedModel, text: str, layer: int | None, top: int, tokens: int, body: Sampling
 ) -> dict[str, Any]:
-    """Attention maps, the likeliest next tokens, and the effect of each sampler on new tokens."""
+    """Attention maps, the most probable next tokens, and each sampler's effect on new tokens."""
     if "file" in model.run.inputs:  # `run.explain` would open a file that the client names
         raise ConfigError(f"{model.name} reads images; /explain takes texts only")
     tokens_read = len(input_ids(model, text))
@@ -240,7 +240,7 @@ def explain(
             }
     if model.engine is not None:
         logits, ids, source = next_logits(model, text)
-        answer["next"] = _likeliest(model, logits, top)
+        answer["next"] = _most_probable(model, logits, top)
         if tokens:
             chain = TracedChain(model.chain(body.specs(), body.order).samplers)
             language, stop = cast(Language, run.model), model.tokenizer.stop_ids
@@ -275,7 +275,7 @@ def next_logits(
     return logits[0].float().cpu(), ids, source
 
 
-def _likeliest(model: ServedModel, logits: Tensor, top: int) -> list[dict[str, Any]]:
+def _most_probable(model: ServedModel, logits: Tensor, top: int) -> list[dict[str, Any]]:
     probabilities = logits.softmax(-1)
     best = probabilities.topk(min(top, len(probabilities)))
     return [

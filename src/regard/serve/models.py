@@ -30,7 +30,7 @@ from regard.text import PairTokenizers, Tokenizer
 from regard.training.setup.device import free_memory, usable_cores
 from regard.training.storage.start import ADAPTERS, adapter_names
 
-MAX_CHAINS = 256  # of samplers, that a model keeps
+MAX_CHAINS = 256  # sampler chains that a model caches
 
 
 @dataclass(eq=False)
@@ -119,7 +119,7 @@ class Models:
             for adapter in adapter_names(path):
                 self._add_adapter(base, adapter, path / ADAPTERS / adapter)
         self.loaded: dict[str, ServedModel] = {}
-        self._unloaded_totals: dict[str, Counter[str]] = {}  # counters of engines that are gone
+        self._unloaded_totals: dict[str, Counter[str]] = {}  # counters of unloaded engines
         self._locks: dict[str, asyncio.Lock] = {}
         self.created = int(time.time())
         self.threads = min(torch.get_num_threads(), usable_cores())

@@ -32,12 +32,13 @@ class Request:
 
     prompt: Sequence[int]
     chain: Chain
-    max_tokens: int  # new ones
+    tokens: int  # at most this many new tokens
     seed: int
     stop: Collection[int] = ()  # ids that end a continuation
     n: int = 1
     source: Sequence[int] | None = None  # of an encoder-decoder
-    logprobs: int | None = None  # log-probabilities of new tokens, with this many of the likeliest
+    # log-probabilities of new tokens, with this many of the most probable
+    logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
     constraints: Sequence[Constraint] = ()  # one per continuation
     cancelled: bool = False  # set by any thread; its sequences are evicted before the next step
@@ -47,9 +48,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """The log-probability of a token according to the model, and those of the likeliest tokens.
+    """The log-probability of a token according to the model, and those of the most probable tokens.
 
-    The likeliest are arrays, since responses may have many of them.
+    The most probable are arrays, since responses may have many of them.
     """
 
     token: int
@@ -59,7 +60,7 @@ class TokenScore:
 
     @property
     def top(self) -> list[tuple[int, float]]:
-        """The likeliest tokens with their log-probabilities, best first."""
+        """The most probable tokens with their log-probabilities, best first."""
         return list(zip(self.top_ids, self.top_logprobs, strict=True))
 
 

@@ -104,7 +104,7 @@ def join_sampling_states(first: SamplingState, second: SamplingState) -> Samplin
 
 
 def score_tokens(logits: Tensor, tokens: abc.Sequence[int], top: int) -> list[TokenScore]:
-    """The log-probability of a token in each row of logits, and the `top` likeliest."""
+    """The log-probability of a token in each row of logits, and the `top` most probable."""
     log_probs = at_least_float32(logits).log_softmax(-1)
     index = torch.tensor(tokens, device=logits.device).unsqueeze(1)
     chosen = log_probs.gather(1, index).squeeze(1).tolist()

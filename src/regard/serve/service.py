@@ -18,7 +18,7 @@ from regard.serve.metrics import Metrics
 from regard.serve.models import Models, ServedModel
 from regard.serve.schema import REFUSED, Body, Sampling
 
-MAX_JOBS = 16  # translations, predictions and explanations that wait
+MAX_JOBS = 16  # translations, predictions and explanations that run or wait
 SHUTTING_DOWN = "the server is shutting down"
 T = TypeVar("T")
 

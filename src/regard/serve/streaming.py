@@ -1,4 +1,4 @@
-"""Continuations as one answer, or as server-sent events while they are generated."""
+"""Continuations as one response, or as server-sent events while they are generated."""
 
 import asyncio
 import json

@@ -36,6 +36,8 @@ class Task:
     target_name: ClassVar[str] = "targets"  # the targets of an evaluation, in messages
     best_metric: ClassVar[str] = "loss"  # the metric that picks the best weights by default
     predicts_words: ClassVar[bool] = False  # `Run.predict` gives one prediction per word of a text
+    # `Run.predict` gives the `top` most probable predictions
+    ranks_predictions: ClassVar[bool] = False
 
     def collate(self, examples: Any, generator: torch.Generator) -> Batch:
         """Make a batch; all randomness comes from the generator."""
@@ -116,7 +118,7 @@ def check_label_smoothing(label_smoothing: float) -> None:
 def resolve_class_names(setting: list[str], dataset_names: Sequence[str]) -> list[str]:
     """The names of the classes: those of the data, or names given for classes 0, 1, 2, …
 
-    `setting` is `task.names`. It may also list the names of the data and further ones, in any
+    `setting` is `task.class_names`. It may also list the names of the data and further ones, in any
     order, as in a run that starts from a classifier.
     """
     if not setting:
@@ -126,8 +128,8 @@ def resolve_class_names(setting: list[str], dataset_names: Sequence[str]) -> lis
     numbers = [str(number) for number in range(len(dataset_names))]
     if len(setting) != len(dataset_names) or list(dataset_names) != numbers:
         raise ConfigError(
-            f"task.names has {len(setting)} names, and the data {len(dataset_names)} classes: "
-            f"{', '.join(dataset_names[:5])}{', …' if len(dataset_names) > 5 else ''};\n"
-            "task.names must be one name for each class, and the classes numbered from 0"
+            f"task.class_names has {len(setting)} names, and the data {len(dataset_names)} "
+            f"classes: {', '.join(dataset_names[:5])}{', …' if len(dataset_names) > 5 else ''};\n"
+            "task.class_names must be one name for each class, and the classes numbered from 0"
         )
     return setting

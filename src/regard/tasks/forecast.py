@@ -35,7 +35,7 @@ class Forecast(Task):
 
     A network reads each window normalized (`normalize`): relative to its last value, or by its mean
     and standard deviation (RevIN, Kim et al. 2022). The output of the network is transformed back.
-    With `patch`, a position is that many consecutive rows, and with `channel_independent`
+    With `patch_length`, a position is that many consecutive rows, and with `channel_independent`
     each column is a sequence of its own that the same weights read (PatchTST, Nie et al. 2023).
     """
 
@@ -64,8 +64,8 @@ class Forecast(Task):
     normalize: Literal["off", "last", "window"] | None = None
     # whether each column is a sequence of its own, read by the same weights (PatchTST)
     channel_independent: bool = False
-    patch: int = 1  # consecutive rows that are one position of a network
-    stride: int | None = None  # rows between two patches; None: `patch`
+    patch_length: int = 1  # consecutive rows that are one position of a network
+    patch_stride: int | None = None  # rows between two patches; None: `patch_length`
     # rows after which the series repeats, for the seasonal naive baseline; None: by the dates, or
     # the autocorrelation
     seasonal_period: int | None = None
@@ -75,13 +75,13 @@ class Forecast(Task):
     std: float | list[float] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("horizon", "context", "patch", "stride", "seasonal_period"):
+        for name in ("horizon", "context", "patch_length", "patch_stride", "seasonal_period"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"task.{name}={value} must be at least 1")
-        if self.context is not None and self.patch > self.context:
+        if self.context is not None and self.patch_length > self.context:
             raise ConfigError(
-                f"task.patch={self.patch} must be at most task.context={self.context}"
+                f"task.patch_length={self.patch_length} must be at most task.context={self.context}"
             )
         if self.covariates and self.column is None:
             raise ConfigError(
@@ -124,7 +124,7 @@ class Forecast(Task):
     def positions(self) -> int:
         """The number of patches of a window."""
         assert self.context is not None
-        return (self.context - self.patch) // (self.stride or self.patch) + 1
+        return (self.context - self.patch_length) // (self.patch_stride or self.patch_length) + 1
 
     @property
     def scale(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -153,11 +153,11 @@ class Forecast(Task):
         """The fields of a model's configuration that follow from the task."""
         outputs = 1 if self.channel_independent else len(self.columns)
         inputs = 1 if self.channel_independent else len(self.read_columns)
-        steps = self.horizon if self.is_direct else 1
+        horizon = self.horizon if self.is_direct else 1
         return {
             "vocab_size": 1,
-            "input_dim": self.patch * inputs,
-            "head": {"kind": "forecast", "steps": steps, "outputs": outputs},
+            "input_dim": self.patch_length * inputs,
+            "head": {"kind": "forecast", "horizon": horizon, "outputs": outputs},
         }
 
     def check_model(self, model: ModelConfig) -> None:
@@ -175,12 +175,13 @@ class Forecast(Task):
                 "reads the rows after it; leave it out, or choose a decoder"
             )
         if without_gradients:
-            for name in ("direct", "normalize", "stride", "covariates"):
+            for name in ("direct", "normalize", "patch_stride", "covariates"):
                 if getattr(self, name):
                     raise ConfigError(f"task.{name} is for networks; leave it out")
-            if self.patch > 1 or self.channel_independent:
+            if self.patch_length > 1 or self.channel_independent:
                 raise ConfigError(
-                    "task.patch and task.channel_independent are for networks; leave them out"
+                    "task.patch_length and task.channel_independent are for networks; "
+                    "leave them out"
                 )
 
     def collate(
@@ -223,7 +224,7 @@ class Forecast(Task):
         if self.is_direct:
             return torch.tensor(batch.targets.numel())
         rows, time, _ = batch.series.shape
-        every_position = self.normalization == "off" and self.patch == 1
+        every_position = self.normalization == "off" and self.patch_length == 1
         return torch.tensor(rows * batch.targets.shape[2] * (time if every_position else 1))
 
     def evaluation_count(self, batch: WindowBatch) -> int:
@@ -235,7 +236,7 @@ class Forecast(Task):
         return (
             not self.is_direct
             and self.normalization == "off"
-            and self.patch == 1
+            and self.patch_length == 1
             and not has_fit(model)
         )
 
@@ -280,10 +281,10 @@ class Forecast(Task):
         x = (series - shift) / scale
         if self.channel_independent:
             x = x.mT.flatten(0, 1).unsqueeze(2)  # (batch * columns, time, 1)
-        if self.patch > 1 or self.stride is not None:
-            stride = self.stride or self.patch
-            skipped = (x.shape[1] - self.patch) % stride  # the oldest rows, if any
-            x = x[:, skipped:].unfold(1, self.patch, stride).flatten(2)
+        if self.patch_length > 1 or self.patch_stride is not None:
+            stride = self.patch_stride or self.patch_length
+            skipped = (x.shape[1] - self.patch_length) % stride  # the oldest rows, if any
+            x = x[:, skipped:].unfold(1, self.patch_length, stride).flatten(2)
         y: Tensor = model.head(model(x))  # type: ignore[operator]
         if self.channel_independent:
             y = y.squeeze(2).unflatten(0, (len(series), -1)).mT  # (batch, steps, columns)

@@ -46,7 +46,8 @@ class Handwriting(Task):
     std: float | None = None  # standard deviation of offsets; None: that of the training data
     # maximum number of points of a drawing; None: the longest of the training data
     points: int | None = None
-    names: list[str] = field(default_factory=list)  # names of the classes; empty: those of the data
+    # names of the classes; empty: those of the data
+    class_names: list[str] = field(default_factory=list)
     alphabet: str = ""  # characters of the texts, if the model reads them; empty: those of the data
 
     def __post_init__(self) -> None:
@@ -61,7 +62,7 @@ class Handwriting(Task):
         """The fields of a model's configuration that follow from the task."""
         return {
             "vocab_size": len(self.alphabet) + 1,  # and the end of a text
-            "input_dim": 2 + PEN_STATES + len(self.names),
+            "input_dim": 2 + PEN_STATES + len(self.class_names),
             "head": {"kind": "mixture", "components": self.components},
             "context": self.points,
         }
@@ -94,7 +95,7 @@ class Handwriting(Task):
         targets[..., :2] /= self.std
         first = torch.zeros(len(drawings), 1, 2 + PEN_STATES)
         inputs = torch.cat([first, self.encode(targets[:, :-1])], 1)
-        classes = None if labels is None or not self.names else torch.tensor(labels)
+        classes = None if labels is None or not self.class_names else torch.tensor(labels)
         text = None if texts is None or not self.alphabet else self.encode_texts(texts)
         return StrokeBatch(self.condition(inputs, classes), targets, lengths, text)
 
@@ -117,13 +118,13 @@ class Handwriting(Task):
 
     def condition(self, inputs: Tensor, classes: Int[Tensor, " batch"] | None) -> Tensor:
         """Inputs with the class of each drawing, one-hot."""
-        if not self.names:
+        if not self.class_names:
             return inputs
         if classes is None:
             raise ConfigError(
-                f"this model is conditioned on a class; give one of {self.names[:10]}"
+                f"this model is conditioned on a class; give one of {self.class_names[:10]}"
             )
-        label = F.one_hot(classes, len(self.names)).to(inputs)
+        label = F.one_hot(classes, len(self.class_names)).to(inputs)
         return torch.cat([inputs, label.unsqueeze(1).expand(-1, inputs.shape[1], -1)], -1)
 
     def loss(self, model: nn.Module, batch: StrokeBatch) -> Float[Tensor, ""]:
@@ -139,17 +140,17 @@ class Handwriting(Task):
 
     def class_index(self, name: str | None) -> int | None:
         """The index of a class; None for a model without classes."""
-        if not self.names:
+        if not self.class_names:
             if name:
                 raise ConfigError(f"this model is not conditioned on classes; leave out {name!r}")
             return None
         if name is None:
             raise ConfigError(
-                f"this model is conditioned on a class; give one of {', '.join(self.names)}"
+                f"this model is conditioned on a class; give one of {', '.join(self.class_names)}"
             )
-        if name not in self.names:
-            raise ConfigError(unknown("class", name, self.names))
-        return self.names.index(name)
+        if name not in self.class_names:
+            raise ConfigError(unknown("class", name, self.class_names))
+        return self.class_names.index(name)
 
     @torch.no_grad()
     def draw(

@@ -34,6 +34,7 @@ class ImageClassification(Task):
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     input_kinds: ClassVar[tuple[str, ...]] = ("images",)
     methods: ClassVar[tuple[str, ...]] = ("predict", "classify")
+    ranks_predictions: ClassVar[bool] = True
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     heads: ClassVar[tuple[str, ...]] = ("classification",)  # kinds of `model.head`
     label_smoothing: float = 0.0  # probability that is spread over all classes
@@ -43,7 +44,8 @@ class ImageClassification(Task):
     mean: list[float] = field(default_factory=list)
     # standard deviation of the pixels, per channel; empty: that of the training images
     std: list[float] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)  # names of the classes; empty: those of the data
+    # names of the classes; empty: those of the data
+    class_names: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         check_label_smoothing(self.label_smoothing)
@@ -93,9 +95,9 @@ class ImageClassification(Task):
             raise DataError("nothing to evaluate: the validation data has no image")
         return {"loss": loss / count, "accuracy": correct / count}
 
-    def class_names(self, dataset_names: Sequence[str]) -> list[str]:
+    def resolve_class_names(self, dataset_names: Sequence[str]) -> list[str]:
         """The names of the classes: those of the data, or names given for classes 0, 1, 2, …"""
-        return resolve_class_names(self.names, dataset_names)
+        return resolve_class_names(self.class_names, dataset_names)
 
     def tokens_per_target(self, model: ModelConfig) -> int | None:
         """An image has one target; its patches are the tokens."""

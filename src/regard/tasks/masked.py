@@ -54,6 +54,7 @@ class Masked(Task):
     target_name: ClassVar[str] = "tokens"
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     methods: ClassVar[tuple[str, ...]] = ("predict", "fill")
+    ranks_predictions: ClassVar[bool] = True
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
     mask_fraction: float = 0.15  # fraction of the tokens to predict
     whole_words: bool = False  # mask all pieces of a word together
@@ -203,7 +204,7 @@ class Masked(Task):
         )
 
     def predict(self, model: nn.Module, text: str, *, top: int) -> list[list[tuple[str, float]]]:
-        """The likeliest tokens for each <mask> in a text with their probabilities, best first."""
+        """The most probable tokens for each <mask> of a text, with probabilities, best first."""
         tokenizer = self.tokenizer
         assert tokenizer is not None
         ids, positions = encode_with_masks(tokenizer, text)

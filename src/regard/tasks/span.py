@@ -69,6 +69,7 @@ class Span(Task):
     best_metric: ClassVar[str] = "f1"
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     methods: ClassVar[tuple[str, ...]] = ("predict",)
+    ranks_predictions: ClassVar[bool] = True
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "f1", "exact_match")
     heads: ClassVar[tuple[str, ...]] = ("span",)  # kinds of `model.head`
     # tokens by which the windows of a long context advance; None: half of the tokens that fit
@@ -155,7 +156,7 @@ class Span(Task):
     def best_answers(
         self, batches: Iterable[tuple[SpanBatch, Tensor]], top: int
     ) -> dict[int, list[tuple[str, float]]]:
-        """The likeliest answers of each question with their probabilities, best first."""
+        """The most probable answers of each question with their probabilities, best first."""
         assert self.windows is not None
         candidates: dict[int, dict[str, float]] = defaultdict(dict)
         totals: dict[int, list[float]] = defaultdict(list)

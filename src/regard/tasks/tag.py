@@ -101,7 +101,7 @@ class Tag(TextClassification):
         correct_spans = predicted_spans = true_spans = correct_tags = words = 0
         for predicted, true in classes:
             predicted_set, true_set = (
-                spans([self.names[i] for i in tags]) for tags in (predicted, true)
+                spans([self.class_names[i] for i in tags]) for tags in (predicted, true)
             )
             predicted_spans += len(predicted_set)
             true_spans += len(true_set)

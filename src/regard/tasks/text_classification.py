@@ -33,13 +33,15 @@ class TextClassification(Task):
     best_metric: ClassVar[str] = "accuracy"
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "bag")
     methods: ClassVar[tuple[str, ...]] = ("predict", "evaluate_by_length")
+    ranks_predictions: ClassVar[bool] = True
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "f1")
     # kinds of `model.head`, the default first
     heads: ClassVar[tuple[str, ...]] = ("classification",)
     label_smoothing: float = 0.0  # probability that is spread over all classes
     word_dropout: float = 0.0  # in training, probability that a token becomes <unk>
-    names: list[str] = field(default_factory=list)  # names of the classes; empty: those of the data
-    # in training, factors of the loss of each class, in the order of `names`; "balanced":
+    # names of the classes; empty: those of the data
+    class_names: list[str] = field(default_factory=list)
+    # in training, factors of the loss of each class, in the order of `class_names`; "balanced":
     # texts / (classes · texts of the class), so that all classes count the same
     class_weights: Literal["balanced"] | list[float] = field(default_factory=list)
     paired: bool = False  # whether a class belongs to two texts, as in the training data
@@ -158,9 +160,9 @@ class TextClassification(Task):
             raise DataError("nothing to evaluate: the validation data has no label")
         return total / count, classes
 
-    def class_names(self, dataset_names: Sequence[str]) -> list[str]:
+    def resolve_class_names(self, dataset_names: Sequence[str]) -> list[str]:
         """The names of the classes: those of the data, or names given for classes 0, 1, 2, …"""
-        return resolve_class_names(self.names, dataset_names)
+        return resolve_class_names(self.class_names, dataset_names)
 
 
 def pad(rows: Ids, width: int, value: int) -> Int[Tensor, "batch time"]:

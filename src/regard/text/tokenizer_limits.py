@@ -21,6 +21,7 @@ from regard.files.untrusted import (
     check_vocab_ids,
     parse_json,
     quote,
+    refuse_duplicates,
 )
 
 Table = dict[str, Any]
@@ -64,7 +65,7 @@ COMPONENTS = {  # of a tokenizer.json: the steps that each may have, and the key
 
 def parse_tokenizer_json(text: str) -> Table:
     """Parse and check a tokenizer.json; raise ValueError if it cannot be used safely."""
-    table = parse_json(text, _without_duplicates)
+    table = parse_json(text, refuse_duplicates)
     check_tokenizer_json(table)
     return table
 
@@ -105,14 +106,6 @@ def check_added_tokens(tokens: Sequence[Any]) -> None:
             f"{MAX_ADDED_TOKENS:,} and {MAX_ADDED_CHARACTERS:,}"
         )
     check_prefixes(tokens, MAX_ADDED_PREFIXES, "added_tokens")
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> Table:
-    """Refuse equal keys: of two, the library may use one and these checks the other."""
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        raise ValueError("a JSON object has the same key twice")
-    return table
 
 
 def _check_vocab(model: Table, added_tokens: list[Table]) -> None:

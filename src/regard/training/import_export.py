@@ -425,8 +425,8 @@ def _write_json_files(
         hf_config = hf_config | write_tokenizers(tokenizers, folder, hf_config)
     kind, options = kind_of(config.task)
     methods = TASKS[kind].methods if kind in TASKS else ()
-    if options.get("names"):
-        hf_config = hf_config | write_class_names(options["names"])
+    if options.get("class_names"):
+        hf_config = hf_config | write_class_names(options["class_names"])
     if kind == "text_regression":
         hf_config = hf_config | {"problem_type": REGRESSION}
     if "classify" in methods:

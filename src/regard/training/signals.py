@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from regard.errors import Stopped
+from regard.errors import TrainingStopped
 from regard.training.parallel.launch import world_size
 
 STOP_SIGNALS = [
@@ -26,7 +26,7 @@ Handlers = dict[signal.Signals, Any]
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """A context in which a scheduler's signal raises `Stopped`; for work outside training.
+    """A context in which a scheduler's signal raises `TrainingStopped`; for work outside training.
 
     Under `torchrun` it has no effect: a signal must also end a process that waits for another rank.
     """
@@ -39,7 +39,7 @@ def stoppable() -> Iterator[None]:
 
 
 class _RaiseStopped:
-    """A signal handler that raises `Stopped`.
+    """A signal handler that raises `TrainingStopped`.
 
     Code that catches all exceptions may discard it, as some imports do, so the signal is stored
     too: a run that starts afterwards stops at its first step.
@@ -50,7 +50,7 @@ class _RaiseStopped:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         _redirect_lost_terminals()
         self.received = signal.Signals(number)
-        raise Stopped(
+        raise TrainingStopped(
             f"stopped by {self.received.name} before or after training; saved files are unchanged"
         )
 
@@ -97,10 +97,10 @@ class Interrupts:
         """130 for Ctrl-C, 75 (EX_TEMPFAIL: try again later) for a scheduler's signal."""
         return 130 if self.received == signal.SIGINT else 75
 
-    def stop_error(self, number: int, step: int, steps: int, folder: Path) -> Stopped:
+    def stop_error(self, number: int, step: int, steps: int, folder: Path) -> TrainingStopped:
         """The error that ends a run after signal `number`, which any rank may have received."""
         self.received = signal.Signals(number)
-        return Stopped(
+        return TrainingStopped(
             f"stopped by {self.received.name} at step {step:,} of {steps:,}; checkpoint saved;\n"
             f"resume with: regard resume {folder}",
             self.exit_code,

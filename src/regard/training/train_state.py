@@ -59,7 +59,7 @@ class Best:
 
     step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    since: int = 0  # number of evaluations after the best one
+    num_bad_evaluations: int = 0  # since the best one
     sha256: str | None = None  # of model.safetensors
     targets: int | None = None  # number of validation targets evaluated; None: unknown
 
@@ -67,9 +67,10 @@ class Best:
         """Update the best evaluation if this one is better by `name`; return whether it is."""
         is_best = name == "last" or self.step is None or is_better(name, metrics, self.metrics)
         if is_best:
-            self.step, self.metrics, self.since, self.targets = step, metrics, 0, targets
+            self.step, self.metrics, self.targets = step, metrics, targets
+            self.num_bad_evaluations = 0
         else:
-            self.since += 1
+            self.num_bad_evaluations += 1
         return is_best
 
     def is_stored(self, folder: RunFolder) -> bool:
@@ -112,7 +113,7 @@ class TrainState:
     def stopped_early(self) -> bool:
         """Whether `train.patience` evaluations in a row were not better than the best."""
         patience = self.config.train.patience
-        return patience is not None and self.best.since >= patience
+        return patience is not None and self.best.num_bad_evaluations >= patience
 
     def restore(self, saved: checkpoint.Checkpoint | None) -> None:
         """Load model, optimizers and EMA from a checkpoint and truncate the logs to its step.

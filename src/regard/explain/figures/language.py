@@ -14,7 +14,7 @@ from regard.explain.figures.panels import Bars, FigureData, Table
 
 
 def next_token(model: FigureModel, text: str, *, top: int = 4) -> FigureData:
-    r"""The probability of each token of a text, beside the likeliest tokens at its position.
+    r"""The probability of each token of a text, beside the most probable tokens at its position.
 
     log P(t_1 ... t_N) = sum_n log P(t_n | t_1 ... t_{n-1})
     """
@@ -32,8 +32,8 @@ def next_token(model: FigureModel, text: str, *, top: int = 4) -> FigureData:
     shades = []
     for index, id in enumerate(ids[1:]):
         p = scores[index].exp().item()
-        likeliest, probs = best.indices[index].tolist(), best.values[index].exp().tolist()
-        pieces = model.pieces(likeliest)
+        best_ids, probs = best.indices[index].tolist(), best.values[index].exp().tolist()
+        pieces = model.pieces(best_ids)
         cells = [f"{piece!r} {100 * q:.1f} %" for piece, q in zip(pieces, probs, strict=True)]
         token = f"{model.pieces([id])[0]!r}"
         rows.append([token, f"{100 * p:.2f} %", scores[index].item(), int(ranks[index]), *cells])
@@ -42,7 +42,7 @@ def next_token(model: FigureModel, text: str, *, top: int = 4) -> FigureData:
     first = model.pieces(ids[:1])[0]
     return FigureData(
         title=f"Next-token probabilities of {model.name}",
-        caption="Every token, its probability after all tokens before it, and the likeliest "
+        caption="Every token, its probability after all tokens before it, and the most probable "
         f"tokens there. The first token, {first!r}, is given. The log-probability of the text is "
         f"the sum.{model.note}",
         panels=[

@@ -45,7 +45,7 @@ def temperature(
     return FigureData(
         title="Softmax at several temperatures",
         caption=f"{origin} A temperature below 1 raises the probability of likely tokens, one "
-        "above 1 that of unlikely tokens; at 0 only the likeliest is left, at infinity all are "
+        "above 1 that of unlikely tokens; at 0 only the most probable is left, at infinity all are "
         "equal.",
         panels=[
             Bars(
@@ -203,9 +203,9 @@ def beam_tree(
         beams = next_beams
     return FigureData(
         title=f"Beam search of {model.name}, width {width}",
-        caption=f"Each step extends every beam by every token and keeps the {width} likeliest; the "
-        "number is log P of the path. Grey: extensions that were pruned. Orange: the best path, "
-        f"by log P / length^{length_penalty:g}."
+        caption=f"Each step extends every beam by every token and keeps the {width} most probable; "
+        "the number is log P of the path. Grey: extensions that were pruned. Orange: the best "
+        f"path, by log P / length^{length_penalty:g}."
         f"{model.note}",
         panels=[Tree(nodes=nodes)],
         numbers={"score of the best": hypotheses[0].score, "ended by a stop token": len(finished)},

@@ -406,8 +406,8 @@ def _head(config: Any) -> Part:
     if kind not in ("linear", "masked"):
         classes = f", {options['classes']:,} classes" if "classes" in options else ""
         if kind == "forecast":
-            steps, outputs = options.get("steps", 1), options.get("outputs", 1)
-            return f"head: the next {steps:,} values of {outputs:,} column{'s'[: outputs > 1]}"
+            horizon, outputs = options.get("horizon", 1), options.get("outputs", 1)
+            return f"head: the next {horizon:,} values of {outputs:,} column{'s'[: outputs > 1]}"
         return f"head: {HEADS.get(kind, kind)}{classes}"
     shares = getattr(config, "shares_embedding", getattr(config, "tied", False))
     tied = "tied to the embedding" if shares else "untied"

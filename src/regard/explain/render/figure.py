@@ -20,7 +20,7 @@ STYLE = Path(__file__).with_name("regard.mplstyle")
 CONTENT_SECURITY_POLICY = (  # the page requests nothing
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 )
-SUFFIXES = (".svg", ".png", ".pdf", ".html")
+FIGURE_SUFFIXES = (".svg", ".png", ".pdf", ".html")
 # the title for screen readers; a figure shows its own
 HEADING_STYLE = "h1 { position: absolute; width: 1px; height: 1px; overflow: hidden }"
 PAGE_STYLE = """body { font: 14px sans-serif; margin: 2em; color: #222; background: #fff }
@@ -111,8 +111,8 @@ def page(title: str, body: str, css: str = PAGE_STYLE) -> str:
 
 def check_suffix(suffix: str) -> None:
     """Raise if figures cannot be written with this suffix."""
-    if suffix not in SUFFIXES:
-        raise ConfigError(f"figures are written as {', '.join(SUFFIXES)}, not {suffix!r}")
+    if suffix not in FIGURE_SUFFIXES:
+        raise ConfigError(f"figures are written as {', '.join(FIGURE_SUFFIXES)}, not {suffix!r}")
 
 
 def save(content: bytes, path: Path | str) -> None:

@@ -70,7 +70,7 @@ class Mirostat2(Mirostat):
 
         keep v  iff  -log2 P(v) <= mu,      mu <- mu - lr (surprisal - target)
 
-    mu starts at twice the target; the likeliest token is always kept. The surprisal of the
+    mu starts at twice the target; the most probable token is always kept. The surprisal of the
     sampled token is measured after truncation, as in llama.cpp, or with `surprisal="full"`
     before it, as in the paper. target = 0 switches it off.
     """
@@ -90,13 +90,13 @@ class Mirostat2(Mirostat):
 class Mirostat1(Mirostat, SortedLogitsProcessor):
     r"""Mirostat 1: keep the surprisal of the text near a target (Basu et al. 2021).
 
-    From the 100 likeliest tokens it estimates how fast probabilities fall (Zipf's exponent s),
+    From the 100 most probable tokens it estimates how fast probabilities fall (Zipf's exponent s),
     and from that how many tokens k have an expected surprisal of mu:
 
         s = sum t_i b_i / sum t_i^2,      t_i = ln((i + 1) / i),   b_i = ln(P_i / P_{i+1})
         k = ((s - 1) 2^mu / (1 - vocab^(1 - s)))^(1 / s),      mu <- mu - lr (surprisal - target)
 
-    The k likeliest tokens are kept, at least one; all of them where s is not above 0. As in
+    The k most probable tokens are kept, at least one; all of them where s is not above 0. As in
     llama.cpp, k is rounded down and the surprisal is measured after truncation (before it with
     `surprisal="full"`). target = 0 switches it off.
     """

@@ -85,7 +85,7 @@ class DynamicTemperature(LogitsProcessor):
 
 @dataclass(frozen=True, slots=True)
 class Quadratic(LogitsProcessor):
-    r"""Quadratic (smooth) sampling: bring the likeliest tokens together and lower the tail.
+    r"""Quadratic (smooth) sampling: bring the most probable tokens together and lower the tail.
 
         d_v = l_v - max l,      l_v <- max l - (3 - c)/2 f d_v^2 + (c - 1)/2 f d_v^3
 
@@ -101,7 +101,7 @@ class Quadratic(LogitsProcessor):
         if not 1 <= self.curve <= 3:
             raise ConfigError(
                 f"quadratic: curve={self.curve} must lie in [1, 3]; outside it unlikely tokens "
-                "become the likeliest"
+                "become the most probable"
             )
 
     def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:

@@ -1,7 +1,7 @@
 """Truncation samplers: top-k, nucleus (top-p), min-p, typical, XTC and others.
 
 They remove tokens by their logits. Each computes the softmax over the remaining tokens, keeps
-tokens that tie with its threshold, and keeps at least the `min_keep` likeliest tokens.
+tokens that tie with its threshold, and keeps at least the `min_keep` most probable tokens.
 """
 
 import math
@@ -107,23 +107,24 @@ class TopP(SortedLogitsProcessor):
 
 @dataclass(frozen=True, slots=True)
 class MinP(LogitsProcessor):
-    r"""Min-p: keep tokens at least m times as likely as the likeliest (Nguyen et al. 2024).
+    r"""Min-p: keep tokens at least p times as probable as the most probable (Nguyen et al. 2024).
 
-        keep v  iff  P(v) >= m max P
+        keep v  iff  P(v) >= p max P
 
-    m = 0 switches it off, m = 1 keeps the likeliest token and its ties.
+    p = 0 switches it off, p = 1 keeps the most probable token and its ties.
     """
 
-    m: float = setting(0.05, off=0.0)
+    p: float = setting(0.05, off=0.0)
     min_keep: int = setting(1, per_row=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_fraction("min_p", self.m, self.min_keep)
+        check_fraction("min_p", self.p, self.min_keep)
 
     def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove tokens below the threshold."""
-        p = logits.softmax(-1)
-        return keep_where(logits, p >= self.m * p.amax(-1, keepdim=True), self.min_keep)
+        probs = logits.softmax(-1)
+        keep = probs >= self.p * probs.amax(-1, keepdim=True)
+        return keep_where(logits, keep, self.min_keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +182,12 @@ class TopNSigma(LogitsProcessor):
 
 @dataclass(frozen=True, slots=True)
 class TopH(SortedLogitsProcessor):
-    r"""Top-H: keep the likeliest tokens up to a fraction h of the entropy (Potraghloo et al. 2025).
+    r"""Top-H: keep the most probable tokens up to a fraction h of the entropy.
 
         keep v  iff  sum of -P(u) ln P(u) over u = v and all u ranked above  <=  h H
 
-    P and H are computed over the 100 likeliest tokens; the likeliest is always kept. h = 0
-    switches it off.
+    P and H are computed over the 100 most probable tokens; the most probable is always kept. h = 0
+    switches it off. Potraghloo et al. 2025.
     """
 
     h: float = setting(0.4, off=0.0)
@@ -242,7 +243,7 @@ class Epsilon(LogitsProcessor):
 
         keep v  iff  P(v) >= epsilon
 
-    If no token qualifies, the likeliest is kept. epsilon = 0 switches it off.
+    If no token qualifies, the most probable is kept. epsilon = 0 switches it off.
     """
 
     epsilon: float = setting(3e-4, off=0.0)
@@ -264,7 +265,7 @@ class Eta(LogitsProcessor):
 
         keep v  iff  P(v) >= min(epsilon, sqrt(epsilon) exp(-H))
 
-    If no token qualifies, the likeliest is kept. epsilon = 0 switches it off.
+    If no token qualifies, the most probable is kept. epsilon = 0 switches it off.
     """
 
     epsilon: float = setting(3e-4, off=0.0)
@@ -288,7 +289,7 @@ class Typical(SortedLogitsProcessor):
         d_v = |-ln P(v) - H|,      keep v  iff  sum of P(u) over all u with d_u < d_v  <  mass
 
     It keeps the fewest tokens with surprisal nearest to the entropy H that reach the mass; the
-    likeliest token may be removed. mass = 1 switches it off.
+    most probable token may be removed. mass = 1 switches it off.
     """
 
     mass: float = setting(0.95, off=1.0)

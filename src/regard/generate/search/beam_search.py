@@ -1,4 +1,4 @@
-"""Beam search: follow the `width` likeliest continuations at once instead of sampling one."""
+"""Beam search: follow the `width` most probable continuations at once instead of sampling one."""
 
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -29,7 +29,7 @@ Extensions = tuple[
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch:
-    r"""Search for the likeliest continuations of each prompt with `width` beams.
+    r"""Search for the most probable continuations of each prompt with `width` beams.
 
         score(y) = log P(y | prompt, source) / penalty(|y|)
 
@@ -37,9 +37,9 @@ class BeamSearch:
         gnmt     penalty(n) = ((5 + n) / 6)^a     Wu et al. 2016
 
     with a = `length_penalty`; |y| counts the generated tokens, including the stop id. Each step
-    extends every beam by every token and keeps the `width` likeliest; those that end with a stop id
-    become finished hypotheses, and the next best beams take their places. When a prompt has its
-    `tokens` new ids, or its context is full, its unfinished beams are scored as they are.
+    extends every beam by every token and keeps the `width` most probable; those that end with a
+    stop id become finished hypotheses, and the next best beams take their places. When a prompt has
+    its `tokens` new ids, or its context is full, its unfinished beams are scored as they are.
 
     log P only decreases, so the best score a beam can reach is its log P over the largest penalty
     still possible. `early_stopping` says when a search ends:
@@ -179,7 +179,7 @@ class BeamSearch:
         beam_log_probs: Float[Tensor, "rows beams"],
         stops: Int[Tensor, " stops"],
     ) -> Extensions:
-        """The likeliest one-token extensions of each row.
+        """The most probable one-token extensions of each row.
 
         There are enough of them that `group_width` beams continue even if every beam also ends
         with every stop id. A single beam ends at its first stop id and needs one only.

@@ -18,7 +18,7 @@ from regard.nn.state import Source
 class ContrastiveSearch:
     r"""Choose tokens that are likely and whose hidden state is unlike all earlier ones.
 
-        v* = argmax over the k likeliest v of   (1 - alpha) P(v) - alpha max_j cos(h_v, h_j)
+        v* = argmax over the k most probable v of   (1 - alpha) P(v) - alpha max_j cos(h_v, h_j)
 
     h_v is the hidden state after reading v, h_j are those of the prompt and of the tokens so far.
     P is over the whole vocabulary. alpha = 0 is greedy, and so is k = 1. A step reads all k
@@ -98,7 +98,7 @@ class ContrastiveSearch:
         return [[Hypothesis(ids, score)] for ids, score in zip(completions, scores, strict=True)]
 
     def _candidates(self, logits: Tensor, prompts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """log P and ids of the k likeliest tokens of each row."""
+        """log P and ids of the k most probable tokens of each row."""
         if self.k > logits.shape[1]:
             raise ConfigError(
                 f"k={self.k} of contrastive search must be at most vocab_size={logits.shape[1]}"

@@ -110,7 +110,12 @@ def _write(config: Any) -> ConfigDict:
 def image_task(hf: ConfigDict, processor: ConfigDict, channels: int) -> ConfigDict:
     """The `task` setting of a classifier: class names, mean and standard deviation of pixels."""
     mean, std = _pixel_statistics(processor, channels)
-    return {"kind": "image_classification", "names": read_class_names(hf), "mean": mean, "std": std}
+    return {
+        "kind": "image_classification",
+        "class_names": read_class_names(hf),
+        "mean": mean,
+        "std": std,
+    }
 
 
 def _pixel_statistics(processor: ConfigDict, channels: int) -> tuple[list[float], list[float]]:

@@ -120,7 +120,7 @@ async def predict(http: Request, body: PredictBody) -> Response:
 
 @router.post("/explain")
 async def explain(http: Request, body: ExplainBody) -> Response:
-    """Attention maps of a text, the likeliest next tokens, and the effect of each sampler."""
+    """Attention maps of a text, the most probable next tokens, and the effect of each sampler."""
     headers = check_body(body)
     service = service_of(http)
     model = await service.model(http, body.model)

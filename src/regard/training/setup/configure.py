@@ -152,6 +152,8 @@ def _combine(
 ) -> RunConfig:
     """Merge the user's overrides into the settings of a recipe or those chosen for the data."""
     overrides = dict(overrides)
+    tables = [overrides] if file is None else [overrides, base]
+    has_tokenizer_setting = any("tokenizer" in table.get("data", {}) for table in tables)
     data = merge(base.get("data", {}), overrides.get("data", {}))
     for key in ("path",) if data.get("path") else ("source", "target"):
         if isinstance(data.get(key), str) and not is_dataset_name(data[key]):
@@ -169,6 +171,8 @@ def _combine(
             overrides, {"train": {"start": _absolute_path(overrides["train"]["start"])}}
         )
     config = build(RunConfig, overlay(base, overrides))
+    if has_tokenizer_setting:
+        _check_tokenizer(config)
     if file is not None and not {"model", "train"} & set(overrides):
         _check_file(file, config)
     minutes = config.minutes
@@ -185,6 +189,25 @@ def _combine(
         keep=overrides.get("train", {}),
         on_timing=on_timing,
     )
+
+
+def _check_tokenizer(config: RunConfig) -> None:
+    """Raise if `data.tokenizer` would not be used: the data has no text, or `train.start` has one.
+
+    A tokenizer equal to that of `train.start` is accepted.
+    """
+    kind = kind_of(config.task)[0]
+    data_kind = TASKS[kind].data_kind if kind in TASKS else None
+    if data_kind is not None and PIPELINES[data_kind].tokenizer_type is None:
+        raise ConfigError(f"data.tokenizer is for text; task={kind!r} learns from {data_kind}")
+    if config.train.start is None:
+        return
+    start = open_start(config.train.start)
+    if start.tokenizers is not None and config.data.tokenizer != start.config.data.tokenizer:
+        raise ConfigError(
+            f"train.start={config.train.start} has a tokenizer, which the run uses; leave out "
+            "data.tokenizer"
+        )
 
 
 def _check_file(file: Path, config: RunConfig) -> None:

@@ -125,10 +125,10 @@ def check_unfinished(folder: RunFolder, config: RunConfig, saved: Checkpoint | N
             f"{folder.path} is at step {saved.step:,} already, and train.steps={steps};\n"
             f"to train longer, raise it: train.steps={2 * saved.step}"
         )
-    since = read_state(saved)["best"]["since"]
-    if patience is not None and since >= patience:
+    bad = read_state(saved)["best"]["num_bad_evaluations"]
+    if patience is not None and bad >= patience:
         raise ConfigError(
-            f"{folder.path} stopped early at step {saved.step:,}: {since} evaluations in a row "
+            f"{folder.path} stopped early at step {saved.step:,}: {bad} evaluations in a row "
             f"were not better\nto train longer, raise train.patience (now {patience}) or set "
             "train.patience=none"
         )
@@ -156,10 +156,10 @@ def read_state(saved: Checkpoint) -> dict[str, Any]:
     step, metrics, digest = best.get("step"), best.get("metrics"), best.get("sha256")
     matmuls = state.get("matmuls", {})
     rules = {
-        "best": best.keys() - {"targets"} == {"step", "metrics", "since", "sha256"},
+        "best": best.keys() - {"targets"} == {"step", "metrics", "num_bad_evaluations", "sha256"},
         "best.step": step is None or (_is_count(step) and step <= saved.step),
         "best.metrics": isinstance(metrics, dict) and all(map(_is_number, metrics.values())),
-        "best.since": _is_count(best.get("since")),
+        "best.num_bad_evaluations": _is_count(best.get("num_bad_evaluations")),
         "best.sha256": digest is None or isinstance(digest, str),
         "best.targets": best.get("targets") is None or _is_count(best["targets"]),
         "sizes": {"metrics.jsonl", "samples.txt"} <= sizes.keys()

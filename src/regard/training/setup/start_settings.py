@@ -28,8 +28,9 @@ def start_from(
     kind = kind_of(task)[0]
     start_kind, options = kind_of(start.task)
     if kind == start_kind:
-        same_classes = class_names is not None and {*class_names} <= {*options.get("names", [])}
-        dropped = DATA_OPTIONS if same_classes else {*DATA_OPTIONS, "names"}
+        known = options.get("class_names", [])
+        same_classes = class_names is not None and {*class_names} <= {*known}
+        dropped = DATA_OPTIONS if same_classes else {*DATA_OPTIONS, "class_names"}
         task = _merge(task, {k: v for k, v in options.items() if k not in dropped})
     elif kind == "instruct" and template is not None:
         task = _merge(task, {"template": template})

@@ -20,9 +20,9 @@ def imported_run_config(checkpoint: ExternalCheckpoint, name: str) -> RunConfig:
 def _task(checkpoint: ExternalCheckpoint) -> Choice:
     """The task, with the class names and the pixel statistics of the checkpoint."""
     if checkpoint.task == "text_classification":
-        return {"kind": "text_classification", "names": checkpoint.class_names}
+        return {"kind": "text_classification", "class_names": checkpoint.class_names}
     if checkpoint.task == "tag":
-        return {"kind": "tag", "names": checkpoint.class_names, "token": "first"}
+        return {"kind": "tag", "class_names": checkpoint.class_names, "token": "first"}
     if checkpoint.task != "image_classification":
         return checkpoint.task
     path = checkpoint.path / "preprocessor_config.json"

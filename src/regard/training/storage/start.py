@@ -240,4 +240,4 @@ def _model_error(start: Start, config: RunConfig) -> ConfigError | None:
 def _head_and_classes(config: RunConfig) -> tuple[Any, Any]:
     head = config.model.get("head")
     options = None if head is None else with_defaults(head, HEADS)
-    return options, kind_of(config.task)[1].get("names")
+    return options, kind_of(config.task)[1].get("class_names")

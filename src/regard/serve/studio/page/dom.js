@@ -61,6 +61,8 @@ const sentence = text => {
 let key = sessionStorage.getItem("regard-key");
 let keyDialog = null; // a promise while the dialog is open
 
+const isHeaderValue = text => /^[\x20-\x7e\xa0-\xff]*$/.test(text); // Latin-1; fetch throws an error for others
+
 const headers = () => ({"Content-Type": "application/json", ...(key ? {Authorization: `Bearer ${key}`} : {})});
 
 function askKey() {
@@ -79,6 +81,7 @@ function askKey() {
 }
 
 export async function request(path, body, signal) {
+  while (key && !isHeaderValue(key)) await askKey();
   const options = body === undefined ? {headers: headers(), signal}
     : {method: "POST", headers: headers(), body: JSON.stringify(body), signal};
   let response;

@@ -16,8 +16,8 @@ const find = name => shared.runs.find(run => run.name === name);
 // Whether a run predicts the next token of the text that it reads.
 export const continues = name => find(name)?.methods.some(method => ["generate", "chat"].includes(method)) ?? false;
 
-// Whether a run has a chat template, which puts a prompt into a dialogue.
-export const hasTemplate = name => find(name)?.has_template ?? false;
+// Whether a run has a chat template, into which a prompt can be put as a message.
+export const hasTemplate = name => continues(name) && Boolean(find(name).has_template);
 
 // Whether a run has curves and metrics; a checkpoint of another library has none.
 export const hasProgress = name => Boolean(find(name)?.task);
