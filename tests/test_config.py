@@ -414,3 +414,11 @@ def test_a_long_table_is_not_told_whole():
     names = [f"name{n}" for n in range(100)]
     assert unknown("thing", "zzz", names).endswith("… (100 in all)")
     assert "name99" not in unknown("thing", "zzz", names)
+
+
+def test_a_whole_number_in_scientific_notation_is_an_integer():
+    steps = build(TrainConfig, parse_overrides(["steps=1e3"])).steps
+    assert (steps, type(steps)) == (1000, int)
+    for value, message in ((1.5, "must be an integer, not 1.5"), (1e30, "must be below")):
+        with pytest.raises(ConfigError, match=message):
+            build(TrainConfig, {"steps": value})

@@ -51,7 +51,7 @@ DOCUMENTS = [
 PAGES = [path for path in DOCUMENTS if path.parent.name != "tutorials"]  # test_tutorials runs those
 TABLES = [SCORES, POSITIONS, NORMS, FFNS, SAMPLERS, PRESETS, TASKS]
 TABLES += [SCHEDULES, OPTIMIZERS, TOKENIZERS, BUILTINS, FAMILIES, CELLS, PIPELINES, TRACKERS]
-ELSEWHERE = {"pip", "git", "cd"}  # programs that are not ours to check
+ELSEWHERE = {"curl", "pip", "git", "cd"}  # programs that are not ours to check
 
 
 @dataclass(frozen=True)

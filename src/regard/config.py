@@ -23,7 +23,11 @@ Choice = str | Mapping[str, Any]
 T = TypeVar("T")
 INTEGER_LIMIT = 1 << 63  # exclusive bound of integer settings
 # a table and two of its settings, of which only one can be set
-ALTERNATIVES = (("train", "batch", "tokens"), ("model", "preset", "family"))
+ALTERNATIVES = (
+    ("train", "batch", "tokens"),
+    ("model", "preset", "family"),
+    ("data", "validation", "validation_fraction"),
+)
 _DECIMAL = re.compile(r"^([+-]?)(\.\d+(?:e[+-]?\d+)?)$", re.I)  # .9, in TOML 0.9
 FOLDER_NAME = r"\w[\w.-]*"
 
@@ -281,6 +285,8 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
     expected_type = origin or hint
     if expected_type is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if expected_type is int and isinstance(value, float) and value.is_integer():  # 1e3
+        return _coerce(hint, int(value), path)
     if expected_type is Mapping or expected_type is dict:
         expected_type = Mapping
     if not isinstance(value, expected_type) or (
@@ -432,10 +438,8 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
                 raise ConfigError(f"{key}: {part!r} already has a value")
-        if isinstance(table.get(last), dict) and isinstance(
-            value, str
-        ):  # task.mask_fraction=0.2 task=masked
-            table[last]["kind"] = value
+        if isinstance(table.get(last), dict) and isinstance(value, str):
+            table[last]["kind"] = value  # task.mask_fraction=0.2 task=masked
         else:
             table[last] = value
     return result

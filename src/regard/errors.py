@@ -95,7 +95,10 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     "unknown key 'rate'; it is called 'lr' now"
     """
     names = sorted(known)
-    if renamed := [new for new in current_names(name) if new in names]:
+    renamed = [new for new in current_names(name) if new in names]
+    if len(renamed) > 1:
+        return f"unknown {what} {name!r}; did you mean {' or '.join(map(repr, renamed))}?"
+    if renamed:
         return f"unknown {what} {name!r}; it is called {renamed[0]!r} now"
     same_letters = [known_name for known_name in names if known_name.lower() == name.lower()]
     close = same_letters or get_close_matches(name, names, n=1, cutoff=0.65)

@@ -109,6 +109,8 @@ MESSAGES = {
     "share": "mask_fraction",
     "reach": "max_distance",
     "max_answer": "max_answer_length",
+    "classify": "text_classification",  # beside image_classification, see VALUES
+    "label": "image_classification",  # beside text_classification, see VALUES
 }
 
 

@@ -15,10 +15,19 @@ def with_prefix(value: float, unit: str) -> str:
     return f"{value:.0f} {unit}".rstrip()
 
 
+def count_noun(count: int, noun: str) -> str:
+    """A number and a noun, in the plural unless the number is 1.
+
+    >>> count_noun(1, "row"), count_noun(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_bytes(size: int) -> str:
     """A number of bytes for a message.
 
     >>> format_bytes(1_115_394), format_bytes(24)
     ('1.1 MB', '24 bytes')
     """
-    return f"{size} bytes" if size < 1000 else with_prefix(size, "B")
+    return count_noun(size, "byte") if size < 1000 else with_prefix(size, "B")

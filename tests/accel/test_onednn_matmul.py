@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import cache
 
 import pytest
 import torch
@@ -131,6 +132,17 @@ def test_an_attached_model_is_pickled_and_packed(onednn):
     again = pickle.loads(pickle.dumps(model))
     torch.testing.assert_close(again(ids), model(ids))
     assert pack(model) is not model
+
+
+def test_an_attached_model_is_compiled_without_graph_breaks(monkeypatch):
+    monkeypatch.setattr(
+        onednn_matmul, "is_onednn_faster", cache(torch.backends.mkldnn.is_available)
+    )
+    monkeypatch.setattr(onednn_matmul, "MIN_PRODUCTS", 1)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    attach_onednn_linear(model)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(rand(2, 4)), model(rand(2, 4)))
 
 
 def test_other_precisions_and_processors_use_torch(onednn, monkeypatch):

@@ -100,7 +100,7 @@ def test_hostile_texts_stay_text_on_a_page(regard, pair_run, tmp_path):
     assert "<script" not in (tmp_path / "page.html").read_text()
 
 
-@pytest.mark.parametrize("title", ["cost", "choices"])
+@pytest.mark.parametrize("title", ["cost", "settings"])
 def test_a_text_with_the_name_of_a_group_does_not_replace_it(regard, pair_run, title):
     completed = regard("compare", pair_run, "--text", title)
     assert "parameters" in completed.out

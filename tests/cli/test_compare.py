@@ -3,10 +3,12 @@
 import json
 import re
 import shutil
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from cli.conftest import TINY
 from regard.config import RunConfig, build, merge
 from regard.models.build import config_table, preset
 from regard.training.storage.evaluation import Evaluation
@@ -85,7 +87,7 @@ def test_metrics_cost_and_differing_settings_are_side_by_side(regard, runs):
     assert "model.dim" not in output
     assert "data.tokenizer" not in output
     titles = [line for line in completed.out.splitlines() if line and not line.startswith(" ")]
-    assert titles == ["validation", "cost", "choices"]
+    assert titles == ["validation", "cost", "settings"]
 
 
 def test_logged_taps_have_rows_and_curves(regard, runs, tmp_path):
@@ -109,13 +111,13 @@ def test_as_json_it_is_one_object(regard, runs):
     model = json.loads(regard("info", runs[0], "--json").out)
     assert one["parameters"] == model["parameters"]
     assert one["flops"] == model["training_flops_per_token"] * 15_360
-    assert output["choices"]["model.position"][1] == "alibi"
+    assert output["settings"]["model.position"][1] == "alibi"
 
 
 def test_one_run_alone_has_nothing_that_differs(regard, runs):
     completed = regard("compare", runs[0])
     assert completed.code == 0
-    assert "choices" not in completed.out
+    assert "\nsettings\n" not in completed.out
     assert regard("compare", runs[0], "--out", "one.svg").code == 0
 
 
@@ -235,3 +237,15 @@ def test_trained_runs_can_be_compared(regard, text_run, pair_run):
     assert completed.code == 0
     assert lines(completed)["task"] == ["causal", "seq2seq"]
     assert "-" not in lines(completed)["time"]
+
+
+def test_a_run_without_text_has_no_tokenizer(regard, materials):
+    Path("s.csv").write_text("v\n" + "".join(f"{n % 7}\n" for n in range(300)))
+    heading = regard("train", "s.csv", "--out", "series").err
+    assert "(to change a setting, write key=value)" in heading
+    words = ["data.tokenizer=char", *TINY, "train.steps=1", "--out", "text"]
+    heading = regard("train", materials / "cats.txt", *words).err
+    assert "(to change a setting, write key=value, as in train.lr=0.0005)" in heading
+    settings = json.loads(regard("compare", "series", "text", "--json").out)["settings"]
+    assert "task" in settings
+    assert "data.tokenizer" not in settings

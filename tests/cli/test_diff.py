@@ -29,11 +29,11 @@ def test_gpt2_and_llama_differ_in_these_choices_only(regard):
 def test_sizes_choices_and_parameters_stand_apart(regard):
     lines = regard("diff", "gpt2", "llama").out.splitlines()
     titles = [line for line in lines if line and not line.startswith(" ")]
-    assert titles == ["sizes", "choices", "parameters"]
+    assert titles == ["sizes", "settings", "parameters"]
     output = json.loads(regard("diff", "gpt2", "llama", "--json").out)
     assert output["models"] == ["gpt2", "llama"]
     assert output["sizes"]["dim"] == [768, 4096]
-    assert output["choices"]["norm"] == ["layer", "rms"]
+    assert output["settings"]["norm"] == ["layer", "rms"]
     assert output["parameters"]["position"] == [786_432, 0]
     assert list(output["parameters"])[-1] == "total"
 
@@ -55,7 +55,7 @@ def test_what_one_family_lacks_and_the_other_has_off_is_no_difference(regard):
 def test_equal_models_are_said_to_be_the_same(regard):
     assert regard("diff", "llama", "llama-7b").out == "llama and llama-7b are the same model\n"
     output = json.loads(regard("diff", "gpt2", "gpt2", "--json").out)
-    assert output["sizes"] == output["choices"] == output["parameters"] == {}
+    assert output["sizes"] == output["settings"] == output["parameters"] == {}
 
 
 def test_runs_and_recipes_can_be_compared(regard, text_run):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import TINY, trained
+from regard.pipelines import detect
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +238,31 @@ def test_settings_of_data_that_would_not_be_used(refused, materials, words, mess
         Path("splits", f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     Path("names.conll").write_text("a O\nAnn B-name\n\n" * 9)
     assert message in refused("train", *words)
+
+
+def test_an_override_replaces_a_setting_of_a_recipe(regard, refused, materials, text_run):
+    data = f'path = "{materials / "cats.txt"}"\nvalidation_fraction = 0.3\ntokenizer = "word"'
+    context = json.loads((text_run / "config.json").read_text())["model"]["context"]
+    model = f'preset = "tiny-decoder"\ncontext = {context}'
+    Path("r.toml").write_text(f'task = "causal"\n[data]\n{data}\n[model]\n{model}\n')
+    words = ["train", "r.toml", *TINY, "train.steps=1"]
+    validation = f"data.validation={materials / 'cats.txt'}"
+    assert regard(*words, validation, "--out", "validation").code == 0
+    assert regard(*words, f"train.start={text_run}", "--out", "start").code == 0
+    settings = [json.loads(Path(run, "config.json").read_text()) for run in (text_run, "start")]
+    assert settings[0]["data"]["tokenizer"] == settings[1]["data"]["tokenizer"]
+    assert "leave it out" in refused(*words, validation, "data.validation_fraction=0.2")
+
+
+def test_a_run_of_an_earlier_version_may_have_an_unused_setting(regard, materials, monkeypatch):
+    """Earlier versions ignored `data.validation_fraction` beside `data.validation`."""
+    validation = [f"data.validation={materials / 'cats.txt'}", "data.validation_fraction=0.3"]
+    with monkeypatch.context() as earlier:
+        earlier.setattr(detect, "_reject_validation", lambda *_: None)
+        words = ["train", materials / "cats.txt", *validation, *TINY, "train.steps=1"]
+        assert regard(*words, "--out", "run").code == 0
+    assert regard("evaluate", "run").code == 0
+    assert regard("resume", "run", "train.steps=2").code == 0
 
 
 def test_a_run_uses_the_tokenizer_of_its_start(regard, refused, materials, text_run):

@@ -1,5 +1,6 @@
 """A user's mistake is one to five lines on stderr and an exit code that says whose it is."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -29,6 +30,12 @@ def refused(regard):
 
 def test_a_file_that_is_not_there(refused):
     assert "nothing.txt" in refused(3, "train", "nothing.txt")
+
+
+def test_a_suggested_file_has_a_similar_stem(refused):
+    Path("bin.txt").write_text("x")
+    assert "did you mean" not in refused(3, "train", "missing.txt")
+    assert "did you mean 'bin.txt'?" in refused(3, "train", "binn.txt")
 
 
 def test_a_run_that_is_not_there(refused):
@@ -268,8 +275,41 @@ def counts_run(materials, tmp_path_factory):
 
 def test_a_model_without_attention_and_a_run_to_import_name_the_reason(refused, counts_run):
     error = refused(2, "explain", counts_run, "cat")
-    assert "is a model of the family ngram, which has no attention;\ngive a transformer" in error
+    assert "is a model of the family ngram, which has no attention;\nfor attention maps" in error
     assert "counts is already a run" in refused(2, "import", counts_run, "imported")
+
+
+def test_attention_of_a_classifier_without_it_names_a_preset(regard, refused):
+    Path("c.tsv").write_text("".join(f"good {n}\tyes\nbad {n}\tno\n" for n in range(40)))
+    words = ["model.preset=lstm", "model.dim=8", "train.steps=1", "device=cpu", "--out", "lstm"]
+    assert regard("train", "c.tsv", *words).code == 0
+    assert "train a transformer: model.preset=tiny-encoder\n" in refused(2, "explain", "lstm", "x")
+
+
+def test_the_former_names_of_two_tasks_suggest_both(refused, materials):
+    for name in ("classify", "label"):
+        error = refused(2, "train", materials / "cats.txt", f"task={name}")
+        assert "_classification' or '" in error
+        assert "'text_classification'" in error
+        assert "'image_classification'" in error
+
+
+def test_an_edit_that_does_not_fit_the_weights_names_the_settings(refused, text_run):
+    error = refused(2, "edit", text_run, "model.layers=9")
+    assert f"regard: model.layers=9 does not fit the weights of {text_run}" in error
+    assert len(error.splitlines()) == 2
+
+
+def test_what_is_not_a_checkpoint_names_what_is(refused, materials):
+    Path("empty").mkdir()
+    folder = "give a Hugging Face folder, with config.json and model.safetensors"
+    error = refused(4, "import", materials / "cats.txt", "run")
+    assert f"cats.txt is not a checkpoint; {folder}" in error
+    assert f"empty has no config.json; {folder}" in refused(4, "import", "empty", "run")
+
+
+def test_a_prompt_of_several_words_is_quoted(refused, text_run):
+    assert "quote a text of several words" in refused(2, "generate", text_run, "To", "be")
 
 
 def test_minutes_measure_nothing_for_a_folder_that_exists(refused, materials, text_run):
@@ -299,4 +339,22 @@ def test_a_model_setting_that_does_not_fit_the_weights_of_the_start(refused, mat
     for dry_run in ([], ["--dry-run"]):
         stderr = refused(2, "train", materials / "cats.txt", *words, *dry_run)
         assert f"model.layers={layers} does not fit the weights of train.start=" in stderr
+    for preset, setting in {"lstm": "model.family=recurrent", "gpt2": "model.dim=768"}.items():
+        words = [f"train.start={text_run}", f"model.preset={preset}", "--dry-run"]
+        stderr = refused(2, "train", materials / "cats.txt", *words)
+        assert f"regard: {setting} " in stderr
+        assert "does not fit the weights of train.start=" in stderr
     assert not Path("runs/unfit").exists()
+
+
+@pytest.mark.filterwarnings("default::regard.errors.RegardWarning")
+def test_text_outside_of_the_vocabulary_is_counted(regard, materials, text_run, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("the cat sat on the mat, ça và? " * 40, encoding="utf-8")
+    words = [f"train.start={text_run}", "train.steps=1", "--out", tmp_path / "run"]
+    heading = regard("train", other, *words).err
+    assert "are not in the vocabulary of train.start" in heading
+    assert re.search(r"unknown +\d+ tokens for training and \d+ for validation", heading)
+    stderr = regard("evaluate", text_run, other).err
+    assert "tokens of this text are not in the vocabulary of the run" in stderr
+    assert "not in the vocabulary" not in regard("evaluate", text_run).err

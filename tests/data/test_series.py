@@ -2,6 +2,7 @@
 
 import gzip
 import math
+from datetime import date, timedelta
 
 import numpy as np
 import pytest
@@ -127,7 +128,8 @@ def test_a_column_that_is_not_there_gets_a_suggestion(tmp_path):
         (
             "t,x\n2020-01-01 00:00:00,1\n2020-01-01 00:15:00,2\n2020-01-01 00:30:00,3\n"
             "2020-01-01 01:15:00,4\n",
-            "one row every 900 seconds with 1 gap, the first after line 4; gaps are ignored",
+            "one row every 900 seconds with 1 gap, the first after line 4; the rows are "
+            "treated as consecutive",
             96,
             "2020-01-01 01:30:00",
         ),
@@ -142,6 +144,23 @@ def test_dates_are_read_and_continued(tmp_path, rows, note, period, after):
         return
     assert opened.dates.seasonal_period == period
     assert opened.dates.next_dates(1) == [after]
+
+
+def test_weekdays_without_rows_are_no_gaps_and_have_no_forecasts(tmp_path):
+    """Sales without Sundays: a week has six rows, and Monday follows Saturday."""
+    days = [date(2022, 10, 1) + timedelta(days=n) for n in range(63)]  # to Friday, December 2
+    rows = "".join(f"{day},{day.day}\n" for day in days if day.weekday() != 6)
+    opened = open_data(write_file(tmp_path / "a.csv", "date,sales\n" + rows))
+    assert opened.description.endswith("2022-12-02, one row every day but Sunday")
+    assert opened.dates.seasonal_period == 6
+    assert opened.dates.next_dates(3) == ["2022-12-03", "2022-12-05", "2022-12-06"]
+    with_gap = rows.replace("2022-10-11,11\n", "").replace("2022-11-01,1\n", "")
+    opened = open_data(write_file(tmp_path / "b.csv", "date,sales\n" + with_gap))
+    assert "one row every day but Sunday with 2 gaps, the first after line 9" in opened.description
+    short = "".join(line + "\n" for line in rows.splitlines()[:20])
+    opened = open_data(write_file(tmp_path / "c.csv", "date,sales\n" + short))
+    assert opened.dates.seasonal_period == 7  # too few weeks to tell
+    assert "one row every day with 4 gaps" in opened.description
 
 
 def test_a_series_is_split_into_rows_or_fractions():

@@ -55,6 +55,13 @@ def test_words_and_sums_that_cannot_be_read_are_refused(words, message, vectors)
         vectors.nearest(parse_terms(words.split())[0])
 
 
+def test_a_word_is_refused_where_the_vocabulary_is_of_characters():
+    tokenizer = train_tokenizer("char", [WORDS])
+    vectors = WordVectors(torch.eye(tokenizer.vocab_size), tokenizer)
+    with pytest.raises(ConfigError, match="is of characters;\ngive a character"):
+        vectors.id("king")
+
+
 def test_a_model_without_an_embedding_is_refused(vectors):
     with pytest.raises(ConfigError, match="has no word embedding"):
         WordVectors.from_model(nn.Linear(2, 2), vectors.tokenizer)

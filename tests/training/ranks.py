@@ -68,7 +68,7 @@ def work(job):
     return 0
 
 
-def fail(*words):
+def fail(*words, **options):
     raise DataError("my disk is empty")
 
 

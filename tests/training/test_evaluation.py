@@ -108,7 +108,7 @@ def test_by_default_a_run_is_evaluated_at_its_start_and_at_its_end(data, tmp_pat
 def test_a_number_over_a_part_says_so(finished):
     events, path = finished
     (evaluated,) = (event for event in events if isinstance(event, Evaluated))
-    assert evaluated.part == "first 200 of 286 tokens"
+    assert evaluated.part == "the first 200 of 286 tokens"
     (row,) = (row for row in RunFolder(path).rows() if "validation" in row)
     assert (row["validation_targets"], row["validation_total"]) == (200, 286)
 
@@ -143,7 +143,7 @@ def test_an_evaluation_that_takes_too_long_is_left_to_another_command(
     monkeypatch.setattr(pipelines, "validation_metrics", counted)
     *_, end = begin(config(data / "cats.txt", steps=4), tmp_path / "run")
     assert calls == ([200] if reason == "long" else [200, None])
-    assert end.evaluated == "first 200 of 286 tokens, context 8, stride 6"
+    assert end.evaluated == "the first 200 of 286 tokens, context 8, stride 6"
     assert end.seconds_for_all > 0
     run = regard.load(tmp_path / "run", device="cpu")
     assert run.metrics == end.metrics
@@ -155,7 +155,7 @@ def test_new_weights_have_no_evaluation_of_older_ones(copied):
     folder = RunFolder(copied)
     folder.save_weights(folder.load_weights(), folder.load_config())
     assert not folder.evaluation.exists()
-    assert folder.load_evaluation().evaluated == "first 200 of 286 tokens"
+    assert folder.load_evaluation().evaluated == "the first 200 of 286 tokens"
 
 
 def test_compare_evaluates_again_what_was_evaluated_on_a_part(finished, copied):
@@ -166,7 +166,7 @@ def test_compare_evaluates_again_what_was_evaluated_on_a_part(finished, copied):
     assert losses[0] == losses[1] == regard.load(path, device="cpu").evaluate()["loss"]
     (note,) = comparison.notes
     assert note == (
-        f"{copied}: evaluated on first 200 of 286 tokens before, now on all 286 tokens, "
+        f"{copied}: evaluated on the first 200 of 286 tokens before, now on all 286 tokens, "
         "context 8, stride 6"
     )
     assert regard.compare(path, copied).notes == []  # it was stored

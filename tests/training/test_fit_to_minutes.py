@@ -127,6 +127,8 @@ def test_warm_up_and_ema_fit_the_steps():
     (note,) = long_warmup_warning(short)
     assert "50 steps of 60" in note
     assert note.endswith("train.schedule.warmup=3 is 5 % of the steps")
+    (note,) = long_warmup_warning(replace(short, steps=3))
+    assert note.endswith("train.schedule.warmup=0 turns it off")
     assert not long_warmup_warning(replace(short, steps=100))
     long = replace(given, steps=100_000)
     assert fit_to_steps(long) == long

@@ -63,7 +63,7 @@ class CudaGraphUpdate:
 
 
 class _Capture:
-    """Captures function as graphs that share one memory pool: only one runs at a time."""
+    """Captures functions as graphs that share one memory pool: only one runs at a time."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()

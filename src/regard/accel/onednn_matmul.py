@@ -42,13 +42,13 @@ def _processor() -> str:
 def uses_onednn(a: Float[Tensor, "*rows inputs"], b: Float[Tensor, "inputs outputs"]) -> bool:
     """Whether `matmul` and `linear` multiply these matrices by oneDNN; else torch does."""
     return (
-        a.numel() * b.shape[1] >= MIN_PRODUCTS
+        not torch.compiler.is_compiling()  # first: the other conditions cannot be traced
+        and a.numel() * b.shape[1] >= MIN_PRODUCTS
         and is_onednn_faster()
         and bool(torch.backends.mkldnn.enabled)
         and a.dtype == b.dtype == torch.float32
         and a.device.type == b.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.api.formatting import format_number
 from regard.api.model_info import NOT_EVALUATED, Values, differences, full_settings
+from regard.api.overrides import WITHOUT_TOKENIZER
 from regard.api.run import Run, load
 from regard.api.run_figures import by_length_curves, forecast_curves, history_curves
 from regard.config import Choice, kind_of, to_table
@@ -18,6 +19,7 @@ from regard.models.build import resolve
 from regard.pipelines.base import Progress
 from regard.pipelines.by_length import ByLength
 from regard.pipelines.text import default_stride
+from regard.tasks import TASKS
 from regard.training.storage.evaluation import Evaluation
 from regard.training.tracking.history import History, read_history
 
@@ -283,6 +285,9 @@ def _settings(history: History, mixed: bool) -> dict[str, Any]:
         "train": to_table(config.train) if takes_steps(history) else {},
         "data": to_table(config.data),
     }
+    task = TASKS.get(kind_of(config.task)[0])
+    if task is not None and task.data_kind in WITHOUT_TOKENIZER:
+        del tables["data"]["tokenizer"]
     dotted = {
         f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()
     }

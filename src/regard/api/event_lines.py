@@ -75,7 +75,15 @@ def heading(event: RunStarted) -> list[str]:
         ):
             lines.append(f"{label:<{LABEL}}{line}")
             label = ""
-    return [*lines, f"{'':<{LABEL}}(each can be changed, as in model.layers=6)"]
+    return [*lines, f"{'':<{LABEL}}{_how_to_change(event)}"]
+
+
+def _how_to_change(event: RunStarted) -> str:
+    """How to change a setting, with an example that applies to the model."""
+    example = ", as in model.order=4" if "order" in event.config.model else ""
+    if event.parameters:  # trained by gradients
+        example = ", as in train.lr=0.0005"
+    return f"(to change a setting, write key=value{example})"
 
 
 def baseline_line(event: BaselineEvaluated) -> str:

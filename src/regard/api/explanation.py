@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.config import make
+from regard.api.overrides import WITHOUT_TOKENIZER
+from regard.config import kind_of, make
 from regard.errors import ConfigError, reject_options
 from regard.explain.attention import (
-    NEEDS_ATTENTION,
     attention_maps,
     has_attention,
     text_stack,
@@ -35,6 +35,7 @@ from regard.explain.labelled_maps import (
 )
 from regard.explain.lens import Lens, logit_lens
 from regard.explain.token_map import AttentionMap, AttentionMaps, StateMaps
+from regard.models.presets import PRESETS
 from regard.nn.recurrent import RecurrentLayer
 from regard.nn.state import Source
 from regard.pipelines.captions import caption_image
@@ -294,8 +295,19 @@ def require_attention(run: "Run") -> None:
         others += ["`regard show gates` (run.states) shows its gates"] * has_gates
         raise ConfigError(
             f"{run.folder.path} is a model of the family {run.config.model['family']}, which has "
-            f"no attention{''.join(f'; {other}' for other in others)};\n{NEEDS_ATTENTION}"
+            f"no attention{''.join(f'; {other}' for other in others)};\n{_attention_advice(run)}"
         )
+
+
+def _attention_advice(run: "Run") -> str:
+    """Which model with attention can be trained for the task of a run."""
+    task = TASKS.get(kind_of(run.config.task)[0])
+    if task is None or task.data_kind in (*WITHOUT_TOKENIZER, "captions"):
+        return "attention maps need a transformer, or a seq2seq model with model.score"
+    names = (f"tiny-{architecture}" for architecture in task.architectures)
+    preset = next((name for name in names if name in PRESETS), "tiny-decoder")
+    score = ", or with model.score=additive" if run.config.model["family"] == "seq2seq" else ""
+    return f"for attention maps, train a transformer: model.preset={preset}{score}"
 
 
 def _require_language_model(run: "Run", method: str) -> None:

@@ -105,23 +105,23 @@ class ModelDiff:
 
     names: tuple[str, str]
     sizes: dict[str, Values]
-    choices: dict[str, Values]
+    settings: dict[str, Values]  # the other settings
     parameters: dict[str, Values]
 
     def __repr__(self) -> str:
-        choices = {**self.sizes, **self.choices}
-        values = (f"{key} {first!r} → {second!r}" for key, (first, second) in choices.items())
+        settings = {**self.sizes, **self.settings}
+        values = (f"{key} {first!r} → {second!r}" for key, (first, second) in settings.items())
         return f"ModelDiff({', '.join(self.names)}: {', '.join(values) or 'equal'})"
 
     def _repr_html_(self) -> str:
-        rows = {**self.sizes, **self.choices}
+        rows = {**self.sizes, **self.settings}
         rows |= {f"parameters of {part}": values for part, values in self.parameters.items()}
         return html_table([(key, *values) for key, values in rows.items()], ("", *self.names))
 
     @property
     def equal(self) -> bool:
         """Whether the two models are equal."""
-        return not (self.sizes or self.choices or self.parameters)
+        return not (self.sizes or self.settings or self.parameters)
 
 
 def presets() -> list[str]:
@@ -176,7 +176,7 @@ def diff(first: str | Path | ModelConfig, second: str | Path | ModelConfig) -> M
     return ModelDiff(
         names=(_name(first), _name(second)),
         sizes={key: values for key, values in settings.items() if key in SIZES},
-        choices={key: values for key, values in settings.items() if key not in SIZES},
+        settings={key: values for key, values in settings.items() if key not in SIZES},
         parameters=parameters,
     )
 

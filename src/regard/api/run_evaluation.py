@@ -1,5 +1,6 @@
 """Evaluations of a run, on its own validation data or on other data."""
 
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from regard.accel.cpu_memory import keep_freed_memory
 from regard.api.generation import translation_search
 from regard.config import Choice, kind_of
-from regard.errors import CheckpointError, ConfigError, reject_options
+from regard.errors import CheckpointError, ConfigError, RegardWarning, reject_options
 from regard.generate import Search
 from regard.pipelines import (
     Data,
@@ -90,7 +91,7 @@ def validation_data(run: "Run", data: Sequence[Choice] = (), *, test: bool = Fal
         raise ConfigError(
             "this run was imported and has no validation data; give the data to evaluate on"
         )
-    training, validation = open_split(config)
+    training, validation = open_split(config, is_new=False)
     run.folder.check_data(data_fingerprint(training, validation))
     if not test:
         return cast(Data, validation)
@@ -119,6 +120,14 @@ def _prepare(
         kind = kind_of(config.task)[0]
         raise ConfigError(
             f"a stride is for the windows of a language model; task={kind!r} has none"
+        )
+    if data and (unknown := eval_data.unknown_tokens):
+        warnings.warn(
+            f"{unknown:,} of {eval_data.validation_size:,} tokens of this text are not in the "
+            "vocabulary of the run; each is predicted as one unknown token, which makes "
+            "bits_per_byte too low",
+            RegardWarning,
+            stacklevel=4,
         )
     if run.device.type == "cpu":
         keep_freed_memory()

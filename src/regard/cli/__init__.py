@@ -202,6 +202,8 @@ def _usage_message(error: Any, arguments: Sequence[str]) -> tuple[str, int]:
         instead = EQUIVALENT_COMMANDS.get(name) or (f"did you mean {close[0]!r}?" if close else "")
         message += f"; {instead}\n" if instead else "\n"
         message += f"commands: {', '.join(known)}"
+    if hint is None and command == "regard generate" and "unexpected extra argument" in message:
+        hint = "quote a text of several words: 'To be, or not to be'"
     if hint is not None and (option := getattr(error, "option_name", None)) is not None:
         message = f"no such option: {option}"  # without the similar options that click suggests
     hint = "" if hint is None else f"; {hint}"

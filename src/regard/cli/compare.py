@@ -131,7 +131,7 @@ def _groups(comparison: "Comparison") -> Groups:
         ],
         "n-gram baseline": _baselines(histories),
         "cost": _costs(histories),
-        "choices": wrap_values(comparison.settings),
+        "settings": wrap_values(comparison.settings),
         "activations": [
             (key, *map(_number_or_dash, values)) for key, values in comparison.activations.items()
         ],
@@ -201,7 +201,7 @@ def _print_json(comparison: "Comparison") -> None:
         table["translation"] = translation
     for table, by_length in zip(tables, comparison.by_length, strict=False):
         table["by_length"] = as_table(by_length)
-    print_json({"runs": tables, "choices": comparison.settings})
+    print_json({"runs": tables, "settings": comparison.settings})
 
 
 def _table(name: str, history: "History") -> dict[str, Any]:

@@ -35,7 +35,7 @@ def diff(
     """
     with spinner("comparing"):
         result = api.diff(first, second)
-    groups = {"sizes": result.sizes, "choices": result.choices, "parameters": result.parameters}
+    groups = {"sizes": result.sizes, "settings": result.settings, "parameters": result.parameters}
     if as_json:
         print_json({"models": [first, second], **groups})
     elif result.equal:

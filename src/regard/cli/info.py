@@ -71,7 +71,7 @@ def info(
     _print_heading(model)
     print_section("diagram", model.diagram(ascii=not supports_box_characters(sys.stdout)))
     rows = [row for key, value in model.choices.items() for row in _rows(key, value)]
-    print_section("choices", align_columns(rows))
+    print_section("settings", align_columns(rows))
     cost = model.cost
     if cost.parameters:
         parameter_rows = [

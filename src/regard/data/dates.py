@@ -22,6 +22,8 @@ MINUTE, HOUR, DAY, WEEK = 60, 3600, 86400, 7 * 86400  # seconds
 STEP_NAMES = {1: "second", MINUTE: "minute", HOUR: "hour", DAY: "day", WEEK: "week"}
 MONTH_STEP_NAMES = {1: "month", 3: "quarter", 12: "year"}  # steps in months
 SHORTEST_MONTH = 28 * DAY
+WEEKDAYS = str.split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+MIN_WEEKS = 4  # of rows, before a weekday without any row is left out of the calendar
 _ISO = re.compile(r"\s*\d{4}-\d")  # not 20160701, which is a number
 _DOTTED = re.compile(r"\s*(\d{1,2})\.(\d{1,2})\.(\d{4})\b(.*)")  # 31.12.2016 23:00
 
@@ -83,6 +85,21 @@ class Dates:
         return np.diff(self.values.astype("datetime64[M]")).astype(np.int64)
 
     @property
+    def _weekmask(self) -> list[bool]:
+        """Whether daily rows have each weekday, from Monday; all if there are too few rows to tell.
+
+        Sales may have no Sundays, and prices no weekends.
+        """
+        if self.values[-1] - self.values[0] < np.timedelta64(MIN_WEEKS * WEEK, "s"):
+            return [True] * len(WEEKDAYS)
+        weekdays = (self._days.astype(np.int64) + 3) % 7  # 1970-01-01 was a Thursday
+        return np.isin(np.arange(7), weekdays).tolist()
+
+    @property
+    def _days(self) -> NDArray[np.datetime64]:
+        return self.values.astype("datetime64[D]")
+
+    @property
     def seasonal_period(self) -> int | None:
         """Number of rows in a day, a week or a year: the shortest of these longer than the step."""
         step, months = self.step, self.step_in_months
@@ -92,7 +109,7 @@ class Dates:
             return None
         if step < DAY:
             return DAY // step if DAY % step == 0 else None
-        return {DAY: 7, WEEK: 52}.get(step)
+        return sum(self._weekmask) if step == DAY else {WEEK: 52}.get(step)
 
     @property
     def note(self) -> str:
@@ -103,6 +120,13 @@ class Dates:
         if months:
             frequency = f"one row per {MONTH_STEP_NAMES[months]}"
             gaps = np.flatnonzero(self._month_differences != months)
+        elif step == DAY:
+            absent = [
+                day for day, has_rows in zip(WEEKDAYS, self._weekmask, strict=True) if not has_rows
+            ]
+            frequency = "one row every day" + (f" but {', '.join(absent)}" if absent else "")
+            counts = np.busday_count(self._days[:-1], self._days[1:], weekmask=self._weekmask)
+            gaps = np.flatnonzero(counts != 1)
         elif step is not None:
             frequency = f"one row every {STEP_NAMES.get(step) or f'{step:,} seconds'}"
             gaps = np.flatnonzero(self._differences != step)
@@ -113,7 +137,7 @@ class Dates:
         count, line = len(gaps), self.lines[gaps[0]]
         return (
             f"; {span}, {frequency} with {count:,} gap{'s' * (count > 1)}, the first after line "
-            f"{line:,}; gaps are ignored"
+            f"{line:,}; the rows are treated as consecutive"
         )
 
     def next_dates(self, steps: int) -> list[str]:
@@ -122,6 +146,10 @@ class Dates:
         dates: Iterable[np.datetime64]
         if months:
             dates = self._dates_in(last.astype("datetime64[M]") + months * np.arange(1, steps + 1))
+        elif step == DAY:
+            time = last - self._days[-1]
+            numbers = np.arange(1, steps + 1)
+            dates = np.busday_offset(self._days[-1], numbers, weekmask=self._weekmask) + time
         elif step is not None:
             dates = [last + np.timedelta64(step * n, "s") for n in range(1, steps + 1)]
         else:

@@ -14,6 +14,7 @@ from regard.data.dates import Dates, read_dates
 from regard.data.tables import Table, is_number_with_comma
 from regard.data.validation_split import check_fraction
 from regard.errors import ConfigError, DataError, unknown
+from regard.units import count_noun
 
 MIN_SERIES_FRACTION = 0.5  # of cells that are numbers; the other cells of such a column are errors
 
@@ -69,7 +70,7 @@ class Series:
         train = len(self) - count
         description = f"{self.description}; the first {train:,} rows for training"
         training = replace(self, values=self.values[:train], description=description)
-        return training, self._slice(train, count, train, f"the last {count:,} rows")
+        return training, self._slice(train, count, train, f"the last {count_noun(count, 'row')}")
 
     def split_by_sizes(self, sizes: Sequence[float]) -> tuple["Series", "Series"]:
         """Training and validation rows, the latter with a test split if there are three sizes.

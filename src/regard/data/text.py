@@ -15,7 +15,7 @@ from regard.data.text_files import NotTextError, Scan, open_bytes, preview, scan
 from regard.data.validation_split import check_fraction, describe_overlap
 from regard.errors import DataError
 from regard.text.tokenizer import check_text
-from regard.units import format_bytes
+from regard.units import count_noun, format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Text:
             replace(self, description=description, documents=tuple(train)),
             replace(
                 self,
-                description=f"the last {validation_size:,} bytes",
+                description=f"the last {count_noun(validation_size, 'byte')}",
                 documents=tuple(validation),
             ),
         )

@@ -28,7 +28,6 @@ from regard.nn.soft_window import SoftWindow
 ATTENTION_MODULES = (Attention, RecurrentAttention, SoftWindow)
 CHUNK_WEIGHTS = 2**22  # weights computed at a time (16 MiB); smaller chunks leave threads idle
 MAX_WEIGHTS = 2**30  # weights that one call of `attention_maps` may return (4 GiB)
-NEEDS_ATTENTION = "give a transformer, or a seq2seq model with model.score"
 
 
 def has_attention(model: nn.Module) -> bool:

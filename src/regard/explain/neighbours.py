@@ -57,6 +57,11 @@ class WordVectors:
                 return ids[0]
         if word in self.words:
             return self.words[word]
+        if all(len(known) == 1 for known in self.words):
+            raise ConfigError(
+                f"{word!r} is not in this run's vocabulary, which is of characters;\n"
+                "give a character, or train a run with data.tokenizer=word"
+            )
         close = get_close_matches(word, self.words, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "try a more frequent word"
         raise ConfigError(f"{word!r} is not in this run's vocabulary; {hint}")

@@ -52,6 +52,8 @@ ONE_CLASS = "single_label_classification"  # the problem_type of exactly one cla
 REGRESSION = "regression"  # the problem_type of one number per text
 TIED_WEIGHTS = {"head.weight": "embed.token.weight"}  # weight tying: output matrix and embedding
 Reader = Callable[[Path], CheckpointWithoutConfig]
+CHECKPOINT_SUFFIXES = (".safetensors", ".json", ".model")
+CHECKPOINT_FOLDER = "give a Hugging Face folder, with config.json and model.safetensors"
 FORMATS_WITHOUT_CONFIG: tuple[tuple[Callable[[Path], Path | None], Reader], ...] = (
     (llama2c.find_file, llama2c.open_file),
     (e2k.find_file, e2k.open_file),
@@ -215,7 +217,9 @@ def _open_without_config(path: Path) -> CheckpointWithoutConfig | None:
         return None
     if path.suffix in PICKLE_SUFFIXES:
         raise pickle_error(path)
-    raise CheckpointError(f"{path} is one file of a checkpoint; give its folder: {path.parent}")
+    if path.suffix in CHECKPOINT_SUFFIXES:
+        raise CheckpointError(f"{path} is one file of a checkpoint; give its folder: {path.parent}")
+    raise CheckpointError(f"{path} is not a checkpoint; {CHECKPOINT_FOLDER}")
 
 
 def open_checkpoint(path: Path | str) -> ExternalCheckpoint:
@@ -226,6 +230,8 @@ def open_checkpoint(path: Path | str) -> ExternalCheckpoint:
     without_config = _open_without_config(path)
     folder = path if path.is_dir() else path.parent
     if without_config is None:
+        if not path_exists(path / "config.json"):
+            raise CheckpointError(f"{path} has no config.json; {CHECKPOINT_FOLDER}")
         hf = read_json(path / "config.json")
         named_type = read_model_type(hf)
         if named_type is not None:

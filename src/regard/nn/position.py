@@ -53,10 +53,11 @@ def rotate_complex(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Position(nn.Module):
-    """No position encoding; a subclass overrides one of three methods.
+    """No position encoding.
 
-    `positions` holds the absolute position of every token, so KV caches and packed documents
-    need no special case. Each method is called once per forward pass, for all layers.
+    A subclass overrides one of three methods. `positions` holds the absolute position of every
+    token, so KV caches and packed documents need no special case. Each method is called once per
+    forward pass, for all layers.
     """
 
     each_layer = False  # add `embed` to the input of attention in every layer, not once

@@ -86,6 +86,7 @@ class EvalData:
     validation_targets: int  # number of targets, the unit of `validation_batches`' limit
     stride: int | None = None  # of the windows that a language model is evaluated on
     dropped: int = 0  # validation examples that are too long, dropped or truncated
+    unknown_tokens: int = 0  # tokens of a validation text that are not in the vocabulary
 
     def targets(self, limit: int | None) -> int:
         """How many targets an evaluation with this limit has."""

@@ -65,8 +65,12 @@ def open_data(
     return _lowercase(data, lower)
 
 
-def open_split(config: RunConfig) -> tuple[Any, Any]:
-    """The training data and the validation data of a run."""
+def open_split(config: RunConfig, *, is_new: bool = True) -> tuple[Any, Any]:
+    """The training data and the validation data of a run.
+
+    For a new run, a `data.validation_fraction` that would not be used is an error; run folders of
+    earlier versions may have one.
+    """
     data = config.data
     task = TASKS.get(kind_of(config.task)[0])
     kind = None if task is None else task.data_kind
@@ -82,15 +86,18 @@ def open_split(config: RunConfig) -> tuple[Any, Any]:
         splits: tuple[Any, Any] = dataset.split_by_sizes(data.split)
         return splits
     if data.validation:
-        _reject_validation(data, "data.validation is all validation data", "validation_fraction")
+        if is_new:
+            reason = "data.validation is all validation data"
+            _reject_validation(data, reason, "validation_fraction")
         validation = open_validation(
             data.validation, dataset.kind, lower=data.lower, columns=columns, training=table
         )
         return dataset, validation.note_overlap(dataset)
     validation_table = _validation_table(data.path, table)
     if validation_table is not None:
-        reason = f"{data.path} has a validation split of its own"
-        _reject_validation(data, reason, "validation_fraction")
+        if is_new:
+            reason = f"{data.path} has a validation split of its own"
+            _reject_validation(data, reason, "validation_fraction")
         validation = _interpret_table(validation_table, columns, dataset.kind)
         return dataset, _lowercase(validation, data.lower).note_overlap(dataset)
     training, validation = dataset.split(data.validation_fraction, config.train.seed)
@@ -314,10 +321,12 @@ def _existing_path(path: str) -> Path:
         if file_path.parent.is_dir()
         else []
     )
-    close = get_close_matches(file_path.name, [*BUILTINS, *siblings], n=1)
+    stems = {Path(name).stem: name for name in [*siblings, *BUILTINS]}  # suffixes are often equal
+    close = get_close_matches(file_path.stem, stems, n=1, cutoff=0.7)
     hint = ""
     if close:
-        name = close[0] if close[0] in BUILTINS else str(file_path.parent / close[0])
+        name = stems[close[0]]
+        name = name if name in BUILTINS else str(file_path.parent / name)
         hint = f"\ndid you mean {name!r}?"
     raise DataError(
         f"no file, folder or built-in dataset {path!r}{hint}\nbuilt in: {', '.join(BUILTINS)}"

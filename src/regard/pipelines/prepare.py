@@ -18,10 +18,17 @@ from regard.text.pair_tokenizers import JOINT, SOURCE, TARGET
 
 
 def prepare_training(
-    config: RunConfig, tokenizers: Tokenizers | None = None, progress: Progress | None = None
+    config: RunConfig,
+    tokenizers: Tokenizers | None = None,
+    progress: Progress | None = None,
+    *,
+    is_new: bool = True,
 ) -> TrainingData:
-    """Training and validation batches of a run; tokenizers are trained unless given."""
-    training, validation = open_split(config)
+    """Training and validation batches of a run; tokenizers are trained unless given.
+
+    `is_new` is that of `open_split`.
+    """
+    training, validation = open_split(config, is_new=is_new)
     check_compatible(config, training, tokenizers)
     pipeline = PIPELINES[training.kind]
     if tokenizers is None:

@@ -139,6 +139,9 @@ class TextPipeline(Pipeline):
         collate: Callable[..., Batch] = task.collate
         if isinstance(task, Causal) and getattr(model, "prefix", False):
             collate = task.collate_with_prefixes
+        unknown = []
+        if config.train.start is not None:  # whose tokenizer is used
+            unknown = _describe_unknown(_count_unknown(store, tokenizers), data.unknown_tokens)
         return TrainingData(
             **vars(data),
             batch=with_scheduled_sampling(config, task, text_batches(loader, collate)),
@@ -150,6 +153,7 @@ class TextPipeline(Pipeline):
                 f"validation {validation.description}",
                 f"tokenizer  {tokenizers.kind}, {tokenizers.vocab_size:,} tokens; "
                 f"{len(store):,} for training, {data.validation_size:,} for validation",
+                *unknown,
             ],
         )
 
@@ -185,6 +189,7 @@ class TextPipeline(Pipeline):
             validation_size=len(store),
             validation_targets=len(store) - 1,
             stride=stride,
+            unknown_tokens=_count_unknown(store, tokenizers),
         )
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
@@ -245,6 +250,24 @@ def _open_folder(folder: Path) -> Text:
                 skipped.setdefault(reason, []).extend(sorted(names))
         paths += [Path(parent) / name for name in files if name not in hidden]
     return from_files(folder.resolve().name, sorted(paths), skipped)
+
+
+def _count_unknown(store: TokenStore, tokenizer: Tokenizer) -> int:
+    """The tokens that are not in the vocabulary; 0 if unknown text is not one token of its own."""
+    unk = tokenizer.special_id("unk")
+    if unk is None or unk in tokenizer.stop_ids:  # GPT-2 has one token for both
+        return 0
+    return int(np.count_nonzero(store.tokens == unk))
+
+
+def _describe_unknown(training: int, validation: int) -> list[str]:
+    """A line for the heading, if text is not in the vocabulary of `train.start`."""
+    if not training + validation:
+        return []
+    return [
+        f"unknown    {training:,} tokens for training and {validation:,} for validation are not in "
+        "the vocabulary of train.start"
+    ]
 
 
 def _token_store(

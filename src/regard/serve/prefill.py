@@ -195,9 +195,8 @@ class Prefiller:
         device = state.lengths.device
         ids = to_device(pad_rows(rows, width), device)
         counts = to_device([len(row) for row in rows], device)
-        if self.uses_graph_rows and not any(
-            cached
-        ):  # the lengths are not read back from the device
+        if self.uses_graph_rows and not any(cached):
+            # the lengths are not read back from the device
             state = replace(cast(TransformerState, state), static=True)
         logits, state = self.language.step(ids, state, counts=counts if ragged else None)
         self.tokens += sum(map(len, rows))

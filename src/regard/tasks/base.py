@@ -64,7 +64,7 @@ class Task:
         """The part of the validation data that an evaluation used; "" for all of it."""
         if targets >= total:
             return ""
-        first = "first " if cls.evaluates_beginning else ""
+        first = "the first " if cls.evaluates_beginning else ""
         return f"{first}{targets:,} of {total:,} {cls.target_name}"
 
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import RunConfig, build, flatten, make, merge, to_table
+from regard.errors import CheckpointError, ConfigError
 from regard.files.safetensors import read_metadata
 from regard.models.build import build_on_meta, check_weights, resolve
 from regard.tasks import TASKS
@@ -36,10 +37,28 @@ def edit_run(path: Path, overrides: Mapping[str, Any]) -> list[str]:
             meta_model = build_on_meta(model)
             if has_adapter(config):
                 tuning(config.train.tune).prepare(meta_model)
-            check_weights(meta_model, tensors, str(folder.model))
+            try:
+                check_weights(meta_model, tensors, str(folder.model))
+            except CheckpointError:
+                _check_shapes_unchanged(path, before, config)
+                raise
         if config != before:
             folder.save_config(config)
         if weight_changes != []:  # None: the weights have no settings yet
             folder.save_weights(tensors, config)
     config_changes = differences(*(dict(flatten(to_table(c))) for c in (before, config)))
     return list(dict.fromkeys([*config_changes, *(weight_changes or ())]))
+
+
+def _check_shapes_unchanged(path: Path, before: RunConfig, after: RunConfig) -> None:
+    """Raise an error that names the changed settings of the model that do not fit its weights."""
+    keys = [key for key, value in after.model.items() if before.model.get(key) != value]
+    if keys:
+        now, then = (
+            " ".join(f"model.{key}={config.model.get(key)}" for key in keys)
+            for config in (after, before)
+        )
+        raise ConfigError(
+            f"{now} does not fit the weights of {path}, which has {then};\n"
+            f"to train a model with other sizes, begin a new run: regard train DATA {now}"
+        )

@@ -152,7 +152,7 @@ def resume(
             checkpoint.prune(folder.open_checkpoints(), before.train.keep, best_step)
         check_resumable(folder, config, saved)
         device = check_before_data(config)
-        data = prepare_training(config, folder.load_tokenizers(config), progress)
+        data = prepare_training(config, folder.load_tokenizers(config), progress, is_new=False)
         folder.check_tokenizer(tokenizer_fingerprint(data.tokenizers))
         folder.check_data(data.fingerprint)
         check_disk(path, config, count_parameters(data.model))
@@ -197,7 +197,8 @@ def run_worker() -> Iterator[Event]:
     config, folder = build(RunConfig, plan.config), WorkerFolder(plan.folder)
 
     def prepare() -> tuple[torch.device, TrainingData]:
-        return prepare_device(config), prepare_training(config, folder.load_tokenizers(config))
+        tokenizers = folder.load_tokenizers(config)
+        return prepare_device(config), prepare_training(config, tokenizers, is_new=False)
 
     with process_group(plan, store) as ranks:
         device, data = ranks.all_or_fail(prepare)

@@ -197,7 +197,7 @@ def differences(folder: RunsFolder, first: str, second: str) -> dict[str, Any]:
         "names": [first, second],
         "groups": {
             "sizes": difference.sizes,
-            "choices": difference.choices,
+            "settings": difference.settings,
             "parameters": difference.parameters,
         },
     }

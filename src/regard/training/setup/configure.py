@@ -152,9 +152,12 @@ def _combine(
 ) -> RunConfig:
     """Merge the user's overrides into the settings of a recipe or those chosen for the data."""
     overrides = dict(overrides)
+    if file is not None:
+        base = _with_start_tokenizer(base, overrides)
     tables = [overrides] if file is None else [overrides, base]
     has_tokenizer_setting = any("tokenizer" in table.get("data", {}) for table in tables)
-    data = merge(base.get("data", {}), overrides.get("data", {}))
+    base_data, data_overrides = ({"data": t.get("data", {})} for t in (base, overrides))
+    data = overlay(base_data, data_overrides)["data"]
     for key in ("path",) if data.get("path") else ("source", "target"):
         if isinstance(data.get(key), str) and not is_dataset_name(data[key]):
             data[key] = _absolute_path(data[key])
@@ -189,6 +192,17 @@ def _combine(
         keep=overrides.get("train", {}),
         on_timing=on_timing,
     )
+
+
+def _with_start_tokenizer(recipe: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe; if `overrides` has `train.start`, with its tokenizer instead of its own."""
+    start, data = overrides.get("train", {}).get("start"), recipe.get("data", {})
+    if start is None or "tokenizer" not in data or "tokenizer" in overrides.get("data", {}):
+        return recipe
+    start_run = open_start(_absolute_path(start))
+    if start_run.tokenizers is None:
+        return recipe
+    return {**recipe, "data": {**data, "tokenizer": start_run.config.data.tokenizer}}
 
 
 def _check_tokenizer(config: RunConfig) -> None:

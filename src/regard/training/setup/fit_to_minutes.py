@@ -113,9 +113,11 @@ def long_warmup_warning(settings: TrainConfig) -> list[str]:
     warmup = options.get("warmup", 0)
     if 2 * warmup <= settings.steps:
         return []
+    suggested = round(WARMUP_FRACTION * settings.steps)
+    effect = "is 5 % of the steps" if suggested else "turns it off"
     return [
         f"warm-up    {warmup} steps of {settings.steps}: the learning rate is low for most of the "
-        f"run; train.schedule.warmup={round(WARMUP_FRACTION * settings.steps)} is 5 % of the steps"
+        f"run; train.schedule.warmup={suggested} {effect}"
     ]
 
 

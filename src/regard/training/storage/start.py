@@ -14,7 +14,7 @@ from regard.files.untrusted import path_exists
 from regard.hub.chat_templates import read_template
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.hub.peft import is_adapter, read_adapter
-from regard.models.build import build_on_meta, load_weights, resolve, weights
+from regard.models.build import build_on_meta, config_table, load_weights, resolve, weights
 from regard.models.compatibility import with_defaults
 from regard.nn.head import HEADS
 from regard.nn.lora import Adapter
@@ -29,6 +29,7 @@ from regard.training.storage.run_folder import RunFolder
 
 ADAPTERS = "adapters"  # a folder of a run, for adapters that are chosen by name
 DATA_DEPENDENT = ("head", "char_dim", "vocab_size", "source_vocab_size")  # settings of `model`
+DERIVED = (*DATA_DEPENDENT, "input_dim", "channels", "context")  # from the data or the task
 POOLER = {f"head.hidden.{part}": f"head.pool.{part}" for part in ("weight", "bias")}
 
 
@@ -209,8 +210,14 @@ def check_start_model(config: RunConfig) -> None:
     start = open_start(cast(str, config.train.start))
     before = start.config.model
     settings = {key: value for key, value in config.model.items() if key not in DATA_DEPENDENT}
-    shapes = [_body_shapes(model) for model in (before, {**before, **settings})]
-    if shapes[0] != shapes[1] and (error := _model_error(start, config)):
+    after = {**before, **settings}
+    if "preset" in settings or after["family"] != before["family"]:
+        derived = {key: before[key] for key in DERIVED if key in before and key not in settings}
+        after = config_table(resolve(settings, **derived))
+    has_same_family = after["family"] == before["family"]
+    if has_same_family and _body_shapes(before) == _body_shapes(after):
+        return
+    if error := _model_error(start, replace(config, model=after)):
         raise error
 
 
