@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import signal
 
 import pytest
@@ -56,3 +57,16 @@ def float64():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, for the pages that regard writes and serves."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("chromium is not installed")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -37,18 +37,6 @@ ODD_TEXTS = [  # none of them may run, break a panel or leave it without an answ
 ]
 
 
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.skip("chromium is not installed")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def visit(browser, tmp_path):
     """A function that opens the studio of a folder; at the end, nothing may have gone wrong.

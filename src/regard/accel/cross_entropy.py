@@ -1,5 +1,7 @@
 """Kernels of the operator `regard::linear_cross_entropy`; see `nn.loss` for the formula."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,11 +32,11 @@ def linear_cross_entropy(
         padded_weight,
         bias,
         targets,
-        vocab,
         label_smoothing,
         cap,
         needs_grad,
         frozen,
+        vocab=vocab,
         cross_entropy_with_gradient=_cross_entropy_with_gradient,
         matmul=matmul.matmul,
     )
@@ -55,30 +57,8 @@ def _cross_entropy_with_gradient(
     return kernels.cross_entropy_with_gradient(logits, bias, targets, vocab, label_smoothing, cap)
 
 
-def linear_cross_entropy_on_cpu(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    label_smoothing: float,
-    cap: float | None,
-    needs_grad: bool,
-    frozen: bool = False,
-) -> list[Tensor]:
-    """`nn.loss.chunked_cross_entropy`, with matmuls by oneDNN where they are faster."""
-    return loss.chunked_cross_entropy(
-        x,
-        weight,
-        bias,
-        targets,
-        len(weight),
-        label_smoothing,
-        cap,
-        needs_grad,
-        frozen,
-        matmul=onednn_matmul.matmul,
-    )
-
-
-for device, kernel in {"cuda": linear_cross_entropy, "cpu": linear_cross_entropy_on_cpu}.items():
-    torch.library.register_kernel("regard::linear_cross_entropy", device, kernel)
+OPERATOR = "regard::linear_cross_entropy"
+torch.library.register_kernel(OPERATOR, "cuda", linear_cross_entropy)
+torch.library.register_kernel(
+    OPERATOR, "cpu", partial(loss.chunked_cross_entropy, matmul=onednn_matmul.matmul)
+)

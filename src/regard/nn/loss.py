@@ -79,12 +79,12 @@ def chunked_cross_entropy(
     weight: Float[Tensor, "columns dim"],
     bias: Float[Tensor, " vocab"] | None,
     targets: Int[Tensor, " rows"],
-    vocab: int,
     label_smoothing: float,
     cap: float | None,
     needs_grad: bool,
     frozen: bool = False,
     *,
+    vocab: int | None = None,  # rows of W without padding; None: all
     cross_entropy_with_gradient: Callable[..., tuple[Tensor, Tensor]] = cross_entropy_with_gradient,
     matmul: Callable[..., Tensor] = matmul,
 ) -> list[Tensor]:
@@ -94,6 +94,7 @@ def chunked_cross_entropy(
     time. They are not recomputed in the backward pass: their gradient is computed here. Rows of W
     from `vocab` on are padding.
     """
+    vocab = len(weight) if vocab is None else vocab
     limit = CHUNK_ELEMENTS_CUDA if x.is_cuda else CHUNK_ELEMENTS
     # a power of 2, with which matmuls are fast
     chunk_size = 1 << max(0, (limit // vocab).bit_length() - 1)
@@ -132,9 +133,7 @@ def _linear_cross_entropy(
     frozen: bool = False,
 ) -> list[Tensor]:
     """`chunked_cross_entropy` as one operator; `accel` registers kernels for it."""
-    return chunked_cross_entropy(
-        x, weight, bias, targets, len(weight), label_smoothing, cap, needs_grad, frozen
-    )
+    return chunked_cross_entropy(x, weight, bias, targets, label_smoothing, cap, needs_grad, frozen)
 
 
 @_linear_cross_entropy.register_fake

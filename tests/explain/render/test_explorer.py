@@ -8,7 +8,6 @@ import html
 import json
 import os
 import re
-import shutil
 import time
 import zlib
 from pathlib import Path
@@ -100,18 +99,6 @@ def test_all_layers_are_saved_as_a_page_or_a_figure(tmp_path):
     assert state.images[0].get_cmap().name == "RdBu_r"
     with pytest.raises(ConfigError, match="figures are written as"):
         maps.save(tmp_path / "a.gif")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.skip("chromium is not installed")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
