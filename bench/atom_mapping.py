@@ -4,8 +4,8 @@
 
 DATA/weights/rxnmapper_albert has the published weights, an ALBERT that reads a reaction as SMILES,
 and golden.json, reactions with their published confidences. Head 5 of layer 10 attends from each
-atom of the product to the atom of the reactants that it was before. Prints each reaction with the
-numbers of its atoms, and the confidence beside the published one; --out writes the attention of all
+atom of the product to the corresponding atom of the reactants. Prints each reaction with its atoms
+numbered, and its confidence with the published one; --out writes the attention of all
 layers and heads as pages.
 """
 
@@ -22,7 +22,7 @@ from regard.explain import AttentionMap, AttentionMaps, attention_maps
 from regard.hub.external_checkpoint import open_checkpoint
 
 LAYER, HEAD = 10, 5
-NEIGHBOUR_FACTOR = 90  # of the weights between neighbours of two atoms that are mapped
+NEIGHBOUR_FACTOR = 90  # multiplies the weights between the neighbours of two mapped atoms
 SMILES = re.compile(r"\[[^\]]+\]|Br|Cl|>>|%\d\d|.")
 ATOM = re.compile(r"\[?\d*([A-Z][a-z]?|[a-z])(?:[^:]*:(\d+)\])?")
 
@@ -75,12 +75,12 @@ def split_reaction(reaction):
 
 
 def map_atoms(weights, reactants, products):
-    """The reactant atom of each product atom, and the confidence: greedily, the surest pair first.
+    """The reactant atom of each product atom, and the confidence; greedy, most probable pair first.
 
     `weights` (products, reactants) is the attention in both directions, added. After each pair, the
     weights between its neighbours are multiplied by `NEIGHBOUR_FACTOR`.
     """
-    same = [[mine == other for other in reactants.elements] for mine in products.elements]
+    same = [[element == other for other in reactants.elements] for element in products.elements]
     weights = weights.double() * torch.tensor(same)
     pairs, confidence = {}, 1.0
     for _ in products.elements:
@@ -106,7 +106,7 @@ def atom_weights(model, vocabulary, reaction):
     return weights[after][:, before] + weights[before][:, after].T
 
 
-def numbered(reaction, pairs):
+def number_atoms(reaction, pairs):
     """The reaction with the numbers of its mapped atoms, as in [C:1]; without hydrogen counts."""
     tokens, reactants, products, arrow = split_reaction(reaction)
     for product, reactant in pairs.items():
@@ -135,7 +135,7 @@ def main():
         tokens, reactants, products, _ = split_reaction(reaction)
         weights = atom_weights(model, vocabulary, reaction)
         pairs, confidence = map_atoms(weights, reactants, products)
-        print(numbered(reaction, pairs))
+        print(number_atoms(reaction, pairs))
         print(f"confidence {confidence:.7f}, published {published['confidence']:.7f}\n")
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,14 @@
-"""Training and generating beside other programs, compared with nanoGPT under the same load.
+"""Training and generation while other programs run, compared with nanoGPT under the same load.
 
     python bench/busy.py --nanogpt DIR --text input.txt [--busy 0 2 5] [--seconds 30] [--repeats 3]
 
 DIR is a checkout of nanoGPT. Both train the model of `bench/shakespeare_cpu.py` (4 layers, dim 128,
 context 64, batch 12) for `--seconds`, then generate with a model of this size, 60 characters at a
-time, for half of that. Each runs in a separate process, one after the other, while as many other
-programs as `--busy` says occupy the cores. Three further rows are regard with as many threads as
-there are cores, with torch's default wait (a busy loop), and with one thread; `--rows 3` leaves out
-the last two. Repeats alternate between the rows; medians are printed at the end. `taskset -c 0,1
-python …` limits all programs to two cores.
+time, for half of that. Each runs in a separate process, one after the other, while
+`--busy` other programs occupy the cores. Three further rows are regard with as many threads as
+there are cores, with torch's default spin count (threads wait in a busy loop), and with one thread;
+`--rows 3` leaves out the last two. Repeats alternate between the rows; medians are printed at the
+end. `taskset -c 0,1 python …` limits all programs to two cores.
 """
 
 import argparse
@@ -24,16 +24,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from minutes import busy
+from minutes import busy_programs
 
 VARIANTS = {
     "nanoGPT": {},
     "regard": {},
     "regard, all threads": {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))},
-    "regard, waiting as torch": {"GOMP_SPINCOUNT": "300000"},
+    "regard, torch's spin count": {"GOMP_SPINCOUNT": "300000"},
     "regard, one thread": {"OMP_NUM_THREADS": "1"},
 }
-WARM_UP = 0.25  # of the seconds, which are not counted
+WARM_UP = 0.25  # fraction of the time that is not counted
 
 
 def rate(counts: Iterator[int], seconds: float) -> float:
@@ -49,7 +49,7 @@ def rate(counts: Iterator[int], seconds: float) -> float:
             first = (number, now)
         elif now - begin >= seconds and number > first[0]:
             return (number - first[0]) / (now - first[1])
-    raise AssertionError("the counter ended before the time")
+    raise AssertionError(f"the counter ended before {seconds} s were over")
 
 
 def regard_rates(options: argparse.Namespace) -> list[float]:
@@ -115,7 +115,7 @@ def main() -> None:
         print("| busy programs | load | | steps/s | of nanoGPT | generated tokens/s | of nanoGPT |")
         print("|---|---|---|---|---|---|---|")
         for programs in options.busy:
-            with busy(programs):
+            with busy_programs(programs):
                 repeats = [print_rows(programs, run, options.rows) for _ in range(options.repeats)]
             if options.repeats > 1:
                 print_medians(programs, repeats)

@@ -3,15 +3,15 @@
     REGARD_DATA=… python bench/cpu_decode.py [--models gpt2 stories] [--repeats 5] [--threads 2]
 
 Both use the same weights, float32, batch size 1 and greedy decoding. They are timed alternately, so
-that load on the machine affects both; the median of the ratios is printed. With float16 and int8,
-decode steps use such weights. In float32 and float16 the generated ids must be equal.
+that load on the machine affects both; the median of the ratios is printed. The rows float16 and
+int8 have weights of this type. In float32 the generated ids must be equal.
 
     python bench/serve.py make --shape gpt2 --run runs/gpt2
     for type in f32 f16 q8_0; do regard export runs/gpt2 gguf/$type --format gguf --type $type; done
     python bench/cpu_decode.py --run runs/gpt2 --llama gguf [--tokens 64] [--cpu-time]
 
-compares with llama.cpp (`llama-cpp-python`) in each of its three types instead; "as served" is with
-copies of the weights in oneDNN's layout.
+compares with llama.cpp (`llama-cpp-python`) in each of these three types; "as served" uses copies
+of the weights in oneDNN's layout.
 """
 
 import argparse
@@ -159,6 +159,7 @@ def compare_llama(options: argparse.Namespace, clock: Callable[[], float]) -> No
         packed = decoders[name] = cast(PackedDecoder, pack(model, **precision))
         if name == "f32 as served":
             attach_onednn(packed)
+        packed.frozen = True  # as in `regard generate` and the server: nothing writes to the model
         decoder = CudaGraphDecoder(packed)
         llama = LlamaCpp(options.llama / name.split()[0] / "model.gguf", options.threads)
 
@@ -196,7 +197,7 @@ def compare_llama(options: argparse.Namespace, clock: Callable[[], float]) -> No
 def split_times(
     decoder: PackedDecoder, prompt: list[int], clock: Callable[[], float]
 ) -> list[float]:
-    """Milliseconds of `start`, which checks the weights, of a prompt and of a decode step."""
+    """Milliseconds of `start`, of a prompt and of a decode step."""
     times: list[list[float]] = [[], [], []]
 
     def measure(part: int, call: Callable[[], Any]) -> Any:

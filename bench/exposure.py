@@ -1,4 +1,4 @@
-"""Teacher forcing against scheduled sampling, several seeds: means and 95 % intervals.
+"""Teacher forcing and scheduled sampling with several seeds: means and 95 % confidence intervals.
 
     python bench/exposure.py [RECIPE] [--seeds 5] [--jobs 4] [--out OUT] [key=value …]
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 METRICS = ("loss", "free_running_loss", "exact_match", "bleu", "chrf")
-# Student's t for an interval of 95 %, by degrees of freedom
+# Student's t for a confidence interval of 95 %, by degrees of freedom: at most 10 seeds
 STUDENT = (0, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 

@@ -1,4 +1,4 @@
-"""The training loss with FP8 matmuls beside that with bfloat16, on one GPU.
+"""The training loss with FP8 matmuls, compared with bfloat16, on one GPU.
 
     python bench/float8_loss.py --text input.txt [--steps 300] [--dim 2048] [--layers 22]
 

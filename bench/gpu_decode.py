@@ -207,7 +207,7 @@ def main() -> None:
     )
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 64])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--decoders", nargs="+", help="only those whose name contains one of these")
+    parser.add_argument("--decoders", nargs="+", help="only those whose names contain one of these")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--peer", action="store_true")

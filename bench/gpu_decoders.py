@@ -52,7 +52,7 @@ PRESETS = [
     "qwen2-1.5b",
 ]
 DEVICE = torch.device("cuda")
-RECURRENT = {"dim": 1024, "layers": 2, "vocab_size": 32000, "context": 1024}  # of the presets
+RECURRENT = {"dim": 1024, "layers": 2, "vocab_size": 32000, "context": 1024}  # their sizes
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def read_bytes(model: Any, decoder: Any, spec: Spec, config: Any) -> float:
 
 
 def measure(decoder: Any, spec: Spec, config: Any, repeats: int) -> tuple[list[float], float]:
-    """Seconds of each run, and of a step: from runs with fewer tokens, also as CUDA graphs."""
+    """Seconds of each run, and of a step, from the difference to runs with fewer tokens."""
     seconds = {}
     for tokens in (TOKENS // 4, TOKENS):
         captured = CudaGraphDecoder(decoder)  # it keeps the graphs of one number of tokens
@@ -318,7 +318,7 @@ def main() -> None:
     parser.add_argument("--peer", nargs="*", default=[], metavar="PRESET")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--processes", type=int, default=12, help="that compile the SPECs")
+    parser.add_argument("--processes", type=int, default=12, help="processes that compile")
     parser.add_argument("--compile-limit", type=float, default=600, help="seconds")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()

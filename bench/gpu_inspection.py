@@ -1,10 +1,11 @@
-"""Inspection on a GPU: each measure is compared with the same measure on the CPU, one line each.
+"""Inspection on a GPU: each measure is compared with its value on the CPU; prints a line for each.
 
     python bench/gpu_inspection.py [--device cuda]
 
 Trains two small runs (a decoder with the compiled, captured training step, and an LSTM), then reads
-and replaces activations in compiled models and while a CUDA graph would decode. The last lines are
-the cost of hook points and of one head of 8,192 tokens. Exit code 1 if a line begins with FAIL.
+and replaces activations in compiled models and in generation, which then must not use a CUDA graph.
+The last lines are the cost of hook points and of one head of 8,192 tokens. Exit code 1 if a line
+begins with FAIL.
 """
 
 import argparse
@@ -59,7 +60,7 @@ SCHEMES = {
 
 
 def check(name):
-    """Run a function that returns a text and raises where something is wrong; print one line."""
+    """A decorator that runs a check and prints its result, or its error, in one line."""
 
     def run(function):
         begin = time.perf_counter()
@@ -179,14 +180,14 @@ def check_measures(device):
 
         return torch.cat(list(gradient_times_attention(model, score).values()))
 
-    def parts(model, device):
+    def logit_attribution(model, device):
         return torch.tensor(list(direct_logit_attribution(model, ids.to(device), 7).values()))
 
-    def tuned(model, device):
+    def tuned_lens(model, device):
         lens = tune_lens(model, [ids.to(device)] * 3)
         return logit_lens(model, ids.to(device), lens=lens)
 
-    def rolled_out(model, device):
+    def rollout_weights(model, device):
         maps = attention_maps(model, lambda: model(ids.to(device)))
         return rollout([weights[0] for weights in maps.values()])
 
@@ -202,11 +203,11 @@ def check_measures(device):
     measures = {
         "integrated gradients": ig,
         "logit lens": lambda model, device: logit_lens(model, ids.to(device)),
-        "tuned lens": tuned,
-        "direct logit attribution": parts,
+        "tuned lens": tuned_lens,
+        "direct logit attribution": logit_attribution,
         "ablation of each head": effects,
         "gradient times attention": gradients,
-        "rollout": rolled_out,
+        "rollout": rollout_weights,
         "gradient flow": flow,
         "find_heads": heads,
         "position_similarity": lambda model, _: position_similarity(model.decoder.position, 16),
@@ -221,7 +222,7 @@ def check_measures(device):
         assert tsne(x, steps=20).device.type == device.type
         weights = torch.rand(2, 3, 3, device=device)
         page = AttentionMap(list("abc"), list("abc"), weights)._repr_html_()
-        return f"accuracy {accuracy:.2f} of chance, a page of {len(page)} characters"
+        return f"accuracy {accuracy:.2f} on random labels, a page of {len(page)} characters"
 
 
 def check_recurrent(device):
@@ -243,7 +244,7 @@ def check_recurrent(device):
         )
     for placement in ("luong", "bahdanau"):
 
-        def aligned(model, device):
+        def decoder_outputs(model, device):
             lengths = torch.tensor([5, 3], device=device)
             source = Source(torch.arange(10, device=device).view(2, 5), lengths)
             edit = {"attention.*.weights_hook": ablate(units=[0])}
@@ -254,12 +255,14 @@ def check_recurrent(device):
         config = Seq2SeqConfig(vocab_size=12, dim=16, score="additive", placement=placement)
         model = RecurrentEncoderDecoder(config).eval()
         check(f"alignment of {placement}, replaced")(
-            lambda model=model, aligned=aligned: on_both(model, device, aligned, 1e-5)
+            lambda model=model, decoder_outputs=decoder_outputs: on_both(
+                model, device, decoder_outputs, 1e-5
+            )
         )
 
 
 def check_runs(device, folder):
-    """Runs: generation while a graph would decode, and figures."""
+    """Runs: generation inside `trace`, where no CUDA graph may decode, and figures."""
     text = folder / "cats.txt"
     text.write_text("".join(f"the {n}th cat sat on it, the mat\n" for n in range(200)))
     runs = {}
@@ -290,8 +293,8 @@ def check_runs(device, folder):
             generate()
             plain = generate()
             with trace(run.model, hook_point) as seen:
-                watched = generate()
-            assert watched == plain, f"{watched!r} is not {plain!r}"
+                traced = generate()
+            assert traced == plain, f"{traced!r} is not {plain!r}"
             torch.manual_seed(0)
             edit = {hook_point: steer(5 * torch.randn(64))}
             with trace(run.model, (), edit=edit):
@@ -303,7 +306,7 @@ def check_runs(device, folder):
                 expected = on_cpu.generate("the ", tokens=30, sampler=["temperature=0"])
             same = sum(a == b for a, b in zip(steered, expected, strict=False))
             return (
-                f"watched equals captured; steered equals the CPU in {same} of {len(expected)} "
+                f"traced equals captured; steered equals the CPU in {same} of {len(expected)} "
                 f"characters; last activation {tuple(seen[hook_point].shape)}"
             )
 

@@ -34,7 +34,7 @@ TARGETS = {
 }
 
 
-def ours(args: Any, ids: torch.Tensor) -> tuple[Step, int]:
+def regard_step(args: Any, ids: torch.Tensor) -> tuple[Step, int]:
     """A step of `training.loop.train`, as `regard train … train.tune.kind=lora` runs it."""
     sizes = {"ffn_dim": args.dim * 7 // 2} if args.dim != 4096 else {}
     config = preset("llama-3-8b", dim=args.dim, layers=args.layers, **sizes)
@@ -64,7 +64,7 @@ def ours(args: Any, ids: torch.Tensor) -> tuple[Step, int]:
     return lambda: float(next(steps).loss), trained
 
 
-def theirs(args: Any, ids: torch.Tensor) -> tuple[Step, int]:
+def peft_step(args: Any, ids: torch.Tensor) -> tuple[Step, int]:
     """The same with transformers and PEFT."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, LlamaConfig
@@ -165,8 +165,8 @@ def main() -> None:
     print(f"LoRA rank {args.rank} on {args.targets}, {args.rows} x {args.time} tokens")
     peer = "PEFT, compiled" if args.compile_peer else "PEFT"
     for _ in range(args.repeat):
-        speed, peak = measure("regard", ours, args)
-        peer_speed, peer_peak = measure(peer, theirs, args)
+        speed, peak = measure("regard", regard_step, args)
+        peer_speed, peer_peak = measure(peer, peft_step, args)
         print(f"regard / {peer}: speed {speed / peer_speed:.3f}", end="")
         print(f", memory {peak / peer_peak:.3f}" if peer_peak else "", flush=True)
 

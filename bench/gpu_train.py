@@ -8,7 +8,7 @@ model in regard and in the reference implementation: tokens (or images) per seco
 relative to the matmul FLOP/s, and peak memory. Both are compiled, use bfloat16 autocast, AdamW in
 float32, and the same batch of random ids.
 
-Every model of every library is a process of its own. All compile at the same time; then they are
+Every model of every library runs in a separate process. All compile at the same time; then they are
 timed one after the other, the libraries of a row in alternation, while the others wait. The median
 of the repeats is printed, with the slowest and the fastest.
 """
@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from side_by_side import Worker, run_with_memory, wait_for_all
+from side_by_side import Worker, retry_when_out_of_memory, wait_for_all
 
 from regard.accel import cublaslt, matmul
 from regard.data.batch import ImageBatch, MaskedBatch, PairBatch, TextBatch
@@ -91,8 +91,8 @@ def ids(*shape: int, vocab: int) -> torch.Tensor:
     return torch.randint(10, vocab, shape, device=DEVICE)
 
 
-def scaled(config: Any, rows: int, time_: int) -> tuple[Any, int, int]:
-    """The model and the batch as they are; on a CPU so small that a step takes a moment."""
+def reduce_on_cpu(config: Any, rows: int, time_: int) -> tuple[Any, int, int]:
+    """The configuration, rows and length unchanged; on a CPU, reduced for a smoke test."""
     if DEVICE.type == "cuda":
         return config, rows, time_
     small = {"vocab_size": 1000} if hasattr(config, "vocab_size") else {}
@@ -103,7 +103,7 @@ def autocast() -> torch.autocast:
     return torch.autocast(DEVICE.type, torch.bfloat16)
 
 
-def ours(
+def regard_trial(
     config: Any, task: Any, batch: Any, *, checkpointing: bool = False, float8: bool = False
 ) -> Trial:
     """A step of `training.loop.train`, as `regard train` runs it on a GPU."""
@@ -138,7 +138,7 @@ def ours(
     return trial
 
 
-def theirs(make: Callable[[], Any], loss: Callable[[Any], torch.Tensor]) -> Trial:
+def peer_trial(make: Callable[[], Any], loss: Callable[[Any], torch.Tensor]) -> Trial:
     """A plain compiled training step of another library's model."""
 
     def trial() -> tuple[Callable[[], None], Callable[[], None]]:
@@ -169,7 +169,7 @@ def theirs(make: Callable[[], Any], loss: Callable[[Any], torch.Tensor]) -> Tria
 
 def gpt2(nanogpt: str, bias: bool = False) -> Row:
     """Without biases, as nanoGPT trains it; or with, as GPT-2 was published."""
-    config, rows, time_ = scaled(replace(preset("gpt2"), bias=bias), 64, 1024)
+    config, rows, time_ = reduce_on_cpu(replace(preset("gpt2"), bias=bias), 64, 1024)
     x, y = (ids(rows, time_, vocab=config.vocab_size) for _ in range(2))
 
     def peer() -> Any:
@@ -179,7 +179,7 @@ def gpt2(nanogpt: str, bias: bool = False) -> Row:
         module = importlib.util.module_from_spec(spec)
         sys.modules["nanogpt"] = module
         spec.loader.exec_module(module)
-        vocab = 64 * (-(-config.vocab_size // 64))  # 50,304, as it pads
+        vocab = 64 * (-(-config.vocab_size // 64))  # nanoGPT pads it to 50,304
         return module.GPT(
             module.GPTConfig(vocab_size=vocab, n_layer=config.layers, dropout=0.0, bias=bias)
         )
@@ -190,9 +190,9 @@ def gpt2(nanogpt: str, bias: bool = False) -> Row:
         "tokens",
         _flops(config, time_) * rows * time_,
         {
-            "regard": ours(config, Causal(), TextBatch(x, y)),
-            "nanoGPT": theirs(peer, lambda model: model(x, y)[1]),
-            FLOAT8: ours(config, Causal(), TextBatch(x, y), float8=True),
+            "regard": regard_trial(config, Causal(), TextBatch(x, y)),
+            "nanoGPT": peer_trial(peer, lambda model: model(x, y)[1]),
+            FLOAT8: regard_trial(config, Causal(), TextBatch(x, y), float8=True),
         },
     )
 
@@ -204,7 +204,7 @@ def decoder(
 
     With `checkpointing` both recompute the activations of each block in the backward pass.
     """
-    config, rows, time_ = scaled(preset(name), rows, time_)
+    config, rows, time_ = reduce_on_cpu(preset(name), rows, time_)
     config = replace(config, context=time_, **changes)
     x, y = (ids(rows, time_, vocab=config.vocab_size) for _ in range(2))
 
@@ -214,7 +214,7 @@ def decoder(
         from regard.hub.config_json import write_config
 
         settings = {**write_config(config)[1], "use_cache": False}
-        model = AutoModelForCausalLM.from_config(  # by SDPA, where a model has it
+        model = AutoModelForCausalLM.from_config(  # with SDPA, where a model supports it
             AutoConfig.for_model(**settings), dtype=torch.float32
         )
         if checkpointing:
@@ -227,9 +227,9 @@ def decoder(
         "tokens",
         _flops(config, time_) * rows * time_,
         {
-            "regard": ours(config, Causal(), TextBatch(x, y), checkpointing=checkpointing),
-            "transformers": theirs(peer, lambda model: model(x, labels=x).loss),
-            FLOAT8: ours(
+            "regard": regard_trial(config, Causal(), TextBatch(x, y), checkpointing=checkpointing),
+            "transformers": peer_trial(peer, lambda model: model(x, labels=x).loss),
+            FLOAT8: regard_trial(
                 config, Causal(), TextBatch(x, y), checkpointing=checkpointing, float8=True
             ),
         },
@@ -238,7 +238,7 @@ def decoder(
 
 def vaswani(_: str) -> Row:
     config = replace(preset("transformer-base"), dropout=0.1)
-    config, rows, time_ = scaled(config, 256, 64)
+    config, rows, time_ = reduce_on_cpu(config, 256, 64)
     batch, mask = _pairs(rows, time_, config.vocab_size)
     x, y = batch.ids, batch.targets
 
@@ -278,14 +278,14 @@ def vaswani(_: str) -> Row:
         "target tokens",
         _flops(config, time_) * rows * time_,
         {
-            "regard": ours(config, Seq2Seq(label_smoothing=0.1), batch),
-            "transformers' Marian": theirs(peer, peer_loss),
+            "regard": regard_trial(config, Seq2Seq(label_smoothing=0.1), batch),
+            "transformers' Marian": peer_trial(peer, peer_loss),
         },
     )
 
 
 def t5(_: str) -> Row:
-    config, rows, time_ = scaled(preset("t5-small"), 64, 256)
+    config, rows, time_ = reduce_on_cpu(preset("t5-small"), 64, 256)
     batch, mask = _pairs(rows, time_, config.vocab_size)
 
     def peer() -> Any:
@@ -309,7 +309,10 @@ def t5(_: str) -> Row:
         rows * time_,
         "target tokens",
         _flops(config, time_) * rows * time_,
-        {"regard": ours(config, Seq2Seq(), batch), "transformers": theirs(peer, peer_loss)},
+        {
+            "regard": regard_trial(config, Seq2Seq(), batch),
+            "transformers": peer_trial(peer, peer_loss),
+        },
     )
 
 
@@ -322,7 +325,7 @@ def _pairs(rows: int, time_: int, vocab: int) -> tuple[PairBatch, torch.Tensor]:
 
 def bert(_: str) -> Row:
     config = replace(preset("bert-base"), head="masked", dropout=0.1, attention_dropout=0.1)
-    config, rows, time_ = scaled(config, 64, 512)
+    config, rows, time_ = reduce_on_cpu(config, 64, 512)
     x, original = (ids(rows, time_, vocab=config.vocab_size) for _ in range(2))
     masked_positions = torch.rand(rows, time_, device=DEVICE).argsort(1)[:, : round(0.15 * time_)]
     batch = MaskedBatch(
@@ -351,14 +354,14 @@ def bert(_: str) -> Row:
         "tokens",
         _flops(config, time_) * rows * time_,
         {
-            "regard": ours(config, Masked(), batch),
-            "transformers": theirs(peer, lambda model: model(x, labels=labels).loss),
+            "regard": regard_trial(config, Masked(), batch),
+            "transformers": peer_trial(peer, lambda model: model(x, labels=labels).loss),
         },
     )
 
 
 def vit(_: str) -> Row:
-    config, rows, _time = scaled(preset("vit-b16"), 256, 1)
+    config, rows, _time = reduce_on_cpu(preset("vit-b16"), 256, 1)
     images = torch.randn(rows, 3, 224, 224, device=DEVICE)
     classes = torch.randint(0, 1000, (rows,), device=DEVICE)
 
@@ -375,8 +378,8 @@ def vit(_: str) -> Row:
         "images",
         cost(config).training_flops_per_token * config.context * rows,
         {
-            "regard": ours(config, ImageClassification(), ImageBatch(images, classes)),
-            "transformers": theirs(peer, lambda model: model(images, labels=classes).loss),
+            "regard": regard_trial(config, ImageClassification(), ImageBatch(images, classes)),
+            "transformers": peer_trial(peer, lambda model: model(images, labels=classes).loss),
         },
     )
 
@@ -411,8 +414,8 @@ def prepare(name: str, library: str, nanogpt: str, device: str) -> Callable[[flo
         _disable_autotuning()
         library = next(iter(trials))
     compile_, step = trials[library]()
-    run_with_memory(compile_)
-    warm_up = 6  # matmuls are tuned and CUDA graphs captured
+    retry_when_out_of_memory(compile_)
+    warm_up = 6  # steps in which matmuls are autotuned and CUDA graphs captured
 
     def time_steps(seconds: float) -> Turn:
         nonlocal warm_up
@@ -478,8 +481,8 @@ def main() -> None:
         "--untuned", nargs="*", default=[], help="rows that also run without autotuned matmuls"
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2, help="of steps that are timed at once")
-    parser.add_argument("--compile-limit", type=float, default=600, help="seconds")
+    parser.add_argument("--seconds", type=float, default=2, help="duration of a timed turn")
+    parser.add_argument("--compile-limit", type=float, default=600, help="in seconds")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     DEVICE = torch.device(options.device)

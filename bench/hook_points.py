@@ -5,7 +5,7 @@
 The first lines are the time and the peak memory of `attention_maps` for one head and for one row of
 it. The next ones compare a forward pass and a training step of a small decoder with and without its
 hook points, alternately, on one thread. The last one is the most unfavourable case, a forward pass
-of one token of a tiny decoder: its time is that of Python, as on a GPU that waits for it.
+of one token of a tiny decoder: Python's overhead dominates it, as on a GPU that waits for Python.
 """
 
 import resource
@@ -46,7 +46,7 @@ def synchronize(device):
 
 
 def seconds(step, repeats, device):
-    """The median CPU time of a step, which other programs do not change; on a GPU, its duration."""
+    """The median CPU time of a step, which other load does not affect; on a GPU, its duration."""
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     times = []
     for _ in range(repeats):

@@ -3,7 +3,7 @@
     python bench/induction.py [--out FOLDER] [--steps N] [--seeds N]
 
 A decoder of four layers reads random tokens and then the same tokens again, with another length in
-every batch, so that only the content says where to copy from. For each seed:
+every batch, so that only the tokens determine where to copy from. For each seed:
 
 - `find_heads` scores every head; induction heads are those above 0.4, previous-token heads too;
 - the accuracy on the second half without the induction heads, without as many other heads that are
@@ -38,10 +38,11 @@ VOCAB, LAYERS, HEADS, THRESHOLD = 48, 4, 4, 0.4
 CONFIG = TransformerConfig(
     vocab_size=VOCAB, dim=64, layers=LAYERS, heads=HEADS, context=64, position="rotary", ffn_dim=128
 )
-T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's t for the mean of so many seeds
+# Student's t for a confidence interval of 95 %, by the number of seeds
+T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 
 
-def repeated(rows, length, generator):
+def repeated_sequences(rows, length, generator):
     """Random rows of distinct tokens, each followed by itself."""
     scores = torch.rand(rows, VOCAB, generator=generator)
     once = scores.argsort(1)[:, :length]
@@ -57,7 +58,7 @@ def train(seed, steps):
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
     for _ in range(steps):
         length = int(torch.randint(6, 25, (1,), generator=generator))
-        ids = repeated(32, length, generator)
+        ids = repeated_sequences(32, length, generator)
         logits = model.head(model(ids[:, :-1])[:, length:])
         loss = F.cross_entropy(logits.flatten(0, 1), ids[:, length + 1 :].flatten())
         optimizer.zero_grad()
@@ -90,14 +91,14 @@ def patching_effects(model, ids):
     Returns the two probabilities, a tensor (layers, time), and the position of the answer.
     """
     length = ids.shape[1] // 2
-    question, asked = ids[:, : length + length // 2], length // 2  # the answer is ids[asked]
-    corrupted = question.clone()
-    corrupted[:, asked] = (question[:, asked] + 1 + torch.arange(len(ids)) % (VOCAB - 1)) % VOCAB
+    prompt, answer_position = ids[:, : length + length // 2], length // 2
+    answer = prompt[:, answer_position]
+    corrupted = prompt.clone()
+    corrupted[:, answer_position] = (answer + 1 + torch.arange(len(ids)) % (VOCAB - 1)) % VOCAB
     hook_points = [
         "decoder.blocks.0.carry_hook",
         *(f"decoder.blocks.{n}.out_hook" for n in range(LAYERS)),
     ]
-    answer = question[:, asked]
 
     def probability(edit=None):
         with trace(model, (), edit=edit or {}):
@@ -105,16 +106,16 @@ def patching_effects(model, ids):
         return float(logits.softmax(-1).gather(1, answer.unsqueeze(1)).mean())
 
     with trace(model, hook_points) as clean:
-        probabilities = model.head(model(question)[:, -1]).softmax(-1)
+        probabilities = model.head(model(prompt)[:, -1]).softmax(-1)
     before = float(probabilities.gather(1, answer.unsqueeze(1)).mean())
     rows = [
         [
             probability({hook_point: patch(clean[hook_point], positions=[position])})
-            for position in range(question.shape[1])
+            for position in range(prompt.shape[1])
         ]
         for hook_point in hook_points
     ]
-    return before, probability(), torch.tensor(rows), asked
+    return before, probability(), torch.tensor(rows), answer_position
 
 
 def interval(values):
@@ -138,7 +139,7 @@ def main():
     for seed in range(options.seeds):
         model = train(seed, options.steps)
         generator = torch.Generator().manual_seed(1000 + seed)
-        ids = repeated(256, 20, generator)
+        ids = repeated_sequences(256, 20, generator)
         scores = find_heads(model, length=20, seed=seed)
         induction = scores.above("induction", THRESHOLD)
         previous = [h for h in scores.above("previous_token", THRESHOLD) if h not in induction]
@@ -162,11 +163,13 @@ def main():
             statistics.mean(accuracy(model, ids, heads) for heads in drawn),
         )
         add("without the previous-token heads", accuracy(model, ids, previous))
-        clean, corrupted, table, asked = patching_effects(model, ids[:64])
+        clean, corrupted, table, answer_position = patching_effects(model, ids[:64])
         add("P(answer), clean text", clean)
         add("P(answer), one token changed", corrupted)
-        add("P(answer), embedding of that token patched", float(table[0, asked]))
-        elsewhere = [p for position, p in enumerate(table[0].tolist()) if position != asked]
+        add("P(answer), embedding of that token patched", float(table[0, answer_position]))
+        elsewhere = [
+            p for position, p in enumerate(table[0].tolist()) if position != answer_position
+        ]
         add("P(answer), any other embedding patched, best", max(elsewhere))
         if options.out is not None and seed == 0:
             draw(options.out, model, ids, scores, table)

@@ -76,7 +76,7 @@ def train(
                     peak = max(peak, int(line.split()[1]) * 1024)
         time.sleep(0.02)
     if process.returncode:
-        raise SystemExit(f"training failed with {process.returncode}")
+        raise SystemExit(f"training on {text} failed with exit code {process.returncode}")
     assert process.stdout is not None
     wall, cpu = map(float, process.stdout.read().split())
     return peak, wall, cpu

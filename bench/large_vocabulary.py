@@ -138,7 +138,7 @@ def main() -> None:
     )
     parser.add_argument("--nanogpt", required=True)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4, help="of a turn")
+    parser.add_argument("--steps", type=int, default=4, help="number of steps in a turn")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     workers = {

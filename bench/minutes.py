@@ -1,12 +1,12 @@
-"""Time budgets: the wall time of whole commands with `minutes=`, and their validation metrics.
+"""Time budgets: the wall-clock time of whole commands with `minutes=`, and their metrics.
 
     python bench/minutes.py text pairs labels images --minutes 1 3 --data DIR
 
 DIR holds the datasets tinyshakespeare, multi30k, sst2 and cifar10. For every kind and number of
 minutes `regard train` is run once; with `--unlimited` once more without `minutes=`, with the
-default number of steps. `--busy 2` runs two programs beside it that occupy the cores. Words after
-`--` are passed on, as in `-- train.threads=1`. `taskset -c 0,1 python …` limits all programs to two
-cores. Prints a row of a Markdown table for each run.
+default number of steps. `--busy 2` starts two other programs that occupy the cores. Arguments
+after `--` are passed on, as in `-- train.threads=1`. `taskset -c 0,1 python …` limits all programs
+to two cores. Prints a row of a Markdown table for each run.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import numpy as np
 METRICS = ("bits_per_byte", "bleu", "accuracy", "loss")
 
 
-def words_of(kind: str, data: Path, folder: Path) -> list[str]:
+def training_arguments(kind: str, data: Path, folder: Path) -> list[str]:
     """The words of the command that trains on a kind of data."""
     if kind == "text":
         return [str(data / "tinyshakespeare" / "input.txt")]
@@ -61,7 +61,7 @@ def cifar10(source: Path, target: Path, train: int = 20_000, test: int = 2_000) 
 
 
 @contextmanager
-def busy(count: int) -> Iterator[None]:
+def busy_programs(count: int) -> Iterator[None]:
     """A context during which some other programs occupy a core each."""
     programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
@@ -83,17 +83,17 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=0)
     arguments, words = split_at_double_dash(sys.argv[1:])
     options = parser.parse_args(arguments)
-    print("| data | minutes | busy programs | load | wall | of the time | steps | result |")
+    print("| data | minutes | busy programs | load | wall | of the budget | steps | result |")
     print("|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for kind in options.kinds:
-            data = words_of(kind, Path(options.data), Path(folder))
+            data = training_arguments(kind, Path(options.data), Path(folder))
             for minutes in [*options.minutes, *([None] if options.unlimited else [])]:
                 name = "unlimited" if minutes is None else f"{minutes:g}"
                 budget = [] if minutes is None else [f"minutes={name}"]
                 out = Path(folder, f"{kind}-{name}")
                 command = [sys.executable, "-m", "regard", "train", *data, *budget]
-                with busy(options.busy), Path(folder, "log").open("w+") as log:
+                with busy_programs(options.busy), Path(folder, "log").open("w+") as log:
                     start = time.perf_counter()
                     done = subprocess.run(
                         [*command, *words, "--out", str(out), "--json"],

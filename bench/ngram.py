@@ -2,10 +2,10 @@
 
     python bench/ngram.py TEXT [--vocab-size 8000] [--order 5] [--tokens 4000000] [--repeats 3]
 
-The BPE tokens of the file TEXT are repeated until there are `--tokens`, with 3 % of them replaced
-at random, because a longer text would also have more distinct n-grams. For comparison, the first
-200,000 tokens are counted in Python dicts of tuples. Wall-clock and CPU time are printed; CPU time
-does not depend on other load on the machine.
+The BPE tokens of the file TEXT are repeated until there are `--tokens`. 3 % of the repeated tokens
+are replaced at random, because a longer text would also have more distinct n-grams. For comparison,
+the first 200,000 tokens are counted in Python dicts of tuples. Wall-clock and CPU time are printed;
+CPU time does not depend on other load on the machine.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""The matmuls of a linear layer in training, by oneDNN and by torch (MKL), on a CPU.
+"""The speed of the matmuls of a linear layer in training, with oneDNN and with MKL, on a CPU.
 
     python bench/onednn_matmul.py [--threads 1] [--repeats 9]
 
-Times the forward pass and the gradients of input and weight for several shapes, in turns, in CPU
+Times the forward pass and the gradients of input and weight for several shapes, alternately, in CPU
 time, and prints the median of the ratios with the smallest and the largest.
 """
 
@@ -21,10 +21,10 @@ SHAPES = [  # rows, inputs, outputs
     *((768, 64, 256), (768, 128, 512), (768, 512, 128), (768, 128, 2048)),
     *((2048, 256, 1024), (768, 768, 3072), (16, 768, 3072)),
 ]
-PRODUCTS = 2e9  # of a turn, about
+MULTIPLY_ADDS = 2e9  # per turn, about
 
 
-def turn(linear: Callable[..., Tensor], x: Tensor, weight: Tensor, count: int) -> float:
+def seconds_per_pass(linear: Callable[..., Tensor], x: Tensor, weight: Tensor, count: int) -> float:
     """CPU seconds of one forward and backward pass."""
     start = time.process_time()
     for _ in range(count):
@@ -47,11 +47,11 @@ def main() -> None:
     for rows, inputs, outputs in SHAPES:
         x = torch.randn(rows, inputs, requires_grad=True)
         weight = torch.randn(outputs, inputs, requires_grad=True)
-        count = max(2, int(PRODUCTS / (rows * inputs * outputs)))
+        count = max(2, int(MULTIPLY_ADDS / (rows * inputs * outputs)))
         times: tuple[list[float], list[float]] = ([], [])
         for _ in range(options.repeats):
             for values, linear in zip(times, (F.linear, onednn_matmul.linear), strict=True):
-                values.append(turn(linear, x, weight, count))
+                values.append(seconds_per_pass(linear, x, weight, count))
         ratios = [mkl / onednn for mkl, onednn in zip(*times, strict=True)]
         mkl, onednn = (1e3 * statistics.median(values) for values in times)
         print(

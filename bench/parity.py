@@ -21,7 +21,7 @@ from hub.small import NAMES, small
 from regard.hub.external_checkpoint import open_checkpoint
 
 LENGTHS = torch.tensor([11, 7, 4])
-REAL = torch.arange(11) < LENGTHS.unsqueeze(1)
+VALID = torch.arange(11) < LENGTHS.unsqueeze(1)
 
 
 def main() -> None:
@@ -29,13 +29,13 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
-    ids = torch.randint(1, 61, (3, 11)).masked_fill(~REAL, 0)
+    ids = torch.randint(1, 61, (3, 11)).masked_fill(~VALID, 0)
     with torch.no_grad():
         for name in NAMES:
             hf_model = small(name)
             model = convert(hf_model)
-            expected = hf_model(ids, attention_mask=REAL.long()).logits[REAL]
-            print_difference(name, expected, model.head(model(ids))[REAL])
+            expected = hf_model(ids, attention_mask=VALID.long()).logits[VALID]
+            print_difference(name, expected, model.head(model(ids))[VALID])
         for name, architecture in encoders.ENCODERS + encoders.WRITERS + encoders.READERS:
             hf_model = encoders.small(name, architecture)
             for output, expected, actual in encoders.results(hf_model, convert(hf_model)):

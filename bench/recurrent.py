@@ -74,7 +74,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{LAYERS} × {DIM}, {ROWS} rows of {TIME}, milliseconds per step")
-    print(f"{'cell':8}{'regard':>10}{'torch.nn':>10}{'ratio':>8}")
+    print(f"{'cell':12}{'regard':>10}{'torch.nn':>10}{'ratio':>8}")
     for cell in options.cells:
         torch.manual_seed(1)
         ids, targets = torch.randint(VOCAB, (2, ROWS, TIME))
@@ -83,7 +83,7 @@ def main() -> None:
             run_steps()
         times = [[seconds_per_step(run) for run in runs] for _ in range(options.repeats)]
         ours, theirs = (statistics.median(column) * 1e3 for column in zip(*times, strict=True))
-        print(f"{cell:8}{ours:10.1f}{theirs:10.1f}{ours / theirs:8.2f}", flush=True)
+        print(f"{cell:12}{ours:10.1f}{theirs:10.1f}{ours / theirs:8.2f}", flush=True)
 
 
 if __name__ == "__main__":

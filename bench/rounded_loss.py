@@ -27,20 +27,20 @@ from regard.generate import generate, parse_chain
 TOKENS, SAMPLES = 200, 64
 
 
-def with_rounded_weights(model: Any, name: str) -> Any:
+def with_quantized_weights(model: Any, name: str) -> Any:
     """A copy of a model whose weights are quantized and dequantized."""
     model = copy.deepcopy(model)
     with torch.no_grad():
         for block in model.decoder.blocks:
             for module in block.modules():
                 if type(module) is torch.nn.Linear:
-                    _round(module, name)
+                    _quantize_and_dequantize(module, name)
         if not model.config.tied:
-            _round(model.head, "int8")
+            _quantize_and_dequantize(model.head, "int8")
     return model
 
 
-def _round(layer: Any, name: str) -> None:
+def _quantize_and_dequantize(layer: Any, name: str) -> None:
     packed = PackedLinear(layer.weight.detach())
     packed = packed.quantize_int4() if name == "int4" else packed.quantize_int8()
     layer.weight.copy_(packed.dequantize(torch.float32)[:, : layer.weight.shape[1]])
@@ -80,7 +80,7 @@ def main() -> None:
     greedy = parse_chain(["greedy"])
     first = generate(model, [ids[0, :1].tolist()], greedy, tokens=TOKENS, seed=1)[0]
     for name in ("", "int8", "int4"):
-        other = with_rounded_weights(model, name) if name else model
+        other = with_quantized_weights(model, name) if name else model
         scores = log_probabilities(other, ids)
         loss = F.nll_loss(scores.flatten(0, 1), ids[:, 1:].flatten())
         divergence = (reference.exp() * (reference - scores)).sum(-1).mean()

@@ -1,4 +1,4 @@
-"""Throughput and time to the first token of the serving engine, beside transformers.
+"""Throughput and time to the first token of the serving engine, compared with transformers.
 
     python bench/serve.py engine --run RUN [--streams 64] [--peer FOLDER]
     python bench/serve.py engine --shape llama-1.1b [--streams 64] [--peer] [--offline]
@@ -6,14 +6,14 @@
     python bench/serve.py make --shape gpt2 --run RUN
 
 `engine` drives the engine in this process: each of the streams sends its next request when its
-last one is answered, with prompts of 16 to 256 ids and 64 to 512 new tokens (scaled down to the
+last one has finished, with prompts of 16 to 256 ids and 64 to 512 new tokens (scaled down to the
 context of a small model), sampled with temperature 0.8 and top-k 50. Tokens are counted while all
 streams are busy. `--peer` runs the same requests for `--seconds` through the continuous batching
 of transformers, the engine of `transformers serve`: of the exported FOLDER of the run, or with
 `--shape` of a model of the same shape. `--offline` adds the rate of `generate` for as many rows of
 equal length as there are streams, the upper bound. `--profile` shows the host time of functions.
-`--llama` runs the same requests through llama.cpp in this process, of a file that
-`regard export --format gguf` wrote, with as many threads; its server adds HTTP. `make` writes a
+`--llama` runs the same requests through llama.cpp in this process, without HTTP, with the same
+number of threads and a file that `regard export --format gguf` wrote. `make` writes a
 run of a shape with random weights. `http` starts `regard serve RUN`, and with `--peer`
 `transformers serve FOLDER` (which needs `openai`), and measures the same through HTTP, streaming.
 """
@@ -43,13 +43,13 @@ SHAPES = {"llama-1.1b": "tinyllama", "gpt2": "gpt2"}  # presets
 
 
 @dataclass
-class Figures:
+class Measurement:
     """The measurements of one run."""
 
     name: str
     tokens: int = 0
     seconds: float = 0.0
-    cpu: float = 0.0  # seconds of processor time, which other programs do not change
+    cpu: float = 0.0  # seconds of CPU time, which does not depend on other load
     first: list[float] = field(default_factory=list)  # seconds to the first token of each request
 
     def stop(self, began: float, cpu: float) -> None:
@@ -81,7 +81,7 @@ def workload(requests: int, vocab: int, context: int, seed: int = 0) -> list[tup
     ]
 
 
-def run_engine(engine: Any, work: list[tuple[list[int], int]], streams: int) -> Figures:
+def run_engine(engine: Any, work: list[tuple[list[int], int]], streams: int) -> Measurement:
     """Our engine, with as many requests at a time as there are streams."""
     from regard.generate import parse_chain
     from regard.serve.request import Request
@@ -90,7 +90,7 @@ def run_engine(engine: Any, work: list[tuple[list[int], int]], streams: int) -> 
     requests = [
         Request(ids, chain, tokens, seed=number) for number, (ids, tokens) in enumerate(work)
     ]
-    figures, sent, waiting = Figures("regard engine"), {}, deque(requests)
+    measurement, sent, waiting = Measurement("regard engine"), {}, deque(requests)
     running = 0
     began, cpu = time.perf_counter(), time.process_time()
     while True:
@@ -99,8 +99,8 @@ def run_engine(engine: Any, work: list[tuple[list[int], int]], streams: int) -> 
             engine.submit(request)
             sent[request] = time.perf_counter()
             running += 1
-        if not waiting and not figures.seconds:  # from now on there are fewer streams
-            figures.stop(began, cpu)
+        if not waiting and not measurement.seconds:  # from now on there are fewer streams
+            measurement.stop(began, cpu)
         if not running:
             break
         events = engine.step()
@@ -110,31 +110,33 @@ def run_engine(engine: Any, work: list[tuple[list[int], int]], streams: int) -> 
             if event.finish_reason:
                 running -= 1
             else:
-                figures.tokens += not figures.seconds
+                measurement.tokens += not measurement.seconds
                 if (start := sent.pop(event.request, None)) is not None:
-                    figures.first.append(now - start)
-    return figures
+                    measurement.first.append(now - start)
+    return measurement
 
 
-def run_peer(model: Any, work: list[tuple[list[int], int]], streams: int, limit: float) -> Figures:
+def run_peer(
+    model: Any, work: list[tuple[list[int], int]], streams: int, limit: float
+) -> Measurement:
     """The continuous batching of transformers, with the same requests, for `limit` seconds."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     settings = GenerationConfig(do_sample=True, temperature=0.8, top_k=50, eos_token_id=-1)
     longest = max(len(ids) + max_new for ids, max_new in work)
-    known = inspect.signature(ContinuousBatchingConfig).parameters
-    page = "page_size" if "page_size" in known else "block_size"  # before transformers 5.22
+    known_options = inspect.signature(ContinuousBatchingConfig).parameters
+    page = "page_size" if "page_size" in known_options else "block_size"  # before transformers 5.22
     size = 32 if model.device.type == "cpu" else 256
-    options: dict[str, Any] = {  # by default the cache and a dense mask fill the memory
+    options: dict[str, Any] = {  # the default cache and dense mask would fill the memory
         "max_requests_per_batch": streams,
         "max_batch_tokens": 512 if model.device.type == "cpu" else 1024,
         page: size,
         "num_blocks": streams * (longest // size + 2),
     }
-    options = {name: value for name, value in options.items() if name in known}
+    options = {name: value for name, value in options.items() if name in known_options}
     if find_spec("flash_attn") is None and hasattr(model, "set_attn_implementation"):
-        model.set_attn_implementation("paged|sdpa")  # it would look for kernels on the net
-    figures, sent = Figures("transformers continuous batching"), {}
+        model.set_attn_implementation("paged|sdpa")  # else it downloads kernels
+    measurement, sent = Measurement("transformers continuous batching"), {}
     waiting, running, tokens = deque(work), 0, {}
     manager = model.init_continuous_batching(
         generation_config=settings, continuous_batching_config=ContinuousBatchingConfig(**options)
@@ -156,16 +158,16 @@ def run_peer(model: Any, work: list[tuple[list[int], int]], streams: int, limit:
             assert not result.error, result.error
             tokens[result.request_id] = len(result.generated_tokens)
             if result.generated_tokens and (start := sent.pop(result.request_id, None)):
-                figures.first.append(time.perf_counter() - start)
+                measurement.first.append(time.perf_counter() - start)
             running -= result.is_finished()
-        figures.stop(began, cpu)
-        figures.tokens = sum(tokens.values())
+        measurement.stop(began, cpu)
+        measurement.tokens = sum(tokens.values())
     finally:
         hard = (
             {"hard_stop": True} if "hard_stop" in inspect.signature(manager.stop).parameters else {}
         )
         manager.stop(block=True, timeout=20, **hard)
-    return figures
+    return measurement
 
 
 class LlamaCpp:
@@ -175,8 +177,8 @@ class LlamaCpp:
         import llama_cpp
 
         self.lib = llama_cpp
-        llama_cpp.llama_log_set(QUIET := llama_cpp.llama_log_callback(lambda *_: None), None)
-        self.quiet = QUIET
+        self.quiet = llama_cpp.llama_log_callback(lambda *_: None)  # kept alive for llama.cpp
+        llama_cpp.llama_log_set(self.quiet, None)
         self.model = llama_cpp.llama_model_load_from_file(
             path.encode(), llama_cpp.llama_model_default_params()
         )
@@ -217,9 +219,9 @@ class LlamaCpp:
 
 def run_llama(
     engine: LlamaCpp, work: list[tuple[list[int], int]], streams: int, limit: float
-) -> Figures:
+) -> Measurement:
     """The same requests through llama.cpp: one token per stream and step, prompts in chunks."""
-    figures, waiting, free = Figures("llama.cpp"), deque(work), list(range(streams))
+    measurement, waiting, free = Measurement("llama.cpp"), deque(work), list(range(streams))
     prompts: dict[int, list[int]] = {}  # the ids of each sequence that are not read yet
     last: dict[int, int] = {}
     lengths, remaining, sent = [0] * streams, [0] * streams, [0.0] * streams
@@ -246,18 +248,18 @@ def run_llama(
         for sequence, token in tokens.items():
             if sequence in prompts:
                 del prompts[sequence]
-                figures.first.append(now - sent[sequence])
+                measurement.first.append(now - sent[sequence])
             last[sequence] = token
             remaining[sequence] -= 1
-            figures.tokens += 1
+            measurement.tokens += 1
             if not remaining[sequence]:
                 del last[sequence]
                 engine.end(sequence)
                 free.append(sequence)
-    figures.stop(began, cpu)
+    measurement.stop(began, cpu)
     for sequence in range(streams):
         engine.end(sequence)
-    return figures
+    return measurement
 
 
 def make_run(shape: str, out: str) -> None:
@@ -306,7 +308,7 @@ def transformers_model(shape: str, config: Any) -> Any:
     )
 
 
-def run_offline(model: Any, streams: int, vocab: int) -> Figures:
+def run_offline(model: Any, streams: int, vocab: int) -> Measurement:
     """`generate` for rows of equal length: prompts of 128 ids, 256 new tokens."""
     from regard.accel import pack
     from regard.generate import generate, parse_chain
@@ -317,14 +319,14 @@ def run_offline(model: Any, streams: int, vocab: int) -> Figures:
     prompts = [[rng.randrange(3, vocab) for _ in range(128)] for _ in range(streams)]
     for _ in range(2):
         generate(engine, prompts, chain, tokens=256, seed=1)
-    figures, began = Figures(f"generate, {streams} equal rows"), time.perf_counter()
+    measurement, began = Measurement(f"generate, {streams} equal rows"), time.perf_counter()
     answers = generate(engine, prompts, chain, tokens=256, seed=2)
-    figures.seconds = time.perf_counter() - began
-    figures.tokens, figures.first = sum(map(len, answers)), [0.0]
-    return figures
+    measurement.seconds = time.perf_counter() - began
+    measurement.tokens, measurement.first = sum(map(len, answers)), [0.0]
+    return measurement
 
 
-async def ask(host: str, port: int, body: dict[str, Any], figures: Figures) -> None:
+async def ask(host: str, port: int, body: dict[str, Any], measurement: Measurement) -> None:
     """One streamed request through a connection of its own."""
     content = json.dumps(body).encode()
     began = time.perf_counter()
@@ -337,30 +339,30 @@ async def ask(host: str, port: int, body: dict[str, Any], figures: Figures) -> N
     while line := await reader.readline():
         if line.startswith(b'data: {"id"'):
             if first:
-                figures.first.append(time.perf_counter() - began)
+                measurement.first.append(time.perf_counter() - began)
                 first = False
             if b'"usage"' in line and (usage := json.loads(line[6:])["usage"]):
-                figures.tokens += usage["completion_tokens"]
+                measurement.tokens += usage["completion_tokens"]
     writer.close()
 
 
 async def drive(
     address: str, bodies: list[dict[str, Any]], streams: int, name: str, seconds: float
-) -> Figures:
+) -> Measurement:
     """Send as many requests at a time as there are streams; no request begins after `seconds`."""
     host, port = address.removeprefix("http://").rsplit(":", 1)
-    figures, waiting = Figures(name), iter(bodies)
+    measurement, waiting = Measurement(name), iter(bodies)
     began = time.perf_counter()
 
     async def client() -> None:
         for body in waiting:
-            await ask(host, int(port), body, figures)
+            await ask(host, int(port), body, measurement)
             if time.perf_counter() - began > seconds:
                 break
 
     await asyncio.gather(*(client() for _ in range(streams)))
-    figures.seconds = time.perf_counter() - began
-    return figures
+    measurement.seconds = time.perf_counter() - began
+    return measurement
 
 
 def start_peer(folder: str, streams: int) -> tuple[subprocess.Popen[str], str]:
@@ -376,7 +378,7 @@ def start_peer(folder: str, streams: int) -> tuple[subprocess.Popen[str], str]:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
             return process, f"http://127.0.0.1:{port}"
         time.sleep(0.5)
-    raise SystemExit("transformers serve has ended")
+    raise SystemExit(f"transformers serve {folder} exited with code {process.returncode}")
 
 
 def measure_http(arguments: argparse.Namespace) -> None:
@@ -428,9 +430,9 @@ def measure_http(arguments: argparse.Namespace) -> None:
         for _, address, bodies, name in measured:
             limit = arguments.seconds
             asyncio.run(drive(address, bodies[:streams], streams, name, limit / 3))
-            figures = asyncio.run(drive(address, bodies, streams, f"{name}, HTTP", limit))
-            figures.show()
-            rates.append(figures.tokens / figures.seconds)
+            measurement = asyncio.run(drive(address, bodies, streams, f"{name}, HTTP", limit))
+            measurement.show()
+            rates.append(measurement.tokens / measurement.seconds)
     finally:
         for process, *_ in measured:
             process.kill()
@@ -482,25 +484,25 @@ def measure_engine(arguments: argparse.Namespace) -> None:
             count, vocab, arguments.longest or context, seed=repeat
         )  # no prompt is read twice
         with profile if arguments.profile and repeat > 0 else contextlib.nullcontext():
-            figures = run_engine(engine, work, streams)
+            measurement = run_engine(engine, work, streams)
         if repeat > 0:
-            figures.show()
-            rates.append(figures.tokens / figures.seconds)
+            measurement.show()
+            rates.append(measurement.tokens / measurement.seconds)
     ours = statistics.median(rates)
     if arguments.llama:
         capacity = arguments.longest or context
-        llama, others = LlamaCpp(arguments.llama, streams, capacity), []
+        llama, llama_rates = LlamaCpp(arguments.llama, streams, capacity), []
         run_llama(llama, work[: streams + 1], streams, arguments.seconds / 3)
-        for repeat in range(arguments.repeats):  # in turns, since other programs run beside
+        for repeat in range(arguments.repeats):  # alternately, since the load on the machine varies
             work = workload(count, vocab, arguments.longest or context, seed=100 + repeat)
-            theirs_too = run_llama(llama, work, streams, arguments.seconds)
-            theirs_too.show()
-            others.append(theirs_too.tokens / theirs_too.seconds)
-            figures = run_engine(engine, work, streams)
-            figures.show()
-            rates.append(figures.tokens / figures.seconds)
+            llama_measurement = run_llama(llama, work, streams, arguments.seconds)
+            llama_measurement.show()
+            llama_rates.append(llama_measurement.tokens / llama_measurement.seconds)
+            measurement = run_engine(engine, work, streams)
+            measurement.show()
+            rates.append(measurement.tokens / measurement.seconds)
         ours = statistics.median(rates)
-        print(f"engine / llama.cpp: {ours / statistics.median(others):.2f}")
+        print(f"engine / llama.cpp: {ours / statistics.median(llama_rates):.2f}")
     if arguments.offline:
         offline = run_offline(model, streams, vocab)
         offline.show()

@@ -10,13 +10,13 @@ with cosine decay to 1e-4, no dropout). Three models are trained alternately, 20
     nanoGPT     as above
     same        regard with the same model (learned positions, GELU, no biases), batch and
                 steps; only learning rate and schedule differ
-    default     the default settings of regard for this file, but for the tokenizer
+    default     the default settings of regard for this file, except for the tokenizer (characters)
 
 The table shows the speed of each, its loss on the whole validation text, and how long `default`
 took (with evaluations) to reach a loss of 1.88, compared with nanoGPT's 2,000 steps. With --seeds,
 `default` is trained with each of these seeds, until it reaches that loss, and `same` is left out.
---cpu-time counts the CPU time of the process instead of the time by the clock, for a machine that
-other programs use; give one thread (OMP_NUM_THREADS=1).
+--cpu-time measures CPU time instead of wall-clock time, for a machine that other programs use;
+set OMP_NUM_THREADS=1 with it.
 """
 
 import argparse
@@ -45,7 +45,7 @@ clock = time.perf_counter
 class Regard:
     """A training run of regard, advanced a few steps at a time."""
 
-    ended = False  # before its last step
+    ended = False  # whether the run was ended early, at the target loss
 
     def __init__(self, name: str, text: str, *overrides: str) -> None:
         self.name = name

@@ -273,8 +273,8 @@ def main() -> None:
     parser.add_argument("--text", required=True)
     parser.add_argument("--ours", nargs="*", action="append", help="key=value overrides of OURS")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--steps", type=int, default=5000, help="of nanoGPT; regard takes half")
-    parser.add_argument("--until-target", action="store_true", help="end a run that reaches it")
+    parser.add_argument("--steps", type=int, default=5000, help="of nanoGPT; half for regard")
+    parser.add_argument("--until-target", action="store_true", help="end runs at the target loss")
     parser.add_argument("--every", type=int, default=50, help="steps between two evaluations")
     for name, value in (("layers", 6), ("heads", 6), ("dim", 384), ("context", 256), ("batch", 64)):
         parser.add_argument(f"--{name}", type=int, default=value)

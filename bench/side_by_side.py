@@ -1,7 +1,7 @@
-"""Processes that prepare their work side by side and then do it one at a time.
+"""Processes that prepare their jobs concurrently and then run them one at a time.
 
 Compiling for a GPU takes minutes of one CPU core and seconds of the GPU. Here every job compiles in
-a process of its own; when all are ready, one after the other has the GPU to itself.
+a separate process; when all are ready, each in turn runs alone on the GPU.
 """
 
 import fcntl
@@ -44,9 +44,9 @@ class Worker:
         other.close()
 
     def wait(self, until: float) -> None:
-        """Wait until the worker has prepared its job, at most to the time `until`."""
+        """Wait until the worker has prepared its job, at most until the time `until`."""
         in_time = self.pipe.poll(max(0.0, until - time.perf_counter()))
-        answer = self._receive() if in_time else "was not ready in time"
+        answer = self._receive() if in_time else "was not ready before the time limit"
         self.ready = isinstance(answer, float)
         if isinstance(answer, float):
             print(f"{self.name}: ready after {answer:.0f} s", flush=True)
@@ -88,7 +88,7 @@ def wait_for_all(workers: Sequence[Worker], until: float) -> None:
 def _work(prepare: Prepare, args: tuple[Any, ...], pipe: Connection) -> None:
     try:
         start = time.perf_counter()
-        _compile_next_to_others()
+        _configure_concurrent_compilation()
         job = prepare(*args)
         free_memory()
         pipe.send(time.perf_counter() - start)
@@ -102,7 +102,7 @@ def _work(prepare: Prepare, args: tuple[Any, ...], pipe: Connection) -> None:
         pipe.send(traceback.format_exc())
 
 
-def _compile_next_to_others() -> None:
+def _configure_concurrent_compilation() -> None:
     """Set up torch for compiling while other processes compile on the same GPU.
 
     The backward pass is compiled before the forward pass runs, so that no activations are held
@@ -114,16 +114,16 @@ def _compile_next_to_others() -> None:
     torch.set_float32_matmul_precision("high")
     if hasattr(config, "force_non_lazy_backward_lowering"):
         config.force_non_lazy_backward_lowering = True
-    choose = CachingAutotuner.autotune_to_one_config
+    autotune = CachingAutotuner.autotune_to_one_config
 
-    def choose_alone(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def autotune_exclusively(self: Any, *args: Any, **kwargs: Any) -> Any:
         with exclusive():
-            return choose(self, *args, **kwargs)
+            return autotune(self, *args, **kwargs)
 
-    CachingAutotuner.autotune_to_one_config = choose_alone
+    CachingAutotuner.autotune_to_one_config = autotune_exclusively
 
 
-def run_with_memory(run: Callable[[], None]) -> None:
+def retry_when_out_of_memory(run: Callable[[], None]) -> None:
     """Call `run`; when out of memory, call it again until other processes have freed theirs."""
     try:
         return run()

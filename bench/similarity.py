@@ -1,4 +1,4 @@
-"""Pairs of English captions with a number: how similar their French translations are.
+"""Write pairs of English captions, each with the similarity of their French translations.
 
     REGARD_DATA=… python bench/similarity.py OUT
     regard train OUT/train.csv data.validation=OUT/validation.csv --out runs/similarity
@@ -34,8 +34,8 @@ def overlap(a: str, b: str) -> float:
 
 
 def similarity(a: str, b: str, metric: CHRF) -> float:
-    there, back = (metric.sentence_score(x, [y]).score for x, y in ((a, b), (b, a)))
-    return round((there + back) / 200, 3)
+    scores = [metric.sentence_score(x, [y]).score for x, y in ((a, b), (b, a))]
+    return round(sum(scores) / 200, 3)
 
 
 def write(path: Path, part: str, count: int) -> None:

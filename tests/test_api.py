@@ -642,11 +642,13 @@ def test_all_attention_of_texts_and_pairs_has_the_labels_of_its_tokens(place):
     for wrong, message in (
         ({"layers": [7]}, "layer 7: there is only layer 0"),
         ({"heads": [9]}, "head 9: there are"),
-        ({"pattern": "*.cross"}, r"no attention matches '\*.cross'; available: decoder"),
+        ({"pattern": "*.cross"}, r"no attention module matches '\*.cross'; available: decoder"),
     ):
         with pytest.raises(RegardError, match=message):
             text.attention("the cat", **wrong)
-    with pytest.raises(RegardError, match=r"no attention matches '\*\.7\.\*'; available: encoder"):
+    with pytest.raises(
+        RegardError, match=r"no attention module matches '\*\.7\.\*'; available: encoder"
+    ):
         pair.attention(source, layers=[0, 7])
     with pytest.raises(ConfigError, match="this run reads no target; leave out target"):
         text.attention("the cat", target="le chat")

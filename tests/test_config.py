@@ -419,6 +419,6 @@ def test_a_long_table_is_not_told_whole():
 def test_a_whole_number_in_scientific_notation_is_an_integer():
     steps = build(TrainConfig, parse_overrides(["steps=1e3"])).steps
     assert (steps, type(steps)) == (1000, int)
-    for value, message in ((1.5, "must be an integer, not 1.5"), (1e30, "must be below")):
+    for value, message in ((1.5, "must be an integer, not 1.5"), (1e30, "must lie between")):
         with pytest.raises(ConfigError, match=message):
             build(TrainConfig, {"steps": value})

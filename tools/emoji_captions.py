@@ -1,4 +1,4 @@
-"""Cut the sheet of emoji_captions into a folder of pictures with a table of their captions.
+"""Cut the sheet of emoji_captions into a folder of images with a table of their captions.
 
 python tools/emoji_captions.py SOURCE OUT
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-PITCH, SIDE = 66, 64  # pixels from one picture to the next, and of a picture
+PITCH, SIDE = 66, 64  # distance between two images and side of an image, in pixels
 SKIN_TONES = {f"1F3F{digit}" for digit in "BCDEF"}
 
 
@@ -27,9 +27,9 @@ def main(source: Path, out: Path) -> None:
         writer.writerow(["file_name", "en", "fr", "de", "group"])
         for row in rows:
             left, top = PITCH * row["x"] + 1, PITCH * row["y"] + 1
-            picture = sheet.crop((left, top, left + SIDE, top + SIDE))
-            background = Image.new("RGBA", picture.size, "white")
-            Image.alpha_composite(background, picture).convert("RGB").save(
+            image = sheet.crop((left, top, left + SIDE, top + SIDE))
+            background = Image.new("RGBA", image.size, "white")
+            Image.alpha_composite(background, image).convert("RGB").save(
                 out / "images" / f"{row['hex']}.png"
             )
             base = [part for part in row["hex"].split("-") if part not in {*SKIN_TONES, "FE0F"}]

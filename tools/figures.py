@@ -22,7 +22,7 @@ from regard.explain.render.figure import encode, style
 ROOT = Path(__file__).parents[1]
 FILES = ROOT / "docs" / "images" / "figures"
 PAGE = ROOT / "docs" / "figures.md"  # its introduction is written by hand
-MAX_BYTES = 60_000  # of a file
+MAX_BYTES = 60_000  # of an image file
 DPI = (120, 100, 90, 80, 70, 60)  # resolutions of a PNG; the first that is small enough is used
 
 RUNS = ("decoder", "lstm", "vectors", "pronouns")
@@ -110,7 +110,7 @@ def small_png(figure: Figure, dpi: int) -> bytes:
 
 
 def section(name: str, entry: FigureEntry, file: Path) -> str:
-    """The section of a figure: its summary, inputs, options, command and picture."""
+    """The section of a figure: its summary, inputs, options, command and image."""
     command = shlex.join(["regard", "show", name, *COMMANDS[name]])
     options = ", ".join(f"`{key}={format_default(value)}`" for key, value in entry.options.items())
     takes = f"`{entry.usage}`" if entry.usage else "nothing"

@@ -2,8 +2,8 @@
 
 A page of docs/tutorials is the only source. A `python` block is a code cell, and the `text` block
 after it is the output of the cell; each `$` line of a `console` block is a cell `!command`, and the
-lines below it are its output; a picture of the page is displayed by a cell. Running a page writes
-the outputs into it, the pictures beside it, and the executed notebook `NAME.ipynb`.
+lines below it are its output; an image of the page is displayed by a cell. Running a page writes
+the outputs into it, and the images and the executed notebook `NAME.ipynb` into the same folder.
 
     python tools/tutorials.py            all pages
     python tools/tutorials.py own-text   one of them
@@ -29,16 +29,16 @@ ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "tutorials"
 FENCE = re.compile(r"^```(python|console)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", re.M)
-PICTURE = re.compile(r"^!\[[^\]]*\]\(([\w-]+\.svg)\)$", re.M)
+IMAGE = re.compile(r"^!\[[^\]]*\]\(([\w-]+\.svg)\)$", re.M)
 LINES = 40  # longer outputs are shortened in the page
-END = 13  # lines kept at the end of a longer output: the metrics of a run and their data
+END = 13  # lines kept at the end of a longer output: the metrics of a run and the next commands
 
 
 @dataclass
 class Cell:
-    """A piece of a page: prose, code, a command or a picture, and its output."""
+    """A piece of a page: prose, code, a command or an image, and its output."""
 
-    kind: str  # "prose", "python", "command", "picture"
+    kind: str  # "prose", "python", "command", "image"
     source: str
     output: str = ""  # as the page shows it
 
@@ -49,7 +49,7 @@ class Cell:
         code = {
             "python": self.source.rstrip("\n"),
             "command": f"!{self.source}",
-            "picture": f'from IPython.display import SVG\n\nSVG("{self.source}")',
+            "image": f'from IPython.display import SVG\n\nSVG("{self.source}")',
         }[self.kind]
         return new_code_cell(code)
 
@@ -76,9 +76,9 @@ def read_cells(name: str) -> list[Cell]:
 
 def _prose(text: str) -> list[Cell]:
     cells, end = [], 0
-    for picture in PICTURE.finditer(text):
-        cells += [Cell("prose", text[end : picture.start()]), Cell("picture", picture[1])]
-        end = picture.end()
+    for image in IMAGE.finditer(text):
+        cells += [Cell("prose", text[end : image.start()]), Cell("image", image[1])]
+        end = image.end()
     return [c for c in [*cells, Cell("prose", text[end:])] if c.source.strip()]
 
 
@@ -109,7 +109,7 @@ def text_output(cell: Any) -> str:
 
 
 def run(name: str) -> None:
-    """Execute a page in an empty folder; write its outputs, pictures and notebook."""
+    """Execute a page in an empty folder; write its outputs, images and notebook."""
     cells = read_cells(name)
     executed = notebook(cells)
     environment = {
@@ -128,12 +128,12 @@ def run(name: str) -> None:
                 if cell.cell_type == "code" and cell.source.startswith("!"):
                     _check_exit_code(client, cell)
         for cell in cells:
-            if cell.kind == "picture":
+            if cell.kind == "image":
                 shutil.copy(Path(folder, cell.source), PAGES / cell.source)
     for cell in executed.cells:
         cell.metadata.pop("execution", None)  # times of day
     for cell, result in zip(cells, executed.cells[1:], strict=True):
-        cell.output = "" if cell.kind in ("prose", "picture") else _shorten(text_output(result))
+        cell.output = "" if cell.kind in ("prose", "image") else _shorten(text_output(result))
     path = PAGES / f"{name}.md"
     path.write_text(with_outputs(path.read_text(encoding="utf-8"), cells), encoding="utf-8")
     nbformat.validate(executed)

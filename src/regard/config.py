@@ -33,7 +33,11 @@ FOLDER_NAME = r"\w[\w.-]*"
 
 
 class Settings:
-    """Base class of the configurations; the repr shows the fields that differ from the defaults."""
+    """Base class of the configurations; the repr shows the fields that differ from the defaults.
+
+    >>> TrainConfig(steps=7)
+    TrainConfig(steps=7)
+    """
 
     __slots__ = ()
 
@@ -54,8 +58,8 @@ class Settings:
 def changed_fields(config: Any) -> dict[str, Any]:
     """The fields of a dataclass whose value is not the default.
 
-    >>> TrainConfig(steps=7)
-    TrainConfig(steps=7)
+    >>> changed_fields(TrainConfig(steps=7))
+    {'steps': 7}
     """
     values = {f.name: getattr(config, f.name) for f in fields(config)}
     return {
@@ -76,10 +80,10 @@ class DataConfig(Settings):
     # the file of target lines, parallel to `source`; with `path`, a column of the table
     target: str | int | None = None
     text: str | int | None = None  # the column of texts of a table, by name or number from 1
-    # for classes of pairs of texts: the column of the second texts of a table, by name or number
-    # from 1
+    # for pairs of texts: the column of the second texts of a table, by name or number from 1
     text2: str | int | None = None
-    label: str | int | None = None  # the column of classes of a table, by name or number from 1
+    # the column of classes of a table, or of numbers for text regression, by name or number from 1
+    label: str | int | None = None
     tags: str | int | None = None  # the column of tags of a table, by name or number from 1
     # the columns of words and of tags of CoNLL files, by number from 1
     columns: list[int] = field(default_factory=list)
@@ -114,8 +118,8 @@ class TrainConfig(Settings):
     # validation targets per evaluation during training; None: chosen so that all evaluations
     # together cost about a tenth of the run
     evaluate_targets: int | None = None
-    # for language models, tokens by which the windows of an evaluation advance; None: three
-    # quarters of the context, so that tokens are predicted from at least a quarter of it
+    # for language models, the stride of the evaluation windows in tokens; None: three quarters of
+    # the context, so that a token is predicted from at least a quarter of it
     evaluate_stride: int | None = None
     # steps between two checkpoints; None: `evaluate_every`, or a tenth of `steps`
     save_every: int | None = None
@@ -252,7 +256,8 @@ def _unknown_key(name: str, known: Iterable[str], where: str) -> str:
 def _coerce(hint: Any, value: Any, path: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(value, int) and abs(value) >= INTEGER_LIMIT:
-        raise ConfigError(f"{path} must be below 2^63")  # the value may be too long for a message
+        # the value may be too long for a message
+        raise ConfigError(f"{path} must lie between -2^63 and 2^63")
     if isinstance(value, str) and not _is_savable(value):
         raise ConfigError(f"{path} must be valid UTF-8 without NUL, not {value!r}")
     if hint is Any:
@@ -260,15 +265,15 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         if type(None) in arguments and (value is None or value == "none"):
             return None
-        options = [a for a in arguments if a is not type(None)]
-        for option in options:
+        members = [a for a in arguments if a is not type(None)]
+        for member in members:
             try:
-                return _coerce(option, value, path)
+                return _coerce(member, value, path)
             except ConfigError as error:
                 last_error = error
-        if len(options) == 1:
+        if len(members) == 1:
             raise last_error
-        raise ConfigError(f"{path} must be {' or '.join(map(_type_name, options))}, not {value!r}")
+        raise ConfigError(f"{path} must be {' or '.join(map(_type_name, members))}, not {value!r}")
     if origin is Literal:
         if value not in arguments:
             raise ConfigError(f"{path}: {unknown('value', str(value), map(str, arguments))}")
@@ -447,7 +452,7 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
 
 def parse_entry(
     argument: str,
-    make: Callable[..., T],
+    cls: Callable[..., T],
     adapt: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> T:
     """Make a dataclass from `name=value`; the value is its first field, or a TOML table of fields.
@@ -459,8 +464,8 @@ def parse_entry(
     """
     ((name, value),) = parse_overrides([argument]).items()
     if not isinstance(value, dict):
-        value = {next(iter(inspect.signature(make).parameters)): value}
-    return build(make, adapt(value), name)  # type: ignore[arg-type]
+        value = {next(iter(inspect.signature(cls).parameters)): value}
+    return build(cls, adapt(value), name)  # type: ignore[arg-type]
 
 
 def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

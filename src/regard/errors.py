@@ -4,7 +4,7 @@ RegardError               1   something failed
 ├── ConfigError           2   a setting is wrong                    (ValueError)
 │   └── ShapeError        2   sizes or shapes do not match
 ├── DataError             3   the user's data cannot be used        (ValueError)
-├── CheckpointError       4   a run folder, checkpoint or disk      (OSError)
+├── CheckpointError       4   run folder or checkpoint is unusable  (OSError)
 ├── DivergedError         5   loss, gradients or weights not finite (ArithmeticError)
 └── TrainingStopped      75   ended by a signal, saved, resumable (130 for Ctrl-C)
 """
@@ -100,15 +100,15 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
         return f"unknown {what} {name!r}; did you mean {' or '.join(map(repr, renamed))}?"
     if renamed:
         return f"unknown {what} {name!r}; it is called {renamed[0]!r} now"
-    same_letters = [known_name for known_name in names if known_name.lower() == name.lower()]
-    close = same_letters or get_close_matches(name, names, n=1, cutoff=0.65)
+    equal_ignoring_case = [known_name for known_name in names if known_name.lower() == name.lower()]
+    close = equal_ignoring_case or get_close_matches(name, names, n=1, cutoff=0.65)
     known_names = f"known: {list_names(names)}" if names else "there are none"
     hint = f"did you mean {close[0]!r}?" if close else known_names
     return f"unknown {what} {name!r}; {hint}"
 
 
 def reject_options(reason: str, options: Mapping[str, object]) -> None:
-    """Raise `ConfigError` if an option is given that does not apply, for this reason.
+    """Raise `ConfigError` if one of `options` is given: it does not apply, for this `reason`.
 
     An option that is not given is None or False.
 

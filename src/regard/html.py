@@ -15,5 +15,5 @@ def html_table(rows: Iterable[Sequence[object]], header: Sequence[object] = ()) 
 
 
 def _row(tag: str, cells: Sequence[object]) -> str:
-    text = ("-" if cell is None else escape(str(cell)) for cell in cells)
-    return f"<tr>{''.join(f'<{tag}>{cell}</{tag}>' for cell in text)}</tr>"
+    texts = ("-" if cell is None else escape(str(cell)) for cell in cells)
+    return f"<tr>{''.join(f'<{tag}>{text}</{tag}>' for text in texts)}</tr>"

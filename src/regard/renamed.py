@@ -92,7 +92,7 @@ TENSORS = {
     r"\bscore\.place\b": "score.location",
 }
 
-# Former names that are in no run folder that is read; for messages only.
+# Former names that no supported run folder contains; for messages only.
 MESSAGES = {
     "m": "p",  # of the sampler min_p
     "rate": "lr",
@@ -109,8 +109,8 @@ MESSAGES = {
     "share": "mask_fraction",
     "reach": "max_distance",
     "max_answer": "max_answer_length",
-    "classify": "text_classification",  # beside image_classification, see VALUES
-    "label": "image_classification",  # beside text_classification, see VALUES
+    "classify": "text_classification",  # or image_classification, in VALUES
+    "label": "image_classification",  # or text_classification, in VALUES
 }
 
 
@@ -123,10 +123,14 @@ def current_names(name: str) -> list[str]:
     settings = (pair for pair in SETTINGS.items() if pair[0] not in INVERTED)
     values = (pair for table in VALUES.values() for pair in table.items())
     pairs = (*settings, *values, *MESSAGES.items())
-    return [_last(new) for old, new in pairs if isinstance(new, str) and _last(str(old)) == name]
+    return [
+        _last_part(new)
+        for old, new in pairs
+        if isinstance(new, str) and _last_part(str(old)) == name
+    ]
 
 
-def _last(name: str) -> str:
+def _last_part(name: str) -> str:
     return name.rpartition(".")[2]
 
 

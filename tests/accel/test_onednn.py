@@ -1,11 +1,14 @@
 """Copies of weights in oneDNN's layout give the logits of the model, in steps and in prefill."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from contract.test_models import make
 from regard.accel import onednn, pack
 from regard.accel.onednn import OnednnLinear, attach_onednn, copied_bytes
+from regard.accel.packed import PackedLinear
 from regard.generate import generate, parse_chain
 
 pytestmark = pytest.mark.skipif(
@@ -30,6 +33,20 @@ def test_a_packed_weight_multiplies_as_f_linear_does(rows):
     layer = OnednnLinear.of(weight, bias)
     torch.testing.assert_close(layer(x).double(), expected, rtol=0, atol=1e-5)
     assert layer(x.view(rows, 1, -1)).shape == (rows, 1, 512)
+
+
+@pytest.mark.parametrize("full_width", [False, True])
+@torch.inference_mode()
+def test_one_and_two_rows_use_blocks_on_a_zen_4(monkeypatch, full_width):
+    monkeypatch.setattr(onednn, "has_full_width_avx512", lambda: full_width)
+    layer = PackedLinear(torch.randn(1024, 512), torch.randn(1024)).for_cpu()
+    copied = onednn._convert(layer)
+    calls = []
+    copied = replace(copied, onednn=lambda x: calls.append(len(x)) or layer(x))
+    for rows in (1, 2, 3, 8):
+        x = torch.randn(rows, 512)
+        torch.testing.assert_close(copied(x), layer(x))
+    assert calls == ([1, 2, 3, 8] if full_width else [3, 8])
 
 
 @pytest.mark.parametrize("case", CASES)

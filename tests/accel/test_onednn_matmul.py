@@ -173,7 +173,21 @@ def test_other_precisions_and_processors_use_torch(onednn, monkeypatch):
     ],
 )
 def test_the_processor_decides(monkeypatch, processor, capability, expected):
-    monkeypatch.setattr(onednn_matmul, "_processor", lambda: processor)
+    monkeypatch.setattr(onednn_matmul, "_cpu_info", lambda: processor)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     assert onednn_matmul.is_onednn_faster.__wrapped__() is expected
+
+
+@pytest.mark.parametrize(
+    ("cpu_info", "expected"),
+    [
+        ("vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\n", True),
+        ("vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n", False),
+        ("AMD64 Family 26 Model 68 Stepping 0, AuthenticAMD", True),
+        ("AuthenticAMD", False),
+    ],
+)
+def test_a_zen_5_is_recognized_by_its_family(onednn, monkeypatch, cpu_info, expected):
+    monkeypatch.setattr(onednn_matmul, "_cpu_info", lambda: cpu_info)
+    assert onednn_matmul.has_full_width_avx512.__wrapped__() is expected

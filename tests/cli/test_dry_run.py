@@ -29,7 +29,7 @@ def test_json_has_the_same_and_refusals_are_those_of_training(regard, materials,
     assert run["parameters"] > 0
     assert regard(*words, "train.lr=-1").code == 2
     assert regard(*words, "--out", text_run).code != 0
-    assert "leave it out" in regard(*words, "minutes=1").err
+    assert "leave one out" in regard(*words, "minutes=1").err
 
 
 def test_a_study_shows_each_of_its_runs(regard, tmp_path, materials):

@@ -217,7 +217,7 @@ def test_a_model_does_not_depend_on_settings_of_training(regard, refused, text_r
         (["days.jsonl", "data.columns=[1,2]"], "name the columns of the table: data.text=…"),
         (
             ["names.conll", "data.columns=[1,2]", "data.tags=2"],
-            "data.columns are the columns of a CoNLL file",
+            "data.columns is for CoNLL files",
         ),
         (
             ["cats.txt", "data.validation=cats.txt", "data.validation_fraction=0.3"],
@@ -225,7 +225,7 @@ def test_a_model_does_not_depend_on_settings_of_training(regard, refused, text_r
         ),
         (
             ["splits", "data.validation_fraction=0.3"],
-            "splits has a validation split of its own, so data.validation_fraction=0.3 would not",
+            "splits has its own validation split, so data.validation_fraction=0.3 would not",
         ),
     ],
 )

@@ -57,7 +57,7 @@ def test_a_word_is_compared_at_its_positions_in_a_text(regard, materials, vector
     [
         (["catt"], "'catt' is not in this run's vocabulary; did you mean cat"),
         (["cat", "dogs", "--in", "cat cat"], "--in compares one word with itself, not cat dogs"),
-        (["cat", "--in", "a cat"], "'cat' occurs 1 times in the text"),
+        (["cat", "--in", "a cat"], "'cat' occurs 1 time in the text"),
         (["cat", "+"], "a word is missing"),
     ],
 )

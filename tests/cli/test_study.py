@@ -119,7 +119,7 @@ def test_an_interrupted_study_continues_to_the_same_weights(regard, recipe, monk
     assert completed.code == 0, completed.err
     assert "gru, 2 of 3: already finished" in completed.err
     assert "lstm, 3 of 3\n" in completed.err
-    assert "from       step 5" in completed.err
+    assert "resumed    from step 5" in completed.err
     assert regard("train", recipe, "--out", "peace").code == 0
     for name in ("gru", "lstm"):
         ended, peace = (

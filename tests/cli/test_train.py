@@ -132,14 +132,14 @@ def test_resume_extends_a_run(regard, text_run, tmp_path):
     completed = regard("resume", "copy", "train.steps=6", "--json")
     assert completed.code == 0
     assert json.loads(completed.out)["step"] == 6
-    assert "from       step 4" in completed.err
+    assert "resumed    from step 4" in completed.err
 
 
 def test_resume_can_go_on_from_an_earlier_step(regard, text_run, tmp_path):
     shutil.copytree(text_run, tmp_path / "copy")
     completed = regard("resume", "copy", "--step", 3)
     assert completed.code == 0
-    assert "from       step 3" in completed.err
+    assert "resumed    from step 3" in completed.err
     assert regard("resume", "copy", "--step", 77).code == 4
 
 

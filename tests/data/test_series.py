@@ -151,12 +151,14 @@ def test_weekdays_without_rows_are_no_gaps_and_have_no_forecasts(tmp_path):
     days = [date(2022, 10, 1) + timedelta(days=n) for n in range(63)]  # to Friday, December 2
     rows = "".join(f"{day},{day.day}\n" for day in days if day.weekday() != 6)
     opened = open_data(write_file(tmp_path / "a.csv", "date,sales\n" + rows))
-    assert opened.description.endswith("2022-12-02, one row every day but Sunday")
+    assert opened.description.endswith("2022-12-02, one row every day except Sunday")
     assert opened.dates.seasonal_period == 6
     assert opened.dates.next_dates(3) == ["2022-12-03", "2022-12-05", "2022-12-06"]
     with_gap = rows.replace("2022-10-11,11\n", "").replace("2022-11-01,1\n", "")
     opened = open_data(write_file(tmp_path / "b.csv", "date,sales\n" + with_gap))
-    assert "one row every day but Sunday with 2 gaps, the first after line 9" in opened.description
+    assert (
+        "one row every day except Sunday with 2 gaps, the first after line 9" in opened.description
+    )
     short = "".join(line + "\n" for line in rows.splitlines()[:20])
     opened = open_data(write_file(tmp_path / "c.csv", "date,sales\n" + short))
     assert opened.dates.seasonal_period == 7  # too few weeks to tell

@@ -83,7 +83,9 @@ def test_a_decode_step_has_the_row_of_its_token():
 
 def test_an_attention_that_is_not_there_is_named_with_those_that_are():
     model = small()
-    with pytest.raises(RegardError, match=r"no attention matches '\*.cross'; available: decoder"):
+    with pytest.raises(
+        RegardError, match=r"no attention module matches '\*.cross'; available: decoder"
+    ):
         attention_maps(model, lambda: model(IDS), pattern="*.cross")
 
 
@@ -232,6 +234,6 @@ def test_one_row_of_one_head_is_computed_without_the_rest():
 
 def test_a_model_of_another_library_is_told_to_be_imported():
     layer = torch.nn.TransformerEncoderLayer(8, 2, 8)
-    message = "no attention matches .*; TransformerEncoderLayer has no module of regard"
+    message = "no attention module matches .*; TransformerEncoderLayer has no regard modules"
     with pytest.raises(RegardError, match=message):
         attention_maps(layer, lambda: layer(torch.zeros(3, 1, 8)))

@@ -169,7 +169,7 @@ def drawn_maps(*panels):
 
 def test_labels_and_bars_that_do_not_fit_are_counted_or_left_out():
     points = Scatter(labels=["one", "two", "far"], points=[(0, 0), (0, 0), (9, 9)])
-    assert lines_of(points)[-1] == "… 1 of 3 labels not shown: others cover them"
+    assert lines_of(points)[-1] == "… 1 of 3 labels not shown: they would cover others"
     bars = Bars(labels=["a"], series={"first": [1.0], "second": [2.0]}, y_label="value")
     assert lines_of(bars)[1:] == ["   first  second  second", "a      1       2  " + "█" * 30]
     assert lines_of(bars, width=20)[1:] == ["   first  second", "a      1       2"]
@@ -545,7 +545,7 @@ def test_the_pronoun_of_a_decoder_cannot_see_what_comes_later():
         (("gates", "lstm", "a b"), {"layer": 2}, "has 2 cells, 0 to 1"),
         (("receptive-field", "lstm"), {}, "lstm has no convolution"),
         (("token-boundaries", "lstm", "a b"), {}, "the preset lstm has no tokenizer"),
-        (("bpe-merges", "lstm", "a b a b"), {}, "of the kind word, which has no merges"),
+        (("bpe-merges", "lstm", "a b a b"), {}, "has a word tokenizer, which has no merges"),
         (("bpe-merges", "ab"), {}, "no pair of characters occurs twice"),
         (("temperature",), {"values": (0.0,)}, "must be temperatures above 0"),
         (("temperature", "a b"), {}, "needs a run or a preset as well"),

@@ -84,11 +84,16 @@ def test_every_layer_of_a_translator_with_shared_weights_has_its_maps():
             model, lambda: model(inputs, source=source), pattern="*.cross", call=layer
         ).values()
         assert torch.equal(cross.weights, weights[0])
+        (same,) = attention_maps(
+            model, lambda: model(inputs, source=source), pattern="*.cross", call=layer - 3
+        ).values()
+        assert torch.equal(weights, same)
     assert cross_attention_path(model) == path
     with pytest.raises(RegardError, match=r"no call matches '\*#3'; available: encoder.*#0-1, dec"):
         sequence_attention(model, source, labels, tokenizer, target, pattern=["*#0", "*#3"])
-    with pytest.raises(RegardError, match="call 3: there are 3 calls, 0 to 2"):
-        attention_maps(model, lambda: model(inputs, source=source), call=3)
+    for call in (3, -4):
+        with pytest.raises(RegardError, match=f"call {call}: there are 3 calls, 0 to 2"):
+            attention_maps(model, lambda: model(inputs, source=source), call=call)
 
 
 def test_layers_of_a_vision_transformer_with_shared_weights_are_selected_by_their_index():

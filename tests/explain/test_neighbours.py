@@ -58,7 +58,7 @@ def test_words_and_sums_that_cannot_be_read_are_refused(words, message, vectors)
 def test_a_word_is_refused_where_the_vocabulary_is_of_characters():
     tokenizer = train_tokenizer("char", [WORDS])
     vectors = WordVectors(torch.eye(tokenizer.vocab_size), tokenizer)
-    with pytest.raises(ConfigError, match="is of characters;\ngive a character"):
+    with pytest.raises(ConfigError, match="consists of characters;\ngive a character"):
         vectors.id("king")
 
 

@@ -120,8 +120,8 @@ def test_layer_types_of_which_every_nth_is_full_are_a_window():
         ({**LLAMA, "hidden_size": "big"}, "model.dim must be an integer"),
         ({**LLAMA, "hidden_size": -64}, "dim=-64"),
         ({**LLAMA, "hidden_size": 65}, "must divide"),
-        ({**LLAMA, "hidden_act": ["silu"]}, "not that of a llama"),
-        ({**LLAMA, "rope_theta": "fast"}, "not that of a llama"),
+        ({**LLAMA, "hidden_act": ["silu"]}, "does not describe a llama"),
+        ({**LLAMA, "rope_theta": "fast"}, "does not describe a llama"),
         (
             {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True},
             "scale_attn_by_inverse_layer_idx=True is not supported",

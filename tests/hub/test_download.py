@@ -13,6 +13,7 @@ hub = pytest.importorskip("huggingface_hub")
 
 DOWNLOADED = ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "merges.txt"]
 DOWNLOADED += ["vocab.txt", "source.spm", "tokenizer.model", "model.safetensors.index.json"]
+DOWNLOADED += ["chat_template.jinja"]
 IGNORED = ["consolidated.safetensors", "onnx/config.json", "original/model.safetensors"]
 IGNORED += ["pytorch_model.bin", "modeling.py", "flax_model.msgpack"]
 

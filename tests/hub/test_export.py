@@ -159,7 +159,7 @@ def test_a_model_that_is_no_transformer_is_refused(tmp_path):
     make_run(
         tmp_path / "run", regard.preset("lstm", vocab_size=tokenizer().vocab_size, dim=8, layers=1)
     )
-    with pytest.raises(ConfigError, match=r"has models of model\.family=recurrent, so"):
+    with pytest.raises(ConfigError, match=r"corresponds to model\.family=recurrent, so"):
         export_run(tmp_path / "run", tmp_path / "theirs")
 
 

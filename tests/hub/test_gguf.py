@@ -144,7 +144,7 @@ def test_smaller_types_are_as_exact_as_they_can_be(type, bound, tmp_path, monkey
     assert stored["blk.0.attn_norm.weight"] == "F32"
     matrices = [kind for kind in stored.values() if kind != "F32"]
     others = sum(kind != type.upper() for kind in matrices)
-    note = f"stored {others} of {len(matrices)} matrices as q8_0: the embedding, the output, and"
+    note = f"stored {others} of {len(matrices)} matrices as q8_0: the embedding, the output matrix"
     assert (result.unchecked or "").startswith(note if type == "q4_k" else "")
     assert bool(result.unchecked) == bool(others)
     # a row of 64 weights is no block of 256

@@ -311,7 +311,7 @@ def test_without_the_library_of_the_hub_a_name_says_what_to_install(tmp_path, mo
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(CheckpointError, match="pip install huggingface_hub"):
         import_run("some/model", tmp_path / "run")
-    with pytest.raises(CheckpointError, match="not a valid name on the hub"):
+    with pytest.raises(CheckpointError, match="not a repository name of the hub"):
         import_run("no such/folder at all", tmp_path / "run")
 
 

@@ -172,8 +172,8 @@ def test_the_adapter_of_a_model_trained_here_says_which_base_it_fits(tmp_path):
     regard.train(tmp_path / "a.txt", model=tiny, out=base, **options)
     regard.train(tmp_path / "a.txt", start=str(base), tune="lora", out=tuned, **options)
     note = regard.export(tuned, tmp_path / "adapter").unchecked
-    assert f"its base for PEFT: regard export {base} BASE" in note
-    assert "with regard, use this adapter on that base" in note
+    assert f"to export its base model for PEFT: regard export {base} BASE" in note
+    assert "with regard, use this adapter on the exported base" in note
     with pytest.raises(
         ConfigError, match=r"is interleaved[\s\S]*regard export RUN BASE, then regard import"
     ):

@@ -138,7 +138,7 @@ def test_a_head_of_that_albert_says_which_atom_became_which(albert, number):
         assert labelled_bonds(reactants, labels) == labelled_bonds(left, left.numbers)
         # what the example prints has the numbers of the published mapping
         _, left_printed, right_printed, _ = EXAMPLE.split_reaction(
-            EXAMPLE.numbered(reaction, pairs)
+            EXAMPLE.number_atoms(reaction, pairs)
         )
         assert [*map(str, range(1, len(pairs) + 1))] == right_printed.numbers
         assert sorted(filter(None, left_printed.numbers)) == sorted(right_printed.numbers)

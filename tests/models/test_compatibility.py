@@ -33,7 +33,7 @@ NONSENSE = [
         {"norm_placement": "deepnorm", "residual_scale": -1.0},
         "residual_scale=-1.0 must be more than 0",
     ),
-    ({"embed_dim": 5, "position": "sinusoidal"}, r"even width \(dim, or embed_dim\), not dim=5"),
+    ({"embed_dim": 5, "position": "sinusoidal"}, r"even width \(dim, .* or head_dim\), not 5"),
     (
         {"head_dim": 5, "position": "rotary"},
         "head_dim=5 times partial_rotary_factor=1.0 must be even",

@@ -231,7 +231,7 @@ def test_draws_learn_from_scored_steps_alone():
     ("choices", "reason"),
     [
         ({"bridge": False}, "the decoder does not see the source"),
-        ({"layers": 2, "encoder_layers": 1}, "there are 2 and 1;\nleave out encoder_layers"),
+        ({"layers": 2, "encoder_layers": 1}, "layers=2 and encoder_layers=1;\nleave out"),
         ({"score": "shaw"}, "compares positions within one sequence, but a decoder attends"),
         ({"score": "dott"}, "unknown score 'dott'; did you mean 'dot'"),
         ({"score": "dot", "placement": "between"}, "between two layers .* layers=1; set"),

@@ -77,7 +77,7 @@ def test_discounts_that_would_leave_nothing_are_replaced():
 
 @pytest.mark.parametrize("k", [0.0, -1.0, math.inf])
 def test_what_cannot_be_added_is_said(k):
-    with pytest.raises(ConfigError, match=rf"k={k} must be above 0 and finite"):
+    with pytest.raises(ConfigError, match=rf"k={k} must be more than 0"):
         NGram(NGramConfig(vocab_size=3, smoothing={"kind": "add_k", "k": k}))
 
 

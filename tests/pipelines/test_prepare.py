@@ -270,10 +270,17 @@ def test_a_step_may_be_counted_in_tokens(data):
     assert prepare_training(config(data / "pairs.tsv", table)).batch(0).ids.numel() <= 40
 
 
+def test_the_number_of_validation_targets_of_pairs_is_what_is_scored(data):
+    prepared = prepare_training(config(data / "pairs.tsv"))
+    scored = sum(prepared.task.count(batch) for batch in prepared.validation_batches(None))
+    assert prepared.validation_targets == scored > 0
+
+
 def test_progress_is_reported_in_bytes(data):
     reported = []
-    (data / "fresh.txt").write_text("fresh text that no cache knows " * 20)
+    (data / "fresh.txt").write_text("frisch: größere Wörter, die keiner kennt " * 20, "utf-8")
     prepare_training(config(data / "fresh.txt"), progress=lambda *words: reported.append(words))
     labels = {"reading", "training the tokenizer", "tokenizing", "tokenizing validation text"}
     assert {name for name, _, _ in reported} == labels
     assert all(done <= total for _, done, total in reported)
+    assert max(done / total for name, done, total in reported if name == "reading") == 1.0

@@ -247,7 +247,7 @@ def test_translation_prediction_and_explanation(client, run, pair_run, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr("regard.serve.jobs.MAX_EXPLAINED", 1)
         _, answer = client("/explain", {"model": "pairs", "text": "117 cats"})
-    assert "more than 1 tokens" in answer["error"]["message"]
+    assert "the limit is 1;" in answer["error"]["message"]
     _, answer = client("/explain", {"model": "pairs", "text": "117 cats", "temperature": 0})
     assert any("cross" in name for name in answer["attention"])
     assert answer["next"][0]["id"] == answer["trace"][0]["id"]

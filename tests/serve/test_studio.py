@@ -286,7 +286,7 @@ def test_two_texts_have_attention_maps_too(studio, folder, entailment_run):
         two = {"name": "cats", "text": "the", "second_text": "cat"}
         assert ask(address, "/studio/attention", two)[0] == 400
         two = {**body, "second_text": "dog " * 600}
-        assert "at most 512" in ask(address, "/studio/attention", two)[2]["error"]["message"]
+        assert "the limit is 512" in ask(address, "/studio/attention", two)[2]["error"]["message"]
     finally:
         shutil.rmtree(folder / "entails")
 
@@ -309,7 +309,7 @@ def test_attention_maps_are_a_page_without_access_to_the_studio(studio):
     assert len(studio.maps) == 1
     status, _, refused = ask(address, "/studio/attention", {"name": "cats", "text": "cat " * 199})
     assert status == 400
-    assert "at most" in refused["error"]["message"]
+    assert "the limit is" in refused["error"]["message"]
 
 
 def test_a_model_without_attention_is_named(studio, folder, materials):

@@ -85,7 +85,7 @@ def move_the_temperature(page, prompt):
     page.wait_for_selector("table.stages")
     page.focus("#slider-temperature")
     page.keyboard.press("Home")
-    page.locator("table.stages thead .left", has_text=re.compile("^1 of ")).first.wait_for()
+    page.locator("table.stages thead .remaining", has_text=re.compile("^1 of ")).first.wait_for()
 
 
 def look_at_a_head(page, text):
@@ -134,7 +134,7 @@ def test_the_page_is_used_with_the_keyboard_alone(visit, text_run, tmp_path):
     page.keyboard.type("the cat")
     tab_to("slider-temperature")
     page.keyboard.press("Home")
-    page.locator("table.stages thead .left", has_text=re.compile("^1 of ")).first.wait_for()
+    page.locator("table.stages thead .remaining", has_text=re.compile("^1 of ")).first.wait_for()
     tab_to("generate-button")
     page.keyboard.press("Enter")
     page.locator("#generated .prompt", has_text="the cat").wait_for()

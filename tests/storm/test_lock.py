@@ -38,7 +38,7 @@ def test_the_second_is_refused_and_the_death_of_the_first_frees_the_folder(owner
     step = committed(folder)
     code, said = regard("resume", folder, f"train.steps={step + 3}")
     assert (code, committed(folder)) == (0, step + 3)
-    assert f"from       step {step:,}" in said
+    assert f"resumed    from step {step:,}" in said
 
 
 def test_of_many_that_begin_at_once_one_trains(owner):

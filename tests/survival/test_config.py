@@ -68,7 +68,7 @@ def refused(capsys, folder, *words):
         ("train", "lr = 'fast'", "train.lr must be a number, not 'fast'"),
         ("train", "lr = nan", "train.lr=nan must be at least 0"),
         ("train", "seed = 1.5", "train.seed must be an integer"),
-        ("train", f"seed = {10**400}", "train.seed must be below 2^63"),
+        ("train", f"seed = {10**400}", "train.seed must lie between -2^63 and 2^63"),
         ("train", f"keep = {'9' * 5000}", "is not a TOML file"),
         ("train", "keep = 0", "train.keep=0 must be at least 1"),
         ("train", "precision = 'half'", "train.precision: unknown value 'half'"),

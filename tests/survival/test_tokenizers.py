@@ -70,7 +70,7 @@ TEMPLATE = {
         ({"normalizer": sequence("normalizers", [replace(".", "xx", "Regex")] * 20)}, "times as"),
         ({"normalizer": sequence("normalizers", [{"type": "NFKC"}] * 20)}, "times as long"),
         ({"normalizer": sequence("normalizers", [PREPEND] * 9)}, "times as long"),
-        ({"normalizer": replace("a", "x" * 99)}, "a Replace .* makes 99 characters of one"),
+        ({"normalizer": replace("a", "x" * 99)}, "a Replace .* turns one character into 99"),
         ({"normalizer": replace("", "x")}, "the pattern of a Replace is empty"),
         (
             {"normalizer": replace(r"(\w+)+!", "x", "Regex")},

@@ -100,7 +100,7 @@ def test_a_word_has_one_vector_whatever_stands_around_it(run):
 
 
 def test_one_occurrence_is_nothing_to_compare(run):
-    with pytest.raises(ConfigError, match="'king' occurs 1 times in the text"):
+    with pytest.raises(ConfigError, match="'king' occurs 1 time in the text"):
         run.compare_occurrences("king", "the king")
 
 

@@ -11,11 +11,11 @@ import torch
 import regard
 from regard.cli import main
 from regard.data.batch import ContrastiveBatch
-from regard.data.sentences import from_path
 from regard.errors import ConfigError, DataError
 from regard.models.build import build_model, preset
 from regard.nn.state import Source
 from regard.pipelines import prepare_training
+from regard.pipelines.detect import open_data
 from regard.tasks import Contrastive
 from regard.training.setup.configure import configure
 
@@ -50,13 +50,31 @@ def test_the_loss_is_infonce_over_the_batch():
 
 
 def test_pairs_are_read_from_tables_and_lines(tmp_path):
+    def rows(file, text, **columns):
+        (tmp_path / file).write_text(text)
+        return open_data(str(tmp_path / file), columns=columns, kind="sentences").rows
+
+    assert rows("pairs.tsv", "a b\tc d\ne f\tg h\n") == [("a b", "c d"), ("e f", "g h")]
+    assert rows("lines.txt", "a b\n\nc d\n") == [("a b", "a b"), ("c d", "c d")]
+    three = "x,y,z\na b,c d,e f\ng h,i j,k l\n"
+    assert rows("three.csv", three, source="z", target="x") == [("e f", "a b"), ("k l", "g h")]
+    by_number = rows("three.csv", three, source="3", target="1")  # the first line is no header
+    assert by_number == [("z", "x"), ("e f", "a b"), ("k l", "g h")]
+    with pytest.raises(DataError, match=r"name them: data.source=COLUMN data.target=COLUMN"):
+        rows("three.csv", three)
+    with pytest.raises(DataError, match="has no pair of sentences"):
+        rows("header.csv", "source,target\n")
+
+
+def test_a_single_pair_and_a_context_without_room_are_refused(tmp_path):
     (tmp_path / "pairs.tsv").write_text("a b\tc d\ne f\tg h\n")
-    assert from_path(tmp_path / "pairs.tsv").rows == [("a b", "c d"), ("e f", "g h")]
-    (tmp_path / "lines.txt").write_text("a b\n\nc d\n")
-    assert from_path(tmp_path / "lines.txt").rows == [("a b", "a b"), ("c d", "c d")]
-    (tmp_path / "three.csv").write_text("x,y,z\na b,c d,e f\ng h,i j,k l\n")
-    with pytest.raises(DataError, match="columns 1, 2, 3; pairs of sentences are two"):
-        from_path(tmp_path / "three.csv")
+    over = {"task": "contrastive", "data": {"validation": [str(tmp_path / "pairs.tsv")]}}
+    (tmp_path / "one.tsv").write_text("a b\tc d\n")
+    with pytest.raises(DataError, match="one has one training pair"):
+        prepare_training(configure(str(tmp_path / "one.tsv"), over))
+    over["model"] = {"preset": "tiny-encoder", "head": "none", "dropout": 0.1, "context": 2}
+    with pytest.raises(ConfigError, match="context=2 has no room for text"):
+        prepare_training(configure(str(tmp_path / "pairs.tsv"), over))
 
 
 def test_single_lines_need_dropout_and_truncation_is_said(tmp_path):

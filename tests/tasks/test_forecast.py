@@ -168,10 +168,11 @@ def test_settings_that_do_not_fit_are_refused():
         with pytest.raises(ConfigError, match=told):
             task_of(**fields)
     for model, fields, told in [
-        ({"preset": "bengio"}, {}, "needs a model that reads numbers"),
-        ({"preset": "ngram"}, {}, "needs a model that reads numbers"),
+        ({"preset": "bengio"}, {}, "needs a model that reads vectors"),
+        ({"preset": "ngram"}, {}, "needs a model that reads vectors"),
         ({"preset": "tiny-encoder"}, {"direct": False}, "an encoder also reads the rows after"),
         ({"family": "linear"}, {"normalize": "window"}, "task.normalize is for networks"),
+        ({"family": "linear"}, {"direct": False}, "task.direct is for networks"),
         ({"preset": "tiny-encoder-decoder"}, {}, "needs a model of architecture"),
     ]:
         with pytest.raises(ConfigError, match=told):

@@ -177,7 +177,7 @@ def test_names_are_given_to_numbers_only():
     assert task.resolve_class_names(["0", "1"]) == ["cat", "dog"]
     assert task.resolve_class_names(["cat", "dog"]) == ["cat", "dog"]
     for own in (["0", "1", "2"], ["1", "2"], ["Katze", "Hund"]):
-        with pytest.raises(ConfigError, match="and the classes numbered from 0"):
+        with pytest.raises(ConfigError, match="numbers its classes from 0"):
             task.resolve_class_names(own)
 
 

@@ -449,7 +449,7 @@ MERGES = "#version: 0.2\nĠ t\nh e\nĠt he\nĠ c\na t\n"
         ({"vocab_json": VOCAB, "merges_txt": "Ġ t x\n"}, r"merges\.txt, line 1: .* not a pair"),
         ({"vocab_json": VOCAB, "merges_txt": "Ġ zz\n"}, r"vocab\.json cannot be used"),
         ({"vocab_json": VOCAB, "merges_txt": b"\xff"}, r"merges\.txt is not UTF-8"),
-        ({"vocab_json": {"a": "1"}, "merges_txt": ""}, "every token must have an id"),
+        ({"vocab_json": {"a": "1"}, "merges_txt": ""}, "the id of every token must be an integer"),
         ({"vocab_json": {"a": 1, "b": 1}, "merges_txt": ""}, "two tokens have the same id"),
         ({"vocab_json": {"a</w>": 1}, "merges_txt": ""}, "as GPT-1 does"),
         ({"vocab_json": "[]", "merges_txt": ""}, "not a JSON object"),
@@ -461,7 +461,7 @@ MERGES = "#version: 0.2\nĠ t\nh e\nĠt he\nĠ c\na t\n"
                 "spiece_model": files.sentencepiece(files.UNIGRAM),
                 "tokenizer_config_json": {"extra_ids": 10**12},
             },
-            "extra_ids=1000000000000 must lie in",
+            "extra_ids=1000000000000 must be an integer from 0",
         ),
         (
             {

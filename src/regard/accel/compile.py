@@ -1,6 +1,6 @@
 """torch.compile for training, with faster versions of some functions and layers.
 
-`nn` and `models` do not depend on this module. It replaces methods of their modules
+`nn` and `models` do not depend on this module. It changes what they run in a compiled step
 (monkey-patching), in three ways:
 
 - functions of `nn` with a faster version for compiled graphs are substituted during tracing;
@@ -39,7 +39,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def compile_for_training(
     function: Callable[..., T], model: nn.Module, *, float8: bool = False
 ) -> Callable[..., T]:
-    """Compile `function`, which runs `model`, with static shapes; with `float8`, for FP8 matmuls.
+    """Compile `function`, which runs `model`, with static shapes; `float8` enables FP8 matmuls.
 
     The backward pass runs in the calling thread: it is traced there, and other threads do not have
     the autocast dtype, which breaks indexing in bfloat16 (torch 2.11).
@@ -122,9 +122,9 @@ def attach_fused_layers(model: nn.Module) -> None:
 
     GELU and its gradient become epilogues of the matmuls of a feed-forward layer. The gradients of
     q, k and v are not concatenated if they come directly from the attention kernel, without a
-    rotation or a norm between them. Attention skips the keys that a sliding window, a prefix or
-    packed documents mask (`accel.sparse_attention`). Outside a compiled graph, and for small
-    inputs, the original methods run.
+    rotation or a norm between them. Attention skips keys that the mask of a sliding window, of a
+    prefix LM or of packed documents excludes (`accel.sparse_attention`). Outside a compiled graph,
+    and for small inputs, the original methods run.
     """
     for module in model.modules():
         if type(module).forward is FeedForward.forward and module.activation is gelu_tanh:
@@ -181,7 +181,8 @@ def _sparse_attention(
     return original(attention, q, k, v, inputs)
 
 
-# The methods that fast paths attach to modules; each gives the results of the original.
+# The methods that fast paths attach to modules; outside a compiled step, each gives the results of
+# the original.
 ATTACHED = (
     *FLOAT8_ATTACHED,
     *ONEDNN_ATTACHED,

@@ -1,4 +1,4 @@
-"""Autotuned matmuls by cuBLASLt, called through ctypes.
+"""Autotuned matmuls with cuBLASLt, called through ctypes.
 
 The library's heuristic returns several algorithms for a matmul, sorted by estimated time. torch
 uses the first one. Here all are timed at the third call of the same matmul, and the fastest is
@@ -158,7 +158,7 @@ class _Matmul:
         device: int,
     ) -> None:
         (rows, inner, columns), (input_dtype, output_dtype) = sizes, dtypes
-        self.add, self.handle = ctypes.c_float(add), _handle(device)
+        self.beta, self.handle = ctypes.c_float(add), _handle(device)  # out = a b + beta out
         self.calls, self.lock = 0, Lock()
         self.algorithms: list[_Algorithm] = []
         self.autotuned: _Algorithm | None = None
@@ -204,7 +204,7 @@ class _Matmul:
         if self.autotuned is None:
             if self.calls < AUTOTUNE_AT_CALL or deterministic or capturing:
                 return self.algorithms[0]
-            scratch = torch.empty_like(out) if self.add.value else out
+            scratch = torch.empty_like(out) if self.beta.value else out
             self.autotuned = fastest(
                 self.algorithms, lambda algorithm: self._time(algorithm, a, b, scratch)
             )
@@ -270,7 +270,7 @@ class _Matmul:
             right,
             ctypes.c_void_p(a.data_ptr()),
             left,
-            ctypes.byref(self.add),
+            ctypes.byref(self.beta),
             address,
             result,
             address,

@@ -1,4 +1,4 @@
-"""The structure of a decoder, read from its modules, which the fast paths must reproduce.
+"""The structure of a decoder that the fast paths must reproduce, read from its modules.
 
 `inspect_decoder` lists every class and every attribute that a supported model may have. A module
 of another class (a new norm, score or position encoding) or with another attribute (a new field of
@@ -190,7 +190,7 @@ def _require_known(name: str, module: nn.Module) -> None:
 
 
 def _preserves_results(attribute: Any) -> bool:
-    """Whether an attached method gives the results of the original: `ATTACHED`, checkpointing."""
+    """Whether an attribute is a method that preserves results: of `ATTACHED`, or checkpointing."""
     if isinstance(attribute, partial):
         return attribute.func in (checkpoint, *ATTACHED)
     return getattr(attribute, "__func__", None) in ATTACHED

@@ -20,9 +20,10 @@ class ModelFingerprint:
 
     Compares attributes, storage addresses and version counters, a few comparisons per tensor. A
     write through `tensor.data` does not change the version counter, so tensors of up to
-    `copied_elements`, of which a decoder has copies, are also compared by content: small ones byte
-    by byte, large ones by hashes. A hash misses a change that keeps the sum of the 8-byte words of
-    256 bytes, such as a permutation of them, and any other change with a probability under 2^-32.
+    `copied_elements` elements, which a decoder copies, are also compared by content: small ones
+    byte by byte, large ones by hashes. A hash misses a change that keeps the sum of the 8-byte
+    words of 256 bytes, such as a permutation of them, and any other change with a probability under
+    2^-32.
     Larger tensors are shared with the decoder, which sees such a write as the model does.
     """
 
@@ -44,10 +45,10 @@ class ModelFingerprint:
                     if isinstance(value, Tensor):
                         self.tensors.append((value, value.data_ptr(), _version(value), name))
         copied_tensors = [(t, n) for t, *_, n in self.tensors if t.numel() <= copied_elements]
-        self.small = [(t, name) for t, name in copied_tensors if t.numel() < BLOCKED_ELEMENTS]
-        self.large = [(t, name) for t, name in copied_tensors if t.numel() >= BLOCKED_ELEMENTS]
+        self.small_tensors = [(t, n) for t, n in copied_tensors if t.numel() < BLOCKED_ELEMENTS]
+        self.large_tensors = [(t, n) for t, n in copied_tensors if t.numel() >= BLOCKED_ELEMENTS]
         # valid in `find_change`, which compares the addresses before it reads these views
-        self.views = [_bytes(t) if t.is_contiguous() else None for t, _ in self.small]
+        self.views = [_bytes(t) if t.is_contiguous() else None for t, _ in self.small_tensors]
         self.contents = [_concatenate(parts) for parts in self._contents()]
 
     def find_change(self, *, contents: bool = True) -> str | None:
@@ -65,7 +66,7 @@ class ModelFingerprint:
         if not contents:
             return None
         for tensors, saved, current_parts in zip(
-            (self.small, self.large), self.contents, self._contents(), strict=True
+            (self.small_tensors, self.large_tensors), self.contents, self._contents(), strict=True
         ):
             if not torch.equal(saved, _concatenate(current_parts)):  # one synchronization on a GPU
                 saved_parts = saved.split([len(part) for part in current_parts])
@@ -77,9 +78,9 @@ class ModelFingerprint:
         """The bytes of small tensors and the hashes of large ones."""
         small = [
             _bytes(tensor) if view is None else view
-            for (tensor, _), view in zip(self.small, self.views, strict=True)
+            for (tensor, _), view in zip(self.small_tensors, self.views, strict=True)
         ]
-        return small, [_hash(tensor) for tensor, _ in self.large]
+        return small, [_hash(tensor) for tensor, _ in self.large_tensors]
 
 
 def _bytes(tensor: Tensor) -> Tensor:

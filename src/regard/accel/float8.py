@@ -25,7 +25,7 @@ from regard.nn.attention import Attention
 from regard.nn.block import Block, FeedForward
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-MIN_CAPABILITY = (8, 9)  # Ada; Hopper has 9.0
+MIN_COMPUTE_CAPABILITY = (8, 9)  # Ada; Hopper has 9.0
 SIZE_MULTIPLE = 16  # every size of a matmul must be a multiple of it
 Scaled = tuple[Tensor, Tensor]  # x8 and s
 
@@ -35,7 +35,7 @@ def unsupported_reason(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"it needs a CUDA GPU, not {device.type}"
     capability = torch.cuda.get_device_capability(device)
-    if capability < MIN_CAPABILITY:
+    if capability < MIN_COMPUTE_CAPABILITY:
         name, version = torch.cuda.get_device_name(device), ".".join(map(str, capability))
         return f"it needs compute capability 8.9, and {name} has {version}"
     return None
@@ -89,7 +89,7 @@ def float8_linear(
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,
 ) -> Float[Tensor, "*rows outputs"]:
-    """W x + b by an FP8 matmul; the result has the dtype of autocast, where it is enabled."""
+    """W x + b with an FP8 matmul; the result has the dtype of autocast, where it is enabled."""
     device = x.device.type
     if torch.is_autocast_enabled(device):
         x = x.to(torch.get_autocast_dtype(device))
@@ -101,8 +101,8 @@ def float8_linear(
 def attach_float8(model: nn.Module) -> None:
     """Give the linear layers of blocks an FP8 forward, which compiled training steps use.
 
-    Layers with adapters, with sizes that are no multiple of 16 and with small inputs keep their
-    own forward.
+    Layers with adapters, with sizes that are not a multiple of 16 and with small inputs keep the
+    original forward.
     """
     for block in model.modules():
         if not isinstance(block, Block):
@@ -121,7 +121,7 @@ def _float8_forward(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _float8_qkv(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v by one FP8 matmul."""
+    """q, k and v with one FP8 matmul."""
     return Attention._fused_qkv(attention, x, _linear)
 
 

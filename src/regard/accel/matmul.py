@@ -1,4 +1,4 @@
-"""Matmuls of compiled training steps by cuBLASLt, as custom operators with plain torch fallbacks.
+"""Matmuls of compiled training steps with cuBLASLt: custom operators with plain torch fallbacks.
 
 `accel.compile` substitutes them for torch's matmuls; the compiler treats each as one operator.
 """
@@ -16,7 +16,7 @@ from regard.accel import cublaslt
 from regard.accel.cublaslt import Epilogue
 from regard.nn import loss
 
-AUTOTUNED_FLOPS = 2e10  # in larger matmuls, autotuning gains more than a Python call costs
+AUTOTUNED_FLOPS = 2e10  # from this size on, autotuning gains more than a Python call costs
 aten: Any = torch.ops.aten
 
 
@@ -68,7 +68,7 @@ def _(a: Tensor, b: Tensor, pre_activation: Tensor) -> Tensor:
 
 @torch.library.custom_op("regard::sum_of_matmuls", mutates_args=())
 def sum_of_matmuls(a: list[Tensor], b: list[Tensor]) -> Tensor:
-    """a_1 b_1 + a_2 b_2 + ..., each added to the sum in its dtype."""
+    """a_1 b_1 + a_2 b_2 + ...; the sum is rounded to the dtype of the operands after each."""
     out = a[0].new_empty(len(a[0]), b[0].shape[1])
     for index, (left, right) in enumerate(zip(a, b, strict=True)):
         matmul(left, right, out=out, add=index > 0)

@@ -1,4 +1,4 @@
-"""Linear layers by oneDNN, which torch contains, for decode steps of several rows on a CPU.
+"""Linear layers with oneDNN, which torch contains, for decode steps of several rows on a CPU.
 
 Large weights are copied to oneDNN's layout: blocks, in the order in which its matmul reads them.
 MKL, which `F.linear` calls, is slow on some processors: on an AMD EPYC 9005, all matmuls of GPT-2
@@ -12,12 +12,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.accel.onednn_matmul import has_full_width_avx512
 from regard.accel.packed import PackedBlock, PackedLinear
 from regard.accel.packed_decoder import PackedDecoder, with_packed_layers
 from regard.models.transformer import Transformer
 
 MIN_ELEMENTS = 1 << 18  # smaller weights stay in the CPU's cache, and MKL is faster
 ROWS = 8  # rows of a batch for which oneDNN chooses the layout; others can use it too
+BLOCKED_ROWS = 2  # on a Zen 4, up to this many rows are faster in blocks (docs/results.md)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,4 +75,5 @@ def _convert(layer: PackedLinear) -> PackedLinear:
     if not is_large(layer.weight):
         return layer
     onednn = OnednnLinear.of(layer.weight, layer.bias)
-    return replace(layer, onednn=onednn, blocks=None, transposed=None)
+    rows = 1 if layer.blocks is None or has_full_width_avx512() else BLOCKED_ROWS + 1
+    return replace(layer, onednn=onednn, onednn_rows=rows, transposed=None)

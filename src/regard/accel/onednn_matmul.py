@@ -1,11 +1,13 @@
-"""Matmuls in float32 by oneDNN, which torch contains, on processors on which MKL is slow.
+"""float32 matmuls with oneDNN, which torch contains, on processors on which MKL is slow.
 
-On AMD processors MKL uses AVX2 instructions. oneDNN uses AVX-512 where the processor supports it,
-and takes half the time there (docs/results.md). The weights keep their layout; `accel.onednn`
-copies them to oneDNN's own. `torch.backends.mkldnn.enabled = False` switches it off.
+On AMD processors MKL uses AVX2 instructions. oneDNN uses AVX-512 where the processor supports it:
+it takes half the time on a Zen 5, and up to a tenth less on a Zen 4 (docs/results.md). The weights
+keep their layout; `accel.onednn` copies them to oneDNN's layout.
+`torch.backends.mkldnn.enabled = False` switches it off.
 """
 
 import platform
+import re
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +20,8 @@ from torch import Tensor, nn
 from regard.nn import loss
 from regard.nn.attention import Attention
 
-MIN_PRODUCTS = 1 << 20  # rows * inputs * outputs; in smaller matmuls, the overhead is larger
+ZEN_5_FAMILY = 26
+MIN_PRODUCTS = 1 << 20  # rows * inputs * outputs; smaller matmuls lose more than they gain
 
 
 @cache
@@ -30,17 +33,24 @@ def is_onednn_faster() -> bool:
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()):
         return False
     has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return has_avx512 and "AuthenticAMD" in _processor()
+    return has_avx512 and "AuthenticAMD" in _cpu_info()
 
 
-def _processor() -> str:
-    """A text that contains the vendor of the processor."""
+@cache
+def has_full_width_avx512() -> bool:
+    """Whether an AMD processor computes 512 bits at once, as a Zen 5 does and a Zen 4 does not."""
+    family = re.search(r"family\s*:?\s*(\d+)", _cpu_info(), re.IGNORECASE)
+    return is_onednn_faster() and family is not None and int(family[1]) >= ZEN_5_FAMILY
+
+
+def _cpu_info() -> str:
+    """A description of the processor that contains its vendor and family."""
     cpuinfo = Path("/proc/cpuinfo")
     return cpuinfo.read_text() if cpuinfo.exists() else platform.processor()
 
 
 def uses_onednn(a: Float[Tensor, "*rows inputs"], b: Float[Tensor, "inputs outputs"]) -> bool:
-    """Whether `matmul` and `linear` multiply these matrices by oneDNN; else torch does."""
+    """Whether `matmul` and `linear` use oneDNN for these matrices; otherwise they call torch."""
     return (
         not torch.compiler.is_compiling()  # first: the other conditions cannot be traced
         and a.numel() * b.shape[1] >= MIN_PRODUCTS
@@ -69,7 +79,7 @@ def matmul(
     out: Float[Tensor, "rows outputs"] | None = None,
     add: bool = False,
 ) -> Float[Tensor, "rows outputs"]:
-    """As `nn.loss.matmul`, by oneDNN where that is faster; without gradients."""
+    """As `nn.loss.matmul`, with oneDNN where that is faster; without gradients."""
     if not uses_onednn(a, b):
         return loss.matmul(a, b, out=out, add=add)
     product = _matmul(a, b)
@@ -102,7 +112,7 @@ def baddbmm(
 
 
 class _Linear(torch.autograd.Function):
-    """y = x Wᵀ + b; the matmuls of y, dx and dW are by oneDNN."""
+    """y = x Wᵀ + b; the matmuls of y, dx and dW use oneDNN."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -124,7 +134,7 @@ def linear(
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,
 ) -> Float[Tensor, "*rows outputs"]:
-    """`F.linear` with gradients of any order, by oneDNN where that is faster."""
+    """`F.linear` with gradients of any order, with oneDNN where that is faster."""
     if not uses_onednn(x, weight.t()):
         return F.linear(x, weight, bias)
     y: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
@@ -132,7 +142,7 @@ def linear(
 
 
 def attach_onednn_linear(model: nn.Module) -> None:
-    """Let the linear layers of a model multiply by oneDNN where that is faster."""
+    """Let the linear layers of a model use oneDNN where that is faster."""
     if not is_onednn_faster():
         return
     for module in model.modules():

@@ -22,7 +22,9 @@ INT4_GROUP = 128  # inputs that share a scale
 INT4_CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # clipping ratios to try for each group
 GEMV_ROWS = 4  # up to this many vectors, the weight is the left factor
 INT8_RANGE = torch.tensor([[-128.0, 127.0]], device="cpu")
-ERROR_SCALE = 254  # quantization step of an int8 activation / that of its rounding error
+# quantization step of an int8 activation / that of its rounding error
+ERROR_SCALE = torch.tensor(254.0, device="cpu")
+ZERO = torch.tensor(0.0, device="cpu")  # torch would convert a number at each call
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +57,7 @@ class PackedLinear:
     blocks: Float[Tensor, "blocks outputs_per_block inputs"] | None = None  # of a large weight
     fbgemm: tuple[Any, ...] = ()  # the arguments after x of FBGEMM's matmul
     onednn: Callable[[Tensor], Tensor] | None = None  # with a copy in oneDNN's layout
+    onednn_rows: int = 1  # rows from which on `onednn` is faster than `blocks`
 
     @classmethod
     def of(cls, *layers: nn.Linear) -> "PackedLinear":
@@ -128,7 +131,7 @@ class PackedLinear:
 
     def __call__(self, x: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs"]:
         """W x + b."""
-        if self.onednn is not None:
+        if self.onednn is not None and len(x) >= self.onednn_rows:
             return self.onednn(x)
         if self.transposed is not None:
             if self.bias is None:
@@ -140,8 +143,7 @@ class PackedLinear:
         if self.fbgemm:
             if self.scale is None:
                 return cast(Tensor, torch.ops.quantized.linear_dynamic_fp16(x, *self.fbgemm))
-            y = _matmul_int8(x, self.fbgemm)
-            return y * self.scale if self.bias is None else self.bias.addcmul(y, self.scale)
+            return _linear_int8(x, self.fbgemm, self.scale, self.bias)
         if self.scale is None and x.dtype == self.weight.dtype:
             return F.linear(x, self.weight, self.bias)
         if self.scale is None:
@@ -179,6 +181,9 @@ class PackedLinear:
         self, residual: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "rows outputs"]:
         """residual + W x + b."""
+        if self.fbgemm and self.scale is not None:
+            base = residual if self.bias is None else residual + self.bias
+            return _linear_int8(x, self.fbgemm, self.scale, base)
         if self.fbgemm or self.onednn is not None:
             return self(x).add_(residual)
         if self.weight.dtype != x.dtype or self.blocks is not None:
@@ -290,7 +295,7 @@ def has_exact_int8() -> bool:
     weight = torch.full((16, 64), 127, dtype=torch.int8)
     with warnings.catch_warnings():  # torch 2.13 warns at the first call that it will remove these
         warnings.simplefilter("ignore")
-        y = _matmul_int8(torch.ones(1, 64), _fbgemm_int8(weight))
+        y = _linear_int8(torch.ones(1, 64), _fbgemm_int8(weight), torch.ones(16), None)
     return bool(torch.allclose(y, torch.full_like(y, 64 * 127)))
 
 
@@ -304,23 +309,32 @@ def _fbgemm_int8(weight: Int8[Tensor, "outputs inputs"]) -> tuple[Any, ...]:
     return weight, packed, sums, 1.0, 0, torch.zeros(len(weight))
 
 
-def _matmul_int8(
-    x: Float[Tensor, "rows inputs"], fbgemm: tuple[Any, ...]
+def _linear_int8(
+    x: Float[Tensor, "rows inputs"],
+    fbgemm: tuple[Any, ...],
+    weight_scale: Float[Tensor, " outputs"],
+    bias: Float[Tensor, "*rows outputs"] | None,
 ) -> Float[Tensor, "rows outputs"]:
-    """W x in int8: each x is two rows of one matmul, its rounded values and their rounding errors.
+    """W x + b in int8: each x is two rows of one matmul, its rounded values and rounding errors.
 
     Each row of x has its own scale, so that no row depends on the others. FBGEMM chooses a scale
     by the range of its input: with `INT8_RANGE` it is 1.
     """
     rows, range_columns = len(x), INT8_RANGE.expand(len(x), 2)
-    scale = x.abs().amax(1, keepdim=True).div_(127)
-    x = (x / scale).nan_to_num_(0.0, 0.0, 0.0)  # if x is not finite, its scale is not
+    scale = torch.linalg.vector_norm(x, torch.inf, 1, keepdim=True) / 127
+    number = scale.item() if rows == 1 else 0.0
+    if 0.0 < number < torch.inf:  # one row: calls that take a number have less overhead
+        x, scale = torch.add(ZERO, x, alpha=1 / number), None
+    else:
+        x, number = (x / scale).nan_to_num_(0.0, 0.0, 0.0), 1.0
     rounded = x.round()
     error = x.sub_(rounded).mul_(ERROR_SCALE)
     parts = torch.cat((rounded, range_columns, error, range_columns), 1).view(2 * rows, -1)
     y = torch.fbgemm_linear_int8_weight_fp32_activation(parts, *fbgemm)
     rounded_y, error_y = y.view(rows, 2, -1).unbind(1)
-    return torch.add(rounded_y, error_y, alpha=1 / ERROR_SCALE).mul_(scale)
+    y = torch.add(rounded_y, error_y, alpha=1 / 254)
+    y = y if scale is None else y.mul_(scale)
+    return torch.addcmul(ZERO if bias is None else bias, y, weight_scale, value=number)
 
 
 def _quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -43,10 +43,10 @@ def decoding_path(
 ) -> DecodingPath:
     """The fastest decoder of a model on its device.
 
-    Its weights are packed in place: parameters keep their names and values, but become views of
-    larger tensors. With `int8`, `int4` or, on a CPU, `float16`, decode steps use weights of that
-    type; prefill uses them too where FBGEMM multiplies by them (`packed.has_fbgemm`), and the
-    original weights elsewhere. Only the Triton path has int4: where it does not apply,
+    The model's weights are packed in place: parameters keep their names and values, but become
+    views of larger tensors. With `int8`, `int4` or, on a CPU, `float16`, decode steps use weights
+    of that type; prefill uses them too where FBGEMM multiplies by them (`packed.has_fbgemm`), and
+    the original weights elsewhere. Only the Triton path has int4: where it does not apply,
     `ConfigError` is raised.
     """
     try:

@@ -37,7 +37,10 @@ def supports(attention: Attention, position: Position) -> bool:
 
 
 def needs_sparse_attention(inputs: AttentionInputs, capped: bool) -> bool:
-    """Whether the fused kernel would need a dense mask or bias for these inputs, or cannot run."""
+    """Whether the fused kernel would need a dense mask or bias for these inputs, or cannot run.
+
+    False where the positions do not fill whole blocks, which `attend` needs.
+    """
     mask, time = inputs.mask, inputs.query_positions.shape[1]
     sparse = (
         mask.window_size is not None or mask.document_ids is not None or mask.prefixes is not None
@@ -60,7 +63,8 @@ def attend(
     if plain and q.dtype in FLASH_DTYPES and q.shape[-1] <= FLASH_HEAD_DIM:
         assert mask.window_size is not None
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return causal_window(q, k, v, mask.window_size, attention.score.scale).transpose(1, 2)
+        window, scale = mask.window_size, attention.score.scale
+        return causal_window_attention(q, k, v, window, scale).transpose(1, 2)
 
     from torch.nn.attention.flex_attention import flex_attention  # imports the compiler
 
@@ -84,7 +88,9 @@ def attend(
     return y
 
 
-def causal_window(q: Tensor, k: Tensor, v: Tensor, window_size: int, scale: float) -> Tensor:
+def causal_window_attention(
+    q: Tensor, k: Tensor, v: Tensor, window_size: int, scale: float
+) -> Tensor:
     """FlashAttention over a causal window; (batch, time, heads, head_dim), bfloat16 or float16."""
     return _flash_attention(q, k, v, None, q.shape[1], window_size, scale)
 
@@ -165,13 +171,13 @@ def attend_in_blocks(
         return Attention._fused(attention, q, k, v, inputs)
     assert inputs.mask.window_size is not None
     dropout = attention.dropout if attention.training else 0.0
-    return causal_window_blocks(
+    return causal_window_attention_in_blocks(
         q, k, v, inputs.mask.window_size, scale=attention.score.scale, dropout=dropout
     )
 
 
 def can_use_blocks(inputs: AttentionInputs) -> bool:
-    """Whether `causal_window_blocks` supports these inputs and is faster."""
+    """Whether `causal_window_attention_in_blocks` supports these inputs and is faster."""
     mask, positions = inputs.mask, inputs.query_positions
     if not mask.only_causal_window or mask.window_size is None or inputs.bias is not None:
         return False
@@ -181,7 +187,7 @@ def can_use_blocks(inputs: AttentionInputs) -> bool:
     return bool((positions.diff(dim=1) == 1).all())  # a window counts positions, not columns
 
 
-def causal_window_blocks(
+def causal_window_attention_in_blocks(
     q: Tensor, k: Tensor, v: Tensor, window_size: int, *, scale: float, dropout: float = 0.0
 ) -> Tensor:
     """Attention over the last `window_size` positions; (batch, heads, time, head_dim).

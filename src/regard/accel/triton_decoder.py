@@ -17,7 +17,7 @@ from regard.accel.kernels.gemm import ResidualStream, reads_packed_int8
 from regard.accel.kernels.residual import BranchNorm, add_branch
 from regard.accel.packed import FusedNormLinear, PackedBlock
 from regard.accel.packed_decoder import ConcatenatedPrompts, PackedDecoder
-from regard.accel.sparse_attention import FLASH_DTYPES, causal_window, varlen_attention
+from regard.accel.sparse_attention import FLASH_DTYPES, causal_window_attention, varlen_attention
 from regard.accel.support import (
     gemm_unsupported_reason,
     packed_unsupported_reason,
@@ -31,7 +31,7 @@ from regard.nn.position import ALiBi, Rotary
 from regard.nn.state import KVCache, TransformerState
 
 # The largest batch that is decoded with gemv, by bytes per weight; larger ones use gemm, which is
-# faster from two rows of bfloat16 on: tensor cores do not take float32.
+# faster from two rows of bfloat16 on: tensor cores do not multiply float32.
 MAX_GEMV_ROWS = {2: 1, 4: 4, 8: 4}
 INT4_ROWS = 4  # rows up to which int4 weights are used: more are faster on tensor cores
 
@@ -64,7 +64,7 @@ class TritonLayer:
 
 
 class TritonDecoder(PackedDecoder):
-    """A `PackedDecoder` that runs every layer of a decode step in five to seven Triton kernels.
+    """A `PackedDecoder` that runs every layer of a decode step in five to eight Triton kernels.
 
     `support.triton_unsupported_reason` must return None for the model. Several rows and prefill
     use faster kernels where `support.gemm_unsupported_reason` and
@@ -86,9 +86,10 @@ class TritonDecoder(PackedDecoder):
         if int8 or int4:  # prefill uses the original weights
             packed = {block: PackedBlock.of(block) for block in self.stack.blocks}  # type: ignore[arg-type]
             self.prefill_layers = [packed[block] for block in self.stack.layers]
-        attention, rotated, tables = self.layers[0].attention, 0, (torch.zeros(0, 0),) * 2
+        attention, num_frequencies = self.layers[0].attention, 0
+        tables = (torch.zeros(0, 0),) * 2  # cos and sin
         if isinstance(position, Rotary):
-            rotated = position.rotary_dim // 2
+            num_frequencies = position.rotary_dim // 2
             rotation = position.rotation(torch.arange(self.context, device=device).unsqueeze(0))
             tables = (rotation.cos[0, 0].contiguous(), rotation.sin[0, 0].contiguous())
         self.tables = tuple(table.to(device) for table in tables)
@@ -96,12 +97,12 @@ class TritonDecoder(PackedDecoder):
             attention.heads,
             attention.kv_heads,
             attention.head_dim,
-            rotated,
+            num_frequencies,
             isinstance(position, Rotary) and position.interleaved,
             device,
         )
         self.triton_layers = [
-            self._layer(packed, window)
+            self._make_layer(packed, window)
             for packed, window in zip(self.layers, self.stack.windows, strict=True)
         ]
         # the kernels cannot scale or project the input of the head; torch does
@@ -114,7 +115,7 @@ class TritonDecoder(PackedDecoder):
     def _copies_large_weights(self) -> bool:
         return any(isinstance(m, LayerNorm) for m in self.model.modules())  # W g is a copy
 
-    def _layer(self, packed: PackedBlock, window: int | None) -> TritonLayer:
+    def _make_layer(self, packed: PackedBlock, window: int | None) -> TritonLayer:
         block, attention, position = packed.block, packed.attention, self.stack.position
         kind = block.norm_placement.kind
         post = kind in ("post", "deepnorm")
@@ -164,9 +165,9 @@ class TritonDecoder(PackedDecoder):
         time, windows = ids.shape[1], self.stack.windows
         is_prompt = state.max_length == 0 and 1 < time <= self.context and not all_logits
         training = torch.is_grad_enabled() or self.model.training
-        windowed = any(window is not None and window < time for window in windows)
-        windowed = windowed and self.embed.token.weight.dtype not in FLASH_DTYPES
-        if not self.supports_prefill or not is_prompt or training or windowed:
+        needs_window = any(window is not None and window < time for window in windows)
+        lacks_kernel = needs_window and self.embed.token.weight.dtype not in FLASH_DTYPES
+        if not self.supports_prefill or not is_prompt or training or lacks_kernel:
             return super().step(ids, state, counts=counts, all_logits=all_logits)
         self.require_unchanged()
         state.length_after(time)
@@ -177,7 +178,7 @@ class TritonDecoder(PackedDecoder):
 
     @property
     def supports_concatenated_prompts(self) -> bool:
-        """Whether it can read concatenated prompts; on a GPU they need 16-bit weights."""
+        """Whether it can prefill concatenated prompts; on a GPU they need 16-bit weights."""
         weight = self.embed.token.weight
         head_dim = self.layers[0].attention.head_dim
         flash = weight.dtype in FLASH_DTYPES and head_dim % 8 == 0
@@ -233,7 +234,7 @@ class TritonDecoder(PackedDecoder):
             k, v = cache.keys.narrow(2, 0, time), cache.values.narrow(2, 0, time)
             if layer.options.window is not None and layer.options.window < time:
                 k, v = k.transpose(1, 2), v.transpose(1, 2)
-                y = causal_window(q, k, v, layer.options.window, packed.score_scale)
+                y = causal_window_attention(q, k, v, layer.options.window, packed.score_scale)
             else:
                 y = F.scaled_dot_product_attention(
                     q.transpose(1, 2),

@@ -68,7 +68,7 @@ class Comparison:
         if _is_comparable(evaluations):
             return histories
         standard = [evaluation for evaluation in evaluations if _is_standard(evaluation)]
-        comparable = _is_comparable(standard) and not self._different_tasks
+        comparable = _is_comparable(standard) and not self._has_different_tasks
         return [
             history
             if comparable and _is_standard(history.evaluation)
@@ -77,7 +77,7 @@ class Comparison:
         ]
 
     @property
-    def _different_tasks(self) -> bool:
+    def _has_different_tasks(self) -> bool:
         return len({kind_of(history.config.task)[0] for history in self.histories}) > 1
 
     @property
@@ -93,7 +93,7 @@ class Comparison:
     def notes(self) -> list[str]:
         """Notes on runs that were evaluated again, and on metrics that cannot be compared."""
         configs = [history.config for history in self.histories]
-        if self._different_tasks:
+        if self._has_different_tasks:
             return ["these runs have different tasks: their metrics cannot be compared"]
         notes = list(self.evaluation_notes)
         if len({history.evaluation.data for history in self.histories} - {None}) > 1:
@@ -175,8 +175,8 @@ def compare(
     paths = [run.folder.path if isinstance(run, Run) else run for run in runs]
     histories = [read_history(path) for path in paths]
     histories, notes = _with_comparable_evaluations(histories, progress)
-    mixed = len({history.config.model["family"] for history in histories}) > 1
-    settings = _differences([_settings(history, mixed) for history in histories])
+    several_families = len({history.config.model["family"] for history in histories}) > 1
+    settings = _differences([_settings(history, several_families) for history in histories])
     translations: list[str] = []
     lengths: list[ByLength] = []
     for path in paths if text is not None or by_length else ():
@@ -251,10 +251,10 @@ def run_names(runs: Sequence[Path | str]) -> list[str]:
 
 
 def takes_steps(history: History) -> bool:
-    """Whether a run was trained here step by step: not by `fit`, not imported."""
+    """Whether a run was trained in steps, neither fitted without gradients nor imported."""
     data = history.config.data
-    trained_here = data.path is not None or data.source is not None
-    return trained_here and not history.is_fitted_without_gradients
+    has_data = data.path is not None or data.source is not None
+    return has_data and not history.is_fitted_without_gradients
 
 
 def _columns(tables: Sequence[Mapping[str, Any]]) -> dict[str, Values]:
@@ -273,13 +273,18 @@ def _differences(tables: Sequence[dict[str, Any]]) -> dict[str, Values]:
     }
 
 
-def _settings(history: History, mixed: bool) -> dict[str, Any]:
-    """The settings that apply to a run, by dotted name; `mixed`: runs of several families."""
+def _settings(history: History, several_families: bool) -> dict[str, Any]:
+    """The settings that apply to a run, by dotted name.
+
+    With `several_families`, a setting of `FAMILY_SPECIFIC` is named with its family.
+    """
     config = history.config
     family = config.model["family"]
     tables = {
         "model": {
-            f"{key} of {family}" if mixed and (family, key) in FAMILY_SPECIFIC else key: value
+            f"{key} of {family}"
+            if several_families and (family, key) in FAMILY_SPECIFIC
+            else key: value
             for key, value in full_settings(resolve(config.model)).items()
         },
         "train": to_table(config.train) if takes_steps(history) else {},

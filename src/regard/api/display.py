@@ -132,7 +132,7 @@ class _StateDisplay(NoDisplay):
 
     def __init__(self) -> None:
         self.phase, self.phase_done = "reading the data", 0.0
-        self.remaining, self.work = RemainingTime(), ""
+        self.remaining, self.phase_line = RemainingTime(), ""
         self.started: RunStarted | None = None
         self.latest: StepLogged | None = None
         self.evaluations: list[Evaluated] = []
@@ -142,19 +142,19 @@ class _StateDisplay(NoDisplay):
         """Store the progress; it is shown at the next refresh."""
         self.remaining.add(phase, done, total)
         self.phase, self.phase_done = phase, done / max(total, 1)
-        self.work = f"{phase}: {format_progress(phase, done, total)}{self.remaining}"
+        self.phase_line = f"{phase}: {format_progress(phase, done, total)}{self.remaining}"
 
     def show(self, event: Event) -> None:
         """Store the event."""
         match event:
             case RunStarted():
-                self.started, self.work = event, ""
+                self.started, self.phase_line = event, ""
             case StepLogged():
                 self.latest = event
             case Evaluated():
                 self.evaluations.append(event)
             case RunFinished():
-                self.result, self.work = event, ""
+                self.result, self.phase_line = event, ""
 
     @property
     def waiting_for(self) -> str | None:
@@ -239,15 +239,15 @@ class LiveDisplay(_StateDisplay):
     def panel(self) -> RenderableType:
         """The current panel."""
         if self.started is None and self.phase_done:
-            return self._bar(self.phase_done, 1.0, self.work)
+            return self._bar(self.phase_done, 1.0, self.phase_line)
         if self.waiting_for is not None:
             return self._waiting(self.waiting_for)
         parts: list[RenderableType] = []
         if self.latest is not None:
             parts += [self._progress_bar(self.latest), Text()]
         parts.append(self._metrics())
-        if self.work:  # the evaluation at the end
-            parts.append(self._waiting(self.work))
+        if self.phase_line:  # the evaluation at the end
+            parts.append(self._waiting(self.phase_line))
         if self.evaluations:
             latest = self.evaluations[-1]
             parts += [Text(line, "dim") for line in activation_lines(latest)[:ACTIVATION_LINES]]
@@ -344,8 +344,8 @@ class NotebookDisplay(_StateDisplay):
             text = self.caption(self.latest)
             step, steps = self.latest.step, self.latest.steps
             parts.append(f'<progress value="{step}" max="{steps}"></progress> {escape(text)}')
-        if self.work:  # the evaluation after the last step
-            parts.append(f"<div>{escape(self.work)}</div>")
+        if self.phase_line:  # the evaluation after the last step
+            parts.append(f"<div>{escape(self.phase_line)}</div>")
         rows = self.metric_rows()
         if self.result is not None:  # the evaluation of the saved weights
             rows.append(("saved model", "", f"on {self.result.evaluated}"))
@@ -362,7 +362,7 @@ class NotebookDisplay(_StateDisplay):
                 *strip_control(latest.sample).strip("\n").split("\n")[:SAMPLE_LINES],
             ]
             parts.append(f'<pre style="white-space: pre-wrap">{escape(chr(10).join(lines))}</pre>')
-        plain = [text, self.work, *(f"{label} {value}".strip() for label, value, _ in rows)]
+        plain = [text, self.phase_line, *(f"{label} {value}".strip() for label, value, _ in rows)]
         return {"text/html": "".join(parts), "text/plain": "  ".join(filter(None, plain))}
 
 

@@ -30,7 +30,7 @@ class TrainingPreview:
 
 
 def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview:
-    """Preview training with these settings; raise the errors that it would raise before a step."""
+    """Preview training with these settings; raise errors that would stop it before a step."""
     folder = new_folder(config.name) if out is None else Path(out)
     RunFolder(folder).require_new_path()
     device = check_before_data(config)

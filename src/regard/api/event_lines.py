@@ -64,7 +64,7 @@ def heading(event: RunStarted) -> list[str]:
         f"{'run':<{LABEL}}{event.folder}",
     ]
     if event.step:
-        return [*lines, f"{'from':<{LABEL}}step {event.step:,}"]
+        return [*lines, f"{'resumed':<{LABEL}}from step {event.step:,}"]
     label = "settings"
     for arguments in api.format_overrides(event.config):
         for line in textwrap.wrap(
@@ -103,13 +103,13 @@ def simple_baseline_lines(event: SimpleBaselines) -> list[str]:
 
 
 def threads_line(event: ThreadsChanged) -> str:
-    """A line with the new number of threads, and the reason."""
-    reason = (
+    """A line with the new number of threads, and the reason for the change."""
+    change = (
         "again"
         if event.threads == event.max_threads
-        else f"instead of {event.max_threads}: the machine is busy"
+        else f"instead of {event.max_threads}, because the machine is busy,"
     )
-    return f"{'threads':<{LABEL}}{event.threads} from step {event.step:,} on, {reason}"
+    return f"{'threads':<{LABEL}}{event.threads} {change} from step {event.step:,} on"
 
 
 def activation_lines(event: Evaluated) -> list[str]:

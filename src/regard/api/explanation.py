@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from regard.api.run import Run
 
 
-def last_attention(
+def layer_attention(
     run: "Run", input: Any, *, layer: int | None, pattern: str | None, words: bool
 ) -> AttentionMaps:
     """Attention maps of one layer, by default the last; for pairs, its cross-attention."""
@@ -219,7 +219,8 @@ def text_lens(run: "Run", text: str) -> Lens:
 def text_attribution(run: "Run", text: Any, output: str | None) -> Attribution:
     """The contribution of each token to a class or to the next token."""
     if run.tokenizers is None or isinstance(run.tokenizers, PairTokenizers):
-        raise ConfigError("attribution is for runs that read one text")
+        reads = "pairs" if run.tokenizers is not None else "no text"
+        raise ConfigError(f"attribution needs a run that reads one text; this run reads {reads}")
     require_gradients(run.model)
     names: list[str] | None = getattr(make(run.config.task, TASKS, "task"), "class_names", None)
     if names is None:
@@ -286,16 +287,15 @@ def _draw_text(run: "Run", text: str) -> tuple[Any, list[str]]:
 def require_attention(run: "Run") -> None:
     """Raise `ConfigError` if the model has no attention."""
     if not has_attention(run.model):
-        has_gradients = "gradients" in run.methods and not hasattr(run.model, "fit")
-        others = [
-            "`regard explain --gradients` (run.gradients) shows gradient norms"
-        ] * has_gradients
-        cells = (cell for cell in run.model.modules() if isinstance(cell, RecurrentLayer))
-        has_gates = any(cell.hook_names for cell in cells)
-        others += ["`regard show gates` (run.states) shows its gates"] * has_gates
+        alternatives = ""
+        if "gradients" in run.methods and not hasattr(run.model, "fit"):
+            alternatives += "; `regard explain --gradients` (run.gradients) shows gradient norms"
+        layers = (module for module in run.model.modules() if isinstance(module, RecurrentLayer))
+        if any(layer.hook_names for layer in layers):
+            alternatives += "; `regard show gates` (run.states) shows its gates"
         raise ConfigError(
             f"{run.folder.path} is a model of the family {run.config.model['family']}, which has "
-            f"no attention{''.join(f'; {other}' for other in others)};\n{_attention_advice(run)}"
+            f"no attention{alternatives};\n{_attention_advice(run)}"
         )
 
 
@@ -328,10 +328,10 @@ def _encode_texts(run: "Run", input: Any) -> tuple[list[int], Tensor | None]:
         raise ConfigError(
             f"an input of this run is {' and '.join(names)}: give {expected}, not {len(texts)}"
         )
-    normal = [run._normalize(text) for text in texts]
-    if len(normal) == 1:
-        return encode_input(run.model, run.tokenizer, normal[0]), None
-    ids, segments = encode_pair(cast(Any, run.model.config), run.tokenizer, *normal)
+    normalized = [run._normalize(text) for text in texts]
+    if len(normalized) == 1:
+        return encode_input(run.model, run.tokenizer, normalized[0]), None
+    ids, segments = encode_pair(cast(Any, run.model.config), run.tokenizer, *normalized)
     return ids, None if segments is None else torch.tensor([segments], device=run.device)
 
 

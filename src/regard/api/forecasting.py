@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 def next_values(run: "Run", path: Path | str | None, steps: int | None) -> Any:
     """The next values of a series: a list, or for several columns a dict of lists."""
     task = _task(run)
-    return values_by_column(task, forecast(run.model, task, _open(run, path), steps))
+    return values_by_column(task, forecast(run.model, task, _open_series(run, path), steps))
 
 
 def next_dates(run: "Run", path: Path | str | None, steps: int | None) -> list[str]:
     """The dates of the next rows of a series; empty if its rows have no dates."""
     task = _task(run)
-    dates = _open(run, path).dates
+    dates = _open_series(run, path).dates
     return [] if dates is None else dates.next_dates(task.horizon if steps is None else steps)
 
 
@@ -43,7 +43,7 @@ def future_figure(
 ) -> "Figure":
     """The next values of a column, and one-step-ahead forecasts of its last true values."""
     task = _task(run)
-    end = forecast_future(run.model, task, _open(run, path), steps, column)
+    end = forecast_future(run.model, task, _open_series(run, path), steps, column)
     return forecast_figure(end, run.metrics, task.forecast_method(run.model, len(end.forecast)))
 
 
@@ -69,5 +69,5 @@ def _task(run: "Run") -> Forecast:
     return series_task(run.config.task)
 
 
-def _open(run: "Run", path: Path | str | None) -> Any:
+def _open_series(run: "Run", path: Path | str | None) -> Any:
     return open_data(run.config.data.path if path is None else str(path), kind="series")

@@ -117,7 +117,7 @@ def require_template(run: "Run") -> str:
     template = run_template(run.folder, run.config)
     if template is None:
         raise ConfigError(
-            f"{run.folder.path} has no chat template: it is not trained on dialogues;\n"
+            f"{run.folder.path} has no chat template: it was not trained on dialogues;\n"
             f"train it: regard train dialogues.jsonl task=instruct train.start={run.folder.path}"
         )
     return template
@@ -279,7 +279,7 @@ def generate_texts(
 def _check_full_precision(precisions: Mapping[str, bool], other: str = "draft or amateur") -> None:
     for name, requested in precisions.items():
         if requested:
-            raise ConfigError(f"{name} cannot be combined with {other}")
+            raise ConfigError(f"{name} cannot be combined with {other}; leave one of them out")
 
 
 class DecoderCache:

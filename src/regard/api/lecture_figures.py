@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_PARAMETERS = 200_000_000  # parameters of an untrained model that is built for a figure
 TASK_OF_ARCHITECTURE = {"decoder": "causal", "encoder": "masked", "cbow": "cbow"}
-MAX_TEXT = 5_000_000  # characters of a text file
+MAX_CHARACTERS = 5_000_000  # of a text file
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -154,7 +154,7 @@ def _inputs(
         if key not in entry.inputs:
             if values:
                 excerpt = str(values[0])[:60]
-                raise ConfigError(f"{name} takes no {kinds[single]}, and {excerpt!r} is one")
+                raise ConfigError(f"{name} takes no {kinds[single]}; leave out {excerpt!r}")
             continue
         if not values:
             if entry.inputs[key]:
@@ -197,11 +197,11 @@ def _read_text(item: Run | Path | str) -> str:
         return str(item)
     try:
         with open(str(item), encoding="utf-8") as file:
-            text = file.read(MAX_TEXT + 1)
+            text = file.read(MAX_CHARACTERS + 1)
     except UnicodeDecodeError as error:
         raise DataError(f"{item} is not UTF-8 text: byte {error.start}") from None
-    if len(text) > MAX_TEXT:
-        raise DataError(f"{item} has more than {MAX_TEXT:,} characters; give a part of it")
+    if len(text) > MAX_CHARACTERS:
+        raise DataError(f"{item} has more than {MAX_CHARACTERS:,} characters; give a part of it")
     return text
 
 

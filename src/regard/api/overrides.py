@@ -89,7 +89,7 @@ def _paths_to_strings(value: Any) -> Any:
 def format_overrides(config: RunConfig) -> list[list[str]]:
     """The settings that differ from the defaults as `key=value` arguments, quoted for a shell.
 
-    There are three groups of arguments: task and data, model, training.
+    The groups are task and data, model, and training unless the model is fitted without gradients.
     """
     family = config.model.get("family", "transformer")
     model_defaults = to_table(resolve({"family": family}, vocab_size=1))

@@ -105,7 +105,7 @@ def plan(
     strategies = training_plans(model_cost, cluster, sequences)
     best = recommended_plan(strategies)
     if best is None:
-        raise ConfigError(_too_large(model_info.name, model_cost, cluster, sequences))
+        raise ConfigError(_too_large_message(model_info.name, model_cost, cluster, sequences))
     return Plan(
         name=model_info.name,
         cost=model_cost,
@@ -130,7 +130,7 @@ def _estimate_generation(cost: Cost, cluster: Cluster) -> GenerationEstimate:
     return GenerationEstimate(weights, state, int(free // state) if state else 0, speed, prefill)
 
 
-def _too_large(name: str, cost: Cost, cluster: Cluster, sequences: int | None) -> str:
+def _too_large_message(name: str, cost: Cost, cluster: Cluster, sequences: int | None) -> str:
     memory, smallest = with_prefix(cluster.memory, "B"), training_plans(cost, cluster)[-1]
     if sequences is not None and smallest.sequences:
         limit = smallest.sequences

@@ -53,7 +53,7 @@ def read_inputs(run: "Run", path: Path | str, column: str | None = None) -> Inpu
 
 
 def _table_rows(run: "Run", path: Path, column: str | None) -> Inputs:
-    table = read_table(path)
+    table = read_table(path, names=[str(column)] if column is not None else [])
     for name in ADDED_COLUMNS:
         if name in table.columns:
             raise DataError(f"{path} has a column {name!r} already; rename it or leave it out")
@@ -66,7 +66,7 @@ def _table_rows(run: "Run", path: Path, column: str | None) -> Inputs:
     def rows() -> Iterator[tuple[Row, Any]]:
         for number, cells in table.rows():
             row = dict(zip(table.columns, cells, strict=True))
-            yield row, _text(table.location(number), run.pipeline.cell_text(cells[index]))
+            yield row, _require_text(table.location(number), run.pipeline.cell_text(cells[index]))
 
     if not table.header:
         note += "; it has no header, so line 1 is a text (a header `text` is recognized)"
@@ -88,13 +88,13 @@ def _two_texts(run: "Run", table: Table, column: str | None) -> Inputs:
         for number, cells in table.rows():
             row = dict(zip(table.columns, cells, strict=True))
             location = table.location(number)
-            yield row, tuple(_text(location, cells[index]) for index in indices)
+            yield row, tuple(_require_text(location, cells[index]) for index in indices)
 
     names = " and ".join(repr(table.columns[index]) for index in indices)
     return Inputs(f"{table.format}; texts in columns {names}", rows())
 
 
-def _text(location: str, cell: Any) -> str:
+def _require_text(location: str, cell: Any) -> str:
     text = text_cell(location, cell)
     if not text.strip():
         raise DataError(f"{location}: nothing to predict: the text is empty")
@@ -107,7 +107,7 @@ def input_lines(run: "Run", lines: Iterable[str], location: str) -> Iterator[tup
         return _tabbed_lines(run.inputs, lines, location)
     name = "file" if run.pipeline.predicts_from_files else "text"
     return (
-        ({name: line}, _text(f"{location}, line {number}", line))
+        ({name: line}, _require_text(f"{location}, line {number}", line))
         for number, line in enumerate(lines, 1)
     )
 
@@ -135,7 +135,9 @@ def input_texts(run: "Run", texts: Sequence[str]) -> Iterator[tuple[Row, Any]]:
         if looks_like_path(text):
             advice = f"to predict its rows: --data {text}"
             problem = f"{text} is a file; {advice}" if os.path.exists(text) else f"no file {text}"
-            raise ConfigError(f"{problem}\nadd a space at the end to predict from it as a text")
+            raise ConfigError(
+                f"{problem}\nto predict from {text!r} as a text, add a space at its end"
+            )
     if len(names) == 1:
         return (({names[0]: text}, text) for text in texts)
     if len(texts) % len(names):

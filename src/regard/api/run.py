@@ -15,7 +15,7 @@ from regard.accel import attach_onednn_linear
 from regard.api.explanation import (
     all_attention,
     head_scores,
-    last_attention,
+    layer_attention,
     states,
     text_attribution,
     text_gradients,
@@ -45,8 +45,8 @@ from regard.api.generation import (
 from regard.api.prediction import predict_rows, predict_values, read_inputs, unknown_parts
 from regard.api.run_evaluation import (
     evaluate_all,
-    evaluate_as_training,
     evaluate_by_length,
+    evaluate_logged_metrics,
     evaluation_search,
     validation_data,
 )
@@ -497,7 +497,7 @@ class Run:
 
         `label` is the class to draw, for a model with classes, or the text, for a model with a soft
         window; a larger `bias` draws more neatly.
-        `explain.render.strokes.to_svg` draws them.
+        `explain.render.strokes.to_svg` renders the drawings.
 
         >>> drawings.draw(count=2, seed=0)[0].shape[1]
         3
@@ -630,7 +630,7 @@ class Run:
         >>> run.validation_evaluation().metrics == run.metrics
         True
         """
-        return evaluate_as_training(self, stride, progress)
+        return evaluate_logged_metrics(self, stride, progress)
 
     def evaluate_by_length(
         self, *data: Choice, beam: int | None = None, length_penalty: float | None = None
@@ -671,7 +671,7 @@ class Run:
         >>> run.explain("the cat")
         {'decoder.blocks.0.attention': AttentionMap(2 heads, 7 × 7 tokens)}
         """
-        return last_attention(self, input, layer=layer, pattern=pattern, words=words)
+        return layer_attention(self, input, layer=layer, pattern=pattern, words=words)
 
     def attention(
         self,
@@ -729,7 +729,7 @@ class Run:
         return head_scores(self, seed)
 
     def head_effects(self, text: str, *, mean: bool = False) -> dict[str, Tensor]:
-        """The increase of the loss of a text when each head is ablated, in nats per token.
+        """The increase in the loss of a text when each head is ablated, in nats per token.
 
         For pairs, the loss is that of the model's own translation of the text.
 

@@ -48,7 +48,9 @@ def evaluate_all(
     return evaluation
 
 
-def evaluate_as_training(run: "Run", stride: int | None, progress: Progress | None) -> Evaluation:
+def evaluate_logged_metrics(
+    run: "Run", stride: int | None, progress: Progress | None
+) -> Evaluation:
     """Compute and store the metrics that training logs, on all validation data of the run."""
     eval_data = _prepare(run, (), stride, progress)
     metrics = validation_metrics(eval_data, run.model, run.device, None, progress)

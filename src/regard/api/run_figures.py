@@ -48,14 +48,14 @@ def history_curves(names: Sequence[str], histories: Sequence[History]) -> "Figur
             if metric == "loss" or metric in history.validation or metric in history.activations
         ]
         title = metric.replace("_", " ")
-        unit = _loss_name(histories) if metric == "loss" else UNITS.get(metric, title)
-        measured = any(metric in history.validation for history in histories)
-        from_zero = measured and any(score in metric for score in SCORES)
+        unit = _loss_unit(histories) if metric == "loss" else UNITS.get(metric, title)
+        is_validation_metric = any(metric in history.validation for history in histories)
+        from_zero = is_validation_metric and any(score in metric for score in SCORES)
         panels.append(Panel(title, unit, curves, from_zero=from_zero))
     return draw_curves(names, panels)
 
 
-def _loss_name(histories: Sequence[History]) -> str:
+def _loss_unit(histories: Sequence[History]) -> str:
     task = TASKS.get(kind_of(histories[0].config.task)[0], Task)
     return task.loss_unit
 
@@ -79,13 +79,13 @@ def forecast_curves(
     Where a run forecasts several columns, the first is drawn.
     """
     panels = []
-    truths: dict[tuple[float, ...], list[Curve]] = {}  # a panel for each series
+    curves_by_series: dict[tuple[float, ...], list[Curve]] = {}  # a panel for each series
     for run, end in enumerate(ends):
-        curves = truths.setdefault((*end.history[-1:], *end.truth), [])
+        curves = curves_by_series.setdefault((*end.history[-1:], *end.truth), [])
         if not curves:
             curves.append(_true_values(end))
         curves.append(_multi_step_values(run, end))
-    for curves in truths.values():
+    for curves in curves_by_series.values():
         title = f"forecast of the last {len(curves[1].validation) - 1:,} validation values"
         panels.append(Panel(title, "value", curves, x_label="steps ahead", linear=True, dots=False))
     errors = [_error_by_step(run, history.metrics) for run, history in enumerate(histories)]

@@ -36,7 +36,7 @@ MODEL_HELP = "A preset, a recipe, a run folder or a checkpoint folder."
 Out = Annotated[
     Path | None,
     Option(
-        metavar="DIR",
+        metavar="FOLDER",
         help="The run folder to write; it must not exist. By default runs/NAME.",
     ),
 ]

@@ -31,11 +31,11 @@ def doctor(as_json: Json = False) -> None:
     ]
     print_section("versions", align_columns(list(diagnosis.versions.items())))
     print_section("this machine", align_columns(machine))
-    present = [(o, diagnosis.packages[o.package]) for o in api.OPTIONAL_PACKAGES]
-    rows = [(o.package, version, o.purpose) for o, version in present if version]
+    packages = [(o, diagnosis.packages[o.package]) for o in api.OPTIONAL_PACKAGES]
+    rows = [(o.package, version, o.purpose) for o, version in packages if version]
     if rows:
         print_section("optional packages", align_columns(rows))
-    missing = [(o.package, o.purpose, o.install) for o, version in present if not version]
+    missing = [(o.package, o.purpose, o.install) for o, version in packages if not version]
     if missing:
         print_section("not installed, and needed only for", align_columns(missing))
     print_section("problems", diagnosis.problems or ["none"])

@@ -100,7 +100,7 @@ def explain(
         return
     run, *texts = runs
     one_layer = layer is not None or head is not None
-    page = maps = None  # all layers for a page, one layer for all else
+    page = maps = None  # all layers for an .html page, otherwise one layer
     with spinner(f"opening {run}"):
         loaded_run = api.load(run)
         if texts and len(loaded_run.inputs) == 1:

@@ -129,12 +129,12 @@ def generate(
             metavar="B", min=0.0, help="Handwriting: a larger bias draws more neatly; 0 by default."
         ),
     ] = None,
-    drawing: Annotated[
+    out: Annotated[
         Path | None,
         Option("--out", metavar="FILE", help="Handwriting: write the drawings as .svg or .png."),
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,
-    json: Json = False,
+    as_json: Json = False,
     adapter: AdapterOption = None,
 ) -> None:
     """Continue a prompt, or draw handwriting.
@@ -171,7 +171,7 @@ def generate(
         "--beam": beam,
         "--search": search,
         "--amateur": amateur,
-        "--json": json,
+        "--json": as_json,
     }
     search = search if beam is None else f"beam={beam}"
     if search is not None:
@@ -189,7 +189,7 @@ def generate(
         )
         if len(prompts) > 1:
             raise ConfigError(f"{run} draws one text, and stdin has {len(prompts)}; give one")
-        _draw(loaded_run, text, count, bias, seed, drawing, force)
+        _draw(loaded_run, text, count, bias, seed, out, force)
         return
     tokens = DEFAULT_TOKENS if tokens is None else tokens
     with spinner(f"opening {run}"):
@@ -200,9 +200,9 @@ def generate(
             f"{run} generates text; --count and --bias are for handwriting",
             {"--count": count, "--bias": bias},
         )
-        if drawing is not None:
+        if out is not None:
             raise ConfigError("--out writes drawings; redirect text to a file with >")
-        check_output_file(drawing, force)
+        check_output_file(out, force)
         traced = api.TracedChain(chain.samplers)
         options: dict[str, Any] = {
             "tokens": tokens,
@@ -225,7 +225,7 @@ def generate(
         else:
             results = [loaded_run.search(line, search=search, **options) for line in prompts]
         for index, (line, completions) in enumerate(zip(prompts, results, strict=True)):
-            if json:
+            if as_json:
                 print_json(_as_table(line, completions, chain.specs()))
             else:
                 print("\n" if index else "", end="")
@@ -242,7 +242,7 @@ def generate(
         if context is not None and len(loaded_run.tokenizer.encode(text)) + tokens > context + 1:
             print_status(f"a search ends at the model's context of {context:,} tokens")
         pieces = [hypotheses[0][0]]
-    if json:
+    if as_json:
         result = _as_table(text, hypotheses or [("".join(pieces), None)], chain.specs())
         print_json(result | (as_table(traced, loaded_run.tokenizer) if trace else {}))
     elif trace:

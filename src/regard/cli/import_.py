@@ -62,7 +62,7 @@ def import_(
 
 def _usage_hint(imported: "api.ImportedRun") -> str:
     """The commands that use the imported model."""
-    from regard.cli.report import EXAMPLES, QUOTED
+    from regard.cli.report import DEFAULT_EXAMPLE, EXAMPLES
 
     run = shlex.quote(str(imported.path))
     if imported.tokenizer is None and imported.task != "image_classification":
@@ -76,5 +76,5 @@ def _usage_hint(imported: "api.ImportedRun") -> str:
             f"it has no task yet (its head is {imported.head!r}); fine-tune it on your data:\n"
             f"regard train data.csv train.start={run}\nin Python, run.model is the model"
         )
-    example = EXAMPLES.get(imported.task, QUOTED)
+    example = EXAMPLES.get(imported.task, DEFAULT_EXAMPLE)
     return f"try: regard {imported.command} {run} {example}\n{fine_tune}"

@@ -31,7 +31,7 @@ def merge(
 ) -> None:
     """Merge a LoRA adapter into the weights of its base model.
 
-    A merged weight is W + alpha / rank B A.
+    A merged weight is W + (alpha / rank) B A.
 
     \b
     regard merge runs/tuned runs/merged

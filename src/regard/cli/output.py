@@ -59,14 +59,14 @@ def spinner(text: str) -> Iterator[None]:
 
 def print_json(value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
     """Print one JSON object, or a list of them, on one line; infinities and NaN become null."""
-    print(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False))
+    print(json.dumps(_replace_non_finite(value), ensure_ascii=False, allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_replace_non_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -13,8 +13,8 @@ from regard.cli.output import align_columns, bold, dim
 
 EXAMPLES = [
     ("regard quickstart", "train a model to write numbers in French, in a minute"),
-    ("regard train YOUR.txt minutes=5", "a model of your own text, sized to this machine"),
-    ("regard info gpt2", "the structure of a published model"),
+    ("regard train YOUR.txt minutes=5", "train a model on your own text, sized for this machine"),
+    ("regard info gpt2", "show the structure of a published model"),
 ]
 
 

@@ -145,7 +145,7 @@ def predict(
     else:
         raise ConfigError("no input to predict from; give a text, an image, '-' or --data")
     unknown: dict[str, None] = {}
-    rows = _note_unknown(loaded_run, rows, unknown)
+    rows = _collect_unknown(loaded_run, rows, unknown)
     if out is not None:
         count = api.write_rows(out, api.predict_rows(loaded_run, rows, top=top or 1))
         print_status(f"{count:,} predictions")
@@ -166,7 +166,7 @@ def predict(
     warn_unknown(list(unknown))
 
 
-def _note_unknown(run: "Run", rows: Inputs, unknown: dict[str, None]) -> Inputs:
+def _collect_unknown(run: "Run", rows: Inputs, unknown: dict[str, None]) -> Inputs:
     """Yield the rows, and collect the parts of their texts that are not in the vocabulary."""
     for row, model_input in rows:
         for text in model_input if isinstance(model_input, tuple) else (model_input,):

@@ -84,6 +84,6 @@ def quickstart(
             (f"regard translate {folder} 'forty-two'", "any number up to a million"),
             (f"regard explain {folder} 'forty-two' --out heads.svg", "all heads, as a figure"),
             (f"regard evaluate {folder}", "BLEU, chrF, exact match"),
-            ("regard train YOUR.txt minutes=5", "a model of your own text"),
+            ("regard train YOUR.txt minutes=5", "train a model on your own text"),
         ]
     )

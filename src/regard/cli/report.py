@@ -21,8 +21,8 @@ from regard.config import kind_of
 if TYPE_CHECKING:
     from regard.api import BaselineEvaluated, Event, Progress, RunFinished, RunSummary
 
-QUOTED = "'some words'"
-EXAMPLES = {  # example inputs of the commands, by task; the default is QUOTED
+DEFAULT_EXAMPLE = "'some words'"
+EXAMPLES = {  # example inputs of the commands, by task; the default is DEFAULT_EXAMPLE
     "image_classification": "image.png",
     "masked": "'some <mask> words'",
     "cbow": "some words",
@@ -87,7 +87,7 @@ def untrained_warning(finished: "RunFinished", summary: "RunSummary") -> list[st
 
 
 def baseline_lines(baselines: dict[str, dict[str, float]]) -> list[str]:
-    """A table of the baselines of a series, on all validation data."""
+    """A table of the metrics of the simple baselines, on all validation data."""
     if not baselines:
         return []
     names = list(next(iter(baselines.values())))
@@ -121,7 +121,7 @@ def next_commands(finished: "RunFinished", summary: "RunSummary") -> list[tuple[
     kind = kind_of(summary.config.task)[0]
     purpose = "generate text" if summary.command == "generate" else "use it"
     command = "generate" if summary.command == "draw" else summary.command
-    example = EXAMPLES.get(kind, QUOTED)
+    example = EXAMPLES.get(kind, DEFAULT_EXAMPLE)
     paired = kind_of(summary.config.task)[1].get("paired", False)
     if paired:
         example = "'a text' 'another text'"
@@ -138,7 +138,7 @@ def next_commands(finished: "RunFinished", summary: "RunSummary") -> list[tuple[
         and summary.data_kind not in ("strokes", "spans", "dialogues")
         and not paired
     ):
-        commands.append((f"regard explain {run} {QUOTED}", "show its attention"))
+        commands.append((f"regard explain {run} {DEFAULT_EXAMPLE}", "show its attention"))
     if summary.data_kind == "captions":
         commands.append((f"regard explain {run} image.png --out words.png", "draw its attention"))
     if summary.data_kind in ("pairs", "captions"):

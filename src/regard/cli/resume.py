@@ -33,7 +33,7 @@ def resume(
     with spinner("loading"):
         from regard.cli.report import print_result, show_progress
 
-        continue_run = api.resume_events
+        continue_run = api.resume_events  # imports torch
     finished = show_progress(
         lambda progress: continue_run(
             run, *overrides, step=step, progress=progress, started=api.process_start_time()

@@ -18,7 +18,7 @@ def as_text(
     """The chain, then for every sampled token its probability and the effect of each sampler.
 
     1  ' the'   model 12.1 %   sampled 19.3 %
-       model                         10,000 left             9.20 bits
+       model                                                 9.20 bits
        temperature=0.8               10,000 left             8.93 bits   ' the' 12.1 → 19.3
        top_p=0.95                       812 left   95.0 %    7.70 bits   - 9,188: ' ox' 0.01
     """
@@ -32,7 +32,7 @@ def as_text(
 
 
 def as_table(chain: "TracedChain", tokenizer: "Tokenizer") -> dict[str, Any]:
-    """The same for --json; tokens have their pieces beside their ids."""
+    """The trace for --json; every token has its id and its piece."""
     return {"tokens": chain.table(lambda id: _piece(id, tokenizer))}
 
 

@@ -66,7 +66,9 @@ def train(
     table = parse_overrides(overrides)
     check_overrides(table)  # before torch is imported
     if dry_run and "minutes" in table:
-        raise ConfigError("minutes=… trains a few steps to measure; with --dry-run leave it out")
+        raise ConfigError(
+            "minutes=… times training steps, and --dry-run trains none; leave one out"
+        )
     if data_or_recipe.endswith(".toml"):
         read_recipe(Path(data_or_recipe))
     if any(islice(_files(data_or_recipe), MANY_FILES, None)):

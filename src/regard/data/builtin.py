@@ -185,10 +185,10 @@ def heights(*, examples: int = 20_000, people: int = 4, seed: int = 1) -> Labell
     for index in range(examples):
         count = random.randint(2, people)
         by_height = random.sample(_PEOPLE, count)  # the tallest first
-        statements = [f"{tall} is taller than {small}" for tall, small in pairwise(by_height)]
+        statements = [f"{tall} is taller than {short}" for tall, short in pairwise(by_height)]
         random.shuffle(statements)
-        tall, small = sorted(random.sample(range(count), 2))
-        first, second = (tall, small) if index % 2 else (small, tall)
+        tall, short = sorted(random.sample(range(count), 2))
+        first, second = (tall, short) if index % 2 else (short, tall)
         claim = f"{by_height[first]} is taller than {by_height[second]}"
         rows.append(([" . ".join(statements), claim], ["true" if index % 2 else "false"]))
     return labelled.from_rows("labels", "heights", f"chains of up to {people} people", rows)

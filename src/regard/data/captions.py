@@ -22,7 +22,7 @@ from regard.data.images import (
     resize,
 )
 from regard.data.table_files import read_table
-from regard.data.tables import IMAGE_SUFFIXES, SUFFIXES, Table
+from regard.data.tables import IMAGE_SUFFIXES, TABLE_SUFFIXES, Table
 from regard.data.text_files import preview, suffix
 from regard.data.validation_split import hash_threshold, row_hash
 from regard.errors import DataError
@@ -140,7 +140,7 @@ def caption_table(folder: Path) -> Path | None:
     if not folder.is_dir():
         return None
     files = [file for file in sorted(folder.iterdir()) if not file.name.startswith(".")]
-    tables = [file for file in files if file.is_file() and suffix(file) in SUFFIXES]
+    tables = [file for file in files if file.is_file() and suffix(file) in TABLE_SUFFIXES]
     if len(tables) != 1 or len(files) < 2:
         return None
     try:
@@ -187,9 +187,9 @@ def from_table(table: Table, roles: Roles) -> Captions:
     files = inspect_files(paths, [path.name for path in paths], [*locations.values()])
 
     def read(rows: NDArray[np.int64], size: Size) -> Pixels:
-        return np.stack([_pixels(paths[row], size) for row in rows])
+        return np.stack([read_pixels(paths[row], size) for row in rows])
 
-    def _pixels(path: Path, size: Size) -> Pixels:
+    def read_pixels(path: Path, size: Size) -> Pixels:
         try:
             return file_pixels(path, size, files.channels)
         except DataError as error:
@@ -206,7 +206,7 @@ def from_table(table: Table, roles: Roles) -> Captions:
     root = Path(normpath(folder))
     outside_count = sum(not Path(normpath(path)).is_relative_to(root) for path in paths)
     if outside_count:  # a table of unknown origin could name the user's own images
-        description += f"; {outside_count:,} images are outside of the folder of the table"
+        description += f"; {outside_count:,} images are outside the folder of the table"
     return Captions(
         name=table.name,
         description=description,

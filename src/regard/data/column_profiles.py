@@ -23,8 +23,8 @@ class Profile:
     is_numeric: bool
     numeric_fraction: float  # of the cells
     is_integer: bool  # all numbers are integers
-    length: float  # characters of a cell, on average
-    words: float  # words of a cell, on average
+    mean_length: float  # characters of a cell
+    mean_words: float  # words of a cell
     letter_fraction: float  # of the characters other than spaces
 
     @property
@@ -44,7 +44,7 @@ class Profile:
     @property
     def is_label(self) -> bool:
         """Whether the column may hold classes: two values, or up to a quarter of the cells."""
-        if self.is_list or not self.distinct >= 2 or self.length > 40:
+        if self.is_list or self.distinct < 2 or self.mean_length > 40:
             return False
         if self.is_numeric and not (self.is_integer and self.distinct <= MAX_INTEGER_CLASSES):
             return False
@@ -72,7 +72,7 @@ def _profile(name: str, cells: Sequence[Any]) -> Profile:
         numeric_fraction=sum(is_number(cell) or is_number_with_comma(cell) for cell in filled)
         / max(1, len(filled)),
         is_integer=all(float(cell).is_integer() for cell in filled if is_number(cell)),
-        length=sum(map(len, sample)) / max(1, len(sample)),
-        words=sum(len(text.split()) for text in sample) / max(1, len(sample)),
+        mean_length=sum(map(len, sample)) / max(1, len(sample)),
+        mean_words=sum(len(text.split()) for text in sample) / max(1, len(sample)),
         letter_fraction=sum(map(str.isalpha, characters)) / max(1, len(characters)),
     )

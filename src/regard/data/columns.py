@@ -32,6 +32,7 @@ ROLES = {  # the columns of each kind of data
     "text": ("text",),
     "series": (),
     "captions": ("source", "target"),
+    "sentences": ("source", "target"),  # only if the task learns from them: they look like pairs
     "spans": (),  # found by the column names of SQuAD in Hugging Face's datasets
 }
 COLUMN_HINTS = (  # for messages: how to name the columns
@@ -69,7 +70,7 @@ class Roles:
     def columns_to_save(self) -> Mapping[str, str]:
         """The columns to save in the settings of a run.
 
-        Empty if none is inferred and texts are not paired: a table gets the same roles again.
+        Empty if none is inferred and texts are not paired: the same table then gets the same roles.
         """
         if not self.inferred and "text2" not in self.columns:
             return {}
@@ -100,7 +101,7 @@ def find_roles(
     """
     named = {role: table.columns[table.column(str(name))] for role, name in named_columns.items()}
     if kind is not None:
-        _check_named(table, named, kind)
+        _check_named(named, kind)
     profiles = read_profiles(table)
     kinds = [kind] if kind is not None else _possible_kinds(named)
     if kind is None and not named and _is_series_with_errors(profiles):
@@ -139,7 +140,7 @@ def find_input(
         return name, ""
     if len(profiles) == 1:
         return profiles[0].name, ""
-    prose = [p.name for p in profiles if p.is_prose and p.words >= 2]
+    prose = [p.name for p in profiles if p.is_prose and p.mean_words >= 2]
     if len(prose) != 1:
         raise DataError(
             f"{table.path}: cannot tell which of its columns to predict from\n{table.listing()}\n"
@@ -148,7 +149,7 @@ def find_input(
     return prose[0], " (inferred)"
 
 
-def ambiguous_table(table: Table, kind: str | None = None) -> DataError:
+def ambiguous_table_error(table: Table, kind: str | None = None) -> DataError:
     """The error for a table whose columns are ambiguous; it lists them."""
     if kind == "spans":
         return DataError(
@@ -187,7 +188,7 @@ def _possible_kinds(named: Mapping[str, str]) -> list[str]:
     return kinds
 
 
-def _check_named(table: Table, named: Mapping[str, str], kind: str) -> None:
+def _check_named(named: Mapping[str, str], kind: str) -> None:
     wrong = [role for role in named if role not in ROLES.get(kind, ())]
     if kind in ROLES and wrong:
         roles = " and ".join(f"data.{role}" for role in ROLES[kind]) or "none"
@@ -225,7 +226,7 @@ def _label_candidates(profiles: Sequence[Profile]) -> list[str]:
 def _longest_prose(profiles: Sequence[Profile]) -> str | None:
     """The column with the longest prose; columns of several words are preferred."""
     prose = [profile for profile in profiles if profile.is_prose]
-    best = max(prose, key=lambda profile: (profile.words >= 2, profile.length), default=None)
+    best = max(prose, key=lambda p: (p.mean_words >= 2, p.mean_length), default=None)
     return best.name if best else None
 
 
@@ -300,7 +301,7 @@ def _find_scores(
     text_profiles = [p for p in profiles if p.name not in named.values()]
     if "text" not in named and "text2" not in named:
         pair, text = _text_pair(text_profiles), _find_by_name(text_profiles, TEXT_COLUMNS)
-        prose = [p.name for p in text_profiles if p.is_prose and p.words >= 2]
+        prose = [p.name for p in text_profiles if p.is_prose and p.mean_words >= 2]
         prose = [name for name in prose if name.lower() not in METADATA_COLUMNS]
         if pair is None and text is None:
             if not 1 <= len(prose) <= 2:
@@ -319,13 +320,13 @@ def _refuse_other_text(
 
     Texts have three words or more on average, or a third of the length of the longest.
     """
-    length = next(p.length for p in profiles if p.name == text)
+    length = next(p.mean_length for p in profiles if p.name == text)
     texts = [
         p.name
         for p in profiles
         if p.is_prose
         and p.name.lower() not in METADATA_COLUMNS
-        and (p.name == text or p.words >= 3 or 3 * p.length >= length)
+        and (p.name == text or p.mean_words >= 3 or 3 * p.mean_length >= length)
     ]
     if len(texts) < 2:
         return
@@ -352,7 +353,7 @@ def _text_pair(profiles: Sequence[Profile]) -> tuple[str, str] | None:
 def text_pair(columns: Sequence[str]) -> tuple[str, str] | None:
     """Two columns of texts that a class belongs to, by their names.
 
-    Usual names, or names that are equal but for an ending of 1 and 2, or of a and b.
+    They have common names, or names that differ only in their last character: 1 and 2, or a and b.
 
     >>> text_pair(["id", "phrase_a", "phrase_b"])
     ('phrase_a', 'phrase_b')
@@ -427,7 +428,7 @@ def _find_text(
     text = _find_by_name(profiles, TEXT_COLUMNS)
     if text is not None:
         return {"text": text}, set()
-    prose = [p.name for p in profiles if p.is_prose and p.words >= 2]
+    prose = [p.name for p in profiles if p.is_prose and p.mean_words >= 2]
     return ({"text": prose[0]}, {"text"}) if len(prose) == 1 else None
 
 
@@ -512,6 +513,7 @@ _FINDERS = {
     "labels": _find_labels,
     "scores": _find_scores,
     "pairs": _find_pairs,
+    "sentences": _find_pairs,
     "tags": _find_tags,
     "text": _find_text,
     "series": _find_series,

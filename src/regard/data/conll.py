@@ -10,7 +10,7 @@ from pathlib import Path
 from regard.data.text_files import preview, read_lines, scan
 from regard.errors import ConfigError, DataError
 
-SUFFIXES = (".conll", ".conllu", ".conll2003", ".bio", ".iob", ".iob2", ".bilou")
+CONLL_SUFFIXES = (".conll", ".conllu", ".conll2003", ".bio", ".iob", ".iob2", ".bilou")
 CONLL_U_COLUMNS = 10  # of Universal Dependencies; column 4 is the part of speech (UPOS)
 _COMMENT = re.compile(r"#\s*[\w.]+\s+=(\s|$)")
 _NOT_A_WORD = re.compile(r"\d+[-.]\d+")  # the index of a multi-word token or an empty node
@@ -83,15 +83,15 @@ def _texts(path: Path, same_width: bool) -> tuple[list[list[Line]], Counter[str]
         not line.startswith("#") for line in filled
     )
 
-    def cells_of(line: str) -> list[str]:
+    def split_cells(line: str) -> list[str]:
         return line.split("\t") if tab_separated else line.split()
 
-    widths = Counter(len(cells_of(line)) for line in filled if not line.startswith("#"))
+    widths = Counter(len(split_cells(line)) for line in filled if not line.startswith("#"))
     width = max(widths, key=lambda width: (widths[width], width), default=2)
     skipped: Counter[str] = Counter()
     texts: list[list[Line]] = [[]]
     for number, line in enumerate(read_lines(path, scanned), 1):
-        cells = cells_of(line)
+        cells = split_cells(line)
         if not line.strip():
             texts.append([])
         elif line.startswith("#") and (len(cells) != width or _COMMENT.match(line)):

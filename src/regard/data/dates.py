@@ -23,7 +23,7 @@ STEP_NAMES = {1: "second", MINUTE: "minute", HOUR: "hour", DAY: "day", WEEK: "we
 MONTH_STEP_NAMES = {1: "month", 3: "quarter", 12: "year"}  # steps in months
 SHORTEST_MONTH = 28 * DAY
 WEEKDAYS = str.split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-MIN_WEEKS = 4  # of rows, before a weekday without any row is left out of the calendar
+MIN_WEEKS = 4  # of daily rows, from which a weekday without any row is absent, not a gap
 _ISO = re.compile(r"\s*\d{4}-\d")  # not 20160701, which is a number
 _DOTTED = re.compile(r"\s*(\d{1,2})\.(\d{1,2})\.(\d{4})\b(.*)")  # 31.12.2016 23:00
 
@@ -124,7 +124,7 @@ class Dates:
             absent = [
                 day for day, has_rows in zip(WEEKDAYS, self._weekmask, strict=True) if not has_rows
             ]
-            frequency = "one row every day" + (f" but {', '.join(absent)}" if absent else "")
+            frequency = "one row every day" + (f" except {', '.join(absent)}" if absent else "")
             counts = np.busday_count(self._days[:-1], self._days[1:], weekmask=self._weekmask)
             gaps = np.flatnonzero(counts != 1)
         elif step is not None:
@@ -148,8 +148,8 @@ class Dates:
             dates = self._dates_in(last.astype("datetime64[M]") + months * np.arange(1, steps + 1))
         elif step == DAY:
             time = last - self._days[-1]
-            numbers = np.arange(1, steps + 1)
-            dates = np.busday_offset(self._days[-1], numbers, weekmask=self._weekmask) + time
+            offsets = np.arange(1, steps + 1)
+            dates = np.busday_offset(self._days[-1], offsets, weekmask=self._weekmask) + time
         elif step is not None:
             dates = [last + np.timedelta64(step * n, "s") for n in range(1, steps + 1)]
         else:

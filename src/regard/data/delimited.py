@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -31,10 +31,11 @@ _PLAIN_NAME = re.compile(r"[^\W\d][\w .()%/:-]*$")  # a name, not a sentence
 _MAX_CELL_SIZE = 1 << 30  # characters; the default of csv is 131,072
 
 
-def from_delimited(path: Path, training: Table | None = None) -> Table:
+def from_delimited(path: Path, training: Table | None = None, names: Collection[str] = ()) -> Table:
     """The table in a file of delimited text; the delimiter and the header are inferred.
 
-    For validation data, the table of the `training` data decides which of its columns have decimal
+    The first row is a header if it has one of the column `names` that the user has given. For
+    validation data, the table of the `training` data decides which of its columns have decimal
     commas; in other columns they are inferred.
     """
     scanned = scan(path)
@@ -53,7 +54,8 @@ def from_delimited(path: Path, training: Table | None = None) -> Table:
         raise DataError(f"{path} has no cell with a value in its first {SAMPLE_ROWS} lines")
     sample = [row for _, row in numbered_sample]
     width = len(sample[0])
-    header = _is_header(sample[0], sample[1:])
+    is_named = not {cell.strip() for cell in sample[0]}.isdisjoint(names)
+    header = is_named or _is_header(sample[0], sample[1:])
     columns = tuple(
         (sample[0][index].strip() if header else "") or str(index + 1) for index in range(width)
     )
@@ -116,7 +118,7 @@ def _has_decimal_commas(
     Raises `DataError` for a decimal point where the training data has decimal commas.
     """
     if training is None or column not in training.columns:
-        return has_decimal_commas([cell for _, cell in cells], three_digits=semicolons)
+        return has_decimal_commas([cell for _, cell in cells], if_ambiguous=semicolons)
     if column not in training.decimal_commas:
         return False
     for number, cell in cells:
@@ -160,8 +162,8 @@ def _commas_are_decimal(path: Path) -> bool:
 def _is_quoted(path: Path, scanned: Scan, delimiter: str) -> bool:
     """Whether double quotes enclose cells (Excel, RFC 4180) or are characters of the text.
 
-    They enclose cells if all rows then have the same number of columns. If lines that are split at
-    every delimiter also do, quoted cells must not contain a newline.
+    They enclose cells if all rows then have the same number of columns. If all lines also have the
+    same number of delimiters, quoted cells must not contain a newline.
     """
     opening = re.compile(rf'(^|{re.escape(delimiter)})"')
     if not any(opening.search(line) for line in read_lines(path, scanned)):

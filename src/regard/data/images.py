@@ -49,7 +49,7 @@ class Images:
     class_names: tuple[str, ...] = field(repr=False)
     channels: int
     side: int  # the smaller side of the most frequent size
-    square: bool  # whether all images are side × side
+    is_square: bool  # whether all images are side × side
     read: Callable[[NDArray[np.int64], Size], Pixels] = field(repr=False)
     digest: str = field(repr=False)
     test: "Images | None" = field(default=None, repr=False)  # the dataset's test split
@@ -151,7 +151,7 @@ def from_arrays(name: str, pixels: NDArray[Any], labels: NDArray[Any], location:
         class_names=tuple(map(str, values.tolist())),
         channels=channels,
         side=min(height, width),
-        square=height == width,
+        is_square=height == width,
         read=lambda rows, size: resize(pixels[rows], size),
         digest=hashlib.sha256(np.ascontiguousarray(pixels).data).hexdigest(),
     )
@@ -176,7 +176,7 @@ def as_pixels(array: NDArray[Any], location: str) -> Pixels:
     low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
     if low < 0 or high > 255:
         raise DataError(
-            f"{location}: values from {low:g} to {high:g}; they must lie in 0 to 255, or 0 to 1"
+            f"{location}: values from {low:g} to {high:g}; the range must be 0 to 255, or 0 to 1"
         )
     is_fraction = high <= 1 and array.dtype.kind in "fb"
     return (array * 255 if is_fraction else array).round().astype(np.uint8)
@@ -303,7 +303,7 @@ def _read_class_folders(folder: Path) -> Images:
         class_names=tuple(classes),
         channels=files.channels,
         side=files.side,
-        square=files.square,
+        is_square=files.is_square,
         read=read,
         digest=files.digest,
     )
@@ -316,7 +316,7 @@ class ImageFiles:
     sizes: str  # for a description
     channels: int
     side: int  # the smaller side of the most frequent size
-    square: bool  # whether all images are side × side
+    is_square: bool  # whether all images are side × side
     digest: str
 
 
@@ -345,7 +345,7 @@ def inspect_files(
         sizes=description,
         channels=3 if colour_counts[True] else 1,
         side=min(width, height),
-        square=set(sizes) == {(width, width)},
+        is_square=set(sizes) == {(width, width)},
         digest=digest.hexdigest(),
     )
 

@@ -47,7 +47,7 @@ class TextLoader:
         context -= reserved
         self.tokens, self.context, self.batch, self.seed = store.tokens, context, batch, seed
         self.blocks = max(1, length // context - 1)  # per epoch, for every offset
-        self._offsets = min(context, length - self.blocks * context)
+        self._offset_count = min(context, length - self.blocks * context)
 
     @property
     def steps_per_epoch(self) -> float:
@@ -64,7 +64,7 @@ class TextLoader:
             block = permute(
                 positions[in_epoch] % self.blocks, self.blocks, shuffle_key(self.seed, epoch, 0)
             )
-            offset = shuffle_key(self.seed, epoch, 1) % self._offsets
+            offset = shuffle_key(self.seed, epoch, 1) % self._offset_count
             starts[in_epoch] = offset + self.context * block
         return starts
 
@@ -157,9 +157,7 @@ def sliding_windows(
     count = count if max_targets is None else min(count, max_targets)
     for first in range(context, count, batch * stride):
         scored_starts = np.arange(first, min(first + batch * stride, count), stride)[:, None]
-        positions = (
-            scored_starts + stride - context + np.arange(context)
-        )  # of the ids, (rows, context)
+        positions = scored_starts + stride - context + np.arange(context)  # (rows, context)
         scored = scored_starts + np.arange(stride)
         ids = tokens[positions.clip(max=count)].astype(np.int64)
         targets = tokens[(scored + 1).clip(max=count)].astype(np.int64)
@@ -223,8 +221,8 @@ class PairLoader:
                 f"all {len(order)} pairs need more than {max_length} positions; the shortest needs"
                 f" {int(pair_lengths.min())}\nraise model.context, or give shorter sentences"
             )
-        self._order = order[:count]
-        self.buckets = _buckets(pair_lengths[self._order], max_length, tokens, batch)
+        self.pairs = order[:count]  # indices of the pairs that are not dropped
+        self.buckets = _buckets(pair_lengths[self.pairs], max_length, tokens, batch)
         self._first_batch = np.cumsum([0, *(bucket.batches for bucket in self.buckets)])
 
     @property
@@ -233,7 +231,7 @@ class PairLoader:
         return int(self._first_batch[-1])
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self.pairs)
 
     def examples(self, step: int) -> PairIndices:
         """The pairs of a step."""
@@ -247,7 +245,7 @@ class PairLoader:
         start = (batch - int(self._first_batch[index])) * bucket.rows
         positions = np.arange(start, start + bucket.rows) % size
         indices = bucket.begin + permute(positions, size, shuffle_key(self.seed, epoch, index))
-        return PairIndices(self._order[indices], bucket.length)
+        return PairIndices(self.pairs[indices], bucket.length)
 
     def example_ids(self, step: int) -> list[int]:
         """The indices of the pairs of a step, for the log."""
@@ -255,15 +253,13 @@ class PairLoader:
 
     def sequential(self, limit: int | None = None) -> Iterator[PairIndices]:
         """Every pair once, or a fixed sample of `limit` pairs, shortest first, for evaluation."""
-        positions = np.arange(len(self._order))
+        positions = np.arange(len(self.pairs))
         if limit is not None and limit < len(positions):
             positions = np.sort(permute(positions[:limit], len(positions), shuffle_key(self.seed)))
         for bucket in self.buckets:
             in_bucket = positions[(positions >= bucket.begin) & (positions < bucket.end)]
             for start in range(0, len(in_bucket), bucket.rows):
-                yield PairIndices(
-                    self._order[in_bucket[start : start + bucket.rows]], bucket.length
-                )
+                yield PairIndices(self.pairs[in_bucket[start : start + bucket.rows]], bucket.length)
 
 
 def _bucket_lengths(max_length: int) -> list[int]:

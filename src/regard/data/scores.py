@@ -1,4 +1,4 @@
-"""Texts, or pairs of texts, with a number each."""
+"""Texts, or pairs of texts, with a number each: data for regression."""
 
 import math
 from collections.abc import Sequence

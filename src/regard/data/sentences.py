@@ -1,14 +1,14 @@
 """Pairs of sentences with the same meaning, or single sentences, for sentence embeddings."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
-from regard.data.columns import find_roles
+from regard.data.columns import Roles
 from regard.data.digest import json_digest
-from regard.data.table_files import is_table, read_table
+from regard.data.tables import Table
 from regard.data.text_files import preview, read_lines, scan, stem
 from regard.data.validation_split import describe_overlap, split_by_hash
 from regard.errors import DataError
@@ -24,13 +24,17 @@ class Sentences:
     name: str
     description: str
     rows: Sequence[Row] = field(repr=False)
+    columns: Mapping[str, str] = field(default_factory=dict)  # of a table: source and target
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def split(self, fraction: float, seed: int) -> tuple["Sentences", "Sentences"]:
         """Training pairs, and about a `fraction` for validation, by a hash of the first text."""
-        message = f"{self.name}: all {len(self)} sentences are the same; give more"
+        message = (
+            f"{self.name}: all {len(self)} pairs have the same first sentence, so they cannot be "
+            "split;\ngive more sentences, or a separate validation file"
+        )
         first_texts = [first for first, _ in self.rows]
         return split_by_hash(self, "pairs", first_texts, fraction, seed, message)
 
@@ -49,19 +53,15 @@ class Sentences:
         return json_digest(*self.rows)
 
 
-def from_path(path: Path) -> Sentences:
-    """Two columns of a table, or the lines of a text file, each a pair with itself."""
-    if not is_table(path):
-        lines = [line for line in read_lines(path, scan(path)) if line.strip()]
-        description = f"sentences, {len(lines):,} lines; each is a pair with itself"
-        return Sentences(stem(path), description, [(line, line) for line in lines])
-    table = read_table(path)
-    roles = find_roles(table, {}, "pairs")
-    if roles is None:
-        raise DataError(
-            f"{path} has the columns {', '.join(table.columns)}; pairs of sentences are two "
-            "columns of texts"
-        )
+def from_lines(path: Path) -> Sentences:
+    """The lines of a text file, each a pair with itself."""
+    lines = [line for line in read_lines(path, scan(path)) if line.strip()]
+    description = f"sentences, {len(lines):,} lines; each is a pair with itself"
+    return Sentences(stem(path), description, [(line, line) for line in lines])
+
+
+def from_table(table: Table, roles: Roles) -> Sentences:
+    """The pairs of sentences of a table."""
     first, second = (table.column(roles.columns[role]) for role in ("source", "target"))
     rows = []
     for number, row in table.rows():
@@ -69,5 +69,7 @@ def from_path(path: Path) -> Sentences:
         if not all(isinstance(cell, str) and cell.strip() for cell in pair):
             raise DataError(f"{table.location(number)}: two sentences are needed, not {pair!r:.80}")
         rows.append((str(pair[0]), str(pair[1])))
-    description = f"pairs of sentences, {len(rows):,} rows of {table.format}{roles.note}"
-    return Sentences(table.name, description, rows)
+    if not rows:
+        raise DataError(f"{table.path} has no pair of sentences")
+    description = f"pairs of sentences, {len(rows):,} rows, {table.format}{roles.note}"
+    return Sentences(table.name, description, rows, roles.columns_to_save)

@@ -93,8 +93,8 @@ class Series:
         training = replace(self, values=self.values[:train], description=description)
         validation = self._slice(train, count, train, f"the next {count:,} rows")
         if len(counts) == 3:
-            test = self._slice(train + count, counts[2], train, f"{counts[2]:,} rows for the test")
-            note = f"{validation.description}; then {counts[2]:,} rows for the test"
+            test = self._slice(train + count, counts[2], train, f"{counts[2]:,} rows for testing")
+            note = f"{validation.description}; then {counts[2]:,} rows for testing"
             validation = replace(validation, test=test, description=note)
         return training, validation
 

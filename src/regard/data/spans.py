@@ -1,4 +1,4 @@
-"""Questions about texts, whose answers are spans of the texts: SQuAD's JSON, and tables."""
+"""Extractive question answering: answers are spans of a context; SQuAD's JSON, and tables."""
 
 import hashlib
 import json
@@ -200,7 +200,7 @@ def from_table(table: Table, roles: Roles) -> Questions:
                 if len(starts) != len(answers or []):
                     raise DataError(
                         f"{table.location(number)} has {len(answers or [])} answers and "
-                        f"{len(starts)} starts"
+                        f"{len(starts)} starts; each answer needs one start"
                     )
                 pairs = zip(answers or [], starts, strict=True)
                 answers = [{"text": text, "answer_start": start} for text, start in pairs]

@@ -21,7 +21,10 @@ PREFIXES = {"train": ("train_", ""), "validation": ("valid_", "validation_"), "t
 
 @dataclass(frozen=True, slots=True)
 class Strokes:
-    """Drawings, each a sequence of points: how far the pen moves, and whether it is then lifted."""
+    """Drawings, each a sequence of points (dx, dy, lift).
+
+    A point says how far the pen moves, and whether it is then lifted (the end of a stroke).
+    """
 
     kind: ClassVar[Literal["strokes"]] = "strokes"
     name: str

@@ -3,13 +3,13 @@
 import hashlib
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from regard.data.arrow_files import HUB_PREFIX, SPLITS, from_arrow, from_hub
 from regard.data.delimited import from_delimited
 from regard.data.json_files import from_json, from_json_lines
-from regard.data.tables import SUFFIXES, Row, Table, replace_decimal_commas
+from regard.data.tables import TABLE_SUFFIXES, Row, Table, replace_decimal_commas
 from regard.data.text_files import suffix
 from regard.errors import DataError
 
@@ -20,14 +20,17 @@ def is_table(path: Path) -> bool:
     """Whether a path is a table by its suffix, or a folder of tables and no other files."""
     if path.is_dir():
         return bool(_folder_files(path))
-    return suffix(path) in SUFFIXES
+    return suffix(path) in TABLE_SUFFIXES
 
 
-def read_table(path: Path | str, training: Table | None = None) -> Table:
+def read_table(
+    path: Path | str, training: Table | None = None, names: Collection[str] = ()
+) -> Table:
     """The table at a path: a file, a folder of files, or hf://datasets/owner/name.
 
     If a folder or dataset has a split called train, only that split is read. `training` is the
-    table of the training data, if this one is validation data; see `from_delimited`.
+    table of the training data, if this one is validation data, and `names` are columns that the
+    user has named; see `from_delimited`.
     """
     if isinstance(path, str) and path.startswith(HUB_PREFIX):
         table = from_hub(path, "train")
@@ -39,10 +42,10 @@ def read_table(path: Path | str, training: Table | None = None) -> Table:
         files = splits.get("train") or [file for split in splits.values() for file in split]
         if not files:
             raise DataError(
-                f"{path} holds no tables ({' '.join(SUFFIXES)}), or holds other files too"
+                f"{path} holds no tables ({' '.join(TABLE_SUFFIXES)}), or holds other files too"
             )
-        return _concatenate(path, files, training)
-    return _read_file(path, training)
+        return _concatenate(path, files, training, names)
+    return _read_file(path, training, names)
 
 
 def read_validation(path: Path | str, training: Table | None) -> Table | None:
@@ -67,7 +70,7 @@ def _folder_files(folder: Path) -> list[Path]:
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if hidden or not path.is_file() or _IGNORED_FILES.match(path.name):
             continue
-        if suffix(path) not in SUFFIXES:
+        if suffix(path) not in TABLE_SUFFIXES:
             return []
         files.append(path)
     return sorted(files)
@@ -83,9 +86,11 @@ def _files_by_split(folder: Path) -> dict[str, list[Path]]:
     return splits
 
 
-def _concatenate(folder: Path, files: Sequence[Path], training: Table | None) -> Table:
+def _concatenate(
+    folder: Path, files: Sequence[Path], training: Table | None, names: Collection[str] = ()
+) -> Table:
     """One table from files of a folder, which must have the same columns."""
-    tables = [_read_file(file, training) for file in files]
+    tables = [_read_file(file, training, names) for file in files]
     first = tables[0]
     for table in tables:
         if table.columns != first.columns:
@@ -133,7 +138,7 @@ def _concatenate(folder: Path, files: Sequence[Path], training: Table | None) ->
     )
 
 
-def _read_file(path: Path, training: Table | None = None) -> Table:
+def _read_file(path: Path, training: Table | None, names: Collection[str]) -> Table:
     kind = suffix(path)
     if kind in (".parquet", ".arrow"):
         return from_arrow(path)
@@ -141,4 +146,4 @@ def _read_file(path: Path, training: Table | None = None) -> Table:
         return from_json_lines(path)
     if kind == ".json":
         return from_json(path)
-    return from_delimited(path, training)
+    return from_delimited(path, training, names)

@@ -10,7 +10,7 @@ from typing import Any
 from regard.data.text_files import preview
 from regard.errors import DataError
 
-SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow")
+TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 SAMPLE_ROWS = 1000  # from which the header and the keys of JSON objects are determined
 # Names of columns, the more usual ones first.
@@ -22,10 +22,10 @@ LABEL_COLUMNS = (
     *("label", "class", "labels", "sentiment", "category", "topic", "intent", "emotion"),
     *("polarity", "rating", "stars", "star_rating", "label_text", "label_name", "gold_label"),
 )
-SCORE_COLUMNS = (  # names of numbers that belong to a text or to two
+SCORE_COLUMNS = (  # a number for a text or a pair of texts
     *("score", "similarity", "similarity_score", "relatedness", "relatedness_score"),
 )
-TEXT_PAIR_COLUMNS = (  # two texts that a class belongs to
+TEXT_PAIR_COLUMNS = (  # two texts with one class
     ("premise", "hypothesis"),
     ("sentence1", "sentence2"),
     ("question1", "question2"),
@@ -44,7 +44,7 @@ KNOWN_COLUMNS = {
     *TAG_COLUMNS,
     *(name for pair in (*PAIR_COLUMNS, *TEXT_PAIR_COLUMNS) for name in pair),
 }
-MIN_NUMERIC_FRACTION = 0.9  # of numbers, from which a column counts as numeric
+MIN_NUMERIC_FRACTION = 0.9  # of cells that are numbers, in a numeric column
 DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?(e[+-]?\d+)?\s*$", re.I)
 _THOUSANDS = re.compile(r"\s*[+-]?\d{1,3}(,\d{3})+(,\d{3}|\.\d+)\s*$")  # 1,234,567 and 1,234.5
 _GROUPED = re.compile(r"\s*[+-]?(0|[1-9]\d{0,2}(,\d{3})*)(\.\d+)?\s*$")  # 12 and 1,234 and 1,234.5
@@ -119,11 +119,11 @@ def is_number(cell: Any) -> bool:
     return isinstance(cell, int | float) and not isinstance(cell, bool)
 
 
-def has_decimal_commas(cells: Sequence[str], *, three_digits: bool) -> bool:
+def has_decimal_commas(cells: Sequence[str], *, if_ambiguous: bool) -> bool:
     """Whether cells are numbers with decimal commas, such as 3,14 and 1.234,5.
 
-    If every cell could also be read with thousands separators (1,234), return True only with
-    `three_digits`, and False if a cell must be read so (1,234,567 and 1,234.5).
+    If every number could also have thousands separators (1,234), the result is `if_ambiguous`, but
+    False if a cell can only have thousands separators (1,234,567 and 1,234.5).
     """
     numbers = [cell for cell in cells if DECIMAL_COMMA.match(cell)]
     filled = sum(bool(cell.strip()) for cell in cells)
@@ -132,7 +132,7 @@ def has_decimal_commas(cells: Sequence[str], *, three_digits: bool) -> bool:
         and len(numbers) >= MIN_NUMERIC_FRACTION * filled
         and (
             not all(map(_GROUPED.match, numbers))
-            or (three_digits and not any(map(_THOUSANDS.match, cells)))
+            or (if_ambiguous and not any(map(_THOUSANDS.match, cells)))
         )
     )
 

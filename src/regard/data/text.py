@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from regard.data.columns import Roles
 from regard.data.digest import json_digest
-from regard.data.tables import SUFFIXES as TABLE_SUFFIXES
-from regard.data.tables import Table, text_cell
+from regard.data.tables import TABLE_SUFFIXES, Table, text_cell
 from regard.data.text_files import NotTextError, Scan, open_bytes, preview, scan, stem, suffix
 from regard.data.validation_split import check_fraction, describe_overlap
 from regard.errors import DataError
@@ -35,7 +34,7 @@ class Document:
         return self.stop - self.start
 
     def chunks(self, limit: int) -> Iterator[tuple[bytes, bool]]:
-        """Chunks of at most `limit` bytes, whole lines if possible, and whether it is the last."""
+        """Chunks of at most `limit` bytes, whole lines if possible, each with `is_last`."""
         with open_bytes(self.origin) as stream:
             stream.seek(self.start)
             remaining, pending = self.size, b""

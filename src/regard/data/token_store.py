@@ -206,9 +206,9 @@ def _to_bytes(ids: Sequence[int] | NDArray[np.uint32], tokenizer: Tokenizer) -> 
     """The bytes of ids as they are stored; raise if an id is outside the vocabulary."""
     array = np.asarray(ids, np.int64)
     if array.size and not 0 <= array.min() <= array.max() < tokenizer.vocab_size:
-        outside = array[(array < 0) | (array >= tokenizer.vocab_size)][0]
+        invalid_id = array[(array < 0) | (array >= tokenizer.vocab_size)][0]
         raise DataError(
-            f"the {tokenizer.kind} tokenizer gives the id {outside}, and its vocabulary has "
+            f"the {tokenizer.kind} tokenizer gives the id {invalid_id}, and its vocabulary has "
             f"{tokenizer.vocab_size} ids; its files do not belong together: train or import the "
             "tokenizer again"
         )

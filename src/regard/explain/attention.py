@@ -63,7 +63,9 @@ def attention_maps(
     patterns = [pattern] if isinstance(pattern, str) else pattern
     modules: dict[str, nn.Module] = {}
     for path in patterns:
-        modules |= matching_modules(model, ATTENTION_MODULES, path.partition("#")[0], "attention")
+        modules |= matching_modules(
+            model, ATTENTION_MODULES, path.partition("#")[0], "attention module"
+        )
     recordings: dict[str, list[_Recording]] = {name: [] for name in modules}
     with ExitStack() as stack:
         stack.enter_context(run_eagerly())
@@ -76,11 +78,13 @@ def attention_maps(
     if call is None:
         selected = _matching_calls(recordings, patterns)
     else:
-        check_indices([max(call, 0)], max(map(len, recordings.values())), "call")
+        count = max(map(len, recordings.values()))
+        if call < -count or call >= 0:  # a negative one counts from the last call
+            check_indices([call], count, "call")
         selected = {
             name: (name, calls[call])
             for name, calls in recordings.items()
-            if calls and call < len(calls)
+            if -len(calls) <= call < len(calls)
         }
     _check_memory([recording for _, recording in selected.values()], heads, rows)
     return {
@@ -130,7 +134,7 @@ class _Recording:
 
 
 def _record(module: nn.Module, calls: list[_Recording], call: int | None) -> list[RemovableHandle]:
-    """Register the hooks that record an attention module; with `call` -1 only the last call."""
+    """Register hooks that record the calls of an attention module; with `call` -1, the last one."""
     if isinstance(module, RecurrentAttention | SoftWindow):
         return [record(module.weights_hook, lambda out: calls.append(_Recording(weights=out)))]
     module = cast(Attention, module)

@@ -41,7 +41,7 @@ def rollout(
     for weights in layers:
         if weights.shape[-1] != weights.shape[-2]:
             raise ShapeError(
-                "rollout multiplies self-attention, (heads, time, time), not "
+                "rollout needs self-attention weights of shape (heads, time, time), not "
                 f"{tuple(weights.shape)}"
             )
         attention = weights.mean(0)
@@ -61,7 +61,7 @@ def gradient_times_attention(
     the gradient is exact. `score` runs the model and returns a number, such as the logit of the
     answer. Barkan et al. 2021, Chefer et al. 2021.
     """
-    attentions = matching_modules(model, Attention, pattern, "attention")
+    attentions = matching_modules(model, Attention, pattern, "attention module")
     outputs: dict[str, Tensor] = {}
     result: list[Tensor] = []
 
@@ -105,12 +105,14 @@ def integrated_gradients(
 
         c_t = (x_t - b_t) . int_0^1  d score / d x_t  (b + a (x - b)) da
 
-    x are the embeddings of `ids`, b those of `baseline` repeated, or 0. The integral is a
-    Gauss-Legendre sum of `steps` points over s, a = s^power: a power above 1 places more points
-    near the baseline. The score of a model that normalizes its embeddings and adds no positions
-    changes steeply near 0; it needs a power of 4 or many steps. `score` maps the model's output to
-    one number per row. Returns the contributions and the convergence delta: score(x) - score(b)
-    minus the sum of the contributions, 0 for exact integration. Sundararajan et al. 2017.
+    x are the embeddings of `ids`, b those of the token `baseline` at every position, or 0. The
+    integral is a Gauss-Legendre sum of `steps` points over s, a = s^power: a power above 1 places
+    more points near the baseline. The score of a model that normalizes its embeddings and adds no
+    positions changes steeply near 0; it needs a power of 4 or many steps. `score` maps the model's
+    output to one number per row. `embed` is the path of the embedding module; `run` calls the model
+    with ids, by default `model(ids)`. Returns the contributions and the convergence delta:
+    score(x) - score(b) minus the sum of the contributions, 0 for exact integration.
+    Sundararajan et al. 2017.
     """
     forward = model if run is None else run
     module = submodules(model).get(embed)
@@ -215,18 +217,23 @@ def attribute(
 
     if output is None:
         with torch.no_grad():
-            chosen = int(logits(run(batch))[0].argmax())
+            output_index = int(logits(run(batch))[0].argmax())
     elif class_names is None:
-        chosen = tokenizer.encode(output)[0]
+        output_index = tokenizer.encode(output)[0]
     elif output in class_names:
-        chosen = list(class_names).index(output)
+        output_index = list(class_names).index(output)
     else:
         raise ConfigError(unknown("class", output, class_names))
     for steps in STEPS:
         values, delta = integrated_gradients(
-            model, batch, lambda hidden: logits(hidden)[:, chosen], steps=steps, power=4.0, run=run
+            model,
+            batch,
+            lambda hidden: logits(hidden)[:, output_index],
+            steps=steps,
+            power=4.0,
+            run=run,
         )
         if abs(delta) <= MAX_DELTA * abs(float(values.sum()) + delta):
             break
-    label = tokenizer.piece(chosen) if class_names is None else class_names[chosen]
+    label = tokenizer.piece(output_index) if class_names is None else class_names[output_index]
     return Attribution(list(map(tokenizer.piece, ids)), values.tolist(), label, delta)

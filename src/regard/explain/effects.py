@@ -24,13 +24,13 @@ def head_effects(
     pattern: str = "*",
     mean: bool = False,
 ) -> dict[str, Float[Tensor, " heads"]]:
-    """The change of a loss when the output of one head is replaced by 0 or its mean, per head.
+    """The change in a loss when the output of each head is replaced by 0, or by its mean.
 
         effect_h = loss(without head h) - loss
 
-    `loss` runs the model and returns a number; it is called once for each head.
+    `loss` runs the model and returns a scalar; it is called once, and then once per head.
     """
-    attentions = matching_modules(model, Attention, pattern, "attention")
+    attentions = matching_modules(model, Attention, pattern, "attention module")
     original_loss = float(loss())
     effects = {}
     for name, attention in attentions.items():
@@ -63,7 +63,7 @@ class Probe:
     accuracy: float
     low: float  # 95 % confidence interval of the accuracy
     high: float
-    majority: float  # the accuracy of the most frequent label
+    majority: float  # the accuracy of always predicting the most frequent label
 
 
 def probe(
@@ -96,7 +96,7 @@ def probe(
     for fold in range(folds):
         train, test = fold_of != fold, fold_of == fold
         center, scale = x[train].mean(0), x[train].std(0).clamp_min(1e-8)
-        weight, bias = _fit((x[train] - center) / scale, labels[train], classes, l2)
+        weight, bias = _fit_probe((x[train] - center) / scale, labels[train], classes, l2)
         predicted = ((x[test] - center) / scale @ weight + bias).argmax(-1)
         correct += int((predicted == labels[test]).sum())
     accuracy = correct / count
@@ -104,14 +104,14 @@ def probe(
     return Probe(accuracy, low, high, float(labels.bincount().max()) / count)
 
 
-def _fit(x: Tensor, labels: Tensor, classes: int, l2: float) -> tuple[Tensor, Tensor]:
+def _fit_probe(x: Tensor, labels: Tensor, classes: int, l2: float) -> tuple[Tensor, Tensor]:
     weight = x.new_zeros(x.shape[1], classes, requires_grad=True)
     bias = x.new_zeros(classes, requires_grad=True)
     optimizer = torch.optim.LBFGS([weight, bias], max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(x @ weight + bias, labels) + l2 * weight.square().sum()
+        loss = F.cross_entropy(x @ weight + bias, labels) + l2 * weight.square().sum()
         loss.backward()
         return loss
 

@@ -39,32 +39,32 @@ def gradient_flow(
         flow["layers.0"]                                   # (batch, time)
 
     h_t is everything that later positions can read of position t in one layer: the recurrent
-    state of a cell (of an LSTM h and c together), the vector that attention or a convolution
+    state of a cell (for an LSTM, h and c together), or the vector that attention or a convolution
     reads. For a cell  d loss / d h_t = U' (d loss / d h_{t+1} * f'(W x_{t+1} + U h_t + b)),
-    U' the transpose of U, which shrinks or grows with every step back: vanishing and exploding
-    gradients. Layers are named by their path, from the input up; `pattern` selects among them.
-    Recurrent cells run as explicit loops, since the fused kernel exposes no intermediate gradient.
-    Bengio et al. 1994, Pascanu et al. 2013.
+    U' the transpose of U: the gradient shrinks or grows with every step back (vanishing and
+    exploding gradients). Layers are named by their path, from the input up; `pattern` selects among
+    them. Recurrent cells run as explicit loops, since the fused kernel exposes no intermediate
+    gradient. Bengio et al. 1994, Pascanu et al. 2013.
     """
     recorded: list[tuple[str, Tensor]] = []
     with ExitStack() as stack, torch.enable_grad():
         stack.enter_context(run_eagerly())
-        carries = matching_modules(
+        hook_points = matching_modules(
             model, CarryHookPoint, pattern, "layer that reads earlier positions"
         )
-        for name, carry in carries.items():
+        for name, hook_point in hook_points.items():
 
             def record(_: nn.Module, __: object, out: Tensor, name: str = name) -> Tensor:
                 out = out if out.requires_grad else out.detach().requires_grad_()
                 recorded.append((name.removesuffix(".carry_hook"), out))
                 return out
 
-            stack.callback(carry.register_forward_hook(record).remove)
-        total = loss()
+            stack.callback(hook_point.register_forward_hook(record).remove)
+        loss_value = loss()
     if not recorded:
         raise RegardError("the model did not run; `loss` must call this model")
     gradients = torch.autograd.grad(
-        total, [state for _, state in recorded], allow_unused=True, materialize_grads=True
+        loss_value, [state for _, state in recorded], allow_unused=True, materialize_grads=True
     )
     flow: dict[str, list[Tensor]] = {}
     for (name, _), gradient in zip(recorded, gradients, strict=True):

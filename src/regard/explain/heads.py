@@ -25,12 +25,15 @@ Scores = Float[Tensor, "*heads"]
 
 
 def entropy(weights: Weights) -> Float[Tensor, "*heads time"]:
-    """H_i = -sum_j w_ij ln w_ij, in nats: 0 if one key has all weight, ln n for n equal keys."""
+    """The attention entropy H_i = -sum_j w_ij ln w_ij, in nats.
+
+    0 if one key has all the weight, ln n for n keys of equal weight.
+    """
     return -torch.xlogy(weights, weights).sum(-1)
 
 
 def distance(weights: Weights) -> Float[Tensor, "*heads time"]:
-    """d_i = sum_j w_ij |i - j|, in tokens: the mean distance from each query to its keys."""
+    """The mean attention distance of each query, d_i = sum_j w_ij |i - j|, in tokens."""
     time, seen = weights.shape[-2:]
     i = torch.arange(time, device=weights.device).unsqueeze(1)
     j = torch.arange(seen, device=weights.device)

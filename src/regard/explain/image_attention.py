@@ -81,7 +81,7 @@ class ImageAttentionMap(AttentionMap):
         pixels = pixels.expand(-1, -1, 3)
         cells = cells.unsqueeze(1).cpu()
         cells = cells / cells.amax((2, 3), keepdim=True).clamp_min(1e-9)
-        bright = F.interpolate(cells, pixels.shape[:2], mode="nearest").squeeze(1)
+        brightness = F.interpolate(cells, pixels.shape[:2], mode="nearest").squeeze(1)
         columns = min(COLUMNS, len(names))
         lines = -(-len(names) // columns)
         with style():
@@ -89,7 +89,7 @@ class ImageAttentionMap(AttentionMap):
             explanation = f"{f'{title}: ' if title else ''}{self.title} {self._explanation}"
             figure.set_label(explanation)
             figure.suptitle(explanation, size=9, x=0.01, ha="left")
-            for index, (name, weight) in enumerate(zip(names, bright, strict=True)):
+            for index, (name, weight) in enumerate(zip(names, brightness, strict=True)):
                 axes = figure.add_subplot(lines, columns, index + 1)
                 shaded = pixels * (0.25 + 0.75 * weight.unsqueeze(2))
                 axes.imshow(shaded.numpy(), interpolation="nearest")

@@ -221,7 +221,7 @@ def recurrent_states(
 
     One `StateMap` for each cell, with a matrix for each gate and one for the hidden state. `run`
     calls the model; `tokens_of` returns the tokens that the cell at a path reads, in their order.
-    Cells run as explicit loops: the fused kernel has no gates.
+    Cells run as explicit loops, since the fused kernel does not expose the gates.
     """
     cells = matching_modules(model, RecurrentLayer, pattern, "recurrent layer")
     hook_points = {

@@ -44,7 +44,7 @@ def layer_states(
         for hook_point in (blocks[0].carry_hook, *(block.out_hook for block in blocks)):
             hooks.callback(hook_point.register_forward_hook(record).remove)
         model(ids)
-    first, layers = states[0], [s for n, s in enumerate(states) if n]
+    first, layers = states[0], states[1:]
     if len(blocks) < len(stack.layers):  # shared: `carry_hook` runs again before each call
         size = len(blocks) + 1
         layers = [s for n, s in enumerate(states) if n % size]
@@ -77,7 +77,7 @@ def logit_lens(
 
 
 class TunedLens(nn.Module):
-    r"""A translator for each layer, trained so that its logits are those of the last layer.
+    r"""A translator for each layer, trained so that its logits match those of the last layer.
 
         logits_l = U n(x_l + A_l x_l + b_l),      min KL(softmax(logits_last) || softmax(logits_l))
 
@@ -107,8 +107,8 @@ def tune_lens(
     norm = nn.Identity() if stack.norm is None else stack.norm
     lens: TunedLens | None = None
     optimizer: torch.optim.Optimizer | None = None
-    frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in frozen:
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trainable:
         parameter.requires_grad_(False)
     try:
         for ids in batches:
@@ -131,7 +131,7 @@ def tune_lens(
             cast(Tensor, loss).backward()
             optimizer.step()
     finally:
-        for parameter in frozen:
+        for parameter in trainable:
             parameter.requires_grad_(True)
     if lens is None:
         raise ConfigError("a tuned lens needs at least one batch of ids")
@@ -221,26 +221,27 @@ def direct_logit_attribution(
         )
     if len(blocks) < len(stack.layers):
         raise ConfigError(
-            "direct logit attribution cannot separate layers that share their weights"
+            f"direct logit attribution needs separate weights for each layer; this model shares "
+            f"{len(blocks)} blocks among {len(stack.layers)} layers"
         )
     paths = [f"{side}.blocks.{index}" for index in range(len(blocks))]
     kinds = ["attention", *(["cross"] if blocks[0].cross is not None else [])]
     hook_points = [f"{path}.{kind}.heads_hook" for path in paths for kind in kinds]
     ffns = [] if blocks[0].ffn is None else [f"{path}.ffn" for path in paths]
-    with trace(model, [f"{paths[0]}.carry_hook", *hook_points, *ffns]) as values:
+    with trace(model, [f"{paths[0]}.carry_hook", *hook_points, *ffns]) as activations:
         model(ids)
-    components = {"embedding": values[f"{paths[0]}.carry_hook"][0, position]}
+    components = {"embedding": activations[f"{paths[0]}.carry_hook"][0, position]}
     for path, block in zip(paths, blocks, strict=True):
         for kind in kinds:
             attention = cast(Attention, getattr(block, kind))
-            y = values[f"{path}.{kind}.heads_hook"][0, :, position]  # (heads, value_dim)
+            y = activations[f"{path}.{kind}.heads_hook"][0, :, position]  # (heads, value_dim)
             out = attention.out.weight.unflatten(1, (attention.heads, -1))
             head_outputs = torch.einsum("dhv,hv->hd", out, y)
             components |= {f"{path}.{kind}.{h}": x for h, x in enumerate(head_outputs)}
             if attention.out.bias is not None:
                 components[f"{path}.{kind}.bias"] = attention.out.bias
         if block.ffn is not None:
-            components[f"{path}.ffn"] = values[f"{path}.ffn"][0, position]
+            components[f"{path}.ffn"] = activations[f"{path}.ffn"][0, position]
     vectors = torch.stack(list(components.values())).double()
     x = vectors.sum(0)  # the residual stream
     if isinstance(norm, LayerNorm):

@@ -59,7 +59,7 @@ class WordVectors:
             return self.words[word]
         if all(len(known) == 1 for known in self.words):
             raise ConfigError(
-                f"{word!r} is not in this run's vocabulary, which is of characters;\n"
+                f"{word!r} is not in this run's vocabulary, which consists of characters;\n"
                 "give a character, or train a run with data.tokenizer=word"
             )
         close = get_close_matches(word, self.words, n=3)
@@ -129,15 +129,17 @@ def compare_occurrences(
 ) -> dict[str, Any]:
     """Cosines between the vectors of a word at all its positions in a text.
 
-    `positions` are counted from 1. `embedding` compares the embedding vectors, which are equal;
-    `last layer`, where the model is `contextual`, its output vectors, which depend on the context.
+    Returns `positions`, counted from 1; `embedding`, the cosines of the embedding vectors, all 1;
+    and, if the model is `contextual`, `last layer`, those of the output vectors, which depend on
+    the context.
     """
     vectors = WordVectors.from_model(model, tokenizer)
     ids, id = tokenizer.encode(text), vectors.id(word)
     positions = [position for position, other in enumerate(ids) if other == id]
     if len(positions) < 2:
         raise ConfigError(
-            f"{word!r} occurs {len(positions)} times in the text; comparing needs at least 2"
+            f"{word!r} occurs {len(positions)} time{'s'[: len(positions) != 1]} in the text; "
+            "comparing needs at least 2"
         )
     result: dict[str, Any] = {"positions": [position + 1 for position in positions]}
     result["embedding"] = cosines(vectors.table[[id] * len(positions)]).tolist()

@@ -13,7 +13,7 @@ Vectors = Float[Tensor, "points dim"]
 
 
 def pca(x: Vectors, dims: int = 2) -> tuple[Float[Tensor, "points dims"], Float[Tensor, " dims"]]:
-    """Project vectors on their principal components; also returns the explained variance ratio.
+    """Project vectors onto their principal components; also return the explained variance ratio.
 
     The sign of a component is such that the projection of largest magnitude is positive.
     """
@@ -35,9 +35,9 @@ def tsne(
         p_ij ~ exp(-|x_i - x_j|^2 / 2 s_i^2), symmetric;   q_ij ~ 1 / (1 + |y_i - y_j|^2)
         y <- y - lr dKL(p || q) / dy
 
-    s_i is such that row i has the given perplexity. Exact (the cost is quadratic), so suited to a
-    few thousand points. It starts at the principal components, with momentum and early
-    exaggeration. van der Maaten & Hinton 2008.
+    s_i is such that row i has the given perplexity. Exact, with quadratic cost: suited to at
+    most a few thousand points. The start is the principal components; the updates use momentum and
+    early exaggeration. van der Maaten & Hinton 2008.
     """
     count = len(x)
     if count < 4:

@@ -170,7 +170,7 @@ class TokenMaps(dict[str, Map]):
 
     def figure(self, head: int | None = None) -> "Figure":
         """All layers and heads, or one head of each layer, as a matplotlib figure."""
-        selected = self._of_head(head)
+        selected = self._select_head(head)
         modules = {
             name: (token_map.values, token_map.headings) for name, token_map in selected.items()
         }
@@ -184,11 +184,11 @@ class TokenMaps(dict[str, Map]):
         suffix = Path(path).suffix
         check_suffix(suffix)
         if suffix == ".html":
-            _save_page(self.title, self._of_head(head), path)
+            _save_page(self.title, self._select_head(head), path)
         else:
             save(encode(self.figure(head), suffix), path)
 
-    def _of_head(self, head: int | None) -> Mapping[str, TokenMap]:
+    def _select_head(self, head: int | None) -> Mapping[str, TokenMap]:
         if head is None:
             return self
         return {name: token_map.one_head(head) for name, token_map in self.items()}

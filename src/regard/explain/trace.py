@@ -70,8 +70,8 @@ def trace(
     Trace(decoder.blocks.0.attention.q_hook (1, 2, 3, 8))
 
     `edit` maps paths or patterns to functions: the model uses their result instead of the
-    activation. They are `ablate`, `patch`, `steer`, or your own. An activation that is both edited
-    and recorded is recorded after the edit.
+    activation. Use `ablate`, `patch`, `steer` or your own function. An activation that is both
+    edited and recorded is recorded after the edit.
 
     >>> with trace(run.model, (), edit={"*.heads_hook": ablate(heads=[0])}):
     ...     without_head_0 = run.model(ids)
@@ -92,11 +92,11 @@ def trace(
     with ExitStack() as stack:
         stack.enter_context(run_eagerly())
         for path, function in (edit or {}).items():
-            for name, module in _hook_points(model, path).items():
-                editor = _editor(name, module, function)
-                stack.callback(module.register_forward_hook(editor).remove)
+            for name, module in _modules_to_hook(model, path).items():
+                hook = _edit_hook(name, module, function)
+                stack.callback(module.register_forward_hook(hook).remove)
         for path in [pattern] if isinstance(pattern, str) else pattern:
-            for name, module in _hook_points(model, path).items():
+            for name, module in _modules_to_hook(model, path).items():
                 stack.callback(record(module, partial(activations.__setitem__, name)).remove)
         yield activations
 
@@ -176,7 +176,7 @@ def steer(vector: Tensor, *, scale: float = 1.0, positions: Sequence[int] | None
         if vector.shape[-1] != x.shape[-1]:
             raise ShapeError(
                 f"a vector of {vector.shape[-1]} values cannot be added to an activation of shape "
-                f"{tuple(x.shape)}"
+                f"{tuple(x.shape)}; give {x.shape[-1]} values"
             )
         return x + scale * vector.to(x) * _selection_mask(x, None, None, positions)
 
@@ -201,8 +201,8 @@ def matching_modules(
                 available += f"; modules can be traced by their path, {list_available(paths)}"
         elif not any(type(module).__module__.startswith("regard.") for module in named.values()):
             available = (
-                f"{_class_name(model)} has no module of regard; `regard import` converts a "
-                "checkpoint of transformers"
+                f"{_class_name(model)} has no regard modules; `regard import` converts a "
+                "transformers checkpoint"
             )
         raise RegardError(f"no {noun} matches {pattern!r}; {available}")
     return matches
@@ -227,7 +227,7 @@ def check_indices(indices: Iterable[int], count: int, noun: str) -> None:
             raise ConfigError(f"{noun} {index}: {available}")
 
 
-def _hook_points(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
+def _modules_to_hook(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
     """The module with exactly this path, or the hook points whose paths match, or other modules.
 
     The pattern "*" selects all hook points, and no other modules.
@@ -248,7 +248,7 @@ def _steps(inputs: tuple[Any, ...]) -> tuple[int, int]:
     return first, x.shape[-2] if steps is None else steps
 
 
-def _editor(name: str, module: nn.Module, function: Edit) -> Callable[..., Any]:
+def _edit_hook(name: str, module: nn.Module, function: Edit) -> Callable[..., Any]:
     """A forward hook that replaces the output of a module by the result of an edit."""
     unedited_steps: list[Tensor] = []  # the outputs of a StepHookPoint so far
 
@@ -265,7 +265,7 @@ def _editor(name: str, module: nn.Module, function: Edit) -> Callable[..., Any]:
         if bool(after.isnan().any()) and not bool(x.isnan().any()):
             raise ConfigError(
                 f"the edit of {name} at step {first} depends on later steps, which a recurrent "
-                "layer has not computed yet; an edit may use each position and those before it only"
+                "layer has not computed yet; an edit may use only the current and earlier steps"
             )
         return after
 
@@ -310,7 +310,9 @@ def _selection_mask(
         if indices is None:
             continue
         if x.ndim < 1 - axis:
-            raise ShapeError(f"an activation of shape {tuple(x.shape)} has no {noun}s")
+            raise ShapeError(
+                f"an activation of shape {tuple(x.shape)} has no {noun}s; leave out {noun}s"
+            )
         size = x.shape[axis]
         check_indices(indices, size, noun)
         on_axis = torch.zeros(size, dtype=torch.bool, device=x.device)

@@ -1,6 +1,6 @@
 """Atomic writes: a file or folder appears under its name complete, or not at all.
 
-Everything is written beside its destination as `.NAME.tmp-PID@HOST` and then renamed. A process
+Everything is written next to its destination as `.NAME.tmp-PID@HOST` and then renamed. A process
 that is killed leaves that temporary file or folder behind; `remove_leftovers` deletes it.
 """
 

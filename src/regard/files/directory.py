@@ -124,7 +124,7 @@ class Directory:
             copy = " or replace it with a copy of its target" if kind == LINK else ""
             raise CheckpointError(
                 f"{self.path / name} is {kind} and must be {expected}: nothing is written outside "
-                f"of the folder\nremove it{copy}"
+                f"the folder\nremove it{copy}"
             )
 
     def open_folder(self, name: str) -> "Directory":
@@ -228,7 +228,7 @@ class Directory:
                 os.unlink(self._path_argument(name), dir_fd=self.descriptor)
 
     def remove_leftovers(self, is_known_name: Callable[[str], bool]) -> None:
-        """Remove the temporary files of atomic writes if `is_known_name` of their final name."""
+        """Remove temporary files of atomic writes whose final name satisfies `is_known_name`."""
         for name in self.names():
             match = re.fullmatch(r"\.(.+)\.tmp-\d+@.*", name)
             if match and is_known_name(match[1]):

@@ -13,7 +13,7 @@ if sys.platform != "win32":
 
 
 def check_disk_space(path: Path, parameters: int, *, checkpoints: int, ema: bool) -> None:
-    """Raise `CheckpointError` if the checkpoints of a run do not fit on the disk, before step 1."""
+    """Raise `CheckpointError` before step 1 if the checkpoints of a run do not fit on the disk."""
     copies = 3 + ema  # weights, two moments of the optimizer, and the EMA
     # 2 copies of model.safetensors: a better model is written before the old one is removed
     needed = 4 * parameters * (copies * checkpoints + 2)

@@ -49,7 +49,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 WRITE_ORDER = ["I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8", "BOOL"]
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 MAX_DIMS = 8  # dimensions of a tensor
-MAX_HEADER_BYTES = 100_000_000  # the header of a trillion parameters has a few million bytes
+MAX_HEADER_BYTES = 100_000_000  # a model of a trillion parameters has a header of a few MB
 CHUNK = 1 << 23  # bytes per read
 
 
@@ -249,7 +249,7 @@ def conversion_hint(folder: Path, name: str | None = None) -> str:
     model = first if isinstance(first, str) and first.isidentifier() else "AutoModel"
     convert = f'.from_pretrained({(name or str(folder))!r}).save_pretrained("NEW")'
     return (
-        "convert it on a machine where you trust it, and import NEW:\n"
+        "if you trust it, convert it to safetensors, and import NEW:\n"
         f"  from transformers import AutoTokenizer, {model}\n"
         f"  {model}{convert}\n"
         f"  AutoTokenizer{convert}"
@@ -257,7 +257,10 @@ def conversion_hint(folder: Path, name: str | None = None) -> str:
 
 
 def find_single_file(path: Path, pattern: str, matches: Callable[[Path], bool]) -> Path | None:
-    """The only file that satisfies `matches`: `path`, or one in that folder with this pattern."""
+    """The only file for which `matches` is true; None if there is none.
+
+    It is `path` itself, or a file in the folder `path` whose name matches the glob `pattern`.
+    """
     if not path_exists(path):
         return None
     candidates = sorted(path.glob(pattern)) if path.is_dir() else [path]

@@ -12,6 +12,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +22,10 @@ import numpy as np
 
 from regard.errors import CheckpointError
 
+JSONObject = dict[str, Any]
 MAX_FILE_BYTES = 100_000_000  # of a file read into memory; Gemma's tokenizer.json has 33 million
 MAX_JSON_VALUES = 4_000_000  # Gemma's tokenizer.json has 2 million
-MAX_REPLACEMENT = 64  # characters that a normalizer may make of one character; NFKC: 18
+MAX_REPLACEMENT = 64  # characters that a normalizer may produce from one; NFKC: 18
 # Exceptions of numpy and zipfile for corrupted .npz archives. TokenError, SyntaxError and
 # RecursionError are raised because numpy parses the header of an array as Python.
 ARCHIVE_ERRORS = (
@@ -84,10 +86,11 @@ def parse_json(
 
 
 def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An `object_pairs_hook` that refuses equal keys: two programs may read different ones."""
+    """An `object_pairs_hook` that refuses duplicate keys: parsers differ in which they keep."""
     table = dict(pairs)
     if len(table) < len(pairs):
-        raise ValueError("a JSON object has the same key twice")
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"a JSON object has the same key twice: {quote(key, 40)}")
     return table
 
 
@@ -169,8 +172,8 @@ def check_charsmap(data: bytes) -> int:
     longest = max(map(len, texts.decode().split("\0")))
     if longest > MAX_REPLACEMENT:
         raise ValueError(
-            f"precompiled_charsmap replaces one character by {longest}, and the limit is "
-            f"{MAX_REPLACEMENT}"
+            f"precompiled_charsmap replaces one character with {longest} characters, and the limit "
+            f"is {MAX_REPLACEMENT}"
         )
     is_node = units < 1 << 31  # the others are leaf values
     is_node[0] = True  # the root

@@ -3,9 +3,13 @@
 decode                  generate, stream: autoregressive decoding
 decode_loop             eager and CUDA-graph decode loops
 chain                   a chain of samplers, and the sampling of a token
+fused_chain             the end of a chain as fused GPU kernels
 samplers/               temperature, top-k, nucleus (top-p), penalties, mirostat, constraints
+sampler_spec            samplers from strings such as `top_p=0.9`, and back
 sampler_orders          the order of samplers, as in other systems
 sampler_trace           a chain that records the effect of each sampler
+sampling_state          the token history and the random numbers that samplers use
+stop_strings            end a text before a given string
 search/                 beam search, contrastive search
 speculative_decoding    with a draft model or prompt lookup
 contrastive_decoding    an expert model contrasted with an amateur model

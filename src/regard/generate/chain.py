@@ -213,10 +213,10 @@ class Chain:
         """Apply the active samplers; sort when the first one needs sorted logits.
 
         The logits then stay sorted, since samplers keep the order; where a sampler left gaps,
-        removed tokens are moved to the end. Only a sampler that needs token ids restores their
-        order. On a CPU, tokens that were removed before the sort are left out of it.
+        removed tokens are moved to the end. Token-id order is restored before a sampler that
+        needs it. On a CPU, tokens that were removed before the sort are left out of it.
         """
-        logits, sorted_ids, gaps = at_least_float32(logits), None, False
+        logits, sorted_ids, has_gaps = at_least_float32(logits), None, False
         samplers = self.active
         skip_removed = logits.device.type in SKIP_REMOVED_DEVICES
         skip_removed = skip_removed and not any(sampler.needs_full_vocab for sampler in samplers)
@@ -224,15 +224,15 @@ class Chain:
         for sampler in samplers:
             if sampler.needs_ids and sorted_ids is not None:
                 logits = unsort_logits(logits, sorted_ids, vocab_size)
-                sorted_ids, gaps = None, False
+                sorted_ids, has_gaps = None, False
             elif sampler.needs_sorted and sorted_ids is None:
                 logits, sorted_ids = sort_logits(logits, skip_removed)
-            elif sampler.has_sorted_formula and sorted_ids is not None and gaps:
-                (logits, sorted_ids), gaps = move_removed_last(logits, sorted_ids), False
+            elif sampler.has_sorted_formula and sorted_ids is not None and has_gaps:
+                (logits, sorted_ids), has_gaps = move_removed_last(logits, sorted_ids), False
             process = sampler.process if sorted_ids is None else sampler.process_sorted
             before, logits = logits, process(logits, sampling)
             yield SamplerTrace(sampler, before, logits, sorted_ids, vocab_size)
-            gaps = gaps or sampler.may_leave_gaps
+            has_gaps = has_gaps or sampler.may_leave_gaps
 
     def check_rows(self, rows: int) -> None:
         """Raise if `per_row` made the chain for another number of rows."""

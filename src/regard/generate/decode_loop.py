@@ -1,4 +1,4 @@
-"""Decode loops: feed the last ids to the model and sample the next, eagerly or by CUDA graph."""
+"""Decode loops: feed the last ids to the model and sample the next; eager or as a CUDA graph."""
 
 from collections.abc import Callable
 from typing import Protocol, cast, runtime_checkable

@@ -36,7 +36,8 @@ class FusedTail:
 
     start: int  # index of the first fused sampler; the one before it needs token ids
     ops: tuple[str, ...]
-    gaps: tuple[bool, ...]  # an earlier sampler may have removed a token and kept a less likely one
+    # of each op: an earlier sampler may have removed a token and kept a less likely one
+    has_gaps: tuple[bool, ...]
     settings: tuple[tuple[float, float, float], ...]  # two settings and min_keep
 
     @classmethod
@@ -66,18 +67,18 @@ class FusedTail:
         ops = ["top_n_sigma_of_row"] * len(top_n_sigmas) + [
             name for name, *_ in kernel_ops[len(top_n_sigmas) :]
         ]
-        gaps = [any(sampler.may_leave_gaps for sampler in fused[:i]) for i in range(len(fused))]
+        has_gaps = [any(sampler.may_leave_gaps for sampler in fused[:i]) for i in range(len(fused))]
         settings = [
             (first_setting, second_setting, min(getattr(sampler, "min_keep", 1), MAX_RANKED))
             for sampler, (_, first_setting, second_setting) in zip(fused, kernel_ops, strict=True)
         ]
-        return cls(start, tuple(ops), tuple(gaps), tuple(settings))
+        return cls(start, tuple(ops), tuple(has_gaps), tuple(settings))
 
     def sample(
         self,
         logits: Float[Tensor, "rows vocab"],
         sampling: SamplingState,
-        failed: Int[Tensor, " rows"],
+        failure_lengths: Int[Tensor, " rows"],
     ) -> Int[Tensor, " rows"]:
         """Sample the next id of each row from the logits that the unfused samplers returned."""
         from regard.accel.kernels.fused_sampling import sample
@@ -91,13 +92,13 @@ class FusedTail:
         return sample(
             logits if logits.stride(1) == 1 else logits.contiguous(),
             self.ops,
-            self.gaps,
+            self.has_gaps,
             has_min_keep,
             settings,
             generators.keys,
             generators.counters,
             sampling.lengths,
-            failed,
+            failure_lengths,
         )
 
 

@@ -14,7 +14,7 @@ from regard.generate.sampler_spec import format_sampler
 from regard.generate.samplers.logits_processor import entropy
 from regard.generate.sampling_state import SamplingState
 
-ROUNDING = 1e-6  # smaller changes of a probability are not reported
+MIN_CHANGE = 1e-6  # smaller changes of a probability are not reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +136,12 @@ class TracedChain(Chain):
         )
 
     def _largest(self, sizes: Tensor, before: Tensor, after: Tensor) -> list[ProbabilityChange]:
-        """The tokens with the largest `sizes`; a size of at most `ROUNDING` is ignored."""
+        """The tokens with the largest `sizes`; a size of at most `MIN_CHANGE` is ignored."""
         best = sizes.topk(min(self.top, len(sizes)))
         return [
             ProbabilityChange(id, before[id].item(), after[id].item())
             for size, id in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-            if size > ROUNDING
+            if size > MIN_CHANGE
         ]
 
 

@@ -46,7 +46,7 @@ def speculate(
     """
     completions: list[list[int]] = [[] for _ in prompts]
     options = (draft, draft_tokens, tokens, stop, seed, source)
-    for new_ids in _forward_passes(model, prompts, chain, *options):
+    for new_ids in _decode_with_draft(model, prompts, chain, *options):
         for completion, ids in zip(completions, new_ids, strict=True):
             completion += ids
     return completions
@@ -66,12 +66,12 @@ def stream_speculative(
 ) -> Iterator[int]:
     """Continue one prompt, a few ids at a time: the same ids as `speculate`."""
     options = (draft, draft_tokens, tokens, stop, seed, source)
-    for (ids,) in _forward_passes(model, [prompt], chain, *options):
+    for (ids,) in _decode_with_draft(model, [prompt], chain, *options):
         yield from ids
 
 
 @torch.inference_mode()
-def _forward_passes(
+def _decode_with_draft(
     model: Language,
     prompts: Sequence[Sequence[int]],
     chain: Chain,
@@ -93,8 +93,8 @@ def _forward_passes(
         )
     if is_prefix_lm(model):
         raise ConfigError(
-            "speculative decoding does not support a prefix LM (model.prefix=true), whose prompt "
-            "is read bidirectionally; leave out draft"
+            "speculative decoding does not support a prefix LM (model.prefix=true), whose "
+            "attention within the prompt is bidirectional; leave out draft"
         )
     if not prompts:
         return
@@ -235,7 +235,7 @@ class _DraftModel:
         count = min(count, context - max(1, context // 2))
         if count < 1:
             return Proposal.empty(sampling)
-        logits, state = self._read_accepted(sampling, context, count)
+        logits, state = self._feed_accepted(sampling, context, count)
         all_rows = torch.arange(len(logits), device=logits.device)
         draft_sampling, state = sampling.select(all_rows), state.select(all_rows)
         generators = draft_sampling.generators
@@ -264,10 +264,10 @@ class _DraftModel:
         counts = torch.full_like(sampling.lengths, count)
         return Proposal(torch.stack(ids, 1), counts, torch.stack(draft_logits, 1))
 
-    def _read_accepted(
+    def _feed_accepted(
         self, sampling: SamplingState, context: int, count: int
     ) -> tuple[Tensor, State]:
-        """Read the tokens accepted since the last call; return the next logits, and the state."""
+        """Feed the tokens accepted since the last call to the model; return logits and state."""
         ends, state = sampling.lengths, self.state
         starts = torch.zeros_like(ends) if self.starts is None else self.starts
         if state is not None:
@@ -401,8 +401,8 @@ def _accept_or_resample(
         record_failures(processed, sampling)
         u, index = sampling.generators.uniform(), draft_ids.clamp_min(0).unsqueeze(1)
         p = processed.to(u.dtype).softmax(-1)
-        below = u * q.gather(1, index).squeeze(1) < p.gather(1, index).squeeze(1)
-        accept = (draft_ids >= 0) & below
+        draft_q, draft_p = q.gather(1, index).squeeze(1), p.gather(1, index).squeeze(1)
+        accept = (draft_ids >= 0) & (u * draft_q < draft_p)
         residual = (p - q).clamp_min(0)
         # where P and Q differ only by rounding, the residual may be 0 for all tokens
         residual = residual.where(residual.sum(-1, keepdim=True) > 0, p)

@@ -36,14 +36,17 @@ class StopStringFilter:
     def append(self, piece: str) -> str:
         """Append a piece; return the new text that cannot belong to a stop string."""
         pending = self._pending + piece
-        ends = [
+        matches = [  # end and start: the stop string that ends first is complete first
             (pending.index(stop) + len(stop), pending.index(stop))
             for stop in self.stop_strings
             if stop in pending
         ]
-        self.stopped = bool(ends)
-        length = min(ends)[1] if ends else len(pending) - _partial_match(pending, self.stop_strings)
-        self._pending = "" if ends else pending[length:]
+        self.stopped = bool(matches)
+        if matches:
+            _, length = min(matches)
+        else:
+            length = len(pending) - _partial_match(pending, self.stop_strings)
+        self._pending = "" if matches else pending[length:]
         return pending[:length]
 
     def end(self) -> str:

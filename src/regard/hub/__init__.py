@@ -4,6 +4,9 @@
     config_json           config.json to a model configuration and back
     weight_mapping        rules that map tensor names and layouts; convert_weights applies them
     model_types/          `model_type` values of config.json: their settings, heads and rules
+    tokenizer_files       the tokenizer files of a folder
+    peft                  LoRA adapters of PEFT
+    gguf, onnx            other formats to export to
     verify_export         compare an exported model with transformers
 
 `hub` does not know run folders. `regard import` and `regard export` read and write them, so they

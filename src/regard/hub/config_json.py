@@ -90,7 +90,8 @@ def read_config_as(
         if key in hf and hf[key] not in supported:
             listed = " or ".join(map(repr, supported))
             raise ConfigError(
-                f"{key}={quote(hf[key])} is not supported: only {listed} is, for {model_type.name}"
+                f"{key}={quote(hf[key])} is not supported for {model_type.name}: "
+                f"it must be {listed}"
             )
     if missing := [key for key in model_type.fields if key not in hf]:
         raise ConfigError(f"config.json of a {model_type.name} has no {', '.join(missing)}")
@@ -107,7 +108,7 @@ def read_config_as(
         raise
     except READ_ERRORS as error:
         problem = f"{type(error).__name__}: {quote(str(error))}"
-        raise ConfigError(f"config.json is not that of a {model_type.name}: {problem}") from None
+        raise ConfigError(f"config.json does not describe a {model_type.name}: {problem}") from None
 
 
 def write_config(
@@ -123,7 +124,7 @@ def write_config(
     head = kind_of(getattr(config, "head", "none"))[0]
     if head == "crf":
         raise ConfigError(
-            "no class of transformers has a conditional random field, so head='crf' is not "
+            "no class of transformers has a conditional random field, so head='crf' cannot be "
             "exported;\ntrain with model.head=tag"
         )
     candidates = MODEL_TYPES.values() if model_type is None else [MODEL_TYPES[model_type]]
@@ -131,13 +132,13 @@ def write_config(
         candidate.family for candidate in candidates
     }:
         raise ConfigError(
-            f"no Hugging Face model type has models of model.family={family_of(config)}, so such a "
-            "run is not exported"
+            f"no Hugging Face model type corresponds to model.family={family_of(config)}, so the "
+            "run cannot be exported"
         )
     if head in VECTOR_INPUTS:
         raise ConfigError(
-            f"no Hugging Face model type reads {VECTOR_INPUTS[head]}, so a model with the head "
-            f"{head!r} is not exported"
+            f"no Hugging Face model type takes {VECTOR_INPUTS[head]} as input, so a model with the "
+            f"head {head!r} cannot be exported"
         )
     failures: list[tuple[int, str, Differences]] = []  # distance, model type, differing settings
     for equivalent in equivalent_configs(config):
@@ -186,7 +187,7 @@ def equivalent_configs(config: Any) -> Iterator[Any]:
 
 
 def canonicalize(config: Any) -> Any:
-    """An equal configuration in which every setting that has its default value is left out."""
+    """An equivalent configuration in which settings that equal what None implies are None."""
     table = to_table(config)
     implied = {
         "kv_heads": config.heads,
@@ -272,19 +273,19 @@ def _differences(model_type: ModelType, config: Any, hf: ConfigDict) -> tuple[in
     distance = len(keys) + INCOMPATIBLE * ("architecture" in keys)
     distance += OTHER_HEAD * other_head + NO_POSITION * no_position
     return distance, {
-        f"{key} = {table[key]!r} ({model_type.name}: {reread[key]!r})": _change(key, reread[key])
+        f"{key} = {table[key]!r} ({model_type.name}: {reread[key]!r})": _argument(key, reread[key])
         for key in keys
     }
 
 
-def _change(key: str, value: Any) -> str | None:
+def _argument(key: str, value: Any) -> str | None:
     """A setting as an argument of `regard train`; None if its value is None.
 
-    >>> _change("head", {"kind": "classification", "bias": False})
+    >>> _argument("head", {"kind": "classification", "bias": False})
     'model.head.kind=classification model.head.bias=false'
     """
     if isinstance(value, dict):
-        parts = [_change(f"{key}.{name}", part) for name, part in value.items()]
+        parts = [_argument(f"{key}.{name}", part) for name, part in value.items()]
         return " ".join(part for part in parts if part is not None)
     shown = str(value).lower() if isinstance(value, bool) else value
     return None if value is None else f"model.{key}={shown}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from regard.errors import CheckpointError
 from regard.files.safetensors import conversion_hint
 
-ALLOWED_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.spm", "merges*"]
+ALLOWED_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.spm", "*.jinja", "merges*"]
 IGNORED_FILES = ["*/*", "consolidated*"]  # copies of the same weights for other libraries
 REPOSITORY_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -14,7 +14,10 @@ REPOSITORY_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 def download(name: str) -> Path:
     """Download a repository, unless it is in the local cache already; returns its folder."""
     if not REPOSITORY_NAME.fullmatch(name):
-        raise CheckpointError(f"no folder at {name}, and it is not a valid name on the hub")
+        raise CheckpointError(
+            f"no folder at {name}, and it is not a repository name of the hub, such as "
+            "openai-community/gpt2"
+        )
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

@@ -76,7 +76,7 @@ class ExternalCheckpoint:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights; of different dtypes, that of `torch.promote_types`."""
+        """The dtype of the weights; if they differ, the one to which torch promotes them."""
         dtypes = (self.tensors.entries[m.external].dtype for m in self.plan.mappings)
         return reduce(torch.promote_types, dtypes)
 
@@ -89,7 +89,11 @@ class ExternalCheckpoint:
         else:
             architecture = getattr(self.config, "architecture", "decoder")
             task = TASK_FOR_HEAD.get((architecture, self.head), "none")
-        if task == "text_classification" and self.outputs == 1 and problem in (None, REGRESSION):
+        if (
+            task == "text_classification"
+            and self.num_outputs == 1
+            and problem in (None, REGRESSION)
+        ):
             return "text_regression"  # as transformers chooses
         return task if problem in (None, ONE_CLASS) else "none"
 
@@ -101,13 +105,13 @@ class ExternalCheckpoint:
     @property
     def class_names(self) -> list[str]:
         """The names of the classes of a classifier or a tagger."""
-        return read_class_names({"num_labels": self.outputs, **self.config_json})
+        return read_class_names({"num_labels": self.num_outputs, **self.config_json})
 
     @property
-    def outputs(self) -> int | None:
+    def num_outputs(self) -> int | None:
         """The number of outputs of a classification, regression or tagging head."""
-        outputs: int | None = kind_of(getattr(self.config, "head", "none"))[1].get("classes")
-        return outputs
+        num_outputs: int | None = kind_of(getattr(self.config, "head", "none"))[1].get("classes")
+        return num_outputs
 
     def with_settings(self, settings: Mapping[str, Any]) -> "ExternalCheckpoint":
         """The checkpoint with other model settings, as in `{"position": {"base": 500000}}`.
@@ -226,7 +230,7 @@ def open_checkpoint(path: Path | str) -> ExternalCheckpoint:
     """Open a checkpoint and check that every tensor fits; no weight is read yet."""
     path = Path(path)
     if not path_exists(path):
-        raise CheckpointError(f"no folder at {path}")
+        raise CheckpointError(f"no checkpoint at {path}; {CHECKPOINT_FOLDER}")
     without_config = _open_without_config(path)
     folder = path if path.is_dir() else path.parent
     if without_config is None:
@@ -238,7 +242,8 @@ def open_checkpoint(path: Path | str) -> ExternalCheckpoint:
             read_config_as(named_type, hf)  # reports unsupported settings before reading tensors
         tensors = open_tensors(path)
         model_type = named_type or _identify_model_type(hf, tensors)
-        hf = _correct_class_count(model_type, model_type.complete(hf, tensors.entries), tensors)
+        hf = model_type.correct_settings(hf, tensors.entries)
+        hf = _drop_wrong_class_names(model_type, hf, tensors)
         config = read_config_as(model_type, hf)
         if not hf.get("architectures"):
             config = _config_with_fitting_head(model_type, hf, tensors) or config
@@ -364,7 +369,7 @@ def _identify_model_type(hf: Mapping[str, Any], tensors: TensorReader) -> ModelT
     return fitting[0]
 
 
-def _correct_class_count(
+def _drop_wrong_class_names(
     model_type: ModelType, hf: ConfigDict, tensors: TensorReader
 ) -> ConfigDict:
     """Drop class names that contradict both `num_labels` and the output layer."""

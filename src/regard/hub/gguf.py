@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ SILU, GELU = ("silu", "swish"), ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 # sqrt(dim / heads) instead of sqrt(head_dim).
 LAYERS_27B = {"gemma2": 46, "gemma3_text": 62}
 FLOAT32_TENSORS = ("position_embd", "token_types")  # prefixes of matrices that are never quantized
-EXCEPTIONS_Q4_K = "the embedding, the output, and rows that are not a multiple of 256"
+NOT_Q4_K = "the embedding, the output matrix, and those whose width is not a multiple of 256"
 
 Array = NDArray[Any]
 
@@ -60,7 +60,7 @@ def _check_window(hf: ConfigDict) -> None:
 
 def _refuse(
     setting: str, value: object, reason: str = "llama.cpp does not support it for this model"
-) -> None:
+) -> NoReturn:
     raise ConfigError(f"{setting}={quote(value)} cannot be exported as GGUF: {reason}")
 
 
@@ -72,10 +72,10 @@ def _check_gemma2_and_3(hf: ConfigDict) -> None:
     if hf["layer_types"] != kinds:
         reason = f"layers {every}, {2 * every}, … must have full attention, and no others"
         _refuse("model.global_every", hf["layer_types"], reason)
-    large = hf["num_hidden_layers"] == LAYERS_27B[hf["model_type"]]
-    width = hf["hidden_size"] // hf["num_attention_heads"] if large else hf["head_dim"]
-    if hf["query_pre_attn_scalar"] != width:
-        reason = f"for {hf['num_hidden_layers']} layers llama.cpp uses {width}"
+    is_27b = hf["num_hidden_layers"] == LAYERS_27B[hf["model_type"]]
+    scale_dim = hf["hidden_size"] // hf["num_attention_heads"] if is_27b else hf["head_dim"]
+    if hf["query_pre_attn_scalar"] != scale_dim:
+        reason = f"for {hf['num_hidden_layers']} layers llama.cpp uses {scale_dim}"
         _refuse("model.score.scale_dim", hf["query_pre_attn_scalar"], reason)
     if hf["model_type"] == "gemma3_text" and hf.get("rope_local_base_freq") != 10_000.0:
         _refuse("model.position.window_base", hf.get("rope_local_base_freq"), "it must be 10000")
@@ -180,12 +180,12 @@ def describe_other_types(path: Path, type: str) -> str | None:
     counts = " and ".join(
         f"{count} of {total} matrices as {kind}" for kind, count in others.items()
     )
-    reason = "rows that fit no block" if type != "q4_k" else EXCEPTIONS_Q4_K
+    reason = NOT_Q4_K if type == "q4_k" else "their width is not a multiple of 32"
     return f"stored {counts}: {reason}"
 
 
 def architecture_of(hf: ConfigDict) -> Architecture:
-    """The architecture of llama.cpp for a config.json; an error if it cannot compute the model."""
+    """The architecture of llama.cpp for a config.json; raises if it does not support the model."""
     kind = hf["model_type"]
     if kind not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -205,7 +205,7 @@ def architecture_of(hf: ConfigDict) -> Architecture:
 
 
 def model_type_for_gguf(config: Any, model_type: str | None) -> str:
-    """The model type to export a model as: the given one, or the first that llama.cpp computes."""
+    """The model type to export a model as: the given one, or the first that llama.cpp supports."""
     for name in ARCHITECTURES if model_type is None else ():
         with contextlib.suppress(ConfigError):
             architecture_of(write_config(config, name)[1])
@@ -258,7 +258,7 @@ def _model_arch(gguf: Any, architecture: Architecture) -> Any:
 
 
 def _tensor_type(name: str, weight: Array, kind: str) -> str:
-    """The type of a tensor: vectors and position tables are F32; rows that fit no block are F16."""
+    """The type of a tensor: F32 for vectors and position tables, F16 if its width fits no block."""
     if weight.ndim < 2 or name.startswith(FLOAT32_TENSORS):
         return "F32"
     if kind == "Q4_K" and (weight.shape[1] % 256 or name.startswith(("token_embd", "output."))):

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from typing import Any
+from typing import Any, NoReturn
 
 from regard.errors import ConfigError
 from regard.text import Tokenizer
@@ -13,7 +13,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # llama.cpp'
 # llama.cpp's names of pre-tokenizers, by the regular expression that splits text before BPE.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-SPLITS = {
+PRE_TOKENIZERS = {
     f"{_WORDS}\\p{{N}}{_REST}": "qwen2",
     f"{_WORDS}\\p{{N}}{{1,3}}{_REST}": "llama-bpe",
 }
@@ -64,7 +64,7 @@ def write_vocabulary(writer: Any, tokenizer: Tokenizer, size: int, architecture:
     writer.add_add_eos_token(False)
 
 
-def _refuse(tokenizer: Tokenizer, reason: str) -> None:
+def _refuse(tokenizer: Tokenizer, reason: str) -> NoReturn:
     raise ConfigError(
         f"the tokenizer ({tokenizer.kind}) cannot be exported as GGUF: {reason};\n"
         "train with data.tokenizer=bpe, or export with --format transformers"
@@ -94,7 +94,7 @@ def _write_bpe(
         if not merges:  # GGUF cannot store an empty list
             _refuse(tokenizer, "it has no merges, which llama.cpp needs for BPE")
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(_split_name(tokenizer, pre_tokenizers))
+        writer.add_tokenizer_pre(_pre_tokenizer_name(tokenizer, pre_tokenizers))
         writer.add_token_list(tokens)
         writer.add_token_merges([" ".join(pair) for pair in merges])
         return
@@ -114,17 +114,16 @@ def _write_bpe(
     _write_spaces(writer, tokenizer, normalizers, pre_tokenizers)
 
 
-def _split_name(tokenizer: Tokenizer, pre_tokenizers: list[dict[str, Any]]) -> str:
+def _pre_tokenizer_name(tokenizer: Tokenizer, pre_tokenizers: list[dict[str, Any]]) -> str:
     patterns = [step["pattern"].get("Regex") for step in pre_tokenizers if step["type"] == "Split"]
     (byte_level,) = (step for step in pre_tokenizers if step["type"] == "ByteLevel")
     if byte_level.get("add_prefix_space"):
         _refuse(tokenizer, "it adds a space before a text")
     if not patterns and byte_level.get("use_regex", True):
         return "gpt-2"
-    if len(patterns) == 1 and patterns[0] in SPLITS:
-        return SPLITS[patterns[0]]
+    if len(patterns) == 1 and patterns[0] in PRE_TOKENIZERS:
+        return PRE_TOKENIZERS[patterns[0]]
     _refuse(tokenizer, f"llama.cpp has no pre-tokenizer with its patterns: {str(patterns)[:200]}")
-    raise AssertionError
 
 
 def _write_unigram(
@@ -155,16 +154,16 @@ def _write_spaces(
     others = [step["type"] for step in (*normalizers, *pre_tokenizers) if step["type"] not in known]
     if others:
         _refuse(tokenizer, f"llama.cpp has no {others[0]}")
-    prepends = any(step["type"] == "Prepend" for step in normalizers)
-    prepends |= any(
+    prepends_space = any(step["type"] == "Prepend" for step in normalizers)
+    prepends_space |= any(
         step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never"
         for step in pre_tokenizers
     )
-    removes = any(
+    removes_spaces = any(
         step["type"] == "Replace" and " {2,}" in str(step["pattern"]) for step in normalizers
     )
-    writer.add_add_space_prefix(prepends)
-    writer.add_remove_extra_whitespaces(removes)
+    writer.add_add_space_prefix(prepends_space)
+    writer.add_remove_extra_whitespaces(removes_spaces)
 
 
 def _write_wordpiece(

@@ -1,4 +1,4 @@
-"""Compare an exported model's outputs in llama.cpp with those of torch, by llama-cpp-python."""
+"""Compare the outputs of an exported model in llama.cpp (llama-cpp-python) with those of torch."""
 
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ TOLERANCE = 5e-3
 def compare_llama_cpp(path: Path, model: Transformer, type: str) -> float | None:
     """The largest difference of the logits for random ids; None without llama-cpp-python.
 
-    For an encoder it is the largest difference of the embeddings of the tokens. For types other
-    than f32 the difference is returned without a check.
+    For an encoder, its hidden states are compared, which llama.cpp calls embeddings. For types
+    other than f32 the difference is returned without a check.
     """
     try:
         import llama_cpp

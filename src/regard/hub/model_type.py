@@ -38,9 +38,9 @@ class ModelType:
     internal settings that all models of the type share. `supported_values` lists external
     settings of which only this value (or one of a tuple, whose first is written) can be read.
     `defaults` are the values that transformers uses for settings that a file omits.
-    `read_settings` computes the internal settings that are not one to one from config.json with
-    its defaults filled in, `write_settings` does the reverse. `write_settings` accepts any
-    configuration; `write_config` reads the result again to detect settings that it cannot express.
+    `read_settings` computes all other internal settings from config.json with its defaults filled
+    in; `write_settings` does the reverse. `write_settings` accepts any configuration;
+    `write_config` reads the result again to detect settings that it cannot express.
     """
 
     name: str  # model_type in config.json
@@ -56,8 +56,8 @@ class ModelType:
     read_settings: Callable[[ConfigDict], ConfigDict] = lambda hf: {}
     write_settings: Callable[[Any], ConfigDict] = lambda config: {}
     shift_positions: Callable[[Any, int], tuple[Any, TensorTransform]] | None = None  # see roberta
-    # Adds settings that follow from the names of the tensors, if config.json lacks them; see t5.
-    complete: Callable[[ConfigDict, Collection[str]], ConfigDict] = lambda hf, names: hf
+    # Corrects settings of config.json that contradict the names of the tensors; see t5.
+    correct_settings: Callable[[ConfigDict, Collection[str]], ConfigDict] = lambda hf, names: hf
     family: str = "transformer"  # model.family of its configurations
 
 

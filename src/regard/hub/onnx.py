@@ -1,10 +1,10 @@
 """Write a Transformer as an ONNX file, and compare ONNX Runtime's outputs with torch's.
 
-An encoder reads `input_ids`, `lengths` and, if it has segments, `token_type_ids`. A decoder has a
-KV cache: it reads `input_ids` and `past_key_values.N.key` and `.value`, and writes `present.N.key`
-and `.value`, which are the past of the next call; the first call has a past of length 0. An
-encoder-decoder reads the ids of both sides. All write `logits`. Every length and the number of rows
-may vary from call to call.
+The inputs of an encoder are `input_ids`, `lengths` and, if it has segments, `token_type_ids`. A
+decoder has a KV cache: its inputs are `input_ids` and `past_key_values.N.key` and `.value`, and it
+also returns `present.N.key` and `.value`, the past of the next call; the past of the first call has
+length 0. An encoder-decoder takes the ids of both sides. All return `logits`. Every length and the
+number of rows may vary from call to call.
 """
 
 import logging
@@ -79,7 +79,7 @@ def write_onnx(model: Transformer, path: Path) -> float:
             f"ONNX files need {error.name}; install it with: pip install 'regard[onnx]'"
         ) from error
     module, names, dims = _export_module(model)
-    inputs = _inputs(model, EXAMPLE_ROWS, EXAMPLE_TIME, EXAMPLE_PAST)
+    inputs = _random_inputs(model, EXAMPLE_ROWS, EXAMPLE_TIME, EXAMPLE_PAST)
     with _silence(), torch.no_grad():
         program = torch.onnx.export(
             module,
@@ -95,7 +95,7 @@ def write_onnx(model: Transformer, path: Path) -> float:
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     difference = 0.0
     for rows, time, past in ((EXAMPLE_ROWS, EXAMPLE_TIME, EXAMPLE_PAST), (1, 7, 0), (3, 1, 8)):
-        inputs = _inputs(model, rows, time, past)
+        inputs = _random_inputs(model, rows, time, past)
         with torch.no_grad():
             expected = _flatten(module(*inputs))
         feed = dict(zip(names[0], (x.numpy() for x in _flatten(inputs)), strict=True))
@@ -134,7 +134,7 @@ def _export_module(model: Transformer) -> tuple[nn.Module, tuple[list[str], list
     return _Decoder(model).eval(), (names, outputs), (ids, [{0: rows, 2: past} for _ in parts])
 
 
-def _inputs(model: Transformer, rows: int, time: int, past: int) -> tuple[Any, ...]:
+def _random_inputs(model: Transformer, rows: int, time: int, past: int) -> tuple[Any, ...]:
     """Random inputs of the exported module."""
     generator, config = torch.Generator().manual_seed(rows), model.config
 

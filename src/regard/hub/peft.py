@@ -79,9 +79,10 @@ def write_adapter(
     dropout: float = 0.0,
     model_type: str | None = None,
 ) -> str:
-    """Write an adapter of a model with this configuration; return the model type of its names.
+    """Write an adapter of a model with this configuration; return the name of its model type.
 
-    By default that is the first model type that can express the model.
+    The model type gives the names of the layers; by default it is the first that can express the
+    model.
     """
     chosen, hf = write_config(config, model_type)
     exported = read_config_as(chosen, hf)
@@ -313,7 +314,10 @@ def _patterns(table: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     for pattern, value in table.items():
         repeated = re.search(r"[*)][*]", pattern) or pattern.count("*") > MAX_REPETITIONS
         if repeated or not re.fullmatch(r"[\w.\\^$|()*]*", pattern):
-            raise ConfigError(f"alpha_pattern: {quote(pattern)} is not supported")
+            raise ConfigError(
+                f"alpha_pattern: {quote(pattern)} is not supported: a pattern may have letters, "
+                f"digits, _ . \\ ^ $ | ( ) and up to {MAX_REPETITIONS} *, none after ) or *"
+            )
         try:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:

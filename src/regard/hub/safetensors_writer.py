@@ -81,7 +81,7 @@ class SafetensorsWriter:
         """Return the handle of a file; the first call creates it and writes its header."""
         if path not in self._handles:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            self._handles[path] = os.open(path, flags, 0o666)  # less the umask
+            self._handles[path] = os.open(path, flags, 0o666)  # minus the umask
             _write_at(self._handles[path], memoryview(self._headers[path]), 0)
         return self._handles[path]
 

@@ -15,8 +15,8 @@ from regard.text.special_tokens import HF_KEYS
 
 logger = logging.getLogger(__name__)
 
-ENCODER_DECODER_TYPES = ("t5", "bart", "marian")  # values of model_type
-ENCODER_TYPES = ("bert", "roberta", "distilbert", "albert")
+ENCODER_DECODER_TYPES = ("t5", "bart", "mbart", "marian")  # values of model_type
+ENCODER_TYPES = ("bert", "roberta", "camembert", "distilbert", "albert", "deberta", "deberta-v2")
 ID_KEYS = {"pad": "pad_token_id", "bos": "bos_token_id", "eos": "eos_token_id"}
 
 
@@ -84,7 +84,7 @@ def write_tokenizers(
 
 
 def _add_template(tokenizer: Tokenizer, single: str, pair: str) -> Tokenizer:
-    """Let the tokenizer add the special tokens that here the tasks add around a text."""
+    """Let a tokenizer trained here add the special tokens that the tasks of regard add instead."""
     return with_template(tokenizer, single, pair) if tokenizer.is_native else tokenizer
 
 

@@ -14,9 +14,8 @@ from regard.models.build import count_parameters
 from regard.nn.state import Source
 from regard.units import format_bytes
 
-TOLERANCE = (
-    1e-3  # for float32 outputs up to 10; larger than the rounding error of another summation order
-)
+# For float32 outputs up to 10; larger than the rounding error of another summation order.
+TOLERANCE = 1e-3
 AUTO_CLASSES = {  # by architecture, or "images" for a ViT, and head of a model
     ("decoder", "linear"): "AutoModelForCausalLM",
     ("encoder-decoder", "linear"): "AutoModelForSeq2SeqLM",

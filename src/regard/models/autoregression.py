@@ -83,7 +83,10 @@ class Autoregression(nn.Module):
         """One-step-ahead predictions, from the first `order` values of each row on."""
         order = self.config.order
         if series.shape[1] < order:
-            raise ShapeError(f"a series of {series.shape[1]} values is shorter than order={order}")
+            raise ShapeError(
+                f"a series of {series.shape[1]} values is shorter than order={order}; "
+                f"give at least {order} values"
+            )
         return series.to(self.weight).unfold(1, order, 1) @ self.weight.flip(0) + self.bias
 
     def forecast(

@@ -18,7 +18,8 @@ class BagOfWordsConfig(Settings):
     """A bag-of-words classifier."""
 
     vocab_size: int  # number of tokens
-    head: Choice = "classification"  # reads word counts; pool="mean": relative frequencies
+    # the output layer, which reads word counts, or with pool="mean" relative frequencies
+    head: Choice = "classification"
     context: int = 512  # texts are truncated to this many words
 
     def __post_init__(self) -> None:

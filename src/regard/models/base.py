@@ -97,15 +97,15 @@ class SupportsHidden(Language, Protocol):
 
 
 def is_prefix_lm(model: Any) -> bool:
-    """Whether a model, or that of a `generate.CudaGraphDecoder`, reads prompts bidirectionally."""
+    """Whether a model reads prompts bidirectionally; also of a `generate.CudaGraphDecoder`."""
     inner = getattr(model, "model", model)
     return bool(getattr(getattr(inner, "config", None), "prefix", False))
 
 
 def mark_prompt_as_prefix(model: Any, state: Any) -> Any:
-    """An empty state whose next ids are the prompt, which a prefix LM reads bidirectionally.
+    """Mark the next ids of an empty state as the prompt, which a prefix LM reads bidirectionally.
 
-    For other models the state is returned unchanged.
+    Return the marked state; for other models, the state itself.
     """
     return replace(state, prefix=True) if is_prefix_lm(model) else state
 

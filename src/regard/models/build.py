@@ -162,7 +162,10 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_model(config: ModelConfig, tensors: Mapping[str, Tensor], origin: str) -> nn.Module:
-    """A model with saved weights, which are assigned, not copied, and keep their dtype."""
+    """A model with saved weights, which are assigned, not copied, and keep their dtype.
+
+    The weights of a model with `fit` are copied.
+    """
     model = build_on_meta(config)
     if hasattr(model, "fit"):
         model = build_model(config)

@@ -52,7 +52,7 @@ class ImageGrid:
         if self.features == "convolution" and self.patch_size.bit_count() != 1:
             raise ConfigError(
                 f"patch_size={self.patch_size} must be a power of two with features='convolution', "
-                "whose layers halve the image"
+                "whose layers halve the image; set another patch_size, or features='patches'"
             )
 
 
@@ -103,7 +103,8 @@ class RecurrentCaptionerConfig(ImageGrid, Settings):
     # layer and the next (between)
     placement: Literal["bahdanau", "luong", "between"] = "bahdanau"
     input_feeding: bool = False  # luong: the attentional vector is part of the next input
-    heads: int | None = None  # attention heads with projections; None: one head without
+    # attention heads with projections; None: one head without projections
+    heads: int | None = None
     # attention layers in sequence; each adds the context vector of the one before to its query
     hops: int = 1
     # hard attention, to one region only, trained with this estimator
@@ -122,9 +123,9 @@ class RecurrentCaptionerConfig(ImageGrid, Settings):
                 f"score='location' has a row for each of context={self.context} positions, but an "
                 f"image has {self.regions} regions; raise context or patch_size"
             )
-        for name, choice, table in (("cell", self.cell, CELLS), ("score", self.score, SCORES)):
-            if (kind := kind_of(choice)[0]) not in table:
-                raise ConfigError(unknown(name, kind, table))
+        for name, choice, kinds in (("cell", self.cell, CELLS), ("score", self.score, SCORES)):
+            if (kind := kind_of(choice)[0]) not in kinds:
+                raise ConfigError(unknown(name, kind, kinds))
         self.check_grid()
         check_rules(self, SEQ2SEQ_RULES)
 
@@ -154,7 +155,7 @@ class Captioner(Transformer):
         assert self.encoder is not None
         x = self.image_embed(images.to(next(self.image_embed.parameters()).dtype))
         positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
-        memory = self.encoder(x, positions=positions, mask=Mask())
+        memory = self.encoder(x, positions=positions, mask=Mask.none())
         return memory, Mask.lengths(source.lengths)
 
 

@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 from regard.config import Settings
 from regard.errors import ConfigError
 from regard.models.ngram_counts import TokenBatch
-from regard.nn.head import IGNORE_INDEX, Head
-from regard.nn.loss import linear_cross_entropy
+from regard.nn.head import Head
+from regard.nn.loss import IGNORE_INDEX, linear_cross_entropy
 
 NOISE_POWER = 0.75  # exponent of the unigram counts in the noise distribution
 NOISE_SAMPLES = 8  # minimum number of noise samples per row
@@ -55,7 +55,7 @@ class _NegativeSamplingScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, u)
-        words, noise = _split(u, x)
+        words, noise = _words_and_noise(u, x)
         return (x * words).sum(-1), (noise @ x.mT).to(x.dtype)  # autocast may lower the precision
 
     @staticmethod
@@ -64,13 +64,14 @@ class _NegativeSamplingScores(torch.autograd.Function):
         dpositive, dnegative = grad_outputs[0].unsqueeze(-1), grad_outputs[1]
         x, u = ctx.saved_tensors
         du = torch.empty_like(u)
-        (words, noise), (dwords, dnoise) = _split(u, x), _split(du, x)
+        (words, noise), (dwords, dnoise) = _words_and_noise(u, x), _words_and_noise(du, x)
         torch.mul(x, dpositive, out=dwords)
         torch.bmm(dnegative, x, out=dnoise)
         return (words * dpositive).baddbmm_(dnegative.mT, noise), du
 
 
-def _split(u: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def _words_and_noise(u: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of `u`: the word at each position of x, and the noise words of each row."""
     batch, time, dim = x.shape
     return u[: batch * time].view_as(x), u[batch * time :].view(batch, -1, dim)
 

@@ -71,7 +71,7 @@ COMMON_HEADS = {
 def check_input_dim(config: Any) -> None:
     """Raise `ConfigError` unless a model that reads vectors has a head that predicts vectors."""
     if config.input_dim < 0:
-        raise ConfigError(f"input_dim={config.input_dim} must be at least 0 (ids)")
+        raise ConfigError(f"input_dim={config.input_dim} must be at least 0; 0: the inputs are ids")
     kind, _ = kind_of(config.head)
     if config.input_dim and kind not in VECTOR_HEADS:
         raise ConfigError(
@@ -94,7 +94,7 @@ def require_common_head(head: Choice) -> None:
 
 
 def require_generating_head(head: Any, choice: Choice) -> None:
-    """Raise `ConfigError` if the head does not predict tokens."""
+    """Raise `ConfigError` unless the head predicts tokens or pen points, which can be sampled."""
     if not isinstance(head, Head | MixtureDensityHead):
         raise ConfigError(
             f"head={choice!r} cannot generate: it does not predict the next token; "
@@ -228,7 +228,7 @@ TRANSFORMER_RULES: tuple[CompatibilityRule, ...] = (
             and (c.kv_heads is not None or (c.head_dim is None and c.dim % c.encoder_heads))
         ),
         "encoder_heads={c.encoder_heads} must divide dim={c.dim}, and cannot be combined with "
-        "kv_heads; leave one of them out",
+        "kv_heads={c.kv_heads}; choose other encoder_heads, or leave out kv_heads",
     ),
     (
         lambda c: (
@@ -269,8 +269,9 @@ SEQ2SEQ_RULES: tuple[CompatibilityRule, ...] = (
     ),
     (
         lambda c: c.bridge and c.depths[0] != c.depths[1],
-        "bridge=true initializes each decoder layer from one encoder layer, but there are "
-        "{c.layers} and {c.encoder_layers};\nleave out encoder_layers, or set bridge=false",
+        "bridge=true initializes each decoder layer from one encoder layer, but "
+        "layers={c.layers} and encoder_layers={c.encoder_layers};\n"
+        "leave out encoder_layers, or set bridge=false",
     ),
     (
         lambda c: c.score is not None and kind_of(c.score)[0] in RELATIVE_SCORES,

@@ -15,7 +15,8 @@ from regard.models.base import LanguageModel, State
 from regard.models.compatibility import check_sizes
 from regard.models.ngram_counts import UNSEEN, NGramTable, TokenBatch, count_ngrams
 from regard.models.smoothing import SMOOTHINGS
-from regard.nn.head import IGNORE_INDEX, LogProbHead
+from regard.nn.head import LogProbHead
+from regard.nn.loss import IGNORE_INDEX
 from regard.nn.state import RecurrentState, Source
 
 CHUNK_ELEMENTS = 1 << 22  # float64 probabilities in memory at a time: 32 MiB

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regard.errors import DataError
-from regard.nn.head import IGNORE_INDEX
+from regard.nn.loss import IGNORE_INDEX
 
 CHUNK_TOKENS = 1 << 22  # tokens that are counted at a time and then merged into the total
 # With up to this many possible keys per token, the distinct keys are found with an array that has

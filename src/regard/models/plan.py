@@ -253,9 +253,8 @@ def _plan(
 
 def _sequence_seconds(cost: Cost, cluster: Cluster) -> float:
     """Compute time of one sequence: matmuls, attention, and everything between them."""
-    weights = _matmul_bytes(cost) // BFLOAT16_BYTES
     total = cost.training_flops_per_token
-    matmuls = min(2 * weights * (1 + BACKWARD_FLOPS_RATIO), total)
+    matmuls = min(2 * _matmul_weights(cost) * (1 + BACKWARD_FLOPS_RATIO), total)
     return (
         (cost.context or 1) * matmuls / (cluster.peak * cluster.utilization)
         + (cost.context or 1) * (total - matmuls) / (cluster.peak * ATTENTION_UTILIZATION)
@@ -266,6 +265,11 @@ def _sequence_seconds(cost: Cost, cluster: Cluster) -> float:
 def _matmul_bytes(cost: Cost) -> int:
     """The bytes of the weights of matmuls in bfloat16."""
     return cost.mixed_training_bytes - cost.training_bytes
+
+
+def _matmul_weights(cost: Cost) -> int:
+    """The number of weights of matmuls."""
+    return _matmul_bytes(cost) // BFLOAT16_BYTES
 
 
 def decode_seconds(cost: Cost, cluster: Cluster) -> float:
@@ -279,7 +283,7 @@ def prefill_seconds(cost: Cost, cluster: Cluster) -> float:
     """The time to read a prompt as long as the context in bfloat16, up to the first logits."""
     tokens = cost.context or 1
     matmuls = 2 * (cost.parameters - cost.outside_parameters)  # the head reads the last token only
-    attention = cost.training_flops_per_token / (1 + BACKWARD_FLOPS_RATIO) - _matmul_bytes(cost)
+    attention = cost.flops_per_token - 2 * _matmul_weights(cost)
     return (
         tokens * matmuls / (cluster.peak * PREFILL_UTILIZATION)
         + tokens * max(attention, 0) / (cluster.peak * PREFILL_ATTENTION_UTILIZATION)

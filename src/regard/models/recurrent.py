@@ -46,7 +46,7 @@ class RecurrentConfig(Settings):
         check_sizes(self, "vocab_size", "dim", "layers", "context")
         check_input_dim(self)
         if self.char_dim < 0:
-            raise ConfigError(f"char_dim={self.char_dim} must be at least 0 (none)")
+            raise ConfigError(f"char_dim={self.char_dim} must be at least 0; 0: none")
         if self.one_hot and (self.input_dim or self.char_dim):
             raise ConfigError(
                 "one_hot=true is for ids alone; leave out one_hot, or input_dim and char_dim"
@@ -80,8 +80,8 @@ class RecurrentConfig(Settings):
     @property
     def shares_embedding(self) -> bool:
         """Whether the output matrix is the embedding matrix: with `tied`, if the widths agree."""
-        ids = not self.input_dim and not self.one_hot
-        return self.tied and ids and self.head_width == self.dim
+        has_embedding = not self.input_dim and not self.one_hot
+        return self.tied and has_embedding and self.head_width == self.dim
 
 
 class RecurrentLM(LanguageModel):

@@ -39,7 +39,8 @@ class Seq2SeqConfig(Settings):
     # layer and the next (between)
     placement: Literal["bahdanau", "luong", "between"] = "luong"
     input_feeding: bool = False  # luong: the attentional vector is part of the next input
-    heads: int | None = None  # attention heads with projections; None: one head without
+    # attention heads with projections; None: one head without projections
+    heads: int | None = None
     # attention layers in sequence; each adds the context vector of the one before to its query
     hops: int = 1
     # hard attention, to one position only, trained with this estimator
@@ -53,12 +54,12 @@ class Seq2SeqConfig(Settings):
         check_sizes(self, "vocab_size", "source_vocab_size", "dim", "layers", "encoder_layers")
         check_sizes(self, "heads", "hops", "context")
         check_dropout(self)
-        for name, choice, table in (
+        for name, choice, kinds in (
             ("cell", self.cell, CELLS),
             ("score", self.score, SCORES),
         ):
-            if choice is not None and (kind := kind_of(choice)[0]) not in table:
-                raise ConfigError(unknown(name, kind, table))
+            if choice is not None and (kind := kind_of(choice)[0]) not in kinds:
+                raise ConfigError(unknown(name, kind, kinds))
         check_rules(self, SEQ2SEQ_RULES)
 
     @property
@@ -357,31 +358,32 @@ class RecurrentEncoderDecoder(LanguageModel):
         assert self.readout is not None
         input_feeding, cells = self.config.input_feeding, self._cells()
         e_weight, context_weight = cells[0].input.weight.split(self.config.dim, 1)
-        # z of the last step, with input feeding
-        states, fed_z = (initial[:-1], initial[-1][0]) if input_feeding else (initial, None)
+        states, previous_z = (initial[:-1], initial[-1][0]) if input_feeding else (initial, None)
         states_by_step: list[list[CellState]] = []
         attention_outputs: list[list[AttentionOutput]] = []
         inputs = F.linear(e, e_weight, cells[0].input.bias).unbind(1)
         for n, x in enumerate(inputs):
             step = (n, len(inputs))
-            if fed_z is None:
+            if previous_z is None:
                 attention_outputs.append(self._attend(states[-1][0].unsqueeze(1), memory, step))
             extra_input = (
-                attention_outputs[-1][-1].context_vectors.squeeze(1) if fed_z is None else fed_z
+                attention_outputs[-1][-1].context_vectors.squeeze(1)
+                if previous_z is None
+                else previous_z
             )
             x = x + F.linear(extra_input, context_weight)
             states = self._step_cells(x, states, step)
-            if fed_z is not None:
+            if previous_z is not None:
                 s = states[-1][0]
                 attention_outputs.append(self._attend(s.unsqueeze(1), memory, step))
                 c = attention_outputs[-1][-1].context_vectors.squeeze(1)
-                fed_z = self.readout(torch.cat([s, c], -1)).tanh()
-            states_by_step.append([*states, (fed_z,)] if fed_z is not None else states)
+                previous_z = self.readout(torch.cat([s, c], -1)).tanh()
+            states_by_step.append([*states, (previous_z,)] if previous_z is not None else states)
         all_states = [
             tuple(torch.stack(vectors, 1) for vectors in zip(*layer, strict=True))
             for layer in zip(*states_by_step, strict=True)
         ]
-        if fed_z is not None:
+        if previous_z is not None:
             return all_states[-1][0], all_states, attention_outputs
         c = torch.cat([step[-1].context_vectors for step in attention_outputs], 1)
         z = self.readout(torch.cat([e, all_states[-1][0], c], -1)).tanh()

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float64, Int
 from torch import Tensor, nn
 
-from regard.errors import ConfigError
 from regard.models.ngram_counts import NGramTable
+from regard.nn.options import require_positive
 
 DEFAULT_DISCOUNTS = (0.5, 1.0, 1.5)  # of counts 1, 2 and 3+, where they cannot be estimated
 
@@ -75,8 +75,7 @@ class AddK(Smoothing):
 
     def __init__(self, vocab_size: int, k: float = 1.0) -> None:
         super().__init__()
-        if not 0 < k < float("inf"):
-            raise ConfigError(f"smoothing 'add_k': k={k} must be above 0 and finite")
+        require_positive("smoothing 'add_k'", k=k)
         self.total_pseudo_count = k * vocab_size
 
     def forward(self, length: int, count: Tensor, row: Tensor, total: Tensor) -> Smoothed:

@@ -27,11 +27,11 @@ class SoftWindowConfig(Settings):
     input_dim: int = 5  # width of a point: dx, dy, and the pen as one of three classes
     cell: Choice = "lstm"  # the recurrent cell (nn.recurrent.CELLS)
     dim: int = 128  # width of every layer
-    layers: int = 2  # the first moves the window, the others read the window vector w
+    layers: int = 2  # number of layers: the first moves the window, the others read its vector w
     components: int = 10  # mixture components of the soft window
     dropout: float = 0.0  # dropout between layers, and of the head's input
     head: Choice = "mixture"  # the output layer (nn.head.HEADS)
-    context: int = 256  # points of a training drawing
+    context: int = 256  # maximum number of points of a training drawing
 
     def __post_init__(self) -> None:
         check_sizes(self, "vocab_size", "input_dim", "dim", "components", "context")
@@ -48,7 +48,7 @@ class SoftWindowConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WindowState:
+class SoftWindowState:
     """The states of the layers and of the window, and the text."""
 
     first: CellState  # of the first layer
@@ -91,12 +91,12 @@ class SoftWindowLM(LanguageModel):
         x, _ = self.layers(torch.cat([x, h_and_w], -1))
         return x
 
-    def start(self, rows: int, capacity: int, source: Source | None = None) -> WindowState:
+    def start(self, rows: int, capacity: int, source: Source | None = None) -> SoftWindowState:
         """The state before the first point; the window is at the first character."""
         if source is None:
             raise ConfigError("a soft window needs a text; pass source=Source(ids, lengths)")
         like = self.embed.weight
-        return WindowState(
+        return SoftWindowState(
             self.first.start(rows),
             [cast(RecurrentLayer, cell).start(rows) for cell in self.layers],
             like.new_zeros(rows, self.config.vocab_size),
@@ -108,8 +108,8 @@ class SoftWindowLM(LanguageModel):
         )
 
     def step(
-        self, points: Float[Tensor, "rows time input_dim"], state: WindowState
-    ) -> tuple[Float[Tensor, "rows 1 parameters"], WindowState]:
+        self, points: Float[Tensor, "rows time input_dim"], state: SoftWindowState
+    ) -> tuple[Float[Tensor, "rows 1 parameters"], SoftWindowState]:
         """The output of the head after the last of these points, and the state."""
         x, h_and_w, next_state = self._read(points, state)
         x, upper = torch.cat([x, h_and_w], -1), []
@@ -118,11 +118,13 @@ class SoftWindowLM(LanguageModel):
             x = self.layers.apply_dropout(states[0])
             upper.append(tuple(vector[:, -1] for vector in states))
         parameters: Tensor = self.head(x[:, -1:])
-        return parameters, WindowState(
+        return parameters, SoftWindowState(
             next_state.first, upper, next_state.w, next_state.kappa, state.text, state.lengths
         )
 
-    def _read(self, points: Tensor, state: WindowState) -> tuple[Tensor, Tensor, WindowState]:
+    def _read(
+        self, points: Tensor, state: SoftWindowState
+    ) -> tuple[Tensor, Tensor, SoftWindowState]:
         """x and [h^1; w] at each point, and the new state; its upper layers are unchanged."""
         x: Tensor = self.embed(points)
         cell, (first, w, kappa) = self.first, (state.first, state.w, state.kappa)
@@ -134,7 +136,7 @@ class SoftWindowLM(LanguageModel):
                 first[0], kappa, state.text, state.lengths, first=step, steps=x.shape[1]
             )
             h_and_w.append(torch.cat([first[0], w.to(first[0].dtype)], -1))
-        next_state = WindowState(first, state.upper, w, kappa, state.text, state.lengths)
+        next_state = SoftWindowState(first, state.upper, w, kappa, state.text, state.lengths)
         return x, torch.stack(h_and_w, 1), next_state
 
     if TYPE_CHECKING:

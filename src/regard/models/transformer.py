@@ -45,14 +45,16 @@ from regard.nn.state import Inputs, KVCache, Source, TransformerState
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class StackConfig(Settings):
-    """A stack of blocks: sizes and choices; comments name the table that lists the choices."""
+    """A stack of blocks: sizes and choices; comments name the dict of each choice."""
 
     dim: int = 512  # width of the residual stream
     layers: int = 6  # number of layers of the decoder, or of the only stack
     heads: int = 8  # number of attention heads
-    kv_heads: int | None = None  # number of key and value heads (GQA, MQA); None: one per head
+    # number of key and value heads (GQA, MQA); None: as many as `heads`
+    kv_heads: int | None = None
     head_dim: int | None = None  # width of a head; None: dim / heads
-    ffn_dim: int | None = None  # width of the FFN; None: 4 dim; 8/3 dim, rounded up to 8, if gated
+    # width of the FFN; None: 4 dim, or if gated 8/3 dim, rounded up to a multiple of 8
+    ffn_dim: int | None = None
     # the attention score (nn.score.SCORES); relative scores in self-attention only
     score: Choice = "scaled_dot"
     position: Choice = "learned"  # the position encoding (nn.position.POSITIONS)
@@ -61,7 +63,7 @@ class StackConfig(Settings):
     # indices, from 0, of the layers with full attention instead of `window`
     global_layers: list[int] | None = None
     norm: str = "layer"  # the norm (nn.norm.NORMS)
-    norm_eps: float = 1e-5  # added to the variance
+    norm_eps: float = 1e-5  # epsilon of the norm, added to the variance
     qk_norm: bool = False  # normalize each query and each key
     # where the norms are in a block, and whether attention and FFN are computed in parallel
     norm_placement: NormPlacementKind = "pre"
@@ -93,7 +95,7 @@ class StackConfig(Settings):
             raise ShapeError(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
         check_dropout(self, "dropout", "attention_dropout", "ffn_dropout")
         require_positive("model", norm_eps=self.norm_eps, residual_scale=self.residual_scale)
-        for name, table in (
+        for name, kinds in (
             ("score", SCORES),
             ("position", POSITIONS),
             ("norm", NORMS),
@@ -101,8 +103,8 @@ class StackConfig(Settings):
             ("init", INITS),
         ):
             choice = getattr(self, name)
-            if choice is not None and (kind := kind_of(choice)[0]) not in table:
-                raise ConfigError(unknown(name, kind, table))
+            if choice is not None and (kind := kind_of(choice)[0]) not in kinds:
+                raise ConfigError(unknown(name, kind, kinds))
         check_rules(self, STACK_RULES)
 
     @property
@@ -137,7 +139,7 @@ class StackConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class TransformerConfig(StackConfig):
-    """Any Transformer over token ids."""
+    """Any Transformer over token ids, or over vectors (`input_dim`)."""
 
     vocab_size: int  # number of tokens
     # number of tokens of the source; None: both sides share one vocabulary
@@ -150,9 +152,9 @@ class TransformerConfig(StackConfig):
     encoder_ffn_dim: int | None = None  # width of the encoder's FFN; None: as `ffn_dim`
     encoder_layers: int | None = None  # number of encoder layers; None: as many as `layers`
     embed_dim: int | None = None  # width of the embedding tables; None: dim
-    factorize_positions: bool = True  # positions also have width embed_dim; false: dim
+    factorize_positions: bool = True  # position embeddings have width embed_dim; false: dim
     embed_scaled: bool = False  # multiply embeddings by the square root of their width
-    segments: int = 0  # segment embeddings of an encoder (BERT: 2)
+    segments: int = 0  # number of segment embeddings of an encoder (BERT: 2)
     char_dim: int = 0  # for tagging: width of the character vector of each word; 0: none
     # prefix LM: attention within the prompt is bidirectional; only tokens after it are predicted
     prefix: bool = False
@@ -239,7 +241,7 @@ class Transformer(LanguageModel):
         ids: Inputs,
         *,
         source: Source | None = None,
-        mask: Mask = Mask(),  # noqa: B008 -- a frozen value
+        mask: Mask = Mask.none(),  # noqa: B008 -- a frozen value
         lengths: Int[Tensor, " batch"] | None = None,
         positions: Int[Tensor, "#batch time"] | None = None,
         segments: Int[Tensor, "batch time"] | None = None,
@@ -449,7 +451,7 @@ def build_stack(
         windows=_layer_windows(config, layers),
         embed_norm=norm(embed_dim) if config.embed_norm else None,
         project=None if embed_dim == config.dim else nn.Linear(embed_dim, config.dim),
-        norm=norm(config.dim) if norm_placement.final_norm else None,
+        norm=norm(config.dim) if norm_placement.needs_final_norm else None,
         relative_embedding=score.new_embedding(config.dim, norm)
         if isinstance(score, Disentangled)
         else None,

@@ -37,7 +37,7 @@ class VisionConfig(StackConfig):
     image_size: int | list[int] = 224  # side of a square, or height and width, in pixels
     patch_size: int | list[int] = 16  # side of a square patch, or its height and width
     channels: int = 3  # channels of an image: 3 for RGB, 1 for grayscale
-    cls: bool = True  # a class token before the patches; without it head.pool is "mean"
+    cls: bool = True  # a class token before the patches; without it, set head.pool="mean"
     head: Choice = "classification"  # the output layer (nn.head.HEADS)
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class VisionTransformer(nn.Module):
         positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
         height, width = map(operator.floordiv, images.shape[2:], self.config.patch_sides)
         if (height, width) == self.config.grid:
-            return self.encoder(x, positions=positions, mask=Mask())
+            return self.encoder(x, positions=positions, mask=Mask.none())
         resized: dict[str, Tensor] = {}
         if isinstance(position := self.encoder.position, Learned):
             resized["position.table.weight"] = interpolate_positions(
@@ -130,7 +130,7 @@ class VisionTransformer(nn.Module):
                 num_prefix_tokens=position.offset + self.config.cls,
             )
         result: Tensor = functional_call(
-            self.encoder, resized, (x,), {"positions": positions, "mask": Mask()}
+            self.encoder, resized, (x,), {"positions": positions, "mask": Mask.none()}
         )
         return result
 

@@ -191,7 +191,7 @@ class NormPlacement:
     residual_scale: float = 1.0
 
     @property
-    def final_norm(self) -> bool:
+    def needs_final_norm(self) -> bool:
         """Whether the stack needs a final norm: the blocks leave their output unnormalized."""
         return self.kind not in ("post", "deepnorm")
 

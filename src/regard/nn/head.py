@@ -169,7 +169,7 @@ class ClassificationHead(nn.Module):
     networks), the mean or the maximum. For a bidirectional recurrent network "ends" takes the last
     state of the forward layer and the first of the backward layer: both have read all tokens.
     `hidden` is an extra layer h(y) = f(H y + c) with f = tanh (BERT, RoBERTa), ReLU (DistilBERT)
-    or GELU (DeBERTa); with `relu` it is h(y) = relu(y), without weights.
+    or GELU (DeBERTa); with `relu`, h(y) = relu(y) without weights; by default h(y) = y.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class CRFHead(TagHead):
         """The sum of -log P(tags | text); tokens of class -1 have no tag."""
         if label_smoothing:
             raise ConfigError(
-                f"label_smoothing={label_smoothing} needs a head that predicts tags separately; "
+                f"label_smoothing={label_smoothing} needs a head that predicts tags independently; "
                 "set it to 0, or choose head 'tag'"
             )
         tagged = targets != IGNORE_INDEX
@@ -330,6 +330,7 @@ class CRFHead(TagHead):
         return u, tagged.sum(1).clamp_min(1), indices
 
     def _log_partition(self, u: Tensor, lengths: Tensor) -> Tensor:
+        """log Z; `accel.compile` replaces this method, so that its loop runs eagerly."""
         return log_partition(u, lengths, self.transition_scores)
 
 

@@ -45,11 +45,11 @@ class BatchNorm(nn.Module):
     r"""y = (x - m) / sqrt(v + eps) * g + b, by feature (Ioffe & Szegedy 2015).
 
     m and v are the mean and the variance of a feature over all positions of all rows of a batch,
-    without padding. In evaluation they are the moving averages of those of training,
+    without padding. In evaluation they are moving averages that training has updated,
 
         m <- 0.9 m + 0.1 mean(x),      v <- 0.9 v + 0.1 var(x)
 
-    In training the output at one position thus depends on all others, including later ones, so it
+    In training the output at one position depends on all others, including later ones, so BatchNorm
     is for encoders only. Activation checkpointing, distributed training and `train.ema` would make
     the moving averages wrong and are rejected.
     """

@@ -33,17 +33,17 @@ class PatchEmbedding(nn.Module):
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch time dim"]:
         """The embeddings of the class token, if there is one, and of the patches."""
-        sides, channels = self.patch.kernel_size, self.patch.in_channels
+        patch_size, channels = self.patch.kernel_size, self.patch.in_channels
         _, image_channels, height, width = images.shape
         if image_channels != channels:
             raise ShapeError(
                 f"images have {image_channels} channels, but the model needs {channels}"
             )
-        if height % sides[0] or width % sides[1]:
-            size = sides[0] if sides[0] == sides[1] else f"{sides[0]} × {sides[1]}"
+        patch_height, patch_width = patch_size
+        if height % patch_height or width % patch_width:
             raise ShapeError(
-                f"an image of {height} × {width} pixels cannot be split into patches of {size}; "
-                "resize it"
+                f"an image of {height} × {width} pixels cannot be split into patches of "
+                f"{patch_height} × {patch_width}; resize it"
             )
         x: Tensor = self.patch(images).flatten(2).transpose(1, 2)  # (batch, patches, dim)
         if self.cls is None:

@@ -55,9 +55,9 @@ def rotate_complex(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Position(nn.Module):
     """No position encoding.
 
-    A subclass overrides one of three methods. `positions` holds the absolute position of every
-    token, so KV caches and packed documents need no special case. Each method is called once per
-    forward pass, for all layers.
+    A subclass overrides `embed`, `rotation` or `bias`. `positions` holds the absolute position of
+    every token, so KV caches and packed documents need no special case. Each method is called once
+    per forward pass, for all layers.
     """
 
     each_layer = False  # add `embed` to the input of attention in every layer, not once
@@ -104,7 +104,7 @@ class Sinusoidal(Position):
         super().__init__()
         if dim % 2:
             raise ShapeError(
-                f"sinusoidal positions need an even width (dim, or embed_dim), not dim={dim}"
+                f"position 'sinusoidal' needs an even width (dim, embed_dim or head_dim), not {dim}"
             )
         require_positive("position 'sinusoidal'", base=base)
         self.dim, self.base, self.interleaved = dim, base, interleaved
@@ -315,13 +315,14 @@ class Rotary(Position):
         super().__init__()
         if not 0 < partial_rotary_factor <= 1:
             raise ShapeError(
-                f"rotary: partial_rotary_factor={partial_rotary_factor} must lie in (0, 1]"
+                f"position 'rotary': partial_rotary_factor={partial_rotary_factor} must lie in "
+                "(0, 1]"
             )
         require_positive("position 'rotary'", base=base)
         rotary_dim = int(head_dim * partial_rotary_factor)
         if rotary_dim % 2 or rotary_dim == 0:
             raise ShapeError(
-                f"rotary rotates pairs of coordinates: head_dim={head_dim} times "
+                f"position 'rotary' rotates pairs of coordinates: head_dim={head_dim} times "
                 f"partial_rotary_factor={partial_rotary_factor} must be even and more than 0"
             )
         self.rotary_dim, self.base = rotary_dim, base

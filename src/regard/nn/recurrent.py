@@ -104,7 +104,7 @@ class RecurrentLayer(nn.Module):
 
         return apply_hook_point
 
-    def weights(self) -> list[Tensor]:
+    def kernel_weights(self) -> list[Tensor]:
         """W, U and the two biases with which torch's kernel computes the equation."""
         bias = self.input.bias
         return [self.input.weight, self.hidden.weight, bias, torch.zeros_like(bias)]
@@ -131,7 +131,7 @@ class RecurrentLayer(nn.Module):
             dtype = self.hidden.weight.dtype
             with torch.autocast("cuda", enabled=False):
                 return self._fused(x.to(dtype), lengths, tuple(v.to(dtype) for v in state))
-        weights = self.weights()
+        weights = self.kernel_weights()
         if x.is_cuda:  # cuDNN warns unless its weights are contiguous in memory
             flat_weights = torch.cat([weight.flatten() for weight in weights])
             parts = flat_weights.split([weight.numel() for weight in weights])
@@ -256,7 +256,7 @@ class GRU(RecurrentLayer):
         keep = z if self.update == "keep" else 1 - z
         return (hook("state", keep * h + (1 - keep) * candidate),)
 
-    def weights(self) -> list[Tensor]:
+    def kernel_weights(self) -> list[Tensor]:
         """The weights of torch's kernel.
 
         For update = "write" those of z are negated, since 1 - sigmoid(a) = sigmoid(-a).
@@ -317,9 +317,9 @@ class LSTM(RecurrentLayer):
         c = hook("cell", f * c + i * g)
         return hook("state", o * c.tanh()), c
 
-    def weights(self) -> list[Tensor]:
+    def kernel_weights(self) -> list[Tensor]:
         """The weights of torch's kernel; a gate that is switched off is 1 by a large bias."""
-        weights = super().weights()
+        weights = super().kernel_weights()
         if all(self.gates):
             return weights
         full_weights = []
@@ -496,8 +496,10 @@ class Bidirectional(nn.Module):
 
         The final state of the backward layer is its state at the first x.
         """
-        ends = torch.full(x.shape[:1], x.shape[1], device=x.device) if lengths is None else lengths
-        reversal = reversal_index(ends, x.shape[1])
+        row_lengths = lengths
+        if row_lengths is None:
+            row_lengths = torch.full(x.shape[:1], x.shape[1], device=x.device)
+        reversal = reversal_index(row_lengths, x.shape[1])
         y, final_state = self.forward_layer(x, lengths)
         y_backward, backward_final_state = self.backward_layer(x[reversal], lengths)
         pairs = zip(final_state, backward_final_state, strict=True)
@@ -518,7 +520,7 @@ def reversal_index(lengths: Int[Tensor, " batch"], time: int) -> tuple[Tensor, T
 class Recurrent(nn.ModuleList):
     """A stack of recurrent layers.
 
-    Dropout applies between layers, not between time steps (Zaremba et al. 2014).
+    Dropout applies to the output of every layer, not between time steps (Zaremba et al. 2014).
     """
 
     def __init__(

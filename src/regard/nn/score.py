@@ -27,7 +27,7 @@ class Score(nn.Module):
     scale = 1.0
     cap: float | None = None
     key_bias = True  # whether the key projection has a bias if that of the queries has one
-    per_head = False  # whether each head has separate parameters; all are then computed together
+    per_head = False  # whether heads have separate parameters: q and k then hold all heads
     hidden_dim = 1  # values that `forward` allocates per query-key pair
 
     def prepare(self, k: Keys) -> Keys:
@@ -41,7 +41,7 @@ class Score(nn.Module):
         query_positions: Int[Tensor, "#batch time"],
         key_positions: Int[Tensor, "#batch seen"],
     ) -> Scores:
-        """The scores; relative scores use the positions."""
+        """The scores; relative scores and `Location` use the positions."""
         raise NotImplementedError
 
 

@@ -45,7 +45,10 @@ class SoftWindow(nn.Module):
         first: int = 0,
         steps: int | None = None,
     ) -> tuple[Float[Tensor, "batch vocab"], Float[Tensor, "batch components"]]:
-        """w_t and kappa_t, from h_t; `lengths` holds the number of characters of each text."""
+        """w_t and kappa_t, from h_t; `lengths` holds the number of characters of each text.
+
+        `first` is the index of this step and `steps` the number of all steps, for the hook point.
+        """
         compute_dtype = torch.promote_types(h.dtype, torch.float32)
         log_parameters = self.out(h).to(compute_dtype).clamp(-LOG_LIMIT, LOG_LIMIT)
         alpha, beta, step = log_parameters.exp().split(self.components, -1)

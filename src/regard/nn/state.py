@@ -69,7 +69,7 @@ class KVCache:
         positions: Int[Tensor, "rows time"],
         seen: int,
     ) -> tuple[Tensor, Tensor]:
-        """Store keys and values at `positions`; return the first `seen` of the cache."""
+        """Store keys and values at `positions`; return the first `seen` keys and values."""
         index = positions[:, None, :, None]
         self.keys.scatter_(2, index.expand_as(k), k.to(self.keys.dtype))
         self.values.scatter_(2, index.expand_as(v), v.to(self.values.dtype))

@@ -329,6 +329,7 @@ def best_classes(
     probabilities = logits.float().softmax(-1)
     scores = probabilities
     if predicted is not None:
+        # 2 is larger than any probability
         scores = probabilities.scatter(-1, predicted.unsqueeze(-1), 2.0)
     best = scores.topk(min(top, len(names))).indices
     rows = zip(best.tolist(), probabilities.gather(-1, best).tolist(), strict=True)

@@ -73,7 +73,7 @@ class CaptionsPipeline(Pipeline):
         return caption_table(path) is not None
 
     def reads_as_table(self, path: Path, columns: Mapping[str, Any], kind: str | None) -> bool:
-        """A path with the suffix of a table that is not recognized."""
+        """A table, but not a folder of images with its table."""
         return is_table(path) and not self.recognizes(path)
 
     def open(self, path: Path) -> Captions:
@@ -147,7 +147,9 @@ class CaptionsPipeline(Pipeline):
         )
         task.check_model(model)
         if task.crop >= model.image_size:
-            raise ConfigError(f"task.crop={task.crop} must be less than {model.image_size} pixels")
+            raise ConfigError(
+                f"task.crop={task.crop} must be less than image_size={model.image_size}"
+            )
         mean, std = (task.mean, task.std) if task.mean else train.statistics(model.image_size)
         choice = with_task_options(config.task, {"mean": mean, "std": std})
         config = replace(config, task=choice, model=config_table(model))

@@ -13,7 +13,7 @@ from regard.config import Choice, DataConfig, RunConfig, kind_of, make
 from regard.data.arrow_files import HUB_PREFIX
 from regard.data.builtin import BUILTINS
 from regard.data.captions import caption_table
-from regard.data.columns import ROLES, ambiguous_table, find_roles
+from regard.data.columns import ROLES, ambiguous_table_error, find_roles
 from regard.data.pairs import from_parallel
 from regard.data.table_files import is_table, read_table, read_validation
 from regard.data.tables import Table
@@ -96,7 +96,7 @@ def open_split(config: RunConfig, *, is_new: bool = True) -> tuple[Any, Any]:
     validation_table = _validation_table(data.path, table)
     if validation_table is not None:
         if is_new:
-            reason = f"{data.path} has a validation split of its own"
+            reason = f"{data.path} has its own validation split"
             _reject_validation(data, reason, "validation_fraction")
         validation = _interpret_table(validation_table, columns, dataset.kind)
         return dataset, _lowercase(validation, data.lower).note_overlap(dataset)
@@ -138,7 +138,9 @@ def open_validation(
     there has them here too.
     """
     if len(paths) > 2:
-        raise ConfigError(f"validation takes one path, or a source and a target, not {len(paths)}")
+        raise ConfigError(
+            f"validation data is one path, or a source and a target, not {len(paths)} paths"
+        )
     if len(paths) == 2:
         data = open_data(None, *map(str, paths), lower=lower)
     else:
@@ -161,7 +163,7 @@ def _applicable_columns(path: Choice, columns: Mapping[str, Any]) -> Mapping[str
         or not (file_path and file_path.exists() and is_table(file_path))
     ):
         return columns
-    return columns if read_table(file_path).header else {}
+    return columns if read_table(file_path, names=list(columns.values())).header else {}
 
 
 def is_dataset_name(path: str) -> bool:
@@ -176,7 +178,7 @@ def data_fingerprint(training: Data, validation: Data) -> str:
 
 
 def run_name(path: Choice | None, source: str | None) -> str:
-    """A name for a run: that of its data file, or of the folder of a file named "train"."""
+    """A name for a run: that of its data file, or of the folder of a file named train or data."""
     if isinstance(path, str) and path.startswith(HUB_PREFIX):
         return path.rstrip("/").rsplit("/", 1)[-1]
     if path is not None and not (isinstance(path, str) and Path(path).exists()):
@@ -232,7 +234,7 @@ def _open(
         is_conll = not is_table(file_path) or suffix(file_path) in (".csv", ".tsv")
         if others or not is_conll:
             raise ConfigError(
-                f"data.columns are the columns of a CoNLL file; leave it out, and name the columns "
+                f"data.columns is for CoNLL files; leave it out, and name the columns "
                 f"of the table: {' '.join(f'{name}=…' for name in others or ['data.text'])}"
             )
         return TagsPipeline().open(file_path, columns["columns"]), None
@@ -252,7 +254,7 @@ def _open_table(
 ) -> tuple[Data, Table | None]:
     """The data of a table; for language modelling, an ambiguous table is read as plain text."""
     if kind != "text" or columns or path.is_dir():
-        table = read_table(path, training)
+        table = read_table(path, training, [str(name) for name in columns.values()])
         return _interpret_table(table, columns, kind), table
     for table_kind in (kind, None):  # with None, the caller refuses the data of another kind
         with suppress(DataError):
@@ -272,7 +274,7 @@ def _interpret_table(table: Table, columns: Mapping[str, str], kind: str | None)
     table_kind = kind if kind in ROLES else None
     roles = find_roles(table, columns, table_kind)
     if roles is None:
-        raise ambiguous_table(table, table_kind)
+        raise ambiguous_table_error(table, table_kind)
     data: Data = PIPELINES[roles.kind].from_table(table, roles)
     return data
 

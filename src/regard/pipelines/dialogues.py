@@ -36,7 +36,7 @@ from regard.text.chat_encoding import (
 from regard.text.chat_template import ASSISTANT, Message, render, split_responses
 from regard.text.pair_tokenizers import JOINT
 
-SUFFIXES = (".jsonl", ".ndjson", ".json")
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 SAMPLE_TOKENS = 60
 
 
@@ -48,12 +48,12 @@ class DialoguesPipeline(Pipeline):
     tokenizer_type: ClassVar[type | None] = Tokenizer
 
     def recognizes(self, path: Path) -> bool:
-        """A .jsonl file whose first line has a list of messages, or a prompt and a response."""
-        return path.is_file() and suffix(path) in SUFFIXES and is_dialogues(path)
+        """A JSON file whose first line has a list of messages, or a prompt and a response."""
+        return path.is_file() and suffix(path) in JSON_SUFFIXES and is_dialogues(path)
 
     def reads_on_request(self, path: Path) -> bool:
-        """Any .jsonl file."""
-        return path.is_file() and suffix(path) in SUFFIXES
+        """Any file with a suffix of `JSON_SUFFIXES`."""
+        return path.is_file() and suffix(path) in JSON_SUFFIXES
 
     def reads_as_table(self, path: Path, columns: Mapping[str, Any], kind: str | None) -> bool:
         """Prompts and responses are a table for other tasks, or if columns are named."""

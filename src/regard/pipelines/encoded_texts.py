@@ -26,11 +26,22 @@ TextTask = TextClassification | TextRegression  # tasks that read whole texts
 EVALUATION_ROWS = 128  # texts in a batch of predictions
 
 
-def special_tokens(model: ModelConfig, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def special_ids_around(model: ModelConfig, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """The special ids before and after a text: <cls> … <sep> for a Transformer encoder."""
     if isinstance(model, TransformerConfig) and model.architecture == "encoder":
         return [tokenizer.cls_id], [tokenizer.sep_id]
     return tokenizer.prefix_ids, []
+
+
+def room_for_text(model: ModelConfig, tokenizer: Tokenizer) -> int:
+    """The tokens of a text that fit into the context of a model, besides the special ids."""
+    room = model.context - sum(map(len, special_ids_around(model, tokenizer)))
+    if room < 1:
+        raise ConfigError(
+            f"model.context={model.context} has no room for text besides special tokens; "
+            "set a larger model.context"
+        )
+    return room
 
 
 def placeholder_id(tokenizer: Tokenizer) -> int:
@@ -51,7 +62,7 @@ def special_ids(data: LabelledText, model: ModelConfig, tokenizer: Tokenizer) ->
     if data.is_paired:
         template = pair_template(model, tokenizer)
         return {*template.before, *template.between, *template.after}
-    before, after = special_tokens(model, tokenizer)
+    before, after = special_ids_around(model, tokenizer)
     return {*before, *after}
 
 
@@ -76,13 +87,8 @@ def encode(
     if data.is_paired:
         yield from _encode_pairs(data, tokenizer, model)
         return
-    before, after = special_tokens(model, tokenizer)
-    max_tokens = model.context - len(before) - len(after)
-    if max_tokens < 1:
-        raise ConfigError(
-            f"model.context={model.context} has no room for text beside special tokens; "
-            "set a larger model.context"
-        )
+    before, after = special_ids_around(model, tokenizer)
+    max_tokens = room_for_text(model, tokenizer)
     words = [
         f" {part}" if index else part for parts, _ in data.rows for index, part in enumerate(parts)
     ]
@@ -125,7 +131,7 @@ def _encode_pairs(
     max_tokens = model.context - template.special_token_count
     if max_tokens < 2:
         raise ConfigError(
-            f"model.context={model.context} has no room for two texts beside special tokens; "
+            f"model.context={model.context} has no room for two texts besides special tokens; "
             "set a larger model.context"
         )
     sides = [tokenizer.encode_batch([parts[side] for parts, _ in data.rows]) for side in (0, 1)]

@@ -143,7 +143,7 @@ class ImagesPipeline(Pipeline):
             examples = train.read(indices, size), train.labels[indices], True
             return task.collate(examples, batch_generator(settings.seed, index))
 
-        unchanged = train.square and size == (train.side, train.side)
+        unchanged = train.is_square and size == (train.side, train.side)
         resize_note = "" if unchanged else f"; resized to {width} × {height}"
         return TrainingData(
             **vars(data),

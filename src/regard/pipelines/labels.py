@@ -14,7 +14,7 @@ from torch import nn
 from regard.config import Choice, RunConfig, kind_of, make
 from regard.data.batch import Batch
 from regard.data.columns import Roles
-from regard.data.conll import SUFFIXES, read_conll
+from regard.data.conll import CONLL_SUFFIXES, read_conll
 from regard.data.labels import LabelKind, LabelledText, from_conll, from_table
 from regard.data.table_files import is_table
 from regard.data.tables import Table
@@ -82,7 +82,7 @@ class LabelsPipeline(Pipeline):
         return {"task": "text_classification", **settings}
 
     def train_defaults(self, model: Mapping[str, Any]) -> dict[str, Any]:
-        """A bag of words, which has one layer, converges with a higher learning rate."""
+        """A higher learning rate for a bag of words, which has one layer only."""
         return {"lr": 1e-2} if "bag" in (model.get("preset"), model.get("family")) else {}
 
     def smallest_model(self, config: RunConfig) -> ModelConfig:
@@ -242,7 +242,7 @@ class TagsPipeline(LabelsPipeline):
 
     def recognizes(self, path: Path) -> bool:
         """A file with a suffix of CoNLL files."""
-        return not path.is_dir() and suffix(path) in SUFFIXES
+        return not path.is_dir() and suffix(path) in CONLL_SUFFIXES
 
     def reads_on_request(self, path: Path) -> bool:
         """Any file, read as CoNLL."""
@@ -273,7 +273,7 @@ class TagsPipeline(LabelsPipeline):
 
     def read_inputs(self, config: RunConfig, path: Path) -> Inputs | None:
         """The texts of a CoNLL file."""
-        if suffix(path) not in SUFFIXES:
+        if suffix(path) not in CONLL_SUFFIXES:
             return None
         file = read_conll(path, config.data.columns or ())
         texts = (" ".join(words) for _, words, _ in file.rows)
@@ -335,7 +335,7 @@ def input_parts(texts: Sequence[str | tuple[str, ...]], *, paired: bool) -> list
     if len({len(row) for row in rows}) > 1 or any(len(row) > 2 for row in rows):
         raise ConfigError("all inputs must be texts, or all must be tuples of two texts")
     if paired and len(rows[0]) == 1:
-        raise ConfigError(f"an input of this run is a tuple of two texts, not {texts[0]!r}")
+        raise ConfigError(f"an input of this run must be a tuple of two texts, not {texts[0]!r}")
     require_texts([part for row in rows for part in row])
     return rows
 

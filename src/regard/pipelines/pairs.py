@@ -160,9 +160,10 @@ class PairsPipeline(Pipeline):
         task = pair_task(config, tokenizers)
         store = pair_store(data, source, target)
         loader = pair_loader(config, store, max_length=model.context - task.prefix_length)
+        targets = int(store.target_lengths[loader.pairs].sum()) + len(loader)  # with end of text
 
         def validation_batches(limit: int | None) -> Iterator[Batch]:
-            rows = None if limit is None else max(1, limit * len(store) // len(store.target_ids))
+            rows = None if limit is None else max(1, limit * len(loader) // targets)
             collate = partial(_collate, task, store)
             return sequential_batches(config.train.seed, loader, collate, rows)
 
@@ -174,7 +175,7 @@ class PairsPipeline(Pipeline):
             validation_batches=validation_batches,
             validation_data=data,
             validation_size=len(loader),
-            validation_targets=len(store.target_ids),
+            validation_targets=targets,
             dropped=loader.dropped,
         )
 
@@ -323,11 +324,10 @@ def translation_metrics(
     model: nn.Module,
     *,
     search: Search,
-    limit: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """BLEU, chrF and exact match of the translations, with the signatures of sacreBLEU."""
-    rows = list(data.validation_data.rows())[:limit]
+    rows = list(data.validation_data.rows())
     translations = _translations(data, model, [source for source, _ in rows], search, progress)
     return _score(translations, [target for _, target in rows])
 

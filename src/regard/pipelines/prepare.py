@@ -141,7 +141,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_tokenizers(folder: Path, config: RunConfig) -> Tokenizers | None:
-    """The tokenizers of a run folder; an imported run may have a task that is not in TASKS."""
+    """The tokenizers of a run folder; a task that is not in TASKS (imported runs) reads text."""
     task = TASKS.get(kind_of(config.task)[0])
     return PIPELINES["text" if task is None else task.data_kind].load_tokenizers(folder)
 

@@ -1,6 +1,6 @@
-"""Pairs of sentences, for embeddings."""
+"""Pairs of sentences with the same meaning, for sentence embeddings (contrastive learning)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import or_
 from pathlib import Path
@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 from regard.config import Choice, RunConfig, kind_of, make
 from regard.data.batch import Batch
+from regard.data.columns import Roles
 from regard.data.loader import RowLoader
-from regard.data.sentences import Sentences, from_path
-from regard.errors import ConfigError
+from regard.data.sentences import Sentences, from_lines, from_table
+from regard.data.table_files import is_table
+from regard.data.tables import Table
+from regard.errors import ConfigError, DataError
 from regard.models.build import resolve
 from regard.models.presets import ModelConfig
 from regard.pipelines.base import (
@@ -26,7 +29,7 @@ from regard.pipelines.base import (
     TrainingData,
 )
 from regard.pipelines.batching import describe_data, rows_per_micro_batch
-from regard.pipelines.encoded_texts import special_tokens
+from regard.pipelines.encoded_texts import room_for_text, special_ids_around
 from regard.pipelines.tokenizer_cache import train_cached_tokenizer
 from regard.seeds import batch_generator
 from regard.tasks import TASKS, Contrastive
@@ -48,9 +51,17 @@ class SentencesPipeline(Pipeline):
         """Any file."""
         return path.is_file()
 
+    def reads_as_table(self, path: Path, columns: Mapping[str, Any], kind: str | None) -> bool:
+        """Any table."""
+        return is_table(path)
+
     def open(self, path: Path) -> Sentences:
-        """A table of two columns, or lines."""
-        return from_path(path)
+        """The lines of a text file."""
+        return from_lines(path)
+
+    def from_table(self, table: Table, roles: Roles) -> Sentences:
+        """Two columns of a table."""
+        return from_table(table, roles)
 
     def lowercase(self, data: Sentences) -> Sentences:
         """The sentences in lower case."""
@@ -106,7 +117,12 @@ class SentencesPipeline(Pipeline):
         _check_dropout(config, train, model)
         sides, truncated = _sides(train, tokenizers, model)
         rows = rows_per_micro_batch(config.train, DEFAULT_ROWS, "pairs of sentences")
-        rows = min(len(train), max(2, rows))  # without a second pair there is no negative
+        rows = min(len(train), max(2, rows))
+        if rows < 2:
+            raise DataError(
+                f"{train.name} has one training pair; the texts of other pairs are the negatives, "
+                "so at least two are needed"
+            )
         loader = RowLoader(len(train), rows, config.train.seed)
 
         def batch(index: int) -> Batch:
@@ -221,8 +237,8 @@ def _encode(
     texts: Sequence[str], tokenizer: Tokenizer, model: ModelConfig
 ) -> tuple[Texts, list[bool]]:
     """The ids of each text, and whether it is truncated."""
-    before, after = special_tokens(model, tokenizer)
-    max_tokens = model.context - len(before) - len(after)
+    before, after = special_ids_around(model, tokenizer)
+    max_tokens = room_for_text(model, tokenizer)
     encoded = tokenizer.encode_batch(list(texts))
     rows = [np.asarray([*before, *ids[:max_tokens], *after], dtype=np.int64) for ids in encoded]
     return rows, [len(ids) > max_tokens for ids in encoded]

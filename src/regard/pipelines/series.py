@@ -251,7 +251,7 @@ def _derive_settings(config: RunConfig, train: Series) -> tuple[dict[str, Any], 
     if constant and (columns_given or len(constant) == len(names)):
         raise DataError(
             f"{train.path or train.name}: all training values of column {constant[0]!r} are equal; "
-            "choose another task.column"
+            "leave it out of task.column or task.covariates"
         )
     names = [name for name in names if name not in constant]
     column: str | list[str] = names[0] if len(names) == 1 else names

@@ -24,8 +24,8 @@ def evaluate_baselines(
 ) -> dict[str, dict[str, float]]:
     """`mse` and `mae` of each baseline on windows of a split, as `Forecast` computes them.
 
-    Windows advance by `stride` rows, as in the evaluation of a network.
-    AR(p) and the linear layer are fitted to the training rows; without them they are left out.
+    Windows advance by `stride` rows, as in the evaluation of a network. AR(p) and the linear layer
+    are fitted to the training rows, and are omitted without them.
     """
     columns = series.indices(task.columns)
     mean, std = (values[: len(columns)] for values in task.scale)

@@ -1,4 +1,4 @@
-"""Questions about texts that are answered by a span of the text."""
+"""Extractive question answering: questions that are answered by a span of a context."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,7 +50,7 @@ from regard.text import Tokenizer
 EVALUATION_ROWS = 32  # windows in a batch of predictions
 SAMPLE_QUESTIONS = 4
 
-# one list: the most probable answers and their probabilities
+# a list with one element: the most probable answers with their probabilities
 Answers = list[list[tuple[str, float]]]
 
 
@@ -69,7 +69,7 @@ class SpansPipeline(Pipeline):
         return is_squad(path)
 
     def reads_as_table(self, path: Path, columns: Mapping[str, Any], kind: str | None) -> bool:
-        """A path with the suffix of a table that is not recognized."""
+        """A table, but not a file in SQuAD's format."""
         return is_table(path) and not self.recognizes(path)
 
     def open(self, path: Path) -> Questions:
@@ -214,7 +214,8 @@ class SpansPipeline(Pipeline):
         for index, item in enumerate(inputs):
             if not (isinstance(item, tuple | list) and len(item) == 2):
                 raise ConfigError(
-                    f"an input is a question and a text, as in ('Who?', 'Ada did.'), not {item!r}"
+                    "an input must be a question and a text, as in ('Who?', 'Ada did.'), "
+                    f"not {item!r}"
                 )
             question, context = map(str, item)
             require_texts([question, context])
@@ -287,7 +288,7 @@ class SpanWindows:
         longest_question = max_tokens // 2
         if longest_question < 1:
             raise ConfigError(
-                f"model.context={model.context} has no room for a question and a text beside "
+                f"model.context={model.context} has no room for a question and a text besides "
                 "special tokens; set a larger model.context"
             )
         texts = list(dict.fromkeys(row.context for row in questions))

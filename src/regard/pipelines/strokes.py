@@ -127,7 +127,7 @@ class StrokesPipeline(Pipeline):
                 f"data       {train.description}"
                 + (f"; {truncated:,} truncated" if truncated else ""),
                 f"validation {validation.description}",
-                f"offsets    standard deviation {std:.4g}",
+                f"dx, dy     standard deviation {std:.4g}",
                 *([describe_classes(names)] if names else []),
                 *([f"alphabet   {task.alphabet}"] if task.alphabet else []),
                 *(["texts      not read; model.family=soft_window reads them"] if unread else []),

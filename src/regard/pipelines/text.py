@@ -253,7 +253,7 @@ def _open_folder(folder: Path) -> Text:
 
 
 def _count_unknown(store: TokenStore, tokenizer: Tokenizer) -> int:
-    """The tokens that are not in the vocabulary; 0 if unknown text is not one token of its own."""
+    """The number of `<unk>` tokens; 0 if the vocabulary has no separate token for unknown text."""
     unk = tokenizer.special_id("unk")
     if unk is None or unk in tokenizer.stop_ids:  # GPT-2 has one token for both
         return 0
@@ -314,7 +314,7 @@ def _chunks(
     for text in texts:
         for chunk, _ in text.chunks():
             yield chunk
-            done += len(chunk)
+            done += len(chunk.encode())
             if progress is not None:
                 progress(min(done, total), total)
 

@@ -17,8 +17,8 @@ _A, _B = -1, -2  # placeholders for the texts in a template
 class PairTemplate:
     r"""How a model reads two texts.
 
-        <cls> A <sep> B <sep>          a Transformer encoder (Devlin 2018), in segments 0 and 1
-        <start> A <sep> B <cls>        a causal model, whose last state is read (Radford 2018)
+        <cls> A <sep> B <sep>          a Transformer encoder (Devlin et al. 2018), segments 0, 1
+        <start> A <sep> B <cls>        a causal model; its last state is read (Radford et al. 2018)
         A <sep> B                      others
 
     For an encoder, an imported tokenizer may have another template (RoBERTa: <s> A </s></s> B

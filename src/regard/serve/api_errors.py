@@ -26,7 +26,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         415: "the body is not JSON",
         429: "the queue is full",
         431: "there are too many headers",
-        503: "the engine has failed or hangs, a model cannot be loaded, or too many connections",
+        503: "the engine has failed or hangs, a model cannot be loaded, or there are too many "
+        "connections",
     }.items()
 }
 

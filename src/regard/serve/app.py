@@ -26,15 +26,17 @@ def create_app(
     allowed_hosts: tuple[str, ...] | None = None,
     device: str = "auto",
     idle: float | None = None,
-    models: type[Models] = Models,
+    models_class: type[Models] = Models,
     public_paths: tuple[str, ...] = PUBLIC_PATHS,
 ) -> FastAPI:
     """Create the application; its `state.service` is the service of the routes.
 
     Requests need the `key`, except to `public_paths`. Requests to host names that are not
-    `allowed_hosts` are refused.
+    `allowed_hosts` are refused. A model without a request for `idle` seconds is unloaded.
     """
-    service = Service(paths, config or EngineConfig(), device=device, idle=idle, models=models)
+    service = Service(
+        paths, config or EngineConfig(), device=device, idle=idle, models_class=models_class
+    )
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -17,7 +17,7 @@ MAX_MULTIPLE = 100_000  # product of all multipleOf: the states of an automaton,
 
 
 class JsonConstraint:
-    """Allows the tokens that continue a text which matches a JSON schema."""
+    """Allows only the tokens with which the text can still match a JSON schema."""
 
     def __init__(self, matcher: Any, eos_id: int) -> None:
         self.matcher, self.eos_id = matcher, eos_id
@@ -87,10 +87,13 @@ class JsonSchemas:
             raise ConfigError("response_format: json_schema needs an object `schema`")
         text = json.dumps(schema)
         if len(text) > MAX_SCHEMA:
-            raise ConfigError(f"response_format: the schema has more than {MAX_SCHEMA} characters")
+            raise ConfigError(
+                f"response_format: the schema has more than {MAX_SCHEMA} characters; shorten it"
+            )
         if prod(_multiples(schema)) > MAX_MULTIPLE:
             raise ConfigError(
-                f"response_format: the product of all multipleOf is more than {MAX_MULTIPLE:,}"
+                f"response_format: the product of all multipleOf is more than {MAX_MULTIPLE:,}; "
+                "use smaller values"
             )
         from llguidance import LLMatcher
 

@@ -34,7 +34,7 @@ class QueueFull(RegardError):
 class EngineConfig:
     """Limits of an engine."""
 
-    sequences: int = 64  # decoded together, at most
+    sequences: int = 64  # at most this many are decoded together
     queue: int = 64  # requests that wait for a row; more are refused
     prefill_chunk: int | None = None  # prompt tokens per chunk; 256, on a GPU 4,096
     kv_memory: int | None = None  # MiB of KV cache; 1,024, on a GPU 40 % of the free memory
@@ -44,7 +44,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _InFlightStep:
-    """A step that the device computes while the host processes the tokens of the one before."""
+    """A step that the device computes while the host processes the tokens of the previous step."""
 
     sequences: list[Sequence]
     ids: Tensor
@@ -57,7 +57,7 @@ class BatchEngine:
 
     `step` admits requests, then decodes one token of every sequence, then prefills a chunk of the
     waiting prompts. `submit` and `Request.cancelled` may be used from any thread, everything else
-    only from the one that calls `step`.
+    only from the thread that calls `step`.
 
     A sequence does not depend on the others, up to rounding of its logits: it is what
     `generate.generate` returns for its prompt, samplers and seed.
@@ -118,7 +118,7 @@ class BatchEngine:
                 f"n={request.n} must be at most {self.config.sequences}, the number of "
                 "sequences that are decoded together"
             )
-        if self._waiting_with(request.n) > self.config.queue:
+        if self._count_waiting(request.n) > self.config.queue:
             raise QueueFull(
                 f"the queue is full (at most {self.config.queue} waiting); try again later"
             )
@@ -134,10 +134,10 @@ class BatchEngine:
         self.unfinished.update(dict.fromkeys(sequences))
         self.inbox.append(Prefill(sequences, list(sequences[0].window)))
 
-    def _waiting_with(self, sequences: int) -> int:
-        """The requests for which there is no row, with a new one of so many sequences."""
+    def _count_waiting(self, new_sequences: int) -> int:
+        """The number of requests without rows if one of `new_sequences` sequences is added."""
         rows_of = Counter(sequence.request for sequence in list(self.unfinished))
-        totals = accumulate((*rows_of.values(), sequences))
+        totals = accumulate((*rows_of.values(), new_sequences))
         return sum(total > self.max_rows for total in totals)
 
     def totals(self) -> dict[str, int]:
@@ -188,8 +188,6 @@ class BatchEngine:
                 if event.token is not None:
                     continuations[event.request][event.index].append(event.token)
         return list(continuations.values())
-
-    # joining
 
     def _admit(self) -> None:
         """Admit waiting requests while there is room for their sequences."""
@@ -268,7 +266,7 @@ class BatchEngine:
             self._process_sampled(sequences, sampled)
 
     def _fail(self, prefill: Prefill, error: Exception) -> None:
-        """Queue a prefill again if it ran out of memory beside running sequences; else fail it."""
+        """Queue a prefill again if memory ran out while sequences were running; else fail it."""
         if isinstance(error, torch.OutOfMemoryError) and self.sequences:
             self.max_rows = len(self.sequences)
             self.waiting.append(replace(prefill, state=None, prefilled=0))
@@ -314,8 +312,6 @@ class BatchEngine:
         failure_lengths(sampling)
         return sampling
 
-    # decoding
-
     def _decode(self) -> None:
         """Decode one token of every sequence.
 
@@ -345,7 +341,7 @@ class BatchEngine:
             sampling.row_states = state
             self._process_in_flight()
             if len(self.sequences) < 2:
-                self._drop_all(error)
+                self._fail_all(error)
             else:  # fewer rows from now on
                 self.max_rows = max(1, len(self.sequences) // 2)
                 # after the step, the KV cache of every row has one token more than its sequence
@@ -355,7 +351,7 @@ class BatchEngine:
         except torch.AcceleratorError:  # a sticky error: all later calls on the device fail
             raise
         except Exception as error:
-            self._drop_all(error)
+            self._fail_all(error)
             return
         self.last_ids = sampled.ids
         self._process_sampled(self.sequences, sampled)
@@ -378,8 +374,6 @@ class BatchEngine:
                 row for row, sequence in enumerate(self.sequences) if sequence in full_sequences
             ]
             self._requeue(rows, self.prefiller.queue)
-
-    # asynchronous scheduling
 
     def _can_overlap(self) -> bool:
         """Whether the next step may be launched before the tokens of the last one are known."""
@@ -480,8 +474,6 @@ class BatchEngine:
             return False
         return True
 
-    # eviction
-
     def _finish(
         self, sequence: Sequence, reason: FinishReason, error: Exception | None = None
     ) -> None:
@@ -496,7 +488,7 @@ class BatchEngine:
             Event(sequence.request, sequence.index, finish_reason=reason, error=error)
         )
 
-    def _drop_all(self, error: Exception) -> None:
+    def _fail_all(self, error: Exception) -> None:
         """Fail every sequence; the engine continues with the next requests."""
         self.in_flight = []
         for sequence in self.sequences:

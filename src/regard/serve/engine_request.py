@@ -1,4 +1,4 @@
-"""Makes requests to the engine from the bodies of HTTP requests."""
+"""Make requests to the engine from the bodies of HTTP requests."""
 
 import secrets
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def prepare(
 ) -> PreparedRequest:
     """Make the request to the engine for a prompt; raise `ConfigError` if it is invalid.
 
-    `stop_strings` are added to those of the body, which has this number of `prompts`.
+    `stop_strings` are added to those of the body; `prompts` is the number of its prompts.
     """
     if model.engine is None:
         raise ConfigError(f"the model {model.name!r} does not generate text; use /predict")
@@ -70,7 +70,8 @@ def prepare(
     if model.takes_source:
         if prompt_logprobs is not None:
             raise ConfigError(
-                "echo with logprobs is for decoders; this model is an encoder-decoder"
+                "echo with logprobs is for decoders, and this model is an encoder-decoder; leave "
+                "out echo or logprobs"
             )
         task = model.run._pair_task()
         source = source_ids(model, prompt)

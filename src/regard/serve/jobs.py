@@ -36,7 +36,7 @@ MAX_PIXELS = 50_000_000  # of all images of a request; a small file may have man
 
 
 def tokenize(model: ServedModel, text: str, *, add_special_tokens: bool) -> list[int]:
-    """The ids of a text; with `add_special_tokens`, those that the model reads for it."""
+    """The ids of a text, with the special ids that the model reads if `add_special_tokens`."""
     if model.takes_source:
         return encode_source(model, text, add_special_tokens=add_special_tokens)
     tokenizer = model.tokenizer
@@ -100,7 +100,7 @@ def embed(model: ServedModel, inputs: Sequence[str | list[int]]) -> tuple[list[l
 
 def translate(model: ServedModel, texts: list[str], beam: int, penalty: float) -> list[str]:
     """The translations of sentences."""
-    _require(model, "translate")
+    _require_method(model, "translate")
     _check_sources(model, texts)
     translations: list[str] = model.run.translate(texts, beam=beam, length_penalty=penalty)
     return translations
@@ -108,7 +108,7 @@ def translate(model: ServedModel, texts: list[str], beam: int, penalty: float) -
 
 def predict(model: ServedModel, body: PredictBody) -> Any:
     """The predictions for texts or images, or the next values of a series."""
-    _require(model, "predict")
+    _require_method(model, "predict")
     field = {"images": "image", "captions": "image", "series": "series"}.get(
         model.run.pipeline.name, "input"
     )
@@ -145,8 +145,8 @@ def predict(model: ServedModel, body: PredictBody) -> Any:
     return predictions
 
 
-def _require(model: ServedModel, method: str) -> None:
-    """Refuse a model whose task is another one, without the path of its folder."""
+def _require_method(model: ServedModel, method: str) -> None:
+    """Raise if the model does not support `method`; the message does not name the run's folder."""
     methods = model.run.methods
     if method not in methods:
         routes = [ROUTES[name] for name in methods if name in ROUTES]
@@ -198,7 +198,10 @@ def _check_pixels(paths: list[Path]) -> None:
             width, height = open_image(path, path.read_bytes()).size
             pixels += width * height
     if pixels > MAX_PIXELS:
-        raise ConfigError(f"image: {pixels:,} pixels in all, and the limit is {MAX_PIXELS:,}")
+        raise ConfigError(
+            f"image: {pixels:,} pixels in all, and the limit is {MAX_PIXELS:,}; give fewer or "
+            "smaller images"
+        )
 
 
 def input_ids(model: ServedModel, text: str) -> list[int]:
@@ -220,12 +223,14 @@ def explain(
 ) -> dict[str, Any]:
     """Attention maps, the most probable next tokens, and each sampler's effect on new tokens."""
     if "file" in model.run.inputs:  # `run.explain` would open a file that the client names
-        raise ConfigError(f"{model.name} reads images; /explain takes texts only")
+        raise ConfigError(f"the model {model.name!r} reads images; /explain takes texts only")
     tokens_read = len(input_ids(model, text))
     if not tokens_read:
         raise ConfigError("text: it has no token; give some text")
     if tokens_read > MAX_EXPLAINED:
-        raise ConfigError(f"text: it has more than {MAX_EXPLAINED} tokens; shorten it")
+        raise ConfigError(
+            f"text: it has {tokens_read} tokens, and the limit is {MAX_EXPLAINED}; shorten it"
+        )
     run = model.run_copy
     answer: dict[str, Any] = {"attention": {}, "next": [], "trace": []}
     if has_attention(run.model):
@@ -262,7 +267,7 @@ def next_logits(
     of the response is predicted.
     """
     if model.engine is None:
-        raise ConfigError(f"the model {model.name!r} does not generate text")
+        raise ConfigError(f"the model {model.name!r} does not generate text; use /predict")
     language, source = cast(Language, model.run_copy.model), None
     if model.takes_source:
         source = Source(*pad_prompts([source_ids(model, text)], language.device))

@@ -19,8 +19,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 HEADER_SECONDS = 10.0  # from the first byte of a request to the end of its headers
 BODY_SECONDS = 10.0  # for the body
 SEND_BUFFER = 128 * 1024  # bytes that the kernel keeps for a client that does not read
-SEND_SECONDS = 20.0  # after which a client must have read some of what it was sent
-MIN_READ = 16 * 1024  # bytes that it must have read in this time
+SEND_SECONDS = 20.0  # within which a client must read MIN_READ bytes of the response
+MIN_READ = 16 * 1024
 MAX_BODY = 2 * 2**20  # bytes
 MAX_DISCARDED = 16 * MAX_BODY  # bytes of a refused body that are read, so that the client sees why
 MAX_VALUES = 300_000  # brackets, commas and colons of a body outside of its strings
@@ -39,32 +39,32 @@ class DeadlineProtocol(H11Protocol):
     its connection.
     """
 
-    _deadline: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
+    _header_deadline: asyncio.TimerHandle | None = None
+    _reader_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Start the deadline."""
+        """Limit the send buffer, and start the deadline for the headers."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # writing is paused while anything is unsent
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         # LimitsMiddleware finds it as scope["state"]["connections"]
         self.app_state = {**self.app_state, "connections": self.connections}
-        self._arm()
+        self._start_header_deadline()
 
     def data_received(self, data: bytes) -> None:
         """Start the deadline with a new request; cancel it when the headers are complete."""
         idle = self.cycle is None or self.cycle.response_complete
         if idle:
-            self._arm()
+            self._start_header_deadline()
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._disarm()
+            self._cancel_header_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the deadlines."""
-        self._disarm()
-        self._cancel_unread()
+        self._cancel_header_deadline()
+        self._cancel_reader_deadline()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -74,12 +74,12 @@ class DeadlineProtocol(H11Protocol):
 
     def resume_writing(self) -> None:
         """Cancel the deadline of the reader: it has read everything."""
-        self._cancel_unread()
+        self._cancel_reader_deadline()
         super().resume_writing()
 
     def _watch_reader(self, unread: int) -> None:
         """Drop the connection unless the reader makes progress."""
-        self._unread = self.loop.call_later(SEND_SECONDS, self._check_reader, unread)
+        self._reader_deadline = self.loop.call_later(SEND_SECONDS, self._check_reader, unread)
 
     def _check_reader(self, before: int) -> None:
         unread = self.transport.get_write_buffer_size()
@@ -88,22 +88,22 @@ class DeadlineProtocol(H11Protocol):
         else:
             self._watch_reader(unread)
 
-    def _cancel_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+    def _cancel_reader_deadline(self) -> None:
+        if self._reader_deadline is not None:
+            self._reader_deadline.cancel()
+            self._reader_deadline = None
 
-    def _arm(self) -> None:
-        if self._deadline is None:
-            self._deadline = self.loop.call_later(HEADER_SECONDS, self._expire)
+    def _start_header_deadline(self) -> None:
+        if self._header_deadline is None:
+            self._header_deadline = self.loop.call_later(HEADER_SECONDS, self._abort)
 
-    def _disarm(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+    def _cancel_header_deadline(self) -> None:
+        if self._header_deadline is not None:
+            self._header_deadline.cancel()
+            self._header_deadline = None
 
-    def _expire(self) -> None:
-        self._deadline = None
+    def _abort(self) -> None:
+        self._header_deadline = None
         if not self.transport.is_closing():
             self.transport.abort()
 
@@ -118,7 +118,9 @@ class LimitsMiddleware:
         key: str | None,
         allowed_hosts: tuple[str, ...] | None,
         count: Callable[[int], None],  # called with the status of every response
-        public_paths: tuple[str, ...] = PUBLIC_PATHS,  # need no key; "…/" with all paths below
+        public_paths: tuple[
+            str, ...
+        ] = PUBLIC_PATHS,  # need no key; an entry ending in "/" includes all paths below it
     ) -> None:
         self.app, self.key, self.allowed_hosts, self.count = app, key, allowed_hosts, count
         self.public_paths = public_paths
@@ -198,7 +200,7 @@ def _is_host(text: str) -> bool:
 
 
 class Disconnected:
-    """In place of a body: the client has disconnected."""
+    """Returned instead of a body if the client has disconnected."""
 
 
 async def _read_body(receive: Receive, limit: int) -> "bytes | Disconnected | None":
@@ -218,7 +220,7 @@ async def _read_body(receive: Receive, limit: int) -> "bytes | Disconnected | No
 
 
 def _count_values(body: bytes) -> int:
-    """About the number of values of a JSON body, which are counted before they are created."""
+    """The approximate number of values in a JSON body, counted without parsing it."""
 
     def count(text: bytes) -> int:
         return sum(map(text.count, (b"[", b"{", b",", b":")))

@@ -61,7 +61,7 @@ class ServedModel:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for the same tokenizer; it does not tell the weights of two runs apart."""
+        """Equal for the same tokenizer, even if the weights of two runs differ."""
         return f"fp_{self.run.tokenizer.fingerprint()[:12]}"
 
     def piece(self, token: int) -> str:
@@ -86,11 +86,11 @@ class ServedModel:
         if chain is None:
             if len(self.chains) >= MAX_CHAINS:
                 self.chains.clear()
-            chain = self._check(chain_for(self.tokenizer, specs, order))
+            chain = self._check_chain(chain_for(self.tokenizer, specs, order))
             chain = self.chains.setdefault(key, chain)
         return chain
 
-    def _check(self, chain: Chain) -> Chain:
+    def _check_chain(self, chain: Chain) -> Chain:
         """Sample once: some settings are checked against the vocabulary only then."""
         with torch.inference_mode():
             sampling = SamplingState.from_prompts([[0]], 1, seed=0, stop=self.tokenizer.stop_ids)
@@ -129,7 +129,9 @@ class Models:
         base, separator, adapter = name.rpartition(":")
         base = base if separator else self.default
         if base not in self.paths or base in self.adapters:
-            raise ConfigError(f"--adapter {name}: there is no run {base!r} among those served")
+            raise ConfigError(
+                f"--adapter {name}: no run {base!r} is served; available: {', '.join(self.paths)}"
+            )
         if not path.is_dir():
             raise ConfigError(f"--adapter {name}: no adapter at {path}")
         self._add_adapter(base, adapter, path)
@@ -197,7 +199,7 @@ class Models:
         return not busy and time.monotonic() - model.last_used > cast(float, self.idle)
 
     def unload(self, name: str) -> None:
-        """Forget a model, so that the next request loads it from its folder."""
+        """Unload a model; the next request loads it again from its folder."""
         self.worker.remove(name)
         engine = self.loaded.pop(name).engine
         if engine is not None:
@@ -254,7 +256,10 @@ def _name_paths(paths: Sequence[Path]) -> dict[str, Path]:
             raise CheckpointError(f"no run at {path}; `regard train` or `regard import` writes one")
         runs = [path] if _is_run(path) else sorted(p for p in path.iterdir() if _is_run(p))
         if not runs:
-            raise CheckpointError(f"{path} is not a run and has no run in it")
+            raise CheckpointError(
+                f"{path} is not a run and has no run in it; `regard train` or `regard import` "
+                "writes one"
+            )
         for run in runs:
             name = run.resolve().name
             if name in named and named[name].resolve() != run.resolve():

@@ -1,4 +1,4 @@
-"""Prefill: short prompts together, long ones in chunks between the decode steps."""
+"""Chunked prefill: short prompts together, long ones in chunks between the decode steps."""
 
 import time
 from collections import deque
@@ -22,7 +22,7 @@ from regard.serve.sampling import score_tokens
 from regard.serve.sequences import Prefill
 
 LENGTH_MULTIPLE = 16  # prompts are padded to it: Triton compiles kernels for each length
-CHUNK_SECONDS = 0.25  # the time of a chunk, for which all sequences wait
+CHUNK_SECONDS = 0.25  # target time of a chunk; all sequences wait for it
 MAX_WAIT = 16  # decode steps that a prompt waits for others
 # cuDNN's attention makes a plan for each new shape, which takes as long as many steps.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -34,8 +34,8 @@ class Prefiller:
     `join` is called with prefilled prompts, the logits after each and their state, which is None if
     `graphs` have prefilled them in the rows of the engine; `fail` is called with a failed prefill
     and the error. With `uses_graph_rows`, on a GPU, a prompt may wait until others can be prefilled
-    with it, and lengths are padded. A prefix LM prefills each prompt alone and at once, since all
-    its ids attend to each other.
+    with it, and lengths are padded. A prefix LM prefills each prompt alone and in one chunk, since
+    all its ids attend to each other.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Prefiller:
                     self._prefill_by_graph(group)
                 elif self.is_prefix_lm:
                     self._prefill_prefix(group[0])
-                elif len(group) > 1 or self._is_short(group[0]):
+                elif len(group) > 1 or self._is_batchable(group[0]):
                     self._prefill_together(group)
                 else:
                     self._prefill_chunk(group[0])
@@ -98,7 +98,7 @@ class Prefiller:
     def _next_group(self, by_graph: bool) -> list[Prefill]:
         """The next prompt, and others that are prefilled together with it."""
         group = [self.queue.popleft()]
-        if not self._is_short(group[0]):
+        if not self._is_batchable(group[0]):
             return group
         for other in list(self.queue):
             lengths = [len(prefill.ids) for prefill in (*group, other)]
@@ -106,14 +106,14 @@ class Prefiller:
                 break
             if not by_graph and max(lengths) * len(lengths) > self.chunk:
                 break
-            if self._is_short(other) and self._suits_graph(other) == by_graph:
+            if self._is_batchable(other) and self._suits_graph(other) == by_graph:
                 group.append(other)
                 self.queue.remove(other)
         return group
 
     def _suits_graph(self, prefill: Prefill) -> bool:
         """Whether a CUDA graph can prefill it: one sequence, and no cached prefix."""
-        if self.graphs is None or len(prefill.sequences) > 1 or not self._is_short(prefill):
+        if self.graphs is None or len(prefill.sequences) > 1 or not self._is_batchable(prefill):
             return False
         cached = self.prefixes is not None and self.prefixes.has_prefix(prefill.ids)
         return not cached and self.graphs.fits([len(prefill.ids)])
@@ -124,35 +124,39 @@ class Prefiller:
         On a GPU, one short prompt takes as long as several, and all sequences wait for it: a
         prompt waits up to `MAX_WAIT` steps for others.
         """
-        few = len(self.queue) * 16 < running
-        begun = any(prefill.state is not None for prefill in self.queue)
-        if self.uses_graph_rows and few and not begun and self.steps_waited < MAX_WAIT:
+        is_small = len(self.queue) * 16 < running
+        has_begun = any(prefill.state is not None for prefill in self.queue)
+        if self.uses_graph_rows and is_small and not has_begun and self.steps_waited < MAX_WAIT:
             self.steps_waited += 1
             return False
         self.steps_waited = 0
         return True
 
-    def _is_short(self, prefill: Prefill) -> bool:
-        short = len(prefill.ids) <= self.chunk and not self.is_prefix_lm
-        return prefill.state is None and short and prefill.request.prompt_logprobs is None
+    def _is_batchable(self, prefill: Prefill) -> bool:
+        """Whether a prompt can be prefilled in one step, together with others."""
+        fits = len(prefill.ids) <= self.chunk and not self.is_prefix_lm
+        return prefill.state is None and fits and prefill.request.prompt_logprobs is None
 
     def _fail(self, group: list[Prefill], error: Exception) -> None:
         """Retry a failed group one prompt at a time; a failed single prompt fails its request."""
         if len(group) == 1:
             self.fail(group[0], error)
             return
+        self._prefill_one_by_one(group)
+
+    def _prefill_one_by_one(self, group: list[Prefill]) -> None:
         for prefill in group:
             prefill.state, prefill.prefilled = None, 0
             try:
                 self._prefill_together([prefill])
             except torch.AcceleratorError:
                 raise
-            except Exception as single_error:
-                self.fail(prefill, single_error)
+            except Exception as error:
+                self.fail(prefill, error)
 
     def _start(self, group: list[Prefill]) -> tuple[State, list[int]]:
         """The state before prefill, with cached prefixes loaded, and the length of each prefix."""
-        capacity = self._width(group)
+        capacity = self._padded_length(group)
         source = None
         if group[0].request.source is not None:
             sources = [list(cast(Sequence[int], prefill.request.source)) for prefill in group]
@@ -169,7 +173,7 @@ class Prefiller:
                 state = replace(state, lengths=lengths, max_length=max(cached), equal_lengths=False)
         return state, cached
 
-    def _width(self, group: list[Prefill]) -> int:
+    def _padded_length(self, group: list[Prefill]) -> int:
         """The length of the longest prompt; on a GPU padded, so that fewer kernels are compiled."""
         longest = max(len(prefill.ids) for prefill in group)
         padded = (
@@ -180,17 +184,11 @@ class Prefiller:
     def _prefill_together(self, group: list[Prefill]) -> None:
         state, cached = self._start(group)
         rows = [prefill.ids[length:] for prefill, length in zip(group, cached, strict=True)]
-        width = max(map(len, rows)) if any(cached) else self._width(group)
+        width = max(map(len, rows)) if any(cached) else self._padded_length(group)
         ragged = min(map(len, rows)) < width
-        if ragged and max(cached) + width > self._width(group):
+        if ragged and max(cached) + width > self._padded_length(group):
             # a short suffix after a long cached prefix would be padded beyond the capacity
-            for prefill in group:
-                try:
-                    self._prefill_together([prefill])
-                except torch.AcceleratorError:
-                    raise
-                except Exception as error:
-                    self.fail(prefill, error)
+            self._prefill_one_by_one(group)
             return
         device = state.lengths.device
         ids = to_device(pad_rows(rows, width), device)

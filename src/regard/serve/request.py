@@ -50,7 +50,7 @@ class Request:
 class TokenScore:
     """The log-probability of a token according to the model, and those of the most probable tokens.
 
-    The most probable are arrays, since responses may have many of them.
+    `top_ids` and `top_logprobs` are arrays to save memory: responses may have many of them.
     """
 
     token: int

@@ -94,11 +94,11 @@ class KVRows:
 
     def fits(self, rows: int, capacity: int, prompt_tokens: int) -> bool:
         """Whether rows and prompts fit into the budget; a single row always fits."""
-        buffer_rows, buffer_capacity = self._size(rows, max([capacity, *self.max_lengths]))
+        buffer_rows, buffer_capacity = self._buffer_size(rows, max([capacity, *self.max_lengths]))
         ids = buffer_rows * buffer_capacity + prompt_tokens
         return rows == 1 or ids * self.bytes_per_id <= self.budget
 
-    def _size(self, rows: int, capacity: int) -> tuple[int, int]:
+    def _buffer_size(self, rows: int, capacity: int) -> tuple[int, int]:
         """The rows and capacity to allocate; buffers do not shrink while they are in use."""
         capacity = _round_up(capacity, CAPACITY_MULTIPLE)
         if self.lengths:
@@ -129,29 +129,29 @@ class KVRows:
 
     def keep(self, order: Sequence[int]) -> None:
         """Keep these rows, in this order."""
-        for row, old in enumerate(order):
-            if old != row:
-                self._move(old, row)
+        for target, source in enumerate(order):
+            if source != target:
+                self._move(source, target)
         self.lengths = [self.lengths[row] for row in order]
         self.max_lengths = [self.max_lengths[row] for row in order]
         self.state = None
 
     def step(self, last_ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
         """Read the last id of each row; return the next logits."""
-        state = self._start() if self.state is None else self.state
+        state = self._make_state() if self.state is None else self.state
         logits, self.state = self.language.step(last_ids.unsqueeze(1), state)  # type: ignore[assignment]
         self.lengths = [length + 1 for length in self.lengths]
         return logits[:, -1]
 
-    def _move(self, old: int, row: int) -> None:
-        length = self.lengths[old]
+    def _move(self, source: int, target: int) -> None:
+        length = self.lengths[source]
         for cache in self.caches:
-            cache.keys[row, :, :length] = cache.keys[old, :, :length]
-            cache.values[row, :, :length] = cache.values[old, :, :length]
+            cache.keys[target, :, :length] = cache.keys[source, :, :length]
+            cache.values[target, :, :length] = cache.values[source, :, :length]
 
     def _resize(self, rows: int, capacity: int) -> None:
         """Allocate buffers of another size if they are needed, and copy the rows in use."""
-        rows, capacity = self._size(rows, capacity)
+        rows, capacity = self._buffer_size(rows, capacity)
         if (rows, capacity) == (self.rows, self.capacity):
             return
         old, used = self.caches, len(self.lengths)
@@ -176,7 +176,7 @@ class KVRows:
                 new.values[:used, :, :seen] = cache.values[:used, :, :seen]
         self.rows, self.capacity = rows, capacity
 
-    def _start(self) -> TransformerState:
+    def _make_state(self) -> TransformerState:
         """The state of the rows in use: views of their part of the buffers."""
         used = len(self.lengths)
         caches = [KVCache(cache.keys[:used], cache.values[:used]) for cache in self.caches]
@@ -223,7 +223,7 @@ class GraphRows(KVRows):
         self.pool: Any = None
 
     def fits(self, rows: int, capacity: int, prompt_tokens: int) -> bool:
-        """Whether there are enough rows, and memory for the prompts beside them."""
+        """Whether there are enough rows, and enough memory for the prompts in prefill."""
         prompt_budget = self.budget - self.rows * self.capacity * self.bytes_per_id
         return rows <= self.rows and (
             rows == 1 or prompt_tokens * self.bytes_per_id <= prompt_budget
@@ -279,10 +279,10 @@ class GraphRows(KVRows):
 
         return replay
 
-    def _move(self, old: int, row: int) -> None:
-        length = self.lengths[old]
+    def _move(self, source: int, target: int) -> None:
+        length = self.lengths[source]
         for part in self.buffers:
-            part[:, row, :, :length] = part[:, old, :, :length]
+            part[:, target, :, :length] = part[:, source, :, :length]
 
     def read(self, row: int, span: slice) -> tuple[Tensor, Tensor]:
         """Copies of the keys and values of a row: (layers, kv_heads, ids, head_dim)."""
@@ -296,8 +296,9 @@ class GraphRows(KVRows):
 def make_rows(language: Language, budget: int, rows: int, *, capture: bool | None = None) -> Rows:
     """Make the rows of a model; a Transformer decoder has one KV cache for all rows.
 
-    `capture` says whether CUDA graphs decode; by default they do on a GPU. The KV cache of a CPU
-    decoder is one tensor of another layout, which only `KVRows` supports.
+    `capture` says whether decode steps are captured as CUDA graphs; by default they are on a GPU.
+    The KV cache of a CPU decoder is one tensor with a different layout, which only `KVRows`
+    supports.
     """
     if _has_source(language):
         return StateRows(language)

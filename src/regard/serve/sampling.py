@@ -29,7 +29,7 @@ class SampledTokens:
 def sample_rows(
     sequences: abc.Sequence[Sequence], chain: Chain, logits: Tensor, sampling: SamplingState
 ) -> SampledTokens:
-    """Sample the next id of each sequence; a sequence without any token left fails alone."""
+    """Sample the next id of each sequence; a sequence whose tokens are all masked fails alone."""
     masked_logits = logits
     if any(sequence.request.constraints for sequence in sequences):
         masked_logits = at_least_float32(logits).clone()

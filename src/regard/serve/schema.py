@@ -28,7 +28,7 @@ MAX_LIST = 1024  # entries of a sampler's list, and of logit_bias
 
 
 def list_length(at_most: int, *, at_least: int = 1) -> Any:
-    """The length of a list; its validation ends at the first error, since there may be many."""
+    """Limits the length of a list; validation stops at the first error, since there may be many."""
     return Field(min_length=at_least, max_length=at_most, fail_fast=True)
 
 
@@ -161,7 +161,7 @@ class Sampling(Body):
         ordered = [specs[name] for name in SAMPLERS if name in specs]
         return (*biases, *ordered)
 
-    def ignored(self) -> list[str]:
+    def ignored_fields(self) -> list[str]:
         """The names of unknown fields."""
         return [name for name in self.model_extra or {} if name not in SAMPLERS]
 
@@ -183,7 +183,7 @@ class CompletionBody(Sampling):
 
 
 class ContentPart(BaseModel):
-    """A part of the content of a message; only text is understood."""
+    """A part of the content of a message; only text is supported."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -285,7 +285,7 @@ class ExplainBody(Sampling):
     """The body of /explain: attention maps, the next-token table and the effect of samplers."""
 
     text: Annotated[str, Field(min_length=1, max_length=4096)]
-    layer: Annotated[StrictInt, Field(ge=-1000, le=1000)] | None = None
+    layer: Annotated[StrictInt, Field(ge=0, le=1000)] | None = None
     top: Annotated[StrictInt, Field(ge=1, le=MAX_LOGPROBS)] = 10
     tokens: Annotated[StrictInt, Field(ge=0, le=16)] = 1  # whose sampling is traced
 

@@ -12,7 +12,7 @@ class Sequence:
     """One continuation that is being generated."""
 
     request: Request
-    index: int
+    index: int  # of the continuation in its request
     window: list[int]  # the ids that the model has read, and the newest
     prefix: int = 0  # ids of the window that a prefix LM reads bidirectionally
     new_tokens: int = 0
@@ -25,9 +25,7 @@ class Prefill:
 
     sequences: list[Sequence]
     ids: list[int]
-    sampling: SamplingState | None = (
-        None  # of a sequence that is prefilled again; None: of a new one
-    )
+    sampling: SamplingState | None = None  # of a requeued sequence; None: a new sequence
     state: State | None = None
     prefilled: int = 0  # tokens
 

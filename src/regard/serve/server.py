@@ -50,7 +50,7 @@ def make_server(
     idle: float | None = None,
     create: Callable[..., FastAPI] = create_app,
 ) -> DrainingServer:
-    """A server that is not started yet; `create` makes its application."""
+    """Make a server, which `run_server` starts; `create` makes its application."""
     if not paths:
         raise ConfigError("give a run, or a folder with runs")
     if key is not None and not key:
@@ -104,24 +104,24 @@ def _check_address(host: str, port: int) -> None:
             ) from None
 
 
-def run_server(server: DrainingServer, started: Callable[[str], None] | None = None) -> None:
-    """Serve until a signal comes; `started` is called with the address when a model is loaded."""
+def run_server(server: DrainingServer, on_start: Callable[[str], None] | None = None) -> None:
+    """Serve until a signal arrives; when the server is ready, call `on_start` with its address."""
     if threading.current_thread() is threading.main_thread():
         for signum in (signal.SIGINT, signal.SIGTERM):
             # uvicorn has its own handlers while it serves, and raises the signal again at its end
             signal.signal(signum, lambda *_: None)
-    asyncio.run(_run(server, started))
+    asyncio.run(_run(server, on_start))
 
 
-async def _run(server: DrainingServer, started: Callable[[str], None] | None) -> None:
-    serving = asyncio.create_task(server.serve())
-    while not server.started and not serving.done():
+async def _run(server: DrainingServer, on_start: Callable[[str], None] | None) -> None:
+    serve_task = asyncio.create_task(server.serve())
+    while not server.started and not serve_task.done():
         await asyncio.sleep(0.01)
     if server.started:
         models = server.app.state.service.models
         if models.preload:
             models.release(await models.get(None))
-        if started is not None:
+        if on_start is not None:
             host, port = server.servers[0].sockets[0].getsockname()[:2]
-            started(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-    await serving
+            on_start(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    await serve_task

@@ -33,10 +33,12 @@ class Service:
         *,
         device: str = "auto",
         idle: float | None = None,
-        models: type[Models] = Models,
+        models_class: type[Models] = Models,
     ) -> None:
         self.async_engine = AsyncEngine()
-        self.models = models(paths, self.async_engine.worker, config, device=device, idle=idle)
+        self.models = models_class(
+            paths, self.async_engine.worker, config, device=device, idle=idle
+        )
         self.metrics = Metrics()
         self.draining = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="regard-jobs")
@@ -48,7 +50,7 @@ class Service:
             model = await self.models.get(name)
         except KeyError:
             known = ", ".join(self.models.paths)
-            message = f"no model {name!r}; there are {known}" if known else "there is no model yet"
+            message = f"no model {name!r}; available: {known}" if known else "there is no model yet"
             raise ApiError(404, message, param="model", code="model_not_found") from None
         except (RegardError, OSError, MemoryError, torch.OutOfMemoryError) as error:
             raise ApiError(
@@ -57,7 +59,7 @@ class Service:
         http.scope["cleanup"].callback(self.models.release, model)
         return model
 
-    async def job(self, http: Request, function: Callable[..., T], *args: Any) -> T:
+    async def run_job(self, http: Request, function: Callable[..., T], *args: Any) -> T:
         """Run a function in the job thread; raise `QueueFull` if too many jobs wait.
 
         A job that has not begun is dropped if its client disconnects.
@@ -118,8 +120,10 @@ def check_body(body: Body) -> dict[str, str]:
     extra = body.model_extra or {}
     for name in REFUSED:
         if extra.get(name):
-            raise ApiError(400, f"{name} is not supported here", param=name, code="unsupported")
-    ignored = body.ignored() if isinstance(body, Sampling) else list(extra)
+            raise ApiError(
+                400, f"{name} is not supported; leave it out", param=name, code="unsupported"
+            )
+    ignored = body.ignored_fields() if isinstance(body, Sampling) else list(extra)
     names = [name.strip() for name in ignored[:20] if name.isascii() and name.isprintable()]
     header = ", ".join(filter(None, names))[:500].strip()  # h11 refuses spaces at its ends
     return {"x-regard-ignored": header} if header else {}

@@ -40,7 +40,7 @@ async def complete(
 
 
 def submit(http: Request, model: ServedModel, prepared: Sequence[PreparedRequest]) -> None:
-    """Queue all requests or none; they are cancelled when the response ends, however it ends."""
+    """Queue the requests; they are cancelled when the response ends, also if one is refused."""
     async_engine = service_of(http).async_engine
     for item in prepared:
         async_engine.submit(model, item.request)

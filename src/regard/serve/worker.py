@@ -11,9 +11,9 @@ from regard.errors import RegardError
 from regard.serve.engine import BatchEngine
 from regard.serve.request import Event, Request
 
-# A step hangs if it takes longer than this, or than 4 times the slowest recent step.
+# A step counts as hanging after this time, or 4 times the slowest recent step if that is longer.
 STALL_SECONDS = 1.5
-RECENT_STEPS = 1000  # at least; one slow step does not raise the limit for ever
+RECENT_STEPS = 1000  # that `slowest` covers, at least: a slow step does not count for ever
 # Limits of the first step of a model, which is slower: on a CPU nothing is compiled, on other
 # devices kernels may be.
 FIRST_STEP_SECONDS_CPU = 60.0
@@ -132,7 +132,7 @@ class Worker:
             self.deliver(events)
 
     def _record(self, seconds: float) -> None:
-        """Include a step in `slowest`, which forgets steps after one to two `RECENT_STEPS`."""
+        """Update `slowest`, the maximum of the last `RECENT_STEPS` to 2 * `RECENT_STEPS` steps."""
         self.slowest = max(self.slowest, seconds)
         self._slowest_next, self._steps_next = (
             max(self._slowest_next, seconds),

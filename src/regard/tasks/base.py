@@ -105,7 +105,7 @@ class Task:
         return None
 
     def tokens_read(self, batch: Any, context: int) -> int:
-        """How many tokens or patches of a batch a model reads, for the estimate of its size."""
+        """How many tokens or patches of a batch a model reads; `minutes` chooses a model by it."""
         return int(self.count(batch))
 
 
@@ -130,6 +130,6 @@ def resolve_class_names(setting: list[str], dataset_names: Sequence[str]) -> lis
         raise ConfigError(
             f"task.class_names has {len(setting)} names, and the data {len(dataset_names)} "
             f"classes: {', '.join(dataset_names[:5])}{', …' if len(dataset_names) > 5 else ''};\n"
-            "task.class_names must be one name for each class, and the classes numbered from 0"
+            "give one name for each class if the data numbers its classes from 0; else leave it out"
         )
     return setting

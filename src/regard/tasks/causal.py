@@ -16,7 +16,7 @@ from regard.errors import ConfigError
 from regard.models.ngram import NGram
 from regard.models.presets import ModelConfig
 from regard.nn.attention import Mask
-from regard.nn.head import IGNORE_INDEX
+from regard.nn.loss import IGNORE_INDEX
 from regard.tasks.base import Task, check_label_smoothing
 from regard.tasks.metrics import bits_per_byte, mean_loss, perplexity
 from regard.tasks.scheduled_sampling import (
@@ -79,11 +79,14 @@ class Causal(Task):
             return -model.target_log_probs(
                 ids, F.pad(batch.targets, (unscored, 0), value=IGNORE_INDEX)
             ).sum()
-        hidden = model(ids, **self._prefix(model, batch))[:, -batch.targets.shape[1] :]
+        hidden = model(ids, **self._mask_argument(model, batch))[:, -batch.targets.shape[1] :]
         return model.head.loss(hidden, batch.targets, label_smoothing=label_smoothing)  # type: ignore[operator, union-attr]
 
-    def _prefix(self, model: nn.Module, batch: TextBatch) -> dict[str, Mask]:
-        """The mask of a prefix LM; in an evaluation, its prefix is the part that is not scored."""
+    def _mask_argument(self, model: nn.Module, batch: TextBatch) -> dict[str, Mask]:
+        """The argument `mask` for a prefix LM; empty for other models.
+
+        In an evaluation, the prefix is the part that is not scored.
+        """
         if not getattr(getattr(model, "config", None), "prefix", False):
             return {}
         prefixes = batch.prefixes

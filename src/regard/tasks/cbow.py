@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.data.batch import TextBatch
-from regard.nn.head import IGNORE_INDEX
+from regard.nn.loss import IGNORE_INDEX
 from regard.tasks.base import Task, check_label_smoothing
 from regard.tasks.masked import prediction_metrics
 
@@ -36,7 +36,7 @@ class CBOWTask(Task):
     def collate(
         self, examples: tuple[np.ndarray, np.ndarray], generator: torch.Generator
     ) -> TextBatch:
-        """Blocks of ids, each of which is its own target."""
+        """Blocks of ids; the target of every position is its id."""
         ids, next_ids = map(torch.from_numpy, examples)
         return TextBatch(ids, ids.masked_fill(next_ids == IGNORE_INDEX, IGNORE_INDEX))
 
@@ -51,7 +51,7 @@ class CBOWTask(Task):
         return (batch.targets != IGNORE_INDEX).sum()
 
     def metrics(self, model: nn.Module, batches: Iterable[TextBatch]) -> dict[str, float]:
-        """Nats per word and accuracy, and the same for unigram frequencies."""
+        """Nats per word, perplexity and accuracy, and `unigram_metrics`."""
         return prediction_metrics(
             model, (_select_scored(_hidden(model, batch), batch.targets) for batch in batches)
         )

@@ -30,13 +30,13 @@ class Forecast(Task):
     L is `context`, H is `horizon`. `mse` and `mae` are the mean squared and absolute errors of all
     H steps and columns, `mse_h` is the mean squared error of step h, which shows how errors grow.
     Columns are scaled to standard deviation 1 in the training data: always predicting their mean
-    has an `mse` of 1. `loss` is the training objective: the `mse` of a direct model, the
-    squared error one step ahead of a recursive (autoregressive) model.
+    has an `mse` of 1. `loss` is the training loss: the `mse` of a direct model, the squared error
+    one step ahead of a recursive (autoregressive) model.
 
     A network reads each window normalized (`normalize`): relative to its last value, or by its mean
     and standard deviation (RevIN, Kim et al. 2022). The output of the network is transformed back.
     With `patch_length`, a position is that many consecutive rows, and with `channel_independent`
-    each column is a sequence of its own that the same weights read (PatchTST, Nie et al. 2023).
+    each column is a separate sequence, read with shared weights (PatchTST, Nie et al. 2023).
     """
 
     data_kind: ClassVar[str] = "series"
@@ -62,7 +62,7 @@ class Forecast(Task):
     # how a window is normalized for a network: not at all, relative to its last value, or by its
     # mean and standard deviation (RevIN); None: last if direct, else off
     normalize: Literal["off", "last", "window"] | None = None
-    # whether each column is a sequence of its own, read by the same weights (PatchTST)
+    # whether each column is a separate sequence, read with shared weights (PatchTST)
     channel_independent: bool = False
     patch_length: int = 1  # consecutive rows that are one position of a network
     patch_stride: int | None = None  # rows between two patches; None: `patch_length`
@@ -161,13 +161,13 @@ class Forecast(Task):
         }
 
     def check_model(self, model: ModelConfig) -> None:
-        """Raise `ConfigError` also if the model reads no numbers or a setting does not apply."""
+        """Raise `ConfigError` also if the model reads ids only or a setting does not apply."""
         super().check_model(model)
         without_gradients = getattr(model, "input_kind", None) == "series"
         if not without_gradients and not hasattr(model, "input_dim"):
             raise ConfigError(
-                "needs a model that reads numbers: model.family is recurrent, convolution, "
-                "transformer, linear or autoregression"
+                "needs a model that reads vectors or series; set model.family to recurrent, "
+                "convolution, transformer, linear or autoregression"
             )
         if getattr(model, "architecture", None) == "encoder" and not self.is_direct:
             raise ConfigError(
@@ -176,7 +176,7 @@ class Forecast(Task):
             )
         if without_gradients:
             for name in ("direct", "normalize", "patch_stride", "covariates"):
-                if getattr(self, name):
+                if getattr(self, name) not in (None, []):
                     raise ConfigError(f"task.{name} is for networks; leave it out")
             if self.patch_length > 1 or self.channel_independent:
                 raise ConfigError(
@@ -206,7 +206,7 @@ class Forecast(Task):
 
     def loss(self, model: nn.Module, batch: WindowBatch) -> Float[Tensor, ""]:
         """Summed squared error of the forecast rows, or of the next row at every position."""
-        if not self._every_position(model):
+        if not self._predicts_every_position(model):
             forecast = self.forecast_once(model, batch.series)
             targets = batch.targets[:, : forecast.shape[1]]
             return (forecast - targets).square().sum()
@@ -231,7 +231,7 @@ class Forecast(Task):
         """All values that are forecast."""
         return batch.targets.numel()
 
-    def _every_position(self, model: nn.Module) -> bool:
+    def _predicts_every_position(self, model: nn.Module) -> bool:
         """Whether every position of a window predicts the next row (teacher forcing)."""
         return (
             not self.is_direct
@@ -255,7 +255,7 @@ class Forecast(Task):
                     losses += float(self.loss(model, batch))
                     scored += int(self.count(batch))
         if not count:
-            raise DataError(f"nothing to evaluate: no {self.horizon} values are left to forecast")
+            raise DataError("nothing to evaluate: the validation data has no window to forecast")
         mse = float(squares.sum() / count)
         return {
             "loss": losses / scored if one_step else mse,
@@ -299,16 +299,16 @@ class Forecast(Task):
         The model always reads the last `context` rows. Of the rows that one forward pass forecasts,
         the first `rows_per_pass` are used, by default all.
         """
-        context, forecasts, done = series.shape[1], [], 0
-        while done < steps:
+        context, forecasts, num_rows = series.shape[1], [], 0
+        while num_rows < steps:
             forecasts.append(self.forecast_once(model, series)[:, :rows_per_pass])
-            done += forecasts[-1].shape[1]
-            if done < steps and len(self.read_columns) > len(self.columns):
+            num_rows += forecasts[-1].shape[1]
+            if num_rows < steps and len(self.read_columns) > len(self.columns):
                 raise ConfigError(
                     f"{steps} steps exceed task.horizon={self.horizon}, and task.covariates are "
                     "not forecast, so a recursive forecast cannot read them; forecast fewer steps"
                 )
-            if done < steps:
+            if num_rows < steps:
                 series = torch.cat([series, forecasts[-1].to(series)], 1)[:, -context:]
         return torch.cat(forecasts, 1)[:, :steps]
 

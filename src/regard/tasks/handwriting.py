@@ -29,8 +29,8 @@ class Handwriting(Task):
         P(drawing) = prod_t P(dx_t, dy_t, pen_t | points before t)
 
     Offsets are divided by their standard deviation in the training data. At each step the model
-    reads the point before: dx, dy, the pen state as one of three classes and, where drawings have
-    classes, that of the drawing; at the first step, the point is 0. A model with a soft window also
+    reads the previous point, zeros at the first step: dx, dy, the pen state as a one-hot vector
+    and, where drawings have classes, the class of the drawing. A model with a soft window also
     reads the text of the drawing. `loss` is the negative log-likelihood of a point in nats, by the
     density of the scaled offsets: it may be negative.
     """
@@ -72,8 +72,8 @@ class Handwriting(Task):
         super().check_model(model)
         if not hasattr(model, "input_dim"):
             raise ConfigError(
-                "needs a model that reads numbers: model.family is recurrent, convolution or "
-                "transformer"
+                "needs a model that reads vectors; set model.family to recurrent, convolution, "
+                "transformer or soft_window"
             )
 
     def collate(
@@ -104,7 +104,7 @@ class Handwriting(Task):
         if unknown_characters := {*"".join(texts)} - {*self.alphabet}:
             raise ConfigError(
                 f"{''.join(sorted(unknown_characters))[:20]!r} is not in the alphabet of the "
-                f"training texts, {self.alphabet!r}"
+                f"training texts, {self.alphabet!r}; write the text without it"
             )
         end = len(self.alphabet)
         rows = [torch.tensor([*map(self.alphabet.index, text), end]) for text in texts]

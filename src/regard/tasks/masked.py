@@ -16,15 +16,14 @@ from regard.data.batch import MaskedBatch
 from regard.errors import ConfigError, DataError
 from regard.models.presets import ModelConfig
 from regard.nn.attention import Mask
-from regard.nn.head import IGNORE_INDEX
-from regard.nn.loss import CHUNK_ELEMENTS, cross_entropy
+from regard.nn.loss import CHUNK_ELEMENTS, IGNORE_INDEX, cross_entropy
 from regard.tasks.base import Task, check_label_smoothing
 from regard.tasks.metrics import evaluation_mode, perplexity
 from regard.tasks.vocab_info import MASK, VocabInfo, encode_with_masks
 from regard.text import Tokenizer
 
 MASK_PROBABILITY, RANDOM_PROBABILITY = 0.8, 0.1  # that a chosen token becomes <mask>, or random
-SAMPLE_TOKENS = 48
+SAMPLE_TOKENS = 48  # tokens of a text that `sample` shows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +119,9 @@ class Masked(Task):
         # Row by row, so that the random numbers of a row do not depend on the batch size.
         random = torch.rand(rows, time, 3, generator=generator, dtype=torch.float64).numpy()
         parts = [[row[:length]] for row, length in zip(text, lengths, strict=True)]
-        next_sentence = None
+        next_sentence_targets = None
         if self.next_sentence:
-            parts, next_sentence = self._sentence_pairs(text, lengths, generator)
+            parts, next_sentence_targets = self._sentence_pairs(text, lengths, generator)
         ids, segments = self._add_special_tokens(parts, time)
         documents, positions = self._documents(ids, lengths + self.special_token_count)
         positions_to_mask = self._choose_positions(ids, documents > 0, random[..., 0])
@@ -133,9 +132,9 @@ class Masked(Task):
             positions=torch.from_numpy(positions),
             masked_positions=torch.from_numpy(positions_to_mask.clip(0)),
             targets=torch.from_numpy(targets),
-            segments=None if next_sentence is None else torch.from_numpy(segments),
+            segments=None if next_sentence_targets is None else torch.from_numpy(segments),
             next_sentence_targets=(
-                None if next_sentence is None else torch.from_numpy(next_sentence)
+                None if next_sentence_targets is None else torch.from_numpy(next_sentence_targets)
             ),
         )
 
@@ -162,12 +161,12 @@ class Masked(Task):
         return int((batch.documents > 0).sum()) - len(batch.ids) * self.special_token_count
 
     def metrics(self, model: nn.Module, batches: Iterable[MaskedBatch]) -> dict[str, float]:
-        """Nats per masked token and accuracy, and the same for unigram frequencies.
+        """Nats per masked token, perplexity and accuracy, and `unigram_metrics`.
 
-        The unigram figures are the best that a fixed distribution could reach on these tokens:
+        The unigram metrics are the best that a fixed distribution could reach on these tokens:
         their entropy, and the frequency of the most frequent one.
         """
-        next_sentence = []
+        next_sentence_correct = []
 
         def hidden_and_targets() -> Iterator[tuple[Tensor, Tensor]]:
             for batch in batches:
@@ -176,12 +175,13 @@ class Masked(Task):
                 if batch.next_sentence_targets is not None:
                     head: Any = model.head
                     correct = head.next_sentence(x).argmax(-1) == batch.next_sentence_targets
-                    next_sentence.append(correct)
+                    next_sentence_correct.append(correct)
                 yield _select_masked(x, batch)[scored], batch.targets[scored]
 
         result = prediction_metrics(model, hidden_and_targets())
-        if next_sentence:
-            result["next_sentence_accuracy"] = float(torch.cat(next_sentence).float().mean())
+        if next_sentence_correct:
+            correct = torch.cat(next_sentence_correct)
+            result["next_sentence_accuracy"] = float(correct.float().mean())
         return result
 
     def sample(self, model: nn.Module, batches: Iterable[Any]) -> str:
@@ -261,7 +261,7 @@ class Masked(Task):
         """
         rows, width = text.shape
         random = torch.rand(rows, 3, generator=generator, dtype=torch.float64).tolist()
-        parts, next_sentence = [], np.zeros(rows, np.int64)
+        parts, targets = [], np.zeros(rows, np.int64)
         for row, (cut_draw, row_draw, swap_draw) in enumerate(random):  # uniform in [0, 1)
             length = int(lengths[row])
             max_cut = int(length * (0.5 + 0.25 * cut_draw))
@@ -272,9 +272,9 @@ class Masked(Task):
                 if min(length, int(lengths[other])) < width:  # the end of the text has padding
                     other = row
             if other != row:
-                next_sentence[row], begin = 1, self.vocab.sentence_end(text[other], 0, cut)
+                targets[row], begin = 1, self.vocab.sentence_end(text[other], 0, cut)
             parts.append([text[row, :cut], text[other, begin : begin + length - cut]])
-        return parts, next_sentence
+        return parts, targets
 
     def _choose_positions(
         self,
@@ -314,10 +314,13 @@ class Masked(Task):
         row, column = np.nonzero(positions >= 0)
         chosen = positions[row, column]
         original = ids[row, chosen]
-        action, id_draw = random[row, chosen].T
-        random_id = self.vocab.ids[(id_draw * len(self.vocab.ids)).astype(np.int64)]
-        replaced = np.where(action < MASK_PROBABILITY + RANDOM_PROBABILITY, random_id, original)
-        ids[row, chosen] = np.where(action < MASK_PROBABILITY, self.vocab.mask_id, replaced)
+        action_draw, id_draw = random[row, chosen].T
+        ordinary_ids = self.vocab.ordinary_ids
+        random_id = ordinary_ids[(id_draw * len(ordinary_ids)).astype(np.int64)]
+        replaced = np.where(
+            action_draw < MASK_PROBABILITY + RANDOM_PROBABILITY, random_id, original
+        )
+        ids[row, chosen] = np.where(action_draw < MASK_PROBABILITY, self.vocab.mask_id, replaced)
         targets = np.full_like(positions, IGNORE_INDEX)
         targets[row, column] = original
         return targets

@@ -68,7 +68,7 @@ def check_scheduled_sampling(choice: float | Choice, model: ModelConfig) -> None
     if choice and is_fitted_without_gradients(family_of(model)):
         raise ConfigError(
             "task.scheduled_sampling lets a model read its own predictions in training; "
-            f"{family_of(model)!r} is fitted without gradients: it has no training steps\n"
+            f"{family_of(model)!r} is fitted without gradients and has no training steps;\n"
             "remove task.scheduled_sampling, or choose another model"
         )
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.config import Choice
 from regard.data.batch import PairBatch
 from regard.models.presets import ModelConfig
-from regard.nn.head import IGNORE_INDEX
+from regard.nn.loss import IGNORE_INDEX
 from regard.nn.recurrent_attention import reinforce
 from regard.nn.state import Source
 from regard.tasks.base import Task, check_label_smoothing

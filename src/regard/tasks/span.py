@@ -57,8 +57,8 @@ class _Spans:
 class Span(Task):
     r"""P(start, end | question, context) = softmax_i(s_i) softmax_j(e_j)      (Devlin et al. 2018)
 
-    s_i and e_j are two logits of every token. A context that is too long is read in windows which
-    overlap; where a window does not hold the answer, start and end are at <cls>. The predicted
+    s_i and e_i are the two logits of token i. A context that is too long is read in overlapping
+    windows; where a window does not hold the answer, start and end are at <cls>. The predicted
     answer is the span of the context with the largest s_i + e_j of all windows, where
     i <= j < i + `max_answer_length`; its probability is exp(s_i + e_j) divided by the sum over all
     spans.
@@ -72,7 +72,7 @@ class Span(Task):
     ranks_predictions: ClassVar[bool] = True
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "f1", "exact_match")
     heads: ClassVar[tuple[str, ...]] = ("span",)  # kinds of `model.head`
-    # tokens by which the windows of a long context advance; None: half of the tokens that fit
+    # stride of the windows of a long context, in tokens; None: half of the tokens that fit
     stride: int | None = None
     max_answer_length: int = 30  # maximum number of tokens of an answer
     # whether a question may have no answer; None: true if a training question has none
@@ -112,7 +112,7 @@ class Span(Task):
         )
 
     def logits(self, model: nn.Module, batch: SpanBatch) -> Float[Tensor, "batch time 2"]:
-        """The scores of start and end, at every token."""
+        """The logits of start and end, at every token."""
         extra = {} if batch.segments is None else {"segments": batch.segments}
         logits: Tensor = model.head(model(batch.ids, lengths=batch.lengths, **extra))  # type: ignore[operator]
         padding = torch.arange(batch.ids.shape[1], device=logits.device) >= batch.lengths[:, None]
@@ -238,7 +238,7 @@ def answer_f1(prediction: str, answer: str) -> float:
 def score_answers(
     questions: Sequence[Question], predictions: Mapping[str, str]
 ) -> dict[str, float]:
-    """F1 and exact match of predictions by question id, the best over the answers of each.
+    """Mean F1 and exact match of predictions by question id, each with its best reference answer.
 
     If some questions are unanswerable, also both metrics for answerable and unanswerable questions
     alone. A question without a prediction scores 0.
@@ -249,8 +249,8 @@ def score_answers(
         predicted = predictions.get(question.id)
         pair = (0.0, 0.0)
         if predicted is not None:
-            normal = normalize_answer(predicted)
-            exact = max(float(normal == normalize_answer(answer)) for answer in answers)
+            normalized = normalize_answer(predicted)
+            exact = max(float(normalized == normalize_answer(answer)) for answer in answers)
             pair = (max(answer_f1(predicted, answer) for answer in answers), exact)
         scores[bool(question.answers)].append(pair)
     all_scores = [*scores[True], *scores[False]]

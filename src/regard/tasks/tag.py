@@ -54,7 +54,7 @@ class Tag(TextClassification):
         for name in ("label_smoothing", "class_weights"):
             if value := getattr(self, name):
                 raise ConfigError(
-                    f"task.{name}={value} is for tags that are predicted one by one; "
+                    f"task.{name}={value} is for tags that are predicted independently; "
                     "leave it out, or set model.head=tag"
                 )
 
@@ -67,7 +67,7 @@ class Tag(TextClassification):
         return head.loss(x, batch.targets, label_smoothing=label_smoothing)
 
     def logits(self, model: nn.Module, batch: Any) -> Float[Tensor, "batch time classes"]:
-        """The scores of the tags, at every token."""
+        """The logits of the tags, at every token."""
         logits: Tensor = model.head(self.hidden(model, batch))  # type: ignore[operator]
         return logits
 
@@ -95,7 +95,7 @@ class Tag(TextClassification):
     def metrics(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         """Loss in nats, accuracy of the tags, and F1 of the spans that they mark.
 
-        F1 = 2 correct / (predicted + true); a span is correct if both ends and its type are.
+        F1 = 2 correct / (predicted + true); a span is correct if its start, end and type are.
         """
         loss, classes = self.predicted_classes(model, batches)
         correct_spans = predicted_spans = true_spans = correct_tags = words = 0

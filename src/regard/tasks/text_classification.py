@@ -106,12 +106,12 @@ class TextClassification(Task):
         if self.class_weights and len(self.class_weights) != len(names):
             raise ConfigError(
                 f"task.class_weights has {len(self.class_weights)} weights, and there are "
-                f"{len(names)} classes: {', '.join(names[:12])}"
+                f"{len(names)} classes: {', '.join(names[:12])}; give one weight for each class"
             )
         return self.class_weights
 
     def count(self, batch: Any) -> Int[Tensor, ""]:
-        """How many classes are predicted."""
+        """How many texts, or words of a text, are classified."""
         return (batch.targets != IGNORE_INDEX).sum()
 
     def loss_and_predictions(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:

@@ -46,9 +46,9 @@ class VocabInfo:
 
         id t begins a word  <=>  not (continues[id_t] and can_continue[id_{t-1}])
 
-    A WordPiece piece with ## continues a word. In BPE and unigram vocabularies a piece that
-    begins with a letter or digit does, if the piece before it ends in one or is a space; so a
-    leading space begins a word, and so does punctuation. In vocabularies of characters or words
+    A WordPiece piece with ## continues a word. In BPE and unigram vocabularies a piece continues a
+    word if it begins with a letter or digit, and the piece before it ends in one or is a space; so
+    a leading space begins a word, and so does punctuation. In vocabularies of characters or words
     every id is a word.
     """
 
@@ -56,7 +56,7 @@ class VocabInfo:
     cls_id: int
     sep_id: int
     ordinary: NDArray[np.bool_] = field(repr=False)  # not special
-    ids: NDArray[np.int64] = field(repr=False)  # of the ordinary tokens
+    ordinary_ids: NDArray[np.int64] = field(repr=False)
     continues: NDArray[np.bool_] = field(repr=False)
     can_continue: NDArray[np.bool_] = field(repr=False)  # the next id may continue its word
     ends_sentence: NDArray[np.bool_] = field(repr=False)
@@ -70,14 +70,14 @@ class VocabInfo:
         ordinary &= np.array(
             [bool(piece) for piece in pieces]
         )  # imported vocabularies may have gaps
-        continues = CONTINUATION_RULES[tokenizer.kind]
-        flags = np.array([continues(piece) if piece else (False, False) for piece in pieces])
+        rule = CONTINUATION_RULES[tokenizer.kind]
+        flags = np.array([rule(piece) if piece else (False, False) for piece in pieces])
         return cls(
             mask_id=tokenizer.mask_id,
             cls_id=tokenizer.cls_id,
             sep_id=tokenizer.sep_id,
             ordinary=ordinary,
-            ids=np.flatnonzero(ordinary),
+            ordinary_ids=np.flatnonzero(ordinary),
             continues=flags[:, 0],
             can_continue=flags[:, 1],
             ends_sentence=np.array([piece.rstrip(" ").endswith(SENTENCE_ENDS) for piece in pieces]),

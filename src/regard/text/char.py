@@ -10,7 +10,7 @@ from regard.text.tokenizer import CHARACTER, Tokenizer, added_special_tokens, ch
 
 
 def train(texts: Iterable[str], *, lower: bool = False) -> Tokenizer:
-    """One token for each character of the texts, in the order of code points.
+    """Train a tokenizer with one token for each character of the texts, in code point order.
 
     Decoding restores texts of these characters exactly; other characters become `<unk>`.
 

@@ -19,7 +19,7 @@ from regard.text.chat_template import CHATML, Message, render, split_responses, 
 from regard.text.special_tokens import HF_KEYS
 from regard.text.tokenizer import Tokenizer
 
-_DELIMITER = "\ufdd0"  # at both ends of a placeholder; not a character of any text
+_DELIMITER = "\ufdd0"  # at both ends of a placeholder; a Unicode noncharacter
 # Index of the placeholder that separates a message from the template, where a special token could
 # form across the boundary.
 _SEPARATOR = 0
@@ -100,7 +100,7 @@ class _Placeholders:
         self.tokenizer, self.tokens = tokenizer, tokenizer.special_texts
         self.key = f"{secrets.randbelow(10**18):018}"
         self.separator = self._placeholder(_SEPARATOR)
-        self.has_no_delimiter = not any(_DELIMITER in content for _, content in messages)
+        self.delimiter_in_messages = any(_DELIMITER in content for _, content in messages)
         self.messages = self._replace(messages)
 
     def encode(self, text: str) -> list[int]:
@@ -115,7 +115,7 @@ class _Placeholders:
         ids: list[int] = []
         for index, part in enumerate(parts):
             if index % 2 == 0:
-                if self.key in part or (self.has_no_delimiter and _DELIMITER in part):
+                if self.key in part or (_DELIMITER in part and not self.delimiter_in_messages):
                     raise ConfigError(
                         "the chat template changes messages with special tokens (it cuts or "
                         "escapes them), so they cannot be kept as text; set task.template=chatml"

@@ -1,6 +1,6 @@
 """Dialogues as text: ChatML, or the Jinja chat template of a Hugging Face tokenizer.
 
-A template is a program from a file. It runs in a process of its own, in Jinja's sandbox, with
+A template is a program from a file. It runs in a separate process, in Jinja's sandbox, with
 little memory and time (`text/jinja_process.py`).
 """
 
@@ -21,7 +21,7 @@ from regard.errors import ConfigError, DataError
 from regard.text import jinja_process
 
 Message = tuple[str, str]  # role and content
-ASSISTANT = "assistant"  # the role whose messages a model learns to write
+ASSISTANT = "assistant"  # the role whose messages a model learns to generate
 CHATML = "chatml"
 CHATML_JINJA = (  # ChatML as a Jinja template, for exported tokenizers
     "{% for message in messages %}"
@@ -102,7 +102,7 @@ def _send_request(request: dict[str, Any]) -> dict[str, str]:
     with _LOCK:
         process = _PROCESSES.get(os.getpid())  # a forked process starts its own
         if process is None or process.poll() is not None:
-            process = _PROCESSES[os.getpid()] = _start()
+            process = _PROCESSES[os.getpid()] = _start_process()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -122,7 +122,7 @@ def _send_request(request: dict[str, Any]) -> dict[str, str]:
     return {"limit": f"ends the process that renders it, with code {code}"}
 
 
-def _start() -> "subprocess.Popen[bytes]":
+def _start_process() -> "subprocess.Popen[bytes]":
     spec = find_spec("jinja2")
     if spec is None or spec.origin is None:
         raise ConfigError(

@@ -12,10 +12,10 @@ import tokenizers
 from tokenizers import AddedToken, normalizers, processors
 
 from regard.errors import CheckpointError
-from regard.files.untrusted import as_checkpoint_error
+from regard.files.untrusted import JSONObject, as_checkpoint_error
 from regard.text import sentencepiece
 from regard.text.pair_tokenizers import JOINT, SOURCE, TARGET, PairTokenizers
-from regard.text.special_tokens import HF_KEYS, SpecialTokens, Table, read_tables
+from regard.text.special_tokens import HF_KEYS, SpecialTokens, read_tables
 from regard.text.tokenizer import CONFIG_FILES, Tokenizer
 from regard.text.tokenizer_limits import check_added_tokens, check_token_lengths
 from regard.text.vocab_files import read_bpe, read_vocab, read_wordpiece
@@ -37,10 +37,10 @@ class TokenizerDefaults:
     template: tuple[str, str] = NO_SPECIAL
     sentinels: int = 0  # T5's <extra_id_99> … <extra_id_0>, after all other ids
     # Normalizers that run before those of the file.
-    normalizers: Callable[[Table], list[Any]] = lambda settings: []
+    normalizers: Callable[[JSONObject], list[Any]] = lambda settings: []
 
 
-def _albert_normalizers(settings: Table) -> list[Any]:
+def _albert_normalizers(settings: JSONObject) -> list[Any]:
     steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if not settings.get("keep_accents", False):
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
@@ -96,7 +96,7 @@ DEFAULTS = {  # by model_type
 }
 
 
-def load_pretrained(folder: Path, config: Table) -> Tokenizer | PairTokenizers | None:
+def load_pretrained(folder: Path, config: JSONObject) -> Tokenizer | PairTokenizers | None:
     """The tokenizer of a folder, or those of source and target; None if there is none.
 
     `config` is the folder's config.json, which names the `model_type`.
@@ -125,7 +125,7 @@ def load_pretrained(folder: Path, config: Table) -> Tokenizer | PairTokenizers |
 
 
 def _make_tokenizer(
-    backend: tokenizers.Tokenizer, settings: Table, defaults: TokenizerDefaults, folder: Path
+    backend: tokenizers.Tokenizer, settings: JSONObject, defaults: TokenizerDefaults, folder: Path
 ) -> Tokenizer:
     """A `Tokenizer` with the added tokens, special tokens and template of the other files."""
     _add_tokens(backend, settings, folder)
@@ -139,7 +139,7 @@ def _make_tokenizer(
     return _with_bos_eos(Tokenizer(backend, special_tokens).check_round_trip(folder), settings)
 
 
-def _with_bos_eos(tokenizer: Tokenizer, settings: Table) -> Tokenizer:
+def _with_bos_eos(tokenizer: Tokenizer, settings: JSONObject) -> Tokenizer:
     """Let `add_bos_token` and `add_eos_token` override the template, as transformers does."""
     options = {"bos": settings.get("add_bos_token"), "eos": settings.get("add_eos_token")}
     tokens = tokenizer.special_tokens.tokens
@@ -152,7 +152,7 @@ def _with_bos_eos(tokenizer: Tokenizer, settings: Table) -> Tokenizer:
 
 
 def with_template(tokenizer: Tokenizer, single: str, pair: str) -> Tokenizer:
-    """The same vocabulary with another template, as in `CLS`."""
+    """A copy of the tokenizer with another template, written as in `CLS`."""
     backend = tokenizer.backend
     tokens = tokenizer.special_tokens.tokens
     backend.post_processor = _post_processor(backend, single, pair, tokens)
@@ -177,7 +177,7 @@ def _post_processor(
     )
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, settings: Table, folder: Path) -> None:
+def _add_tokens(backend: tokenizers.Tokenizer, settings: JSONObject, folder: Path) -> None:
     """Add the tokens of added_tokens.json and `added_tokens_decoder` under their ids."""
     added_tokens: dict[int, AddedToken] = {}
     if (folder / "added_tokens.json").exists():
@@ -199,22 +199,26 @@ def _add_tokens(backend: tokenizers.Tokenizer, settings: Table, folder: Path) ->
             )
 
 
-def _read_bpe(paths: list[Path], settings: Table, defaults: TokenizerDefaults) -> Tokenizer:
+def _read_bpe(paths: list[Path], settings: JSONObject, defaults: TokenizerDefaults) -> Tokenizer:
     vocab, merges = paths
     return _make_tokenizer(read_bpe(vocab, merges, settings), settings, defaults, vocab.parent)
 
 
-def _read_wordpiece(paths: list[Path], settings: Table, defaults: TokenizerDefaults) -> Tokenizer:
+def _read_wordpiece(
+    paths: list[Path], settings: JSONObject, defaults: TokenizerDefaults
+) -> Tokenizer:
     return _make_tokenizer(read_wordpiece(paths[0], settings), settings, defaults, paths[0].parent)
 
 
 def _read_sentencepiece(
-    paths: list[Path], settings: Table, defaults: TokenizerDefaults
+    paths: list[Path], settings: JSONObject, defaults: TokenizerDefaults
 ) -> Tokenizer:
     model = sentencepiece.read_model(paths[0])
     sentinels = settings.get("extra_ids", defaults.sentinels)
     if type(sentinels) is not int or not 0 <= sentinels <= 10_000:
-        raise CheckpointError(f"{paths[0].parent}: extra_ids={sentinels!r} must lie in 0 to 10000")
+        raise CheckpointError(
+            f"{paths[0].parent}: extra_ids={sentinels!r} must be an integer from 0 to 10,000"
+        )
     names = [f"<extra_id_{index}>" for index in reversed(range(sentinels))]
     existing = {piece.text for piece in model.pieces}
     new = [name for name in names if name not in existing]
@@ -226,8 +230,10 @@ def _read_sentencepiece(
     return _make_tokenizer(backend, settings, defaults, paths[0].parent)
 
 
-def _read_fairseq(paths: list[Path], settings: Table, defaults: TokenizerDefaults) -> Tokenizer:
-    """A model of fairseq: without its special tokens (CamemBERT), which are added, or with them."""
+def _read_fairseq(
+    paths: list[Path], settings: JSONObject, defaults: TokenizerDefaults
+) -> Tokenizer:
+    """A SentencePiece model of fairseq; CamemBERT's lacks the special tokens, which are added."""
     model = sentencepiece.read_model(paths[0])
     first = [piece.text for piece in model.pieces[:4]]
     if first[:3] == ["<unk>", "<s>", "</s>"]:
@@ -248,7 +254,9 @@ def _read_fairseq(paths: list[Path], settings: Table, defaults: TokenizerDefault
     return _make_tokenizer(sentencepiece.build(model), settings, defaults, paths[0].parent)
 
 
-def _read_llama2c(paths: list[Path], settings: Table, defaults: TokenizerDefaults) -> Tokenizer:
+def _read_llama2c(
+    paths: list[Path], settings: JSONObject, defaults: TokenizerDefaults
+) -> Tokenizer:
     model = sentencepiece.read_llama2c(paths[0])
     tokenizer = _make_tokenizer(sentencepiece.build(model), settings, LLAMA, paths[0].parent)
     # Its training texts begin with <s>, and none ends with </s>.
@@ -258,7 +266,9 @@ def _read_llama2c(paths: list[Path], settings: Table, defaults: TokenizerDefault
     return Tokenizer(tokenizer.backend, special_tokens)
 
 
-def _read_marian(paths: list[Path], settings: Table, defaults: TokenizerDefaults) -> PairTokenizers:
+def _read_marian(
+    paths: list[Path], settings: JSONObject, defaults: TokenizerDefaults
+) -> PairTokenizers:
     """Source and target have different pieces; the ids of all are in one vocab.json."""
     *sides, vocab = paths
     ids = read_vocab(vocab)
@@ -276,10 +286,9 @@ def _read_marian(paths: list[Path], settings: Table, defaults: TokenizerDefaults
 
 
 UNSUPPORTED = ("*.model", "*.tiktoken", "tekken.json", "vocab.json", "merges.txt")
-Reader = Callable[[list[Path], Table, TokenizerDefaults], Tokenizer | PairTokenizers]
-READERS: tuple[
-    tuple[tuple[str, ...], Reader, TokenizerDefaults], ...
-] = (  # the first whose files exist
+Reader = Callable[[list[Path], JSONObject, TokenizerDefaults], Tokenizer | PairTokenizers]
+# The first entry whose files exist is used.
+READERS: tuple[tuple[tuple[str, ...], Reader, TokenizerDefaults], ...] = (
     (("source.spm", "target.spm", "vocab.json"), _read_marian, MARIAN),
     (("vocab.json", "merges.txt"), _read_bpe, GPT2),
     (("*encoder.json", "*vocab.bpe"), _read_bpe, GPT2),

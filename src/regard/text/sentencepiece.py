@@ -96,20 +96,20 @@ def read_llama2c(path: Path) -> SentencePieceModel:
     data = read_bytes(path)
     try:
         (max_length,) = struct.unpack_from("<i", data)
-        names, offset = [], 4
+        entries, offset = [], 4
         while offset < len(data):
             score, length = struct.unpack_from("<fi", data, offset)
             if not 0 <= length <= min(max_length, len(data) - offset - 8) or not math.isfinite(
                 score
             ):
                 _fail(f"no valid piece at byte {offset}")
-            names.append((data[offset + 8 : offset + 8 + length].decode(), score))
+            entries.append((data[offset + 8 : offset + 8 + length].decode(), score))
             offset += 8 + length
         pieces = [Piece("<unk>", 0.0, UNKNOWN), Piece("<s>", 0.0, CONTROL)]
         pieces.append(Piece("</s>", 0.0, CONTROL))
-        for name, score in names[3:]:
-            is_byte = len(name) == 6 and name.startswith("<0x")
-            pieces.append(Piece(name.replace(" ", METASPACE), score, BYTE if is_byte else NORMAL))
+        for text, score in entries[3:]:
+            is_byte = len(text) == 6 and text.startswith("<0x")
+            pieces.append(Piece(text.replace(" ", METASPACE), score, BYTE if is_byte else NORMAL))
         model = SentencePieceModel(
             pieces=pieces, model_type=BPE, byte_fallback=True, remove_extra_whitespaces=False
         )
@@ -170,7 +170,7 @@ def _added_types(model: SentencePieceModel) -> set[int]:
 
 
 def _unigram(model: SentencePieceModel, ids: dict[str, int] | None) -> models.Model:
-    """Scores of the file; a user-defined piece scores higher than any segmentation of it."""
+    """Keep the scores of the file; a user-defined piece outscores every segmentation of it."""
     normal_scores = [piece.score for piece in model.pieces if piece.kind == NORMAL]
     best = max(normal_scores, default=0.0)
     scores = {}
@@ -192,7 +192,7 @@ def _unigram(model: SentencePieceModel, ids: dict[str, int] | None) -> models.Mo
 
 
 def _bpe(model: SentencePieceModel, ids: dict[str, int] | None) -> models.Model:
-    """Merges in order of the score of the piece that they produce."""
+    """Order the merges by the scores of the pieces that they produce."""
     if ids is not None:
         _fail("a BPE model with a separate vocab.json is not supported")
     ids = {piece.text: id for id, piece in enumerate(model.pieces)}
@@ -235,7 +235,7 @@ def _check(model: SentencePieceModel) -> None:
     texts = [piece.text for piece in model.pieces]
     check_token_lengths(texts)
     if model.model_type == UNIGRAM:
-        check_prefixes(texts, MAX_UNIGRAM_PREFIXES, "it")
+        check_prefixes(texts, MAX_UNIGRAM_PREFIXES, "the model")
     elif (cost := sum(len(text) ** 2 for text in texts)) > MAX_SPLIT_COST:
         _fail(
             f"its pieces are too long: their squared lengths sum to {cost:,}, and the limit is "

@@ -6,12 +6,12 @@ They are saved in Hugging Face's format, a `tokenizer_config.json` next to `toke
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeGuard
+from typing import Self, TypeGuard
 
 import tokenizers
 
 from regard.errors import ConfigError
-from regard.files.untrusted import read_json
+from regard.files.untrusted import JSONObject, read_json
 
 # Special tokens of vocabularies trained here; their ids are 0, 1, 2, … The texts of BOS and EOS are
 # not <bos> and <eos>, which vocabularies trained elsewhere have (Gemma).
@@ -33,8 +33,6 @@ DECODER_START_KEY, STOP_TOKENS_KEY, VOCAB_SIZE_KEY = (
     "vocab_size",
 )
 
-Table = dict[str, Any]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
@@ -45,9 +43,9 @@ class SpecialTokens:
     stop_tokens: tuple[str, ...] = ()  # all end-of-sequence tokens, if there are several
     vocab_size: int = 0  # of the model, if its embedding is padded to more ids than tokens
 
-    def config(self) -> Table:
+    def config(self) -> JSONObject:
         """The content of a `tokenizer_config.json`."""
-        table: Table = {HF_KEYS[name]: token for name, token in self.tokens.items()}
+        table: JSONObject = {HF_KEYS[name]: token for name, token in self.tokens.items()}
         extra = {
             DECODER_START_KEY: self.decoder_start,
             STOP_TOKENS_KEY: list(self.stop_tokens),
@@ -56,10 +54,10 @@ class SpecialTokens:
         return table | {key: value for key, value in extra.items() if value}
 
     @classmethod
-    def read(cls, backend: tokenizers.Tokenizer, tables: Iterable[Table]) -> Self:
+    def read(cls, backend: tokenizers.Tokenizer, tables: Iterable[JSONObject]) -> Self:
         """Read each special token from the first table that has it.
 
-        In no table, it is the one of `SPECIAL_TOKENS`, if the vocabulary has it.
+        A token that no table has is the one of `SPECIAL_TOKENS`, if that is in the vocabulary.
 
         A table is a `tokenizer_config.json` or `special_tokens_map.json`, which give texts, or a
         `generation_config.json` or `config.json`, which give ids.
@@ -87,12 +85,12 @@ def config_path(path: Path) -> Path:
     return path.with_name(f"tokenizer_config{path.name.removeprefix('tokenizer')}")
 
 
-def read_tables(folder: Path, *names: str) -> list[Table]:
+def read_tables(folder: Path, *names: str) -> list[JSONObject]:
     """The contents of the named JSON files; missing files are skipped."""
     return [read_json(folder / name) for name in names if (folder / name).exists()]
 
 
-def _tokens(backend: tokenizers.Tokenizer, table: Table, key: str) -> list[str]:
+def _tokens(backend: tokenizers.Tokenizer, table: JSONObject, key: str) -> list[str]:
     """The tokens of the vocabulary that a table gives for `key` (texts) or `key`_id (ids)."""
     value, ids = table.get(key), table.get(f"{key}_id")
     if isinstance(value, dict):  # an AddedToken with its options
@@ -110,13 +108,13 @@ def _tokens(backend: tokenizers.Tokenizer, table: Table, key: str) -> list[str]:
 
 
 def _stop_tokens(
-    backend: tokenizers.Tokenizer, tables: list[Table], tokens: Mapping[str, str]
+    backend: tokenizers.Tokenizer, tables: list[JSONObject], tokens: Mapping[str, str]
 ) -> tuple[str, ...]:
     """The EOS token and the others that a table lists; empty if there are no others."""
     if "eos" not in tokens:
         return ()
     listed = [token for table in tables for token in _tokens(backend, table, STOP_TOKENS_KEY)]
-    key = f"{HF_KEYS['eos']}_id"  # of generation_config.json, or of config.json without that
+    key = f"{HF_KEYS['eos']}_id"  # in generation_config.json, else in config.json
     first_table = next((table for table in tables if table.get(key) is not None), {})
     by_id = _tokens(backend, {key: first_table.get(key)}, HF_KEYS["eos"])
     stop_tokens = tuple(dict.fromkeys([tokens["eos"], *listed, *by_id]))
@@ -149,7 +147,7 @@ class Template:
         return ids, segments
 
     @classmethod
-    def from_post_processor(cls, processor: Table | None) -> Self:
+    def from_post_processor(cls, processor: JSONObject | None) -> Self:
         """Read the template from the `post_processor` of a tokenizer.json."""
         if processor is None:
             return cls()
@@ -166,8 +164,8 @@ class Template:
         return cls(single=single, pair=pair)
 
 
-def _template_processing(processor: Table) -> tuple[Parts, Parts]:
-    def parse(pieces: list[Table]) -> Parts:
+def _template_processing(processor: JSONObject) -> tuple[Parts, Parts]:
+    def parse(pieces: list[JSONObject]) -> Parts:
         parts: list[Part] = []
         for piece in pieces:
             ((kind, options),) = piece.items()
@@ -181,23 +179,23 @@ def _template_processing(processor: Table) -> tuple[Parts, Parts]:
     return parse(processor["single"]), parse(processor["pair"])
 
 
-def _bert_processing(processor: Table) -> tuple[Parts, Parts]:
+def _bert_processing(processor: JSONObject) -> tuple[Parts, Parts]:
     cls, sep = processor["cls"][1], processor["sep"][1]
     single: Parts = ((cls, 0), ("A", 0), (sep, 0))
     return single, (*single, ("B", 1), (sep, 1))
 
 
-def _roberta_processing(processor: Table) -> tuple[Parts, Parts]:
+def _roberta_processing(processor: JSONObject) -> tuple[Parts, Parts]:
     cls, sep = processor["cls"][1], processor["sep"][1]
     single: Parts = ((cls, 0), ("A", 0), (sep, 0))
     return single, (*single, (sep, 0), ("B", 0), (sep, 0))
 
 
-def _byte_level(processor: Table) -> tuple[Parts, Parts]:
+def _byte_level(processor: JSONObject) -> tuple[Parts, Parts]:
     return Template().single, Template().pair  # changes offsets only
 
 
-def _sequence(processor: Table) -> tuple[Parts, Parts]:
+def _sequence(processor: JSONObject) -> tuple[Parts, Parts]:
     templates = [Template.from_post_processor(step) for step in processor["processors"]]
     template = next((step for step in templates if step != Template()), Template())
     return template.single, template.pair

@@ -7,6 +7,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from regard.errors import CheckpointError
+from regard.files.untrusted import quote
 from regard.text.pretrained import with_template
 from regard.text.special_tokens import SpecialTokens
 from regard.text.tokenizer import CHARACTER, Tokenizer
@@ -27,12 +28,13 @@ def from_token_list(
     ([2, 3, 3, 2], 'ba')
     """
     ordinary = [token for token in tokens if token not in special_tokens.values()]
-    if (
-        len(set(tokens)) < len(tokens)
-        or not ordinary
-        or not {*special_tokens.values()} <= {*tokens}
-    ):
-        raise CheckpointError("the vocabulary has duplicate tokens, or lacks its special tokens")
+    if missing := {*special_tokens.values()} - {*tokens}:
+        raise CheckpointError(f"the vocabulary lacks its special token {quote(min(missing))}")
+    if len(set(tokens)) < len(tokens) or not ordinary:
+        raise CheckpointError(
+            f"the vocabulary has {len(tokens):,} tokens, {len(set(tokens)):,} of them distinct and "
+            f"{len(ordinary):,} not special; all must be distinct, and one or more not special"
+        )
     single_characters, unk = all(len(token) == 1 for token in ordinary), special_tokens.get("unk")
     vocab = {token: id for id, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=unk or "none"))

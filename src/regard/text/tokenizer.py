@@ -439,7 +439,7 @@ def check_text(text: str) -> str:
     except UnicodeEncodeError as error:
         raise DataError(
             f"character {error.start} of the text is a lone surrogate, {text[error.start]!a};\n"
-            "read the file as UTF-8, or drop such characters with errors='replace'"
+            "read the file as UTF-8, or replace such characters with errors='replace'"
         ) from None
     return text
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from regard.errors import DataError
 from regard.files.untrusted import (
     MAX_REPLACEMENT,
+    JSONObject,
     check_charsmap,
     check_vocab_ids,
     parse_json,
@@ -24,14 +25,13 @@ from regard.files.untrusted import (
     refuse_duplicates,
 )
 
-Table = dict[str, Any]
 T = TypeVar("T", str, list[int])
 
 MAX_TOKEN_LENGTH = 4096  # characters; GPT-2's longest token has 128
 MAX_STEPS = 64  # normalizers, pre-tokenizers or decoders; real files have at most ten
 MAX_DEPTH = 8  # of sequences in sequences
-# Characters per character of a text, if every step has its worst case. NFKC makes 18 characters
-# of one Arabic ligature, so that real tokenizers reach 2,000, though not for ordinary text.
+# Characters per character of a text, if every step has its worst case. NFKC turns one Arabic
+# ligature into 18 characters, so that real tokenizers reach 2,000, though not for ordinary text.
 MAX_EXPANSION = 10_000
 MAX_TEMPLATE_PARTS = 256  # parts of a post-processor
 # Prefixes of tokens, which are the nodes of the tries that the library builds: 340 bytes each for
@@ -63,7 +63,7 @@ COMPONENTS = {  # of a tokenizer.json: the steps that each may have, and the key
 }
 
 
-def parse_tokenizer_json(text: str) -> Table:
+def parse_tokenizer_json(text: str) -> JSONObject:
     """Parse and check a tokenizer.json; raise ValueError if it cannot be used safely."""
     table = parse_json(text, refuse_duplicates)
     check_tokenizer_json(table)
@@ -108,7 +108,7 @@ def check_added_tokens(tokens: Sequence[Any]) -> None:
     check_prefixes(tokens, MAX_ADDED_PREFIXES, "added_tokens")
 
 
-def _check_vocab(model: Table, added_tokens: list[Table]) -> None:
+def _check_vocab(model: JSONObject, added_tokens: list[JSONObject]) -> None:
     vocab = model.get("vocab")
     if isinstance(vocab, list):  # Unigram: pairs of token and score
         tokens = [pair[0] for pair in vocab if isinstance(pair, list) and pair]
@@ -144,7 +144,7 @@ def check_prefixes(tokens: Collection[Any], limit: int, name: str) -> None:
             raise ValueError(f"the tokens in {name} have more than {limit:,} different prefixes")
 
 
-def _tables(value: Any, name: str) -> list[Table]:
+def _tables(value: Any, name: str) -> list[JSONObject]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
@@ -175,15 +175,15 @@ def _check_steps(step: Any, part: str) -> float:
         factor = _expansion(step, part)
         if factor > MAX_REPLACEMENT:
             raise ValueError(
-                f"a {kind} of its {part} makes {factor:g} characters of one, and the limit is "
+                f"a {kind} of its {part} turns one character into {factor:g}, and the limit is "
                 f"{MAX_REPLACEMENT}"
             )
         expansion *= factor
     return expansion
 
 
-def _expansion(step: Table, part: str) -> float:
-    """The expansion factor of a step: the maximum number of characters that it makes of one."""
+def _expansion(step: JSONObject, part: str) -> float:
+    """The expansion factor of a step: the maximum number of characters that one may become."""
     kind = step["type"]
     if kind in ("Replace", "Split"):
         return _replacement_expansion(step)
@@ -205,7 +205,7 @@ def _expansion(step: Table, part: str) -> float:
     return 2.0 if kind == "Metaspace" else UNICODE_FACTOR.get(kind, 1)
 
 
-def _replacement_expansion(step: Table) -> float:
+def _replacement_expansion(step: JSONObject) -> float:
     pattern = step.get("pattern")
     if not isinstance(pattern, dict) or len(pattern) != 1:
         raise ValueError(f"the pattern of a {step['type']} is {quote(pattern, 40)}")
@@ -219,14 +219,12 @@ def _replacement_expansion(step: Table) -> float:
     return max(1.0, content / width.shortest if width.shortest else 1.0 + content)
 
 
-def _string(step: Table, key: str) -> str:
+def _string(step: JSONObject, key: str) -> str:
     value = step.get(key)
     if not isinstance(value, str):
         raise ValueError(f"{key} of a {step['type']} is not a string")
     return value
 
-
-# Regular expressions
 
 MAX_REGEX_LENGTH = 10_000
 # unbounded quantifiers one after the other: time = length ** quantifiers
@@ -421,8 +419,7 @@ class SpeedCheck:
 
     The time of a malicious tokenizer grows faster than the length of the text. So if a text is
     longer than all earlier ones, its prefixes are timed first, each 1.5 times as long as the
-    previous one.
-    A prefix is fast enough if
+    previous one. A prefix is fast enough if
 
         seconds <= FIXED_SECONDS + SECONDS_PER_ITEM * length
     """

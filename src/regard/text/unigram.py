@@ -17,7 +17,7 @@ from regard.text.tokenizer import (
 
 
 def train(texts: Iterable[str], *, vocab_size: int = 8000, lower: bool = False) -> Tokenizer:
-    """Each piece has a probability; a text gets its most probable segmentation.
+    """Train a unigram language model of pieces; a text gets its most probable segmentation.
 
         p(x_1 … x_n) = p(x_1) · … · p(x_n),     pieces(text) = argmax over all segmentations
 

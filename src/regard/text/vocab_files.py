@@ -7,8 +7,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from regard.errors import CheckpointError
-from regard.files.untrusted import check_vocab_ids, read_json, read_text
-from regard.text.special_tokens import Table
+from regard.files.untrusted import JSONObject, check_vocab_ids, read_json, read_text
 from regard.text.tokenizer_limits import check_token_lengths
 
 # Qwen's pre-tokenizer: unlike in GPT-2, each digit is split off, a word may begin with any one
@@ -20,7 +19,7 @@ QWEN = "|".join([CONTRACTION, WORD, r"\p{N}", PUNCTUATION, r"\s*[\r\n]+", r"\s+(
 SPLIT_PATTERNS = {"qwen2": QWEN, "qwen3": QWEN}  # by model_type; others split as GPT-2 does
 
 
-def read_bpe(vocab: Path, merges: Path, settings: Table) -> tokenizers.Tokenizer:
+def read_bpe(vocab: Path, merges: Path, settings: JSONObject) -> tokenizers.Tokenizer:
     """Byte-level BPE (GPT-2): vocab.json and merges.txt, or encoder.json and vocab.bpe."""
     ids = read_vocab(vocab)
     if any(token.endswith("</w>") for token in ids):
@@ -45,7 +44,7 @@ def read_bpe(vocab: Path, merges: Path, settings: Table) -> tokenizers.Tokenizer
     return backend
 
 
-def read_wordpiece(vocab: Path, settings: Table) -> tokenizers.Tokenizer:
+def read_wordpiece(vocab: Path, settings: JSONObject) -> tokenizers.Tokenizer:
     """BERT's vocab.txt, one piece per line.
 
     Without `do_lower_case`, text is lowercased if no piece has an upper-case letter.
@@ -81,7 +80,7 @@ def read_vocab(path: Path) -> dict[str, int]:
     table = read_json(path)
     ids = list(table.values())
     if not ids or not all(type(id) is int and 0 <= id < 2**31 for id in ids):
-        raise CheckpointError(f"{path} is corrupted: every token must have an id")
+        raise CheckpointError(f"{path} is corrupted: the id of every token must be an integer >= 0")
     if len(set(ids)) < len(ids):
         raise CheckpointError(f"{path} is corrupted: two tokens have the same id")
     check_token_lengths(table)

@@ -15,15 +15,16 @@ from regard.text.tokenizer import (
 
 
 def train(texts: Iterable[str], *, vocab_size: int = 20_000, lower: bool = False) -> Tokenizer:
-    """The `vocab_size` most frequent words and punctuation marks; the rest is `<unk>`.
+    """Train a tokenizer on the most frequent words and punctuation marks; others become `<unk>`.
 
-    A word is a run of letters, digits and underscores. Every other visible character is one token,
-    and so is a line break. A joiner on a punctuation mark says on which side it had no space, so
-    that a word has one form only and decoding restores the spaces:
+    `vocab_size` includes the special tokens. A word is a run of letters, digits and underscores.
+    Every other visible character is one token, and so is a line break. A joiner on a punctuation
+    mark says on which side it had no space, so that a word has one form only and decoding restores
+    the spaces:
 
         say "don't",   ->   say  "￭  don  ￭'￭  t  ￭"  ￭,   ->   say "don't",
 
-    Not restored: the number of spaces between two words, spaces around line breaks, and a "￭" of
+    Not restored: the number of spaces between two words, spaces around line breaks, and a "￭" in
     the text.
     """
     check_vocab_size(vocab_size, 1, "a word")

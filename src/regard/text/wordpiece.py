@@ -12,13 +12,13 @@ CONTINUATION = "##"  # prefix of a piece that continues a word
 
 
 def train(texts: Iterable[str], *, vocab_size: int = 8000, lower: bool = False) -> Tokenizer:
-    """Words are split greedily from the left into the longest pieces in the vocabulary.
+    """Train a tokenizer that splits words greedily, from the left, into the longest known pieces.
 
         embeddings   ->   em  ##bed  ##ding  ##s
 
     The vocabulary is trained by merging frequent pairs, as in BPE. Whitespace is not restored; a
     word with an unknown character, or of more than 100 characters, is one `<unk>`. Unlike in BERT,
-    `lower` does not strip accents. Schuster and Nakajima 2012; Devlin et al. 2019.
+    `lower` does not strip accents. Schuster and Nakajima 2012; Devlin et al. 2018.
     """
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=lower, strip_accents=False)

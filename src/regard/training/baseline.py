@@ -20,7 +20,7 @@ from regard.training.parallel.ranks import Ranks
 from regard.training.storage.run_folder import RunFolder
 
 ORDER = 6  # of the n-grams; a higher order is not better on a few million tokens
-MAX_TOKENS = 2_000_000  # that the n-gram model is fitted to, in one to two seconds
+MAX_TOKENS = 2_000_000  # training tokens of the n-gram model; fitting takes one to two seconds
 TextBatches = Iterable[TextBatch]
 
 
@@ -40,7 +40,7 @@ def evaluate_baselines(
         if data.baselines is not None:
             baselines = SimpleBaselines(data.baselines())
         elif isinstance(data.task, Causal) and uses_gradients:
-            baselines = fit_ngram(data)
+            baselines = evaluate_ngram(data)
         else:
             return None
         folder.write_json(folder.baseline, asdict(baselines))
@@ -51,10 +51,10 @@ def evaluate_baselines(
         yield baselines
 
 
-def fit_ngram(data: TrainingData) -> BaselineEvaluated:
-    """Fit an n-gram model (modified Kneser–Ney) to the text; evaluate it on all validation text.
+def evaluate_ngram(data: TrainingData) -> BaselineEvaluated:
+    """Fit an n-gram model (modified Kneser–Ney) and evaluate it on all validation text.
 
-    Of a long text, only the first `MAX_TOKENS` tokens are used to fit the model.
+    It is fitted to the training text, or to about the first `MAX_TOKENS` tokens of a long one.
     """
     task, tokenizer = data.task, data.tokenizers
     assert isinstance(task, Causal)
@@ -84,7 +84,7 @@ def read_simple_baselines(folder: RunFolder) -> dict[str, dict[str, float]]:
 
 
 def _take(batches: TextBatches, tokens: int) -> Iterator[TextBatch]:
-    """The first batches, up to this number of tokens."""
+    """The first batches, until they have at least this number of tokens."""
     for batch in batches:
         if tokens <= 0:
             return

@@ -20,7 +20,7 @@ FINAL_FRACTION = 0.2  # of the time budget, at most, for the evaluation of all d
 # without a time budget, the final evaluation may take this long, or as long as the training
 MIN_FINAL_SECONDS = 30.0
 MIN_CHECKPOINTS = 10  # of a run with a time budget
-EPSILON = 1e-9  # tolerance of rounding errors of the progress; avoids a division by 0
+EPSILON = 1e-9  # tolerance for rounding errors in the progress; also avoids a division by 0
 
 
 class StepBudget:
@@ -35,7 +35,7 @@ class StepBudget:
 
     @property
     def max_steps(self) -> int:
-        """An upper bound of the number of steps."""
+        """An upper bound on the number of steps."""
         return self.steps
 
     @property
@@ -163,7 +163,7 @@ class TimeBudget(StepBudget):
 
     @property
     def max_steps(self) -> int:
-        """An upper bound of the number of steps."""
+        """An upper bound on the number of steps."""
         return 1 << 40
 
     @property
@@ -195,8 +195,8 @@ class TimeBudget(StepBudget):
     @property
     def interval(self) -> float:
         """The progress between two evaluations: larger if evaluations are slow."""
-        affordable = self.evaluation_seconds / (EVALUATION_FRACTION * self.seconds)
-        return max(self.evaluate_every / self.settings.steps, affordable)
+        min_interval = self.evaluation_seconds / (EVALUATION_FRACTION * self.seconds)
+        return max(self.evaluate_every / self.settings.steps, min_interval)
 
     @property
     def evaluation_seconds(self) -> float:
@@ -244,8 +244,8 @@ class TimeBudget(StepBudget):
         """The number of evaluations that remain before the last one."""
         if self.settings.evaluate_every is not None:
             return max(self.steps - step - 1, 0) // self.settings.evaluate_every
-        last = 1 - self.interval / 2
-        return max(0, int((last - self.plan.last_evaluation) / self.interval))
+        latest_progress = 1 - self.interval / 2  # as in `_next_evaluation`
+        return max(0, int((latest_progress - self.plan.last_evaluation) / self.interval))
 
     def _end_seconds(self, final_seconds: float) -> float:
         """The seconds from the last step to the end of the process."""

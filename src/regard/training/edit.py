@@ -40,7 +40,7 @@ def edit_run(path: Path, overrides: Mapping[str, Any]) -> list[str]:
             try:
                 check_weights(meta_model, tensors, str(folder.model))
             except CheckpointError:
-                _check_shapes_unchanged(path, before, config)
+                _raise_if_model_changed(path, before, config)
                 raise
         if config != before:
             folder.save_config(config)
@@ -50,8 +50,8 @@ def edit_run(path: Path, overrides: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*config_changes, *(weight_changes or ())]))
 
 
-def _check_shapes_unchanged(path: Path, before: RunConfig, after: RunConfig) -> None:
-    """Raise an error that names the changed settings of the model that do not fit its weights."""
+def _raise_if_model_changed(path: Path, before: RunConfig, after: RunConfig) -> None:
+    """Raise an error that names the changed settings of the model, if there are any."""
     keys = [key for key, value in after.model.items() if before.model.get(key) != value]
     if keys:
         now, then = (

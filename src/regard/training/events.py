@@ -15,9 +15,9 @@ class RunStarted:
 
     folder: Path
     config: RunConfig
-    description: list[str]
+    description: list[str]  # lines for the heading
     parameters: int
-    step: int  # 0, or the checkpoint that a resumed run starts from
+    step: int  # 0, or the step of the checkpoint that a resumed run continues from
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class StepLogged:
 
 @dataclass(frozen=True, slots=True)
 class ThreadsChanged:
-    """The number of CPU threads changed, since other programs use the cores, or no longer do."""
+    """The number of CPU threads changed: other programs have begun or stopped using the cores."""
 
     step: int
     threads: int

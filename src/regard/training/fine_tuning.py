@@ -64,7 +64,8 @@ class Tuning:
             parameter.requires_grad_(self.is_trainable(name, depths[name], step))
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError(
-                f"{self}: no parameter is trainable; the head of this model is its embedding matrix"
+                f"train.tune: no parameter is trainable with {self}, because the head is tied to "
+                "the embedding; use train.tune=last_layers"
             )
 
     def is_trainable(self, name: str, depth: int, step: int) -> bool:
@@ -168,7 +169,7 @@ def has_adapter(config: RunConfig) -> bool:
     return kind_of(config.train.tune)[0] == "lora"
 
 
-def check_tuning(config: RunConfig, ranks: int) -> None:
+def check_tuning(config: RunConfig, world_size: int) -> None:
     """Raise if `train.tune` contradicts the other settings."""
     method, kind = tuning(config.train.tune), kind_of(config.train.tune)[0]
     if not method.saves_full_model and config.train.start is None:
@@ -176,7 +177,7 @@ def check_tuning(config: RunConfig, ranks: int) -> None:
             f"train.tune={kind} trains an adapter of a model that is already trained;\n"
             "name that model: train.start=RUN"
         )
-    if ranks > 1 and (method.depends_on_step or not method.saves_full_model):
+    if world_size > 1 and (method.depends_on_step or not method.saves_full_model):
         raise ConfigError(f"train.tune={kind} supports one process only; start it without torchrun")
 
 

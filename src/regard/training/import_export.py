@@ -156,15 +156,16 @@ def export_run(
         transform = partial(to_half_split, model)
     pad_id = tokenizers.hf_special_id("pad") if isinstance(tokenizers, Tokenizer) else None
     if target_type.shift_positions is not None and pad_id is not None:
-        shifted, transform = target_type.shift_positions(model, pad_id)
-        target_type, hf_config = write_config(shifted, target_type.name)
+        shifted_config, transform = target_type.shift_positions(model, pad_id)
+        target_type, hf_config = write_config(shifted_config, target_type.name)
     fold = _fold_statistics(run, config)
     if fold is not None:
         transform = _compose(transform, fold)
-    exported = read_config_as(target_type, hf_config)
+    exported_config = read_config_as(target_type, hf_config)
     tensors, dtype = _open_weights(model, folder.model)
-    shapes = {name: weight.shape for name, weight in weights(build_on_meta(exported)).items()}
-    plan = plan_export(prefixed_rules(target_type, exported), shapes)
+    meta_model = build_on_meta(exported_config)
+    shapes = {name: weight.shape for name, weight in weights(meta_model).items()}
+    plan = plan_export(prefixed_rules(target_type, exported_config), shapes)
     assert not plan.missing, plan.missing  # the rules of a model type cover all its models
     require_new_path(out, EXISTS_HINT)
     unchecked = reason_not_to_compare(model, free_memory(torch.device("cpu")))
@@ -174,7 +175,7 @@ def export_run(
         hf_config |= {"dtype": dtype_name, "torch_dtype": dtype_name}
         _write_json_files(temporary, hf_config, tokenizers, config)
         _write_template(temporary, run_jinja_template(folder, config, tokenizers))
-        if open_checkpoint(temporary).config != exported:
+        if open_checkpoint(temporary).config != exported_config:
             raise CheckpointError(
                 f"{run} cannot be exported as {target_type.name}: the ids of its special tokens do "
                 f"not fit {target_type.name}; choose another --model-type"
@@ -225,18 +226,17 @@ def export_as(
 ) -> ExportResult:
     """`export_run`, `export_onnx` or `export_gguf`, by the name of the format."""
     if type is not None and format != "gguf":
-        raise ConfigError(f"type={type!r} is for format='gguf'")
+        raise ConfigError(f"type={type!r} is for format='gguf'; leave it out")
     if format == "transformers":
         return export_run(run, out, model_type)
     if format == "gguf":
         return export_gguf(run, out, model_type, type or "f32")
     if format != "onnx":
-        raise ConfigError(
-            f"there is no export format {format!r}: use 'transformers', 'onnx' or 'gguf'"
-        )
+        raise ConfigError(f"unknown export format {format!r}; use 'transformers', 'onnx' or 'gguf'")
     if model_type is not None:
         raise ConfigError(
-            f"model_type={model_type!r} is for format='transformers' and 'gguf', not 'onnx'"
+            f"model_type={model_type!r} is for format='transformers' and 'gguf', not 'onnx'; "
+            "leave it out"
         )
     return export_onnx(run, out)
 
@@ -317,7 +317,10 @@ def export_gguf(run: Path, out: Path, model_type: str | None, type: str) -> Expo
 def export_adapter(
     folder: RunFolder, config: RunConfig, out: Path, model_type: str | None = None
 ) -> ExportResult:
-    """Write the adapter of a run as a folder that PEFT opens, by default with its base's type."""
+    """Write the adapter of a run as a folder that PEFT opens.
+
+    `model_type` is by default that of its base model.
+    """
     adapter = run_adapter(folder.load_weights(), config)
     lora = cast(LoRA, tuning(config.train.tune))
     require_new_path(out, EXISTS_HINT)
@@ -333,11 +336,11 @@ def export_adapter(
         )
     notes = [f"an adapter; to get a full model, merge it: regard merge {folder.path} NEW"]
     if not is_external_checkpoint(Path(base)):
-        notes.append(f"its base for PEFT: regard export {base} BASE")
+        notes.append(f"to export its base model for PEFT: regard export {base} BASE")
         if is_interleaved(resolve(config.model)):
             notes.append(
-                f"with regard, use this adapter on that base (regard import BASE NEW), not on "
-                f"{base}, whose rotary positions rotate other pairs of dimensions"
+                "with regard, use this adapter on the exported base (regard import BASE NEW), not "
+                f"on {base}, where RoPE rotates other pairs of dimensions"
             )
     return ExportResult(out, model_type, "LoRA adapter", None, ";\n".join(notes))
 
@@ -418,8 +421,8 @@ def _write_json_files(
     tokenizers: Tokenizer | PairTokenizers | None,
     config: RunConfig,
 ) -> None:
-    """Write config.json and all other files beside the weights."""
-    # null, or the class would use its default ids
+    """Write config.json, the tokenizers and all other files except the weights."""
+    # null for a missing id: transformers would use the default of the class
     hf_config = dict.fromkeys(GENERATION_KEYS[:3]) | hf_config
     if tokenizers is not None:
         hf_config = hf_config | write_tokenizers(tokenizers, folder, hf_config)

@@ -88,7 +88,7 @@ class Log:
                 row |= {"loss": None, "grad_norm": None, "skipped": True}
             self.folder.append(row)
             if skipped:
-                self._skip(step, loss, norm)
+                self._record_skipped(step, loss, norm)
             else:
                 self.consecutive_skips = 0
                 self.smoothed_loss = _smooth(self.smoothed_loss, loss)
@@ -113,7 +113,7 @@ class Log:
             self.seconds_per_step * (steps - last.index - 1),
         )
 
-    def _skip(self, step: Step, loss: float, norm: float) -> None:
+    def _record_skipped(self, step: Step, loss: float, norm: float) -> None:
         """Record the examples of a skipped step; raise after too many in a row."""
         first = step.index * self.accumulate
         micro_batches = range(first, first + self.accumulate)
@@ -130,7 +130,7 @@ class Log:
             raise DivergedError(
                 f"loss or gradient was not finite in {MAX_SKIPPED} steps in a row, up to step "
                 f"{step.index + 1:,}; these steps did not change the weights\n"
-                f"the examples they read are listed in {self.folder.skipped}\n"
+                f"their examples are listed in {self.folder.skipped}\n"
                 f"{_advice(self.folder)} (now {step.lr:.2g})"
             )
 

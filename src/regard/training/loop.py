@@ -152,8 +152,8 @@ def train(
         counts = torch.stack([objective.task.count(batch) for batch in micro_batches])
         targets = strategy.all_reduce_sum(count_on(device, counts.sum())).clamp_min(1)
         total = torch.zeros((), device=device)
-        for count, batch in enumerate(micro_batches, 1):
-            with strategy.sync_gradients(count == len(micro_batches)):
+        for number, batch in enumerate(micro_batches, 1):
+            with strategy.sync_gradients(number == len(micro_batches)):
                 with autocast():
                     loss = strategy.loss(batch)
                 (loss * ranks.world_size / targets).backward()

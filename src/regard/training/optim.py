@@ -80,10 +80,10 @@ class Muon(torch.optim.Optimizer):
             if not state:
                 state["momentum"] = torch.zeros_like(param)
         grads = [param.grad for param in params if param.grad is not None]
-        is_finite = 1.0 if self.found_inf is None else 1.0 - self.found_inf  # 0: skip the update
+        update_scale = 1.0 if self.found_inf is None else 1.0 - self.found_inf  # 0 skips the step
         if self.found_inf is not None:  # where, since NaN times 0 is NaN
             grads = [torch.where(self.found_inf > 0, 0.0, grad) for grad in grads]
-        grad_weight = (1 - group["momentum"]) * is_finite
+        grad_weight = (1 - group["momentum"]) * update_scale
         momenta = [state["momentum"] for state in states]
         for momentum, grad in zip(momenta, grads, strict=True):
             momentum.lerp_(grad, grad_weight)
@@ -94,8 +94,8 @@ class Muon(torch.optim.Optimizer):
             update = orthogonalize(update)
         else:
             update = self.shards.local_shard(orthogonalize(self.shards.all_gather(update, shape)))
-        update = update * (0.2 * max(shape) ** 0.5 * group["lr"] * is_finite)
-        decay = 1 - group["lr"] * group["weight_decay"] * is_finite
+        update = update * (0.2 * max(shape) ** 0.5 * group["lr"] * update_scale)
+        decay = 1 - group["lr"] * group["weight_decay"] * update_scale
         for param, change in zip(params, update, strict=True):
             param.mul_(decay).sub_(change)
 
@@ -242,12 +242,14 @@ def expected_state(
     for optimizer in all_optimizers:
         keys = STATE_KEYS.get(type(optimizer))
         params = [p for group in optimizer.param_groups for p in group["params"]]
-        owned = {names[p] for p in params} - set(stateless)
+        names_with_state = {names[p] for p in params} - set(stateless)
         if keys is None:
-            expected |= {n: t for n, t in tensors.items() if n.rpartition("/")[0] in owned}
+            expected |= {
+                n: t for n, t in tensors.items() if n.rpartition("/")[0] in names_with_state
+            }
             continue
         for param in params:
-            if names[param] in owned:
+            if names[param] in names_with_state:
                 for key in keys:
                     meta = torch.empty_like(param, device="meta")
                     step = torch.zeros((), device="meta")

@@ -104,12 +104,12 @@ def begin(
         "launch": launch.launch_id(),
     }
     folder.create(config, run_environment, data.tokenizers)
-    warmup = (
+    warnings = (
         []
         if is_fitted_without_gradients(config.model["family"])
         else long_warmup_warning(config.train)
     )
-    data = replace(data, description=[*data.description, *notes, *warmup])
+    data = replace(data, description=[*data.description, *notes, *warnings])
     with folder.hold_lock():
         yield from _run_rank0(config, data, folder, device, None, started, progress)
 
@@ -227,9 +227,9 @@ def _train(
     model = build_model(data.model)
     parameters = sum(p.numel() for p in model.parameters())
     initialize = partial(_initialize, model, config, data, device, saved)
-    trainable = ranks.all_or_fail(initialize)
-    caution = few_targets_warning(type(data.task), data.validation_targets)
-    description = [*data.description, *caution, *trainable, *budget.summary_lines()]
+    tuning_lines = ranks.all_or_fail(initialize)
+    warnings = few_targets_warning(type(data.task), data.validation_targets)
+    description = [*data.description, *warnings, *tuning_lines, *budget.summary_lines()]
     yield RunStarted(folder.path, config, description, parameters, start)
     if saved is None:
         yield from evaluate_baselines(config, data, folder, ranks)
@@ -276,24 +276,24 @@ def _train_from(start: int, state: TrainState, progress: Progress | None) -> Ite
             strategy.ranks.all_or_fail(log.flush)
             yield from state.replan(step_count)
             yield log.event(budget.steps)
-            last, evaluating, saving = budget.actions_after(step_count)
-            if evaluating:
-                uninterrupted = last or strategy.is_sharded  # sharded: all ranks take part
-                yield from state.evaluate(step_count, None if uninterrupted else interrupts)
+            is_last, should_evaluate, should_save = budget.actions_after(step_count)
+            if should_evaluate:
+                can_postpone = not (is_last or strategy.is_sharded)  # sharded: all ranks take part
+                yield from state.evaluate(step_count, interrupts if can_postpone else None)
                 signal, status = strategy.all_reduce_max(interrupts.received or 0, folder.status())
                 if status == LOST:
                     raise folder.status_error(step_count)
-            stopping = evaluating and state.stopped_early
-            if saving or stopping or signal or status:
+            stopping = should_evaluate and state.stopped_early
+            if should_save or stopping or signal or status:
                 state.save(step_count)
             if status:
                 raise folder.status_error(step_count)
-            if signal and not last:
+            if signal and not is_last:
                 raise interrupts.stop_error(signal, step_count, budget.steps, folder.path)
-            if last or stopping:
+            if is_last or stopping:
                 break
-            if evaluating or saving:
-                state.restart_clocks(step_count, evaluated=evaluating)
+            if should_evaluate or should_save:
+                state.restart_clocks(step_count, evaluated=should_evaluate)
                 log.restart_clock()
         yield state.finish(step_count, started, interrupts, progress)
 
@@ -339,8 +339,9 @@ def _initialize(
     device: torch.device,
     saved: checkpoint.Checkpoint | None,
 ) -> list[str]:
-    """Load the weights of `train.start`, count words for CBOW, freeze parameters (`train.tune`).
+    """Load the weights of `train.start` and freeze parameters (`train.tune`).
 
+    For negative sampling (CBOW), also compute the noise distribution from the training data.
     Returns lines for the heading that count the trainable parameters.
     """
     tuning_method = tuning(config.train.tune)

@@ -29,7 +29,7 @@ def unfinished_runs(runs: Mapping[str, RunConfig], folder: Path) -> list[str]:
         run = RunFolder(folder / name)
         if run.path.exists():
             _check_settings(run, config)
-        if not run.path.exists() or not _is_complete(run):
+        if not run.path.exists() or not _is_run_finished(run):
             unfinished.append(name)
     return unfinished
 
@@ -43,7 +43,7 @@ def begin_or_resume(
     return begin(config, path, progress)
 
 
-def _is_complete(folder: RunFolder) -> bool:
+def _is_run_finished(folder: RunFolder) -> bool:
     return is_finished(folder, folder.load_config(), checkpoint.latest(folder.checkpoints))
 
 

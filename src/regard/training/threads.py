@@ -23,7 +23,7 @@ OTHER_LOAD = 0.2
 MIN_RELATIVE_SPEED = 0.9  # a slower trial ends after MIN_TRIAL_SECONDS
 MIN_TRIAL_SECONDS = 0.5
 MIN_SPEEDUP = 1.15  # another number of threads is kept if steps are faster by this factor
-WAIT_SECONDS, MAX_WAIT_SECONDS = 10.0, 160.0  # between two trials; doubled after each without gain
+WAIT_SECONDS, MAX_WAIT_SECONDS = 10.0, 160.0  # between trials; doubled after one without speedup
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 

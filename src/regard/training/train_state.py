@@ -1,4 +1,4 @@
-"""The training state (model, optimizers, EMA): it is evaluated, saved and restored."""
+"""The training state: evaluate, save and restore the model, the optimizers and the EMA."""
 
 import logging
 import time
@@ -148,7 +148,7 @@ class TrainState:
             if best_model is not None:
                 folder.save_weights(best_model, self.config)
 
-        ranks.on_rank0(discard_later_steps)  # after every rank has read
+        ranks.on_rank0(discard_later_steps)  # after every rank has read its tensors
         self.best = Best(**ranks.broadcast(asdict(self.best)))
 
     def _read_tensors(
@@ -193,7 +193,7 @@ class TrainState:
             return tensors
         if self.strategy.is_sharded:
             logger.warning(
-                "the best evaluation so far is of %d targets, the next ones of %d",
+                "the best evaluation so far used %d targets, the next ones use %d",
                 self.best.targets,
                 targets,
             )
@@ -227,8 +227,9 @@ class TrainState:
             yield ThreadsChanged(step, threads, self.threads.max_threads)
 
     def save(self, step: int) -> None:
-        """Write a checkpoint: with sharded weights every rank its shards, otherwise rank 0 alone.
+        """Write a checkpoint.
 
+        With sharded weights, every rank writes its shards; otherwise rank 0 writes everything.
         After the last step the number of steps, if it was an estimate, is updated in config.json.
         """
         strategy, folder, ranks = self.strategy, self.folder, self.strategy.ranks
@@ -360,8 +361,8 @@ class TrainState:
             stored, estimate = folder.load_evaluation(), self.seconds_for_all()
             if stored == make_evaluation(data, stored.metrics, None):
                 return asdict(stored)  # the weights were evaluated before the run was resumed
-            affordable = estimate is not None and estimate <= seconds
-            if affordable and not evaluation.is_whole and not self.strategy.is_sharded:
+            is_affordable = estimate is not None and estimate <= seconds
+            if is_affordable and not evaluation.is_whole and not self.strategy.is_sharded:
                 metrics = evaluate_all(self.strategy.objective.model)
                 if metrics is not None:
                     evaluation = make_evaluation(data, metrics, None)

@@ -38,7 +38,7 @@ def test_a_map_by_hand():
 
 def test_equal_weights_are_said_to_be_equal():
     equal, rows = torch.full((1, 2, 4), 0.25), ["a", "b"]
-    note = "all values are about equal, 0.25, so all have one shade"
+    note = "all values are about equal, 0.25, so all have the same shade"
     assert note in heatmap(equal[0], rows, [*"wxyz"], width=99, colour=False)
     assert note in heads_overview(equal, width=99, colour=True)
     equal[0, 0, 0] = 0.2
@@ -57,7 +57,7 @@ def test_even_attention_has_a_medium_shade_and_the_legend_says_which():
     assert row == "b " + "▒" * 20
     assert legend == "░░ 0.02  ▒▒ 0.06  ▓▓ 0.14  ██ 0.26  largest 0.10, square-root scale"
     assert "▒▒" in heads_overview(even[None], width=80, colour=False, high=high)
-    assert note == "all values are about equal, 0.1, so all have one shade"
+    assert note == "all values are about equal, 0.1, so all have the same shade"
     assert attention_vmax(0.9, 10) == 0.9
 
 

@@ -23,10 +23,12 @@ def kernels_unsupported_reason(x: Tensor) -> str | None:
         return "torch is compiling"
     if x.device.index != torch.cuda.current_device():
         return f"{x.device} is not the current GPU"
-    return None if _has_triton() else "Triton is missing, or the GPU is older than Ampere"
+    return (
+        None if _can_run_triton(x.device) else "Triton is missing, or the GPU is older than Ampere"
+    )
 
 
 @cache
-def _has_triton() -> bool:
-    capable = torch.cuda.get_device_capability() >= MIN_COMPUTE_CAPABILITY
-    return find_spec("triton") is not None and capable
+def _can_run_triton(device: torch.device) -> bool:
+    is_capable = torch.cuda.get_device_capability(device) >= MIN_COMPUTE_CAPABILITY
+    return find_spec("triton") is not None and is_capable

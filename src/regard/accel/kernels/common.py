@@ -128,7 +128,7 @@ def _unpack(words, INDEX: tl.constexpr, BITS: tl.constexpr):
     mask = (2**BITS - 1) * UNIT
     if IS_INTERPRETED:
         bits = (words & mask) | 0x4B000000
-    else:  # ptxas would compile this to two instructions
+    else:  # ptxas would compile the line above to two instructions
         bits = tl.inline_asm_elementwise(
             "lop3.b32 $0, $1, $2, 0x4B000000, 0xEA;",
             "=r,r,r",
@@ -219,11 +219,11 @@ class FFNActivation(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotaryPairs:
-    """The pairs of outputs of the packed projection that RoPE rotates, and the indices of their
-    frequencies in the tables of cos and sin.
+    """The pairs of outputs of the packed projection that RoPE rotates, and their frequencies.
 
-    Outputs that are not rotated are paired too, with index -1. The last three fields describe
-    the same by the columns of one head: partner, index, and sign of the sine.
+    `frequency_index` is a column of the tables of cos and sin. Outputs that are not rotated are
+    paired too, with index -1. The last three fields describe the same for each column of one head:
+    partner, index, and sign of the sine.
     """
 
     first: Int[Tensor, " pairs"]

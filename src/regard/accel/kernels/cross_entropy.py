@@ -40,7 +40,7 @@ def _cross_entropy_with_gradient(
     SMOOTH: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One row: its maximum, sum of exponentials and loss; then the gradient over the logits."""
+    """One row: maximum, sum of exponentials and loss; then the gradient overwrites the logits."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * width
     target = tl.load(targets + row)
@@ -63,25 +63,25 @@ def _cross_entropy_with_gradient(
         total += tl.exp2(x * LOG2E - scaled_max) + tl.exp2(y * LOG2E - scaled_max)
         running_max = new_max
     row_max = tl.max(running_max) * LOG2E
-    log_total = row_max + tl.log2(tl.sum(total * tl.exp2(running_max * LOG2E - row_max)))
+    log2_total = row_max + tl.log2(tl.sum(total * tl.exp2(running_max * LOG2E - row_max)))
     target_logit, target_cap_gradient = _load_logits(
         logits, bias, cap, target, scored, HAS_BIAS, HAS_CAP
     )
-    loss = log_total / LOG2E - (1 - label_smoothing) * target_logit
+    loss = log2_total / LOG2E - (1 - label_smoothing) * target_logit
     if SMOOTH:
         loss -= label_smoothing * tl.sum(logit_sum) / vocab
     tl.store(losses + row, tl.where(scored, loss, 0.0))
     target_gradient = (
-        tl.exp2(target_logit * LOG2E - log_total) - label_smoothing / vocab - (1 - label_smoothing)
+        tl.exp2(target_logit * LOG2E - log2_total) - label_smoothing / vocab - (1 - label_smoothing)
     ) * target_cap_gradient
-    log_total = tl.where(scored, log_total, float("inf"))  # gradient 0
+    log2_total = tl.where(scored, log2_total, float("inf"))  # gradient 0
     tl.debug_barrier()  # the target's logit is read before it is overwritten
     for start in range(0, width, COLUMNS):
         columns = start + lanes
         x, cap_gradient = _load_logits(
             logits, bias, cap, columns, columns < vocab, HAS_BIAS, HAS_CAP
         )
-        gradient = tl.exp2(x * LOG2E - log_total) * cap_gradient
+        gradient = tl.exp2(x * LOG2E - log2_total) * cap_gradient
         if SMOOTH:
             gradient -= tl.where(
                 scored & (columns < vocab), label_smoothing / vocab * cap_gradient, 0.0

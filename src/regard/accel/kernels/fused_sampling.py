@@ -23,7 +23,7 @@ def _samplers_kernel(
     keys,
     counters,
     lengths,
-    failed,
+    failure_lengths,
     sampled,
     scratch,
     vocab,
@@ -114,7 +114,8 @@ def _samplers_kernel(
     tl.store(sampled + row, tl.where(finite, sampled_id, vocab - 1).to(tl.int64))
     tl.store(counters + row, random_count + 1)
     length = tl.load(lengths + row)
-    tl.store(failed + row, tl.minimum(tl.load(failed + row), length), mask=~finite)
+    failure_length = tl.minimum(tl.load(failure_lengths + row), length)
+    tl.store(failure_lengths + row, failure_length, mask=~finite)
 
 
 @triton.jit
@@ -170,12 +171,12 @@ def _typical(
     distance = tl.where(remaining, tl.abs(surprisal - expected), float("inf"))
     nearest = distance <= tl.min(distance)
     if HAS_MIN_KEEP:
-        nearest = _smallest(distance, tl.load(sampler_settings + 2).to(tl.int32))
+        nearest = _is_in_smallest(distance, tl.load(sampler_settings + 2).to(tl.int32))
     return (mass_nearer < tl.load(sampler_settings).to(tl.float32) * total) | nearest
 
 
 @triton.jit
-def _smallest(x, k):
+def _is_in_smallest(x, k):
     """Whether a non-negative float is one of the k smallest, or ties with the largest of these."""
     bits = x.to(tl.int32, bitcast=True)
     low, high = -1, 0x7F800000  # inf
@@ -198,18 +199,18 @@ def _xtc_removes(remaining, weight, index, threshold, MAX_RANKED: tl.constexpr):
 def sample(
     logits: Float[Tensor, "rows vocab"],
     ops: tuple[str, ...],
-    gaps: tuple[bool, ...],
+    has_gaps: tuple[bool, ...],
     has_min_keep: tuple[bool, ...],
     settings: Float[Tensor, "any 3"],
     keys: Int[Tensor, " rows"],
     counters: Int[Tensor, " rows"],
     lengths: Int[Tensor, " rows"],
-    failed: Int[Tensor, " rows"],
+    failure_lengths: Int[Tensor, " rows"],
 ) -> Int[Tensor, " rows"]:
     """Sample one token per row by the samplers of `generate.fused_chain.FusedTail`.
 
     At most `MAX_RANKED` tokens are ranked: of those that tie with the k-th, the ones with the
-    lowest ids. A row without a finite logit is recorded in `failed`, as by `sampling.sample_token`.
+    lowest ids. `failure_lengths` is updated as by `sampling.sample_token`.
     """
     rows, vocab = logits.shape
     ranked = rank_logits(logits, settings, MAX_RANKED, with_sigma=ops[0] == SIGMA_OF_ROW)
@@ -221,13 +222,13 @@ def sample(
         keys,
         counters,
         lengths,
-        failed,
+        failure_lengths,
         sampled,
         scratch,
         vocab,
         OPS=ops,
         HAS_MIN_KEEP=has_min_keep,
-        HAS_GAPS=gaps,
+        HAS_GAPS=has_gaps,
         MAX_RANKED=MAX_RANKED,
         num_warps=8,
         **pdl_options(),

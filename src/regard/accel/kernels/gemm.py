@@ -43,7 +43,7 @@ PROGRAM_SIZES = {
     (True, True): (128, 64, 8, 8),
     (False, True): (64, 128, 6, 4),
 }
-PROGRAMS = 132  # the multiprocessors of an H200
+NUM_SMS = 132  # the multiprocessors of an H200
 
 
 @triton.jit
@@ -434,7 +434,7 @@ class ResidualStream(NamedTuple):
 def _launch_options(x: Tensor, layer: PackedLinear) -> tuple[tuple[int, int, int], dict[str, int]]:
     """The grid (tiles of outputs, splits of inputs, blocks of rows), and options of a launch."""
     (rows, width), outputs = x.shape, len(layer.weight)
-    many_outputs, packed_int8 = outputs >= 64 * PROGRAMS, reads_packed_int8(layer, x.dtype)
+    many_outputs, packed_int8 = outputs >= 64 * NUM_SMS, reads_packed_int8(layer, x.dtype)
     outputs_per_program, max_block, stages, warps = PROGRAM_SIZES[
         many_outputs, layer.scale is not None
     ]
@@ -444,7 +444,7 @@ def _launch_options(x: Tensor, layer: PackedLinear) -> tuple[tuple[int, int, int
         triton.cdiv(outputs, outputs_per_program),
         triton.cdiv(width, block_inputs),
     )
-    splits = 1 if many_outputs else min(blocks, max(1, round(PROGRAMS / output_tiles)))
+    splits = 1 if many_outputs else min(blocks, max(1, round(NUM_SMS / output_tiles)))
     inputs_per_split = block_inputs * triton.cdiv(blocks, splits)
     stage_bytes = block_inputs * (
         BLOCK_ROWS * x.itemsize + outputs_per_program * layer.weight.itemsize

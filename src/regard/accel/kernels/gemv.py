@@ -2,7 +2,7 @@
 
 A layer is five kernels, since each takes microseconds to launch: norm, q, k and v with their
 rotation and the KV cache; attention; its output projection and the residual; norm, gate and up;
-down and the residual. Norms of q and k are one more, as is a norm after a branch.
+down and the residual. Norms of q and k need one more, and so does a norm after each branch.
 `accel.packed_decoder` computes the same in torch.
 
 The residual stream is float32. Weights are floating point, int8 with a scale per output, or int4

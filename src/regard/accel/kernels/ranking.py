@@ -38,7 +38,7 @@ def _group_max_kernel(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     group = tl.arange(0, GROUPS)
     start = part * TOKENS_PER_GROUP * GROUPS
-    _, x = _tile(logits + row * stride, start, vocab, TOKENS_PER_GROUP, GROUPS)
+    _, x = _load_tile(logits + row * stride, start, vocab, TOKENS_PER_GROUP, GROUPS)
     out = (row * tl.num_programs(1) + part) * GROUPS + group
     tl.store(part_max + out, tl.max(x, 1))
     if WITH_SIGMA:
@@ -197,7 +197,7 @@ def _select_kernel(
 
 
 @triton.jit
-def _tile(logits, start, vocab, TOKENS_PER_GROUP: tl.constexpr, GROUPS: tl.constexpr):
+def _load_tile(logits, start, vocab, TOKENS_PER_GROUP: tl.constexpr, GROUPS: tl.constexpr):
     """The ids and logits of the tokens from `start` on, a row for each group; NaN becomes inf."""
     n = start + tl.arange(0, GROUPS)[:, None] + tl.arange(0, TOKENS_PER_GROUP)[None, :] * GROUPS
     x = tl.load(logits + n, mask=n < vocab, other=-float("inf")).to(tl.float32)
@@ -205,7 +205,7 @@ def _tile(logits, start, vocab, TOKENS_PER_GROUP: tl.constexpr, GROUPS: tl.const
 
 
 @triton.jit
-def _parts_tile(part_max, first, parts, PARTS_BLOCK: tl.constexpr, GROUPS: tl.constexpr):
+def _load_parts_tile(part_max, first, parts, PARTS_BLOCK: tl.constexpr, GROUPS: tl.constexpr):
     """The indices of the parts of the vocabulary from `first` on, and their group maxima."""
     part = first + tl.arange(0, PARTS_BLOCK)[None, :]
     offset = part * GROUPS + tl.arange(0, GROUPS)[:, None]
@@ -243,7 +243,7 @@ def _collect_from_parts(
     """
     first_ids, num_groups = ids + MAX_RANKED, 0
     for first in range(0, parts, PARTS_BLOCK):
-        part, x = _parts_tile(part_max, first, parts, PARTS_BLOCK, GROUPS)
+        part, x = _load_parts_tile(part_max, first, parts, PARTS_BLOCK, GROUPS)
         take = (x >= threshold_logit) & (x > -float("inf"))
         slot, num_groups = _slots(take, num_groups)
         first_id = part * TOKENS_PER_GROUP * GROUPS + tl.arange(0, GROUPS)[:, None]
@@ -287,7 +287,7 @@ def _collect(
     """
     num_collected, deviations = 0, tl.zeros((GROUPS,), tl.float32)
     for start in range(0, vocab, TOKENS_PER_GROUP * GROUPS):
-        n, x = _tile(logits, start, vocab, TOKENS_PER_GROUP, GROUPS)
+        n, x = _load_tile(logits, start, vocab, TOKENS_PER_GROUP, GROUPS)
         remaining = x > -float("inf")
         if WITH_SIGMA:
             deviations += tl.sum(tl.where(remaining, (x - mean) * (x - mean), 0.0), 1)
@@ -348,7 +348,7 @@ def _count_collected(
     """The number of tokens that `_collect` would collect."""
     counts = tl.zeros((GROUPS,), tl.int32)
     for start in range(0, vocab, TOKENS_PER_GROUP * GROUPS):
-        n, x = _tile(logits, start, vocab, TOKENS_PER_GROUP, GROUPS)
+        n, x = _load_tile(logits, start, vocab, TOKENS_PER_GROUP, GROUPS)
         take = (x > -float("inf")) & (
             (x > threshold_logit) | ((x == threshold_logit) & (n < tie_limit))
         )

@@ -22,7 +22,15 @@ def _load_blocks(logits, start, vocab, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 
 @triton.jit
 def _sample_kernel(
-    logits, keys, counters, lengths, failed, ids, vocab, BLOCKS: tl.constexpr, BLOCK: tl.constexpr
+    logits,
+    keys,
+    counters,
+    lengths,
+    failure_lengths,
+    ids,
+    vocab,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """`generate.chain.sample_token`, with numbers from `generate.sampling_state.RowGenerators`."""
     row = tl.program_id(0).to(tl.int64)
@@ -63,7 +71,8 @@ def _sample_kernel(
     tl.store(counters + row, count + 1)
     finite = (largest - largest == 0) & (total == total)  # the maximum may miss a NaN
     length = tl.load(lengths + row)
-    tl.store(failed + row, tl.minimum(tl.load(failed + row), length), mask=~finite)
+    failure_length = tl.minimum(tl.load(failure_lengths + row), length)
+    tl.store(failure_lengths + row, failure_length, mask=~finite)
 
 
 @triton.jit
@@ -88,11 +97,12 @@ def sample_token(
     keys: Int[Tensor, " rows"],
     counters: Int[Tensor, " rows"],
     lengths: Int[Tensor, " rows"],
-    failed: Int[Tensor, " rows"],
+    failure_lengths: Int[Tensor, " rows"],
 ) -> Int[Tensor, " rows"]:
     """One token per row from softmax(logits), by the next random number of each row.
 
-    For a row without a finite logit, `failed` is set to its length when this first happened.
+    For a row without a finite logit, `failure_lengths` is set to its length when this first
+    happened.
     """
     rows, vocab = logits.shape
     ids = torch.empty(rows, dtype=torch.long, device=logits.device)
@@ -101,7 +111,7 @@ def sample_token(
         keys,
         counters,
         lengths,
-        failed,
+        failure_lengths,
         ids,
         vocab,
         BLOCKS=BLOCKS,

@@ -85,10 +85,10 @@ class FigureEntry:
         return " ".join(word if required else f"[{word}]" for word, required in words)
 
 
-SMALL = {"preset": "tiny-decoder", "dim": 32, "layers": 8, "heads": 2, "context": 32}
-DEEP_PAIR = {
-    "with residuals": SMALL,
-    "without residuals": {**SMALL, "norm_placement": "no_residual"},
+SMALL_DECODER = {"preset": "tiny-decoder", "dim": 32, "layers": 8, "heads": 2, "context": 32}
+RESIDUAL_COMPARISON = {
+    "with residuals": SMALL_DECODER,
+    "without residuals": {**SMALL_DECODER, "norm_placement": "no_residual"},
 }
 
 # Figures by the name that `regard show` takes, in the order of the lectures.
@@ -116,7 +116,7 @@ FIGURES: dict[str, FigureEntry] = {
     "path-lengths": FigureEntry(path_lengths, ("D11", "H3")),
     "cost": FigureEntry(cost, ("D11",)),
     "parameter-count": FigureEntry(parameter_count, ("H3",), without_model=("dim",)),
-    "loss-landscape": FigureEntry(loss_landscape, ("D7", "G"), DEEP_PAIR),
+    "loss-landscape": FigureEntry(loss_landscape, ("D7", "G"), RESIDUAL_COMPARISON),
     "beam-tree": FigureEntry(beam_tree, ("E1", "H3")),
     "temperature": FigureEntry(temperature, ("E2",)),
     "samplers": FigureEntry(samplers, ("E2", "E3", "H3")),

@@ -206,7 +206,10 @@ def pronoun(
     for text in texts:
         ((path, attention),) = model.attention(text, layer=layer, words=True).items()
         if word not in attention.rows:
-            raise ConfigError(f"{word!r} is not a word of {text[:60]!r} for {model.name}")
+            raise ConfigError(
+                f"{word!r} is not a word of {text[:60]!r}; give word= one of its words: "
+                f"{' '.join(attention.rows)[:200]}"
+            )
         rows.append(attention.weights[:, attention.rows.index(word)])  # (heads, columns)
         pieces.append(attention.columns)
     heads = [str(head) for head in range(len(rows[0]))]

@@ -110,8 +110,8 @@ def cost(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers = _layers(dim, heads, window, kernel_size)
-    measured: dict[str, dict[str, list[Point]]] = {"time (ms)": {}, "memory (MB)": {}}
-    measured["FLOPs (millions)"] = {}
+    measurements: dict[str, dict[str, list[Point]]] = {"time (ms)": {}, "memory (MB)": {}}
+    measurements["FLOPs (millions)"] = {}
     for name, layer in layers.items():
         for length in lengths:
             x = torch.randn(1, length, dim, generator=torch.Generator().manual_seed(seed))
@@ -120,30 +120,30 @@ def cost(
                 saved_bytes(layer, x) / 1e6,
                 flops(layer, x) / 1e6,
             )
-            for key, value in zip(measured, values, strict=True):
-                measured[key].setdefault(name, []).append((length, value))
+            for key, value in zip(measurements, values, strict=True):
+                measurements[key].setdefault(name, []).append((length, value))
     exponents = {
         key: {name: exponent(points) for name, points in series.items()}
-        for key, series in measured.items()
+        for key, series in measurements.items()
     }
     rows: list[list[str | float]] = [
         [
             name,
-            *(series[name][-1][1] for series in measured.values()),
+            *(series[name][-1][1] for series in measurements.values()),
             *(fitted[name] for fitted in exponents.values()),
         ]
         for name in layers
     ]
-    short = [key.partition(" ")[0] for key in measured]
+    quantities = [key.partition(" ")[0] for key in measurements]
     panels: list[Panel] = [
         Lines(title=key, x_label="length n", y_label=key, series=series, log_x=True, log_y=True)
-        for key, series in measured.items()
+        for key, series in measurements.items()
     ]
-    header = ["layer", *(f"{key} at {lengths[-1]:,}" for key in measured)]
+    header = ["layer", *(f"{key} at {lengths[-1]:,}" for key in measurements)]
     panels.append(
         Table(
-            title="measured at the longest, and fitted exponents of n",
-            header=[*header, *(f"{key} ~ n^" for key in short)],
+            title="measurements at the longest input, and fitted exponents of n",
+            header=[*header, *(f"{key} ~ n^" for key in quantities)],
             rows=rows,
         )
     )

@@ -83,12 +83,12 @@ class FigureModel:
 
     @property
     def note(self) -> str:
-        """A sentence for the caption if the weights are random, else nothing."""
+        """A sentence for the caption if the weights are random, else an empty string."""
         return untrained_note([self])
 
 
 def _piece(tokenizer: Tokenizer, id: int) -> str:
-    """A token; a punctuation mark of a word vocabulary with the spaces that it has beside it.
+    """The text of a token; a punctuation mark of a word vocabulary includes its adjacent spaces.
 
     Such a vocabulary has several tokens for one mark, which differ in their joiners.
     """
@@ -101,10 +101,17 @@ def _piece(tokenizer: Tokenizer, id: int) -> str:
 
 
 def untrained_note(models: Sequence[FigureModel]) -> str:
-    """A sentence for the caption that names the models with random weights, or nothing."""
+    """A sentence for the caption that names the models with random weights, or an empty string."""
     untrained = [model.name for model in models if not model.trained]
     if not untrained:
         return ""
     if len(untrained) == 1:
         return f" {untrained[0]} is a preset: its weights are random."
     return f" {', '.join(untrained)} are presets: their weights are random."
+
+
+def check_positive(**options: int) -> None:
+    """Raise if an option is not at least 1."""
+    for name, value in options.items():
+        if value < 1:
+            raise ConfigError(f"{name}={value} must be at least 1")

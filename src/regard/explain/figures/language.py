@@ -9,17 +9,17 @@ from typing import Literal
 import torch
 
 from regard.errors import ConfigError
-from regard.explain.figures.figure_model import FigureModel
+from regard.explain.figures.figure_model import FigureModel, check_positive
 from regard.explain.figures.panels import Bars, FigureData, Table
 
 
 def next_token(model: FigureModel, text: str, *, top: int = 4) -> FigureData:
-    r"""The probability of each token of a text, beside the most probable tokens at its position.
+    r"""The probability of each token of a text, and the most probable tokens at its position.
 
     log P(t_1 ... t_N) = sum_n log P(t_n | t_1 ... t_{n-1})
     """
     model.require_language_model("next-token")
-    _check_positive(top=top)
+    check_positive(top=top)
     ids = model.ids(text)
     if len(ids) < 2:
         raise ConfigError(f"the text has {len(ids)} tokens; next-token needs at least 2")
@@ -77,7 +77,7 @@ def shannon(
     The text is treated as circular, so that every history has a successor. The entropy is that of
     the next symbol, H = -sum P(h w) log2 P(w | h). Shannon 1948.
     """
-    _check_positive(orders=orders, length=length)
+    check_positive(orders=orders, length=length)
     symbols = list(" ".join(text.split())) if unit == "char" else text.split()
     if len(symbols) < 2:
         raise ConfigError(f"the text has {len(symbols)} {unit}s; shannon needs at least 2")
@@ -142,7 +142,7 @@ def shuffled_words(
 ) -> FigureData:
     """The loss of a trained model on a text, and on the same words in random orders."""
     model.require_language_model("shuffled-words")
-    _check_positive(shuffles=shuffles)
+    check_positive(shuffles=shuffles)
     words = text.split()
     if len(words) < 3:
         raise ConfigError(f"the text has {len(words)} words; shuffled-words needs at least 3")
@@ -180,9 +180,3 @@ def _loss(model: FigureModel, text: str) -> float:
     ids = model.ids(text)
     log_p = model.logits(ids[:-1]).double().log_softmax(-1)
     return -log_p.gather(1, torch.tensor(ids[1:])[:, None]).mean().item()
-
-
-def _check_positive(**options: int) -> None:
-    for name, value in options.items():
-        if value < 1:
-            raise ConfigError(f"{name}={value} must be at least 1")

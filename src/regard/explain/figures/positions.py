@@ -66,7 +66,7 @@ def _model_encodings(model: FigureModel) -> dict[str, Position]:
         raise ConfigError(
             f"{model.name} has no position encoding; it is a {type(model.module).__name__}"
             if not _has_position(model.module)
-            else f"{model.name} has position='none'; encodings: {', '.join(KINDS)}"
+            else f"{model.name} has position='none'; give a model with {', '.join(KINDS)}"
         )
     return {f"{name} ({type(module).__name__})": module for name, module in modules.items()}
 

@@ -1,7 +1,7 @@
 """Figures of recurrent networks: gates over a text, and gradients through time."""
 
 from regard.errors import ConfigError
-from regard.explain.figures.figure_model import FigureModel, untrained_note
+from regard.explain.figures.figure_model import FigureModel, check_positive, untrained_note
 from regard.explain.figures.panels import FigureData, Heatmap, Lines, Panel
 from regard.explain.gradient import require_gradients
 from regard.nn.recurrent import RecurrentLayer
@@ -15,11 +15,10 @@ def gates(model: FigureModel, text: str, *, layer: int = 0, units: int = 16) -> 
     cells = [m for m in model.module.modules() if isinstance(m, RecurrentLayer) and m.hook_names]
     if not cells:
         raise ConfigError(
-            f"{model.name} has no cell with gates; give a run or a preset of an LSTM, a GRU or a "
-            "gated network, such as lstm"
+            f"{model.name} has no cell with gates; give a run or a preset of a gated recurrent "
+            "network, such as lstm or gru"
         )
-    if units < 1:
-        raise ConfigError(f"units={units} must be at least 1")
+    check_positive(units=units)
     states = model.states(text)
     if not 0 <= layer < len(states):
         raise ConfigError(

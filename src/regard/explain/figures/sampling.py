@@ -142,7 +142,7 @@ def _distribution(
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedBeamSearch(BeamSearch):
+class RecordingBeamSearch(BeamSearch):
     """A beam search that records the extensions of every step, for one prompt."""
 
     steps: list[Extensions] = field(default_factory=list, repr=False, compare=False)
@@ -160,7 +160,7 @@ def beam_tree(
 
     score(y) = log P(y) / |y|^a
     """
-    search = RecordedBeamSearch(width, length_penalty)
+    search = RecordingBeamSearch(width, length_penalty)
     if model.source is not None:
         source, prompt = model.source(text)
     else:

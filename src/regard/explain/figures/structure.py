@@ -33,27 +33,32 @@ def receptive_field(
         convolutions = [m for m in model.module.modules() if isinstance(m, CausalConvolution)]
         if not convolutions:
             raise ConfigError(
-                f"{model.name} has no convolution; give a run or a preset that has, such as "
+                f"{model.name} has no convolution; give a run or a preset with one, such as "
                 "convolution"
             )
         (kernel_size,) = convolutions[0].filter.kernel_size
         dilations = tuple(layer.filter.dilation[0] for layer in convolutions)
     dilations = tuple(2**n for n in range(layers)) if dilations is None else dilations
     if kernel_size < 2 or not dilations or min(dilations) < 1:
-        raise ConfigError(f"kernel_size={kernel_size} must be at least 2, and dilations at least 1")
+        raise ConfigError(
+            f"kernel_size={kernel_size} must be at least 2, and dilations={list(dilations)} at "
+            "least 1"
+        )
     fields = [
         receptive_field_size(kernel_size, dilations[:count]) for count in range(len(dilations) + 1)
     ]
     undilated_fields = [
         receptive_field_size(kernel_size, [1] * count) for count in range(len(dilations) + 1)
     ]
-    drawn = max(count for count, field in enumerate(fields) if field <= MAX_POSITIONS)
-    note = "" if drawn == len(dilations) else f" Drawn: the first {drawn} layers."
+    drawn_layers = max(count for count, field in enumerate(fields) if field <= MAX_POSITIONS)
+    note = "" if drawn_layers == len(dilations) else f" Drawn: the first {drawn_layers} layers."
     rows = [
         [layer, 0 if layer == 0 else dilations[layer - 1], field, undilated]
         for layer, (field, undilated) in enumerate(zip(fields, undilated_fields, strict=True))
     ]
-    panels: list[Panel] = [_field_network(kernel_size, dilations[:drawn])] if drawn else []
+    panels: list[Panel] = (
+        [_field_network(kernel_size, dilations[:drawn_layers])] if drawn_layers else []
+    )
     panels.append(
         Table(
             header=["layer", "dilation", "receptive field", "without dilation"],

@@ -6,7 +6,7 @@ from functools import reduce
 from itertools import pairwise
 
 from regard.errors import ConfigError
-from regard.explain.figures.figure_model import FigureModel
+from regard.explain.figures.figure_model import FigureModel, check_positive
 from regard.explain.figures.panels import Bars, FigureData, Lines, Segmentations, Table
 from regard.explain.render.token_text import visible
 from regard.text import TOKENIZERS, Tokenizer, train_tokenizer
@@ -54,8 +54,7 @@ def bpe_merges(
 
     Given a run, the merges are those of its tokenizer, counted in the text. Sennrich et al. 2016.
     """
-    if merges < 1:
-        raise ConfigError(f"merges={merges} must be at least 1")
+    check_positive(merges=merges)
     if model is None:
         size = 256 + len(train_tokenizer("char", [text]).special_ids) + merges
         tokenizer = train_tokenizer({"kind": "bpe", "vocab_size": size}, [text])
@@ -63,8 +62,8 @@ def bpe_merges(
         tokenizer = model.require_tokenizer()
         if tokenizer.kind != "bpe":
             raise ConfigError(
-                f"the tokenizer of {model.name} is of the kind {tokenizer.kind}, which has no "
-                "merges; give a run with data.tokenizer=bpe, or only a text"
+                f"{model.name} has a {tokenizer.kind} tokenizer, which has no merges; give a run "
+                "with data.tokenizer=bpe, or only a text"
             )
     steps = merge_steps(tokenizer, text)[:merges]
     if not steps:
@@ -91,7 +90,7 @@ def bpe_merges(
         first, second = map(show, pair)
         new, tokens = show("".join(pair)), " ".join(visible(show(piece)) for piece in pieces)
         rows.append([number, f"{first!r} + {second!r}", count, repr(new), total, tokens])
-    start = sum(len(w) * count for w, count in words.items())
+    initial_tokens = sum(len(w) * count for w, count in words.items())
     return FigureData(
         title="Byte-pair encoding, merge by merge",
         caption="Text begins as bytes. Each step joins the pair of neighbouring tokens that occurs "
@@ -106,7 +105,9 @@ def bpe_merges(
                 title="length of the text",
                 x_label="merges",
                 y_label="tokens",
-                series={"tokens": list(enumerate([start, *(total for _, _, total in steps)]))},
+                series={
+                    "tokens": list(enumerate([initial_tokens, *(total for _, _, total in steps)]))
+                },
             ),
         ],
     )
@@ -160,14 +161,14 @@ def _pre_tokenize(tokenizer: Tokenizer, text: str) -> list[tuple[str, tuple[int,
     return words
 
 
-def train_all(corpus: list[str], vocab_size: int) -> dict[str, Tokenizer]:
+def train_tokenizers(corpus: list[str], vocab_size: int) -> dict[str, Tokenizer]:
     """Every kind of tokenizer, trained on the same text."""
     if vocab_size < 300:
         raise ConfigError(
             f"vocab_size={vocab_size} must be at least 300: the 256 bytes and some tokens"
         )
-    sized = {kind: {"kind": kind, "vocab_size": vocab_size} for kind in SUBWORD_KINDS}
-    return {kind: train_tokenizer(sized.get(kind, kind), corpus) for kind in TOKENIZERS}
+    specs = {kind: {"kind": kind, "vocab_size": vocab_size} for kind in SUBWORD_KINDS}
+    return {kind: train_tokenizer(specs.get(kind, kind), corpus) for kind in TOKENIZERS}
 
 
 def token_boundaries(
@@ -181,18 +182,18 @@ def token_boundaries(
     first, *corpus = texts
     text = first[:BOUNDARY_CHARACTERS]
     note = "" if text == first else f" Shown: the first {BOUNDARY_CHARACTERS} characters."
-    tokenizers = train_all(corpus or texts, vocab_size)
+    tokenizers = train_tokenizers(corpus or texts, vocab_size)
     tokenizers |= _run_tokenizers(models)
     pieces = {name: tokenize(tokenizer, text) for name, tokenizer in tokenizers.items()}
     labels = [
         f"{name} ({tokenizers[name].vocab_size:,}): {len(line)} tokens"
         for name, line in pieces.items()
     ]
-    trained = f"{sum(map(len, corpus)):,} characters of other text" if corpus else "this text"
+    training_text = f"{sum(map(len, corpus)):,} characters of other text" if corpus else "this text"
     return FigureData(
         title="Token boundaries under every tokenizer",
-        caption=f"Trained on {trained}; in parentheses the size of the vocabulary. A space is "
-        f"shown as ␣ where it belongs to a token; <unk> is text outside the vocabulary.{note}",
+        caption=f"Trained on {training_text}; in parentheses the size of the vocabulary. A space "
+        f"is shown as ␣ where it belongs to a token; <unk> is text outside the vocabulary.{note}",
         panels=[Segmentations(labels=labels, pieces=list(pieces.values()))],
     )
 
@@ -219,10 +220,10 @@ def rare_words(
     """
     end = text.rfind(" ", 0, max(1, len(text) * 9 // 10))
     train = text[: end if end > 0 else len(text)]
-    tokenizers = train_all([train], vocab_size)
+    tokenizers = train_tokenizers([train], vocab_size)
     frequencies = word_counts(tokenizers["word"], train)
-    everywhere = word_counts(tokenizers["word"], text)
-    words = {word: frequencies[word] for word in everywhere if word.isalpha()}
+    all_counts = word_counts(tokenizers["word"], text)
+    words = {word: frequencies[word] for word in all_counts if word.isalpha()}
     if len(words) < 10:
         raise ConfigError(f"the text has {len(words)} distinct words; rare-words needs at least 10")
     tokenizers |= _run_tokenizers(models)

@@ -37,7 +37,7 @@ def word_vectors(
     numbers, axes = {}, ("", "")
     if projection == "pca":
         points, ratios = pca(table)
-        method = "projected on their first two principal components"
+        method = "projected onto their first two principal components"
         numbers["explained variance ratio"] = ratios.sum().item()
         axes = ("first component", "second component")
     else:

@@ -61,8 +61,8 @@ def draw_curves(
 
     `caption` says what the thick curves are.
     """
-    across = min(2, len(panels))
-    down = -(-len(panels) // across)
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
     curves = [curve for panel in panels for curve in panel.curves]
     if any(curve.training for curve in curves):
         caption += "; thin: training"
@@ -70,23 +70,23 @@ def draw_curves(
         caption += "; horizontal line: a model fitted without gradients"
     legend_names = [printable(name) for name in names]
     levels = {curve.run for curve in curves if curve.level is not None}
-    lines = [_line(run) | (HORIZONTAL if run in levels else {}) for run in range(len(names))]
+    lines = [_line_style(run) | (HORIZONTAL if run in levels else {}) for run in range(len(names))]
     if any(curve.run == TRUTH for curve in curves):
-        legend_names, lines = [*legend_names, "true values"], [*lines, _line(TRUTH)]
-    columns = max(1, int(across * WIDTH / (0.09 * max(map(len, legend_names)) + 0.6)))
-    legend_height = 0.25 * -(-len(legend_names) // columns) + 0.4
+        legend_names, lines = [*legend_names, "true values"], [*lines, _line_style(TRUTH)]
+    legend_columns = max(1, int(columns * WIDTH / (0.09 * max(map(len, legend_names)) + 0.6)))
+    legend_height = 0.25 * -(-len(legend_names) // legend_columns) + 0.4
     with style():
-        figure = new_figure(across * WIDTH, down * HEIGHT + legend_height)
+        figure = new_figure(columns * WIDTH, rows * HEIGHT + legend_height)
         figure.set_label("curves of " + ", ".join(legend_names))
         for index, panel in enumerate(panels):
-            axes = figure.add_subplot(down, across, index + 1)
+            axes = figure.add_subplot(rows, columns, index + 1)
             _draw_panel(axes, panel, panel.x_label or x_label)
         handles = [figure.axes[0].plot([], [], **line)[0] for line in lines]
         figure.legend(
             handles,
             legend_names,
             loc="outside upper left",
-            ncols=columns,
+            ncols=legend_columns,
             title=caption,
             title_fontsize=9,
             alignment="left",
@@ -106,13 +106,18 @@ def _draw_panel(axes: Any, panel: Panel, x_label: str) -> None:
     )
     for curve in curves:
         if curve.training:
-            line = _line(curve.run) | {"linewidth": 1.0, "alpha": 0.45, "marker": "", "ls": "-"}
+            line = _line_style(curve.run) | {
+                "linewidth": 1.0,
+                "alpha": 0.45,
+                "marker": "",
+                "ls": "-",
+            }
             axes.plot(*zip(*curve.training, strict=True), **line)
     for curve in curves:  # thick curves, drawn over the thin ones
         if curve.level is not None:
-            axes.axhline(curve.level, **_line(curve.run) | HORIZONTAL)
+            axes.axhline(curve.level, **_line_style(curve.run) | HORIZONTAL)
         elif curve.validation:
-            line = _line(curve.run) | ({} if panel.dots else {"marker": ""})
+            line = _line_style(curve.run) | ({} if panel.dots else {"marker": ""})
             axes.plot(*zip(*curve.validation, strict=True), **line)
     positions = [x for curve in curves for x, _ in (*curve.training, *curve.validation)]
     if not positions:
@@ -132,7 +137,7 @@ def _draw_panel(axes: Any, panel: Panel, x_label: str) -> None:
         axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
 
 
-def _line(run: int) -> dict[str, Any]:
+def _line_style(run: int) -> dict[str, Any]:
     """The line style of a run; runs beyond the seventh reuse the colours with dashed lines."""
     if run == TRUTH:
         return {"color": "#999999", "linewidth": 1.5, "marker": ""}

@@ -63,9 +63,6 @@ def diagram(family: str, config: Any, *, ascii: bool = False) -> Lines:
     return [line.translate(ASCII).rstrip() if ascii else line.rstrip() for line in lines]
 
 
-# The families
-
-
 def _transformer(config: Any) -> Lines:
     if config.architecture != "encoder-decoder":
         return _column(config, config.architecture, WIDTH)
@@ -161,7 +158,7 @@ def _feedforward(config: Any) -> Lines:
     direct = f" and {width:,}" if config.direct else ""
     parts = [
         f"embedding {config.vocab_size:,} × {config.dim:,}",
-        f"concatenation of the last {context}, {width:,} wide",
+        f"concatenation of the last {context} embeddings: {width:,}",
         f"tanh layer {width:,} → {hidden:,}" + (", and a skip connection" if config.direct else ""),
         f"head: {hidden:,}{direct} → {config.vocab_size:,}, untied",
     ]
@@ -228,7 +225,8 @@ def _autoregression(config: Any) -> Lines:
 
 
 def _linear(config: Any) -> Lines:
-    part = f"linear layer {config.context:,} → {config.horizon:,}, of differences to the last value"
+    sizes = f"{config.context:,} → {config.horizon:,}"
+    part = f"linear layer {sizes}, on differences from the last value"
     return [*input_line("values"), *in_stream([part], WIDTH), *output_line("the next values")]
 
 
@@ -255,11 +253,11 @@ def _recurrent_captioner(config: Any) -> Lines:
 
 def _image_embedding(config: Any) -> list[Part]:
     """The embedding of the regions of an image."""
-    how = "convolutions 3 × 3, stride 2" if config.features == "convolution" else "linear"
+    projection = "convolutions 3 × 3, stride 2" if config.features == "convolution" else "linear"
     grid = (
         f"{config.grid} × {config.grid} regions of {config.patch_size} × {config.patch_size} pixels"
     )
-    return [f"{grid}: {how} → {config.dim:,}"]
+    return [f"{grid}: {projection} → {config.dim:,}"]
 
 
 DIAGRAMS: dict[str, Callable[[Any], Lines]] = {
@@ -298,9 +296,6 @@ def _column(config: Any, side: str, width: int) -> Lines:
         *(in_stream(output_parts, width) if output_parts else []),
         *output_line("memory" if is_source else _output_name(config)),
     ]
-
-
-# The descriptions of modules
 
 
 def _input_name(config: Any) -> str:
@@ -409,8 +404,8 @@ def _head(config: Any) -> Part:
             horizon, outputs = options.get("horizon", 1), options.get("outputs", 1)
             return f"head: the next {horizon:,} values of {outputs:,} column{'s'[: outputs > 1]}"
         return f"head: {HEADS.get(kind, kind)}{classes}"
-    shares = getattr(config, "shares_embedding", getattr(config, "tied", False))
-    tied = "tied to the embedding" if shares else "untied"
+    is_tied = getattr(config, "shares_embedding", getattr(config, "tied", False))
+    tied = "tied to the embedding" if is_tied else "untied"
     width = getattr(config, "embed_dim", None) or getattr(config, "head_width", config.dim)
     head_options = {key: value for key, value in options.items() if key != "next_sentence"}
     return f"head: {width:,} → {config.vocab_size:,}, {tied}{_format_options(head_options)}"
@@ -426,9 +421,6 @@ def _output_name(config: Any) -> str:
         if kind in ("masked", "pooled", "forecast", "mixture", "none")
         else "logits"
     )
-
-
-# Branches of the residual stream
 
 
 def _layers(config: Any, side: str, width: int) -> Lines:

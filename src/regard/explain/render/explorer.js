@@ -4,7 +4,7 @@ const LIGHT = [[255,255,255],[133,180,222],[33,96,165],[8,36,84]];
 const DARK = [[20,23,28],[84,48,122],[214,84,88],[255,236,160]];
 const SIGNED = {light: [[5,48,97],[67,147,195],[255,255,255],[214,96,77],[103,0,31]],
                 dark: [[90,170,255],[40,80,140],[20,23,28],[160,60,50],[255,140,110]]};
-const SIDE = 620, THUMB = 44, SHOWN_TOKENS = 2000, ARC_TOKENS = 80, TOP = 12;
+const SIDE = 620, SHOWN_TOKENS = 2000, ARC_TOKENS = 80, TOP = 12;
 
 const el = (tag, attributes, ...children) => {
   const node = document.createElement(tag);
@@ -88,9 +88,9 @@ function start(host) {
   const readout = el("div", {class: "readout", role: "status", "aria-live": "polite"});
   const tip = el("div", {class: "tip", hidden: true});
   // "application": a screen reader passes the arrow keys on; `readout` says what they choose
-  const keyed = {tabindex: "0", role: "application"};
-  const canvas = el("canvas", {class: "map", ...keyed});
-  const overlay = el("canvas", {class: "image", hidden: true, ...keyed});
+  const keyboardAttributes = {tabindex: "0", role: "application"};
+  const canvas = el("canvas", {class: "map", ...keyboardAttributes});
+  const overlay = el("canvas", {class: "image", hidden: true, ...keyboardAttributes});
   const arcs = svg("svg", {role: "img"});
   const note = el("p", {});
   const heading = el("h2", {});
@@ -111,10 +111,10 @@ function start(host) {
 
   // --- overview: layers \u00d7 heads
   const cells = [];
-  const most = Math.max(...data.maps.map(m => m.headings.length));
+  const maxHeads = Math.max(...data.maps.map(m => m.headings.length));
   const table = el("table", {"aria-label": "layers and heads"});
-  if (most > 1) table.append(el("tr", {}, el("td", {}),
-    ...Array.from({length: most}, (_, h) => el("th", {scope: "col"},
+  if (maxHeads > 1) table.append(el("tr", {}, el("td", {}),
+    ...Array.from({length: maxHeads}, (_, h) => el("th", {scope: "col"},
       data.maps.find(m => m.headings.length > h).headings[h].replace(/^head /, "")
         .replaceAll("_", " ")))));
   data.maps.forEach((m, index) => {
@@ -139,7 +139,7 @@ function start(host) {
     });
     table.append(line);
   });
-  if (data.maps.length > 1 || most > 1) overview.append(table); else overview.hidden = true;
+  if (data.maps.length > 1 || maxHeads > 1) overview.append(table); else overview.hidden = true;
   const paintThumbs = () => data.maps.forEach((m, n) => cells[n].forEach((cell, h) => {
     const {small, thumbs, high, wide} = cell;
     const context = small.getContext("2d"), image = context.createImageData(wide, high);
@@ -494,7 +494,7 @@ function start(host) {
 
   // --- light and dark
   const media = window.matchMedia("(prefers-color-scheme: dark)");
-  const dark = () => {
+  const prefersDark = () => {
     const {jpThemeLight} = document.body.dataset, classes = [...document.body.classList];
     if (jpThemeLight !== undefined) return jpThemeLight === "false";  // JupyterLab
     if (classes.some(name => /^vscode(-high-contrast)?-light$/.test(name))) return false;
@@ -502,7 +502,7 @@ function start(host) {
     return media.matches;
   };
   const applyTheme = () => {
-    const chosen = dark() ? "dark" : "light";
+    const chosen = prefersDark() ? "dark" : "light";
     if (host.dataset.theme === chosen) return;
     host.dataset.theme = theme = chosen;
     paintThumbs();

@@ -66,18 +66,20 @@ def draw_maps(
     headings = head_names(range(len(weights))) if headings is None else headings
     check_labels(weights, rows, columns, headings)
     row_labels, column_labels = _labels(rows), _labels(columns)
-    row_width, column_width, heading_width = map(_width, (row_labels, column_labels, headings))
+    row_width, column_width, heading_width = map(
+        _label_width, (row_labels, column_labels, headings)
+    )
     above = HEADING + column_width
     cell = min(CELL, MAX_MAP / max(len(rows), len(columns), 1))
     label_stride = math.ceil(MIN_LABEL_SPACING / cell)  # every n-th row and column has a label
     grid_width, grid_height = cell * max(len(columns), 1), cell * max(len(rows), 1)
     step = max(grid_width, heading_width) + GAP
-    square_across = math.sqrt(len(headings) * (above + grid_height) / step)  # of a square figure
-    across = max(int((PAGE - row_width) / step), math.ceil(square_across))
-    across = max(1, min(len(headings), across))
-    down = -(-len(headings) // across)
-    width = max(2 * GAP + row_width + across * step, 3.0)
-    height = down * (above + grid_height + GAP) + 2 * GAP + BAR
+    square_columns = math.sqrt(len(headings) * (above + grid_height) / step)  # of a square figure
+    map_columns = max(int((PAGE - row_width) / step), math.ceil(square_columns))
+    map_columns = max(1, min(len(headings), map_columns))
+    map_rows = -(-len(headings) // map_columns)
+    width = max(2 * GAP + row_width + map_columns * step, 3.0)
+    height = map_rows * (above + grid_height + GAP) + 2 * GAP + BAR
     low, _ = value_range(weights)
     with style():
         from matplotlib.cm import ScalarMappable
@@ -87,14 +89,19 @@ def draw_maps(
         scale, colour_map = _colours(weights, len(columns))
         colours = ScalarMappable(scale, colour_map)
 
-        def axes_at(left: float, top: float, wide: float, high: float) -> Any:
+        def axes_at(left: float, top: float, axes_width: float, axes_height: float) -> Any:
             """Axes at a distance from the left and the top edge, in inches."""
             return figure.add_axes(
-                (left / width, 1 - (top + high) / height, wide / width, high / height)
+                (
+                    left / width,
+                    1 - (top + axes_height) / height,
+                    axes_width / width,
+                    axes_height / height,
+                )
             )
 
         for index, (heading, values) in enumerate(zip(headings, weights, strict=True)):
-            line, column = divmod(index, across)
+            line, column = divmod(index, map_columns)
             top = GAP + line * (above + grid_height + GAP)
             left = GAP + row_width + column * step
             axes = axes_at(left, top + above, grid_width, grid_height)
@@ -136,9 +143,9 @@ def draw_overview(
     `draw_maps`.
     """
     names = [truncate(name, 2 * LABEL_CELLS) for name in modules]
-    across = max(len(headings) for _, headings in modules.values())
-    left, step = _width(names) + GAP, THUMB + GAP / 2
-    width = max(left + across * step + GAP, 3.0)
+    map_columns = max(len(headings) for _, headings in modules.values())
+    left, step = _label_width(names) + GAP, THUMB + GAP / 2
+    width = max(left + map_columns * step + GAP, 3.0)
     height = len(modules) * (step + HEADING) + 2 * HEADING
     with style():
         figure = new_figure(width, height, constrained=False)
@@ -234,8 +241,8 @@ def _html_map(
     )
 
 
-def _width(labels: Sequence[str]) -> float:
-    """The width of the widest label at size 10, in inches, with some space beside it."""
+def _label_width(labels: Sequence[str]) -> float:
+    """The width of the widest label at size 10, in inches, plus a margin."""
     with style():
         from matplotlib.font_manager import FontProperties
         from matplotlib.textpath import text_to_path

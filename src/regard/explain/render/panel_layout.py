@@ -1,7 +1,7 @@
 """The layout of panels, in inches: sizes, columns of tables, labels of points, nodes of trees."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from regard.explain.figures.panels import (
@@ -58,16 +58,13 @@ def _table_size(panel: Table) -> tuple[float, float]:
 
 
 def _heat_size(panel: Heatmap) -> tuple[float, float]:
-    across, down = (min(CELL * len(side), MAX_HEATMAP) for side in (panel.columns, panel.rows))
-    longest = [max((len(label(text)) for text in side), default=0) for side in _sides(panel)]
-    width = across + CHARACTER_WIDTH * longest[1] + 1.4
-    return max(width, CHARACTER_WIDTH * len(panel.title) + 0.5), down + CHARACTER_WIDTH * longest[
-        0
-    ] + 1.1
-
-
-def _sides(panel: Heatmap) -> tuple[Sequence[str], Sequence[str]]:
-    return panel.columns, panel.rows
+    sides = (panel.columns, panel.rows)
+    grid_width, grid_height = (min(CELL * len(side), MAX_HEATMAP) for side in sides)
+    column_label, row_label = (
+        CHARACTER_WIDTH * max((len(label(text)) for text in side), default=0) for side in sides
+    )
+    width = max(grid_width + row_label + 1.4, CHARACTER_WIDTH * len(panel.title) + 0.5)
+    return width, grid_height + column_label + 1.1
 
 
 def _lines_size(panel: Lines) -> tuple[float, float]:
@@ -127,7 +124,7 @@ SIZES: dict[type[Any], Callable[[Any], tuple[float, float]]] = {
 
 
 def scatter_axes(panel: Scatter) -> Point:
-    """The size of the axes, without the labels beside them."""
+    """The size of the axes, without the labels around them."""
     width, height = _scatter_size(panel)
     return width - 0.65, height - 0.45
 
@@ -153,16 +150,16 @@ def label_offsets(panel: Scatter) -> list[Point]:
     occupied = [(x, y, 0.06, 0.06) for x, y in places]
     offsets = []
     for text, (x, y) in zip(panel.labels, places, strict=True):
-        wide, high = CHARACTER_WIDTH * (len(label(text)) + 0.5), 0.15
+        label_width, label_height = CHARACTER_WIDTH * (len(label(text)) + 0.5), 0.15
         for step in range(40 * 16):
             ring, angle = step // 16, math.pi / 8 * (step % 16 + 2)
-            across = (0.06 + 0.09 * ring + wide / 2) * math.cos(angle)
-            up = (0.06 + 0.09 * ring + high / 2) * math.sin(angle)
-            box = (x + across, y + up, wide, high)
+            dx = (0.06 + 0.09 * ring + label_width / 2) * math.cos(angle)
+            dy = (0.06 + 0.09 * ring + label_height / 2) * math.sin(angle)
+            box = (x + dx, y + dy, label_width, label_height)
             if _inside(box, edges) and not any(overlap(box, other) for other in occupied):
                 break
         occupied.append(box)
-        offsets.append((across, up))
+        offsets.append((dx, dy))
     return offsets
 
 

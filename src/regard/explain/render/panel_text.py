@@ -28,11 +28,11 @@ from regard.explain.render.panel_layout import (
 from regard.explain.render.terminal import heatmap
 from regard.explain.render.token_text import cells, ordinal, truncate, visible_words
 
-BAR = 30  # cells of the longest bar
-LINES = 20  # the most rows of the table of a curve
+MAX_BAR = 30  # cells of the longest bar
+MAX_CURVE_ROWS = 20  # the most rows of the table of a curve
 PLOT_ROWS = 24  # rows of a scatter plot
 MIN_TEXT_WIDTH = 24  # cells of a column of text that is wrapped
-HEAT_ROWS = 48  # the most rows of a heat map; a larger one shows every n-th row
+MAX_HEAT_ROWS = 48  # the most rows of a heat map; a larger one shows every n-th row
 
 
 def text(data: FigureData, *, width: int, colour: bool) -> str:
@@ -70,8 +70,8 @@ def _fit(
 ) -> list[str]:
     """A table that is no wider than `width`.
 
-    If it is too wide, its widest column of text is wrapped; or else headers take several lines, and
-    the columns that do not fit continue below, beside the first column again.
+    If it is too wide, its widest column of text is wrapped. If that is not enough, headers take
+    several lines, and the columns that do not fit continue below, with the first column repeated.
     """
     table = [header, *rows]
     widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
@@ -144,27 +144,31 @@ def _table(panel: Table, width: int, colour: bool) -> list[str]:
 
 
 def _heat(panel: Heatmap, width: int, colour: bool) -> list[str]:
-    stride = -(-len(panel.rows) // HEAT_ROWS)
-    values = torch.tensor([list(row) for row in panel.values[::stride]], dtype=torch.float32)
-    rows = list(panel.rows[::stride])
-    across = -(-len(panel.columns) // max(1, width - 18))
+    row_stride = -(-len(panel.rows) // MAX_HEAT_ROWS)
+    values = torch.tensor([list(row) for row in panel.values[::row_stride]], dtype=torch.float32)
+    rows = list(panel.rows[::row_stride])
+    column_stride = -(-len(panel.columns) // max(1, width - 18))
     lines = heatmap(
-        values[:, ::across],
+        values[:, ::column_stride],
         rows,
-        list(panel.columns[::across]),
+        list(panel.columns[::column_stride]),
         width=width,
         colour=colour,
         high=panel.high,
         low=0.0,
         signed=panel.signed,
     ).split("\n")
-    return _label_axes(panel, lines, stride, across)
+    return _label_axes(panel, lines, row_stride, column_stride)
 
 
-def _label_axes(panel: Heatmap | Surface, lines: list[str], stride: int, across: int) -> list[str]:
+def _label_axes(
+    panel: Heatmap | Surface, lines: list[str], row_stride: int, column_stride: int
+) -> list[str]:
     """The lines of a map, then a line on skipped rows and columns and one with the axis labels."""
     skipped = [
-        f"every {ordinal(n)} {what}" for n, what in ((stride, "row"), (across, "column")) if n > 1
+        f"every {ordinal(n)} {what}"
+        for n, what in ((row_stride, "row"), (column_stride, "column"))
+        if n > 1
     ]
     lines += [" and ".join(skipped)] if skipped else []
     axes = [f"down: {panel.y_label}"] if panel.y_label else []
@@ -175,7 +179,7 @@ def _label_axes(panel: Heatmap | Surface, lines: list[str], stride: int, across:
 def _lines(panel: Lines, width: int, colour: bool) -> list[str]:
     series = {**panel.series, **panel.reference_lines}
     places = sorted({x for points in series.values() for x, _ in points})
-    places = places[:: -(-len(places) // LINES) or 1]
+    places = places[:: -(-len(places) // MAX_CURVE_ROWS) or 1]
     values = {name: dict(points) for name, points in series.items()}
     rows = [
         [
@@ -197,7 +201,7 @@ def _bars(panel: Bars, width: int, colour: bool) -> list[str]:
     rows = [[label(text), *map(_short, values)] for text, *values in columns]
     header = [panel.x_label, *(panel.series if several else [panel.y_label])]
     right = set(range(1, len(header)))
-    room = min(BAR, width - 2 - max(map(cells, _align([header, *rows], right))))
+    room = min(MAX_BAR, width - 2 - max(map(cells, _align([header, *rows], right))))
     if room > len(name):
         largest = max(map(abs, last), default=0) or 1
         header = [*header, name if several else ""]
@@ -228,7 +232,7 @@ def _scatter(panel: Scatter, width: int, colour: bool) -> list[str]:
             grid[row][place] = list(label_text)
         else:
             covered += 1
-    note = [f"… {covered} of {len(panel.labels)} labels not shown: others cover them"]
+    note = [f"… {covered} of {len(panel.labels)} labels not shown: they would cover others"]
     return [*("".join(row).rstrip() for row in grid), *(note if covered else [])]
 
 
@@ -284,18 +288,21 @@ def _segmentations(panel: Segmentations, width: int, colour: bool) -> list[str]:
 
 def _surface(panel: Surface, width: int, colour: bool) -> list[str]:
     """The values as a heat map on the colour scale of the panel; y grows upwards."""
-    stride, across = -(-len(panel.y) // HEAT_ROWS), -(-len(panel.x) // max(1, width - 18))
-    values = torch.tensor([list(row) for row in panel.values[::-1][::stride]])
+    row_stride, column_stride = (
+        -(-len(panel.y) // MAX_HEAT_ROWS),
+        -(-len(panel.x) // max(1, width - 18)),
+    )
+    values = torch.tensor([list(row) for row in panel.values[::-1][::row_stride]])
     lines = heatmap(
-        values[:, ::across],
-        [f"{place:.2f}" for place in panel.y[::-1][::stride]],
-        [f"{place:.2f}" for place in panel.x[::across]],
+        values[:, ::column_stride],
+        [f"{place:.2f}" for place in panel.y[::-1][::row_stride]],
+        [f"{place:.2f}" for place in panel.x[::column_stride]],
         width=width,
         colour=colour,
         low=panel.low,
         high=panel.high,
     ).split("\n")
-    return _label_axes(panel, [*lines, f"shades: {panel.scale_label}"], stride, across)
+    return _label_axes(panel, [*lines, f"shades: {panel.scale_label}"], row_stride, column_stride)
 
 
 TEXT: dict[type[Any], Callable[[Any, int, bool], list[str]]] = {

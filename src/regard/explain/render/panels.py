@@ -97,9 +97,6 @@ def _rows(sizes: Sequence[tuple[float, float]]) -> list[list[int]]:
     return rows
 
 
-# The drawing of each kind of panel
-
-
 def _hide_axes(axes: Any) -> None:
     axes.grid(False)
     axes.set_xticks([])
@@ -249,17 +246,17 @@ def _draw_scatter(axes: Any, panel: Scatter) -> None:
     x, y = zip(*panel.points, strict=True)
     axes.scatter(x, y, s=12)
     names = [label(text) for text in panel.labels]
-    for name, point, (across, up) in zip(names, panel.points, label_offsets(panel), strict=True):
-        far = math.hypot(across, up) > 0.3 + CHARACTER_WIDTH * len(name) / 2
+    for name, point, (dx, dy) in zip(names, panel.points, label_offsets(panel), strict=True):
+        is_far = math.hypot(dx, dy) > 0.3 + CHARACTER_WIDTH * len(name) / 2
         axes.annotate(
             name,
             point,
-            (72 * across, 72 * up),
+            (72 * dx, 72 * dy),
             textcoords="offset points",
             ha="center",
             va="center",
             size=8,
-            arrowprops={"arrowstyle": "-", "color": "#bbbbbb", "lw": 0.6} if far else None,
+            arrowprops={"arrowstyle": "-", "color": "#bbbbbb", "lw": 0.6} if is_far else None,
         )
     axes.margins(MARGIN)
     axes.set_xlabel(panel.x_label, size=9)
@@ -274,8 +271,10 @@ def _draw_tree(axes: Any, panel: Tree) -> None:
         colour = "#d55e00" if node.best else "#0072b2" if node.kept else "#aaaaaa"
         if node.parent is not None:
             start = (depths[node.parent], places[node.parent])
-            wide = 2.2 if node.best else 1.2 if node.kept else 0.8
-            axes.plot((start[0], depth), (start[1], place), color=colour, linewidth=wide, zorder=1)
+            line_width = 2.2 if node.best else 1.2 if node.kept else 0.8
+            axes.plot(
+                (start[0], depth), (start[1], place), color=colour, linewidth=line_width, zorder=1
+            )
         box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": colour}
         axes.text(depth, place, node_text(node), va="center", ha="center", size=8, bbox=box)
     axes.set_xlim(-0.45, max(depths) + 0.55)
@@ -316,11 +315,11 @@ def _draw_segmentations(axes: Any, panel: Segmentations) -> None:
         top, left = 1.35 * line_index, start
         axes.text(0, top + 0.5, name, va="center", size=9, weight="bold")
         for index, piece in enumerate(line):
-            wide = piece_width(piece)
-            axes.add_patch(_rectangle((left, top), wide, ("#cfe3f2", "#f6dcc6")[index % 2]))
-            place = (left + wide / 2, top + 0.5)
+            width = piece_width(piece)
+            axes.add_patch(_rectangle((left, top), width, ("#cfe3f2", "#f6dcc6")[index % 2]))
+            place = (left + width / 2, top + 0.5)
             axes.text(*place, label(piece), ha="center", va="center", size=8)
-            left += wide
+            left += width
 
 
 def _draw_surface(axes: Any, panel: Surface) -> None:

@@ -35,28 +35,28 @@ def _scaled_strokes(points: Points, size: float) -> list[NDArray[np.float64]]:
 
 
 def _grid_strokes(
-    drawings: Sequence[Points], across: int
+    drawings: Sequence[Points], columns: int
 ) -> tuple[int, int, list[NDArray[np.float64]]]:
     """The columns and rows of a grid of drawings, and the strokes of all, at their positions."""
-    across = max(1, min(across, len(drawings)))
+    columns = max(1, min(columns, len(drawings)))
     lines = []
     for index, points in enumerate(drawings):
-        row, column = divmod(index, across)
+        row, column = divmod(index, columns)
         for stroke in _scaled_strokes(points, CELL - 2 * MARGIN):
             lines.append(stroke + np.array([column, row]) * CELL + MARGIN)
-    return across, -(-len(drawings) // across), lines
+    return columns, -(-len(drawings) // columns), lines
 
 
-def to_svg(drawings: Sequence[Points], across: int = 8) -> str:
+def to_svg(drawings: Sequence[Points], columns: int = 8) -> str:
     """The drawings in rows, each scaled into a square; y points down, as on a screen."""
-    across, down, lines = _grid_strokes(drawings, across)
+    columns, rows, lines = _grid_strokes(drawings, columns)
     paths = []
     for line in lines:
         if len(line) == 1:
             line = np.concatenate([line, line + 0.01])  # a dot
         coordinates = " ".join(f"{x:.1f},{y:.1f}" for x, y in line)
         paths.append(f'<polyline points="{coordinates}"/>')
-    width, height = across * CELL, down * CELL
+    width, height = columns * CELL, rows * CELL
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
         f'width="{width:g}" height="{height:g}">\n<rect width="100%" height="100%" fill="white"/>\n'
@@ -88,16 +88,16 @@ def _dots(stroke: NDArray[np.float64]) -> set[tuple[int, int]]:
     return dots
 
 
-def figure(drawings: Sequence[Points], across: int = 8) -> "Figure":
+def figure(drawings: Sequence[Points], columns: int = 8) -> "Figure":
     """The drawings of `to_svg` as a figure of matplotlib, for other formats."""
     from regard.explain.render.figure import new_figure, style
 
-    across, down, lines = _grid_strokes(drawings, across)
+    columns, rows, lines = _grid_strokes(drawings, columns)
     with style():
-        result = new_figure(across, down)
+        result = new_figure(columns, rows)
         axes = result.subplots()
-        axes.set_xlim(0, across * CELL)
-        axes.set_ylim(down * CELL, 0)
+        axes.set_xlim(0, columns * CELL)
+        axes.set_ylim(rows * CELL, 0)
         axes.set_axis_off()
         for line in lines:
             axes.plot(line[:, 0], line[:, 1], color="black", lw=1, marker="")

@@ -38,7 +38,7 @@ def heatmap(
 
     A cell's shade grows with the square root of its weight, so that small weights are visible. It
     grows linearly if `low`, the value of the weakest shade, is given, if `signed`, or if a value is
-    below 0; values below 0 have shades of their own. `high` is the value of the strongest shade, by
+    below 0; values below 0 have separate shades. `high` is the value of the strongest shade, by
     default the largest value; the last line is a legend. Columns beyond `width` are left out, and a
     line says how many.
     """
@@ -51,24 +51,24 @@ def heatmap(
     column_labels = [clusters(truncate(visible(column), COLUMN_LINES)) for column in columns]
     margin = max(map(cells, row_labels), default=0) + 1
     fits_wide = margin + 2 * len(columns) <= width
-    wide = any(cells(cluster) > 1 for top in column_labels for cluster in top)
-    cell = 2 if fits_wide or wide else 1
-    shown_columns = min(len(columns), max(0, width - margin) // cell)
+    has_wide_cluster = any(cells(cluster) > 1 for label in column_labels for cluster in label)
+    cell_width = 2 if fits_wide or has_wide_cluster else 1
+    shown_columns = min(len(columns), max(0, width - margin) // cell_width)
     scale = _Scale.of(weights, high, low, signed)
 
     height = max(map(len, column_labels[:shown_columns]), default=0)
     lines = []
     for line in range(height):
         marks = [
-            top[line - height + len(top)] if line >= height - len(top) else ""
-            for top in column_labels
+            label[line - height + len(label)] if line >= height - len(label) else ""
+            for label in column_labels
         ]
-        padded = "".join(mark + " " * (cell - cells(mark)) for mark in marks[:shown_columns])
+        padded = "".join(mark + " " * (cell_width - cells(mark)) for mark in marks[:shown_columns])
         lines.append((" " * margin + padded).rstrip())
-    for side, values in zip(row_labels, weights[:, :shown_columns].tolist(), strict=True):
-        label = " " * (margin - 1 - cells(side)) + side + " "
-        lines.append(label + _shade_row(values, scale, cell, colour))
-    lines += _legend(scale, width, colour) + _note_one_shade(weights, scale, width, colour)
+    for row_label, values in zip(row_labels, weights[:, :shown_columns].tolist(), strict=True):
+        padding = " " * (margin - 1 - cells(row_label))
+        lines.append(f"{padding}{row_label} " + _shade_row(values, scale, cell_width, colour))
+    lines += _legend(scale, width, colour) + _note_same_shade(weights, scale, width, colour)
     if shown_columns < len(columns):
         lines.append(
             truncate(f"… {len(columns) - shown_columns} of {len(columns)} columns not shown", width)
@@ -95,20 +95,22 @@ def heads_overview(
     rows, columns = min(all_rows, SMALL_ROWS), min(all_columns, SMALL_COLUMNS, width)
     small = F.adaptive_max_pool2d(weights, (rows, columns))
     scale = _Scale.of(weights, high)
-    cell = 2 if columns <= min(SMALL_COLUMNS, width) // 2 else 1
-    map_width = max(cell * columns, *map(cells, names), 1)
+    cell_width = 2 if columns <= min(SMALL_COLUMNS, width) // 2 else 1
+    map_width = max(cell_width * columns, *map(cells, names), 1)
     per_line = max(1, (width + GAP) // (map_width + GAP))
-    blank = " " * (map_width - cell * columns)
+    blank = " " * (map_width - cell_width * columns)
     lines = []
     for first in range(0, heads, per_line):
         group = range(first, min(first + per_line, heads))
         titles = (names[head] + " " * (map_width - cells(names[head])) for head in group)
         lines.append((" " * GAP).join(titles).rstrip())
         for row in range(rows):
-            parts = (_shade_row(small[head, row].tolist(), scale, cell, colour) for head in group)
+            parts = (
+                _shade_row(small[head, row].tolist(), scale, cell_width, colour) for head in group
+            )
             lines.append((blank + " " * GAP).join(parts))
         lines.append("")
-    lines += _legend(scale, width, colour) + _note_one_shade(small, scale, width, colour)
+    lines += _legend(scale, width, colour) + _note_same_shade(small, scale, width, colour)
     if (rows, columns) != (all_rows, all_columns):
         sizes = f"{all_rows} × {all_columns} {unit} in {rows} × {columns} cells"
         lines += textwrap.wrap(f"{sizes}: each cell is the largest of several", width)
@@ -156,8 +158,8 @@ class _Scale:
         return 2 if span <= 0 else max(2, 1 - math.floor(math.log10(span)))
 
 
-def _note_one_shade(values: Tensor, scale: _Scale, width: int, colour: bool) -> list[str]:
-    """A line that says that all cells have the same shade, if they have."""
+def _note_same_shade(values: Tensor, scale: _Scale, width: int, colour: bool) -> list[str]:
+    """A line that says that all cells have the same shade, if they do."""
     if not values.numel() or not float(values.max()) > 0:
         return []
     smallest, largest = float(values.min()), float(values.max())
@@ -166,20 +168,20 @@ def _note_one_shade(values: Tensor, scale: _Scale, width: int, colour: bool) -> 
         return []
     low, high = (f"{value:.3g}" for value in (smallest, largest))
     between = f"about equal, {high}" if low == high else f"between {low} and {high}"
-    return textwrap.wrap(f"all values are {between}, so all have one shade", width)
+    return textwrap.wrap(f"all values are {between}, so all have the same shade", width)
 
 
-def _shade_row(values: Sequence[float], scale: _Scale, cell: int, colour: bool) -> str:
+def _shade_row(values: Sequence[float], scale: _Scale, cell_width: int, colour: bool) -> str:
     strengths = [scale.strength(value) for value in values]
     if not colour:
         shades = [(NEGATIVE if s < 0 else SHADES, _step(s, len(SHADES))) for s in strengths]
-        return "".join(characters[step] * cell for characters, step in shades)
+        return "".join(characters[step] * cell_width for characters, step in shades)
     text = ""
     for strength in strengths:
         colours: Sequence[int] = COLOUR_MAP
         if scale.signed:
             colours = BELOW_ZERO if strength < 0 else ABOVE_ZERO
-        text += f"\x1b[48;5;{colours[_step(strength, len(colours))]}m" + " " * cell
+        text += f"\x1b[48;5;{colours[_step(strength, len(colours))]}m" + " " * cell_width
     return text + RESET
 
 
@@ -202,9 +204,9 @@ def _legend(scale: _Scale, width: int, colour: bool) -> list[str]:
             for step in steps
         ]
         lines.append("  ".join(marks))
-    plain = 4 * (3 + len(f"{-scale.high if scale.signed else scale.high:.{decimals}f}")) + 6
-    if width < plain:
+    legend_width = 4 * (3 + len(f"{-scale.high if scale.signed else scale.high:.{decimals}f}")) + 6
+    if width < legend_width:
         return [note]
-    if scale.signed or plain + 2 + len(note) > width:
+    if scale.signed or legend_width + 2 + len(note) > width:
         return [*lines, note]
     return [f"{lines[0]}  {note}"]

@@ -44,7 +44,7 @@ def visible_words(text: str) -> str:
 
 
 def clusters(text: str) -> list[str]:
-    """Split a text into characters, each with its combining marks.
+    """Split a text into grapheme clusters: characters, each with its combining marks.
 
     >>> [len(cluster) for cluster in clusters("e\u0301a")]
     [2, 1]

@@ -120,7 +120,8 @@ class MinLength(LogitsProcessor):
         stop_ids = self.stop or sampling.stop
         if not stop_ids:
             raise ConfigError(
-                "min_length needs the stop ids, and the SamplingState has none; give it stop=[ids]"
+                "min_length needs stop ids, and the SamplingState has none; write "
+                "min_length={tokens=…, stop=[ids]}"
             )
         stops = token_mask("min_length", stop_ids, logits, sampling)
         short = (sampling.lengths - sampling.prompt_lengths).unsqueeze(1) < self.tokens

@@ -152,8 +152,8 @@ def move_removed_last(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 def keep_where(logits: Tensor, keep: Tensor, min_keep: int = 1) -> Tensor:
     """Remove all tokens but `keep`; the `min_keep` largest logits are kept in any case."""
     if min_keep > 1:
-        last = logits.topk(min(min_keep, logits.shape[-1])).values[..., -1:]
-        keep = keep | (logits >= last)
+        threshold = logits.topk(min(min_keep, logits.shape[-1])).values[..., -1:]
+        keep = keep | (logits >= threshold)
     return torch.where(keep, logits, -torch.inf)
 
 
@@ -255,7 +255,7 @@ class PerRow(LogitsProcessor):
 
     @property
     def needs_sorted(self) -> bool:  # type: ignore[override]
-        """Whether there is a formula for sorted logits: only that one takes settings per row."""
+        """Whether it has a formula for sorted logits, which then takes the per-row settings."""
         return self.has_sorted_formula
 
     @property

@@ -36,7 +36,7 @@ class Temperature(LogitsProcessor):
     def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Divide by T."""
         if is_per_row(self.value):
-            return divide(logits, self.value)
+            return divide_by_temperature(logits, self.value)
         return keep_argmax(logits) if self.greedy else logits / self.value
 
 
@@ -46,7 +46,7 @@ def keep_argmax(logits: Tensor) -> Tensor:
     return torch.full_like(logits, -torch.inf).scatter(-1, best, logits.gather(-1, best))
 
 
-def divide(logits: Tensor, temperature: Tensor) -> Tensor:
+def divide_by_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
     """l / T; where T = 0, only the largest logit is kept."""
     scaled = logits / temperature.clamp_min(MIN_TEMPERATURE)
     return torch.where(temperature < MIN_TEMPERATURE, keep_argmax(logits), scaled)
@@ -80,7 +80,7 @@ class DynamicTemperature(LogitsProcessor):
         count = (logits > -torch.inf).sum(-1, keepdim=True)
         relative = entropy(logits) / count.clamp_min(2).to(logits.dtype).log()
         temperature = self.low + (self.high - self.low) * relative.clamp(0, 1) ** self.exponent
-        return torch.where(count > 1, divide(logits, temperature), logits)
+        return torch.where(count > 1, divide_by_temperature(logits, temperature), logits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,11 +66,12 @@ class TopK(LogitsProcessor):
             from regard.accel.kernels.sampling import top_k
 
             return top_k(logits, self.k)
-        last = logits.topk(self.k).values[..., -1:]
-        keep = logits >= last
+        kth_largest = logits.topk(self.k).values[..., -1:]
+        keep = logits >= kth_largest
         if self.exact:
-            ties_kept = self.k - (logits > last).sum(-1, keepdim=True)
-            keep = keep & ((logits > last) | ((logits == last).cumsum(-1) <= ties_kept))
+            above, tied = logits > kth_largest, logits == kth_largest
+            ties_kept = self.k - above.sum(-1, keepdim=True)
+            keep = keep & (above | (tied.cumsum(-1) <= ties_kept))
         return keep_where(logits, keep)
 
     def process_sorted(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
@@ -325,8 +326,8 @@ class XTC(LogitsProcessor):
         with `probability`: of the tokens with P(v) >= threshold, if there are two or more,
         remove all but the least likely
 
-    It uses one random number per token, whether or not any token qualifies. A row in which a
-    token of `protect` would be removed is not changed. probability = 0 switches it off, and so
+    It uses one random number per sampled token, whether or not any token qualifies. A row in which
+    a token of `protect` would be removed is not changed. probability = 0 switches it off, and so
     does a threshold above 1/2.
     """
 
@@ -356,12 +357,12 @@ class XTC(LogitsProcessor):
         active_rows = None
         if is_per_row(self.probability):
             active_rows = ((self.probability > 0) & (self.threshold <= 0.5)).squeeze(1)
-        act = generators.uniform(active_rows).unsqueeze(1) < self.probability
+        applies = generators.uniform(active_rows).unsqueeze(1) < self.probability
         p = logits.softmax(-1)
         top = p >= self.threshold
         least_likely = p.masked_fill(~top, torch.inf).argmin(-1, keepdim=True)
         removed = top.scatter(-1, least_likely, False)
         if self.protect:
             protected = token_mask("xtc: protect", self.protect, logits, sampling)
-            act = act & ~(removed & protected).any(-1, keepdim=True)
-        return logits.masked_fill(removed & act, -torch.inf)
+            applies = applies & ~(removed & protected).any(-1, keepdim=True)
+        return logits.masked_fill(removed & applies, -torch.inf)

@@ -37,9 +37,10 @@ class BeamSearch:
         gnmt     penalty(n) = ((5 + n) / 6)^a     Wu et al. 2016
 
     with a = `length_penalty`; |y| counts the generated tokens, including the stop id. Each step
-    extends every beam by every token and keeps the `width` most probable; those that end with a
-    stop id become finished hypotheses, and the next best beams take their places. When a prompt has
-    its `tokens` new ids, or its context is full, its unfinished beams are scored as they are.
+    extends every beam by every token and keeps the `width` most probable extensions. An extension
+    by a stop id becomes a finished hypothesis, and the next best extension takes its place. When a
+    prompt has its `tokens` new ids, or its context is full, its unfinished beams are scored as they
+    are.
 
     log P only decreases, so the best score a beam can reach is its log P over the largest penalty
     still possible. `early_stopping` says when a search ends:
@@ -52,10 +53,10 @@ class BeamSearch:
     ends at its first stop id. Fewer than `n_best` are returned if no more have a probability
     above 0.
 
-    Diverse beam search (Vijayakumar et al. 2018): with `groups`, as many searches of width /
-    groups beams run side by side, and the score of a token that g beams of earlier groups choose
-    at the same step is lowered by `diversity` * g for ranking. As in the paper, and not in
-    transformers, the returned score stays log P. The `n_best` of every group are returned,
+    Diverse beam search (Vijayakumar et al. 2018): the beams form `groups` groups of width / groups
+    beams, each a search in parallel with the others. For ranking, the score of a token that g beams
+    of earlier groups choose at the same step is lowered by `diversity` * g. As in the paper, and
+    not in transformers, the returned score stays log P. The `n_best` of every group are returned,
     best first; those of the first group equal those of a beam search of its width.
     """
 

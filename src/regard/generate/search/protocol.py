@@ -48,7 +48,7 @@ def max_new_tokens(
 ) -> list[int]:
     """How many ids may follow each prompt: its `tokens`, or fewer if the context is full before.
 
-    The last `unread` generated ids are never read by the model, so they take no position.
+    The last `unread` generated ids are never fed to the model, so they take no position.
     """
     limits = list(tokens) if isinstance(tokens, Sequence) else [tokens] * len(prompts)
     if len(limits) != len(prompts):

@@ -1,9 +1,9 @@
 """DeBERTa, versions 1 to 3 (He et al. 2021): masked language model, classifier, tagger, span.
 
 BERT with disentangled attention; all layers share the relative position embeddings. Version 1 has
-projections of its own for relative positions, keys without bias, and query, key and value rows
-grouped by head. Versions with a convolution beside the first layer (v2 xlarge and xxlarge) are
-refused.
+separate projections for relative positions, keys without bias, and query, key and value rows
+grouped by head. Models with a convolution parallel to the first layer (v2 xlarge and xxlarge) are
+not supported.
 """
 
 from typing import Any

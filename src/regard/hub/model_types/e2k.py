@@ -2,7 +2,7 @@
 
     memory  = tanh(W [forward; backward])         a bidirectional GRU
     a_t     = GRU(embed(y_{t-1}), a_{t-1})
-    c_t     = attention of 4 heads, from a_t to memory
+    c_t     = attention with 4 heads, a_t attends to memory
     s_t     = GRU([a_t; c_t], s_{t-1}),           logits = W s_t
 
 A safetensors file without a config.json. It is recognized by its metadata, which lists both
@@ -104,4 +104,4 @@ def _tokenizer(path: Path, tokens: list[str], template: str, metadata: dict[str,
         return from_token_list(tokens, {"pad": tokens[0], "bos": bos, "eos": eos}, template)
     except (ValueError, IndexError, CheckpointError) as error:
         listed_tokens = quote(", ".join(tokens))
-        raise CheckpointError(f"{path} lists a vocabulary {listed_tokens}: {error}") from None
+        raise CheckpointError(f"{path}: invalid vocabulary {listed_tokens}: {error}") from None

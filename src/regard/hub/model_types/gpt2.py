@@ -17,7 +17,7 @@ CONV1D: dict[str, str | tuple[str, ...]] = {  # weights stored as (in, out)
     "mlp.c_fc": "ffn.up",
     "mlp.c_proj": "ffn.down",
 }
-HEADS = {"classification": {"score": "head.out"}, "tag": {"classifier": "head.out"}}  # by head
+HEADS = {"classification": {"score": "head.out"}, "tag": {"classifier": "head.out"}}
 
 
 def _rules(config: Any) -> list[Rule]:

@@ -1,11 +1,11 @@
 """LLaMA (Touvron et al. 2023), Mistral, Qwen 2 and 3, Phi-3: causal LM, classifier, tagger.
 
-Pre-norm decoders with RMSNorm, RoPE, GQA and a gated feed-forward. They differ in this:
+Pre-norm decoders with RMSNorm, RoPE, GQA and a gated feed-forward. They differ as follows:
 
     LLaMA     biases nowhere, in attention, in the feed-forward, or in both
     Mistral   sliding window
     Qwen 2    biases on query, key and value; sliding window in some layers
-    Qwen 3    as Qwen 2 with biases as LLaMA, and with norms on queries and keys
+    Qwen 3    as Qwen 2, but norms on queries and keys, and biases in attention or nowhere
     Phi-3     qkv and gate-up stored as one matrix each, partial RoPE
 
 Gemma and Phi reuse parts of this module.
@@ -138,7 +138,7 @@ def read_layer_types(hf: ConfigDict) -> list[str] | None:
     known = isinstance(kinds, list) and all(kind in (WINDOWED, FULL) for kind in kinds)
     if not known or len(kinds) != layers:
         raise ConfigError(
-            f"layer_types={quote(kinds)} is not supported: a list of {WINDOWED!r} or {FULL!r} "
+            f"layer_types={quote(kinds)} is not supported: it must list {WINDOWED!r} or {FULL!r} "
             f"for each of the {layers} layers"
         )
     return kinds

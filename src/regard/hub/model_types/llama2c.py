@@ -1,4 +1,4 @@
-"""The first file format of llama2.c (Karpathy 2023): a LLaMA in one binary file without names.
+"""The first file format of llama2.c (Karpathy 2023): a LLaMA in a binary file without tensor names.
 
     int32    dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, max_seq_len
     float32  the tensors in the order of `_tensor_shapes`

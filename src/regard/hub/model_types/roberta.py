@@ -1,8 +1,8 @@
-"""RoBERTa (Liu et al. 2019) and CamemBERT (Martin et al. 2020): the heads of BERT.
+"""RoBERTa (Liu et al. 2019), CamemBERT (Martin et al. 2020): masked LM, classifier, tagger, span.
 
-Differs from BERT: other heads, and the first position is row pad_token_id + 1 of the position
-table. Export adds or removes unused rows before it to match the tokenizer's padding id, which
-changes no output.
+Differs from BERT: other tensor names in the heads, and the first position is row pad_token_id + 1
+of the position table. Export adds or removes unused rows before it to match the tokenizer's padding
+id, which changes no output.
 """
 
 from dataclasses import replace

@@ -57,7 +57,7 @@ def _head(hf: ConfigDict) -> ConfigDict:
     return {"kind": "linear", "scaled": hf.get("scale_decoder_outputs", hf["tie_word_embeddings"])}
 
 
-def _complete(hf: ConfigDict, names: Collection[str]) -> ConfigDict:
+def _correct_settings(hf: ConfigDict, names: Collection[str]) -> ConfigDict:
     """transformers 5 writes `tie_word_embeddings: true` also for a file with an output matrix."""
     if hf.get("scale_decoder_outputs") is not False:
         return hf
@@ -139,7 +139,7 @@ T5 = ModelType(
     },
     ignored_tensors=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
     rules=_rules,
-    complete=_complete,
+    correct_settings=_correct_settings,
     read_settings=_read,
     write_settings=_write,
 )

@@ -77,7 +77,7 @@ def _rules(config: Any) -> list[Rule]:
 
 
 def _size(hf: ConfigDict, key: str) -> int | list[int]:
-    """The side of a square, or height and width; two equal ones are a square."""
+    """The side of a square, or height and width if they differ."""
     value = hf[key]
     sides = list(value) if isinstance(value, list | tuple) else [value]
     if len(sides) not in (1, 2) or any(type(side) is not int for side in sides):

@@ -68,7 +68,7 @@ def _chat_response(
     base: dict[str, Any],
     headers: dict[str, str],
 ) -> Response:
-    """The response; in a thread, since one with many log-probabilities takes long."""
+    """Make the response; called in a thread, since many log-probabilities take long."""
     choices = [
         {
             "index": index,

@@ -42,10 +42,14 @@ async def completions(http: Request, body: CompletionBody) -> Response:
     if best_of < n:
         raise ApiError(400, f"best_of={best_of} must be at least n={n}", param="best_of")
     if body.stream and best_of > n:
-        raise ApiError(400, "best_of cannot be streamed", param="best_of")
+        raise ApiError(
+            400,
+            f"best_of={best_of} is more than n={n}, which cannot be streamed; leave out stream",
+            param="best_of",
+        )
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
-        raise ApiError(400, "max_tokens=0 needs echo", param="max_tokens")
+        raise ApiError(400, "max_tokens=0 needs echo=true", param="max_tokens")
     prompts = as_prompts(body.prompt)
     prepared = [
         await asyncio.to_thread(
@@ -85,7 +89,7 @@ def _completion_response(
     base: dict[str, Any],
     headers: dict[str, str],
 ) -> Response:
-    """The response; in a thread, since one with many log-probabilities takes long."""
+    """Make the response; called in a thread, since many log-probabilities take long."""
     n, choices, tokens = body.n or 1, [], 0
     for prompt_index, (item, continuations) in enumerate(zip(prepared, completed, strict=True)):
         if body.max_tokens == 0:  # the engine generates at least one

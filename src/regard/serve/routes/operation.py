@@ -55,7 +55,8 @@ async def show_model(http: Request, name: str) -> dict[str, Any]:
     models = service_of(http).models
     models.refresh()
     if name not in models.paths:
-        raise ApiError(404, f"no model {name!r}", param="model", code="model_not_found")
+        message = f"no model {name!r}; available: {', '.join(models.paths)}"
+        raise ApiError(404, message, param="model", code="model_not_found")
     return _model_card(models, name)
 
 

@@ -36,7 +36,7 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
     if body.instructions:
         messages = [Message(role="system", content=body.instructions), *messages]
     if (body.n or 1) > 1:
-        raise ApiError(400, "n must be 1", param="n")
+        raise ApiError(400, f"n={body.n} must be 1", param="n")
     if body.text is not None and body.text.format is not None:
         body.response_format = body.text.format
     prepared = await prepare_chat(model, body, messages, body.max_output_tokens, None)

@@ -79,7 +79,7 @@ async def embeddings(http: Request, body: EmbeddingsBody) -> Response:
     headers = check_body(body)
     service = service_of(http)
     model = await service.model(http, body.model)
-    vectors, tokens = await service.job(http, jobs.embed, model, as_prompts(body.input))
+    vectors, tokens = await service.run_job(http, jobs.embed, model, as_prompts(body.input))
     data = [
         {
             "object": "embedding",
@@ -102,7 +102,7 @@ async def translate(http: Request, body: TranslateBody) -> Response:
     service = service_of(http)
     model = await service.model(http, body.model)
     texts = [body.text] if isinstance(body.text, str) else body.text
-    translations = await service.job(
+    translations = await service.run_job(
         http, jobs.translate, model, texts, body.beam, body.length_penalty
     )
     return JSONResponse({"model": model.name, "translations": translations}, headers=headers)
@@ -114,7 +114,7 @@ async def predict(http: Request, body: PredictBody) -> Response:
     headers = check_body(body)
     service = service_of(http)
     model = await service.model(http, body.model)
-    predictions = await service.job(http, jobs.predict, model, body)
+    predictions = await service.run_job(http, jobs.predict, model, body)
     return FiniteJSONResponse({"model": model.name, "predictions": predictions}, headers=headers)
 
 
@@ -124,7 +124,7 @@ async def explain(http: Request, body: ExplainBody) -> Response:
     headers = check_body(body)
     service = service_of(http)
     model = await service.model(http, body.model)
-    explained = await service.job(
+    explained = await service.run_job(
         http, jobs.explain, model, body.text, body.layer, body.top, body.tokens, body
     )
     return FiniteJSONResponse({"model": model.name, **explained}, headers=headers)

@@ -39,7 +39,7 @@ def create_studio(
         allowed_hosts=allowed_hosts,
         device=device,
         idle=idle,
-        models=FolderModels,
+        models_class=FolderModels,
         public_paths=PAGE_PATHS,
     )
     models = app.state.service.models

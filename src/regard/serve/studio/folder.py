@@ -207,7 +207,7 @@ class FolderModels(Models):
 
 
 def _version(path: Path) -> tuple[int, int]:
-    """The time and inode of the weights, which change when they are written again."""
+    """The modification time and inode of the weights, which change when they are written again."""
     try:
         status = (path / "model.safetensors").stat()
     except OSError:

@@ -108,7 +108,7 @@ def attention_page(model: ServedModel, texts: tuple[str, ...]) -> tuple[str, lis
 
 
 def _text_run(model: ServedModel) -> Run:
-    """The run, if it reads text; the inputs of others are names of files, which are not opened."""
+    """The run, if it reads text; other runs read files, which a client must not name."""
     if model.run.tokenizers is None or "file" in model.run.inputs:
         raise ConfigError(f"the run {model.name!r} does not read text; choose one that does")
     return model.run_copy
@@ -119,7 +119,9 @@ def _check_length(model: ServedModel, *texts: str) -> None:
     if not tokens:
         raise ConfigError("text: it has no token; give some text")
     if tokens > MAX_TOKENS:
-        raise ConfigError(f"text: it has {tokens} tokens, and at most {MAX_TOKENS} are shown here")
+        raise ConfigError(
+            f"text: it has {tokens} tokens, and the limit is {MAX_TOKENS}; shorten it"
+        )
 
 
 def list_figures() -> list[dict[str, Any]]:

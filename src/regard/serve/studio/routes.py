@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from regard.api.model_info import presets
-from regard.errors import ConfigError
+from regard.errors import ConfigError, unknown
 from regard.explain.render.figure import CONTENT_SECURITY_POLICY
 from regard.generate import SAMPLER_ORDERS
 from regard.serve.api_errors import ApiError
@@ -73,9 +73,6 @@ def studio_of(http: Request) -> Studio:
     return studio
 
 
-# the page
-
-
 @router.get("/", include_in_schema=False)
 async def page() -> Response:
     """The page."""
@@ -105,9 +102,6 @@ async def maps_page(http: Request, name: str) -> Response:
     policy = f"{CONTENT_SECURITY_POLICY}; frame-ancestors 'self'; sandbox allow-scripts"
     headers = {**SECURITY, "Content-Security-Policy": policy}
     return Response(content, media_type="text/html; charset=utf-8", headers=headers)
-
-
-# runs and training
 
 
 @router.get("/studio/runs")
@@ -174,8 +168,9 @@ async def train(http: Request, body: TrainBody) -> dict[str, Any]:
         start = partial(trainer.train_text, body.name, text, body.suffix, body.settings)
     else:
         recipes = await asyncio.to_thread(inspection.list_recipes)
-        if body.recipe not in [recipe["name"] for recipe in recipes]:
-            raise ConfigError(f"recipe: there is no recipe {body.recipe!r} for the studio")
+        names = [recipe["name"] for recipe in recipes]
+        if body.recipe not in names:
+            raise ConfigError(unknown("recipe", body.recipe, names))
         start = partial(trainer.train_recipe, body.name, body.recipe, body.settings)
     try:
         await asyncio.to_thread(start)
@@ -204,15 +199,12 @@ async def resume(http: Request, body: ResumeBody) -> dict[str, Any]:
     return trainer.state()
 
 
-# inspection
-
-
 @router.post("/studio/distribution")
 async def distribution(http: Request, body: DistributionBody) -> dict[str, Any]:
     """The next-token distribution, and the distribution after each sampler."""
     service = service_of(http)
     model = await service.model(http, body.model)
-    return await service.job(http, inspection.distribution, model, body)
+    return await service.run_job(http, inspection.distribution, model, body)
 
 
 @router.post("/studio/attention")
@@ -221,8 +213,8 @@ async def attention(http: Request, body: AttentionBody) -> dict[str, Any]:
     service, studio = service_of(http), studio_of(http)
     model = await service.model(http, body.name)
     texts = (body.text,) if body.second_text is None else (body.text, body.second_text)
-    content, unknown = await service.job(http, inspection.attention_page, model, texts)
-    return {"page": f"/maps/{studio.store_page(content)}", "unknown": unknown}
+    content, unknown_parts = await service.run_job(http, inspection.attention_page, model, texts)
+    return {"page": f"/maps/{studio.store_page(content)}", "unknown": unknown_parts}
 
 
 @router.post("/studio/figure")
@@ -230,7 +222,7 @@ async def draw_figure(http: Request, body: FigureBody) -> dict[str, Any]:
     """A figure of the lectures."""
     service = service_of(http)
     model = None if body.name is None else await service.model(http, body.name)
-    return await service.job(http, inspection.draw_figure, body.figure, model, body.text)
+    return await service.run_job(http, inspection.draw_figure, body.figure, model, body.text)
 
 
 @router.get("/studio/structure")

@@ -17,6 +17,7 @@ from regard.serve.studio.folder import TEXTS, RunsFolder, check_name, read_end
 SUFFIXES = (".txt", ".md", ".tsv", ".csv", ".jsonl")  # of uploaded files
 COMMAND = (sys.executable, "-m", "regard.cli.training_process")
 LOG_BYTES = 16 * 1024  # the end of the output that is shown
+STOPPED = 75  # exit code of a training process that was stopped and can be resumed
 STOP_SECONDS = 30  # for the training process to save when the studio ends
 
 
@@ -41,7 +42,7 @@ class Trainer:
         """Save a text in the folder and train on it."""
         path = self.folder.path / TEXTS / f"{check_name(name)}{suffix}"
         with self._lock:
-            self._check_free(name)
+            self._check_name_unused(name)
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(path, sync=False) as temporary:
                 temporary.write_text(text, encoding="utf-8", newline="")
@@ -52,7 +53,7 @@ class Trainer:
     def train_recipe(self, name: str, recipe: str, overrides: Sequence[str]) -> None:
         """Train the model of a recipe."""
         with self._lock:
-            self._check_free(check_name(name))
+            self._check_name_unused(check_name(name))
             self.folder.path.mkdir(parents=True, exist_ok=True)
             self._start(name, ["train", recipe, *overrides, "--out", str(self.folder.path / name)])
 
@@ -104,7 +105,7 @@ class Trainer:
             "stopping": code is None and stopping,
             "seconds": round(time.monotonic() - started, 1),
             "message": None if code is None else _outcome(name, code, output),
-            "failed": code not in (None, 0, 75, -signal.SIGTERM),
+            "failed": code not in (None, 0, STOPPED, -signal.SIGTERM),
             "output": output,
         }
 
@@ -119,7 +120,7 @@ class Trainer:
                 "stop it or wait until it ends"
             )
 
-    def _check_free(self, name: str) -> None:
+    def _check_name_unused(self, name: str) -> None:
         self._check_idle()
         if (self.folder.path / name).exists():
             raise ConfigError(
@@ -151,8 +152,8 @@ def _outcome(name: str, code: int, output: str) -> str:
     if code == 0:
         return f"{name} is trained."
     _, separator, error = output.rpartition("regard: ")
-    if code == 75 and "checkpoint saved" in error:
+    if code == STOPPED and "checkpoint saved" in error:
         return f"{name} is stopped and saved; resume continues it."
-    if code in (75, -signal.SIGTERM):
+    if code in (STOPPED, -signal.SIGTERM):
         return f"{name} was stopped before its first step or after its last; resume continues it."
     return error.strip() if separator else f"training {name} ended with exit code {code}."

@@ -11,8 +11,8 @@ def rank() -> int:
 
 def world_size() -> int:
     """The number of ranks."""
-    launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
-    return int(os.environ.get("WORLD_SIZE", 1)) if launched else 1
+    under_torchrun = "RANK" in os.environ and "MASTER_ADDR" in os.environ
+    return int(os.environ.get("WORLD_SIZE", 1)) if under_torchrun else 1
 
 
 def local_rank() -> int:

@@ -89,14 +89,16 @@ class Ranks:
         except RegardError as error:
             failure = error
         (worst,) = self.all_reduce_max(0 if failure is None else self.world_size - self.rank)
-        failed = self.world_size - worst  # the lowest rank that failed; `world_size` if none did
-        if failed == self.world_size:
+        failed_rank = self.world_size - worst  # the lowest one; `world_size` if none failed
+        if failed_rank == self.world_size:
             return result
         report = (1, "") if failure is None else (failure.exit_code, str(failure))
-        code, message = self.broadcast(report, failed)
-        if failure is not None and self.rank == failed == 0:
+        code, message = self.broadcast(report, failed_rank)
+        if failure is not None and self.rank == failed_rank == 0:
             raise failure
-        remote_error = RegardError(message if failed == 0 else f"rank {failed}: {message}")
+        remote_error = RegardError(
+            message if failed_rank == 0 else f"rank {failed_rank}: {message}"
+        )
         remote_error.exit_code = code
         raise remote_error
 
@@ -152,7 +154,7 @@ class LaunchPlan:
 
     folder: str
     config: dict[str, Any]
-    step: int | None  # the checkpoint to resume from
+    step: int | None  # of the checkpoint to resume from
     shard: bool
     device: str  # "cpu" or "cuda"
     timeout: int
@@ -205,7 +207,7 @@ def process_group(plan: LaunchPlan, store: Store | None) -> Iterator[Ranks]:
             yield ranks
             dist.destroy_process_group()
         except RuntimeError as error:
-            logger.exception("failed")
+            logger.exception("rank %d failed", ranks.rank)
             if not isinstance(error, dist.DistError) and not CONNECTION_ERROR.search(str(error)):
                 raise
             raise RegardError(
@@ -217,7 +219,7 @@ def process_group(plan: LaunchPlan, store: Store | None) -> Iterator[Ranks]:
             logger.error("%s", error)
             raise
         except BaseException:
-            logger.exception("failed")
+            logger.exception("rank %d failed", ranks.rank)
             raise
 
 

@@ -62,20 +62,20 @@ class Replicated(_Distributed):
         super().__init__(objective, ranks)
         row = unscored_row(batch).to(next(objective.parameters()).device)
         _freeze_unused(objective, row)
-        self.loss = self.wrapped = DistributedDataParallel(objective, gradient_as_bucket_view=True)
+        self.loss = self.ddp = DistributedDataParallel(objective, gradient_as_bucket_view=True)
         # DDP orders its all-reduces by the arrival of the first gradients. A first step with zero
         # gradients makes a resumed run use the same order as an uninterrupted one, to the bit.
-        _warm_up(self.wrapped, row)
+        _warm_up(self.ddp, row)
 
     def sync_gradients(self, enabled: bool) -> AbstractContextManager[object]:
         """Use DDP's `no_sync`, which must surround the forward pass too."""
-        return nullcontext() if enabled else self.wrapped.no_sync()
+        return nullcontext() if enabled else self.ddp.no_sync()
 
 
-def _warm_up(wrapped: nn.Module, row: Batch) -> None:
+def _warm_up(module: nn.Module, row: Batch) -> None:
     """Run forward and backward on a row without scored targets."""
-    wrapped(row).backward()
-    wrapped.zero_grad(set_to_none=True)
+    module(row).backward()
+    module.zero_grad(set_to_none=True)
 
 
 def _freeze_unused(objective: Objective, batch: Batch) -> None:
@@ -115,7 +115,7 @@ class Sharded(_Distributed):
             # the inputs of blocks keep their dtype: bfloat16 would round the rotary positions
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         self.blocks = [module for module in objective.modules() if isinstance(module, Block)]
-        self.groups: list[Any] = [
+        self.fsdp_modules: list[Any] = [
             fully_shard(module, mesh=mesh, mp_policy=policy) for module in (*self.blocks, objective)
         ]
         self.shard = (ranks.rank, ranks.world_size)
@@ -141,7 +141,7 @@ class Sharded(_Distributed):
 
     def sync_gradients(self, enabled: bool) -> AbstractContextManager[object]:
         """Accumulate unsharded gradients until the last micro-batch."""
-        self.groups[-1].set_requires_gradient_sync(enabled)
+        self.fsdp_modules[-1].set_requires_gradient_sync(enabled)
         return nullcontext()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
@@ -161,15 +161,16 @@ class Sharded(_Distributed):
 
         All ranks call it: otherwise they would not agree on the next collective.
         """
-        for group in self.groups:
-            group.set_reshard_after_forward(False, recurse=False)
-            group.unshard()
+        for module in self.fsdp_modules:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
         try:
             return function(self.objective.model)
         finally:
-            for group in self.groups:
-                group.reshard()
-                group.set_reshard_after_forward(group is not self.groups[-1], recurse=False)
+            for module in self.fsdp_modules:
+                module.reshard()
+                is_root = module is self.fsdp_modules[-1]
+                module.set_reshard_after_forward(not is_root, recurse=False)
 
     def local_weights(self) -> dict[str, Tensor]:
         """The rows of this rank, of parameters and of buffers."""

@@ -39,7 +39,7 @@ from regard.training.setup.setting_checks import check_train_config
 from regard.training.setup.start_settings import start_from
 from regard.training.storage.start import open_start
 
-# The settings in `train` that affect models that are fitted without training steps.
+# The settings of `train` that affect models that are fitted without gradients.
 USED_WITHOUT_GRADIENTS = ("seed", "threads", "evaluate_stride", "baseline")
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -83,7 +83,7 @@ def configure(
 
 
 def _with_default_options(task: Choice, default: Choice) -> Choice:
-    """The task that the user names, with the options of the default task if that is the same.
+    """The task that the user names; if it is the default task, with the default options.
 
     >>> _with_default_options("tag", {"kind": "tag", "word_dropout": 0.25})
     {'kind': 'tag', 'word_dropout': 0.25}
@@ -98,7 +98,7 @@ def _with_default_options(task: Choice, default: Choice) -> Choice:
 
 
 def unused_overrides(config: RunConfig, overrides: Mapping[str, Any]) -> list[str]:
-    """A line that names the overrides without effect, if the model is fitted without steps."""
+    """A line that names the overrides without effect, if the model is fitted without gradients."""
     family = family_of(resolve(config.model, vocab_size=1))
     if not is_fitted_without_gradients(family):
         return []
@@ -195,7 +195,7 @@ def _combine(
 
 
 def _with_start_tokenizer(recipe: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe; if `overrides` has `train.start`, with its tokenizer instead of its own."""
+    """The settings of a recipe, with the tokenizer of `train.start` if `overrides` sets it."""
     start, data = overrides.get("train", {}).get("start"), recipe.get("data", {})
     if start is None or "tokenizer" not in data or "tokenizer" in overrides.get("data", {}):
         return recipe

@@ -133,7 +133,10 @@ def _check_bfloat16() -> None:
 def autocast(
     settings: TrainConfig, device: torch.device
 ) -> Callable[[], AbstractContextManager[Any]]:
-    """Mixed precision: bfloat16 on CUDA by default, float32 elsewhere; the weights stay float32."""
+    """A function that makes an autocast context: bfloat16 on CUDA by default, float32 elsewhere.
+
+    It is `nullcontext` for float32. The weights stay float32.
+    """
     precision = settings.precision
     if precision == "auto":
         precision = "bfloat16" if device.type == "cuda" else "float32"

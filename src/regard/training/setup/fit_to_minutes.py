@@ -165,14 +165,14 @@ def _seconds_per_step(
         strategy=strategy,
         capture=training_path(settings, device, model, ranks=ranks.world_size).cuda_graph,
     )
-    started, timed = time.perf_counter(), 0
-    for count, step in enumerate(steps, 1):
+    started, timed_steps = time.perf_counter(), 0
+    for number, step in enumerate(steps, 1):
         float(step.loss)  # wait for the device
         now = time.perf_counter()
-        if count < warm_up or (count == warm_up and (compiled or now - started <= limit)):
+        if number < warm_up or (number == warm_up and (compiled or now - started <= limit)):
             started = now
             continue
-        timed += 1
+        timed_steps += 1
         if now - started > limit:
             break
-    return (now - started) / timed
+    return (now - started) / timed_steps

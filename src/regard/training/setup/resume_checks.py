@@ -65,8 +65,8 @@ def check_resumable(folder: RunFolder, config: RunConfig, saved: Checkpoint | No
     best, name = state["best"], config.train.best
     if best["step"] is not None and name not in ("last", *best["metrics"]):
         raise CheckpointError(
-            f"{saved.path / 'state.json'} has no value of {name} to compare with, so train.best="
-            f"{name} cannot be used"
+            f"train.best={name} cannot be used: the best evaluation in "
+            f"{saved.path / 'state.json'} has only {', '.join(best['metrics'])}"
         )
     before = current_settings(state["config"])
     if before.keys() != now.keys():
@@ -125,12 +125,12 @@ def check_unfinished(folder: RunFolder, config: RunConfig, saved: Checkpoint | N
             f"{folder.path} is at step {saved.step:,} already, and train.steps={steps};\n"
             f"to train longer, raise it: train.steps={2 * saved.step}"
         )
-    bad = read_state(saved)["best"]["num_bad_evaluations"]
-    if patience is not None and bad >= patience:
+    bad_evaluations = read_state(saved)["best"]["num_bad_evaluations"]
+    if patience is not None and bad_evaluations >= patience:
         raise ConfigError(
-            f"{folder.path} stopped early at step {saved.step:,}: {bad} evaluations in a row "
-            f"were not better\nto train longer, raise train.patience (now {patience}) or set "
-            "train.patience=none"
+            f"{folder.path} stopped early at step {saved.step:,}: {bad_evaluations} evaluations "
+            "in a row were not better\n"
+            f"to train longer, raise train.patience (now {patience}) or set train.patience=none"
         )
 
 

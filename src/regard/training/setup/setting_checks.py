@@ -128,17 +128,17 @@ def check_train_config(settings: TrainConfig) -> None:
         )
 
 
-def _check_batch_norm(settings: TrainConfig, ranks: int) -> None:
+def _check_batch_norm(settings: TrainConfig, world_size: int) -> None:
     """Raise if the running statistics of BatchNorm would not belong to the trained weights."""
     if settings.activation_checkpointing:
         raise ConfigError(
             "model.norm=batch with train.activation_checkpointing would count every batch twice "
             "in its running statistics; leave out one of them"
         )
-    if ranks > 1:
+    if world_size > 1:
         raise ConfigError(
-            f"model.norm=batch with {ranks} ranks would compute its statistics on each rank alone; "
-            "train with one rank, or set model.norm=layer"
+            f"model.norm=batch with {world_size} ranks would compute its statistics on each rank "
+            "alone; train with one rank, or set model.norm=layer"
         )
     if settings.ema > 0:
         raise ConfigError(

@@ -59,14 +59,14 @@ class Checkpoint:
     path: Path
     step: int
 
-    def tensors(self, name: str, rank: int = 0, ranks: int = 1) -> dict[str, Tensor]:
-        """The tensors of a file; of each, the rows that `rank` of `ranks` stores."""
+    def tensors(self, name: str, rank: int = 0, world_size: int = 1) -> dict[str, Tensor]:
+        """The tensors of a file; of each, the rows that `rank` of `world_size` ranks stores."""
         index, files = self.path / "index.json", [f"{name}.safetensors"]
         if index.exists():
             files = read_json(index).get(name, [])
             if not files or not isinstance(files, list) or not all(map(is_shard_name, files)):
                 raise CheckpointError(f"{index} does not list the files of {name} in its folder")
-        return current_tensors(_read_rows([self.path / file for file in files], rank, ranks))
+        return current_tensors(_read_rows([self.path / file for file in files], rank, world_size))
 
     def state(self) -> dict[str, Any]:
         """The content of state.json: everything that is not a tensor."""
@@ -106,7 +106,7 @@ def save(
     path = folder.path / final
     temporary = str(ranks.broadcast(temporary_path(path).name))
     shards = {name: [f"{name}-{rank}" for rank in range(ranks.world_size)] for name in tensors}
-    needed = int(ranks.all_reduce_sum(torch.tensor(sum(map(_total_bytes, tensors.values())))))
+    needed_bytes = int(ranks.all_reduce_sum(torch.tensor(sum(map(_total_bytes, tensors.values())))))
     files: dict[str, dict[str, Any]] = {}  # size and sha256 of each file
 
     def write_file(name: str, write: Callable[[BinaryIO], object]) -> None:
@@ -163,8 +163,8 @@ def save(
         except CheckpointError:
             raise
         except OSError as error:
-            message = f"{write_error_message(path, error, needed)}\nearlier checkpoints are intact"
-            raise CheckpointError(message) from error
+            message = write_error_message(path, error, needed_bytes)
+            raise CheckpointError(f"{message}\nearlier checkpoints are intact") from error
 
     try:
         ranks.on_rank0(partial(with_disk_errors, make_folder))
@@ -196,10 +196,10 @@ def latest(folder: Path, step: int | None = None) -> Checkpoint | None:
     problem = verify(path)
     if problem is None:
         return Checkpoint(path, step)
-    valid = next(valid_steps_before(folder, step), None)
+    valid_step = next(valid_steps_before(folder, step), None)
     advice = (
-        f"the one of step {valid} is valid: regard resume {folder.parent} --step {valid}"
-        if valid is not None
+        f"the one of step {valid_step} is valid: regard resume {folder.parent} --step {valid_step}"
+        if valid_step is not None
         else "there is no earlier one; train the run again with regard train"
     )
     raise CheckpointError(f"corrupted checkpoint: {problem}\n{advice}")
@@ -339,14 +339,14 @@ def write_digest(path: Path) -> None:
     """
     entries, metadata = read_header(path), read_metadata(path)
     del metadata["sha256"]
-    result = hashlib.sha256()
+    hasher = hashlib.sha256()
     with TensorReader(entries) as tensors:
         for name, entry in sorted(entries.items()):
-            result.update(_tensor_label(name, entry.dtype, entry.shape))
+            hasher.update(_tensor_label(name, entry.dtype, entry.shape))
             for chunk in tensors.chunks(name):
-                result.update(chunk)
-    result.update(_metadata_text(metadata))
-    hex_digest = result.hexdigest()
+                hasher.update(chunk)
+    hasher.update(_metadata_text(metadata))
+    hex_digest = hasher.hexdigest()
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
         offset = file.read(length).index(NO_DIGEST.encode())  # the first entry of the header
@@ -382,12 +382,12 @@ def _check_digest(
 
 def digest(tensors: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str] | None = None) -> str:
     """The sha256 of tensors with their names, dtypes and shapes, and of metadata."""
-    result = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, tensor in tensors:
-        result.update(_tensor_label(name, tensor.dtype, tensor.shape))
-        result.update(as_bytes(tensor.contiguous()))
-    result.update(_metadata_text(metadata or {}))
-    return result.hexdigest()
+        hasher.update(_tensor_label(name, tensor.dtype, tensor.shape))
+        hasher.update(as_bytes(tensor.contiguous()))
+    hasher.update(_metadata_text(metadata or {}))
+    return hasher.hexdigest()
 
 
 def _tensor_label(name: str, dtype: torch.dtype, shape: torch.Size) -> bytes:
@@ -398,8 +398,8 @@ def _metadata_text(metadata: Mapping[str, str]) -> bytes:
     return "".join(f"{key} {value} " for key, value in sorted(metadata.items())).encode()
 
 
-def _read_rows(paths: list[Path], rank: int, ranks: int) -> dict[str, Tensor]:
-    """The rows that `rank` of `ranks` stores, of tensors whose rows are in several files."""
+def _read_rows(paths: list[Path], rank: int, world_size: int) -> dict[str, Tensor]:
+    """The rows that `rank` stores, of tensors whose rows are in several files."""
     with ExitStack() as stack:
         files = []
         for path in paths:
@@ -416,16 +416,17 @@ def _read_rows(paths: list[Path], rank: int, ranks: int) -> dict[str, Tensor]:
                 raise CheckpointError(
                     f"{paths[0]} and its other shards disagree on the shape of {name}"
                 )
-            scalar = not shapes[0]
+            is_scalar = not shapes[0]
             tensors[name] = (
-                files[0].get_tensor(name) if scalar else _read_shard_rows(slices, rank, ranks)
+                files[0].get_tensor(name) if is_scalar else _join_rows(slices, rank, world_size)
             )
         return tensors
 
 
-def _read_shard_rows(slices: list[Any], rank: int, ranks: int) -> Tensor:
+def _join_rows(slices: list[Any], rank: int, world_size: int) -> Tensor:
     counts = [shard.get_shape()[0] for shard in slices]
-    per_rank = -(-sum(counts) // ranks)  # as torch shards: the last ranks may have fewer or none
+    # as torch shards: the last ranks may have fewer rows or none
+    per_rank = -(-sum(counts) // world_size)
     begin, end = per_rank * rank, per_rank * (rank + 1)
     rows = []
     for shard, count in zip(slices, counts, strict=True):

@@ -2,7 +2,7 @@
 
 config.json · model.safetensors · tokenizer.json · metrics.jsonl · environment.json
 checkpoints/step-N/ · evaluation.json · samples.txt · skipped.jsonl · clock.json · baseline.json
-lock
+lock; sample-N.svg of drawings; files of trackers; logs/ of several ranks; adapters/ of the user
 """
 
 import json
@@ -46,7 +46,7 @@ from regard.training.storage.weight_settings import as_metadata, changes
 logger = logging.getLogger(__name__)
 FORMAT = 2  # of config.json; to be raised for changes that `regard.renamed` cannot express
 MAX_ROW_BYTES = 1_000_000  # bytes of a line of metrics.jsonl
-FILES = (  # that training writes
+FILES = (  # files that training writes
     *("config.json", "environment.json", "model.safetensors", "metrics.jsonl", "samples.txt"),
     *("skipped.jsonl", "clock.json", "baseline.json", "evaluation.json", "wandb.json"),
     *("trackio.json", LOCK),
@@ -80,7 +80,7 @@ class RunFolder:
         self.clock = root / "clock.json"
         self.baseline = root / "baseline.json"
         self.lock = root / LOCK
-        self._lock_lost: Callable[[], bool] = lambda: False
+        self._is_lock_lost: Callable[[], bool] = lambda: False
         self.trackers: list[Callable[[dict[str, Any]], None]] = []  # called with every row
 
     @cached_property
@@ -127,7 +127,7 @@ class RunFolder:
 
         Raises, before anything is written, if a link, a FIFO or the like is in place of a file.
         """
-        with hold_lock(self.directory) as self._lock_lost:
+        with hold_lock(self.directory) as self._is_lock_lost:
             for name in FILES:
                 self.directory.require_kind(name, "a file")
             for name in FOLDERS:
@@ -138,14 +138,14 @@ class RunFolder:
             yield
 
     def status(self) -> int:
-        """0: the folder is where it was opened; or `MOVED`; or `LOST`: nothing may be written."""
-        if self.directory.is_deleted() or self._lock_lost():
+        """0 if the folder is at its path, else `MOVED`, or `LOST`: nothing may be written."""
+        if self.directory.is_deleted() or self._is_lock_lost():
             return LOST
         return 0 if self.directory.is_at_its_path() else MOVED
 
     def status_error(self, step: int) -> CheckpointError:
         """The error that ends a run at `step` whose folder is no longer where it was opened."""
-        if self._lock_lost():
+        if self._is_lock_lost():
             return CheckpointError(
                 f"{self.lock} was deleted or replaced while the run was training, so another "
                 f"process may train in this folder\nstopped at step {step:,}, nothing was saved; "
@@ -210,8 +210,8 @@ class RunFolder:
             actual = "has no format" if version is None else f"has format {version!r}"
             raise CheckpointError(
                 f"{self.config} {actual}, so another version of regard wrote it, and its settings "
-                f"have other names; this one reads format {FORMAT}: train the run again, or use "
-                "the version that wrote it"
+                f"have other names; this version reads format {FORMAT}: train the run again, or "
+                "use the version that wrote it"
             )
         return build(RunConfig, current_settings(table))
 
@@ -321,7 +321,7 @@ class RunFolder:
         self._append(self.skipped, json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows of metrics.jsonl; an incomplete last line is still being written."""
+        """All rows of metrics.jsonl, without a last line that is still being written."""
         rows = []
         try:
             with open_regular_file(self.metrics) as file:

@@ -175,8 +175,8 @@ def _base_weights(folder: RunFolder, config: RunConfig) -> dict[str, Tensor]:
 def load_initial_weights(config: RunConfig, model: nn.Module) -> None:
     """Load the weights of `train.start`; a head for another task keeps its initial weights.
 
-    So does a character-level layer (`model.char_dim`), if the other run has none. The hidden
-    layer of a new classification head is BERT's pooler, if the other run has one.
+    So does a character-level layer (`model.char_dim`), if `train.start` has none. The hidden
+    layer of a new classification head is BERT's pooler, if `train.start` has one.
     """
     start = open_start(cast(str, config.train.start))
     tensors = start.tensors()

@@ -16,7 +16,8 @@ from regard.training.fine_tuning import has_adapter
 METADATA_KEY = "settings"  # in the metadata of model.safetensors
 # settings of `data` that determine how texts are read and, with `train.seed`, how they are split
 DATA_SETTINGS = ("lower", "text", "text2", "label", "tags", "columns", "validation_fraction")
-ADDED = ("data.text2",)  # settings that weights of earlier versions lack: any value is accepted
+# settings that the weights of earlier versions lack: any value is accepted
+ADDED_SETTINGS = ("data.text2",)
 # options of tasks that affect training only
 TRAINING_OPTIONS = (
     *("label_smoothing", "scheduled_sampling", "word_dropout", "crop", "flip"),
@@ -57,7 +58,7 @@ def changes(metadata: Mapping[str, str], config: RunConfig) -> list[str] | None:
         before = {}
     before = current_settings(before) if isinstance(before, dict) else {}
     after = weight_settings(config)
-    return differences({name: after[name] for name in ADDED} | before, after)
+    return differences({name: after[name] for name in ADDED_SETTINGS} | before, after)
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

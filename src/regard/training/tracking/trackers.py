@@ -94,13 +94,13 @@ class _ServiceTracker:
         with suppress(CheckpointError):
             saved = read_json(self.state_file)
         self.id = str(saved.get("id", secrets.token_hex(4)))
-        self.sent = tuple(saved.get("sent", (0, False)))
+        self.last_sent = tuple(saved.get("sent", (0, False)))
 
     def __call__(self, row: Row) -> None:
         """Send the scalars of a row, unless they were sent before."""
         position = (int(row["step"]), "validation" in row)
-        if position > self.sent:
-            self.sent = position
+        if position > self.last_sent:
+            self.last_sent = position
             # before sending: a kill may lose a row but never duplicates one
             self.folder.write_json(self.state_file, {"id": self.id, "sent": position}, sync=False)
             self.send(scalars(row), position[0])

@@ -1,4 +1,4 @@
-// The loss over the steps as an SVG: training as a line, validation as dots.
+// The loss over the steps as an SVG: training as a solid line, validation as a dashed line with dots.
 
 import {el, number, svg} from "/page/dom.js";
 

@@ -1,6 +1,6 @@
 // Compare: two runs continue, answer or translate the same prompt with the same seed, or predict from the same texts.
 
-import {$, complete, el, fail, get, post, table, visible} from "/page/dom.js";
+import {$, complete, el, get, post, showError, table, visible} from "/page/dom.js";
 import {continues, generates, hasProgress, hasTemplate, predictionBody, showTextFields} from "/page/state.js";
 import {firstPrediction, percent, promptText} from "/page/generate.js";
 
@@ -30,7 +30,7 @@ async function show(side, signal) {
   const run = $(`compare-${side}`).value, card = document.querySelector(`#compare-out [data-side=${side}]`);
   const output = card.querySelector("output"), error = card.querySelector(".error"), prompt = $("compare-prompt").value;
   card.querySelector("h2").textContent = run || "No run";
-  fail(error, run ? null : new Error("there is no trained run yet; train one first"));
+  showError(error, run ? null : new Error("there is no trained run yet; train one first"));
   if (!run) return;
   output.classList.remove("empty");
   output.setAttribute("aria-busy", "true");
@@ -55,7 +55,7 @@ async function show(side, signal) {
     if (hasProgress(run)) await showNumbers(card, run, signal);
   } catch (problem) {
     if (signal.aborted) return; // a later comparison writes to the card
-    fail(error, problem);
+    showError(error, problem);
   }
   output.removeAttribute("aria-busy");
 }

@@ -1,4 +1,4 @@
-// Helpers for elements, errors and requests. The text of users becomes text nodes, never HTML.
+// Helpers for elements, errors and requests. User text becomes text nodes, never HTML.
 
 export const $ = id => document.getElementById(id);
 
@@ -46,7 +46,7 @@ export function number(value) {
 // A token with visible spaces, tabs and line breaks.
 export const visible = piece => piece.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
 
-export function fail(node, error) {
+export function showError(node, error) {
   node.textContent = error ? sentence(error.message || String(error)) : "";
   node.hidden = !error;
 }
@@ -68,7 +68,7 @@ const headers = () => ({"Content-Type": "application/json", ...(key ? {Authoriza
 function askKey() {
   keyDialog ??= new Promise(resolve => {
     const dialog = $("key-dialog");
-    fail($("key-error"), key ? new Error("the studio does not accept this key") : null);
+    showError($("key-error"), key ? new Error("the studio does not accept this key") : null);
     dialog.addEventListener("close", () => {
       key = $("key").value;
       sessionStorage.setItem("regard-key", key);
@@ -105,7 +105,7 @@ export async function request(path, body, signal) {
 export const get = async (path, signal) => (await request(path, undefined, signal)).json();
 export const post = async (path, body, signal) => (await request(path, body, signal)).json();
 
-// The continuation of a prompt as it is generated; with `chat`, the response to it as the message of a user.
+// The continuation of a prompt as it is generated; with `chat`, the response to it as a user message.
 export async function* complete({prompt, ...body}, chat, signal) {
   const [path, input] = chat ? ["/v1/chat/completions", {messages: [{role: "user", content: prompt}]}] : ["/v1/completions", {prompt}];
   const response = await request(path, {...body, ...input, stream: true}, signal);

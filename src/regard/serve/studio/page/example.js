@@ -1,4 +1,4 @@
-// A small text that a model can learn in a minute: random sentences of a small grammar.
+// A small text that a model can learn in a minute: random sentences from a small grammar.
 
 const WORDS = {
   adjective: ["small", "old", "grey", "quick", "sleepy", "brave", "hungry", "quiet"],

@@ -1,6 +1,6 @@
 // Generate: sliders of samplers, the distribution after each, and the text.
 
-import {$, complete, el, fail, number, post, visible} from "/page/dom.js";
+import {$, complete, el, number, post, showError, visible} from "/page/dom.js";
 import {continues, generates, hasTemplate, predictionBody, predictionHint, showTextFields, translates} from "/page/state.js";
 
 let sliders = []; // of samplers, in the order in which they are applied; at `off`, a sampler changes nothing
@@ -62,23 +62,23 @@ async function showStages() {
   const hint = !generates(run) ? predictionHint(run) : translates(run) && !$("prompt").value.trim() ? "This run translates. Type a sentence for it." : null;
   if (hint) {
     $("stages").replaceChildren(el("p", {class: "empty"}, hint));
-    return fail($("distribution-error"), null);
+    return showError($("distribution-error"), null);
   }
   pending = new AbortController();
   try {
     const answer = await post("/studio/distribution", {...sampling(), text: $("prompt").value, chat: chats(run), top: 12}, pending.signal);
-    fail($("distribution-error"), null);
+    showError($("distribution-error"), null);
     $("formatted-text").textContent = answer.formatted ?? "";
     drawStages(answer);
   } catch (error) {
-    if (error.name !== "AbortError") fail($("distribution-error"), error);
+    if (error.name !== "AbortError") showError($("distribution-error"), error);
   }
 }
 
 function drawStages({tokens, stages, vocab_size: size}) {
   const largest = Math.max(...stages.flatMap(stage => stage.probabilities), 1e-9);
   const head = stages.map((stage, n) => el("th", {scope: "col"}, el("span", {class: "stage"}, n ? `${n}. ${stage.sampler}` : stage.sampler),
-    el("span", {class: "left"}, `${number(stage.remaining)} of ${number(size)} left, ${stage.bits.toFixed(2)} bits`)));
+    el("span", {class: "remaining"}, `${number(stage.remaining)} of ${number(size)} left, ${stage.bits.toFixed(2)} bits`)));
   const rows = tokens.map((token, row) => el("tr", {}, el("th", {scope: "row", class: "token"}, visible(token.piece)),
     ...stages.map((stage, n) => cell(stage.probabilities[row], largest, stage.removed[row], stages[n - 1]?.removed[row]))));
   const others = stages.map(stage => [Math.max(0, 1 - stage.probabilities.reduce((sum, p) => sum + p, 0)),
@@ -89,7 +89,7 @@ function drawStages({tokens, stages, vocab_size: size}) {
   $("stages").replaceChildren(result);
 }
 
-// A probability with its bar; of a token that a sampler has removed, the first time, the word "removed".
+// A probability with its bar; at the sampler that removes the token, the word "removed".
 function cell(probability, largest, removed, removedBefore) {
   const bar = el("span", {class: "bar", "aria-hidden": "true"}), newly = removed && !removedBefore;
   if (largest) bar.style.width = probability ? `max(1px, ${100 * probability / largest}%)` : 0;
@@ -115,7 +115,7 @@ export const promptText = (run, prompt, chat) => el("span", {class: "prompt"}, c
 async function generate(event) {
   event.preventDefault();
   const run = $("generate-run").value, output = $("generated"), prompt = $("prompt").value;
-  fail($("generate-error"), run ? null : new Error("there is no trained run yet; train one first"));
+  showError($("generate-error"), run ? null : new Error("there is no trained run yet; train one first"));
   if (!run) return;
   generating?.abort();
   const controller = generating = new AbortController();
@@ -134,7 +134,7 @@ async function generate(event) {
       output.append(firstPrediction(answer));
     }
   } catch (error) {
-    if (error.name !== "AbortError") fail($("generate-error"), error);
+    if (error.name !== "AbortError") showError($("generate-error"), error);
   }
   if (controller !== generating) return; // a later generation writes to the output
   output.removeAttribute("aria-busy");

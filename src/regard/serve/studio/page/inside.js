@@ -1,6 +1,6 @@
 // Look inside: attention maps, the next-token table and the figures of the lectures.
 
-import {$, el, fail, number, post, table} from "/page/dom.js";
+import {$, el, number, post, showError, table} from "/page/dom.js";
 import {continues, showTextFields, typedTexts} from "/page/state.js";
 
 let figures = [], latest = 0; // latest: the number of the last request; answers to earlier ones are not shown
@@ -29,13 +29,13 @@ function describeFigure() {
 
 async function inspect() {
   const name = $("inside-run").value;
-  if (!name) return fail($("attention-error"), new Error("there is no trained run yet; train one first"));
+  if (!name) return showError($("attention-error"), new Error("there is no trained run yet; train one first"));
   const request = ++latest;
   await Promise.all([showAttention(name, request), showNext(name, $("inside-text").value, request)]);
 }
 
 async function showAttention(name, request) {
-  fail($("attention-error"), null);
+  showError($("attention-error"), null);
   $("attention-status").textContent = "Reading the text …";
   try {
     const [text, second_text = null] = typedTexts("inside-text", name);
@@ -49,12 +49,12 @@ async function showAttention(name, request) {
     if (request !== latest) return;
     $("attention").hidden = true;
     $("attention-status").textContent = "";
-    fail($("attention-error"), error);
+    showError($("attention-error"), error);
   }
 }
 
 async function showNext(name, text, request) {
-  fail($("next-error"), null);
+  showError($("next-error"), null);
   if (!continues(name)) {
     $("next-table").replaceChildren(el("p", {class: "empty"}, "This run does not predict the next token of the text, so there is no table."));
     return;
@@ -66,7 +66,7 @@ async function showNext(name, text, request) {
   } catch (error) {
     if (request !== latest) return;
     $("next-table").replaceChildren(el("p", {class: "empty"}, "No table for this run."));
-    fail($("next-error"), error);
+    showError($("next-error"), error);
   }
 }
 
@@ -89,7 +89,7 @@ async function drawFigure() {
   if (text !== "none" && $("inside-text").value) body.text = $("inside-text").value;
   // a figure for which run and text are both optional takes both or none
   if (model === "optional" && text === "optional" && !body.text) delete body.name;
-  fail($("figure-error"), null);
+  showError($("figure-error"), null);
   $("figure-status").textContent = "Drawing …";
   $("figure-button").disabled = true;
   try {
@@ -104,7 +104,7 @@ async function drawFigure() {
   } catch (error) {
     $("figure-status").textContent = "";
     $("figure").replaceChildren();
-    fail($("figure-error"), error);
+    showError($("figure-error"), error);
   }
   $("figure-button").disabled = false;
 }

@@ -1,6 +1,6 @@
 // Starts all panels, and shows the one that the fragment of the URL names.
 
-import {$, fail} from "/page/dom.js";
+import {$, showError} from "/page/dom.js";
 import {loadChoices, refreshRuns} from "/page/state.js";
 import * as train from "/page/train.js";
 import * as generate from "/page/generate.js";
@@ -12,7 +12,8 @@ const panels = {train, generate, inside, compare, presets};
 let started = false;
 
 function showPanel(focus) {
-  const name = location.hash.slice(1) in panels ? location.hash.slice(1) : "train";
+  const hash = location.hash.slice(1);
+  const name = Object.hasOwn(panels, hash) ? hash : "train";
   for (const panel of Object.keys(panels)) $(`panel-${panel}`).hidden = panel !== name;
   for (const link of $("nav").children)
     if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
@@ -36,6 +37,6 @@ try {
   started = true;
   showPanel(false);
 } catch (error) {
-  fail($("train-error"), error);
+  showError($("train-error"), error);
 }
 document.documentElement.dataset.ready = "true";

@@ -1,6 +1,6 @@
 // Presets: the diagrams of two models, and the settings in which they differ.
 
-import {$, el, fail, get, number, show, table} from "/page/dom.js";
+import {$, el, get, number, show, showError, table} from "/page/dom.js";
 import {shared} from "/page/state.js";
 
 let drawn = false, latest = 0; // latest: the number of the last request; answers to earlier ones are not shown
@@ -31,7 +31,7 @@ export function onShow() {
 
 async function draw() {
   const [first, second] = [$("preset-a").value, $("preset-b").value], request = ++latest;
-  fail($("presets-error"), null);
+  showError($("presets-error"), null);
   try {
     const query = new URLSearchParams({first, second});
     const [a, b, diff] = await Promise.all([structure(first), structure(second), get(`/studio/diff?${query}`)]);
@@ -40,7 +40,7 @@ async function draw() {
     drawStructure($("structure-b"), b);
     drawDifferences(diff);
   } catch (error) {
-    if (request === latest) fail($("presets-error"), error);
+    if (request === latest) showError($("presets-error"), error);
   }
 }
 

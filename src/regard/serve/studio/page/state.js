@@ -56,7 +56,7 @@ export function predictionHint(name) {
   if (["images", "captions"].includes(kind)) return "This run reads images, which the page does not take; use the command line: regard predict RUN FILE.";
   if (kind === "series") return "This run forecasts a series of numbers. Type its last values, separated by spaces, and press Predict.";
   if (inputs.length > 1) return `This run predicts from ${inputs.join(" and ")}. Fill in both fields and press Predict.`;
-  return "This run predicts; it does not generate a text. Type an input and press Predict.";
+  return "This run predicts; it does not generate text. Type an input and press Predict.";
 }
 
 export async function refreshRuns() {

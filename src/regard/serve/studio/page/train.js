@@ -1,6 +1,6 @@
 // Train: start, show, stop and resume the training of a run; the runs of the folder.
 
-import {$, el, fail, get, number, post, show} from "/page/dom.js";
+import {$, el, get, number, post, show, showError} from "/page/dom.js";
 import {drawChart} from "/page/chart.js";
 import {refreshRuns, shared, taskName} from "/page/state.js";
 import {exampleText} from "/page/example.js";
@@ -62,21 +62,21 @@ function showSize() {
   const text = $("train-text").value, size = bytes(text);
   const lines = text ? text.split("\n").length : 0;
   $("text-size").textContent = text ? `${number(text.length)} characters, ${number(lines)} lines` : "empty";
-  fail($("train-error"), size > shared.choices.max_bytes ? tooLarge(size) : null);
+  showError($("train-error"), size > shared.choices.max_bytes ? tooLarge(size) : null);
 }
 
 const megabytes = size => (size / 1e6).toFixed(1);
-const tooLarge = size => new Error(`the text has ${megabytes(size)} MB, and the page takes up to ${megabytes(shared.choices.max_bytes)}; ` +
+const tooLarge = size => new Error(`the text has ${megabytes(size)} MB, and the page accepts up to ${megabytes(shared.choices.max_bytes)} MB; ` +
   "train larger files on the command line: regard train FILE");
 
 async function readFile() {
   const file = $("train-file").files[0];
   if (!file) return;
-  if (file.size > shared.choices.max_bytes) return fail($("train-error"), tooLarge(file.size));
+  if (file.size > shared.choices.max_bytes) return showError($("train-error"), tooLarge(file.size));
   try {
     $("train-text").value = new TextDecoder("utf-8", {fatal: true}).decode(await file.arrayBuffer());
   } catch {
-    return fail($("train-error"), new Error(`${file.name} is not UTF-8 text`));
+    return showError($("train-error"), new Error(`${file.name} is not UTF-8 text`));
   }
   const [, base, ending] = file.name.match(/^(.*?)(\.[^.]*)?$/);
   suffix = shared.choices.suffixes.includes(ending) ? ending : ".txt";
@@ -86,7 +86,7 @@ async function readFile() {
 
 async function submit(event) {
   event.preventDefault();
-  fail($("train-error"), null);
+  showError($("train-error"), null);
   const name = $("train-name").value.trim();
   const settings = $("train-settings").value.trim().split(/\s+/).filter(Boolean);
   if ($("train-minutes").value && !settings.some(word => word.startsWith("minutes=")))
@@ -95,7 +95,7 @@ async function submit(event) {
   if (source() === "recipe") body.recipe = $("recipe").value;
   else {
     const text = $("train-text").value;
-    if (bytes(text) > shared.choices.max_bytes) return fail($("train-error"), tooLarge(bytes(text)));
+    if (bytes(text) > shared.choices.max_bytes) return showError($("train-error"), tooLarge(bytes(text)));
     Object.assign(body, {text, suffix});
     if ($("train-model").value) settings.push(`model.preset=${$("train-model").value}`);
   }
@@ -105,7 +105,7 @@ async function submit(event) {
     selectRun(name);
     if (matchMedia("(max-width: 900px)").matches) $("live").scrollIntoView();
   } catch (error) {
-    fail($("train-error"), error);
+    showError($("train-error"), error);
     $("train-button").disabled = false;
   }
 }
@@ -115,18 +115,18 @@ async function stop() {
   try {
     shared.training = await post("/studio/stop", {});
   } catch (error) {
-    fail($("train-error"), error);
+    showError($("train-error"), error);
   }
   poll();
 }
 
 async function resume(name, steps) {
   try {
-    fail($("train-error"), null);
+    showError($("train-error"), null);
     shared.training = await post("/studio/resume", steps ? {name, steps} : {name});
     selectRun(name);
   } catch (error) {
-    fail($("train-error"), error);
+    showError($("train-error"), error);
   }
 }
 
@@ -153,7 +153,7 @@ async function poll() {
     if (exists()) run = await get(`/studio/runs/${encodeURIComponent(name)}`);
   } catch (error) {
     answered = false;
-    fail($("train-error"), error);
+    showError($("train-error"), error);
   }
   if (request !== latest) return;
   if (run) draw(progress = run);
@@ -161,7 +161,7 @@ async function poll() {
   // the longer the log, the longer an answer takes, and the less often it is polled
   const pause = answered ? Math.max(POLL, 5 * (performance.now() - begun)) : 10 * POLL;
   if (training.running) timer = setTimeout(poll, pause);
-  else await refreshRuns().catch(error => fail($("train-error"), error));
+  else await refreshRuns().catch(error => showError($("train-error"), error));
 }
 
 function showState(name, run, training) {
@@ -183,7 +183,7 @@ function showState(name, run, training) {
   else if (run) status = finished ? (run.loss.length ? `Trained for ${number(run.step)} steps.` : "Fitted without gradients, so there are no steps.") : `Stopped at step ${number(run.step)} of ${number(run.steps)}.`;
   setText($("live-status"), isThisRun && training.failed ? "" : status);
   $("live-step").textContent = step;
-  if (isThisRun && training.failed) fail($("train-error"), new Error(training.message));
+  if (isThisRun && training.failed) showError($("train-error"), new Error(training.message));
   $("live-progress").hidden = !running;
   if (run) $("live-progress").value = Math.min(1, run.step / run.steps);
   else $("live-progress").removeAttribute("value");
