@@ -217,7 +217,7 @@ REFUSED = [  # two fields, the values that do not go together, and what is said 
     (
         ("encoder_heads", given),
         ("kv_heads", given),
-        r"encoder_heads=2 must divide dim=16, and cannot be combined with kv_heads; leave one",
+        r"encoder_heads=2 must divide dim=16, and cannot be combined with kv_heads=",
     ),
     (
         ("encoder_layers", given),

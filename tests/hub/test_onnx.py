@@ -69,7 +69,7 @@ def test_what_onnx_cannot_have_is_refused(tmp_path, monkeypatch):
     run = regard.load(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"not model\.family=recurrent"):
         run.export(tmp_path / "out", format="onnx")
-    with pytest.raises(ConfigError, match="no export format 'tflite'"):
+    with pytest.raises(ConfigError, match="unknown export format 'tflite'"):
         run.export(tmp_path / "out", format="tflite")
     with pytest.raises(ConfigError, match="not 'onnx'"):
         run.export(tmp_path / "out", format="onnx", model_type="gpt2")

@@ -164,7 +164,7 @@ def test_a_file_is_named_alone_or_by_its_folder(tmp_path):
     [
         (FACTS | {"sos_idx": "99"}, "vocabulary"),
         (FACTS | {"eos_idx": "two"}, "vocabulary"),
-        (FACTS | {"in_table": "<pad>\0<sos>\0<eos>\0a\0a"}, "duplicate tokens"),
+        (FACTS | {"in_table": "<pad>\0<sos>\0<eos>\0a\0a"}, "5 tokens, 4 of them distinct"),
         (FACTS | {"in_table": FACTS["in_table"] + "\0é"}, r"e_emb.* has shape"),
     ],
 )
