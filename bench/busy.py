@@ -63,7 +63,10 @@ def regard_rates(options: argparse.Namespace) -> list[float]:
         steps = (event.step for event in events if isinstance(event, api.StepLogged))
         training = rate(steps, options.seconds)
     run = regard.load(options.run)
-    return [training, rate(token_counts(lambda: run.generate("T", tokens=60)), options.seconds / 2)]
+    return [
+        training,
+        rate(token_counts(lambda: run.generate("T", max_new_tokens=60)), options.seconds / 2),
+    ]
 
 
 def nanogpt_rates(options: argparse.Namespace) -> list[float]:

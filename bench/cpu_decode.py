@@ -27,7 +27,7 @@ import torch
 
 import regard
 from regard.accel import pack
-from regard.accel.onednn import attach_onednn
+from regard.accel.onednn import attach_onednn_weights
 from regard.accel.packed_decoder import PackedDecoder
 from regard.generate import generate, parse_chain
 from regard.generate.decode_loop import CudaGraphDecoder
@@ -79,7 +79,7 @@ def compare(name: str, repeats: int, clock: Callable[[], float]) -> None:
         return new_ids
 
     def regard_ids(decoder: Any) -> Callable[[], list[int]]:
-        return lambda: generate(decoder, prompt.tolist(), GREEDY, tokens=tokens)[0]
+        return lambda: generate(decoder, prompt.tolist(), GREEDY, max_new_tokens=tokens)[0]
 
     variants = {
         "transformers": transformers_ids,
@@ -158,13 +158,13 @@ def compare_llama(options: argparse.Namespace, clock: Callable[[], float]) -> No
     ):
         packed = decoders[name] = cast(PackedDecoder, pack(model, **precision))
         if name == "f32 as served":
-            attach_onednn(packed)
+            attach_onednn_weights(packed)
         packed.frozen = True  # as in `regard generate` and the server: nothing writes to the model
         decoder = CudaGraphDecoder(packed)
         llama = LlamaCpp(options.llama / name.split()[0] / "model.gguf", options.threads)
 
         def regard_ids(decoder: Any = decoder) -> list[int]:
-            return generate(decoder, [prompt], GREEDY, tokens=options.tokens)[0]
+            return generate(decoder, [prompt], GREEDY, max_new_tokens=options.tokens)[0]
 
         def llama_ids(llama: LlamaCpp = llama) -> list[int]:
             return llama.generate(prompt, options.tokens)

@@ -55,7 +55,7 @@ def prompts(rows: int) -> list[list[int]]:
 
 
 def decode(model: Any, rows: int, tokens: int = TOKENS) -> None:
-    outputs = generate(model, prompts(rows), CHAIN, tokens=tokens, seed=1)
+    outputs = generate(model, prompts(rows), CHAIN, max_new_tokens=tokens, seed=1)
     assert all(len(output) == tokens for output in outputs)
 
 
@@ -63,7 +63,7 @@ def time_to_first_token(model: Any) -> float:
     """Seconds until a stream yields its first id."""
     (prompt,) = prompts(1)
     return best_time(
-        lambda: next(iter(stream(model, prompt, CHAIN, tokens=TOKENS, seed=1))), repeats=5
+        lambda: next(iter(stream(model, prompt, CHAIN, max_new_tokens=TOKENS, seed=1))), repeats=5
     )
 
 

@@ -108,7 +108,7 @@ def _has_source(config: Any) -> bool:
 
 def decode(decoder: Any, spec: Spec, config: Any, tokens: int = TOKENS) -> None:
     ids, source = inputs(spec, config)
-    (output,) = generate(decoder, ids, CHAIN, tokens=tokens, seed=1, **source)
+    (output,) = generate(decoder, ids, CHAIN, max_new_tokens=tokens, seed=1, **source)
     assert len(output) == tokens
 
 
@@ -222,7 +222,7 @@ def compare_greedy_ids(spec: Spec) -> str:
             source = {"source": Source(torch.tensor(ids, device=DEVICE), lengths)}
             ids = [[1]] * rows
         outputs = [
-            generate(decoder, ids, greedy, tokens=64, seed=1, **source)
+            generate(decoder, ids, greedy, max_new_tokens=64, seed=1, **source)
             for decoder in (model, CudaGraphDecoder(path.language))
         ]
         equal = sum(a == b for a, b in zip(*outputs, strict=True))

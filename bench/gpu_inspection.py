@@ -288,7 +288,7 @@ def check_runs(device, folder):
         @check(f"generate of {name} inside trace")
         def _(run=run, hook_point=hook_point):
             def generate():
-                return run.generate("the ", tokens=30, sampler=["temperature=0"])
+                return run.generate("the ", max_new_tokens=30, sampler=["temperature=0"])
 
             generate()
             plain = generate()
@@ -303,7 +303,7 @@ def check_runs(device, folder):
             assert generate() == plain, "the trace outlived its context"
             on_cpu = regard.load(run.folder.path, device="cpu")
             with trace(on_cpu.model, (), edit=edit):
-                expected = on_cpu.generate("the ", tokens=30, sampler=["temperature=0"])
+                expected = on_cpu.generate("the ", max_new_tokens=30, sampler=["temperature=0"])
             same = sum(a == b for a, b in zip(steered, expected, strict=False))
             return (
                 f"traced equals captured; steered equals the CPU in {same} of {len(expected)} "

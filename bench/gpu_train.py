@@ -437,7 +437,7 @@ def prepare(name: str, library: str, nanogpt: str, device: str) -> Callable[[flo
 def _disable_autotuning() -> None:
     """Let torch choose the algorithm of every matmul of this process, without fused epilogues."""
     os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # graphs with autotuned matmuls
-    matmul.AUTOTUNED_FLOPS = math.inf  # type: ignore[assignment]
+    matmul.MIN_AUTOTUNED_FLOPS = math.inf  # type: ignore[assignment]
     cublaslt.matmul = lambda *args, **options: False  # that of the loss
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from statistics import mean
 
 NAMES = ("elman", "update-gate", "lstm")
-BATCH = 16  # sequences per step
 
 
 def train_one(out: Path, name: str, seed: int, overrides: list[str]) -> None:
@@ -73,7 +72,7 @@ def draw(out: Path) -> None:
         for number, run in enumerate(runs):
             steps, accuracy = zip(*run["curve"], strict=True)
             label = name if not number else None
-            left.plot([BATCH * s for s in steps], accuracy, color=f"C{colour}", label=label)
+            left.plot(steps, accuracy, color=f"C{colour}", label=label)
             middle = [(low + high) / 2 for low, high, *_ in run["lengths"]]
             right.plot(middle, [r[3] for r in run["lengths"]], color=f"C{colour}", marker=".")
         if runs:

@@ -70,7 +70,7 @@ def main() -> None:
     if options.run is None:
         prompts = [[1]] * SAMPLES
         chain = parse_chain(["temperature=1"])
-        ids = torch.tensor(generate(model, prompts, chain, tokens=TOKENS, seed=1))
+        ids = torch.tensor(generate(model, prompts, chain, max_new_tokens=TOKENS, seed=1))
         ids = torch.cat((torch.ones(SAMPLES, 1, dtype=torch.long), ids), 1)
     else:
         text = run.tokenizer.encode(options.text.read_text(encoding="utf-8"))
@@ -78,13 +78,13 @@ def main() -> None:
         ids = torch.tensor(text[: len(text) // length * length]).view(-1, length)[:SAMPLES]
     reference = log_probabilities(model, ids)
     greedy = parse_chain(["greedy"])
-    first = generate(model, [ids[0, :1].tolist()], greedy, tokens=TOKENS, seed=1)[0]
+    first = generate(model, [ids[0, :1].tolist()], greedy, max_new_tokens=TOKENS, seed=1)[0]
     for name in ("", "int8", "int4"):
         other = with_quantized_weights(model, name) if name else model
         scores = log_probabilities(other, ids)
         loss = F.nll_loss(scores.flatten(0, 1), ids[:, 1:].flatten())
         divergence = (reference.exp() * (reference - scores)).sum(-1).mean()
-        new = generate(other, [ids[0, :1].tolist()], greedy, tokens=TOKENS, seed=1)[0]
+        new = generate(other, [ids[0, :1].tolist()], greedy, max_new_tokens=TOKENS, seed=1)[0]
         equal = next((n for n, (a, b) in enumerate(zip(new, first, strict=True)) if a != b), TOKENS)
         print(
             f"{name or 'float32':8} {loss:.4f} nats per token  divergence {divergence:.5f}"

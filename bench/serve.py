@@ -318,9 +318,9 @@ def run_offline(model: Any, streams: int, vocab: int) -> Measurement:
     rng = random.Random(1)
     prompts = [[rng.randrange(3, vocab) for _ in range(128)] for _ in range(streams)]
     for _ in range(2):
-        generate(engine, prompts, chain, tokens=256, seed=1)
+        generate(engine, prompts, chain, max_new_tokens=256, seed=1)
     measurement, began = Measurement(f"generate, {streams} equal rows"), time.perf_counter()
-    answers = generate(engine, prompts, chain, tokens=256, seed=2)
+    answers = generate(engine, prompts, chain, max_new_tokens=256, seed=2)
     measurement.seconds = time.perf_counter() - began
     measurement.tokens, measurement.first = sum(map(len, answers)), [0.0]
     return measurement

@@ -64,7 +64,7 @@ class Regard:
             (self.data.batch(number) for number in range(self.total)),
             optimizers(config.train.optimizer, self.model, config.train.lr),
             lambda step: config.train.lr * factor(step),
-            clip=config.train.clip,
+            max_grad_norm=config.train.max_grad_norm,
             seed=config.train.seed,
         )
 
@@ -119,7 +119,7 @@ class NanoGPT:
         )
         self.model = module.GPT(config)
         self.optimizer = self.model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
-        self.factor = cosine(2000, warmup=100, floor=0.1)
+        self.factor = cosine(2000, warmup=100, min_lr_factor=0.1)
         self.total, self.seconds, self.done, self.targets = 2000, 0.0, 0, 0
         self.turn_seconds: list[float] = []
 
@@ -179,7 +179,7 @@ SAME = [
     "train.lr=3e-3",
     "train.ema=0.0",
     "train.optimizer=adamw",
-    'train.schedule={kind="cosine",warmup=100,floor=0.02}',
+    'train.schedule={kind="cosine",warmup=100,min_lr_factor=0.02}',
 ]
 
 

@@ -121,7 +121,7 @@ class Regard(TimedRun):
             self._batches(),
             optimizers(settings.optimizer, self.model, settings.lr),
             lambda step: settings.lr * factor(step),
-            clip=settings.clip,
+            max_grad_norm=settings.max_grad_norm,
             seed=settings.seed,
             autocast=self.autocast,
             strategy=strategy,

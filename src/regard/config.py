@@ -90,8 +90,8 @@ class DataConfig(Settings):
     # validation data: a path, or two for parallel files
     validation: list[str] = field(default_factory=list)
     # for a time series: the sizes of the training, validation and (optional) test splits, in rows
-    # or as fractions
-    split: list[float] = field(default_factory=list)
+    # or as fractions; ett: 12, 4 and 4 months of the ETT tables, 60, 20 and 20 % of other tables
+    split: list[float] | Literal["ett"] = field(default_factory=list)
     validation_fraction: float = 0.1  # fraction of the data for validation if `validation` is empty
     tokenizer: Choice = "bpe"  # the tokenizer that is trained on the data (text.TOKENIZERS)
     lower: bool = False  # lowercase all text
@@ -109,7 +109,7 @@ class TrainConfig(Settings):
     optimizer: Choice = "adamw"  # the optimizer (training.optim.OPTIMIZERS)
     # the learning-rate schedule: a factor of `lr` at each step (training.optim.SCHEDULES)
     schedule: Choice = "cosine"
-    clip: float = 1.0  # gradient clipping: the maximum norm; 0: off
+    max_grad_norm: float = 1.0  # gradient clipping: the maximum norm; 0: off
     ema: float = 0.0  # decay of the exponential moving average of the weights; 0: off
     seed: int = 1  # seed of all random numbers: weights, batches, dropout, data split
     # steps between two evaluations; None: evaluate at step 0 and ten times in the run, fewer times
@@ -123,12 +123,12 @@ class TrainConfig(Settings):
     evaluate_stride: int | None = None
     # steps between two checkpoints; None: `evaluate_every`, or a tenth of `steps`
     save_every: int | None = None
-    keep: int = 3  # how many of the newest checkpoints to keep, besides the best one
+    keep_checkpoints: int = 3  # how many of the newest checkpoints to keep, besides the best one
     # early stopping: end after this many evaluations without improvement
     patience: int | None = None
     # the validation metric that selects the weights of model.safetensors; None: the task's default,
     # such as accuracy or F1; "last": always the newest weights
-    best: str | None = None
+    best_metric: str | None = None
     # a run folder or a Hugging Face folder that provides the initial weights
     start: str | None = None
     tune: Choice = "all"  # which parameters are trained (training.fine_tuning.TUNINGS)
@@ -312,6 +312,8 @@ def _is_savable(text: str) -> bool:
 def _type_name(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return " or ".join(map(repr, typing.get_args(hint)))
+    if typing.get_origin(hint) is list:
+        return "a list"
     names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
     return names.get(hint, "a table")
 

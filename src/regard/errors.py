@@ -121,10 +121,10 @@ def reject_options(reason: str, options: Mapping[str, object]) -> None:
         raise ConfigError(f"{reason}; leave out {', '.join(given)}")
 
 
-def bullet_list(problems: Sequence[str], limit: int = 5) -> str:
+def indented_list(problems: Sequence[str], limit: int = 5) -> str:
     """The first problems, one per indented line, and how many more there are.
 
-    >>> bullet_list(["a", "b", "c"], limit=2)
+    >>> indented_list(["a", "b", "c"], limit=2)
     '\\n  a\\n  b\\n  … and 1 more'
     """
     more = [f"… and {len(problems) - limit} more"] if len(problems) > limit else []

@@ -13,6 +13,8 @@ T = TypeVar("T")
 # Former names of settings in run folders of earlier versions → current names.
 SETTINGS = {
     "model.characters": "model.char_dim",
+    "model.hard": "model.hard_attention",
+    "model.direct": "model.direct_connections",
     "model.inputs": "model.input_dim",
     "model.rounds": "model.iterations",
     "model.position.fraction": "model.position.partial_rotary_factor",
@@ -39,9 +41,14 @@ SETTINGS = {
     "data.path.shortest": "data.path.min_length",
     "data.path.longest": "data.path.max_length",
     "data.path.highest": "data.path.max_number",
+    "train.clip": "train.max_grad_norm",
+    "train.keep": "train.keep_checkpoints",
+    "train.best": "train.best_metric",
+    "train.schedule.floor": "train.schedule.min_lr_factor",
     "train.evaluate_tokens": "train.evaluate_targets",
     "train.optimizer.decay": "train.optimizer.weight_decay",
     "train.schedule.decay": "train.schedule.decay_fraction",
+    "task.points": "task.max_points",
     "task.season": "task.seasonal_period",
     "best.since": "best.num_bad_evaluations",  # of state.json, as the next three
     "time_plan.at": "time_plan.step",
@@ -95,6 +102,7 @@ TENSORS = {
 # Former names that no supported run folder contains; for messages only.
 MESSAGES = {
     "m": "p",  # of the sampler min_p
+    "tokens": "max_new_tokens",  # of the figure beam-tree
     "rate": "lr",
     "average": "ema",
     "recompute": "activation_checkpointing",

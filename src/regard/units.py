@@ -24,6 +24,15 @@ def count_noun(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def count_are(count: int, noun: str) -> str:
+    """A number and a noun with the form of "to be" that follows them.
+
+    >>> count_are(1, "row"), count_are(2000, "row")
+    ('1 row is', '2,000 rows are')
+    """
+    return f"{count_noun(count, noun)} {'is' if count == 1 else 'are'}"
+
+
 def format_bytes(size: int) -> str:
     """A number of bytes for a message.
 

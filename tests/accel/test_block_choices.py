@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from regard.accel import decoding_path
-from regard.accel.description import UnsupportedModel, inspect_decoder
+from regard.accel.description import UnsupportedModelError, inspect_decoder
 from regard.accel.packed_decoder import PackedDecoder
 from regard.accel.support import packed_unsupported_reason, triton_unsupported_reason
 from regard.errors import RegardError
@@ -215,7 +215,7 @@ def triton_sizes(change):
 def has_kernels(change):
     try:
         return not triton_unsupported_reason(inspect_decoder(build(triton_sizes(change))))
-    except (UnsupportedModel, RegardError):  # of no fast path, or no model at all
+    except (UnsupportedModelError, RegardError):  # of no fast path, or no model at all
         return False
 
 

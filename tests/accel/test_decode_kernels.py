@@ -318,8 +318,10 @@ def test_kernels_read_concatenated_prompts(change, monkeypatch):
                     assert not stored[:, 9:].any()  # padding is not stored
     if DEVICE == "cpu":
         chain = parse_chain(["temperature=0.9"])
-        requests = [Request(p, chain, tokens=3, seed=n) for n, p in enumerate(prompts)]
+        requests = [Request(p, chain, max_new_tokens=3, seed=n) for n, p in enumerate(prompts)]
         engine = BatchEngine(fast, EngineConfig(sequences=4), capture=True)
         assert engine.prefiller.graphs is not None
-        alone = [generate(model, [r.prompt], chain, tokens=3, seed=[r.seed]) for r in requests]
+        alone = [
+            generate(model, [r.prompt], chain, max_new_tokens=3, seed=[r.seed]) for r in requests
+        ]
         assert engine.run(requests) == alone

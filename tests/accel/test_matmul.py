@@ -82,15 +82,15 @@ def test_a_matmul_uses_the_algorithm_of_before_and_says_so_where_it_cannot(
 ) -> None:
     fake = FakeMatmul(monkeypatch, {"first": 3.0, "fast": 1.0, "slow": 9.0})
     assert all(fake() for _ in range(3))
-    ((name, fast),) = cublaslt.choices().items()
+    ((name, fast),) = cublaslt.chosen_algorithms().items()
     assert name == "(8, 8, 8) bfloat16→bfloat16 (False, 8) (False, 8) PLAIN"
     slow = fast.replace("01", "02", 1)
     monkeypatch.setattr(cublaslt, "_preferred", {})
-    cublaslt.prefer({name: slow})
+    cublaslt.prefer_algorithms({name: slow})
     fake = FakeMatmul(monkeypatch, {"first": 3.0, "fast": 1.0, "slow": 9.0})
     assert all(fake() for _ in range(4))
     assert fake.ran == ["slow"] * 4  # from the first call on, as in a run that was not interrupted
-    assert cublaslt.choices() == {name: slow}
+    assert cublaslt.chosen_algorithms() == {name: slow}
     assert caplog.text == ""
     fake = FakeMatmul(monkeypatch, {"first": 3.0, "fast": 1.0})
     assert all(fake() for _ in range(4))

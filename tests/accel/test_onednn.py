@@ -7,7 +7,7 @@ import torch
 
 from contract.test_models import make
 from regard.accel import onednn, pack
-from regard.accel.onednn import OnednnLinear, attach_onednn, copied_bytes
+from regard.accel.onednn import OnednnLinear, attach_onednn_weights, copied_bytes
 from regard.accel.packed import PackedLinear
 from regard.generate import generate, parse_chain
 
@@ -56,7 +56,7 @@ def test_a_decoder_gives_the_logits_of_its_model(case):
     model, ids = subject.model.float(), subject.ids
     decoder = pack(model)
     size = copied_bytes(model)
-    attach_onednn(decoder)
+    attach_onednn_weights(decoder)
     copies = [layer.onednn for block in decoder.layers for layer in (block.qkv, block.out)]
     assert all(copies)
     assert decoder.head.onednn
@@ -71,8 +71,8 @@ def test_a_decoder_gives_the_logits_of_its_model(case):
         actual, state = decoder.step(ids[:, t : t + 1], state)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     prompts = [row[:n].tolist() for row, n in zip(ids, (2, 5, 3), strict=True)]
-    assert generate(decoder, prompts, GREEDY, tokens=6) == generate(
-        model, prompts, GREEDY, tokens=6
+    assert generate(decoder, prompts, GREEDY, max_new_tokens=6) == generate(
+        model, prompts, GREEDY, max_new_tokens=6
     )
 
 
@@ -80,7 +80,7 @@ def test_the_model_itself_stays_as_it_is():
     model = make("gpt2").model.float()
     with torch.no_grad():
         decoder = pack(model)
-        attach_onednn(decoder)
+        attach_onednn_weights(decoder)
     assert decoder.prefill_model is not model
     pairs = zip(decoder.prefill_model.parameters(), model.parameters(), strict=True)
     assert all(copied is own for copied, own in pairs)

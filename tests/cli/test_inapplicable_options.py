@@ -76,7 +76,7 @@ def test_explain_prints_json_and_writes_the_figure(regard, text_run):
     ],
 )
 def test_handwriting_takes_no_option_of_text(refused, drawing_run, words):
-    long = {"-s": "--sampler", "-n": "--tokens"}.get(words[0], words[0])
+    long = {"-s": "--sampler", "-n": "--max-new-tokens"}.get(words[0], words[0])
     error = refused("generate", drawing_run, "12", *words)
     assert "draws handwriting, which takes --count, --bias, --seed and --out" in error
     assert error.rstrip().endswith(f"; leave out {long}")

@@ -226,7 +226,7 @@ def test_a_setting_in_the_wrong_place_gets_a_hint(refused, materials, words, hin
         (["model.preset=gtp2"], 2),
         (["model.dim=32", "model.heads=5"], 2),
         (["train.lr=-1"], 2),
-        (["train.best=f1"], 2),
+        (["train.best_metric=f1"], 2),
         (["train.log=['nothing']"], 2),
         (["train.trackers=['none']"], 2),
         (["device=cuda:99"], 2),
@@ -250,6 +250,7 @@ def test_a_misspelt_setting_gets_a_suggestion_and_a_setting_its_other_defaults(r
     assert "quickstart 0.003" in shown
     assert "regard train DATA --dry-run" in shown
     assert "DATA" not in regard("settings", "train.timeout").out
+    assert "cells false" in regard("settings", "train.baseline").out
 
 
 @pytest.mark.parametrize("words", [["temperature=0.5"], ["greedy"], ["--top-k", "5"]])
@@ -318,12 +319,14 @@ def test_minutes_measure_nothing_for_a_folder_that_exists(refused, materials, te
 
 
 def test_a_former_option_names_the_current_one(refused, text_run):
-    stderr = refused(2, "generate", text_run, "the", "--until", ".")
-    assert "no such option: --until; it is called --stop now" in stderr
+    names = {"--until": "--stop", "--tokens": "--max-new-tokens"}
+    for former, current in names.items():
+        stderr = refused(2, "generate", text_run, "the", former, "5")
+        assert f"no such option: {former}; it is called {current} now" in stderr
 
 
 def test_an_option_out_of_range_names_the_value(refused, text_run):
-    for words in (["--tokens", "-5"], ["--tokens=-5"], ["-n", "-5"]):
+    for words in (["--max-new-tokens", "-5"], ["--max-new-tokens=-5"], ["-n", "-5"]):
         assert "-5" in refused(2, "generate", text_run, "the", *words)
 
 

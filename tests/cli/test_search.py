@@ -25,7 +25,7 @@ def foreign_run(materials, tmp_path_factory):
 
 @pytest.mark.parametrize("word", ["beam={width=6, groups=3}", "contrastive=3", "beam=2"])
 def test_a_search_prints_what_it_finds_in_python(regard, text_run, word):
-    output = load(text_run).search("the", tokens=5, search=word)
+    output = load(text_run).search("the", max_new_tokens=5, search=word)
     completed = json.loads(
         regard("generate", text_run, "the", "-n", 5, "--search", word, "--json").out
     )
@@ -39,7 +39,7 @@ def test_a_search_prints_what_it_finds_in_python(regard, text_run, word):
 
 def test_several_prompts_have_all_that_one_has(regard, text_run, stdin):
     run, search = load(text_run), "beam={width=3, n_best=2}"
-    outputs = [run.search(each, tokens=5, search=search) for each in ("the", "cat")]
+    outputs = [run.search(each, max_new_tokens=5, search=search) for each in ("the", "cat")]
     words = ["-n", 5, "--search", search]
     stdin(b"the\ncat\n")
     printed = regard("generate", text_run, "-", *words).out
@@ -63,7 +63,10 @@ def test_a_draft_changes_nothing_that_is_greedy(regard, text_run, other_run):
         words = ("-n", 20, "-s", "greedy", "--draft", draft)
         assert regard("generate", text_run, "the", *words).out == greedy
     run = load(text_run)
-    drawn = [run.generate("the", tokens=20, seed=seed, draft=PromptLookup()) for seed in (1, 1, 2)]
+    drawn = [
+        run.generate("the", max_new_tokens=20, seed=seed, draft=PromptLookup())
+        for seed in (1, 1, 2)
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
@@ -74,7 +77,7 @@ def test_an_amateur_changes_sampling_and_search(regard, text_run, other_run):
     )
     assert alone != against
     run, amateur = load(text_run), load(other_run)
-    alone, against = (run.search("the", tokens=9, amateur=each) for each in (None, amateur))
+    alone, against = (run.search("the", max_new_tokens=9, amateur=each) for each in (None, amateur))
     assert alone[0][1] != against[0][1]
 
 

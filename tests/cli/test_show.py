@@ -7,7 +7,7 @@ import pytest
 
 from explain.test_figures import SMALL
 from regard import api
-from regard.cli.output import PLAIN, encodable
+from regard.cli.output import ASCII_SUBSTITUTES, replace_unencodable
 from regard.explain.figures import FIGURES
 
 
@@ -62,7 +62,7 @@ def test_a_list_is_written_with_commas_or_in_brackets(regard):
 
 
 def test_figures_of_a_run_of_pairs(regard, pair_run):
-    completed = regard("show", "beam-tree", pair_run, "117 cats", "tokens=3", "width=2")
+    completed = regard("show", "beam-tree", pair_run, "117 cats", "max_new_tokens=3", "width=2")
     assert completed.code == 0, completed.err
     assert "◀ best" in completed.out
     assert regard("show", "gradient-flow", pair_run, "117 cats").code == 0
@@ -75,7 +75,9 @@ def test_figures_of_a_run_of_pairs(regard, pair_run):
 def test_a_figure_for_a_terminal_of_ascii_has_no_character_that_becomes_a_question_mark(name):
     inputs, options = SMALL[name]
     shown = api.show(name, *inputs, **options).text(80)
-    plain = encodable(shown, io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    plain = replace_unencodable(shown, io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     assert plain.isascii()
-    assert encodable(shown, io.TextIOWrapper(io.BytesIO(), encoding="utf-8")) == shown
-    assert len(set("░▒▓█·".translate(PLAIN) + ":=#")) == 8  # the shades above and below 0
+    assert replace_unencodable(shown, io.TextIOWrapper(io.BytesIO(), encoding="utf-8")) == shown
+    assert (
+        len(set("░▒▓█·".translate(ASCII_SUBSTITUTES) + ":=#")) == 8
+    )  # the shades above and below 0

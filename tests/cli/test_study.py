@@ -185,11 +185,13 @@ def test_models_of_all_families_are_compared_and_generate(regard, recipe):
     recipe.write_text(FAMILIES)
     completed = regard("train", recipe)
     assert completed.code == 0, completed.err
-    head, *lines = completed.out.splitlines()
+    metrics, settings = completed.out.split("\n\n", 1)
+    head, *lines = metrics.splitlines()
     assert head.split()[:3] == ["loss", "perplexity", "bits_per_byte"]
-    names = [line.split()[0] for line in lines if line]
+    names = [line.split()[0] for line in lines]
     parameters = 1 + head.split().index("parameters")
-    assert all(int(line.split()[parameters].replace(",", "")) > 0 for line in lines if line)
+    assert all(int(line.split()[parameters].replace(",", "")) > 0 for line in lines)
+    assert "model.family" in settings
     assert names == ["ngram", "hmm", "bengio", "lstm", "gru", "convolution", "transformer"]
     for name in names:
         words = ["generate", f"runs/cells/{name}", "the ", "-n", 12, "--seed", 1]

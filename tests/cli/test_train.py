@@ -27,7 +27,7 @@ def test_train_prints_the_data_the_settings_and_the_next_commands(regard, materi
     assert "train.optimizer=muon" in completed.err  # chosen for the data, and can be overridden
     assert completed.err.count("validation (the first 128 of 286 tokens): loss") == 2  # first, last
     assert "on all 286 tokens, context 8, stride 6:" in completed.err
-    assert "train.best=loss" in completed.err
+    assert "train.best_metric=loss" in completed.err
     assert "regard generate runs/cats" in completed.err
     assert "regard resume runs/cats" in completed.err
 

@@ -46,7 +46,7 @@ def test_the_cuda_graph_decoder_generates_what_plain_generation_does(case):
         subject.ids[1, :6].tolist(),
         subject.ids[2, :3].tolist(),
     ]
-    given = {"tokens": 8, "stop": {0, 1}, "source": subject.source}
+    given = {"max_new_tokens": 8, "stop": {0, 1}, "source": subject.source}
     plain = generate(subject.model, prompts, GREEDY, **given)
     decoder = CudaGraphDecoder(pack(subject.model), capture=True)
     assert generate(decoder, prompts, GREEDY, **given) == plain

@@ -22,7 +22,7 @@ from regard.models.build import (
 from regard.models.captioner import CaptionerConfig, RecurrentCaptionerConfig
 from regard.models.cbow import CBOWConfig
 from regard.models.convolution import ConvolutionConfig
-from regard.models.feedforward import FeedforwardConfig
+from regard.models.feedforward import FeedForwardConfig
 from regard.models.hmm import HMMConfig
 from regard.models.ngram import NGramConfig
 from regard.models.presets import PRESETS
@@ -78,7 +78,7 @@ RECURRENT = [  # beside those of the presets
 LOOKS = [  # beside those of the presets
     {"score": "location", "hops": 2, "reversed_source": True},
     {"score": "dot", "bidirectional": False, "source_vocab_size": VOCAB + 2},
-    {"score": "general", "hard": "straight_through"},
+    {"score": "general", "hard_attention": "straight_through"},
     {"score": "additive", "placement": "bahdanau", "cell": "mut1"},
     {"cell": "mut2", "layers": 2},
     {
@@ -92,7 +92,7 @@ LOOKS = [  # beside those of the presets
 ]
 CAPTIONERS = [  # beside those of the presets
     {"features": "patches", "encoder_layers": 0, "placement": "luong", "heads": 2, "hops": 2},
-    {"hard": "straight_through", "layers": 2, "placement": "between", "channels": 1},
+    {"hard_attention": "straight_through", "layers": 2, "placement": "between", "channels": 1},
     {"score": "general", "placement": "luong", "input_feeding": True},
 ]
 # what cross-attention depends on; test_combinations.py has every choice with every architecture
@@ -111,7 +111,7 @@ def shrink(config):
     if isinstance(config, Seq2SeqConfig):
         sizes = {"vocab_size": VOCAB, "source_vocab_size": None, "dim": 16, "context": 16}
         return replace(config, **sizes, layers=min(config.layers, 2), dropout=0.0)
-    if isinstance(config, FeedforwardConfig):
+    if isinstance(config, FeedForwardConfig):
         return replace(config, vocab_size=VOCAB, dim=8, hidden_dim=16, order=5)
     if isinstance(config, ConvolutionConfig):
         return replace(config, vocab_size=VOCAB, dim=16, layers=3, dropout=0.0)

@@ -73,8 +73,38 @@ def test_corrections_are_pairs_of_a_corrupted_sentence_and_the_sentence(tmp_path
         target.lower().rstrip(".").replace(",", "") for target in clean
     }
     path.write_text("nothing here")
-    with pytest.raises(DataError, match="fewer than two English sentences of 20 to 100 characters"):
+    with pytest.raises(
+        DataError,
+        match="kept 0 of 1 sentence; left out: 1 shorter than 20 characters;\ngive another",
+    ):
         open_data(table)
+
+
+def test_sentences_with_accents_and_digits_are_corrected_too(tmp_path):
+    path = tmp_path / "a.txt"
+    clean = [
+        "L’élève a 12 ans, près de l’école.",
+        "Дети играют в большом парке.",
+        "Ça coûte 3.5 euros.",
+    ]
+    others = ["def f(x_1): return x_1 + 1 to all.", "this is not the begin of one.", "No end of it"]
+    path.write_text(" ".join([*clean, *clean[:1], *others, "So &."]))
+    data = open_data({"kind": "corrections", "file": str(path), "error_rate": 1.0, "min_length": 9})
+    rows = list(data.rows())
+    assert {target for _, target in rows} == {*clean}
+    assert {source for source, _ in rows}.isdisjoint(clean)
+    assert all("12" in source for source, target in rows if "12" in target)
+    assert all("3.5" in source for source, target in rows if "3.5" in target)
+    assert "kept 3 of 7 sentences; left out: " in data.description
+    for reason in ("1 repeated", "2 without a capital letter or a digit at the beginning"):
+        assert reason in data.description
+    path.write_text(
+        "\n".join(["Use f(x) = {y} for this.", *["A long line. " + "b" * 120 + "."] * 2])
+    )
+    with pytest.raises(
+        DataError, match=r"2 longer than 100 .* 1 with other signs \([={}] [={}] [={}]\)"
+    ):
+        open_data({"kind": "corrections", "file": str(path)})
 
 
 @pytest.mark.parametrize("number", NUMERALS)

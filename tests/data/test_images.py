@@ -183,7 +183,14 @@ def test_a_test_part_alone_can_be_judged(mnist):
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"z": np.zeros(3)}, "needs arrays 'x' and 'y' or .*, or 'xyp' and 'off' .* it has: z"),
+        (
+            {"z": np.zeros(3)},
+            r"needs arrays 'x' and 'y' or (.|\n)* 'train_off' of (.|\n)*it has: z$",
+        ),
+        (
+            dict.fromkeys(("train", "valid", "test"), np.array([None, {}])),
+            r"'train_xyp' of shape \(points, 3\), the rows \(dx, dy, lift\)(.|\n)*np.concatenate\(",
+        ),
         ({"x": pixels(4, 3, 3)}, "it has: x"),
         ({"x": pixels(4, 3, 3), "y": np.zeros(3, int)}, "4 images, but 3 labels"),
         ({"x": pixels(4, 9), "y": np.arange(4)}, r"this array has shape \(4, 9\)"),
@@ -315,7 +322,7 @@ def test_colour_anywhere_means_colour_everywhere(zoo):
 
 def test_a_file_that_is_no_image_is_named(zoo):
     (zoo / "cat" / "1.png").write_bytes(b"not an image")
-    with pytest.raises(DataError, match=r"1.png is not a PNG or JPEG image"):
+    with pytest.raises(DataError, match=r"1.png is not a PNG, JPEG, WebP or GIF image"):
         open_data(str(zoo))
 
 

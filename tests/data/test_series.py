@@ -75,6 +75,27 @@ def test_sines_are_what_they_are_called():
             "line 23: load is 'much', not a number",
         ),
         ("date,load\n2016-07-01,\n2016-07-02,1\n2016-07-03,2\n", "line 2: load is ''"),
+        # dates in other forms than ISO
+        ("day,x\n12/30/2016,1\n12/31/2016,2\n12/31/2016,3\n", "line 4: '12/31/2016' has the same"),
+        ("day,x\n30/12/2016,1\n31/12/2016,2\n12/31/2016,3\n", "line 4: day is '12/31/2016', not a"),
+        ("year,x\n1990,1\n1991,2\n1991,3\n", "line 4: '1991' has the same date as .*, line 3"),
+        ("month,x\n1990-02,1\n1990-01,2\n", "line 3: '1990-01' is earlier than"),
+        ("time,x\n1500000000,1\n1500000000,2\n1500000060,2\n", "line 3: '1500000000' has the same"),
+        ("date,x\n,1\n2016-07-02,2\n2016-07-03,3\n", "line 2: date is '', not a date"),
+        # many missing values
+        (
+            "date,x\n"
+            + "".join(f"2016-07-{n},{'NA' if n % 3 == 1 else n}\n" for n in range(10, 31)),
+            r"line 2: x is 'NA', not a number \(as 7 of its 21 cells\)",
+        ),
+        (
+            "date,x\n" + "".join(f"2016-07-{n},{'null' if n % 5 else n}\n" for n in range(10, 31)),
+            r"line 3: x is 'null', not a number \(as 16 of its 21 cells\)",
+        ),
+        (
+            "year,x\n" + "".join(f"{n},{'NA' if n % 5 else n / 8}\n" for n in range(1900, 1950)),
+            "line 3: x is 'NA'",
+        ),
     ],
 )
 def test_what_is_missing_is_named_with_its_line(tmp_path, content, told):
@@ -106,7 +127,7 @@ def test_a_column_that_is_not_there_gets_a_suggestion(tmp_path):
         ("Zeit;x\n1.2.81 ;1\n2.2.81;2\n", "left out: Zeit", None, None),
         ("t;x\n31.12.1980 23:00;1\n01.01.1981 00:00;2\n", "every hour", 24, "1981-01-01 01:00:00"),
         ("date,x\n2020-01-30,1\n2020-02-29,2\n", "one row per month", 12, "2020-03-30"),
-        ("date,x\n2020-02-17,1\n2020-03-16,2\n", "every 2,419,200 seconds", None, "2020-04-13"),
+        ("date,x\n2020-02-17,1\n2020-03-16,2\n", "one row every 4 weeks", None, "2020-04-13"),
         (
             "date,x\n2020-03-31,1\n2020-06-30,2\n2020-09-30,3\n",
             "one row per quarter",
@@ -128,7 +149,7 @@ def test_a_column_that_is_not_there_gets_a_suggestion(tmp_path):
         (
             "t,x\n2020-01-01 00:00:00,1\n2020-01-01 00:15:00,2\n2020-01-01 00:30:00,3\n"
             "2020-01-01 01:15:00,4\n",
-            "one row every 900 seconds with 1 gap, the first after line 4; the rows are "
+            "one row every 15 minutes with 1 gap, the first after line 4; the rows are "
             "treated as consecutive",
             96,
             "2020-01-01 01:30:00",
@@ -144,6 +165,123 @@ def test_dates_are_read_and_continued(tmp_path, rows, note, period, after):
         return
     assert opened.dates.seasonal_period == period
     assert opened.dates.next_dates(1) == [after]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told", "after"),
+    [
+        ("year,x\n1999,1\n2000,4\n2001,2\n", "; year: 1999 to 2001, one row per year", "2002"),
+        (
+            "year,month,x\n1999,11,1\n1999,12,4\n2000,1,2\n",
+            "; month, year: 1999-11 to 2000-01, one row per month",
+            "2000-02",
+        ),
+        (
+            "year,month,day,hour,x\n1999,12,31,23,1\n2000,1,1,0,2\n",
+            "; day, month, year, hour: 1999-12-31 23:00:00 to 2000-01-01 00:00:00, one row every",
+            "2000-01-01 01:00:00",
+        ),
+        ("m,x\n1999-11,1\n1999-12,4\n2000-01,2\n", "; m: 1999-11 to 2000-01, one row", "2000-02"),
+        ("m,x\n1999-01,1\n1999-07,4\n2000-01,2\n", "one row every 6 months", "2000-07"),
+        ("year,x\n1980,1\n1990,4\n2000,2\n", "one row every 10 years", "2010"),
+        ("d,x\n30/12/1999,1\n31/12/1999,4\n", "; d (day/month/year): 1999-12-30", "2000-01-01"),
+        ("d,x\n12/30/1999,1\n12/31/1999,4\n", "; d (month/day/year): 1999-12-30", "2000-01-01"),
+        ("d,x\n30-12-1999,1\n31-12-1999,4\n", "; d (day/month/year): 1999-12-30", "2000-01-01"),
+        ("d,x\n1999/12/30,1\n1999/12/31,4\n", "; d: 1999-12-30 to 1999-12-31", "2000-01-01"),
+        (  # both orders are dates, and only in one the rows are in order
+            "d,x\n1/2/1999,1\n2/1/1999,4\n2/2/1999,4\n",
+            "; d (month/day/year, since the rows are then in order): 1999-01-02",
+            None,
+        ),
+        (  # the first of each month, or twelve days of January in each year
+            "d,x\n" + "".join(f"01/{1 + n % 12:02}/{1999 + n // 12},{n % 5}\n" for n in range(24)),
+            "; d (day/month/year, since fewer rows are then missing): 1999-01-01 to 2000-12-01",
+            "2001-01-01",
+        ),
+        (
+            "d,x\n01/02/1999,1\n01/03/1999,4\n01/04/1999,2\n",
+            "; left out: d (01/02/1999 may be day/month/year or month/day/year: write 2016-12-31)",
+            None,
+        ),
+        (
+            "timestamp,x\n1500000000,1\n1500003600,4\n1500007200,2\n",
+            "; timestamp (seconds since 1970): 2017-07-14 02:40:00 to",
+            "2017-07-14 05:40:00",
+        ),
+        (
+            "when,x\n1500000000000,1\n1500003600000,4\n1500007200000,2\n",
+            "; when (milliseconds since 1970): 2017-07-14 02:40:00 to",
+            "2017-07-14 05:40:00",
+        ),
+        ("date,x\n19991230,1\n19991231,4\n", "; date (YYYYMMDD): 1999-12-30", "2000-01-01"),
+        (
+            "Date;Time;x\n31/12/1999;23:30:00;1\n31/12/1999;23:45:00;1\n01/01/2000;00:00:00;2\n",
+            "; Date, Time (day/month/year): 1999-12-31 23:30:00",
+            "2000-01-01 00:15:00",
+        ),
+    ],
+)
+def test_dates_are_read_in_many_forms(tmp_path, rows, told, after):
+    opened = open_data(write_file(tmp_path / "a.csv", rows))
+    assert opened.forecast_columns == ["x"]
+    assert "rows, 1 column; " in opened.description
+    assert told in opened.description
+    if after is not None:
+        assert opened.dates.next_dates(1) == [after]
+
+
+@pytest.mark.parametrize(
+    ("rows", "left_out"),
+    [
+        (",x\n0,3\n1,2\n2,4\n", "1 (has no name and counts the rows)"),
+        ("1,3\n2,2\n3,4\n", "1 (has no name and counts the rows)"),
+        ("id,x\n1,3\n2,2\n3,4\n", "id (counts the rows)"),
+        ("Unnamed: 0,date,x\n0,1999-12-30,3\n1,1999-12-31,2\n", "Unnamed: 0 (counts the rows)"),
+        ("index,x\n3,3\n7,2\n8,4\n", "index (increases from row to row, as an index)"),
+        (
+            "year,x\n1999.25,3\n1999.5,2\n1999.75,4\n",
+            "year (increases from row to row, as an index)",
+        ),
+        (
+            "year,week,x\n" + "".join(f"1999,{5 - n % 3},{n % 4}\n" for n in range(9)),
+            "year (repeats, so it is not the date of a row)",
+        ),
+        (
+            "date,end,x\n1999-12-30,1999-12-31,3\n1999-12-31,2000-01-01,2\n",
+            "end (dates as in date)",
+        ),
+        ("date,place,x\n1999-12-30,a,3\n1999-12-31,a,2\n", "place (text: 'a' in line 2)"),
+        (
+            "date,x\n12/30/1999 01:00 PM,3\n12/30/1999 02:00 PM,2\n",
+            "date (not a date that is understood: '12/30/1999 01:00 PM' in line 2)",
+        ),
+        (
+            "date,y,x\n"
+            + "".join(f"1999-12-{n},{'NA' if n % 4 else n},{n}\n" for n in range(10, 30)),
+            "y (15 of 20 values are missing)",
+        ),
+    ],
+)
+def test_columns_that_are_left_out_are_named_with_the_reason(tmp_path, rows, left_out):
+    opened = open_data(write_file(tmp_path / "a.csv", rows))
+    assert f"; left out: {left_out}" in opened.description
+    assert left_out.split(" (")[0] not in opened.forecast_columns
+
+
+def test_dates_as_numbers_and_row_numbers_are_forecast_if_they_are_named(tmp_path):
+    """As in runs of earlier versions, whose data must not change."""
+    rows = "".join(f"{n},{1900 + n},{n % 7}\n" for n in range(40))
+    path = write_file(tmp_path / "a.csv", "id,year,x\n" + rows)
+    opened = open_data(path)
+    assert opened.column_names == ("id", "year", "x")
+    assert opened.forecast_columns == ["x"]
+    np.testing.assert_array_equal(opened.column("year"), np.arange(1900, 1940))
+    only = open_data(write_file(tmp_path / "b.csv", "id\n1\n2\n3\n"))
+    assert only.forecast_columns == ["id"]  # there is nothing else to forecast
+    counter = open_data(
+        write_file(tmp_path / "c.csv", "date,total\n1999-01-01,1500000000\n1999-01-02,1500000060\n")
+    )
+    assert counter.forecast_columns == ["total"]  # the rows have dates already
 
 
 def test_weekdays_without_rows_are_no_gaps_and_have_no_forecasts(tmp_path):
@@ -178,6 +316,30 @@ def test_a_series_is_split_into_rows_or_fractions():
         data = {"path": {"kind": "sines", "examples": 50}, "split": [30, 10], name: value}
         with pytest.raises(ConfigError, match=rf"so data.{name}=.* would not be used"):
             open_split(build(RunConfig, {"name": "x", "task": "forecast", "data": data}))
-    for parts, told in ([[0.5], "two or three"], [[30, 30], "needs 60 rows; sines has 50"]):
+    train, validation = opened.split_by_sizes([30, 10, 5])
+    assert validation.description.endswith("5 rows for testing; the last 5 rows are not used")
+    for parts, told in (
+        [[0.5], "two or three"],
+        [[30, 30], r"data.split=\[30, 30\] needs 60 rows, and sines has 50;\ngive fewer"],
+    ):
         with pytest.raises(ConfigError, match=told):
             opened.split_by_sizes(parts)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes", "told"),
+    [
+        (17_420, [8640, 2880, 2880], ", the usual split of ETT"),
+        (69_680, [34_560, 11_520, 11_520], ", the usual split of ETT"),
+        (1500, [900, 300, 300], ", 60 %, since these are not the 17,420 or 69,680 rows of ETT"),
+        (1503, [902, 301, 300], ", 60 %"),  # rounded, 301 rows for testing would be one too many
+    ],
+)
+def test_the_split_of_ett_is_in_proportion_for_other_tables(rows, sizes, told):
+    data = {"path": {"kind": "sines", "examples": rows}, "split": "ett"}
+    config = build(RunConfig, {"name": "x", "task": "forecast", "data": data})
+    train, validation = open_split(config)
+    assert [len(train), len(validation), len(validation.test)] == sizes
+    assert told in train.description
+    with pytest.raises(ConfigError, match=r"data.split must be a list or 'ett', not 'etth'"):
+        build(RunConfig, {"name": "x", "data": {"split": "etth"}})

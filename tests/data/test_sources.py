@@ -193,7 +193,7 @@ def test_the_split_never_cuts_a_character():
 
 
 def test_a_split_that_leaves_nothing_is_an_error():
-    with pytest.raises(DataError, match="1 bytes are too few"):
+    with pytest.raises(DataError, match="1 byte is too few"):
         text.from_strings("t", "text", ["x"]).split(0.1)
     with pytest.raises(ConfigError, match=r"validation_fraction=1\.5"):
         text.from_strings("t", "text", ["x"]).split(1.5)
@@ -420,6 +420,18 @@ def test_what_is_remembered_of_files_is_plain_json_and_verified(tmp_path, home, 
         assert files.scan(path) == expected
     (home / "scans.json").write_text("[" * 1_000_000)
     assert files.scan(path) == expected
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+def test_a_hugging_face_checkpoint_is_not_data(tmp_path, weights):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "vocab.txt").write_text("a\nb\n")
+    assert open_data(str(tmp_path)).kind == "text"
+    (tmp_path / weights).write_bytes(b"\0")
+    with pytest.raises(
+        DataError, match=r"is a model, not data(.|\n)* DATA train.start=.*\n.*regard import"
+    ):
+        open_data(str(tmp_path))
 
 
 def test_a_run_is_not_data(tmp_path):

@@ -40,7 +40,7 @@ from regard.explain.projection import position_similarity, tsne
 from regard.explain.render.panel_layout import CHARACTER_WIDTH, label_offsets, overlap, scatter_axes
 from regard.explain.render.panel_text import TEXT, text
 from regard.explain.render.panels import DRAW, draw
-from regard.explain.render.token_text import cells
+from regard.explain.render.token_text import display_width
 from regard.models.ngram import NGram, NGramConfig
 from regard.models.seq2seq import RecurrentEncoderDecoder, Seq2SeqConfig
 from regard.nn.attention import Attention, AttentionInputs, Mask
@@ -68,7 +68,7 @@ SMALL = {
     "cost": ((), {"lengths": (4, 8), "repeats": 1}),
     "parameter-count": ((), {}),
     "loss-landscape": ((CORPUS,), {"grid": 3, "steps": 1}),
-    "beam-tree": (("tiny-decoder", BE), {"tokens": 3}),
+    "beam-tree": (("tiny-decoder", BE), {"max_new_tokens": 3}),
     "temperature": ((), {}),
     "samplers": ((), {}),
     "pronoun": (("tiny-encoder",), {}),
@@ -101,7 +101,7 @@ def test_every_figure_is_data_text_and_a_picture(name, shown, tmp_path):
         for colour in (False, True):
             text = re.sub(r"\x1b\[[\d;]*m", "", figure.text(width, colour=colour))
             assert figure.data.title in " ".join(text.split())
-            assert max(map(cells, text.splitlines())) <= width
+            assert max(map(display_width, text.splitlines())) <= width
     axes = [axis for axis in figure.figure().axes if axis.get_visible()]
     titles = [axis.get_title(loc="left") for axis in axes]
     assert {panel.title for panel in figure.data.panels} <= {*titles, ""}
@@ -387,10 +387,10 @@ def test_the_tree_of_a_beam_search_is_that_of_the_library():
     characters = replace(
         _model_of_run(run, "", trained=False), tokenizer=train_tokenizer("char", ["a b"])
     )
-    blank = beam_tree(characters, "  ", width=2, tokens=1)
+    blank = beam_tree(characters, "  ", width=2, max_new_tokens=1)
     assert blank.panels[0].nodes[0].label == " "
-    figure = regard.show("beam-tree", run, BE, width=3, tokens=4).data
-    ((best, score),) = run.search(BE, tokens=4, search="beam=3")
+    figure = regard.show("beam-tree", run, BE, width=3, max_new_tokens=4).data
+    ((best, score),) = run.search(BE, max_new_tokens=4, search="beam=3")
     nodes = figure.panels[0].nodes
     path = [node.label for node in nodes if node.best]
     assert " ".join(path) == best.strip()

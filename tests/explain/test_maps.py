@@ -10,7 +10,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.explain import AttentionMap, draw_maps, html_maps
 from regard.explain.image_attention import ImageAttentionMap
 from regard.explain.render.figure import encode, page
-from regard.explain.token_map import AttentionMaps, ShownImage
+from regard.explain.token_map import AttentionMaps, PatchGridImage
 
 HOSTILE = ["<script>", "&", "]]>", "\x1b[2J", "\x00", "\ud800", "\ufffe", "\u202e", '"', "'", ""]
 HOSTILE += ["$x$", "注意"]
@@ -151,7 +151,7 @@ PIXELS = torch.arange(3 * 4 * 4, dtype=torch.uint8).view(3, 4, 4)
 def test_attention_between_patches_is_drawn_on_the_image_for_each_head():
     weights = torch.rand(2, 5, 5, generator=torch.Generator().manual_seed(0)).softmax(-1)
     patches = [f"{n // 2},{n % 2}" for n in range(4)]
-    tokens, shown = ["<cls>", *patches], ShownImage(PIXELS, (2, 2), 1)
+    tokens, shown = ["<cls>", *patches], PatchGridImage(PIXELS, (2, 2), 1)
     with_class = ImageAttentionMap(tokens, tokens, weights, None, "self", shown)
     names, maps = with_class.region_weights()
     assert names == ["head 0", "head 1"]
@@ -164,7 +164,7 @@ def test_attention_between_patches_is_drawn_on_the_image_for_each_head():
     expected = PIXELS.permute(1, 2, 0) / 255 * (0.25 + 0.75 * bright.unsqueeze(2))
     torch.testing.assert_close(drawn, expected)
     without = ImageAttentionMap(
-        patches, patches, weights[:, 1:, 1:], None, "self", ShownImage(PIXELS, (2, 2))
+        patches, patches, weights[:, 1:, 1:], None, "self", PatchGridImage(PIXELS, (2, 2))
     )
     assert torch.equal(without.region_weights(1)[1], weights[1:, 1:, 1:].mean(1).view(1, 2, 2))
     assert without.text(width=40).startswith("attention to each patch, mean\nhead 0  head 1\n")
@@ -175,7 +175,7 @@ def test_attention_of_a_caption_is_drawn_for_each_token():
     weights = torch.tensor([[[0.7, 0.1, 0.1, 0.1], [0.0, 0.0, 0.0, 1.0]]])
     regions = ["0,0", "0,1", "1,0", "1,1"]
     caption = ImageAttentionMap(
-        [" a", " cat"], regions, weights, None, "cross", ShownImage(PIXELS, (2, 2))
+        [" a", " cat"], regions, weights, None, "cross", PatchGridImage(PIXELS, (2, 2))
     )
     lines = [line.rstrip() for line in caption.text(width=40).splitlines()[:4]]
     assert lines[:2] == ["attention of each token over the image", "␣a    ␣cat"]

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from regard.errors import RegardError
 from regard.explain import (
     ablate,
+    attention_distance,
+    attention_entropy,
     copying_scores,
     direct_logit_attribution,
-    distance,
     duplicate_token_score,
-    entropy,
     find_heads,
     gradient_times_attention,
     head_effects,
@@ -55,8 +55,10 @@ def one_hot(columns, seen):
 def test_entropy_and_distance_of_weights_worked_by_hand():
     weights = torch.tensor([[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [0.25] * 4])
     expected = torch.tensor([0.0, math.log(2), math.log(4)])
-    torch.testing.assert_close(entropy(weights), expected)
-    torch.testing.assert_close(distance(weights), torch.tensor([0.0, 0.5, (2 + 1 + 0 + 1) / 4]))
+    torch.testing.assert_close(attention_entropy(weights), expected)
+    torch.testing.assert_close(
+        attention_distance(weights), torch.tensor([0.0, 0.5, (2 + 1 + 0 + 1) / 4])
+    )
 
 
 def test_heads_that_do_one_thing_have_its_score_only():

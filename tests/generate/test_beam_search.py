@@ -21,12 +21,12 @@ def log_p(model, prompt, source=None):
     return logits[0, 0].double().log_softmax(-1).tolist()
 
 
-def exhaustive(model, prompt, tokens, power, normalization, ids_in_use):
+def exhaustive(model, prompt, max_new_tokens, power, normalization, ids_in_use):
     """Every text there is, best first."""
     scored = []
-    for length in range(1, tokens + 1):
+    for length in range(1, max_new_tokens + 1):
         for ids in itertools.product(range(ids_in_use), repeat=length):
-            if STOP in ids[:-1] or (length < tokens and ids[-1] != STOP):
+            if STOP in ids[:-1] or (length < max_new_tokens and ids[-1] != STOP):
                 continue
             total = sum(log_p(model, [*prompt, *ids[:t]])[ids[t]] for t in range(length))
             text = list(ids[:-1] if ids[-1] == STOP else ids)
@@ -34,9 +34,9 @@ def exhaustive(model, prompt, tokens, power, normalization, ids_in_use):
     return sorted(scored, reverse=True)
 
 
-def slow_beam(model, prompt, width, tokens, power=1.0, source=None, stop=(STOP,), **modes):
+def slow_beam(model, prompt, width, max_new_tokens, power=1.0, source=None, stop=(STOP,), **modes):
     """The definition, one row at a time, in lists, with a single group."""
-    (results,) = slow_groups(model, prompt, width, tokens, power, source, stop, **modes)
+    (results,) = slow_groups(model, prompt, width, max_new_tokens, power, source, stop, **modes)
     return results
 
 
@@ -44,7 +44,7 @@ def slow_groups(
     model,
     prompt,
     width,
-    tokens,
+    max_new_tokens,
     power=1.0,
     source=None,
     stop=(STOP,),
@@ -59,7 +59,7 @@ def slow_groups(
         return total / NORMALIZATIONS[normalization](length, power)
 
     beams, finished, done = [[(0.0, [])]] * groups, [[] for _ in range(groups)], [False] * groups
-    for length in range(1, tokens + 1):
+    for length in range(1, max_new_tokens + 1):
         taken, after = [], []
         for group in range(groups):
             longer = [
@@ -74,7 +74,7 @@ def slow_groups(
                 for total, ids in longer[:width]:
                     if ids[-1] in stop:
                         finished[group].append((score(total, length), ids[:-1]))
-                    elif length == tokens:
+                    elif length == max_new_tokens:
                         finished[group].append((score(total, length), ids))
             finished[group].sort(reverse=True)
             if width == 1 and longer and longer[0][1][-1] in stop:
@@ -94,8 +94,10 @@ def slow_groups(
     return finished
 
 
-def search(model, prompts=PROMPTS, *, tokens, source=None, stop=(STOP,), **settings):
-    return BeamSearch(**settings)(model, prompts, tokens=tokens, stop=stop, source=source)
+def search(model, prompts=PROMPTS, *, max_new_tokens, source=None, stop=(STOP,), **settings):
+    return BeamSearch(**settings)(
+        model, prompts, max_new_tokens=max_new_tokens, stop=stop, source=source
+    )
 
 
 def assert_found(hypotheses, expected):
@@ -116,7 +118,12 @@ def test_a_beam_that_covers_the_space_finds_the_best_of_all_texts(
     model = table_model(vocab_size=64)
     model.table[:, 4:] = -torch.inf  # a space of 3^4 texts, and those that stop before
     results = search(
-        model, width=64, tokens=4, length_penalty=power, normalization=normalization, n_best=5
+        model,
+        width=64,
+        max_new_tokens=4,
+        length_penalty=power,
+        normalization=normalization,
+        n_best=5,
     )
     for prompt, hypotheses in zip(PROMPTS, results, strict=True):
         assert_found(hypotheses, exhaustive(model, prompt, 4, power, normalization, 4)[:5])
@@ -130,7 +137,9 @@ def test_all_rows_at_once_find_what_the_slow_search_finds(
 ):
     model = table_model(vocab_size=7, seed=width)
     chosen = {"normalization": normalization, "early_stopping": early_stopping}
-    results = search(model, width=width, tokens=12, length_penalty=power, n_best=2, **chosen)
+    results = search(
+        model, width=width, max_new_tokens=12, length_penalty=power, n_best=2, **chosen
+    )
     for prompt, hypotheses in zip(PROMPTS, results, strict=True):
         assert_found(hypotheses, slow_beam(model, prompt, width, 12, power, **chosen)[:2])
 
@@ -141,7 +150,7 @@ def test_when_a_search_ends_makes_a_difference(table_model):
     results = []
     for early_stopping in ("never", "heuristic", "full"):
         model.fed.clear()
-        texts = search(model, prompts, width=2, tokens=20, early_stopping=early_stopping)
+        texts = search(model, prompts, width=2, max_new_tokens=20, early_stopping=early_stopping)
         results.append(([text.ids for (text,) in texts], sum(rows for rows, _ in model.fed)))
     (exact, longest), (heuristic, middle), (full, shortest) = results
     assert longest > middle > shortest
@@ -152,14 +161,16 @@ def test_when_a_search_ends_makes_a_difference(table_model):
 def test_every_stop_ends_a_text(table_model):
     model = table_model(vocab_size=9)
     model.table[:, [0, 4, 5]] += 2  # so likely that every beam may stop in three ways
-    results = search(model, width=3, tokens=10, stop={0, 4, 5}, n_best=3, length_penalty=3.0)
+    results = search(
+        model, width=3, max_new_tokens=10, stop={0, 4, 5}, n_best=3, length_penalty=3.0
+    )
     for prompt, hypotheses in zip(PROMPTS, results, strict=True):
         assert_found(hypotheses, slow_beam(model, prompt, 3, 10, 3.0, stop=(0, 4, 5))[:3])
 
 
 def test_without_a_stop_every_text_is_as_long_as_can_be(table_model):
     model = table_model(vocab_size=7)
-    results = search(model, width=3, tokens=6, stop=(), n_best=3)
+    results = search(model, width=3, max_new_tokens=6, stop=(), n_best=3)
     for prompt, hypotheses in zip(PROMPTS, results, strict=True):
         assert_found(hypotheses, slow_beam(model, prompt, 3, 6, stop=())[:3])
         assert {len(hypothesis.ids) for hypothesis in hypotheses} == {6}
@@ -173,7 +184,7 @@ def test_groups_find_what_the_slow_groups_find(
 ):
     model = table_model(vocab_size=7)
     chosen = {"early_stopping": early_stopping, "groups": groups, "diversity": diversity}
-    results = search(model, width=width, tokens=8, **chosen)
+    results = search(model, width=width, max_new_tokens=8, **chosen)
     for prompt, hypotheses in zip(PROMPTS, results, strict=True):
         slow = slow_groups(model, prompt, width // groups, 8, **chosen)
         assert_found(hypotheses, sorted((texts[0] for texts in slow), key=lambda text: -text[0]))
@@ -181,9 +192,10 @@ def test_groups_find_what_the_slow_groups_find(
 
 def test_the_first_group_is_a_beam_and_the_others_keep_away_from_it(table_model):
     model = table_model(vocab_size=7)
-    alone = search(model, width=2, tokens=8, n_best=2)
+    alone = search(model, width=2, max_new_tokens=8, n_best=2)
     same, away = (
-        search(model, width=6, groups=3, diversity=d, tokens=8, n_best=2) for d in (0.0, 5.0)
+        search(model, width=6, groups=3, diversity=d, max_new_tokens=8, n_best=2)
+        for d in (0.0, 5.0)
     )
     for one, alike, apart in zip(alone, same, away, strict=True):
         assert alike == [hypothesis for hypothesis in one for _ in range(3)]
@@ -198,7 +210,7 @@ def test_the_first_group_is_a_beam_and_the_others_keep_away_from_it(table_model)
 def test_rows_that_finish_early_are_dropped_and_keep_their_place(table_model):
     model = table_model(vocab_size=7, spread=4.0)
     prompts = [[a, b] for a in range(1, 7) for b in range(1, 7)]
-    results = search(model, prompts, width=3, tokens=15, length_penalty=0.0)
+    results = search(model, prompts, width=3, max_new_tokens=15, length_penalty=0.0)
     rows = [rows for rows, _ in model.fed[1:]]
     assert rows[0] == 3 * len(prompts)
     assert rows[-1] < rows[0] / 4
@@ -210,13 +222,13 @@ def test_rows_that_finish_early_are_dropped_and_keep_their_place(table_model):
 @pytest.mark.parametrize("seed", range(3))
 def test_one_beam_is_greedy_search(table_model, early_stopping, seed):
     model = table_model(seed=seed)
-    greedy = generate(model, PROMPTS, parse_chain(["greedy"]), tokens=25, stop={STOP})
-    results = search(model, width=1, tokens=25, early_stopping=early_stopping)
+    greedy = generate(model, PROMPTS, parse_chain(["greedy"]), max_new_tokens=25, stop={STOP})
+    results = search(model, width=1, max_new_tokens=25, early_stopping=early_stopping)
     assert [hypothesis.ids for (hypothesis,) in results] == greedy
 
 
 def test_a_text_stands_only_once_among_the_best(table_model):
-    for hypotheses in search(table_model(vocab_size=8), width=8, tokens=6, n_best=8):
+    for hypotheses in search(table_model(vocab_size=8), width=8, max_new_tokens=6, n_best=8):
         assert len({tuple(hypothesis.ids) for hypothesis in hypotheses}) == len(hypotheses) == 8
         assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
 
@@ -225,14 +237,16 @@ def test_a_text_stands_only_once_among_the_best(table_model):
 def test_fewer_texts_come_back_where_there_are_no_more(table_model, early_stopping):
     model = table_model(vocab_size=8)
     model.table[:, 2:] = -torch.inf  # stop, or one more 1
-    results = search(model, [[1]], width=8, tokens=3, n_best=8, early_stopping=early_stopping)
+    results = search(
+        model, [[1]], width=8, max_new_tokens=3, n_best=8, early_stopping=early_stopping
+    )
     assert sorted(hypothesis.ids for hypothesis in results[0]) == [[], [1], [1, 1], [1, 1, 1]]
 
 
 def test_each_row_has_its_own_source(table_model):
     model = table_model(vocab_size=7)
     source = Source(torch.tensor([[4, 2, 9], [7, 0, 0], [3, 3, 0]]), torch.tensor([3, 1, 2]))
-    results = search(model, [[1]] * 3, source=source, width=3, tokens=8)
+    results = search(model, [[1]] * 3, source=source, width=3, max_new_tokens=8)
     for row, hypotheses in enumerate(results):
         expected = slow_beam(model, [1], 3, 8, source=row_of(source, row))
         assert_found(hypotheses, expected[:1])
@@ -240,7 +254,7 @@ def test_each_row_has_its_own_source(table_model):
 
 def test_the_search_of_a_row_ends_at_its_full_context(table_model):
     model = table_model(vocab_size=7, context=8)
-    results = search(model, width=3, tokens=50, length_penalty=2.0)
+    results = search(model, width=3, max_new_tokens=50, length_penalty=2.0)
     for prompt, hypotheses in zip(PROMPTS, results, strict=True):
         room = 8 - len(prompt) + 1  # the last id is not fed
         assert_found(hypotheses, slow_beam(table_model(vocab_size=7), prompt, 3, room, 2.0)[:1])
@@ -252,9 +266,9 @@ def test_each_row_has_its_own_limit(table_model, power, early_stopping):
     model = table_model(vocab_size=7)
     prompts, limits = PROMPTS * 2, [12, 2, 5, 1, 12, 7]
     chosen = {"length_penalty": power, "early_stopping": early_stopping, "n_best": 2}
-    results = search(model, prompts, width=3, tokens=limits, **chosen)
+    results = search(model, prompts, width=3, max_new_tokens=limits, **chosen)
     for prompt, limit, hypotheses in zip(prompts, limits, results, strict=True):
-        (alone,) = search(model, [prompt], width=3, tokens=limit, **chosen)
+        (alone,) = search(model, [prompt], width=3, max_new_tokens=limit, **chosen)
         assert hypotheses == alone
         slow = slow_beam(model, prompt, 3, limit, power, early_stopping=early_stopping)
         assert_found(hypotheses, slow[:2])
@@ -262,7 +276,7 @@ def test_each_row_has_its_own_limit(table_model, power, early_stopping):
 
 def test_limits_are_one_for_all_or_one_for_each(table_model):
     with pytest.raises(ShapeError, match="2 limits for 3 prompts; give one per prompt"):
-        search(table_model(), width=1, tokens=[4, 5])
+        search(table_model(), width=1, max_new_tokens=[4, 5])
 
 
 def test_an_encoder_decoder_is_searched_like_any_other():
@@ -276,7 +290,7 @@ def test_an_encoder_decoder_is_searched_like_any_other():
     for parameter in model.parameters():
         parameter.data.mul_(4)
     source = Source(torch.tensor([[4, 2, 8], [7, 0, 0], [3, 3, 0]]), torch.tensor([3, 1, 2]))
-    results = search(model, [[1]] * 3, source=source, width=4, tokens=8, n_best=2)
+    results = search(model, [[1]] * 3, source=source, width=4, max_new_tokens=8, n_best=2)
     for row, hypotheses in enumerate(results):
         expected = slow_beam(model, [1], 4, 8, source=row_of(source, row))
         assert_found(hypotheses, expected[:2])
@@ -297,22 +311,22 @@ def test_an_encoder_decoder_is_searched_like_any_other():
         ({"length_penalty": 1e3}, "length_penalty=1000 must lie between -20 and 20"),
         ({"normalization": "gmt"}, "normalization 'gmt'; did you mean 'gnmt'"),
         ({"early_stopping": "always"}, "early_stopping 'always'"),
-        ({"tokens": 0}, "tokens=0"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"prompts": [[]]}, "prompt 0 is empty"),
         ({"prompts": [[1] * 9]}, "a prompt of 9 ids fills the model's context of 8"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(table_model, settings, message):
     with pytest.raises(ConfigError, match=message):
-        search(table_model(context=8), **({"width": 3, "tokens": 5} | settings))
+        search(table_model(context=8), **({"width": 3, "max_new_tokens": 5} | settings))
 
 
 def test_logits_that_are_no_numbers_are_an_error(table_model):
     model = table_model()
     model.table[:] = float("nan")
     with pytest.raises(RegardError, match="row 0"):
-        search(model, width=2, tokens=3)
+        search(model, width=2, max_new_tokens=3)
 
 
 def test_no_prompts_are_no_texts(table_model):
-    assert search(table_model(), [], width=2, tokens=3) == []
+    assert search(table_model(), [], width=2, max_new_tokens=3) == []

@@ -45,7 +45,7 @@ def ask(theirs, ours, width, power, early_stopping):
         inputs = {"input_ids": ids, "attention_mask": real.long()}
         start = theirs.config.decoder_start_token_id
         source, prompts = Source(ids, lengths), [[start]] * 3
-    likely = BeamSearch(1)(ours, prompts, tokens=5, source=source)
+    likely = BeamSearch(1)(ours, prompts, max_new_tokens=5, source=source)
     stop = sorted({text.ids[-1] for (text,) in likely})  # ids that texts do come to
     expected = theirs.generate(
         **inputs,
@@ -63,7 +63,7 @@ def ask(theirs, ours, width, power, early_stopping):
         output_scores=True,
     )
     search = BeamSearch(width, power, early_stopping=early_stopping, n_best=2)
-    results = search(ours, prompts, tokens=TOKENS, stop=stop, source=source)
+    results = search(ours, prompts, max_new_tokens=TOKENS, stop=stop, source=source)
     texts = []
     for row in expected.sequences[:, len(prompts[0]) :].tolist():
         ends = [at for at, token in enumerate(row) if token in stop]

@@ -57,14 +57,14 @@ def source_of(model, row=None):
     return {"source": Source(SOURCE.ids[row : row + 1], SOURCE.lengths[row : row + 1])}
 
 
-def by_hand(model, prompt, k, alpha, tokens, stop, **source):
+def by_hand(model, prompt, k, alpha, max_new_tokens, stop, **source):
     """The formula, every hidden state from nothing, one candidate after the other."""
 
     def hidden(ids):
         return model(torch.tensor([ids]), **source)[0]
 
     text, score = [], 0.0
-    for _ in range(tokens):
+    for _ in range(max_new_tokens):
         so_far = hidden([*prompt, *text])
         log_p = model.head(so_far[-1:])[0].log_softmax(-1).tolist()
         likeliest = sorted(range(VOCAB), key=lambda v: -log_p[v])[:k]
@@ -87,9 +87,9 @@ def by_hand(model, prompt, k, alpha, tokens, stop, **source):
 @torch.no_grad()
 def test_the_text_is_that_of_the_formula(name, k, alpha):
     model, search = made(CONFIGS[name]), ContrastiveSearch(k, alpha)
-    (_, (text,), _) = search(model, PROMPTS, tokens=4, **source_of(model))
+    (_, (text,), _) = search(model, PROMPTS, max_new_tokens=4, **source_of(model))
     stop = {text.ids[-1]}  # one that a text does come to
-    results = search(model, PROMPTS, tokens=10, stop=stop, **source_of(model))
+    results = search(model, PROMPTS, max_new_tokens=10, stop=stop, **source_of(model))
     for row, (text,) in enumerate(results):
         ids, score = by_hand(model, PROMPTS[row], k, alpha, 10, stop, **source_of(model, row))
         assert text.ids == ids
@@ -101,8 +101,10 @@ def test_the_text_is_that_of_the_formula(name, k, alpha):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_without_a_contrast_it_is_greedy(name, settings):
     model = made(CONFIGS[name], seed=1)
-    results = ContrastiveSearch(*settings)(model, PROMPTS, tokens=12, stop={0}, **source_of(model))
-    expected = generate(model, PROMPTS, GREEDY, tokens=12, stop={0}, **source_of(model))
+    results = ContrastiveSearch(*settings)(
+        model, PROMPTS, max_new_tokens=12, stop={0}, **source_of(model)
+    )
+    expected = generate(model, PROMPTS, GREEDY, max_new_tokens=12, stop={0}, **source_of(model))
     assert [text.ids for (text,) in results] == expected
 
 
@@ -110,7 +112,7 @@ def test_it_repeats_itself_less_than_greedy_search_does():
     model = made(CONFIGS["rotary"], size=0.3)
 
     def repeated(alpha):
-        ((text,),) = ContrastiveSearch(6, alpha)(model, [[1, 2]], tokens=20)
+        ((text,),) = ContrastiveSearch(6, alpha)(model, [[1, 2]], max_new_tokens=20)
         pairs = list(zip(text.ids, text.ids[1:], strict=False))
         return len(pairs) - len(set(pairs))
 
@@ -119,22 +121,22 @@ def test_it_repeats_itself_less_than_greedy_search_does():
 
 def test_it_ends_at_a_full_context_whose_last_place_is_read():
     model = made(CONFIGS["learned"])
-    results = ContrastiveSearch(3)(model, PROMPTS, tokens=99)
+    results = ContrastiveSearch(3)(model, PROMPTS, max_new_tokens=99)
     assert [len(text.ids) for (text,) in results] == [24 - len(prompt) for prompt in PROMPTS]
 
 
 def test_each_row_has_its_own_limit():
     model, limits = made(CONFIGS["learned"]), [5, 2, 7]
-    results = ContrastiveSearch(3)(model, PROMPTS, tokens=limits)
+    results = ContrastiveSearch(3)(model, PROMPTS, max_new_tokens=limits)
     for prompt, limit, texts in zip(PROMPTS, limits, results, strict=True):
-        ((alone,),) = ContrastiveSearch(3)(model, [prompt], tokens=limit)
+        ((alone,),) = ContrastiveSearch(3)(model, [prompt], max_new_tokens=limit)
         assert texts[0].ids == alone.ids
         assert len(alone.ids) == limit
 
 
 def test_a_model_without_hidden_states_is_refused():
     with pytest.raises(ConfigError, match="needs hidden states, and this model has none"):
-        ContrastiveSearch()(counted(), [[1]], tokens=3)
+        ContrastiveSearch()(counted(), [[1]], max_new_tokens=3)
 
 
 @pytest.mark.parametrize(
@@ -146,18 +148,20 @@ def test_a_model_without_hidden_states_is_refused():
         ({"alpha": math.nan}, "alpha=nan of contrastive search"),
         ({"prompts": [[1] * 24]}, "a prompt of 24 ids fills"),
         ({"prompts": [[1], []]}, "prompt 1 is empty"),
-        ({"tokens": 0}, "tokens=0"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(settings, message):
-    settings = {"prompts": PROMPTS, "tokens": 3, **settings}
-    prompts, tokens = settings.pop("prompts"), settings.pop("tokens")
+    settings = {"prompts": PROMPTS, "max_new_tokens": 3, **settings}
+    prompts, max_new_tokens = settings.pop("prompts"), settings.pop("max_new_tokens")
     with pytest.raises(ConfigError, match=message):
-        ContrastiveSearch(**settings)(made(CONFIGS["learned"]), prompts, tokens=tokens)
+        ContrastiveSearch(**settings)(
+            made(CONFIGS["learned"]), prompts, max_new_tokens=max_new_tokens
+        )
 
 
 def test_no_prompts_are_no_texts():
-    assert ContrastiveSearch()(made(CONFIGS["learned"]), [], tokens=3) == []
+    assert ContrastiveSearch()(made(CONFIGS["learned"]), [], max_new_tokens=3) == []
 
 
 def logits_of(model, ids, **source):
@@ -188,11 +192,15 @@ def test_expert_and_amateur_are_searched_and_drawn_from_like_one_model(name):
     neutral = ContrastiveDecoding(expert, amateur, alpha=0.0, beta=0.0)
     both = ContrastiveDecoding(expert, amateur, alpha=0.2, beta=1.0)
     ways = (
-        lambda model: generate(model, PROMPTS, GREEDY, tokens=8, stop={0}, **source),
-        lambda model: generate(model, PROMPTS, Chain(), tokens=8, stop={0}, seed=1, **source),
+        lambda model: generate(model, PROMPTS, GREEDY, max_new_tokens=8, stop={0}, **source),
+        lambda model: generate(
+            model, PROMPTS, Chain(), max_new_tokens=8, stop={0}, seed=1, **source
+        ),
         lambda model: [
             [text.ids for text in texts]
-            for texts in BeamSearch(4, n_best=2)(model, PROMPTS, tokens=8, stop={0}, **source)
+            for texts in BeamSearch(4, n_best=2)(
+                model, PROMPTS, max_new_tokens=8, stop={0}, **source
+            )
         ],
     )
     for write in ways:
@@ -204,7 +212,7 @@ def test_a_token_that_the_amateur_rules_out_stays_finite(table_model):
     amateur = table_model(vocab_size=6, seed=1)
     amateur.table[:, 2:] = -torch.inf
     both = ContrastiveDecoding(table_model(vocab_size=6), amateur)
-    [ids] = generate(both, [[1]], Chain(), tokens=30, seed=0)
+    [ids] = generate(both, [[1]], Chain(), max_new_tokens=30, seed=0)
     assert set(ids) <= {2, 3, 4, 5}
 
 
@@ -220,19 +228,19 @@ def test_two_vocabularies_are_refused():
     with pytest.raises(
         ConfigError, match="the amateur has vocab_size=12 and the expert vocab_size=11"
     ):
-        generate(both, [[1]], GREEDY, tokens=3)
+        generate(both, [[1]], GREEDY, max_new_tokens=3)
     both = ContrastiveDecoding(other, made(CONFIGS["learned"]))
     with pytest.raises(
         ConfigError, match="the amateur has vocab_size=11 and the expert vocab_size=12"
     ):
-        generate(both, [[11]], GREEDY, tokens=3)  # an id that the amateur does not know
+        generate(both, [[11]], GREEDY, max_new_tokens=3)  # an id that the amateur does not know
 
 
 def test_numbers_that_are_not_finite_are_an_error():
     model = made(CONFIGS["learned"])
     model.embed.token.weight.data[:] = math.nan
     with pytest.raises(RegardError, match="row 0: no continuation has a probability above 0"):
-        ContrastiveSearch()(model, [[1]], tokens=3)
+        ContrastiveSearch()(model, [[1]], max_new_tokens=3)
 
 
 @pytest.mark.parametrize("settings", [{"alpha": 2.0}, {"beta": -1.0}, {"beta": math.nan}])

@@ -38,13 +38,13 @@ def captured(model):
     return CudaGraphDecoder(PackedDecoder(model), capture=True)
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 35, 90])  # 90 overflow the context
+@pytest.mark.parametrize("max_new_tokens", [1, 7, 35, 90])  # 90 overflow the context
 @pytest.mark.parametrize("stop", [(), {0, 3}])
-def test_draws_are_those_of_plain_generation(tokens, stop):
+def test_draws_are_those_of_plain_generation(max_new_tokens, stop):
     model = small()
     fast = captured(model)
     for seed in (1, 2):
-        options = {"tokens": tokens, "stop": stop, "seed": seed}
+        options = {"max_new_tokens": max_new_tokens, "stop": stop, "seed": seed}
         plain = generate(model, PROMPTS, CHAIN, **options)
         assert generate(fast, PROMPTS, CHAIN, **options) == plain
 
@@ -60,7 +60,7 @@ def test_only_a_row_that_goes_on_can_run_out_of_tokens(stop):
             for seed in seeds:
                 try:
                     outcomes.append(
-                        generate(language, prompts, chain, tokens=20, stop=stop, seed=seed)
+                        generate(language, prompts, chain, max_new_tokens=20, stop=stop, seed=seed)
                     )
                 except RegardError as error:
                     outcomes.append(str(error))
@@ -76,9 +76,9 @@ def test_only_a_row_that_goes_on_can_run_out_of_tokens(stop):
 
 def test_each_row_may_have_its_own_seed():
     model = small()
-    together = generate(captured(model), PROMPTS, CHAIN, tokens=20, seed=[4, 5, 6, 7])
+    together = generate(captured(model), PROMPTS, CHAIN, max_new_tokens=20, seed=[4, 5, 6, 7])
     alone = [
-        generate(model, [prompt], CHAIN, tokens=20, seed=seed)[0]
+        generate(model, [prompt], CHAIN, max_new_tokens=20, seed=seed)[0]
         for prompt, seed in zip(PROMPTS, (4, 5, 6, 7), strict=True)
     ]
     assert together == alone
@@ -86,14 +86,16 @@ def test_each_row_may_have_its_own_seed():
 
 def test_the_cuda_graph_is_kept_for_a_text_of_the_same_size():
     fast = captured(small())
-    generate(fast, [[1, 2]], CHAIN, tokens=9, seed=1)
+    generate(fast, [[1, 2]], CHAIN, max_new_tokens=9, seed=1)
     loop = fast.loop
     assert isinstance(loop, CudaGraphLoop)
-    generate(fast, [[3, 4]], CHAIN, tokens=9, seed=1)
+    generate(fast, [[3, 4]], CHAIN, max_new_tokens=9, seed=1)
     assert fast.loop is loop
-    generate(fast, [[3, 4]], parse_chain(CHAIN.specs()), tokens=9, seed=1)  # equal is the same
+    generate(
+        fast, [[3, 4]], parse_chain(CHAIN.specs()), max_new_tokens=9, seed=1
+    )  # equal is the same
     assert fast.loop is loop
-    generate(fast, [[3, 4]], CHAIN, tokens=10, seed=1)
+    generate(fast, [[3, 4]], CHAIN, max_new_tokens=10, seed=1)
     assert fast.loop is not loop
 
 
@@ -114,7 +116,7 @@ def test_the_loop_of_recurrent_models_and_encoder_decoders_is_reused(name):
             lengths = torch.tensor([length, length - 1])
             source = Source(torch.randint(2, 21, (2, length)), lengths)
         loop = fast.loop
-        prompts, options = [[1, 2], [3, 4]], {"tokens": 9, "seed": length, "source": source}
+        prompts, options = [[1, 2], [3, 4]], {"max_new_tokens": 9, "seed": length, "source": source}
         expected = generate(model, prompts, CHAIN, **options)
         assert generate(fast, prompts, CHAIN, **options) == expected
         assert loop is None or (fast.loop is loop) == (length < 32 or source is None)
@@ -123,11 +125,13 @@ def test_the_loop_of_recurrent_models_and_encoder_decoders_is_reused(name):
 def test_two_texts_at_once_do_not_disturb_each_other():
     model = small()
     fast = captured(model)
-    list(stream(fast, [3, 2], CHAIN, tokens=40, seed=3))  # leaves a loop that both could reuse
-    one, two = (stream(fast, [n, 2], CHAIN, tokens=40, seed=n) for n in (1, 2))
+    list(
+        stream(fast, [3, 2], CHAIN, max_new_tokens=40, seed=3)
+    )  # leaves a loop that both could reuse
+    one, two = (stream(fast, [n, 2], CHAIN, max_new_tokens=40, seed=n) for n in (1, 2))
     mixed = [token for pair in zip(one, two, strict=True) for token in pair]
     for n in (1, 2):
-        assert mixed[n - 1 :: 2] == list(stream(model, [n, 2], CHAIN, tokens=40, seed=n))
+        assert mixed[n - 1 :: 2] == list(stream(model, [n, 2], CHAIN, max_new_tokens=40, seed=n))
 
 
 def test_rows_that_have_ended_are_no_longer_asked(monkeypatch):
@@ -138,7 +142,7 @@ def test_rows_that_have_ended_are_no_longer_asked(monkeypatch):
         "step",
         lambda self, ids, *a, **k: rows.append(len(ids)) or step(self, ids, *a, **k),
     )
-    answers = generate(pack(model), PROMPTS, CHAIN, tokens=30, seed=1, stop={0, 3})
+    answers = generate(pack(model), PROMPTS, CHAIN, max_new_tokens=30, seed=1, stop={0, 3})
     lengths = sorted(map(len, answers))
     assert lengths[0] < lengths[-1]
     assert rows[0] == 4
@@ -152,8 +156,8 @@ def test_a_chain_that_cannot_be_captured_is_decoded_eagerly(monkeypatch):
     begin = EagerLoop.__init__
     monkeypatch.setattr(EagerLoop, "__init__", lambda self, *a: made.append(1) or begin(self, *a))
     monkeypatch.setattr(Chain, "capturable", False)
-    assert generate(captured(model), PROMPTS, CHAIN, tokens=5, seed=1) == generate(
-        model, PROMPTS, CHAIN, tokens=5, seed=1
+    assert generate(captured(model), PROMPTS, CHAIN, max_new_tokens=5, seed=1) == generate(
+        model, PROMPTS, CHAIN, max_new_tokens=5, seed=1
     )
     assert len(made) == 2
 
@@ -191,7 +195,7 @@ class Letters:
 def test_a_stop_string_ends_a_stream():
     model = small()
     prompt = [1, 2]
-    ids = list(stream(model, prompt, CHAIN, tokens=30, seed=3))
+    ids = list(stream(model, prompt, CHAIN, max_new_tokens=30, seed=3))
     whole = "".join(detokenize_stream(ids, Letters(), prompt))
     stop = whole[11:14]
     text = "".join(detokenize_stream(ids, Letters(), prompt, [stop]))

@@ -50,8 +50,8 @@ def test_tracing_changes_nothing(table_model):
     words = ["repetition=1.2", "typical=0.9", "xtc=0.5", "mirostat_2=2"]
     plain, seen = parse_chain(words), TracedChain(parse_chain(words).samplers)
     prompts = [[1], [2, 3, 4]]
-    answers = generate(table_model(), prompts, plain, tokens=20, seed=1)
-    assert generate(table_model(), prompts, seen, tokens=20, seed=1) == answers
+    answers = generate(table_model(), prompts, plain, max_new_tokens=20, seed=1)
+    assert generate(table_model(), prompts, seen, max_new_tokens=20, seed=1) == answers
     assert [[token.id for token in row] for row in zip(*seen.tokens, strict=True)] == answers
 
 

@@ -15,8 +15,8 @@ from regard.generate import (
     SamplingState,
     TracedChain,
     generate,
+    generate_speculative,
     parse_chain,
-    speculate,
 )
 from regard.models.build import build_model
 from regard.models.ngram import NGramConfig
@@ -86,10 +86,10 @@ def test_greedy_text_is_the_same_to_the_token(name, draft):
     model = made(CONFIGS[name])
     if name == "pair" and draft in ("lstm", "ngram"):
         pytest.skip("they read no source")
-    settings = {"tokens": 25, "stop": {0}, **source_of(model)}
+    settings = {"max_new_tokens": 25, "stop": {0}, **source_of(model)}
     expected = generate(model, PROMPTS, GREEDY, **settings)
     count = 1 if name == "rotary" else 4
-    actual = speculate(
+    actual = generate_speculative(
         model, PROMPTS, GREEDY, draft=draft_of(draft, model), draft_tokens=count, **settings
     )
     assert actual == expected
@@ -103,31 +103,39 @@ def test_a_full_context_forgets_what_plain_decoding_forgets(context, seed, draft
         drafter = made(TransformerConfig(**(SIZES | {"context": max(1, context // 2)})), seed=1)
     else:
         drafter = draft_of(draft, model)
-    expected = generate(model, PROMPTS, GREEDY, tokens=30)
+    expected = generate(model, PROMPTS, GREEDY, max_new_tokens=30)
     assert any(len(set(text[8:])) > 1 for text in expected) or context == 1
-    assert speculate(model, PROMPTS, GREEDY, draft=drafter, tokens=30) == expected
+    assert (
+        generate_speculative(model, PROMPTS, GREEDY, draft=drafter, max_new_tokens=30) == expected
+    )
 
 
 def test_with_a_source_a_row_ends_where_its_context_is_full():
     model = made(TransformerConfig(**(SIZES | {"context": 9}), architecture="encoder-decoder"))
-    expected = generate(model, PROMPTS, GREEDY, tokens=30, source=SOURCE)
+    expected = generate(model, PROMPTS, GREEDY, max_new_tokens=30, source=SOURCE)
     assert [len(text) for text in expected] == [9, 6, 8]
     for draft in (PromptLookup(), model, made(model.config, seed=1)):
-        actual = speculate(model, PROMPTS, GREEDY, draft=draft, tokens=30, source=SOURCE)
+        actual = generate_speculative(
+            model, PROMPTS, GREEDY, draft=draft, max_new_tokens=30, source=SOURCE
+        )
         assert actual == expected
 
 
 @pytest.mark.parametrize("words", [["greedy"], [], ["temperature=0.7", "top_p=0.9"]])
 def test_guesses_that_come_true_save_passes(words):
     chain, model = parse_chain(words), Counted(made(CONFIGS["learned"]))
-    speculate(model, [[1]], chain, draft=model.model, draft_tokens=4, tokens=40, seed=0)
+    generate_speculative(
+        model, [[1]], chain, draft=model.model, draft_tokens=4, max_new_tokens=40, seed=0
+    )
     # a perfect draft settles five ids a pass; the first pass has no guess, and reads no prompt
     assert model.passes == 1 + math.ceil(39 / 5)
 
 
 def test_a_text_that_quotes_itself_is_looked_up():
     model = Counted(made(CONFIGS["rotary"], size=0.3))
-    [text] = speculate(model, [[1, 2, 3]], GREEDY, draft=PromptLookup(), tokens=30)
+    [text] = generate_speculative(
+        model, [[1, 2, 3]], GREEDY, draft=PromptLookup(), max_new_tokens=30
+    )
     assert len(text) == 30
     assert model.passes < 20
     assert PromptLookup(3)._continuation([1, 2, 3, 4, 5, 1, 2, 3]) == [4, 5, 1, 2, 3]
@@ -148,14 +156,14 @@ DRAWN += [("steered", "smaller"), ("steered", "prompt-lookup"), ("adaptive", "sm
 
 
 @torch.no_grad()
-def exact(model, prompt, chain, tokens):
+def exact(model, prompt, chain, max_new_tokens):
     """P of every text of so many ids: each is forced upon the chain, id by id."""
     texts, shares, context = (
         torch.tensor([prompt]),
         torch.ones(1),
-        SamplingState.from_prompts([prompt], tokens),
+        SamplingState.from_prompts([prompt], max_new_tokens),
     )
-    for _ in range(tokens):
+    for _ in range(max_new_tokens):
         logits, _ = model.step(texts, model.start(*texts.shape))
         forced = torch.arange(VOCAB).repeat(len(texts))
         rows = torch.arange(len(texts)).repeat_interleave(VOCAB)
@@ -187,7 +195,9 @@ def surprise(actual, shares):
 
 def draws(model, chain, draft, rows):
     """The first three ids of many texts."""
-    return speculate(model, [[1, 2, 1]] * rows, chain, draft=draft, tokens=3, seed=0)
+    return generate_speculative(
+        model, [[1, 2, 1]] * rows, chain, draft=draft, max_new_tokens=3, seed=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,40 +224,45 @@ def test_the_draft_alone_would_draw_otherwise():
 
 def test_a_row_draws_the_same_alone_and_in_a_batch():
     model, draft = made(CONFIGS["rotary"]), made(CONFIGS["rotary"], seed=1)
-    settings = {"draft": draft, "tokens": 20, "stop": {0}}
-    together = speculate(model, PROMPTS, Chain(), seed=[3, 4, 5], **settings)
+    settings = {"draft": draft, "max_new_tokens": 20, "stop": {0}}
+    together = generate_speculative(model, PROMPTS, Chain(), seed=[3, 4, 5], **settings)
     for prompt, seed, text in zip(PROMPTS, (3, 4, 5), together, strict=True):
-        assert speculate(model, [prompt], Chain(), seed=[seed], **settings) == [text]
+        assert generate_speculative(model, [prompt], Chain(), seed=[seed], **settings) == [text]
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"draft_tokens": 0}, "draft_tokens=0"),
-        ({"tokens": 0}, "tokens=0"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"prompts": [[1], []]}, "prompt 1 is empty"),
         ({"draft": 7}, "the draft has vocab_size=7 and the model vocab_size=6"),
         (
             {"draft": 2},
             "the draft has vocab_size=2 and the model vocab_size=6",
         ),  # too few to read the prompts
-        ({"draft": 7, "tokens": 1}, "the draft has vocab_size=7"),  # no draft token is needed
+        (
+            {"draft": 7, "max_new_tokens": 1},
+            "the draft has vocab_size=7",
+        ),  # no draft token is needed
         ({"seed": [1]}, "1 seeds for 3 rows"),
     ],
 )
 def test_what_cannot_be_speculated_is_refused(settings, message):
-    settings = {"prompts": PROMPTS, "draft": PromptLookup(), "tokens": 5} | settings
+    settings = {"prompts": PROMPTS, "draft": PromptLookup(), "max_new_tokens": 5} | settings
     if isinstance(settings["draft"], int):
         settings["draft"] = made(RecurrentConfig(vocab_size=settings["draft"], dim=8))
     with pytest.raises(ConfigError, match=message):
-        speculate(made(CONFIGS["learned"]), chain=GREEDY, **settings)
+        generate_speculative(made(CONFIGS["learned"]), chain=GREEDY, **settings)
     with pytest.raises(ConfigError, match="max_ngram=0"):
         PromptLookup(0)
 
 
 def test_a_trace_tells_of_the_text_and_not_of_guesses():
     chain, model = TracedChain(parse_chain(["top_k=4"]).samplers), made(CONFIGS["learned"])
-    (text,) = speculate(model, [[1]], chain, draft=made(CONFIGS["lstm"], 7), tokens=9, seed=1)
+    (text,) = generate_speculative(
+        model, [[1]], chain, draft=made(CONFIGS["lstm"], 7), max_new_tokens=9, seed=1
+    )
     assert [token.id for (token,) in chain.tokens] == text
 
 
@@ -255,8 +270,13 @@ def test_numbers_that_are_not_finite_are_an_error():
     model = made(CONFIGS["learned"])
     model.embed.token.weight.data[:] = math.nan
     with pytest.raises(RegardError, match="row 0"):
-        speculate(model, [[1]], Chain(), draft=PromptLookup(), tokens=4)
+        generate_speculative(model, [[1]], Chain(), draft=PromptLookup(), max_new_tokens=4)
 
 
 def test_no_prompts_are_no_texts():
-    assert speculate(made(CONFIGS["lstm"]), [], GREEDY, draft=PromptLookup(), tokens=3) == []
+    assert (
+        generate_speculative(
+            made(CONFIGS["lstm"]), [], GREEDY, draft=PromptLookup(), max_new_tokens=3
+        )
+        == []
+    )

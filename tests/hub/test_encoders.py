@@ -77,7 +77,7 @@ def test_greedy_tokens_are_those_of_their_generate(opened, name, architecture):
         use_cache=False,  # transformers 5.22 makes it for as many layers as the encoder has
     )
     prompts = [[start]] * len(LENGTHS)
-    actual = generate(ours, prompts, parse_chain(["greedy"]), tokens=20, source=source)
+    actual = generate(ours, prompts, parse_chain(["greedy"]), max_new_tokens=20, source=source)
     assert actual == expected[:, 1:].tolist()
 
 

@@ -101,7 +101,7 @@ def test_llama_cpp_gives_our_greedy_ids(name, tmp_path):
     assert result.engine == "llama.cpp"
     run, prompt = regard.load(tmp_path / "run"), "the cat sat"
     ids = run._prompt(prompt)
-    expected = generate(run.model, [ids], parse_chain("greedy"), tokens=20, seed=0)[0]
+    expected = generate(run.model, [ids], parse_chain("greedy"), max_new_tokens=20, seed=0)[0]
     llama = llama_cpp.Llama(str(result.path / "model.gguf"), n_ctx=32, verbose=False)
     assert llama.tokenize(prompt.encode()) == ids
     assert greedy(llama_cpp, llama, ids, 20) == expected
@@ -116,7 +116,7 @@ def test_llama_cpp_tells_the_stories_of_stories260k(tmp_path):
     run = regard.load(tmp_path / "run")
     for prompt in ("Once upon a time", 'Zoë saw 12 cats,\nand "they" ran.  Fast!'):
         ids = run._prompt(prompt)
-        expected = generate(run.model, [ids], parse_chain("greedy"), tokens=200, seed=0)[0]
+        expected = generate(run.model, [ids], parse_chain("greedy"), max_new_tokens=200, seed=0)[0]
         llama = llama_cpp.Llama(str(result.path / "model.gguf"), n_ctx=512, verbose=False)
         assert llama.tokenize(prompt.encode()) == ids
         assert greedy(llama_cpp, llama, ids, 200) == expected
@@ -229,8 +229,8 @@ def test_a_chat_template_is_in_the_file(tmp_path, monkeypatch):
     assert fields["tokenizer.chat_template"].contents() == CHATML_JINJA
     dialogue = [("user", "Hi\n?"), ("assistant", " Hello "), ("user", "1")]
     for prompt in (False, True):
-        chatml = render("chatml", dialogue, prompt=prompt)
-        assert render(CHATML_JINJA, dialogue, prompt=prompt) == chatml
+        chatml = render("chatml", dialogue, add_generation_prompt=prompt)
+        assert render(CHATML_JINJA, dialogue, add_generation_prompt=prompt) == chatml
 
 
 def test_a_tokenizer_without_an_eos_token_is_refused():

@@ -38,7 +38,7 @@ def test_an_external_checkpoint_becomes_a_run_that_writes_and_learns(tmp_path):
     run = regard.import_model(tmp_path / "theirs", tmp_path / "run")
     assert torch.equal(logits(run.model.cpu()), logits(original))
     assert run.config.task == "causal"
-    assert run.generate("the cat", tokens=5, sampler=["greedy"])
+    assert run.generate("the cat", max_new_tokens=5, sampler=["greedy"])
 
     text = tmp_path / "text.txt"
     text.write_text(" ".join(TEXT) * 20)
@@ -79,7 +79,7 @@ def test_an_external_checkpoint_opens_as_a_run_without_a_copy(tmp_path):
     assert is_external_checkpoint(tmp_path / "theirs")
     run = regard.load(tmp_path / "theirs", device="cpu")
     assert torch.equal(logits(run.model), logits(original))
-    assert run.generate("the", tokens=8, seed=1)
+    assert run.generate("the", max_new_tokens=8, seed=1)
     assert run.metrics == {}
     assert nothing_left(tmp_path, "theirs")
 
@@ -392,5 +392,5 @@ def test_the_published_stories_are_told_word_for_word(tmp_path):
         pytest.skip("REGARD_DATA is not set")
     folder = Path(os.environ["REGARD_DATA"], "weights", "stories260k")
     run = regard.import_model(folder, tmp_path / "run")
-    story = run.generate("", tokens=200, sampler=["greedy"])
+    story = run.generate("", max_new_tokens=200, sampler=["greedy"])
     assert story == (folder / "expected_greedy_200.txt").read_text()

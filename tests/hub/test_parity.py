@@ -118,7 +118,7 @@ def test_a_model_comes_back_bit_for_bit_and_writes_the_same(name, tmp_path):
         eos_token_id=None,
         pad_token_id=0,
     )
-    (actual,) = generate(second.load().eval(), [prompt], parse_chain(["greedy"]), tokens=12)
+    (actual,) = generate(second.load().eval(), [prompt], parse_chain(["greedy"]), max_new_tokens=12)
     assert actual == wanted[0, len(prompt) :].tolist()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.errors import ConfigError
-from regard.models.feedforward import FeedforwardConfig, FeedforwardLM
+from regard.models.feedforward import FeedForwardConfig, FeedForwardLM
 from regard.nn.state import Source
 
 VOCAB = 7
@@ -15,7 +15,7 @@ VOCAB = 7
 def small(**choices):
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCAB, "order": 4, "dim": 3, "hidden_dim": 5}
-    model = FeedforwardLM(FeedforwardConfig(**{**sizes, **choices})).double()
+    model = FeedForwardLM(FeedForwardConfig(**{**sizes, **choices})).double()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return model
@@ -51,7 +51,7 @@ def loop_logits(model, ids):
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("order", [2, 4, 9])
 def test_it_equals_the_formula(order, direct):
-    model, ids = small(order=order, direct=direct), some_ids()
+    model, ids = small(order=order, direct_connections=direct), some_ids()
     expected = torch.stack([loop_logits(model, row) for row in ids.tolist()])
     torch.testing.assert_close(model.head(model(ids)), expected, rtol=0, atol=1e-12)
 
@@ -86,7 +86,7 @@ def test_a_row_that_takes_in_nothing_stays_where_it_was():
 )
 def test_wrong_settings_are_named(wrong, message):
     with pytest.raises(ConfigError, match=message):
-        FeedforwardConfig(**{"vocab_size": 5, **wrong})
+        FeedForwardConfig(**{"vocab_size": 5, **wrong})
 
 
 def test_a_source_is_refused():

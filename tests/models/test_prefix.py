@@ -3,12 +3,18 @@
 import pytest
 import torch
 
-from regard.accel.description import UnsupportedModel, inspect_decoder
+from regard.accel.description import UnsupportedModelError, inspect_decoder
 from regard.data.batch import TextBatch
 from regard.errors import ConfigError
 from regard.explain.attention import attention_maps
 from regard.explain.labelled_maps import self_attention
-from regard.generate import CudaGraphDecoder, PromptLookup, generate, parse_chain, speculate
+from regard.generate import (
+    CudaGraphDecoder,
+    PromptLookup,
+    generate,
+    generate_speculative,
+    parse_chain,
+)
 from regard.generate.decode import prefill
 from regard.hub.config_json import write_config
 from regard.models.build import build_model, preset
@@ -40,8 +46,8 @@ def test_a_prompt_is_read_bidirectionally_and_what_follows_causally(model):
     ids = torch.tensor([[*rows[0], 7]])
     hidden = model(ids, mask=Mask.prefix(torch.tensor([4])))
     torch.testing.assert_close(logits[0, -1], model.head(hidden)[0, -1], rtol=0, atol=1e-5)
-    (first,) = generate(model, [rows[0]], parse_chain(["greedy"]), tokens=3, seed=1)
-    (second,) = generate(model, [rows[0]], parse_chain(["greedy"]), tokens=3, seed=1)
+    (first,) = generate(model, [rows[0]], parse_chain(["greedy"]), max_new_tokens=3, seed=1)
+    (second,) = generate(model, [rows[0]], parse_chain(["greedy"]), max_new_tokens=3, seed=1)
     assert first == second
 
 
@@ -76,7 +82,7 @@ def test_training_scores_what_follows_a_random_prefix(model):
 
 def test_glm_is_a_prefix_lm_and_what_cannot_express_it_says_so(model):
     assert preset("glm-130b").prefix
-    with pytest.raises(UnsupportedModel, match="bidirectionally"):
+    with pytest.raises(UnsupportedModelError, match="bidirectionally"):
         inspect_decoder(model)
     with pytest.raises(ConfigError):
         write_config(model.config)
@@ -84,4 +90,6 @@ def test_glm_is_a_prefix_lm_and_what_cannot_express_it_says_so(model):
         preset("tiny-encoder", prefix=True)
     for language in (model, CudaGraphDecoder(model)):
         with pytest.raises(ConfigError, match="does not support a prefix LM"):
-            speculate(language, [[1, 2]], parse_chain(["greedy"]), draft=PromptLookup(), tokens=3)
+            generate_speculative(
+                language, [[1, 2]], parse_chain(["greedy"]), draft=PromptLookup(), max_new_tokens=3
+            )

@@ -170,7 +170,7 @@ def test_a_hop_looks_with_what_the_one_before_has_found():
 
 
 def test_a_straight_look_goes_to_one_place():
-    model = small(score="general", hard="straight_through").train()
+    model = small(score="general", hard_attention="straight_through").train()
     ids, source = random_batch()
     (map,) = attention_maps(model, lambda: model(ids, source=source)).values()
     assert set(map.flatten().tolist()) == {0.0, 1.0}
@@ -181,7 +181,7 @@ def test_reinforce_finds_the_gradient_of_the_expected_loss():
     # one step, rows that differ only in where they look: over many rows the draws are the
     # expectation, which can also be summed over all places
     torch.manual_seed(3)
-    model = small(score="general", hard="reinforce", bidirectional=False).train()
+    model = small(score="general", hard_attention="reinforce", bidirectional=False).train()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.7)
     rows, length = 20_000, 4
@@ -209,7 +209,7 @@ def test_reinforce_finds_the_gradient_of_the_expected_loss():
 
 
 def test_draws_learn_from_scored_steps_alone():
-    model = small(score="dot", hard="reinforce").train()
+    model = small(score="dot", hard_attention="reinforce").train()
     ids, source = random_batch()
     targets = torch.randint(VOCAB, (3, 4))
     targets[1:, 2:] = IGNORE_INDEX

@@ -77,6 +77,9 @@ def test_a_folder_of_images_with_captions_is_learned(run, capsys, tmp_path):
     assert decoder.rows == ["<start>", "blue", "on", "the", "left"]
     (given,) = run.attention(image, target="red", words=True).values()
     assert given.rows == ["red", "<stop>"]
+    (given,) = run.attention(image, target="red").values()
+    heading = given.figure(title="attention.0")._suptitle
+    assert heading.get_window_extent().x1 <= heading.figure.bbox.x1  # of a narrow figure
     with pytest.raises(ConfigError, match="family"):
         run.export(tmp_path / "exported")
 
@@ -155,9 +158,9 @@ def test_several_captions_of_an_image_are_all_references(tmp_path):
         ("gone.png,red on the left,9", "line 6: there is no image .*gone.png"),
         (",red on the left,9", "line 6: the caption 'red on the left' has no image"),
         ("0.png,,9", "line 6: the image 0.png has no caption"),
-        ("broken.png,red,9", "line 6: .*broken.png is not a PNG or JPEG image"),
+        ("broken.png,red,9", "line 6: .*broken.png is not a PNG, JPEG, WebP or GIF image"),
         ("cut.png,red,9", "line 6: .*cut.png is a corrupted image"),
-        ("cut.gif,red,9", r"line 6: .*cut.gif is not an image \(.png .jpg .jpeg\)"),
+        ("cut.bmp,red,9", r"line 6: .*cut.bmp is not an image \(.png .jpg .jpeg .webp .gif\)"),
     ],
 )
 def test_what_is_wrong_is_refused_with_file_and_line(tmp_path, line, message):
@@ -167,7 +170,7 @@ def test_what_is_wrong_is_refused_with_file_and_line(tmp_path, line, message):
     Image.fromarray(noise).save(path / "images" / "whole.png")
     content = (path / "images" / "whole.png").read_bytes()
     (path / "images" / "cut.png").write_bytes(content[: len(content) // 2])
-    (path / "images" / "cut.gif").write_bytes(content)
+    (path / "images" / "cut.bmp").write_bytes(content)
     with (path / "captions.csv").open("a") as file:
         file.write(line + "\n")
     with pytest.raises(DataError, match=message):
@@ -207,6 +210,120 @@ def test_a_table_of_two_columns_may_lack_a_file_name(tmp_path):
     (path / "captions.csv").write_text("\n".join(rows) + "\n")
     with pytest.raises(DataError, match=r"csv, line 6: the caption 'b' has no image"):
         open_data(str(path))
+
+
+@pytest.mark.parametrize("suffix", ["webp", "gif"])
+def test_other_image_formats_are_read(tmp_path, suffix):
+    path = folder_of(tmp_path / "data", 4)
+    pixels = read_all(path)
+    for file in sorted((path / "images").iterdir()):
+        options = {"lossless": True} if suffix == "webp" else {}
+        Image.open(file).save(file.with_suffix(f".{suffix}"), **options)
+        file.unlink()
+    table = path / "captions.csv"
+    table.write_text(table.read_text().replace(".png", f".{suffix}"))
+    assert np.array_equal(read_all(path), pixels)
+    for number in range(4):
+        source = path / "images" / f"{number}.{suffix}"
+        target = path / "by class" / "ab"[number % 2] / source.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
+    assert open_data(str(path / "by class")).class_names == ("a", "b")
+
+
+def coco(path, images, first=0):
+    """COCO's JSON: two captions of each image."""
+    files = [{"id": 100 + n, "file_name": f"{n}.png"} for n in range(first, first + images)]
+    captions = [
+        {"id": n, "image_id": image["id"], "caption": f"caption {n} of {image['file_name']}"}
+        for image in files
+        for n in range(2)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps({"info": {}, "licenses": [{"id": 1}], "images": files, "annotations": captions})
+    )
+    return path
+
+
+def test_captions_of_coco_are_read_and_images_without_one_are_counted(tmp_path):
+    path = folder_of(tmp_path / "data", 8)
+    (path / "captions.csv").unlink()
+    coco(path / "captions.json", 6)
+    data = open_data(str(path))
+    assert data.captions[2] == ("caption 0 of 2.png", "caption 1 of 2.png")
+    assert "; 12 captions; left out: 2 images without a row in the table" in data.description
+    assert "captions of captions.json" in data.description
+    content = json.loads((path / "captions.json").read_text())
+    content["annotations"][3]["image_id"] = 7
+    (path / "captions.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"captions.json, row 4: the caption 'caption 1 of 1.png'"):
+        open_data(str(path))
+
+
+def test_the_folders_of_coco_are_read_by_the_path_of_a_split(tmp_path):
+    (tmp_path / "coco").mkdir()
+    for split, first in (("train2014", 0), ("val2014", 4)):
+        images = folder_of(tmp_path / split, 8) / "images"
+        images.rename(tmp_path / "coco" / split)
+        coco(tmp_path / "coco" / "annotations" / f"captions_{split}.json", 4, first)
+    with pytest.raises(
+        DataError,
+        match=r"2 tables that name images: captions_train2014.json, captions_val2014.json;\n.*data",
+    ):
+        open_data(str(tmp_path / "coco"))
+    data = open_data(str(tmp_path / "coco" / "annotations" / "captions_val2014.json"))
+    assert data.captions[0][0] == "caption 0 of 4.png"
+    assert "4 images are outside the folder of the table" in data.description
+
+
+def test_flickr8k_is_read(tmp_path):
+    path = folder_of(tmp_path / "data", 4)
+    (path / "captions.csv").unlink()
+    (path / "images").rename(path / "Images")
+    rows = [f'{n}.png,"A dog, number {m} , runs ."' for n in range(4) for m in range(5)]
+    (path / "captions.txt").write_text("\n".join(["image,caption", *rows]) + "\n")
+    for place, options in ((path, {}), (path / "captions.txt", {"kind": "captions"})):
+        data = open_data(str(place), **options)
+        assert (data.kind, len(data)) == ("captions", 4)
+        assert data.captions[1][4] == "A dog, number 4 , runs ."
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "holds 4 images, but no table with their file names and captions\nfor captions, add"),
+        (
+            {"captions.txt": "a dog\na cat\n"},
+            "captions.txt is not such a table: it names no images",
+        ),
+        (
+            {"captions.txt": "image,caption\n0.png,a dog, a cat\n"},
+            "captions.txt is not such a table: line 2 has 3 columns.*needs double quotes",
+        ),
+        ({f"{n}.bmp": "" for n in range(9)}, r"9 images in formats that are not read \(.bmp\)"),
+        (
+            {f"{name}.csv": "file_name,caption\n0.png,a dog\n1.png,a cat\n" for name in "ab"},
+            "holds 2 tables that name images: a.csv, b.csv;\ngive the path .*data.validation=",
+        ),
+        ({"notes.md": "a note"}, "holds 4 images, but no table"),
+    ],
+)
+@pytest.mark.parametrize("subfolder", [".", "Images"])
+def test_a_folder_of_images_is_not_read_as_text(tmp_path, files, message, subfolder):
+    path = folder_of(tmp_path / "data", 4)
+    (path / "captions.csv").unlink()
+    (path / subfolder).mkdir(exist_ok=True)
+    for file in sorted((path / "images").iterdir()):
+        file.rename(path / subfolder / file.name)
+    (path / "images").rmdir()
+    for name, content in files.items():
+        (path / name).write_text(content)
+    for kind in (None, "captions"):
+        with pytest.raises(DataError, match=message):
+            open_data(str(path), kind=kind)
+    if "notes.md" in files:
+        assert open_data(str(path), kind="text").kind == "text"
 
 
 def read_all(path):

@@ -44,7 +44,7 @@ def test_a_task_derived_from_another_trains_evaluates_and_generates(data, tmp_pa
     plain = regard.train(text, out=tmp_path / "plain")
     run = regard.train(text, out=tmp_path / "doubled", task={"kind": "doubled"})
     assert run.evaluate()["loss"] > plain.evaluate()["loss"]
-    assert len(run.generate("the", tokens=5, seed=1)) > 0
+    assert len(run.generate("the", max_new_tokens=5, seed=1)) > 0
     assert run.methods == Causal.methods
 
 

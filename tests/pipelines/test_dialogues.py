@@ -11,9 +11,9 @@ import torch
 
 import regard
 from regard.cli import main
-from regard.data.dialogues import from_jsonl, is_dialogues
+from regard.data.dialogues import from_json, is_dialogues
 from regard.errors import ConfigError, DataError
-from regard.hub.chat_templates import read_template
+from regard.hub.chat_templates import read_chat_template
 from regard.models.build import build_model, preset
 from regard.nn.loss import IGNORE_INDEX
 from regard.pipelines import open_data, prepare_training
@@ -41,7 +41,7 @@ def lines(path, *rows):
 
 def test_every_form_of_a_dialogue_is_read(tmp_path):
     roles = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
-    data = from_jsonl(
+    data = from_json(
         lines(
             tmp_path / "all.jsonl",
             {"messages": [*roles, {"role": "assistant", "content": "a"}]},
@@ -56,7 +56,10 @@ def test_every_form_of_a_dialogue_is_read(tmp_path):
         (("user", "q"), ("assistant", "a")),
         (("system", "s"), ("user", "q\ni"), ("assistant", "a")),
     ]
-    assert data.description == "dialogues, 4 lines of JSONL, 4 responses"
+    assert data.description == (
+        "dialogues, 4 lines of JSONL, 4 responses; messages=messages or conversations, "
+        "prompt=prompt or instruction and input, response=answer or output"
+    )
     assert is_dialogues(tmp_path / "all.jsonl")
     assert not is_dialogues(lines(tmp_path / "x.jsonl", {"question": "q", "answer": "a"}))
     assert not is_dialogues(lines(tmp_path / "x.jsonl", {"prompt": "q", "label": "a"}))
@@ -68,8 +71,53 @@ def test_every_form_of_a_dialogue_is_read(tmp_path):
 
 def test_keys_that_are_not_part_of_a_dialogue_are_named(tmp_path):
     row = {"instruction": "q", "context": "c", "response": "a", "category": "open"}
-    data = from_jsonl(lines(tmp_path / "x.jsonl", row, {**row, "id": 1}))
+    data = from_json(lines(tmp_path / "x.jsonl", row, {**row, "id": 1}))
     assert data.description.endswith("; left out: context, category, id")
+
+
+ALPACA = [
+    {"instruction": "Add.", "input": "1 + 1", "output": "2"},
+    {"instruction": "Say yes.", "input": "", "output": "yes"},
+    {"instruction": "Say nothing.", "input": "", "output": ""},
+]
+
+
+@pytest.mark.parametrize("form", ["array", "indented", "lines"])
+def test_alpaca_records_are_dialogues(tmp_path, form):
+    path = tmp_path / ("alpaca.jsonl" if form == "lines" else "alpaca.json")
+    indent = 2 if form == "indented" else None
+    content = (
+        "\n".join(map(json.dumps, ALPACA)) if form == "lines" else json.dumps(ALPACA, indent=indent)
+    )
+    path.write_text(content)
+    for kind in (None, "dialogues"):
+        data = open_data(str(path), kind=kind)
+        assert data.rows == [
+            (("user", "Add.\n1 + 1"), ("assistant", "2")),
+            (("user", "Say yes."), ("assistant", "yes")),
+        ]
+        unit, place = (
+            ("lines of JSONL", "line") if form == "lines" else ("objects of a JSON array", "row")
+        )
+        assert data.description == (
+            f"dialogues, 2 {unit}, 2 responses; prompt=instruction and input, response=output; "
+            f"skipped: 1 with an empty response (the first is {place} 3)"
+        )
+    assert open_data(str(path), kind="pairs").kind == "pairs"
+
+
+def test_an_array_of_conversations_is_dialogues_and_an_error_names_the_row(tmp_path):
+    talk = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+    path = tmp_path / "sharegpt.json"
+    path.write_text(json.dumps([{"id": "1", "conversations": talk}] * 2))
+    data = open_data(str(path))
+    assert data.rows == [(("user", "q"), ("assistant", "a"))] * 2
+    assert data.description.endswith("2 responses; messages=conversations; left out: id")
+    path.write_text(json.dumps([{"conversations": talk}, {"conversations": talk[:1]}]))
+    with pytest.raises(DataError, match=r"sharegpt.json, row 2: the dialogue has no response"):
+        open_data(str(path))
+    path.write_text(json.dumps([{"text": "a b", "label": n % 2} for n in range(8)]))
+    assert open_data(str(path)).kind == "labels"
 
 
 def test_prompts_and_responses_are_dialogues_unless_another_task_is_chosen(tmp_path):
@@ -95,14 +143,14 @@ def test_prompts_and_responses_are_dialogues_unless_another_task_is_chosen(tmp_p
         ({"messages": [{"role": "bird", "content": "q"}]}, "not 'bird'"),
         ({"messages": [{"role": "user", "content": 3}]}, "content of a message is a text, not 3"),
         ({"messages": []}, "messages is a list"),
-        ({"prompt": "q", "reply": "a"}, "no response; a line is .* this one has prompt, reply"),
+        ({"prompt": "q", "reply": "a"}, "no response; an object is .* this one has prompt, reply"),
         ([1], "a dialogue is an object"),
     ],
 )
 def test_an_error_names_the_file_and_the_line(row, message, tmp_path):
     path = lines(tmp_path / "bad.jsonl", {"prompt": "q", "answer": "a"}, row)
     with pytest.raises(DataError, match=message) as raised:
-        from_jsonl(path)
+        from_json(path)
     assert f"{path}, line 2: " in str(raised.value)
 
 
@@ -150,14 +198,14 @@ def test_a_template_runs_in_a_sandbox(template, message, monkeypatch):
 
 
 def test_the_template_of_a_tokenizer_is_found(tmp_path):
-    assert read_template(tmp_path) is None
+    assert read_chat_template(tmp_path) is None
     table = {
         "chat_template": [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(table))
-    assert read_template(tmp_path) == "d"
+    assert read_chat_template(tmp_path) == "d"
     (tmp_path / "chat_template.jinja").write_text("file")
-    assert read_template(tmp_path) == "file"
+    assert read_chat_template(tmp_path) == "file"
 
 
 @pytest.fixture(scope="module")
@@ -199,11 +247,73 @@ def test_the_mask_is_shown_and_the_answers_alone_are_scored(world, capsys):
 
 
 def test_a_template_may_add_to_the_text_of_a_special_token():
-    tokenizer = train_tokenizer("char", ["abcd"])
+    tokenizer = train_tokenizer("char", ["abcd ![]/INST"])
     task = Instruct(template=JINJA.replace("{{ bos_token }}", "{{ bos_token + '!' }}"))
     start = tokenizer.piece(tokenizer.bos_id)
     assert format_loss_mask(task, tokenizer, TALK).startswith(f"{start}![INST] a [/INST]⟦ b")
     assert format_loss_mask(task, None, TALK).startswith("![INST] a [/INST]⟦ b⟧")
+
+
+def test_the_mask_shows_the_ids_that_the_model_reads():
+    for kind in ("char", "word", {"kind": "bpe", "vocab_size": 300}):
+        tokenizer = train_tokenizer(kind, [render("chatml", TALK)])
+        assert format_loss_mask(Instruct(), tokenizer, TALK).startswith(
+            "<|im_start|>user⏎a<|im_end|>⏎" if kind != "word" else "<|im_start|>user"
+        )
+    tokenizer = train_tokenizer("char", ["abcd user"])
+    assert format_loss_mask(Instruct(template=JINJA), tokenizer, TALK[:2]) == (
+        "<start><unk><unk><unk><unk><unk><unk> a <unk><unk><unk><unk><unk><unk><unk>⟦ b<stop>⟧"
+    )
+
+
+def test_unknown_tokens_are_counted_and_an_unknown_template_is_refused(world, capsys):
+    folder, _, _ = world
+    text = folder / "small.txt"
+    text.write_text("abcdefghijk ABCDEFGHIJ " * 40)
+    model = {"preset": "tiny-decoder", "dim": 8, "layers": 1, "heads": 2, "context": 64}
+    options = {"steps": 1, "batch": 2, "quiet": True}
+    base = folder / "characters"
+    regard.train(text, tokenizer="char", model=model, out=base, **options)
+    arguments = ["train", str(folder / "talk.jsonl"), f"train.start={base}", "train.steps=1"]
+    for more in (["--out", str(folder / "refused")], ["--dry-run"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, *more])
+        assert ended.value.code == 2
+        message = capsys.readouterr().err
+        assert "the chat template has '<', '|', 'm', '_', 's', 't', 'r', '>'" in message
+    template = message.partition("'task.template=")[2].partition("'")[0]
+    assert "<sep>" in template
+    events = []
+    run = regard.train(
+        folder / "talk.jsonl",
+        f"task.template={template}",
+        out=folder / "separated",
+        train={"start": str(base)},
+        on_event=events.append,
+        **options,
+    )
+    description = events[0].description
+    (line,) = (line for line in description if line.startswith("unknown "))
+    assert "tokens for training and" in line  # K
+    assert "loss mask  ag<sep>⟦AG<sep>⟧" in description
+    assert "".join(run.chat("ag", max_new_tokens=3, seed=1)) is not None
+
+
+def test_a_run_with_an_unknown_template_of_an_earlier_version_is_resumed(world, monkeypatch):
+    folder, _, _ = world
+    text = folder / "few.txt"
+    text.write_text("abcdefghijk ABCDEFGHIJ " * 40)
+    model = {"preset": "tiny-decoder", "dim": 8, "layers": 1, "heads": 2, "context": 64}
+    options = {"batch": 2, "quiet": True}
+    base = regard.train(text, tokenizer="char", model=model, out=folder / "old", steps=1, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(DialoguesPipeline, "check_tokenizers", lambda *_: None)
+        start = {"start": str(base.folder.path)}
+        run = regard.train(
+            folder / "talk.jsonl", out=folder / "older", train=start, steps=1, **options
+        )
+    resumed = regard.resume(run.folder.path, "train.steps=2", quiet=True)
+    assert resumed.config.train.steps == 2
 
 
 def test_a_template_may_write_nothing_after_an_answer_but_not_change_what_was_read(world):
@@ -268,10 +378,10 @@ def test_chat_remembers_the_dialogue_and_works_through_a_pipe(world, capsys, mon
     assert not ended.value.code
     texts = [run.tokenizer.decode(ids) for ids in seen]
     assert [text.count("<|im_start|>user") for text in texts] == [1, 2, 1]
-    answer = "".join(run.chat("ag", tokens=9, seed=1))
+    answer = "".join(run.chat("ag", max_new_tokens=9, seed=1))
     assert answer == ""  # of the replaced stream
     long = [("user", "a" * 30), ("assistant", "b" * 30)] * 3 + [("user", "cg")]
-    list(run.chat(long, tokens=20))
+    list(run.chat(long, max_new_tokens=20))
     assert len(seen[-1]) <= 256 - 20
     assert run.tokenizer.decode(seen[-1]).endswith("cg<|im_end|>\n<|im_start|>assistant\n")
     list(run.chat("a" * 170))  # less than a quarter of the context is left, but some of it
@@ -291,7 +401,7 @@ def test_a_special_token_at_the_end_of_a_turn_stops_the_answer(world, monkeypatc
     monkeypatch.setattr(
         "regard.api.generation.stream", lambda *_, stop, **options: stops.append(stop) or iter([])
     )
-    list(run.chat("ag", tokens=3))
+    list(run.chat("ag", max_new_tokens=3))
     assert stops == [{*tokenizer.stop_ids, special}]
     pytest.importorskip("fastapi")
     from regard.serve.engine_request import chat_prompt, prepare
@@ -310,7 +420,7 @@ def test_a_special_token_at_the_end_of_a_turn_stops_the_answer(world, monkeypatc
     monkeypatch.setattr(type(run), "_normalize", lambda _, text: text.lower())
     prompt, ends = chat_prompt(served, [("user", "AG")])
     body = Sampling(model="m")
-    ready = prepare(served, prompt, body, tokens=3, n=1, logprobs=None, stop_strings=ends)
+    ready = prepare(served, prompt, body, max_new_tokens=3, n=1, logprobs=None, stop_strings=ends)
     assert ready.request.stop == {*tokenizer.stop_ids, special}
     assert ready.request.prompt == chat_prompt_ids(tokenizer, template, [("user", "ag")])
 

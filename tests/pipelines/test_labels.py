@@ -254,7 +254,7 @@ def test_names_may_be_given_for_numbered_classes(tmp_path):
             {"task": "image_classification"},
             "task='image_classification' learns from images, and reviews holds labels",
         ),
-        ({"train": {"best": "bleu"}}, "choose among last, loss, accuracy, f1"),
+        ({"train": {"best_metric": "bleu"}}, "choose among last, loss, accuracy, f1"),
         ({"model": {"preset": "gru", "char_dim": 4}}, r"char_dim=4 reads the .* tagged words"),
         (
             {"task": {"kind": "text_classification", "word_dropout": 1}},
@@ -314,3 +314,27 @@ def test_a_word_that_encodes_to_nothing_has_an_id_also_without_a_stop_token(ids,
         special_id = staticmethod(ids.get)
 
     assert placeholder_id(Special()) == id
+
+
+def test_classes_that_a_split_lacks_are_named(tmp_path, capsys):
+    path = tmp_path / "rare.csv"
+    rows = [f"text number {n} of it,{'rare' if n == 7 else 'usual'}" for n in range(60)]
+    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    events = []
+    regard.train(str(path), out=tmp_path / "run", on_event=events.append, quiet=True, **SHORT)
+    caution = "no validation text has the class rare: the metrics do not cover it; add data"
+    assert f"caution    {caution}" in events[0].description
+    assert api.preview(configure(str(path)), tmp_path / "new").notes["caution"] == caution
+    assert "caution" not in api.preview(configure(str(reviews(tmp_path))), tmp_path / "new").notes
+
+
+def test_more_classes_than_texts_can_teach_get_a_caution(tmp_path):
+    path = tmp_path / "many.csv"
+    rows = [f"text number {n} of it,class{n % 58}" for n in range(60)]
+    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    caution = api.preview(configure(str(path)), tmp_path / "new").notes["caution"]
+    assert caution.startswith("58 classes for 5")
+    assert "training texts, too few to learn most of them; check that the labels are" in caution
+    assert "no validation text has 5" in caution
+    assert "of 58 classes (class" in caution
+    assert "no training text has" in caution

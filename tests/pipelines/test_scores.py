@@ -44,7 +44,7 @@ def test_the_similarity_of_two_texts_is_learned(run, tmp_path, capsys):
     metrics = run.evaluate()
     assert metrics["pearson"] > 0.8
     assert metrics["loss"] == pytest.approx(metrics["mse"] / run.config.task["std"] ** 2)
-    baseline = regard.api.training.summarize(run.folder.path).simple_baselines["mean"]
+    baseline = regard.api.training.summarize(run.folder.path).simple_baselines["training mean"]
     assert metrics["mse"] < 0.6 * baseline["mse"]
     same, other = ("the dog runs", "the dog sleeps"), ("the cow runs", "the cow eats")
     near, far = run.predict([same, other])

@@ -273,7 +273,7 @@ def test_a_wrong_start_is_corrected_and_said(tmp_path):
     path = tmp_path / "moved.json"
     path.write_text(json.dumps(content))
     data = open_data(str(path))
-    assert "1 answers are not where answer_start says" in data.description
+    assert "1 answer is not where answer_start says" in data.description
     assert "paragraph 1, question 1" in data.description
     assert data.rows[0].context[data.rows[0].answers[0][1] :].startswith(data.rows[0].answers[0][0])
 

@@ -34,10 +34,12 @@ def use(name, address, *words):
 def test_the_openai_client(live, text_run):
     run, found = regard.load(text_run), use("openai", live[0])
     assert found["models"] == ["cats", "pairs"]
-    expected = run.generate("the cat", tokens=20, seed=3, sampler=["min_p=0.1"])
+    expected = run.generate("the cat", max_new_tokens=20, seed=3, sampler=["min_p=0.1"])
     assert found["completion"] == found["streamed"] == expected
     prompt = "User: the cat\nAssistant:"
-    expected = run.generate(prompt, tokens=20, seed=3, stop_strings=STOP_STRINGS).removeprefix(" ")
+    expected = run.generate(
+        prompt, max_new_tokens=20, seed=3, stop_strings=STOP_STRINGS
+    ).removeprefix(" ")
     assert found["chat"] == found["chat streamed"] == expected
     assert found["response"] == found["response streamed"] == expected
     assert found["logprobs"] == found["used"]
@@ -50,10 +52,12 @@ def test_the_openai_client(live, text_run):
 
 def test_langchain(live, text_run):
     run, found = regard.load(text_run), use("langchain", live[0])
-    expected = run.generate("the cat", tokens=20, seed=3, sampler=["temperature=0.5"])
+    expected = run.generate("the cat", max_new_tokens=20, seed=3, sampler=["temperature=0.5"])
     assert found["completion"] == expected
     prompt = "User: the cat\nAssistant:"
-    expected = run.generate(prompt, tokens=20, seed=3, stop_strings=STOP_STRINGS).removeprefix(" ")
+    expected = run.generate(
+        prompt, max_new_tokens=20, seed=3, stop_strings=STOP_STRINGS
+    ).removeprefix(" ")
     assert found["chat"] == found["chat streamed"] == expected
     assert found["embedding"] == 16
 

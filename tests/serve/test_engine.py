@@ -51,7 +51,7 @@ def requests_for(subject, generator, count=9):
         yield Request(
             torch.randint(1, VOCAB, (length,), generator=generator).tolist(),
             CHAINS[number % len(CHAINS)],
-            tokens=int(torch.randint(1, 24, (), generator=generator)),
+            max_new_tokens=int(torch.randint(1, 24, (), generator=generator)),
             seed=number,
             stop=STOP,
             n=1 + number % 3,
@@ -68,7 +68,7 @@ def alone(model, request):
             model,
             [request.prompt],
             request.chain,
-            tokens=request.tokens,
+            max_new_tokens=request.max_new_tokens,
             stop=request.stop,
             seed=[request.seed + index],
             source=source,
@@ -156,7 +156,7 @@ def test_a_step_in_flight_at_the_end_has_room(checked_indices):
     """The longest sequence ends while a step for it is in flight; the context is far away."""
     torch.manual_seed(0)
     model = build_model(replace(CASES["tiny-decoder"], context=64)).double().eval()
-    requests = [request(n, tokens=8 + 3 * n) for n in range(1, 7)]
+    requests = [request(n, max_new_tokens=8 + 3 * n) for n in range(1, 7)]
     expected = [alone(model, each) for each in requests]
     engine = BatchEngine(model, EngineConfig(sequences=8), stop=sorted(STOP), capture=True)
     assert serve(engine, requests, iter([1] * 99)) == expected
@@ -171,7 +171,7 @@ def decoder(**config):
 
 
 def request(length=3, **options):
-    options = {"tokens": 8, "seed": 3, **options}
+    options = {"max_new_tokens": 8, "seed": 3, **options}
     prompt = torch.randint(1, VOCAB, (length,), generator=torch.Generator().manual_seed(length))
     return Request(prompt.tolist(), options.pop("chain", CHAINS[0]), **options)
 
@@ -440,18 +440,18 @@ def test_equal_beginnings_are_read_once():
     for last, read in ((14, 14), (14, 2), (15, 2)):
         before, expected = engine.counters.prompt_tokens, decoder()
         prompt = [*range(1, 14), last]
-        answer = engine.run([Request(prompt, CHAINS[0], tokens=2, seed=0)])
-        assert answer == expected.run([Request(prompt, CHAINS[0], tokens=2, seed=0)])
+        answer = engine.run([Request(prompt, CHAINS[0], max_new_tokens=2, seed=0)])
+        assert answer == expected.run([Request(prompt, CHAINS[0], max_new_tokens=2, seed=0)])
         assert engine.counters.prompt_tokens - before == read  # pages of 4 ids
     engine.prefixes.budget = engine.prefixes.bytes
-    engine.run([Request([*range(3, 17)], CHAINS[0], tokens=2, seed=0)])
+    engine.run([Request([*range(3, 17)], CHAINS[0], max_new_tokens=2, seed=0)])
     assert 0 < engine.prefixes.bytes <= engine.prefixes.budget
     assert len(engine.prefixes.pages) == 3  # of the newest prompt
 
 
 def test_log_probabilities_are_those_of_the_model():
     engine = decoder(prefill_chunk=3)
-    scored = request(7, logprobs=2, prompt_logprobs=1, tokens=3)
+    scored = request(7, logprobs=2, prompt_logprobs=1, max_new_tokens=3)
     engine.submit(scored)
     events = []
     while engine.busy:
@@ -473,9 +473,10 @@ def test_log_probabilities_are_those_of_the_model():
 
 def test_a_long_text_does_not_hold_up_short_ones():
     engine = decoder(sequences=1, time_slice=5)
-    long, short = request(2, tokens=40), request(3, tokens=2)
+    long, short = request(2, max_new_tokens=40), request(3, max_new_tokens=2)
     expected = [
-        decoder().run([each])[0][0] for each in (request(2, tokens=40), request(3, tokens=2))
+        decoder().run([each])[0][0]
+        for each in (request(2, max_new_tokens=40), request(3, max_new_tokens=2))
     ]
     engine.submit(long)
     engine.submit(short)

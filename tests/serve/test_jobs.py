@@ -39,7 +39,7 @@ def test_the_chat_template_is_that_of_the_run(text_run, pair_run, chat_run):
     messages = [("user", "1 cats"), ("assistant", "1 dogs"), ("user", "2 cats")]
     turns = [{"role": role, "content": text} for role, text in messages]
     prompt = template.render(messages=turns, add_generation_prompt=True)  # as lm-eval renders it
-    assert prompt == render(CHATML, messages, prompt=True)
+    assert prompt == render(CHATML, messages, add_generation_prompt=True)
     for path in (text_run, pair_run):
         assert jobs.tokenizer_info(served(path))["chat_template"] is None
 

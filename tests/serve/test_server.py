@@ -107,7 +107,7 @@ def solo(run, number):
     body = BODIES[number]
     return run.generate(
         body["prompt"],
-        tokens=body["max_tokens"],
+        max_new_tokens=body["max_tokens"],
         sampler=SAMPLERS[number],
         seed=body["seed"],
         stop_strings=body.get("stop", []),
@@ -137,7 +137,9 @@ def test_several_choices_have_the_seeds_that_follow(client, run):
     body = {"prompt": ["the", "cat"], "max_tokens": 10, "n": 2, "seed": 7, "best_of": 2}
     _, answer = client("/v1/completions", body)
     expected = [
-        run.generate(prompt, tokens=10, seed=seed) for prompt in ("the", "cat") for seed in (7, 8)
+        run.generate(prompt, max_new_tokens=10, seed=seed)
+        for prompt in ("the", "cat")
+        for seed in (7, 8)
     ]
     assert [choice["text"] for choice in answer["choices"]] == expected
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
@@ -192,7 +194,7 @@ def test_chat_and_responses_continue_a_conversation(client, run):
     _, answer = client("/v1/chat/completions", body)
     text = answer["choices"][0]["message"]["content"]
     prompt = "User: the cat\nAssistant:"
-    alone = run.generate(prompt, tokens=12, seed=3, stop_strings=["\nUser:", "\nSystem:"])
+    alone = run.generate(prompt, max_new_tokens=12, seed=3, stop_strings=["\nUser:", "\nSystem:"])
     assert text == alone.removeprefix(" ")
     used = answer["usage"]["completion_tokens"]
     assert len(answer["choices"][0]["logprobs"]["content"]) == used
@@ -289,7 +291,7 @@ class Predictor:
         ("labels", ("first", "second"), {"input": [["one", "two"]]}, [("one", "two")]),
         ("labels", ("first", "second"), {"input": ["one", "two"]}, '[["the first", "the second"]]'),
         ("images", (), {"image": "data:image/png;base64,aWNl"}, [b"ice"]),
-        ("images", (), {"image": "!"}, "must be a PNG or JPEG file in base64"),
+        ("images", (), {"image": "!"}, "must be a PNG, JPEG, WebP or GIF file in base64"),
         ("images", (), {"input": "/etc/passwd"}, "predicts from 'image'"),
         ("series", (), {"series": {"b": [2, 4], "a": [1, 3]}, "steps": 5}, ("a,b 1,2 3,4", 5)),
         ("series", (), {"series": [1, 2]}, "columns of equal length by name: a, b"),
@@ -831,7 +833,9 @@ def test_adapters_are_models_by_name(text_run, materials, tmp_path, capsys):  # 
             for name in ("cats", "cats:polite")
         ]
         assert answers == [
-            regard.load(text_run, adapter=adapter).generate("the ", tokens=20, sampler="greedy")
+            regard.load(text_run, adapter=adapter).generate(
+                "the ", max_new_tokens=20, sampler="greedy"
+            )
             for adapter in (None, polite)
         ]
         assert answers[0] != answers[1]

@@ -158,7 +158,10 @@ def test_a_thousand_clients(text_run):
             key = (body["prompt"], body["max_tokens"], body["seed"], *body["sampler"])
             if key not in alone:
                 alone[key] = run.generate(
-                    body["prompt"], tokens=key[1], seed=body["seed"], sampler=body["sampler"]
+                    body["prompt"],
+                    max_new_tokens=key[1],
+                    seed=body["seed"],
+                    sampler=body["sampler"],
                 )
             assert text_of(lines, body["stream"]) == alone[key], body
         time.sleep(2)
@@ -347,7 +350,7 @@ def test_sixty_readers_that_never_read(text_run):
 @pytest.mark.skipif(CLIENTS is None, reason="REGARD_CLIENTS is not set")
 @pytest.mark.parametrize("key", [None, "sesame"])
 def test_fuzzed_requests_cause_no_server_error(text_run, pair_run, tmp_path, key):
-    words = [] if key is None else ["--key", key]
+    words = [] if key is None else ["--api-key", key]
     with Process(text_run, str(pair_run), *words) as server:
         fuzz(server, tmp_path, key, "--phases", "coverage", "--max-time", "60")
         before = server.memory

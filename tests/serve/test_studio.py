@@ -256,7 +256,9 @@ def test_a_prompt_is_put_into_the_chat_template(studio, folder, chat_run):
         raw = ask(address, "/studio/distribution", body)[2]
         answer = ask(address, "/studio/distribution", {**body, "chat": True})[2]
         assert raw["formatted"] is None
-        assert answer["formatted"] == render(CHATML, [("user", "7 cats")], prompt=True)
+        assert answer["formatted"] == render(
+            CHATML, [("user", "7 cats")], add_generation_prompt=True
+        )
         messages = [{"role": "user", "content": "7 cats"}]
         options = {"logprobs": True, "top_logprobs": 3, "max_tokens": 1, "ignore_eos": True}
         chat = {"model": "chat", "messages": messages, **options}

@@ -61,7 +61,14 @@ TEXTS = [
 TEXTS += ["{}", "[]", "{", "[1", "null", "%s", "$(x)", "../..", "a\nb", "\x1b[31m", "*", "~", ","]
 SETTINGS = ["model.dim", "model.layers", "model.heads", "model.context", "model.position", "model"]
 SETTINGS += ["model.norm", "model.dropout", "model.ffn", "model.vocab_size", "train.batch", "seed"]
-SETTINGS += ["train.lr", "train.optimizer", "train.schedule", "train.warmup", "train.clip", "train"]
+SETTINGS += [
+    "train.lr",
+    "train.optimizer",
+    "train.schedule",
+    "train.warmup",
+    "train.max_grad_norm",
+    "train",
+]
 SETTINGS += ["train.ema", "train.save_every", "train.evaluate_every", "train.precision", "device"]
 SETTINGS += [
     "data.path",
@@ -75,7 +82,7 @@ SETTINGS += [
     "task.kind",
     "train.accumulate",
     "train.compile",
-    "train.keep",
+    "train.keep_checkpoints",
     "data",
     "start",
 ]

@@ -72,7 +72,11 @@ def storm(place, runs, steps, seed):
     """Storms over one run after the other; the figures."""
     torch.set_num_threads(1)
     settings = config(
-        write_data(place) / "cats.txt", steps=steps, evaluate_every=6, save_every=3, keep=2
+        write_data(place) / "cats.txt",
+        steps=steps,
+        evaluate_every=6,
+        save_every=3,
+        keep_checkpoints=2,
     )
     count_parameters(resolve(settings.model))  # slow the first time
     began = time.monotonic()

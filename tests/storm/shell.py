@@ -15,7 +15,7 @@ WORDS = [
     "train.ema=0.9",
     "train.evaluate_targets=200",
     "train.save_every=3",
-    "train.keep=2",
+    "train.keep_checkpoints=2",
     "device=cpu",
 ]
 TAKE_TERMINAL = """

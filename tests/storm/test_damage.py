@@ -19,7 +19,7 @@ MORE = "train.steps=14"  # or there would be nothing to go on with
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
-    list(begin(config(data / "cats.txt", keep=2), folder))
+    list(begin(config(data / "cats.txt", keep_checkpoints=2), folder))
     return folder
 
 

@@ -37,7 +37,7 @@ def results(folder, monkeypatch):
     new = ("model.safetensors", "checkpoints/step-9/")
     files = contents(folder / "run").items()
     weights = {name: digest for name, digest in files if name.startswith(new)}
-    return (weights, run.generate("the cat", tokens=12, seed=1), run.evaluate()), listed
+    return (weights, run.generate("the cat", max_new_tokens=12, seed=1), run.evaluate()), listed
 
 
 def flip(file, chance):

@@ -310,7 +310,7 @@ def test_a_template_of_a_tokenizer_is_not_rendered(harmless, trained, tmp_path):
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     (folder / "chat_template.jinja").write_text(template)
     run = regard.load(folder, device="cpu")
-    run.generate("the cat", tokens=3, seed=1)
+    run.generate("the cat", max_new_tokens=3, seed=1)
     assert not harmless.mark.exists()
 
 

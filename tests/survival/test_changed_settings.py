@@ -190,7 +190,7 @@ def test_edit_changes_the_settings_that_the_run_has_when_it_ends(run, monkeypatc
             yield
 
     monkeypatch.setattr(RunFolder, "hold_lock", hold_lock)
-    assert regard.edit(run, train={"keep": 7}) == ["train.keep: 3 → 7"]
+    assert regard.edit(run, train={"keep_checkpoints": 7}) == ["train.keep_checkpoints: 3 → 7"]
     assert RunFolder(run).read_config().name == "new"
 
 

@@ -70,7 +70,7 @@ def refused(capsys, folder, *words):
         ("train", "seed = 1.5", "train.seed must be an integer"),
         ("train", f"seed = {10**400}", "train.seed must lie between -2^63 and 2^63"),
         ("train", f"keep = {'9' * 5000}", "is not a TOML file"),
-        ("train", "keep = 0", "train.keep=0 must be at least 1"),
+        ("train", "keep_checkpoints = 0", "train.keep_checkpoints=0 must be at least 1"),
         ("train", "precision = 'half'", "train.precision: unknown value 'half'"),
         ("train", "start = 3", "train.start must be a string"),
         ("model", "dim = 32\nheads = 5", "heads=5 must divide dim=32"),

@@ -185,7 +185,7 @@ def test_images_outside_of_the_folder_are_told(tmp_path):
 
     assert "outside" not in described("./b.png")
     for name in ("../secret.png", str(tmp_path / "secret.png")):
-        assert "; 1 images are outside the folder of the table" in described(name)
+        assert "; 1 image is outside the folder of the table" in described(name)
     with pytest.raises(DataError, match=r"line 3: 'xxx.*: File name too long"):
         described("x" * 300 + ".png")
 

@@ -26,7 +26,9 @@ TREASURE = "not yours\n" * 100
 def trained(data, tmp_path_factory):
     """A run of 6 steps with checkpoints of steps 2, 4 and 6, not to be changed."""
     folder = tmp_path_factory.mktemp("trained") / "run"
-    settings = config(data / "cats.txt", steps=6, save_every=2, evaluate_every=3, keep=3)
+    settings = config(
+        data / "cats.txt", steps=6, save_every=2, evaluate_every=3, keep_checkpoints=3
+    )
     list(begin(settings, folder))
     return folder
 
@@ -158,7 +160,7 @@ def test_links_in_the_checkpoints_lead_nowhere(run, outside, where):
     LINKED_IN_CHECKPOINTS[where](run, outside)
     theirs = state_of(outside)
     try:
-        list(resume(run, {"train": {"steps": 8, "keep": 1}}))
+        list(resume(run, {"train": {"steps": 8, "keep_checkpoints": 1}}))
     except CheckpointError as error:
         assert "checkpoints" in str(error)  # noqa: PT017 -- some go on without the link
     assert state_of(outside) == theirs
@@ -195,7 +197,7 @@ def test_what_is_not_ours_stays(run):
         os.utime(path, (0, 0))
     leftover = run / "checkpoints" / ".step-5.tmp-1@here"
     leftover.mkdir()
-    list(resume(run, {"train": {"steps": 8, "keep": 1}}))
+    list(resume(run, {"train": {"steps": 8, "keep_checkpoints": 1}}))
     assert [path for path in notes if path.read_text() != "mine"] == []
     assert not leftover.exists()
 
@@ -300,7 +302,9 @@ def test_where_folders_cannot_be_locked_a_deleted_lock_file_ends_the_run(run, mo
 def whole(data, tmp_path_factory):
     """The settings of a run of 8 steps, and that run undisturbed."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    settings = config(data / "cats.txt", steps=8, save_every=3, evaluate_every=4, keep=9)
+    settings = config(
+        data / "cats.txt", steps=8, save_every=3, evaluate_every=4, keep_checkpoints=9
+    )
     list(begin(settings, folder))
     return settings, folder
 

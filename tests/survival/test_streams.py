@@ -101,7 +101,7 @@ def test_words_that_are_not_utf8(run, data, capsys, words):
 def test_too_many_tokens(run, capsys):
     done = invoke(capsys, "generate", run, "the", "-n", 1_000_000_000_000)
     assert (done.code, done.out) == (2, "")
-    assert done.err == "regard: tokens=1000000000000 must be at most 10,000,000\n"
+    assert done.err == "regard: max_new_tokens=1000000000000 must be at most 10,000,000\n"
 
 
 @pytest.fixture

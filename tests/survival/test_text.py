@@ -38,7 +38,7 @@ BAD = {
     "NUL": (b"one\ntw\0o\n", "my.txt is binary, not text: byte 6 (line 2) is NUL"),
     "UTF-16": ("one".encode("utf-16"), "my.txt is UTF-16"),
     "half a gzip": (gzip.compress(os.urandom(999))[:500], "my.txt is a corrupted gzip file"),
-    "one letter": (b"x", "1 bytes are too few for a validation fraction"),
+    "one letter": (b"x", "1 byte is too few for a validation fraction"),
 }
 
 

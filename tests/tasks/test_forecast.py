@@ -75,6 +75,8 @@ def test_errors_are_those_of_a_loop_that_feeds_back_its_forecasts():
     }
     assert found == pytest.approx(expected, abs=1e-10)
     assert list(found) == list(expected)
+    by_step = Forecast(column="x", horizon=6).mse_by_step(model, [batch])
+    assert by_step == pytest.approx([means[h] for h in range(1, 7)], abs=1e-10)
 
 
 def test_the_linear_layer_is_the_ridge_solution_of_numpy():
@@ -172,6 +174,17 @@ def test_settings_that_do_not_fit_are_refused():
         ({"preset": "ngram"}, {}, "needs a model that reads vectors"),
         ({"preset": "tiny-encoder"}, {"direct": False}, "an encoder also reads the rows after"),
         ({"family": "linear"}, {"normalize": "window"}, "task.normalize is for networks"),
+        (
+            {"family": "linear"},
+            {"column": "c0", "covariates": ["c1"]},
+            r"task.covariates is for networks; choose one, as in model.preset=gru",
+        ),
+        (
+            {"preset": "bert-base"},
+            {},
+            r"model.segments=2: for the embedding of tokens, and a series has .* set "
+            r"model.segments=0, or choose another model, as in model.preset=tiny-encoder",
+        ),
         ({"family": "linear"}, {"direct": False}, "task.direct is for networks"),
         ({"preset": "tiny-encoder-decoder"}, {}, "needs a model of architecture"),
     ]:
@@ -311,7 +324,7 @@ def test_a_direct_model_is_fed_back_row_by_row_as_in_a_loop():
                 first = found.task.forecast_once(model, window.unsqueeze(0))[0, :1]
             window = torch.cat([window[1:], first])
             squares[step].append(float(first[0, 0] - rows[start + 8 + step, 0]) ** 2)
-    expected = {f"mse_{step}": np.mean(squares[step - 1]) for step in (1, 2, 4, 5)}
+    expected = [np.mean(errors) for errors in squares]  # of every step, for the figure
     assert recursive_errors(model, found.task, series) == pytest.approx(expected, rel=1e-4)
     end = backtest(model, found.task, series)
     last = (window[-5:] * found.task.std + found.task.mean)[:, 0].tolist()
@@ -319,7 +332,7 @@ def test_a_direct_model_is_fed_back_row_by_row_as_in_a_loop():
     assert end.recursive[0] == pytest.approx(end.forecast[0], rel=1e-5)
     assert end.recursive[4] != pytest.approx(end.forecast[4], rel=1e-5)
     recursive = replace(found.task, direct=False)
-    assert recursive_errors(model, recursive, series) == {}
+    assert recursive_errors(model, recursive, series) == []
     assert not recursive.can_forecast_recursively(model, 5)
     assert not replace(found.task, covariates=["other"]).can_forecast_recursively(model, 5)
     assert not found.task.can_forecast_recursively(model, 1)
@@ -341,11 +354,15 @@ def test_several_columns_by_a_network_and_their_pictures(tmp_path, monkeypatch, 
     assert "left out   same: all training values are equal" in said.err
     assert "  linear layer, 50 values  0.0" in said.out
     assert "nats" not in said.out + said.err
+    unit = "columns scaled to standard deviation 1"
+    assert f"metrics    mse and mae, {unit}\n" in said.err
+    assert f"values, {unit}:\n" in said.err
     said = invoke(capsys, "evaluate", "run", "--test", "--out", "e.svg", "--column", "b", "--json")
     assert said.code == 0, said.err
     measured = json.loads(said.out)
     assert measured["evaluated"] == "all 360 values"  # 36 windows of 5 rows and 2 columns
     assert {"mae [a]", "mae [b]", "AR(10): mse"} <= set(measured)
+    assert measured["unit"] == f"{unit}; mae [COLUMN]: the unit of the column"
     picture = (tmp_path / "e.svg").read_text()
     for text in ("b: the last 5 values", "direct forecast", "recursive forecast, row by row"):
         assert text in picture
@@ -365,9 +382,78 @@ def test_several_columns_by_a_network_and_their_pictures(tmp_path, monkeypatch, 
     info = invoke(capsys, "info", "run").out
     assert "vectors of 2" in info
     assert "the next 5 values of 2 columns" in info
+    assert f"values, {unit})" in info
+    assert "FLOPs per position" in info
+    for absent in ("vocab_size", "tied", "token", "KV cache"):
+        assert absent not in info
+    assert json.loads(invoke(capsys, "info", "run", "--json").out)["unit"] == unit
+    compared = invoke(capsys, "compare", "run", "run")
+    assert f"validation ({unit})" in compared.out
+    assert invoke(capsys, "compare", *["run"] * 5).out.startswith(f"metrics: {unit}\n")
+    assert json.loads(invoke(capsys, "compare", "run", "run", "--json").out)["unit"] == unit
     said = invoke(capsys, "export", "run", "exported")
     assert said.code != 0
     run = regard.load("run")
     assert set(run.forecast(steps=2)) == {"a", "b"}
     with pytest.raises(ConfigError, match="steps=0 must be at least 1"):
         run.forecast(steps=0)
+
+
+def panels(figure):
+    """The lines of each panel, without those of the legend."""
+    return [[line for line in axes.get_lines() if len(line.get_xdata())] for axes in figure.axes]
+
+
+def test_figures_show_dates_columns_and_the_error_of_every_step(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    days = [f"{1 + n % 28}/{1 + n // 28}/2001,{np.sin(n / 4):.4f}\n" for n in range(300)]
+    (tmp_path / "a.csv").write_text("day,heat\n" + "".join(days))
+    (tmp_path / "b.csv").write_text("heat\n" + "".join(day.split(",")[1] for day in days))
+    words = ["task.horizon=12", "task.context=24"]
+    for name in "ab":
+        assert invoke(capsys, "train", f"{name}.csv", *words, "--out", name).code == 0
+    dated, undated = regard.load("a"), regard.load("b")
+    figure = dated.draw_evaluation()
+    values = figure.axes[0]
+    assert [values.get_xlabel(), values.get_ylabel()] == ["day", "heat"]
+    (truth, direct, recursive, one_step), (growth, recursive_growth) = panels(figure)
+    first = np.datetime64("1970-01-01") + np.timedelta64(int(direct.get_xdata()[0]), "D")
+    assert first == dated.backtest().dates[-13]  # from the last value before the forecast
+    assert len(direct.get_xdata()) == 13
+    assert len({line.get_linestyle() for line in (truth, direct)}) == 1  # solid, truth is wider
+    assert truth.get_linewidth() > direct.get_linewidth() > one_step.get_linewidth()
+    assert len({str(line._dash_pattern) for line in (direct, recursive, one_step)}) == 3
+    for curve in (growth, recursive_growth):
+        np.testing.assert_array_equal(curve.get_xdata(), np.arange(1, 13))
+    measured = dated.evaluate()
+    for step in (1, 2, 4, 8, 12):
+        assert growth.get_ydata()[step - 1] == pytest.approx(measured[f"mse_{step}"])
+    assert [name for name in measured if name.startswith("mse_")] == [
+        f"mse_{step}" for step in (1, 2, 4, 8, 12)
+    ]
+    figure.canvas.draw()
+    labels = [label.get_text() for label in values.get_xticklabels()]
+    assert any(label.isalpha() for label in labels)  # the name of a month
+
+    future = undated.draw_forecast(steps=5)
+    assert future.axes[0].get_xlabel() == "row"
+    _, direct, *_ = panels(future)[0]
+    np.testing.assert_array_equal(direct.get_xdata(), np.arange(300, 306))
+    (growth,) = panels(future)[1]
+    assert len(growth.get_xdata()) == 12
+    compared = regard.compare("a", "a").figure()
+    assert len(panels(compared)[1][0].get_xdata()) == 12
+    (tmp_path / "b.csv").rename("c.csv")  # only the errors that the run has stored are known
+    (growth,) = panels(undated.draw_forecast("c.csv"))[1]
+    assert growth.get_xdata().tolist() == [1, 2, 4, 8, 12]
+    assert growth.get_linestyle() == "None"
+
+
+def test_the_recipe_for_ett_trains_on_any_table_of_numbers(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{np.sin(n / 4):.4f},{np.cos(n / 9):.4f}\n" for n in range(1000)]
+    (tmp_path / "other.csv").write_text("a,b\n" + "".join(rows))
+    said = invoke(capsys, "train", "forecast-ett", "data.path=other.csv", "--dry-run")
+    assert said.code == 0, said.err
+    assert said.out.count("the first 600 rows for training, 60 %, since these are not") == 4
+    assert said.out.count("the next 200 rows; then 200 rows for testing") == 4

@@ -71,7 +71,7 @@ def test_the_loss_and_its_gradient_are_finite_for_any_output(size):
 
 
 def network(name, **fields):
-    task = Handwriting(std=50.0, points=20, **fields)
+    task = Handwriting(std=50.0, max_points=20, **fields)
     torch.manual_seed(0)
     model = build_model(resolve(NETWORKS[name], **task.model_settings())).eval()
     for parameter in model.parameters():
@@ -118,7 +118,7 @@ def test_a_bias_narrows_the_distribution():
 
 
 def test_drawings_are_batched_with_their_class_and_end():
-    task = Handwriting(std=2.0, points=4, class_names=["a", "b"])
+    task = Handwriting(std=2.0, max_points=4, class_names=["a", "b"])
     short, long = np.array([[2, 4, 0], [6, 0, 1]], np.float32), np.ones((5, 3), np.float32)
     batch = task.collate(([short, long], [1, 0], None), torch.Generator())
     assert batch.lengths.tolist() == [2, 4]

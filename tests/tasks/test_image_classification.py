@@ -290,7 +290,7 @@ def test_a_run_on_images_resumes_to_the_same_bits(place, tmp_path):
 
 
 def test_the_best_by_accuracy_is_the_highest(place, tmp_path):
-    more = {"steps": 30, "best": "accuracy", "evaluate_every": 4}
+    more = {"steps": 30, "best_metric": "accuracy", "evaluate_every": 4}
     over = {**SHORT, "train": {**SHORT["train"], **more}}
     run = regard.train(str(place / "halves.npz"), out=tmp_path / "run", **over)
     rows = [row["validation"]["accuracy"] for row in run.folder.rows() if "validation" in row]
@@ -318,7 +318,7 @@ def test_sizes_are_printed_as_width_and_height(place):
             r"halves holds images;\nit needs text.*\ntasks for images: image_classification",
         ),
         ({"train": {"tokens": 64, "batch": None}}, "train.tokens counts tokens"),
-        ({"train": {"best": "bleu"}}, "choose among last, loss, accuracy"),
+        ({"train": {"best_metric": "bleu"}}, "choose among last, loss, accuracy"),
         (
             {"model": {"head": "none", "cls": True}},
             "model.head must be 'classification', not 'none'",
@@ -374,6 +374,19 @@ def test_another_set_of_classes_gets_a_head_of_its_own(place, tmp_path):
     assert after.head.out.weight.shape[0] == 2
     kept, own = before.state_dict(), after.state_dict()
     assert all(torch.equal(kept[name], own[name]) for name in own if "head" not in name)
+
+
+def test_a_subset_of_the_classes_keeps_their_numbers(place, tmp_path):
+    images, labels = halves(60)
+    kept = labels < 2
+    names = np.array(["upper", "lower"])[labels[kept]]
+    np.savez(tmp_path / "two.npz", x=images[kept], y=names)
+    settings = {"task": {"class_names": ["both", "lower", "upper"]}}
+    data = prepare_training(config(tmp_path / "two.npz", **settings))
+    assert {*data.batch(0).targets.tolist()} == {1, 2}
+    assert not any("class both" in line for line in data.description)  # no image of it at all
+    (validation,) = data.validation_batches(None)
+    assert {*validation.targets.tolist()} <= {1, 2}
 
 
 def test_an_image_cannot_be_shifted_out_of_sight(place, tmp_path):

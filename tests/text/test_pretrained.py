@@ -18,7 +18,7 @@ from tokenizers import processors
 from regard.errors import CheckpointError
 from regard.text import PairTokenizers, Tokenizer, train_tokenizer
 from regard.text.pretrained import DEFAULTS, load_pretrained
-from regard.text.sentencepiece import build, read_model
+from regard.text.sentencepiece import build_tokenizer, read_model
 from text import files
 
 TEXTS = [
@@ -229,7 +229,7 @@ def loaded_tokenizer(kind):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "spiece.model")
         path.write_bytes(files.sentencepiece(pieces, **options))
-        return Tokenizer(build(read_model(path)))
+        return Tokenizer(build_tokenizer(read_model(path)))
 
 
 def tokens(tokenizer, text):
@@ -274,7 +274,7 @@ def test_control_pieces_are_never_joined_from_text():
 def test_spaces_are_added_and_dropped_as_the_file_says(tmp_path, prefix, squeeze):
     path = tmp_path / "spiece.model"
     path.write_bytes(files.sentencepiece(files.UNIGRAM, prefix=prefix, squeeze=squeeze))
-    tokenizer = Tokenizer(build(read_model(path)))
+    tokenizer = Tokenizer(build_tokenizer(read_model(path)))
     for text in TEXTS:
         wanted = slow_unigram(normalize(text, prefix=prefix, squeeze=squeeze), files.UNIGRAM)
         assert tokens(tokenizer, text) == wanted
@@ -283,7 +283,7 @@ def test_spaces_are_added_and_dropped_as_the_file_says(tmp_path, prefix, squeeze
 def test_characters_are_replaced_as_the_file_says(tmp_path):
     path = tmp_path / "spiece.model"
     path.write_bytes(files.sentencepiece(files.UNIGRAM, charsmap=files.charsmap("X", "the")))
-    tokenizer = Tokenizer(build(read_model(path)))
+    tokenizer = Tokenizer(build_tokenizer(read_model(path)))
     assert tokens(tokenizer, "X cats") == tokens(tokenizer, "the cats")
 
 
@@ -292,7 +292,7 @@ def test_symbols_of_the_user_are_never_cut(tmp_path, model):
     pieces = [*(files.UNIGRAM if model == 1 else files.BPE), ("ct", 0.0, files.USER)]
     path = tmp_path / "spiece.model"
     path.write_bytes(files.sentencepiece(pieces, model=model, squeeze=False))
-    tokenizer = Tokenizer(build(read_model(path)))
+    tokenizer = Tokenizer(build_tokenizer(read_model(path)))
     assert tokens(tokenizer, "act")[-1] == "ct"
     assert tokens(tokenizer, "acta")[-2:] == ["ct", "a"]
     assert tokens(tokenizer, "act")[0] == "▁"
@@ -422,7 +422,7 @@ def test_noise_in_a_sentencepiece_model_is_read_or_refused(tmp_path_factory, noi
     path = tmp_path_factory.getbasetemp() / "noisy.model"
     path.write_bytes(data[:place] + noise + data[place + len(noise) :])
     try:
-        library = build(read_model(path))
+        library = build_tokenizer(read_model(path))
     except CheckpointError:
         return
     library.encode("the X cats été")

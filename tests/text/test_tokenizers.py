@@ -22,7 +22,7 @@ from regard.text import (
     train_tokenizer,
     trainers,
 )
-from regard.text.trainers import sample
+from regard.text.trainers import sample_texts
 
 CORPUS = [
     "The cat sat on the mat, and the dog sat on the log.\n",
@@ -430,13 +430,13 @@ def test_the_fingerprint_does_not_depend_on_how_the_file_is_laid_out(tmp_path):
 
 
 def test_a_sample_is_everything_when_that_fits():
-    assert sample(["ab", "", "é"], 4) == ["ab", "é"]
+    assert sample_texts(["ab", "", "é"], 4) == ["ab", "é"]
 
 
 @pytest.mark.parametrize("total", [None, 4000, 100])
 def test_a_sample_is_bounded_and_spread_over_the_stream(total):
     pieces = [f"{number:04}" for number in range(1000)]
-    taken = sample(iter(pieces), 400, total_bytes=total)
+    taken = sample_texts(iter(pieces), 400, total_bytes=total)
     numbers = [int(piece) for piece in taken]
     steps = set(np.diff(numbers))
     assert 400 / 3 - 4 <= sum(map(len, taken)) <= 400
@@ -447,13 +447,13 @@ def test_a_sample_is_bounded_and_spread_over_the_stream(total):
 
 
 def test_a_sample_of_two_alternating_languages_has_both():
-    taken = sample((text for _ in range(1000) for text in ("ab", "éé")), 300)
+    taken = sample_texts((text for _ in range(1000) for text in ("ab", "éé")), 300)
     assert abs(taken.count("ab") - taken.count("éé")) <= 1
 
 
 def test_one_long_piece_is_sampled_from_all_over(monkeypatch):
     monkeypatch.setattr(trainers, "WINDOW", 10)
-    taken = sample(["a" * 500 + "b" * 500], 100)
+    taken = sample_texts(["a" * 500 + "b" * 500], 100)
     assert sum(map(len, taken)) <= 100
     assert {"a" * 10, "b" * 10} == set(taken)
 

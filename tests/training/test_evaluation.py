@@ -211,15 +211,15 @@ def test_networks_and_ngrams_are_evaluated_on_the_same_targets(data, finished, t
 
 def test_the_best_weights_are_chosen_by_the_metric_of_the_task(data):
     settings = config(data / "cats.txt")
-    assert with_best_metric(settings).train.best == "loss"
+    assert with_best_metric(settings).train.best_metric == "loss"
     for task, metric in (
         ("text_classification", "accuracy"),
         ("tag", "f1"),
         ("image_classification", "accuracy"),
     ):
-        assert with_best_metric(replace(settings, task=task)).train.best == metric
-    chosen = replace(settings, task="tag", train=replace(settings.train, best="last"))
-    assert with_best_metric(chosen).train.best == "last"
+        assert with_best_metric(replace(settings, task=task)).train.best_metric == metric
+    chosen = replace(settings, task="tag", train=replace(settings.train, best_metric="last"))
+    assert with_best_metric(chosen).train.best_metric == "last"
     assert (TextClassification.best_metric, Tag.best_metric) == ("accuracy", "f1")
 
 

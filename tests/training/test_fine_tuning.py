@@ -101,7 +101,7 @@ def test_layer_decay_scales_the_learning_rate_of_a_step():
     before = {name: p.detach().clone() for name, p in built.named_parameters()}
     objective, scales = Objective(built, regard.tasks.Causal()), lr_scales(built, 0.5)
     adamw = optimizers({"kind": "adamw", "weight_decay": 0.0}, built, 1e-3, scales)
-    list(training_steps(objective, [text_batch()], adamw, lambda step: 1e-3, clip=0.0))
+    list(training_steps(objective, [text_batch()], adamw, lambda step: 1e-3, max_grad_norm=0.0))
     for name, p in built.named_parameters():
         step = (p - before[name]).abs().max().item()
         assert step == pytest.approx(1e-3 * 0.5 ** layer_depths(built)[name], rel=0.01), name
@@ -169,7 +169,7 @@ def world(tmp_path_factory):
 
 
 def tune(world, name, choice, steps=4, **settings):
-    table = {"start": str(world / "base"), "tune": choice, "best": "last", **settings}
+    table = {"start": str(world / "base"), "tune": choice, "best_metric": "last", **settings}
     return regard.train(
         world / "data.csv", out=world / name, steps=steps, batch=8, quiet=True, train=table
     )
@@ -201,10 +201,15 @@ def test_a_run_with_an_adapter_saves_only_it_and_resumes_to_the_bit(world):
         steps=4,
         quiet=True,
         on_event=events.append,
-        train={"start": str(world / "base"), "tune": choice, "best": "last", "save_every": 2},
+        train={
+            "start": str(world / "base"),
+            "tune": choice,
+            "best_metric": "last",
+            "save_every": 2,
+        },
     )
     (line,) = [line for line in events[0].description if line.startswith("trainable")]
-    assert "lora rank=2 targets=*.query,*.up dropout=0.1: " in line
+    assert "lora rank=2 alpha=16 dropout=0.1 targets=*.query,*.up lr=0.001: " in line
     saved = load_file(world / "whole" / "model.safetensors")
     assert set(saved) == {
         *(
@@ -226,7 +231,9 @@ def test_a_run_with_an_adapter_saves_only_it_and_resumes_to_the_bit(world):
     again = regard.resume(world / "whole", step=2, steps=4, quiet=True)
     for name, tensor in weights(again.model).items():
         assert torch.equal(tensor, merged[name]), name
-    assert regard.edit(world / "whole", train={"keep": 2}) == ["train.keep: 3 → 2"]
+    assert regard.edit(world / "whole", train={"keep_checkpoints": 2}) == [
+        "train.keep_checkpoints: 3 → 2"
+    ]
     config = json.loads((world / "whole" / "config.json").read_text())
     config["train"]["tune"]["alpha"] = 99.0
     (world / "whole" / "config.json").write_text(json.dumps(config))
@@ -236,10 +243,11 @@ def test_a_run_with_an_adapter_saves_only_it_and_resumes_to_the_bit(world):
 
 def test_a_run_starts_from_an_adapter_merged(world, monkeypatch):
     first = tune(world, "adapter", {"kind": "lora", "rank": 2}, lr=0.01)
-    read = start_module._base_weights  # a base in half precision is trained in float32
-    monkeypatch.setattr(
-        start_module, "_base_weights", lambda *at: {n: t.half() for n, t in read(*at).items()}
-    )
+    start = start_module.open_start(
+        world / "base"
+    )  # a base in half precision is trained in float32
+    half = replace(start, tensors=lambda: {n: t.half() for n, t in start.tensors().items()})
+    monkeypatch.setattr(start_module, "open_start", lambda path: half)
     halved = weights(regard.load(world / "adapter").model)
     assert {tensor.dtype for tensor in halved.values()} == {torch.float32}
     monkeypatch.undo()

@@ -7,7 +7,7 @@ import torch
 
 from regard.data.batch import TextBatch
 from regard.tasks import Causal
-from regard.training.loop import Objective, SingleProcess, count_on, train
+from regard.training.loop import Objective, SingleProcess, count_on_device, train
 from regard.training.optim import optimizers, state_tensors
 from training.runs import text_batch, tiny
 
@@ -151,7 +151,9 @@ def test_the_gradient_is_cut_to_the_norm_that_clip_allows():
     for clip in (0.01, 0.0):
         objective = make_objective()
         before = weights(objective)
-        (step,) = train(objective, [text_batch()], plain(objective), lambda step: 1.0, clip=clip)
+        (step,) = train(
+            objective, [text_batch()], plain(objective), lambda step: 1.0, max_grad_norm=clip
+        )
         change = [(weights(objective)[n] - before[n]).norm() for n in before]
         moved[clip] = float(torch.stack(change).norm()), float(step.grad_norm)
     assert moved[0.01][0] == pytest.approx(0.01, rel=1e-3)
@@ -200,5 +202,5 @@ def test_a_step_with_nothing_to_score_is_no_division_by_zero():
 
 def test_targets_that_a_task_counts_on_the_host_are_on_the_device_of_the_model():
     counted = torch.tensor(7)
-    assert count_on(torch.device("cpu"), counted) is counted
-    assert count_on(torch.device("meta"), counted).device.type == "meta"
+    assert count_on_device(torch.device("cpu"), counted) is counted
+    assert count_on_device(torch.device("meta"), counted).device.type == "meta"

@@ -456,7 +456,7 @@ def test_a_restarted_launch_finds_the_folder_that_it_began(tmp_path, monkeypatch
 
 def test_a_restarted_launch_goes_back_to_a_step_once(data, tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    list(run.begin(config(data / "cats.txt", keep=9), folder))
+    list(run.begin(config(data / "cats.txt", keep_checkpoints=9), folder))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
 

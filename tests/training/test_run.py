@@ -86,7 +86,7 @@ def test_the_events_come_in_order(data, tmp_path):
     progress = [event for event in events if isinstance(event, StepLogged)]
     assert (progress[-1].step, progress[-1].steps, progress[-1].seconds_left) == (4, 4, 0)
     (evaluated,) = (event for event in events if isinstance(event, Evaluated))
-    assert evaluated.best
+    assert evaluated.is_best
     assert evaluated.sample
     assert events[-1].metrics == evaluated.metrics
     assert events[-1].step == 4
@@ -369,9 +369,11 @@ def judged(monkeypatch, losses):
 
 def test_the_best_model_is_kept_and_so_is_its_checkpoint(data, tmp_path, monkeypatch):
     judged(monkeypatch, [3.0, 1.0, 2.0, 1.5, 1.0, 4.0])
-    settings = config(data / "cats.txt", evaluate_every=2, save_every=2, keep=2, ema=0.0, **WHOLE)
+    settings = config(
+        data / "cats.txt", evaluate_every=2, save_every=2, keep_checkpoints=2, ema=0.0, **WHOLE
+    )
     events = list(begin(settings, tmp_path / "run"))
-    assert [e.best for e in events if isinstance(e, Evaluated)] == [1, 1, 0, 0, 0, 0]
+    assert [e.is_best for e in events if isinstance(e, Evaluated)] == [1, 1, 0, 0, 0, 0]
     assert events[-1].metrics["loss"] == 1.0
     assert steps_of(tmp_path / "run") == [4, 10, 12]
     best = read_tensors(tmp_path / "run/checkpoints/step-4/model.safetensors")
@@ -392,7 +394,7 @@ def test_the_best_is_evaluated_again_where_evaluations_have_another_part(
     settings = config(data / "cats.txt", steps=2, evaluate_every=2, evaluate_targets=40)
     list(begin(settings, tmp_path / "run"))
     events = resume(tmp_path / "run", {"train": {"steps": 4, "evaluate_targets": 200}})
-    assert [e.best for e in events if isinstance(e, Evaluated)] == [True]
+    assert [e.is_best for e in events if isinstance(e, Evaluated)] == [True]
     assert limits[0] < limits[1] == limits[2]
 
 
@@ -408,21 +410,21 @@ def test_the_model_that_is_kept_has_the_mean_weights(whole):
 
 def test_best_last_keeps_the_newest(data, tmp_path, monkeypatch):
     judged(monkeypatch, [1.0, 2.0, 3.0])
-    events = list(begin(config(data / "cats.txt", best="last", **WHOLE), tmp_path / "run"))
-    assert [e.best for e in events if isinstance(e, Evaluated)] == [True, True, True]
+    events = list(begin(config(data / "cats.txt", best_metric="last", **WHOLE), tmp_path / "run"))
+    assert [e.is_best for e in events if isinstance(e, Evaluated)] == [True, True, True]
     assert events[-1].metrics["loss"] == 3.0
 
 
 def test_an_evaluation_that_is_not_a_number_is_never_the_best(data, tmp_path, monkeypatch):
     judged(monkeypatch, [math.nan, 2.0, math.nan])
     events = list(begin(config(data / "cats.txt", **WHOLE), tmp_path / "run"))
-    assert [e.best for e in events if isinstance(e, Evaluated)] == [True, True, False]
+    assert [e.is_best for e in events if isinstance(e, Evaluated)] == [True, True, False]
     assert events[-1].metrics["loss"] == 2.0
 
 
 def test_a_metric_that_is_not_measured_is_refused_before_the_first_step(data, tmp_path):
     with pytest.raises(ConfigError, match=r"'blue' is not a metric of .* last, loss"):
-        list(begin(config(data / "cats.txt", best="blue"), tmp_path / "run"))
+        list(begin(config(data / "cats.txt", best_metric="blue"), tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
@@ -540,8 +542,8 @@ def test_other_models_are_trained_judged_and_used_by_the_same_verbs(model, data,
     again = regard.load(tmp_path / "run")
     assert again.evaluate()["loss"] == pytest.approx(ran.evaluate()["loss"], abs=1e-6)
     assert again.evaluate()["bits_per_byte"] > 0
-    text = again.generate("the ", tokens=20, seed=1)
-    assert text == again.generate("the ", tokens=20, seed=1)
+    text = again.generate("the ", max_new_tokens=20, seed=1)
+    assert text == again.generate("the ", max_new_tokens=20, seed=1)
     assert 0 < len(text) <= 20
 
 

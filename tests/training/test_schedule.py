@@ -47,7 +47,7 @@ def test_constant_stays():
 
 @pytest.mark.parametrize("floor", [0.0, 0.25])
 def test_linear_is_a_line(floor):
-    factor = schedule({"kind": "linear", "warmup": WARMUP, "floor": floor}, STEPS)
+    factor = schedule({"kind": "linear", "warmup": WARMUP, "min_lr_factor": floor}, STEPS)
     for step in (10, 55, 99):
         assert factor(step) == pytest.approx(1 - (1 - floor) * (step - 10) / 90)
     assert factor(STEPS) == factor(STEPS + 7) == floor
@@ -55,7 +55,7 @@ def test_linear_is_a_line(floor):
 
 @pytest.mark.parametrize("floor", [0.0, 0.1])
 def test_cosine_is_half_a_wave(floor):
-    factor = schedule({"kind": "cosine", "warmup": WARMUP, "floor": floor}, STEPS)
+    factor = schedule({"kind": "cosine", "warmup": WARMUP, "min_lr_factor": floor}, STEPS)
     assert factor(10) == 1
     assert factor(55) == pytest.approx((1 + floor) / 2)
     angle = math.pi * 89 / 90
@@ -75,7 +75,8 @@ def test_inverse_sqrt_is_that_of_vaswani_with_its_peak_at_one():
 
 def test_warmup_stable_decay_stays_and_then_falls():
     factor = schedule(
-        {"kind": "warmup_stable_decay", "warmup": 10, "decay_fraction": 0.2, "floor": 0.1}, STEPS
+        {"kind": "warmup_stable_decay", "warmup": 10, "decay_fraction": 0.2, "min_lr_factor": 0.1},
+        STEPS,
     )
     assert [factor(step) for step in (10, 50, 80)] == [1, 1, 1]
     assert factor(90) == pytest.approx(0.55)

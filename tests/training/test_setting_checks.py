@@ -18,7 +18,7 @@ from training.runs import config
         ("batch", -1),
         ("tokens", 0),
         ("accumulate", 0),
-        ("keep", 0),
+        ("keep_checkpoints", 0),
         ("patience", 0),
         ("evaluate_every", -3),
         ("evaluate_targets", 0),
@@ -26,7 +26,7 @@ from training.runs import config
         ("lr", -1.0),
         ("lr", math.nan),
         ("lr", math.inf),
-        ("clip", -1.0),
+        ("max_grad_norm", -1.0),
         ("ema", 1.0),
     ],
 )
@@ -37,7 +37,7 @@ def test_a_number_with_which_nothing_is_learned_is_refused(data, name, value):
 
 def test_patience_needs_something_to_wait_for(data):
     with pytest.raises(ConfigError, match="patience has no effect with"):
-        check_settings(config(data / "cats.txt", patience=2, best="last"))
+        check_settings(config(data / "cats.txt", patience=2, best_metric="last"))
 
 
 def test_batch_norm_is_refused_where_its_averages_would_not_be_those_of_the_weights(

@@ -2,9 +2,9 @@
 
 The library's heuristic returns several algorithms for a matmul, sorted by estimated time. torch
 uses the first one. Here all are timed at the third call of the same matmul, and the fastest is
-used from then on; a resumed run uses the algorithms of its checkpoint (`prefer`). Epilogues apply
-a bias and GELU, or GELU's gradient, before the result is written, which saves one pass over
-memory.
+used from then on; a resumed run uses the algorithms of its checkpoint (`prefer_algorithms`).
+Epilogues apply a bias and GELU, or GELU's gradient, before the result is written, which saves one
+pass over memory.
 """
 
 import ctypes
@@ -63,14 +63,14 @@ _choices: dict[str, str] = {}  # the algorithm of each matmul that was autotuned
 _preferred: dict[str, str] = {}
 
 
-def choices() -> dict[str, str]:
+def chosen_algorithms() -> dict[str, str]:
     """The algorithms that this process has chosen, by matmul."""
     return dict(_choices)
 
 
-def prefer(choices: Mapping[str, str]) -> None:
+def prefer_algorithms(algorithms: Mapping[str, str]) -> None:
     """Use these algorithms, where the library offers them, instead of autotuning."""
-    _preferred.update(choices)
+    _preferred.update(algorithms)
 
 
 @cache

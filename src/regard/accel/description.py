@@ -2,7 +2,7 @@
 
 `inspect_decoder` lists every class and every attribute that a supported model may have. A module
 of another class (a new norm, score or position encoding) or with another attribute (a new field of
-a block) raises `UnsupportedModel`, and the model then decodes with its slower `step`.
+a block) raises `UnsupportedModelError`, and the model then decodes with its slower `step`.
 """
 
 from dataclasses import dataclass
@@ -106,23 +106,25 @@ class Description:
     device: torch.device
 
 
-class UnsupportedModel(Exception):
+class UnsupportedModelError(Exception):
     """Raised for a model that no fast path supports; the message is the reason."""
 
 
 def inspect_decoder(model: object) -> Description:
-    """The structure of a model; raise `UnsupportedModel` if a part of it is not known here."""
+    """The structure of a model; raise `UnsupportedModelError` if a part of it is not known here."""
     if type(model) is not Transformer:
-        raise UnsupportedModel(f"{type(model).__name__} is not a Transformer")
+        raise UnsupportedModelError(f"{type(model).__name__} is not a Transformer")
     if model.decoder is None or model.encoder is not None:
-        raise UnsupportedModel(f"architecture={model.config.architecture!r} is not decoder-only")
+        raise UnsupportedModelError(
+            f"architecture={model.config.architecture!r} is not decoder-only"
+        )
     if model.config.prefix:
-        raise UnsupportedModel("a prefix LM reads its prompt bidirectionally")
+        raise UnsupportedModelError("a prefix LM reads its prompt bidirectionally")
     for name, module in model.named_modules():
         _require_known(name or "the model", module)
     stack, head = model.decoder, model.head
     if type(head) is not Head:
-        raise UnsupportedModel(f"head {type(head).__name__} is not a linear head")
+        raise UnsupportedModelError(f"head {type(head).__name__} is not a linear head")
     position, weight = stack.position, model.embed.token.weight
     return Description(
         blocks=tuple(map(_inspect_block, stack.layers, stack.windows)),
@@ -143,12 +145,12 @@ def inspect_decoder(model: object) -> Description:
 
 def _inspect_block(block: Block, window: int | None) -> BlockDescription:
     if block.ffn is None:
-        raise UnsupportedModel("a layer has no feed-forward network")
+        raise UnsupportedModelError("a layer has no feed-forward network")
     attention, ffn = block.attention, cast(FeedForward, block.ffn)
     score = attention.score
     (norm, *others) = {type(norm) for norm in (block.attention_norm, block.ffn_norm) if norm}
     if others:
-        raise UnsupportedModel("the norms of a block are of different classes")
+        raise UnsupportedModelError("the norms of a block are of different classes")
     return BlockDescription(
         norm_placement=block.norm_placement.kind,
         norm=NORM_NAMES[norm],
@@ -174,9 +176,9 @@ def _norm_name(norm: nn.Module | None) -> str | None:
 
 
 def _require_known(name: str, module: nn.Module) -> None:
-    """Raise `UnsupportedModel` for classes, attributes and hooks that no fast path supports."""
+    """Raise `UnsupportedModelError` for classes, attributes and hooks without a fast path."""
     if type(module) not in KNOWN_ATTRIBUTES:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{name} is a {type(module).__name__}, which no fast path implements"
         )
     attributes = set(vars(module)) - MODULE_ATTRIBUTES
@@ -184,9 +186,11 @@ def _require_known(name: str, module: nn.Module) -> None:
         attributes |= set() if type(module) is nn.ModuleList else members.keys()
     for attribute in attributes - set(KNOWN_ATTRIBUTES[type(module)].split()):
         if not _preserves_results(getattr(module, attribute)):
-            raise UnsupportedModel(f"{name}.{attribute} is an attribute that no fast path supports")
+            raise UnsupportedModelError(
+                f"{name}.{attribute} is an attribute that no fast path supports"
+            )
     if module._forward_hooks or module._forward_pre_hooks:
-        raise UnsupportedModel(f"{name} has a forward hook")
+        raise UnsupportedModelError(f"{name} has a forward hook")
 
 
 def _preserves_results(attribute: Any) -> bool:

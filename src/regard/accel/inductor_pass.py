@@ -34,4 +34,4 @@ def _is_large(a: fx.Node, b: fx.Node) -> bool:
     left, right = a.meta["val"], b.meta["val"]
     half_precision = left.dtype in (torch.bfloat16, torch.float16)
     flops = 2 * left.shape[0] * left.shape[1] * right.shape[1]
-    return left.is_cuda and half_precision and flops >= matmul.AUTOTUNED_FLOPS
+    return left.is_cuda and half_precision and flops >= matmul.MIN_AUTOTUNED_FLOPS

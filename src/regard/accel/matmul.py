@@ -16,7 +16,7 @@ from regard.accel import cublaslt
 from regard.accel.cublaslt import Epilogue
 from regard.nn import loss
 
-AUTOTUNED_FLOPS = 2e10  # from this size on, autotuning gains more than a Python call costs
+MIN_AUTOTUNED_FLOPS = 2e10  # from this size on, autotuning gains more than a Python call costs
 aten: Any = torch.ops.aten
 
 
@@ -86,7 +86,7 @@ def is_large_in_graph(x: Tensor, weight: Tensor) -> bool:
         torch.compiler.is_compiling()
         and x.is_cuda
         and torch.is_autocast_enabled("cuda")
-        and 2 * x.numel() * len(weight) >= AUTOTUNED_FLOPS
+        and 2 * x.numel() * len(weight) >= MIN_AUTOTUNED_FLOPS
     )
 
 

@@ -40,7 +40,7 @@ class OnednnLinear:
         return cast(Tensor, y)
 
 
-def attach_onednn(decoder: PackedDecoder) -> None:
+def attach_onednn_weights(decoder: PackedDecoder) -> None:
     """Let a decoder on a CPU use oneDNN copies of its large weights, for decoding and prefill."""
     blocks = {packed: _with_onednn(packed) for packed in {*decoder.layers}}
     decoder.layers = [blocks[packed] for packed in decoder.layers]
@@ -50,7 +50,7 @@ def attach_onednn(decoder: PackedDecoder) -> None:
 
 
 def copied_bytes(model: Transformer) -> int:
-    """The memory of the copies that `attach_onednn` makes."""
+    """The memory of the copies that `attach_onednn_weights` makes."""
     weights = [module.weight for module in model.modules() if type(module) is nn.Linear]
     weights = [*weights, model.head.matrix]
     return sum(weight.nbytes for weight in {id(w): w for w in weights}.values() if is_large(weight))

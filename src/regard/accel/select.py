@@ -7,7 +7,7 @@ from typing import Literal, cast
 import torch
 from torch import nn
 
-from regard.accel.description import UnsupportedModel, inspect_decoder
+from regard.accel.description import UnsupportedModelError, inspect_decoder
 from regard.accel.kernels import kernels_unsupported_reason
 from regard.accel.packed_decoder import PackedDecoder
 from regard.accel.support import (
@@ -51,7 +51,7 @@ def decoding_path(
     """
     try:
         description = inspect_decoder(model)
-    except UnsupportedModel as error:
+    except UnsupportedModelError as error:
         if int4:
             raise ConfigError(INT4_REFUSED.format(error)) from None
         return DecodingPath("plain", model, {"packed": str(error)})

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from regard.api.overrides import format_overrides
     from regard.api.planning import Plan, plan
     from regard.api.prediction import (
-        BATCH,
+        BATCH_SIZE,
         OUT_SUFFIXES,
         input_lines,
         input_texts,
@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         Event,
         RunFinished,
         RunStarted,
+        SimpleBaselines,
         StepLogged,
         ThreadsChanged,
     )
@@ -103,7 +104,7 @@ _NAMES = {
     ),
     "regard.api.planning": ("Plan", "plan"),
     "regard.api.prediction": (
-        *("BATCH", "OUT_SUFFIXES", "input_lines", "input_texts", "predict_inputs"),
+        *("BATCH_SIZE", "OUT_SUFFIXES", "input_lines", "input_texts", "predict_inputs"),
         *("predict_rows", "read_inputs", "write_rows"),
     ),
     "regard.api.process": (
@@ -138,8 +139,8 @@ _NAMES = {
     "regard.pipelines.by_length": ("ByLength",),
     "regard.text": ("Tokenizer",),
     "regard.training.events": (
-        *("BaselineEvaluated", "Evaluated", "Event", "RunFinished", "RunStarted", "StepLogged"),
-        "ThreadsChanged",
+        *("BaselineEvaluated", "Evaluated", "Event", "RunFinished", "RunStarted"),
+        *("SimpleBaselines", "StepLogged", "ThreadsChanged"),
     ),
     "regard.training.setup.configure": ("unused_overrides",),
     "regard.training.tracking.history": ("History",),
@@ -147,7 +148,7 @@ _NAMES = {
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
-    "BATCH",
+    "BATCH_SIZE",
     "FIGURE_SUFFIXES",
     "OPTIONAL_PACKAGES",
     "OUT_SUFFIXES",
@@ -172,6 +173,7 @@ __all__ = [
     "RunFinished",
     "RunStarted",
     "RunSummary",
+    "SimpleBaselines",
     "StepLogged",
     "Study",
     "ThreadsChanged",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.api.forecasting import errors_by_step
 from regard.api.formatting import format_number
 from regard.api.model_info import NOT_EVALUATED, Values, differences, full_settings
 from regard.api.overrides import WITHOUT_TOKENIZER
@@ -23,6 +24,7 @@ from regard.tasks import TASKS
 from regard.training.storage.evaluation import Evaluation
 from regard.training.tracking.history import History, read_history
 
+STATISTICS = ("mean", "std")  # options of a task that are computed from the training data
 # settings of one family that mean something else in the others
 FAMILY_SPECIFIC = {("cbow", "window"), ("autoregression", "order")}
 
@@ -59,6 +61,26 @@ class Comparison:
             windows = evaluation.stride and f"{evaluation.stride:,} of {evaluation.context:,}"
             tables.append({"validation targets": evaluation.targets, "stride": windows})
         return {key: row for key, row in _columns(tables).items() if any(row)}
+
+    @property
+    def baselines(self) -> dict[str, tuple[float | None, ...]]:
+        """Metrics of the baselines as `NAME: METRIC`, one value per run, on its validation data."""
+        return _columns(
+            [
+                {
+                    f"{name}: {metric}": value
+                    for name, metrics in history.baselines.items()
+                    for metric, value in metrics.items()
+                }
+                for history in self.histories
+            ]
+        )
+
+    @property
+    def unit(self) -> str:
+        """The unit of the metrics, where it is not obvious; "" if the runs have different tasks."""
+        kind = kind_of(self.histories[0].config.task)[0]
+        return "" if self._has_different_tasks or kind not in TASKS else TASKS[kind].unit
 
     @property
     def _comparable(self) -> list[History]:
@@ -110,8 +132,9 @@ class Comparison:
         if self.by_length:
             return by_length_curves(self.names, self.by_length)
         if all(kind_of(history.config.task)[0] == "forecast" for history in self.histories):
-            forecasts = [load(history.path).backtest() for history in self.histories]
-            return forecast_curves(self.names, self.histories, forecasts)
+            runs = [load(history.path) for history in self.histories]
+            forecasts = [run.backtest() for run in runs]
+            return forecast_curves(self.names, forecasts, [errors_by_step(run) for run in runs])
         return history_curves(self.names, self.histories)
 
     def __repr__(self) -> str:
@@ -125,10 +148,10 @@ class Comparison:
     def _repr_html_(self) -> str:
         rows = [
             (name, *(v if v is None or isinstance(v, str) else format_number(v) for v in values))
-            for name, values in self._columns().items()
+            for name, values in {**self.metrics, **self.baselines, **self._columns()}.items()
         ]
         return html_table(
-            [*rows, *((key, *v) for key, v in self.settings.items())], ("", *self.names)
+            [*rows, *((key, *v) for key, v in self.settings.items())], (self.unit, *self.names)
         )
 
     def to_pandas(self) -> "DataFrame":
@@ -296,4 +319,11 @@ def _settings(history: History, several_families: bool) -> dict[str, Any]:
     dotted = {
         f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()
     }
-    return {"task": config.task, **dotted, "device": config.device}
+    return {"task": _without_statistics(config.task), **dotted, "device": config.device}
+
+
+def _without_statistics(task: Choice) -> Choice:
+    """The task without the means and standard deviations of the training data."""
+    kind, options = kind_of(task)
+    options = {name: value for name, value in options.items() if name not in STATISTICS}
+    return {"kind": kind, **options} if options else kind

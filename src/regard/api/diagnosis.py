@@ -32,7 +32,7 @@ OPTIONAL_PACKAGES = [
     ),
     OptionalPackage(
         "pillow",
-        "regard train, predict and evaluate on PNG and JPEG files",
+        "regard train, predict and evaluate on image files",
         "pip install 'regard[images]'",
     ),
     OptionalPackage(

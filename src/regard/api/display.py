@@ -114,7 +114,7 @@ class LineDisplay(NoDisplay):
                 )
                 latest = self.latest
                 step = "" if latest is None else f" of {latest.steps:,}  loss {latest.loss:.3f}"
-                best = "  best so far" if event.best else ""
+                best = "  best so far" if event.is_best else ""
                 part = f" ({event.part})" if event.part else ""
                 self._print(f"step {event.step:,}{step}  validation{part}: {metrics}{best}")
                 for line in activation_lines(event):
@@ -174,10 +174,12 @@ class _StateDisplay(NoDisplay):
             latest = self.evaluations[-1]
             losses = [evaluation.metrics["loss"] for evaluation in self.evaluations]
             best_losses = [
-                evaluation.metrics["loss"] for evaluation in self.evaluations if evaluation.best
+                evaluation.metrics["loss"] for evaluation in self.evaluations if evaluation.is_best
             ]
-            best = f"best was {best_losses[-1]:.3f}  " if best_losses else ""  # by `train.best`
-            best = "best so far  " if latest.best else best
+            best = (
+                f"best was {best_losses[-1]:.3f}  " if best_losses else ""
+            )  # by `train.best_metric`
+            best = "best so far  " if latest.is_best else best
             rows.append(("validation", f"{losses[-1]:.3f}", f"{best}{sparkline(losses)}"))
             if latest.part:
                 rows.append(("", "", latest.part))

@@ -4,14 +4,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from regard.api.overrides import format_overrides
-from regard.config import RunConfig, kind_of
-from regard.models.build import config_table, count_parameters, is_fitted_without_gradients
+from regard.config import Choice, RunConfig, kind_of
+from regard.models.build import (
+    build_on_meta,
+    config_table,
+    count_parameters,
+    is_fitted_without_gradients,
+)
+from regard.models.presets import ModelConfig
 from regard.pipelines import open_split, pipeline_of, smallest_model
 from regard.pipelines.prepare import check_compatible
+from regard.text import PairTokenizers, train_pair, train_tokenizer
+from regard.training.fine_tuning import frozen_caution, tuning, tuning_words
 from regard.training.setup.setting_checks import check_before_data
 from regard.training.storage.evaluation import FEW_TARGETS, describe_few
 from regard.training.storage.run_folder import RunFolder, new_folder
-from regard.training.storage.start import check_start_model
+from regard.training.storage.start import check_start_model, start_tokenizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,7 @@ class TrainingPreview:
     notes: dict[str, str]  # such as the loss mask of a dialogue, or a caution
     tokenizer: str | None  # its kind, or the run that it is taken from; None without text
     family: str
-    parameters: int  # with the smallest vocabulary; 0 for models fitted without gradients
+    parameters: int  # with a vocabulary of one token; 0 for models fitted without gradients
     device: str
     settings: list[list[str]]  # `key=value` arguments that differ from the defaults, in groups
 
@@ -37,15 +45,24 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
     if config.train.start is not None:
         check_start_model(config)
     training, validation = open_split(config)
-    check_compatible(config, training, None)
+    tokenizers = start_tokenizers(config)
+    check_compatible(config, training, tokenizers)
     pipeline = pipeline_of(config)
     pipeline.check_splits(config, training, validation)
-    notes = pipeline.preview(config, training)
+    if tokenizers is not None:
+        pipeline.check_tokenizers(config, tokenizers)
+    elif pipeline.tokenizer_type is not None:
+        _check_tokenizer_options(config.data.tokenizer, pipeline.tokenizer_type)
+    notes = pipeline.preview(config, training, validation, tokenizers)
     size = pipeline.text_bytes(validation)
     if size is not None and size < FEW_TARGETS:
-        notes = {**notes, "caution": describe_few(size, "bytes")}
+        notes = {**notes, "caution": describe_few(size, "byte" if size == 1 else "bytes")}
     config = pipeline.complete_settings(config, training)
-    model = config_table(smallest_model(config))
+    smallest = smallest_model(config)
+    model = config_table(smallest)
+    without_gradients = is_fitted_without_gradients(model["family"])
+    if not without_gradients:
+        notes = _with_tuning(notes, config, smallest)
     kind, options = kind_of(model.get("head") or "none")
     if "classes" in options:  # the classes of the data are counted when training begins
         model["head"] = {"kind": kind, **{k: v for k, v in options.items() if k != "classes"}}
@@ -53,7 +70,6 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
     if pipeline.tokenizer_type is not None:
         start = config.train.start
         tokenizer = kind_of(config.data.tokenizer)[0] if start is None else f"that of {start}"
-    without_gradients = is_fitted_without_gradients(model["family"])
     return TrainingPreview(
         folder=str(folder),
         data=training.description,
@@ -61,7 +77,27 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
         notes=notes,
         tokenizer=tokenizer,
         family=model["family"],
-        parameters=0 if without_gradients else count_parameters(smallest_model(config)),
+        parameters=0 if without_gradients else count_parameters(smallest),
         device=device.type,
         settings=format_overrides(replace(config, model=model)),
     )
+
+
+def _check_tokenizer_options(choice: Choice, tokenizer_type: type) -> None:
+    """Raise if the options of a tokenizer are wrong: train it on a word."""
+    if tokenizer_type is PairTokenizers:
+        train_pair(choice, lambda: iter([("word", "word")]))
+    else:
+        train_tokenizer(choice, ["word"])
+
+
+def _with_tuning(notes: dict[str, str], config: RunConfig, model: ModelConfig) -> dict[str, str]:
+    """The notes with one on `train.tune`; raise if it does not fit the model."""
+    meta_model = build_on_meta(model)
+    tuning(config.train.tune).prepare(meta_model)
+    cautions = [notes.get("caution"), frozen_caution(config)]
+    new = {
+        "trainable": tuning_words(config, meta_model),
+        "caution": "; ".join(filter(None, cautions)),
+    }
+    return {**notes, **{label: note for label, note in new.items() if note}}

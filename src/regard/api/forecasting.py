@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 from regard.api.run_evaluation import validation_data
 from regard.api.run_figures import forecast_figure
 from regard.config import Choice
-from regard.pipelines import open_data
+from regard.errors import RegardError
+from regard.explain.render.curves import Points
+from regard.pipelines import open_data, prepare_evaluation
 from regard.pipelines.series import series_task
 from regard.pipelines.series_forecasts import (
     ColumnForecast,
@@ -44,7 +46,8 @@ def future_figure(
     """The next values of a column, and one-step-ahead forecasts of its last true values."""
     task = _task(run)
     end = forecast_future(run.model, task, _open_series(run, path), steps, column)
-    return forecast_figure(end, run.metrics, task.forecast_method(run.model, len(end.forecast)))
+    method = task.forecast_method(run.model, len(end.forecast))
+    return forecast_figure(end, errors_by_step(run), method)
 
 
 def evaluation_figure(
@@ -53,15 +56,34 @@ def evaluation_figure(
     """The last values of a column of the validation data with its forecasts, and the errors."""
     task = _task(run)
     series = cast(Any, validation_data(run, data, test=test))
-    metrics = run.evaluate(*data, test=test)
     end = backtest(run.model, task, series, column)
     method = task.forecast_method(run.model, task.horizon)
-    return forecast_figure(end, metrics, method, recursive_errors(run.model, task, series))
+    recursive = list(enumerate(recursive_errors(run.model, task, series), 1))
+    return forecast_figure(end, _errors_by_step(run, series), method, recursive)
 
 
 def backtest_validation(run: "Run") -> ColumnForecast:
     """The end of the validation series, in its first column, and its forecasts."""
     return backtest(run.model, _task(run), cast(Any, validation_data(run)))
+
+
+def errors_by_step(run: "Run") -> Points:
+    """The mean squared error of each forecast step on the validation data of a run.
+
+    Where this data cannot be opened, of the steps that the metrics of the run have.
+    """
+    try:
+        return _errors_by_step(run, validation_data(run))
+    except RegardError:
+        steps = {name.removeprefix("mse_"): value for name, value in run.metrics.items()}
+        return sorted((int(step), value) for step, value in steps.items() if step.isdigit())
+
+
+def _errors_by_step(run: "Run", series: Any) -> Points:
+    data = prepare_evaluation(run.config, series, None)
+    batches = (cast(Any, batch.to(run.device)) for batch in data.validation_batches(None))
+    errors = cast(Forecast, data.task).mse_by_step(run.model, batches)
+    return list(enumerate(errors, 1))
 
 
 def _task(run: "Run") -> Forecast:

@@ -11,7 +11,7 @@ from torch import nn
 
 from regard.accel import ModelFingerprint, decoding_path
 from regard.accel.packed_decoder import PackedDecoder
-from regard.api.prediction import BATCH
+from regard.api.prediction import BATCH_SIZE
 from regard.errors import ConfigError
 from regard.generate import (
     BeamSearch,
@@ -68,7 +68,7 @@ def generate_text(
         run.tokenizer,
         [run._prompt(text) for text in prompt],
         _chain(run, sampler),
-        tokens=options["tokens"],
+        max_new_tokens=options["max_new_tokens"],
         seeds=seeds,
         stop_strings=_as_list(options["stop_strings"]),
     )
@@ -78,7 +78,7 @@ def stream_text(
     run: "Run",
     prompt: str,
     *,
-    tokens: int,
+    max_new_tokens: int,
     sampler: str | Sequence[str] | Chain,
     seed: int | None,
     draft: "Run | PromptLookup | None",
@@ -96,7 +96,7 @@ def stream_text(
     ids, stop = run._prompt(prompt), set(run.tokenizer.stop_ids)
     if draft is None:
         model = run._decoder(**precisions) if amateur is None else model
-        new_ids = stream(model, ids, chain, tokens=tokens, stop=stop, seed=seed)
+        new_ids = stream(model, ids, chain, max_new_tokens=max_new_tokens, stop=stop, seed=seed)
     else:
         new_ids = stream_speculative(
             model,
@@ -105,7 +105,7 @@ def stream_text(
             draft=draft
             if isinstance(draft, PromptLookup)
             else _compatible_model(run, draft, "draft"),
-            tokens=tokens,
+            max_new_tokens=max_new_tokens,
             stop=stop,
             seed=seed,
         )
@@ -127,7 +127,7 @@ def stream_response(
     run: "Run",
     messages: str | Sequence[tuple[str, str]],
     *,
-    tokens: int,
+    max_new_tokens: int,
     sampler: str | Sequence[str] | Chain,
     seed: int | None,
 ) -> Iterator[str]:
@@ -136,21 +136,27 @@ def stream_response(
     dialogue = [("user", messages)] if isinstance(messages, str) else list(messages)
     dialogue = [(role, run._normalize(text)) for role, text in dialogue]
     tokenizer = run.tokenizer
-    ids, tokens = fit_prompt(tokenizer, template, dialogue, cast(Language, run.model), tokens)
+    ids, max_new_tokens = fit_prompt(
+        tokenizer, template, dialogue, cast(Language, run.model), max_new_tokens
+    )
     chain = sampler if isinstance(sampler, Chain) else chain_for(tokenizer, sampler)
     stop, end = response_end(tokenizer, template)
-    new_ids = stream(run._decoder(), ids, chain, tokens=tokens, stop=stop, seed=seed)
+    new_ids = stream(
+        run._decoder(), ids, chain, max_new_tokens=max_new_tokens, stop=stop, seed=seed
+    )
     return detokenize_stream(new_ids, tokenizer, ids, [end] if end else [])
 
 
 def search_text(
-    run: "Run", prompt: str, *, tokens: int, search: str | Search, amateur: "Run | None"
+    run: "Run", prompt: str, *, max_new_tokens: int, search: str | Search, amateur: "Run | None"
 ) -> list[tuple[str, float]]:
     """The continuations of a prompt that a search returns, with their scores, best first."""
     model, tokenizer = _language_model(run, amateur), run.tokenizer
     ids = run._prompt(prompt)
     method = parse_search(search) if isinstance(search, str) else search
-    (hypotheses,) = method(model, [ids], tokens=tokens, stop=set(tokenizer.stop_ids))
+    (hypotheses,) = method(
+        model, [ids], max_new_tokens=max_new_tokens, stop=set(tokenizer.stop_ids)
+    )
     start = len(tokenizer.decode(ids))
     return [
         (tokenizer.decode([*ids, *hypothesis.ids])[start:], hypothesis.score)
@@ -259,18 +265,20 @@ def generate_texts(
     prompts: Sequence[Sequence[int]],
     chain: Chain,
     *,
-    tokens: int,
+    max_new_tokens: int,
     seeds: Sequence[int | None],
     stop_strings: Sequence[str] = (),
 ) -> list[str]:
-    """Continue several prompts, `BATCH` at a time; a text ends before the first stop string."""
+    """Continue prompts, `BATCH_SIZE` at a time; a text ends before the first stop string."""
     texts: list[str] = []
-    for start in range(0, len(prompts), BATCH):
-        rows, row_seeds = prompts[start : start + BATCH], seeds[start : start + BATCH]
+    for start in range(0, len(prompts), BATCH_SIZE):
+        rows, row_seeds = prompts[start : start + BATCH_SIZE], seeds[start : start + BATCH_SIZE]
         stop = set(tokenizer.stop_ids)
         seed = [seed for seed in row_seeds if seed is not None] or None
         for prompt, ids in zip(
-            rows, generate(model, rows, chain, tokens=tokens, stop=stop, seed=seed), strict=True
+            rows,
+            generate(model, rows, chain, max_new_tokens=max_new_tokens, stop=stop, seed=seed),
+            strict=True,
         ):
             texts.append("".join(detokenize_stream(ids, tokenizer, prompt, stop_strings)))
     return texts

@@ -19,8 +19,14 @@ from regard.errors import ConfigError, unknown
 from regard.explain.render.diagram import diagram
 from regard.html import html_table
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
-from regard.models.build import config_table, family_of, resolve
-from regard.models.compatibility import with_defaults
+from regard.models.build import (
+    build_on_meta,
+    config_table,
+    family_of,
+    is_fitted_without_gradients,
+    resolve,
+)
+from regard.models.compatibility import VECTOR_HEADS, is_tied, with_defaults
 from regard.models.cost import Cost, cost
 from regard.models.presets import PRESETS, PUBLISHED, ModelConfig
 from regard.models.presets.published import Published
@@ -28,6 +34,9 @@ from regard.nn.head import HEADS
 from regard.nn.init import INITS
 from regard.nn.position import POSITIONS
 from regard.nn.score import SCORES
+from regard.tasks import TASKS
+from regard.training.baseline import read_baselines
+from regard.training.fine_tuning import count_trainable, tuning
 from regard.training.setup.configure import RECIPES, recipes
 from regard.training.storage.evaluation import Evaluation
 from regard.training.storage.run_folder import RunFolder
@@ -63,6 +72,11 @@ class ModelInfo:
     published: Published | None = None  # the published size of a preset
     metrics: dict[str, float] = field(default_factory=dict)  # validation metrics of a run
     evaluated: str = ""  # the targets of the metrics, such as "all 3,000 tokens"
+    unit: str = ""  # unit of the metrics, where it is not obvious
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)  # of a run, by name
+    # of a run that starts from another or does not train all parameters: `train.start`,
+    # `train.tune` with its options, and the number of parameters that are trained
+    fine_tuning: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -70,7 +84,13 @@ class ModelInfo:
 
     def _repr_html_(self) -> str:
         rows = [("parameters", f"{self.parameters:,}"), *self.metrics.items()]
-        return html_table([*rows, *self.settings.items()], header=(self.name, ""))
+        rows += [
+            (f"{name}: {metric}", value)
+            for name, metrics in self.baselines.items()
+            for metric, value in metrics.items()
+        ]
+        rows += self.fine_tuning.items()
+        return html_table([*rows, *self.settings.items()], header=(self.name, self.unit))
 
     @property
     def family(self) -> str:
@@ -85,7 +105,7 @@ class ModelInfo:
     @property
     def choices(self) -> dict[str, Any]:
         """The settings that apply and are not None or False."""
-        return {key: v for key, v in _applicable(self.settings).items() if v not in (None, False)}
+        return {key: v for key, v in _applicable(self.config).items() if v not in (None, False)}
 
     @property
     def published_difference(self) -> float | None:
@@ -93,6 +113,11 @@ class ModelInfo:
         if self.published is None:
             return None
         return self.parameters / self.published.count - 1
+
+    @property
+    def position_name(self) -> str:
+        """What the cost counts: a token, or a position of a model that reads vectors."""
+        return "position" if _has_vector_head(self.config) else "token"
 
     def diagram(self, *, ascii: bool = False) -> list[str]:
         """The model drawn with box characters, at most 80 columns wide."""
@@ -119,7 +144,7 @@ class ModelDiff:
         return html_table([(key, *values) for key, values in rows.items()], ("", *self.names))
 
     @property
-    def equal(self) -> bool:
+    def is_equal(self) -> bool:
         """Whether the two models are equal."""
         return not (self.sizes or self.settings or self.parameters)
 
@@ -149,6 +174,7 @@ def info(
     name = _name(name_or_config)
     model_cost = cost(config)
     stored = stored_parameters(RunFolder(name)) if kind == "run" and not table else 0
+    about_run = _about_run(RunFolder(name), config) if kind == "run" else {}
     return ModelInfo(
         name=name,
         kind=kind,
@@ -159,7 +185,33 @@ def info(
         metrics=evaluation.metrics,
         evaluated=evaluation.evaluated,
         notes=notes,
+        **about_run,
     )
+
+
+def _about_run(folder: RunFolder, model: ModelConfig) -> dict[str, Any]:
+    """The fields `unit`, `baselines` and `fine_tuning` of a run."""
+    run = folder.load_config()
+    settings, task = run.train, TASKS.get(kind_of(run.task)[0])
+    kind = kind_of(settings.tune)[0]
+    fine_tuning: dict[str, Any] = {}
+    uses_gradients = not is_fitted_without_gradients(family_of(model))
+    if uses_gradients and (settings.start is not None or kind != "all"):
+        method, meta_model = tuning(settings.tune), build_on_meta(model)
+        method.prepare(meta_model, settings.steps)
+        trainable, total = count_trainable(meta_model)
+        fine_tuning = {
+            "start": settings.start,
+            "tune": kind,
+            **method.options(meta_model),
+            "trainable": trainable,
+            "parameters": total,
+        }
+    return {
+        "unit": "" if task is None else task.unit,
+        "baselines": read_baselines(folder),
+        "fine_tuning": fine_tuning,
+    }
 
 
 def diff(first: str | Path | ModelConfig, second: str | Path | ModelConfig) -> ModelDiff:
@@ -183,7 +235,7 @@ def diff(first: str | Path | ModelConfig, second: str | Path | ModelConfig) -> M
 
 def full_settings(config: Any) -> dict[str, Any]:
     """The settings of a model, with the sizes that are derived from others filled in."""
-    settings = _applicable(config_table(config))
+    settings = _applicable(config)
     if "kv_heads" in settings:
         settings["kv_heads"] = settings["kv_heads"] or settings["heads"]
         settings["head_dim"] = settings["head_dim"] or settings["dim"] // settings["heads"]
@@ -191,10 +243,23 @@ def full_settings(config: Any) -> dict[str, Any]:
     return settings
 
 
-def _applicable(settings: dict[str, Any]) -> dict[str, Any]:
-    """Leave out `factorize_positions` if the embeddings are not factorized."""
-    unused = () if settings.get("embed_dim") else ("factorize_positions",)
+def _applicable(config: Any) -> dict[str, Any]:
+    """The settings of a model; `tied` is False where the widths or the head do not allow it.
+
+    `factorize_positions` is left out if the embeddings are not factorized, `vocab_size` if the
+    model reads and predicts vectors.
+    """
+    settings = config_table(config)
+    if "tied" in settings:
+        settings["tied"] = is_tied(config)
+    unused = [] if settings.get("embed_dim") else ["factorize_positions"]
+    unused += ["vocab_size"] if _has_vector_head(config) else []
     return {key: value for key, value in settings.items() if key not in unused}
+
+
+def _has_vector_head(config: Any) -> bool:
+    """Whether a model reads and predicts vectors (a series, strokes), so that it has no tokens."""
+    return kind_of(getattr(config, "head", "linear"))[0] in VECTOR_HEADS
 
 
 def differences(*tables: Mapping[str, Any], missing: Any = None) -> dict[str, Values]:

@@ -52,7 +52,7 @@ class Plan:
     generation: GenerationEstimate
 
     @property
-    def between_machines(self) -> bool:
+    def spans_machines(self) -> bool:
         """Whether the GPUs are in several machines, so that they communicate over the network."""
         return self.cluster.gpus > GPUS_PER_MACHINE
 

@@ -21,7 +21,7 @@ from regard.text import PairTokenizers
 if TYPE_CHECKING:
     from regard.api.run import Run
 
-BATCH = 64  # rows, prompts or sentences that are processed together
+BATCH_SIZE = 64  # rows, prompts or sentences that are processed together
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 OUT_SUFFIXES = (*DELIMITERS, ".jsonl")
 ADDED_COLUMNS = ("prediction", "probability")
@@ -170,7 +170,7 @@ def _normalize(run: "Run", input: Any) -> Any:
 
 
 def predict_inputs(
-    run: "Run", inputs: Iterable[tuple[Row, Any]], *, top: int, batch: int = BATCH
+    run: "Run", inputs: Iterable[tuple[Row, Any]], *, top: int, batch: int = BATCH_SIZE
 ) -> Iterator[tuple[Row, Any, Any]]:
     """The rows, their inputs and their predictions; `batch` rows are predicted at a time."""
     rows = iter(inputs)

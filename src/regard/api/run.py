@@ -244,7 +244,7 @@ class Run:
         self,
         prompt: str | Sequence[str] = "",
         *,
-        tokens: int = 200,
+        max_new_tokens: int = 200,
         sampler: str | Sequence[str] | Chain = DEFAULT_SAMPLERS,
         seed: int | None = None,
         draft: "Run | PromptLookup | None" = None,
@@ -267,14 +267,14 @@ class Run:
         at a small loss of accuracy; with `float16`, on a CPU, 16-bit weights; with `int4`, on a
         GPU, 4-bit weights. An empty prompt starts a new line of text.
 
-        >>> settings = {"tokens": 20, "sampler": ["temperature=0.7", "top_k=5"], "seed": 1}
+        >>> settings = {"max_new_tokens": 20, "sampler": ["temperature=0.7", "top_k=5"], "seed": 1}
         >>> run.generate("the ", **settings) == run.generate("the ", **settings)
         True
         """
         return generate_text(
             self,
             prompt,
-            tokens=tokens,
+            max_new_tokens=max_new_tokens,
             sampler=sampler,
             seed=seed,
             draft=draft,
@@ -289,7 +289,7 @@ class Run:
         self,
         prompt: str = "",
         *,
-        tokens: int = 200,
+        max_new_tokens: int = 200,
         sampler: str | Sequence[str] | Chain = DEFAULT_SAMPLERS,
         seed: int | None = None,
         draft: "Run | PromptLookup | None" = None,
@@ -301,14 +301,14 @@ class Run:
     ) -> Iterator[str]:
         """Continue a prompt and yield the text in pieces; see `generate`.
 
-        >>> pieces = run.stream("the ", tokens=20, seed=1)
-        >>> "".join(pieces) == run.generate("the ", tokens=20, seed=1)
+        >>> pieces = run.stream("the ", max_new_tokens=20, seed=1)
+        >>> "".join(pieces) == run.generate("the ", max_new_tokens=20, seed=1)
         True
         """
         return stream_text(
             self,
             prompt,
-            tokens=tokens,
+            max_new_tokens=max_new_tokens,
             sampler=sampler,
             seed=seed,
             draft=draft,
@@ -323,7 +323,7 @@ class Run:
         self,
         messages: str | Sequence[tuple[str, str]],
         *,
-        tokens: int = 400,
+        max_new_tokens: int = 400,
         sampler: str | Sequence[str] | Chain = DEFAULT_SAMPLERS,
         seed: int | None = None,
     ) -> Iterator[str]:
@@ -332,12 +332,14 @@ class Run:
         `messages` is a question, or pairs of a role (system, user, assistant) and a text. The
         oldest messages are left out where the dialogue does not fit the context.
 
-        >>> "".join(talk.chat("101?", tokens=5, seed=1)) == "".join(
-        ...     talk.chat([("user", "101?")], tokens=5, seed=1)
+        >>> "".join(talk.chat("101?", max_new_tokens=5, seed=1)) == "".join(
+        ...     talk.chat([("user", "101?")], max_new_tokens=5, seed=1)
         ... )
         True
         """
-        return stream_response(self, messages, tokens=tokens, sampler=sampler, seed=seed)
+        return stream_response(
+            self, messages, max_new_tokens=max_new_tokens, sampler=sampler, seed=seed
+        )
 
     def chain(self, specs: str | Sequence[str] | None = None, order: str | None = None) -> Chain:
         """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.
@@ -354,17 +356,19 @@ class Run:
         self,
         prompt: str = "",
         *,
-        tokens: int = 200,
+        max_new_tokens: int = 200,
         search: str | Search = "beam=5",
         amateur: "Run | None" = None,
     ) -> list[tuple[str, float]]:
         """The continuations of a prompt that a search returns, with their scores, best first.
 
-        >>> best, second = run.search("the ", tokens=5, search="beam={width=2, n_best=2}")
+        >>> best, second = run.search("the ", max_new_tokens=5, search="beam={width=2, n_best=2}")
         >>> best[1] >= second[1]
         True
         """
-        return search_text(self, prompt, tokens=tokens, search=search, amateur=amateur)
+        return search_text(
+            self, prompt, max_new_tokens=max_new_tokens, search=search, amateur=amateur
+        )
 
     def translate(
         self,

@@ -1,27 +1,29 @@
 """Figures of runs: training curves, metrics by length, forecasts, drawings; and their files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from regard.config import kind_of
 from regard.errors import ConfigError
 from regard.explain.render import strokes
-from regard.explain.render.curves import TRUTH, Curve, Panel, draw_curves
+from regard.explain.render.curves import TRUTH, Curve, Panel, Points, draw_curves, printable
 from regard.explain.render.figure import encode, page, to_svg
 from regard.pipelines.by_length import ByLength
 from regard.pipelines.series_forecasts import RECURSIVE_WINDOWS, ColumnForecast
-from regard.tasks import TASKS, Task
+from regard.tasks import TASKS, Forecast, Task
 from regard.training.tracking.history import History, downsample
+from regard.units import count_noun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_POINTS = 120  # points of a training curve
 UNITS = {"bits_per_byte": "bits per byte", "accuracy": "fraction"}
-ERROR_BY_STEP = "error by forecast step"
-ERROR = "squared error of scaled columns"
+ERROR_CAPTION = f"error: mean over all windows, {Forecast.unit}"
+DAY = 86400  # seconds
 # parts of the names of metrics that are drawn on a linear axis that starts at 0
 SCORES = ("accuracy", "f1", "exact_match", "bleu", "chrf")
 DERIVED = ("perplexity",)  # follows from the loss
@@ -70,77 +72,101 @@ def _curve(run: int, history: History, metric: str) -> Curve:
 
 
 def forecast_curves(
-    names: Sequence[str],
-    histories: Sequence[History],
-    ends: Sequence[ColumnForecast],
+    names: Sequence[str], ends: Sequence[ColumnForecast], errors: Sequence[Points]
 ) -> "Figure":
-    """The end of each run's validation series with its forecast, and the error by steps ahead.
+    """The end of each run's validation series with its forecast, and the errors by steps ahead.
 
     Where a run forecasts several columns, the first is drawn.
     """
     panels = []
-    curves_by_series: dict[tuple[float, ...], list[Curve]] = {}  # a panel for each series
+    runs_by_series: dict[tuple[float, ...], list[int]] = {}  # a panel for each series
     for run, end in enumerate(ends):
-        curves = curves_by_series.setdefault((*end.history[-1:], *end.truth), [])
-        if not curves:
-            curves.append(_true_values(end))
-        curves.append(_multi_step_values(run, end))
-    for curves in curves_by_series.values():
-        title = f"forecast of the last {len(curves[1].validation) - 1:,} validation values"
-        panels.append(Panel(title, "value", curves, x_label="steps ahead", linear=True, dots=False))
-    errors = [_error_by_step(run, history.metrics) for run, history in enumerate(histories)]
-    panels.append(Panel(ERROR_BY_STEP, ERROR, errors, x_label="steps ahead"))
-    return draw_curves(names, panels, caption="error: mean over all windows")
+        runs_by_series.setdefault((*end.history[-1:], *end.truth), []).append(run)
+    for runs in runs_by_series.values():
+        end = ends[runs[0]]
+        curves = [_true_values(end), *(_multi_step_values(run, ends[run]) for run in runs)]
+        title = f"forecast of the last {count_noun(len(end.forecast), 'validation value')}"
+        panels.append(_values_panel(title, end, curves))
+    curves = [Curve(run, [], points) for run, points in enumerate(errors)]
+    panels.append(_error_panel(curves))
+    return draw_curves(names, panels, caption=ERROR_CAPTION, dashes=True)
 
 
 def forecast_figure(
-    end: ColumnForecast,
-    metrics: Mapping[str, float],
-    method: str,
-    recursive_errors: Mapping[str, float] | None = None,
+    end: ColumnForecast, errors: Points, method: str, recursive_errors: Points = ()
 ) -> "Figure":
-    """The end of a series with its forecasts of one run, and the error by forecast step.
+    """The end of a series with its forecasts of one run, and the errors by steps ahead.
 
     `method` is direct or recursive; `recursive_errors` are those of a direct model whose forecasts
     are fed back row by row.
     """
-    names = [f"{method} forecast", "one step ahead"]
+    names = [f"{method} forecast"]
     names += ["recursive forecast, row by row"] if end.recursive else []
+    names.append("one step ahead")
     steps = len(end.forecast)
     known = len(end.truth)  # no values for a forecast of the future
     curves = [_true_values(end), _multi_step_values(0, end)]
-    start = 1 if known else 1 - len(end.one_step)
-    curves.append(Curve(1, [], list(enumerate(end.one_step, start))))
     if end.recursive:
-        curves.append(Curve(2, [], list(enumerate([end.history[-1], *end.recursive]))))
-    title = f"{end.column}: {'the last' if known else 'the next'} {steps:,} values"
-    panels = [Panel(title, "value", curves, x_label="steps ahead", linear=True, dots=False)]
-    errors = [_error_by_step(0, metrics)]
-    caption = "error: mean over all windows"
-    if recursive_errors:
-        errors.append(_error_by_step(2, recursive_errors))
-        caption += f"; row by row: over at most {RECURSIVE_WINDOWS}"
-    if errors[0].validation:
-        panels.append(Panel(ERROR_BY_STEP, ERROR, errors, x_label="steps ahead"))
-    return draw_curves(names, panels, caption=caption)
+        last = len(end.history) - 1
+        curves.append(_curve_from(1, end, last, [end.history[-1], *end.recursive]))
+    start = len(end.history) - (0 if known else len(end.one_step))
+    curves.append(_curve_from(len(names) - 1, end, start, end.one_step))
+    title = f"{end.column}: {'the last' if known else 'the next'} {count_noun(steps, 'value')}"
+    panels = [_values_panel(title, end, curves)]
+    caption = ""
+    if errors:
+        caption = ERROR_CAPTION
+        error_curves = [Curve(0, [], errors)]
+        if recursive_errors:
+            error_curves.append(Curve(1, [], recursive_errors))
+            caption += f"; row by row: over at most {RECURSIVE_WINDOWS}"
+        panels.append(_error_panel(error_curves))
+    return draw_curves(names, panels, caption=caption, dashes=True)
+
+
+def _values_panel(title: str, end: ColumnForecast, curves: Sequence[Curve]) -> Panel:
+    """Values of a column over the dates of the rows, or over the row numbers."""
+    has_dates = end.dates is not None
+    x_label = ", ".join(end.date_columns) if has_dates else "row"
+    return Panel(
+        printable(title),
+        printable(end.column),
+        curves,
+        x_label=printable(x_label),
+        linear=True,
+        dots=False,
+        dates=has_dates,
+    )
+
+
+def _error_panel(curves: Sequence[Curve]) -> Panel:
+    """The error of each step; dots where only some steps were measured."""
+    every_step = all(len(curve.validation) == curve.validation[-1][0] for curve in curves)
+    return Panel(
+        "error by forecast step",
+        "mean squared error",
+        curves,
+        x_label="steps ahead",
+        dots=not every_step,
+    )
 
 
 def _true_values(end: ColumnForecast) -> Curve:
-    return Curve(TRUTH, [], list(enumerate([*end.history, *end.truth], 1 - len(end.history))))
+    return _curve_from(TRUTH, end, 0, [*end.history, *end.truth])
 
 
 def _multi_step_values(run: int, end: ColumnForecast) -> Curve:
-    return Curve(run, [], list(enumerate([end.history[-1], *end.forecast])))
+    return _curve_from(run, end, len(end.history) - 1, [end.history[-1], *end.forecast])
 
 
-def _error_by_step(run: int, metrics: Mapping[str, float]) -> Curve:
-    """The error of each step ahead that was measured."""
-    points = sorted(
-        (int(name.removeprefix("mse_")), value)
-        for name, value in metrics.items()
-        if name.removeprefix("mse_").isdigit()
-    )
-    return Curve(run, [], points)
+def _curve_from(run: int, end: ColumnForecast, start: int, values: Sequence[float]) -> Curve:
+    """Values from the row `start` of the history on, over days since 1970 or row numbers."""
+    if end.dates is None:
+        positions = [float(end.first_row + start + index) for index in range(len(values))]
+    else:
+        seconds = end.dates[start : start + len(values)].astype("datetime64[s]").astype(np.int64)
+        positions = (seconds / DAY).tolist()
+    return Curve(run, [], list(zip(positions, values, strict=True)))
 
 
 def by_length_curves(names: Sequence[str], runs: Sequence[ByLength]) -> "Figure":

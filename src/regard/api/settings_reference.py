@@ -95,7 +95,9 @@ def other_defaults(key: str) -> dict[str, Any]:
     0.003
     """
     tables = {name: read_recipe(RECIPES / f"{name}.toml") for name in recipes()}
-    values = {name: value for name, table in tables.items() if (value := _lookup(table, key))}
+    values = {
+        name: value for name, table in tables.items() if (value := _lookup(table, key)) is not None
+    }
     for name in ("reversal", "parentheses"):  # pairs and labels; other kinds set the same keys
         data = BUILTINS[name](examples=8)
         defaults = default_settings(data, {}, gpu=False)

@@ -54,7 +54,7 @@ def train(
     `data_or_recipe` is a file or folder of your own data, a recipe, or None where the settings name
     the data (`data={"source": …, "target": …}`). Settings are `key=value` strings as on the command
     line, or keywords: those above, every other field of `train` and `data` (`patience=3`), or a
-    whole table (`train={"clip": 0.5}`). `model` is a preset's name, a configuration
+    whole table (`train={"max_grad_norm": 0.5}`). `model` is a preset's name, a configuration
     (`regard.preset`) or a table. `regard.settings()` lists all settings.
 
     Progress is shown unless `quiet`: on stderr, or in the notebook's cell. `on_event` is called

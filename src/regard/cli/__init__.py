@@ -4,6 +4,8 @@ No module imports torch at its top, so that `--help` is fast.
 """
 
 import errno
+import os
+import re
 import shlex
 import sys
 import traceback
@@ -83,7 +85,12 @@ for command in (
     name = command.__name__.rstrip("_")  # `import` is a Python keyword
     app.command(name)(with_common_options(command))
 
-FORMER_OPTIONS = {"regard generate": {"--until": "--stop"}}
+FORMER_OPTIONS = {
+    "regard generate": {"--until": "--stop", "--tokens": "--max-new-tokens"},
+    "regard chat": {"--tokens": "--max-new-tokens"},
+    "regard serve": {"--key": "--api-key"},
+    "regard studio": {"--key": "--api-key"},
+}
 # options of other tools, and the commands of regard, in which they are arguments
 POSITIONAL_OPTIONS = {
     "regard train": {"--data": "regard train {}"},
@@ -129,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     output_settings.quiet = output_settings.debug = False
     prepare_streams()
+    words = sys.argv[1:] if arguments is None else arguments
     try:
         try:
             if any("\0" in word for word in arguments or ()):  # typer would raise ValueError
@@ -139,12 +147,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             sys.stdout.flush()  # so that a closed pipe or a full disk raises here
     except UsageError as error:
-        arguments = sys.argv[1:] if arguments is None else arguments
-        code = _print_error(*_usage_message(error, arguments))
+        code = _print_error(*_usage_message(error, words))
     except RegardError as error:
         if output_settings.debug:
             traceback.print_exc()
-        code = _print_error(str(error), error.exit_code)
+        code = _print_error(with_given_paths(str(error), words), error.exit_code)
     except BrokenPipeError:
         code = 1
     except OSError as error:  # missing permissions, a full disk and the like
@@ -152,7 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         if output_settings.debug:
             traceback.print_exc()
-        code = _print_error(_system_message(error), CheckpointError.exit_code)
+        message = with_given_paths(_system_message(error), words)
+        code = _print_error(message, CheckpointError.exit_code)
     sys.exit(code)
 
 
@@ -175,6 +183,21 @@ def _print_error(message: str, code: int) -> int:
     if not api.rank():  # other ranks have the same error
         print(f"regard: {shorten(message)}", file=sys.stderr)
     return code
+
+
+def with_given_paths(message: str, arguments: Sequence[str]) -> str:
+    """A message with relative paths of files in the working directory, as the user gives them.
+
+    Settings hold absolute paths, so that a run can be resumed from another directory. If an
+    argument has an absolute path in the working directory, the message is unchanged.
+    """
+    try:
+        folder = os.path.join(os.getcwd(), "")
+    except FileNotFoundError:  # the working directory was removed
+        return message
+    if folder == os.sep or any(folder in word for word in arguments):
+        return message
+    return re.sub(rf"(?<![\w./~-]){re.escape(folder)}(?=[^\s'\"])", "", message)
 
 
 def _system_message(error: OSError) -> str:

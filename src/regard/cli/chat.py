@@ -26,8 +26,11 @@ def chat(
             show_default=False,
         ),
     ] = [],  # noqa: B006 -- typer copies it
-    tokens: Annotated[
-        int, Option("-n", "--tokens", metavar="N", min=1, help="Generate at most this many tokens.")
+    max_new_tokens: Annotated[
+        int,
+        Option(
+            "-n", "--max-new-tokens", metavar="N", min=1, help="Generate at most this many tokens."
+        ),
     ] = 400,
     seed: Annotated[
         int | None, Option(metavar="N", help="Random seed; the same seed gives the same responses.")
@@ -59,7 +62,7 @@ def chat(
         history.append(("user", line))
         options = {"sampler": sampler} if sampler else {}
         response = ""
-        for piece in loaded_run.chat(history, tokens=tokens, seed=seed, **options):
+        for piece in loaded_run.chat(history, max_new_tokens=max_new_tokens, seed=seed, **options):
             print(piece, end="", flush=True)
             response += piece
         print(flush=True)

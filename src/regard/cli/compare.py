@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from regard.api import Comparison, History
 
-MAX_COLUMNS = 4  # runs side by side; more are printed as rows
+MAX_COLUMNS = 4  # runs side by side
 Groups = dict[str, list[tuple[str, ...]]]
 
 
@@ -108,11 +108,9 @@ def show_comparison(
     if as_json:
         _print_json(comparison)
     elif len(runs) > MAX_COLUMNS:
-        metrics_and_cost = [*groups["validation"], *groups["cost"]]
-        _print_rows(comparison.names, metrics_and_cost)
-        for title in extra:
-            print(f"\n{bold(title, sys.stdout)}")
-            _print_rows(comparison.names, groups[title])
+        if comparison.unit:
+            print(f"metrics: {comparison.unit}\n")
+        _print_many(comparison.names, groups, [*extra])
     else:
         print_columns(comparison.names, groups)
     for note in comparison.notes:
@@ -122,15 +120,17 @@ def show_comparison(
 
 
 def _groups(comparison: "Comparison") -> Groups:
-    """The rows of the table under their titles."""
-    histories = comparison.histories
+    """The rows of the table under their titles, first the metrics."""
+    unit = f" ({comparison.unit})" if comparison.unit else ""
     return {
-        "validation": [
+        f"validation{unit}": [
             *((key, *map(_number_or_dash, values)) for key, values in comparison.metrics.items()),
             *((key, *map(_cell, values)) for key, values in comparison.evaluations.items()),
         ],
-        "n-gram baseline": _baselines(histories),
-        "cost": _costs(histories),
+        "baselines, on all validation data": [
+            (key, *map(_number_or_dash, values)) for key, values in comparison.baselines.items()
+        ],
+        "cost": _costs(comparison.histories),
         "settings": wrap_values(comparison.settings),
         "activations": [
             (key, *map(_number_or_dash, values)) for key, values in comparison.activations.items()
@@ -144,15 +144,6 @@ def _cell(value: Any) -> str:
 
 def _number_or_dash(value: float | None) -> str:
     return "-" if value is None else format_number(value)
-
-
-def _baselines(histories: "Sequence[History]") -> list[tuple[str, ...]]:
-    """Bits per byte of the n-gram baseline, where any run has computed it."""
-    bits = [
-        None if history.baseline is None else history.baseline.metrics["bits_per_byte"]
-        for history in histories
-    ]
-    return [("bits_per_byte", *map(_number_or_dash, bits))] if any(bits) else []
 
 
 def _costs(histories: "Sequence[History]") -> list[tuple[str, ...]]:
@@ -185,6 +176,30 @@ def _costs(histories: "Sequence[History]") -> list[tuple[str, ...]]:
     return [(name, *cells) for name, cells in table.items() if any(c != "-" for c in cells)]
 
 
+def _print_many(names: Sequence[str], groups: Groups, extra: Sequence[str]) -> None:
+    """Print the table of many runs: metrics and cost with a line for each run, then the rest.
+
+    Groups of `extra` have a line for each run too; in the others, `MAX_COLUMNS` runs at a time are
+    side by side.
+    """
+    in_rows = (next(iter(groups)), "cost")
+    _print_rows(names, [row for title in in_rows for row in groups[title]])
+    rest = {title: rows for title, rows in groups.items() if title not in (*in_rows, *extra)}
+    for start in range(0, len(names), MAX_COLUMNS) if any(rest.values()) else ():
+        columns = slice(start, start + MAX_COLUMNS)
+        print()
+        print_columns(
+            names[columns],
+            {
+                title: [row for key, *cells in rows if any(row := (key, *cells[columns]))]
+                for title, rows in rest.items()
+            },
+        )
+    for title in extra:
+        print(f"\n{bold(title, sys.stdout)}")
+        _print_rows(names, groups[title])
+
+
 def _print_rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """One line per run, its values under their names."""
     columns = [("", *names), *rows]
@@ -201,7 +216,8 @@ def _print_json(comparison: "Comparison") -> None:
         table["translation"] = translation
     for table, by_length in zip(tables, comparison.by_length, strict=False):
         table["by_length"] = as_table(by_length)
-    print_json({"runs": tables, "settings": comparison.settings})
+    unit = {"unit": comparison.unit} if comparison.unit else {}
+    print_json({"runs": tables, **unit, "settings": comparison.settings})
 
 
 def _table(name: str, history: "History") -> dict[str, Any]:
@@ -218,6 +234,7 @@ def _table(name: str, history: "History") -> dict[str, Any]:
         "flops": history.flops,
         **({"activations": _last_values(history)} if history.activations else {}),
         "baseline": None if history.baseline is None else asdict(history.baseline),
+        "baselines": history.baselines,
     }
 
 

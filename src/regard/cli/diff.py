@@ -38,7 +38,7 @@ def diff(
     groups = {"sizes": result.sizes, "settings": result.settings, "parameters": result.parameters}
     if as_json:
         print_json({"models": [first, second], **groups})
-    elif result.equal:
+    elif result.is_equal:
         print(f"{first} and {second} are the same model")
     else:
         print_columns([first, second], {title: wrap_values(rows) for title, rows in groups.items()})

@@ -104,16 +104,19 @@ def evaluate(
             test=test,
             progress=display.show_preparation,
         )
-    metrics = evaluation.metrics
+    metrics, unit = evaluation.metrics, loaded_run.unit
+    if any(name.startswith("mae [") for name in metrics):  # of the columns of a series
+        unit += "; mae [COLUMN]: the unit of the column"
     if out is not None:
         figure = loaded_run.draw_evaluation(*datasets, test=test, column=column)
         write_file(out, api.encode_figure(figure, out.suffix))
         print_status(f"curves: {out}")
     if as_json:
-        print_json({**metrics, "evaluated": evaluation.evaluated})
+        print_json(
+            {**metrics, "evaluated": evaluation.evaluated, **({"unit": unit} if unit else {})}
+        )
         return
-    unit = f", {loaded_run.unit}" if loaded_run.unit else ""
-    print_status(f"on {evaluation.evaluated}{unit}:")
+    print_status(f"on {evaluation.evaluated}{', ' * bool(unit)}{unit}:")
     signatures = metrics.pop("signatures", {})
     rows = [(name, format_number(value)) for name, value in metrics.items()]
     for line in align_columns(rows, [1]):

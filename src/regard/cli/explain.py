@@ -11,10 +11,10 @@ from regard.cli.arguments import Json
 from regard.cli.output import (
     bold,
     check_output_file,
-    encodable,
     is_interactive,
     print_json,
     print_status,
+    replace_unencodable,
     spinner,
     terminal_width,
     warn_unknown,
@@ -155,7 +155,7 @@ def _print_map(name: str, attention: "AttentionMap", head: int | None) -> None:
     print(f"{bold(name, sys.stdout)}, {shown_heads}")
     colour = is_interactive(sys.stdout)
     text_map = attention.text(head, width=terminal_width(), colour=colour)
-    print(encodable(text_map, sys.stdout))
+    print(replace_unencodable(text_map, sys.stdout))
     if head is None:
         hints = ["as a figure: --out heads.svg"]
         if attention.kind == "self":

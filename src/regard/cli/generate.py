@@ -65,11 +65,11 @@ def generate(
             "defaults. By default in the order given.",
         ),
     ] = None,
-    tokens: Annotated[
+    max_new_tokens: Annotated[
         int | None,
         Option(
             "-n",
-            "--tokens",
+            "--max-new-tokens",
             metavar="N",
             min=1,
             help=f"Generate at most this many tokens; {DEFAULT_TOKENS} by default.",
@@ -167,7 +167,7 @@ def generate(
     if beam is not None and search is not None:
         raise ConfigError("--beam is a search; give either --beam or --search")
     text_options = sampling_options | {
-        "--tokens": tokens,
+        "--max-new-tokens": max_new_tokens,
         "--beam": beam,
         "--search": search,
         "--amateur": amateur,
@@ -191,7 +191,7 @@ def generate(
             raise ConfigError(f"{run} draws one text, and stdin has {len(prompts)}; give one")
         _draw(loaded_run, text, count, bias, seed, out, force)
         return
-    tokens = DEFAULT_TOKENS if tokens is None else tokens
+    max_new_tokens = DEFAULT_TOKENS if max_new_tokens is None else max_new_tokens
     with spinner(f"opening {run}"):
         from regard.cli.sampler_trace import as_table, as_text
 
@@ -205,7 +205,7 @@ def generate(
         check_output_file(out, force)
         traced = api.TracedChain(chain.samplers)
         options: dict[str, Any] = {
-            "tokens": tokens,
+            "max_new_tokens": max_new_tokens,
             "amateur": None if amateur is None else api.load(amateur),
         }
         sampling = options | {
@@ -239,7 +239,10 @@ def generate(
     else:
         hypotheses = loaded_run.search(text, search=search, **options)
         context: int | None = getattr(loaded_run.model, "context", None)
-        if context is not None and len(loaded_run.tokenizer.encode(text)) + tokens > context + 1:
+        if (
+            context is not None
+            and len(loaded_run.tokenizer.encode(text)) + max_new_tokens > context + 1
+        ):
             print_status(f"a search ends at the model's context of {context:,} tokens")
         pieces = [hypotheses[0][0]]
     if as_json:

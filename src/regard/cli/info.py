@@ -22,6 +22,7 @@ from regard.cli.output import (
     print_section,
     spinner,
 )
+from regard.cli.report import baseline_lines
 from regard.errors import reject_options
 
 if TYPE_CHECKING:
@@ -72,6 +73,11 @@ def info(
     print_section("diagram", model.diagram(ascii=not supports_box_characters(sys.stdout)))
     rows = [row for key, value in model.choices.items() for row in _rows(key, value)]
     print_section("settings", align_columns(rows))
+    if model.fine_tuning:
+        *options, (_, trainable), (_, total) = model.fine_tuning.items()
+        rows = [row for key, value in options for row in _rows(key, value)]
+        rows.append(("trainable", f"{trainable:,} of {total:,} parameters"))
+        print_section("fine-tuning", align_columns(rows))
     cost = model.cost
     if cost.parameters:
         parameter_rows = [
@@ -80,12 +86,17 @@ def info(
         ]
         total = ("total", f"{cost.parameters:,}", "")
         print_section("parameters", align_columns([*parameter_rows, total], right=[1, 2]))
-        print_section("memory", align_columns(_memory(cost), right=[1, 2]))
+        position = model.position_name
+        print_section("memory", align_columns(_memory(cost, position), right=[1, 2]))
         if cost.flops_per_token:
-            print_section("FLOPs per token", align_columns(_flops(cost), right=[1]))
+            flops = align_columns(_flops(cost, position), right=[1])
+            print_section(f"FLOPs per {position}", flops)
     if model.metrics:
         rows = [(name, format_number(value)) for name, value in model.metrics.items()]
-        print_section(f"validation ({model.evaluated})", align_columns(rows, right=[1]))
+        details = ", ".join(filter(None, (model.evaluated, model.unit)))
+        print_section(f"validation ({details})", align_columns(rows, right=[1]))
+    if model.baselines:
+        print_section("baselines, on all validation data", baseline_lines(model.baselines))
     if hook_points:
         print_section("hook points", cost.hook_points or ["none"])
 
@@ -136,6 +147,9 @@ def _print_json(model: "ModelInfo", hook_points: bool) -> None:
     if model.kind == "run":
         table["metrics"] = model.metrics
         table["evaluated"] = model.evaluated
+        table |= {"unit": model.unit} if model.unit else {}
+        table["baselines"] = model.baselines
+        table["fine_tuning"] = model.fine_tuning
     print_json(table)
 
 
@@ -154,9 +168,9 @@ def _rows(key: str, value: Any) -> list[tuple[str, str]]:
     return [("" if index else key, line) for index, line in enumerate(lines)]
 
 
-def _memory(cost: Any) -> list[tuple[str, str, str, str]]:
-    """Bytes in float32 and in bfloat16, with notes."""
-    tokens = f"{cost.context:,} tokens"
+def _memory(cost: Any, position: str) -> list[tuple[str, str, str, str]]:
+    """Bytes in float32 and in bfloat16, with notes; `position` is a token, where it is one."""
+    positions = f"{cost.context:,} {position}s"
     rows: list[tuple[str, int, int | None, str]] = [
         ("weights", cost.weight_bytes, cost.weight_bytes // 2, "4 or 2 bytes each"),
         ("gradients", cost.gradient_bytes, None, ""),
@@ -165,15 +179,15 @@ def _memory(cost: Any) -> list[tuple[str, str, str, str]]:
     ]
     if cost.activation_bytes:
         full, mixed = cost.activation_bytes, cost.mixed_activation_bytes
-        rows.append((f"activations, {tokens}", full, mixed, "no dropout; mixed: compiled"))
+        rows.append((f"activations, {positions}", full, mixed, "no dropout; mixed: compiled"))
     if cost.checkpointed_bytes < cost.activation_bytes:
         full, mixed = cost.checkpointed_bytes, cost.mixed_checkpointed_bytes
         rows.append(("  checkpointed", full, mixed, "layer inputs, and one layer"))
     if cost.state_bytes_per_token:
         size = cost.state_bytes_per_token
-        rows.append(("KV cache, per token", size, size // 2, "2 × layers × kv width"))
+        rows.append((f"KV cache, per {position}", size, size // 2, "2 × layers × kv width"))
     if cost.state_bytes:
-        name = f"KV cache, {tokens}" if cost.state_bytes_per_token else "state of a sequence"
+        name = f"KV cache, {positions}" if cost.state_bytes_per_token else "state of a sequence"
         note = "including cross-attention" if "cross-attention" in cost.parts else ""
         note = note if cost.state_bytes_per_token else "for any length"
         rows.append((name, cost.state_bytes, cost.state_bytes // 2, note))
@@ -186,7 +200,7 @@ def _memory(cost: Any) -> list[tuple[str, str, str, str]]:
     return [("", "float32", "bfloat16", ""), *cells]
 
 
-def _flops(cost: Any) -> list[tuple[str, str, str]]:
+def _flops(cost: Any, position: str) -> list[tuple[str, str, str]]:
     forward, training = cost.flops_per_token, cost.training_flops_per_token
     context = f"{cost.context:,}"
     attention = f" + 4 × layers × width × {context}" if "attention" in cost.parts else ""
@@ -196,5 +210,5 @@ def _flops(cost: Any) -> list[tuple[str, str, str]]:
     ]
     if cost.decode_flops_per_token:
         decode = with_prefix(cost.decode_flops_per_token, "FLOPs")
-        rows.append(("decoding", decode, f"the last of {context} tokens"))
+        rows.append(("decoding", decode, f"the last of {context} {position}s"))
     return rows

@@ -75,20 +75,22 @@ def text_for(stream: TextIO, text: str) -> str:
     return strip_control(text) if stream.isatty() else text
 
 
-PLAIN = str.maketrans("░▒▓█·│├└─◀•…×→␣⏎⇥∅", ",oO@.|++-<*~x>_/>0")  # ASCII for maps and trees
+ASCII_SUBSTITUTES = str.maketrans(
+    "░▒▓█·│├└─◀•…×→␣⏎⇥∅", ",oO@.|++-<*~x>_/>0"
+)  # ASCII for maps and trees
 
 
-def encodable(text: str, stream: TextIO) -> str:
+def replace_unencodable(text: str, stream: TextIO) -> str:
     """A figure as text, in ASCII characters if the encoding of the stream has no others.
 
     >>> import io
-    >>> encodable("a ░▒▓█ 0.04", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    >>> replace_unencodable("a ░▒▓█ 0.04", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     'a ,oO@ 0.04'
     """
     try:
         text.encode(stream.encoding or "ascii")
     except UnicodeEncodeError:
-        return text.translate(PLAIN).replace("√", "sqrt ")
+        return text.translate(ASCII_SUBSTITUTES).replace("√", "sqrt ")
     return text
 
 

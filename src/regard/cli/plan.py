@@ -161,7 +161,7 @@ def _assumptions(plan: "Plan", *, default_tokens: bool) -> list[tuple[str, str, 
     cluster = plan.cluster
     per_parameter = f"{plan.tokens / plan.cost.parameters:.0f} per parameter (Chinchilla)"
     source = per_parameter if default_tokens else "as given"
-    between = " between machines" if plan.between_machines else ""
+    between = " between machines" if plan.spans_machines else ""
     link = f"{with_prefix(cluster.link, 'B/s')}{between}, {cluster.link_utilization:.0%} reached"
     communication = [("link", link, "--link"), ("", "communication overlaps with compute", "")]
     usable = cluster.usable_memory / cluster.memory

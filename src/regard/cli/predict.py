@@ -37,7 +37,7 @@ def predict(
         list[str],
         Argument(
             metavar="TEXT|IMAGE|CSV",
-            help="Texts, with <mask> for masked tokens, a question and a text, PNG or JPEG files, "
+            help="Texts, with <mask> for masked tokens, a question and a text, image files, "
             "or time series; '-' reads lines from stdin (two texts of an input with a tab between "
             "them). Without an input, a forecasting run continues its training series.",
             show_default=False,
@@ -159,7 +159,7 @@ def predict(
         predicted = api.predict_inputs(loaded_run, rows, top=top or DEFAULT_TOP)
         print_json({_label(item): prediction for _, item, prediction in predicted})
     else:
-        batch = 1 if interactive else api.BATCH
+        batch = 1 if interactive else api.BATCH_SIZE
         predicted = api.predict_inputs(loaded_run, rows, top=top or DEFAULT_TOP, batch=batch)
         while predictions := list(islice(predicted, batch)):
             _print_predictions(loaded_run, predictions)

@@ -52,6 +52,7 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
                 "seconds": round(finished.seconds, 1),
                 **finished.metrics,
                 "evaluated": finished.evaluated,
+                **({"unit": summary.unit} if summary.unit else {}),
                 **({} if baseline is None else {"baseline": asdict(baseline)}),
                 **({"baselines": baselines} if (baselines := summary.simple_baselines) else {}),
             }
@@ -66,7 +67,9 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
     rows = [(name, format_number(value)) for name, value in finished.metrics.items()]
     for line in align_columns(rows, [1]):
         print(f"  {line}", flush=True)
-    for line in baseline_lines(summary.simple_baselines):
+    is_part = finished.seconds_for_all is not None
+    title = "baseline, on all validation data" if is_part else "baseline"
+    for line in baseline_lines(summary.simple_baselines, title):
         print(f"  {line}", flush=True)
     if baseline is not None and finished.seconds_for_all is None:
         print(f"  {compare_with_baseline(finished.metrics, baseline)}", flush=True)
@@ -79,15 +82,15 @@ def untrained_warning(finished: "RunFinished", summary: "RunSummary") -> list[st
     """A line for a run whose best weights are those before the first step."""
     if finished.best_step != 0 or finished.step == 0:
         return []
-    metric = summary.config.train.best
+    metric = summary.config.train.best_metric
     return [
         f"these are the weights before training: no later {metric} was better;",
-        "train longer, change train.lr, or keep the last weights with train.best=last",
+        "train longer, change train.lr, or keep the last weights with train.best_metric=last",
     ]
 
 
-def baseline_lines(baselines: dict[str, dict[str, float]]) -> list[str]:
-    """A table of the metrics of the simple baselines, on all validation data."""
+def baseline_lines(baselines: dict[str, dict[str, float]], title: str = "baseline") -> list[str]:
+    """A table of the metrics of baselines, which are of all validation data."""
     if not baselines:
         return []
     names = list(next(iter(baselines.values())))
@@ -95,7 +98,7 @@ def baseline_lines(baselines: dict[str, dict[str, float]]) -> list[str]:
         (name, *(format_number(metrics[key]) for key in names))
         for name, metrics in baselines.items()
     ]
-    return align_columns([("baseline", *names), *rows], range(1, 1 + len(names)))
+    return align_columns([(title, *names), *rows], range(1, 1 + len(names)))
 
 
 def describe_evaluation(finished: "RunFinished") -> str:

@@ -18,17 +18,18 @@ def serve(
     host: Annotated[
         str,
         Option(
-            metavar="ADDRESS", help="Address to listen on; --key is needed unless it is localhost."
+            metavar="ADDRESS",
+            help="Address to listen on; --api-key is needed unless it is localhost.",
         ),
     ] = "127.0.0.1",
     port: Annotated[
         int, Option(metavar="N", min=0, max=65535, help="Port; 0: any free one.")
     ] = 8000,
-    key: Annotated[
+    api_key: Annotated[
         str | None,
         Option(
             metavar="KEY",
-            envvar="REGARD_KEY",
+            envvar="REGARD_API_KEY",
             help="API key that clients must send.",
             show_envvar=True,
         ),
@@ -67,7 +68,7 @@ def serve(
     regard serve runs/my
     regard serve runs --port 9000 --idle 600
     regard serve runs/my --adapter polite=runs/polite
-    regard serve runs/my --host 0.0.0.0 --key SECRET
+    regard serve runs/my --host 0.0.0.0 --api-key SECRET
 
     The first model is loaded at once, others when a request names them by the name of their
     folder; adapters in the folder `adapters` of a run are called RUN:ADAPTER. Ctrl-C or SIGTERM
@@ -81,7 +82,7 @@ def serve(
         runs,
         host=host,
         port=port,
-        key=key,
+        key=api_key,
         config=EngineConfig(sequences=sequences, queue=queue),
         device=device,
         idle=idle,

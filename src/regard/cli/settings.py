@@ -57,7 +57,9 @@ def _print_details(row: dict[str, Any]) -> None:
     print(f"{bold(row['key'], sys.stdout)}  {row['type']}, default: {_default(row)}")
     _print_wrapped("  ", api.sentence(row["description"]))
     changed = api.other_defaults(row["key"])
-    in_recipes = [f"{name} {value}" for name, value in changed.items() if name != "DATA"]
+    in_recipes = [
+        f"{name} {api.format_default(value)}" for name, value in changed.items() if name != "DATA"
+    ]
     if in_recipes:
         _print_wrapped("  in recipes      ", ", ".join(in_recipes))
     if "DATA" in changed:

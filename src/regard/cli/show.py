@@ -13,10 +13,10 @@ from regard.cli.arguments import Json
 from regard.cli.output import (
     align_columns,
     check_output_file,
-    encodable,
     is_interactive,
     print_json,
     print_status,
+    replace_unencodable,
     spinner,
     strip_control,
     terminal_width,
@@ -74,7 +74,7 @@ def show(
         print(out)
     else:
         text = figure.text(terminal_width(), colour=is_interactive(sys.stdout))
-        print(encodable(text, sys.stdout))
+        print(replace_unencodable(text, sys.stdout))
         print_status("a figure: --out FILE.svg; the numbers: --json")
 
 

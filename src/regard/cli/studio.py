@@ -17,17 +17,18 @@ def studio(
     host: Annotated[
         str,
         Option(
-            metavar="ADDRESS", help="Address to listen on; --key is needed unless it is localhost."
+            metavar="ADDRESS",
+            help="Address to listen on; --api-key is needed unless it is localhost.",
         ),
     ] = "127.0.0.1",
     port: Annotated[
         int, Option(metavar="N", min=0, max=65535, help="Port; 0: any free one.")
     ] = 8001,
-    key: Annotated[
+    api_key: Annotated[
         str | None,
         Option(
             metavar="KEY",
-            envvar="REGARD_KEY",
+            envvar="REGARD_API_KEY",
             help="API key that the page asks for.",
             show_envvar=True,
         ),
@@ -40,7 +41,7 @@ def studio(
     \b
     regard studio
     regard studio class-runs --port 9000
-    regard studio --host 0.0.0.0 --key SECRET
+    regard studio --host 0.0.0.0 --api-key SECRET
 
     The page lists the runs of the folder and trains new ones, one at a time. It is part of the
     server of `regard serve`, and requests nothing from other hosts. Ctrl-C or closing the
@@ -53,7 +54,9 @@ def studio(
     from regard.serve.server import make_server, run_server
     from regard.serve.studio.app import create_studio
 
-    server = make_server([runs], host=host, port=port, key=key, device=device, create=create_studio)
+    server = make_server(
+        [runs], host=host, port=port, key=api_key, device=device, create=create_studio
+    )
 
     def on_start(address: str) -> None:
         print_status(f"studio at {address}")

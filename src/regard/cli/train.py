@@ -27,8 +27,10 @@ def train(
         str,
         Argument(
             metavar="DATA|RECIPE",
-            help="Your own data: a file or folder of text, a .tsv of pairs, a folder of images for "
-            "each class; or the name of a recipe, or a .toml file.",
+            help="Your own data: a file or folder of text; a table (.csv, .tsv, .jsonl) of pairs, "
+            "labels, tags, scores or dialogues, or of numbers, a time series; questions in SQuAD's "
+            ".json; images, a folder for each class or with a table of captions; strokes in .npz. "
+            "Or the name of a recipe, or a .toml file.",
             show_default=False,
         ),
     ],
@@ -51,6 +53,8 @@ def train(
     regard train my.txt minutes=10 model.position=alibi
     regard train pairs.tsv --out runs/pairs
     regard train photos/ minutes=10
+    regard train hourly.csv task.horizon=24
+    regard train dialogues.jsonl train.start=runs/base train.tune=lora
     regard train data.source=train.en data.target=train.de
     regard train my.txt model.family=ngram model.order=5
     regard train my.txt --dry-run

@@ -40,7 +40,7 @@ def translate(
     if interactive:
         print_status("one sentence per line; Ctrl-D ends")
     lines = stdin_lines() if from_stdin else iter(texts)
-    for batch in _batches(lines, 1 if interactive else api.BATCH):
+    for batch in _batches(lines, 1 if interactive else api.BATCH_SIZE):
         sentences = [line for line in batch if line.strip()]
         warn_unknown([part for line in sentences for part in loaded_run.unknown_parts(line)])
         translations = iter(

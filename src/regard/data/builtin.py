@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from regard.data import labels as labelled
 from regard.data import pairs, series, text
 from regard.data.captions import Box, Captions, from_pixels
-from regard.data.corrections import corrupt, sentences
+from regard.data.corrections import corrupt, find_sentences
 from regard.data.digits import write_number
 from regard.data.labels import LabelledText
 from regard.data.number_words import english, french
@@ -105,7 +105,7 @@ def corrections(
 
     The sentences are those of a text `file`, by default of `python-docs`. Each occurs once, so that
     no validation sentence is in the training data. `error_rate` is the probability of a spelling
-    mistake in a word of four letters or more.
+    mistake in a word of four letters or more. The description says how many sentences are kept.
     """
     _check_range("examples", examples, 2)
     _check_range("min_length", min_length, 1)
@@ -113,16 +113,17 @@ def corrections(
     if not 0 <= error_rate <= 1:
         raise ConfigError(f"error_rate={error_rate} must be a probability, from 0 to 1")
     data = text.from_file(Path(file)) if file else python_docs()
-    random, clean = Random(seed), list(sentences(data, min_length, max_length))
-    if len(clean) < 2:
+    sentences = find_sentences(data, min_length, max_length)
+    if len(sentences.kept) < 2:
         raise DataError(
-            f"{data.name} has fewer than two English sentences of {min_length} to {max_length} "
-            "characters that begin with a capital letter and end with . ! or ?;\n"
+            f"{data.name} has too few sentences to correct, two are needed: {sentences.note};\n"
             "give another file, or other values of min_length and max_length"
         )
+    random, clean = Random(seed), list(sentences.kept)
     random.shuffle(clean)
     rows = [(corrupt(sentence, error_rate, random), sentence) for sentence in clean[:examples]]
-    return pairs.from_rows("corrections", f"sentences of {data.name} to be corrected", rows)
+    origin = f"sentences of {data.name} to be corrected ({sentences.note})"
+    return pairs.from_rows("corrections", origin, rows)
 
 
 def _month(day: date) -> str:

@@ -1,9 +1,11 @@
 """Images with captions: files that a table names, or generated ones."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from os.path import normpath
+from os.path import dirname, join, normpath
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,16 +19,19 @@ from regard.data.images import (
     Pixels,
     Size,
     channel_statistics,
+    class_folders,
     file_pixels,
     inspect_files,
     resize,
 )
-from regard.data.table_files import read_table
-from regard.data.tables import IMAGE_SUFFIXES, TABLE_SUFFIXES, Table
+from regard.data.table_files import is_table, read_table
+from regard.data.tables import IMAGE_SUFFIXES, OTHER_IMAGE_SUFFIXES, TABLE_SUFFIXES, Table
 from regard.data.text_files import preview, suffix
 from regard.data.validation_split import hash_threshold, row_hash
 from regard.errors import DataError
+from regard.units import count_are, count_noun
 
+TEXT_TABLE_SUFFIXES = (*TABLE_SUFFIXES, ".txt")  # in a folder of images
 Box = tuple[int, int, int, int]  # top, left, bottom, right in pixels; the last two are exclusive
 
 
@@ -135,49 +140,138 @@ def from_pixels(
     )
 
 
-def caption_table(folder: Path) -> Path | None:
-    """The one table in a folder of images that names them, or None."""
-    if not folder.is_dir():
-        return None
-    files = [file for file in sorted(folder.iterdir()) if not file.name.startswith(".")]
-    tables = [file for file in files if file.is_file() and suffix(file) in TABLE_SUFFIXES]
-    if len(tables) != 1 or len(files) < 2:
-        return None
+def caption_tables(folder: Path) -> list[Table]:
+    """The tables in a folder that name images: tables of captions, or else other ones.
+
+    They are in the folder itself or, as `captions_….json`, in its folder `annotations` (COCO). In
+    a folder of images without classes, a .txt file may be a table too (Flickr8k).
+    """
+    if not folder.is_dir() or is_table(folder):
+        return []
+    entries = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
+    mostly_images = count_images(folder).are_most
+    has_classes = bool(class_folders(folder))
+    suffixes = TEXT_TABLE_SUFFIXES if mostly_images and not has_classes else TABLE_SUFFIXES
+    files = [file for file in entries if file.is_file() and suffix(file) in suffixes]
+    files += sorted((folder / "annotations").glob("captions*.json"))
+    if len(files) > 1 and not mostly_images:
+        return []
+    tables = [table for table in map(_image_table, files) if isinstance(table, Table)]
+    captions = [table for table in tables if find_roles(table, {}, "captions") is not None]
+    # Without a caption column, accept a table only if the folder cannot hold images by class.
+    folders = {entry.name.lower() for entry in entries if entry.is_dir()}
+    return captions or (tables if folders <= {"images"} else [])
+
+
+def _image_table(path: Path) -> Table | str:
+    """The table in a file if it names images, or else the reason why it is not read."""
     try:
-        table = read_table(tables[0])
-        if find_roles(table, {}, "captions") is not None:
-            return tables[0]
-        # Without a caption column, accept the table only if the folder cannot hold images by class.
-        folders = {file.name for file in files if file.is_dir()}
-        names_images = image_column(table, read_profiles(table)) is not None
-        return tables[0] if names_images and folders <= {"images"} else None
-    except DataError:
-        return None
+        table = read_table(path)
+        if image_column(table, read_profiles(table)) is not None:
+            return table
+    except DataError as error:
+        return "; ".join(str(error).removeprefix(f"{path}").lstrip(" ,:").splitlines())
+    return "it names no images"
+
+
+def caption_table(folder: Path) -> Table:
+    """The one table in a folder that names images; raises `DataError` if there are others."""
+    tables = caption_tables(folder)
+    if not tables:
+        raise image_folder_error(folder)
+    if len(tables) > 1:
+        paths = [table.path for table in tables]
+        raise DataError(
+            f"{folder} holds {len(tables)} tables that name images: "
+            f"{', '.join(Path(path).name for path in paths)};\n"
+            "give the path of one of them, and the other as validation data if it is: "
+            f"{paths[0]} data.validation={paths[1]}"
+        )
+    return tables[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageCount:
+    """The files of a folder and its sub-folders, by kind."""
+
+    images: int  # in a format that is read
+    other_formats: Sequence[str]  # suffixes of images in other formats, one for each image
+    others: Sequence[Path]  # files that are not images
+
+    @property
+    def are_most(self) -> bool:
+        """Whether most files are images."""
+        return self.images + len(self.other_formats) > len(self.others)
+
+
+def count_images(folder: Path) -> ImageCount:
+    """Count the image files of a folder and its sub-folders, without hidden ones."""
+    images, other_formats, others = 0, list[str](), list[Path]()
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for file in sorted(Path(parent, name) for name in files if not name.startswith(".")):
+            if suffix(file) in IMAGE_SUFFIXES:
+                images += 1
+            elif suffix(file) in OTHER_IMAGE_SUFFIXES:
+                other_formats.append(suffix(file))
+            else:
+                others.append(file)
+    return ImageCount(images, other_formats, others)
+
+
+def image_folder_error(folder: Path) -> DataError:
+    """The error for a folder of images that has no table of them and no folder for each class."""
+    count = count_images(folder)
+    lines = []
+    if count.other_formats:
+        formats = " ".join(sorted({*count.other_formats}))
+        number = count_noun(len(count.other_formats), "image")
+        lines.append(
+            f"{folder} holds {number} in formats that are not read ({formats}); convert them to "
+            f"{' '.join(IMAGE_SUFFIXES)}"
+        )
+    if count.images or not count.other_formats:
+        lines.append(
+            f"{folder} holds {count_noun(count.images, 'image')}, but no table with their file "
+            "names and captions"
+        )
+    for file in [file for file in count.others if suffix(file) in TEXT_TABLE_SUFFIXES][:3]:
+        reason = _image_table(file)
+        lines += [f"{file.name} is not such a table: {reason}"] if isinstance(reason, str) else []
+    return DataError(
+        "\n".join(lines)
+        + "\nfor captions, add a table captions.csv with the columns file_name and "
+        "caption; for classes, put the images\nof each class into one folder; task=causal trains "
+        "on the text files alone"
+    )
 
 
 def from_folder(folder: Path) -> Captions:
     """A folder of images with one table of their file names and captions."""
-    path = caption_table(folder)
-    assert path is not None
-    table = read_table(path)
+    table = caption_table(folder)
     roles = find_roles(table, {}, "captions")
     if roles is None:
         raise DataError(
-            f"{path} names images, but it is not clear which of its columns holds their captions\n"
-            f"{table.listing()}\nname it: data.target=COLUMN; to classify images instead, put "
-            "those of each class into one folder"
+            f"{table.path} names images, but it is not clear which of its columns holds their "
+            f"captions\n{table.listing()}\nname it: data.target=COLUMN; to classify images "
+            "instead, put those of each class into one folder"
         )
-    return replace(from_table(table, roles), name=folder.resolve().name)
+    data = from_table(table, roles)
+    description = f"{data.description}; captions of {Path(table.path).name}"
+    return replace(data, name=folder.resolve().name, description=description)
 
 
 def from_table(table: Table, roles: Roles) -> Captions:
     """The images that a table names, relative to its folder, and their captions."""
     folder = Path(table.path).parent
+    folders = [folder, folder / "images", folder / "Images"]
+    if (split := Path(table.path).stem.removeprefix("captions_")) != Path(table.path).stem:
+        folders.append(folder.parent / split)  # COCO: annotations/captions_train2014.json
     by_image: dict[Path, list[str]] = {}
     groups: dict[Path, str] = {}
     locations: dict[Path, str] = {}
     for location, file, captions, group in _rows(table, roles):
-        path = _image_path(folder, location, file)
+        path = _image_path(folders, location, file)
         by_image.setdefault(path, []).extend(captions)
         groups.setdefault(path, str(path) if group is None else group)
         locations.setdefault(path, location)
@@ -206,7 +300,9 @@ def from_table(table: Table, roles: Roles) -> Captions:
     root = Path(normpath(folder))
     outside_count = sum(not Path(normpath(path)).is_relative_to(root) for path in paths)
     if outside_count:  # a table of unknown origin could name the user's own images
-        description += f"; {outside_count:,} images are outside the folder of the table"
+        description += f"; {count_are(outside_count, 'image')} outside the folder of the table"
+    if unnamed := _count_unnamed(by_image):
+        description += f"; left out: {count_noun(unnamed, 'image')} without a row in the table"
     return Captions(
         name=table.name,
         description=description,
@@ -248,14 +344,25 @@ def _rows(table: Table, roles: Roles) -> Iterator[tuple[str, str, list[str], str
         )
 
 
-def _image_path(folder: Path, location: str, file: str) -> Path:
-    candidates = [folder / file, folder / "images" / file]
+def _count_unnamed(paths: Collection[Path]) -> int:
+    """The number of image files that are not among `paths`, in the folders of those."""
+    named = {normpath(path) for path in paths}
+    count = 0
+    for folder in {dirname(path) for path in named}:
+        with suppress(OSError):  # a folder that may be searched, but not listed
+            files = [join(folder, name) for name in os.listdir(folder or ".")]
+            count += sum(suffix(Path(file)) in IMAGE_SUFFIXES for file in {*files} - named)
+    return count
+
+
+def _image_path(folders: Sequence[Path], location: str, file: str) -> Path:
+    candidates = [folder / file for folder in folders]
     try:
         path = next((path for path in candidates if path.is_file()), None)
     except OSError as error:  # a name that is too long
         raise DataError(f"{location}: {preview(file)}: {error.strerror}") from None
     if path is None:
-        raise DataError(f"{location}: there is no image {folder / file}")
+        raise DataError(f"{location}: there is no image {candidates[0]}")
     if suffix(path) not in IMAGE_SUFFIXES:
         raise DataError(f"{location}: {path} is not an image ({' '.join(IMAGE_SUFFIXES)})")
     return path

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from regard.data.tables import MIN_NUMERIC_FRACTION, Table, is_number, is_number_with_comma
+from regard.data.date_columns import is_date
+from regard.data.tables import (
+    MIN_NUMERIC_FRACTION,
+    Table,
+    is_missing,
+    is_number,
+    is_number_with_comma,
+)
 
 PROFILE_ROWS = 50_000  # rows that the profile of a column is computed from
 MAX_CLASSES = 1000  # of an inferred label column
@@ -26,6 +33,8 @@ class Profile:
     mean_length: float  # characters of a cell
     mean_words: float  # words of a cell
     letter_fraction: float  # of the characters other than spaces
+    is_date: bool  # most cells are dates
+    has_missing_numbers: bool  # all cells are numbers or missing values such as NA
 
     @property
     def is_prose(self) -> bool:
@@ -75,4 +84,14 @@ def _profile(name: str, cells: Sequence[Any]) -> Profile:
         mean_length=sum(map(len, sample)) / max(1, len(sample)),
         mean_words=sum(len(text.split()) for text in sample) / max(1, len(sample)),
         letter_fraction=sum(map(str.isalpha, characters)) / max(1, len(characters)),
+        is_date=2 * sum(map(is_date, sample)) > len(sample),
+        has_missing_numbers=_has_missing_numbers(filled),
+    )
+
+
+def _has_missing_numbers(filled: Sequence[Any]) -> bool:
+    missing = [is_missing(cell) for cell in filled]
+    pairs = zip(filled, missing, strict=True)
+    return 0 < sum(missing) < len(filled) and all(
+        is_number(cell) or cell_missing for cell, cell_missing in pairs
     )

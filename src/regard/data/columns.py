@@ -202,11 +202,26 @@ Columns = tuple[dict[str, str], set[str]] | None  # role → column, and the rol
 
 
 def _is_series_with_errors(profiles: Sequence[Profile]) -> bool:
-    """Whether the table is a series in which a few cells are not numbers."""
-    non_numeric = [p for p in profiles if p.numeric_fraction < MIN_NUMERIC_FRACTION]
-    return any(p.is_mostly_numeric for p in profiles) and all(
+    """Whether the table is a series in which some cells are not numbers.
+
+    A few cells may be anything. More of them are missing values (NA), in a table of dates and
+    numbers; beside dates, it may have columns of few values.
+    """
+    non_numeric = [p for p in profiles if not _is_numeric(p)]
+    if any(p.is_mostly_numeric for p in profiles) and all(
         p.letter_fraction < 0.2 for p in non_numeric
+    ):
+        return True
+    others = [p for p in non_numeric if not p.is_date]
+    has_dates = len(others) < len(non_numeric)
+    return any(p.has_missing_numbers for p in profiles) and (
+        not others or (has_dates and all(p.is_label or p.distinct < 2 for p in others))
     )
+
+
+def _is_numeric(profile: Profile) -> bool:
+    """Whether a column may be a column of a series: nearly all its cells are numbers or missing."""
+    return profile.numeric_fraction >= MIN_NUMERIC_FRACTION or profile.has_missing_numbers
 
 
 def _find_by_name(profiles: Sequence[Profile], names: Sequence[str]) -> str | None:
@@ -435,7 +450,7 @@ def _find_text(
 def _find_series(
     table: Table, named: dict[str, str], profiles: list[Profile], requested: bool
 ) -> Columns:
-    non_numeric = [p for p in profiles if p.numeric_fraction < MIN_NUMERIC_FRACTION]
+    non_numeric = [p for p in profiles if not _is_numeric(p)]
     dates_or_groups = all(
         p.letter_fraction < 0.2 or p.is_label or p.distinct < 2 for p in non_numeric
     )

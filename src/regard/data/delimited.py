@@ -18,6 +18,7 @@ from regard.data.tables import (
     Table,
     has_decimal_commas,
     has_decimal_point,
+    is_missing,
     is_number,
     is_number_with_comma,
     replace_decimal_commas,
@@ -224,7 +225,8 @@ def _is_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     several_words = []
     for name, cells in zip(names, columns, strict=True):
         values = set(cells)
-        numbers = [is_number(cell) or is_number_with_comma(cell) for cell in cells if cell.strip()]
+        filled_cells = [cell for cell in cells if not is_missing(cell)]
+        numbers = [is_number(cell) or is_number_with_comma(cell) for cell in filled_cells]
         if numbers and sum(numbers) >= MIN_NUMERIC_FRACTION * len(numbers):
             return True
         if cells and len(values) * 4 <= len(cells) and name not in values:

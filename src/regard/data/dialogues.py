@@ -1,4 +1,4 @@
-"""Dialogues for instruction tuning: JSONL of messages, or of prompts and responses."""
+"""Dialogues for instruction tuning: JSON of messages, or of prompts and responses."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,21 +9,23 @@ from typing import Any, ClassVar
 
 from regard.data.columns import Roles
 from regard.data.digest import json_digest
+from regard.data.json_files import read_document
 from regard.data.tables import LABEL_COLUMNS
-from regard.data.text_files import preview, read_lines, scan, stem
+from regard.data.text_files import open_bytes, preview, read_lines, scan, stem, suffix
 from regard.data.validation_split import describe_overlap, split_by_hash
 from regard.errors import DataError
 from regard.files.untrusted import parse_json, quote
-from regard.text.chat_template import Message
+from regard.text.chat_template import ASSISTANT, Message
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "human": "user"}
-ROLES |= {"assistant": "assistant", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
+MESSAGE_ROLES = {"system": "system", "developer": "system", "user": "user", "human": "user"}
+MESSAGE_ROLES |= dict.fromkeys(("assistant", "gpt", "model", "bot"), ASSISTANT)
 MESSAGE_KEYS = ("messages", "conversations", "conversation", "dialogue")
 PROMPT_NAMES = ("prompt", "instruction")  # keys that identify a file of dialogues
 PROMPT_KEYS = (*PROMPT_NAMES, "question")
 RESPONSE_KEYS = ("answer", "response", "completion", "output")
 LABEL_NAMES = {*LABEL_COLUMNS} - {"category", "topic"}  # instruction data may have these two
 KEYS = {*MESSAGE_KEYS, *PROMPT_KEYS, *RESPONSE_KEYS, "input", "system"}
+FIRST_OBJECT_BYTES = 1 << 20  # read from the beginning of an array, to detect what it holds
 FORMAT = '{"messages": [{"role": "user", "content": …}, …]} or {"prompt": …, "response": …}'
 
 
@@ -67,53 +69,99 @@ class Dialogues:
 
 
 def is_dialogues(path: Path) -> bool:
-    """Whether the first line of a file is an object with messages, or a prompt and a response.
+    """Whether the first object of a file has messages, or a prompt and a response.
 
     A prompt and a response with a label are for classification or preference learning instead.
     """
     first = _first_object(path)
-    if not LABEL_NAMES.isdisjoint(first) and not has_messages(path):
-        return False
+    if _has_messages(first):
+        return True
     sides = [[first.get(key) for key in keys] for keys in (PROMPT_NAMES, RESPONSE_KEYS)]
-    return has_messages(path) or all(any(isinstance(v, str) for v in values) for values in sides)
+    return LABEL_NAMES.isdisjoint(first) and all(
+        any(isinstance(value, str) for value in values) for values in sides
+    )
 
 
 def has_messages(path: Path) -> bool:
-    """Whether the first line of a file is an object with a list of messages."""
-    first = _first_object(path)
-    return any(isinstance(first.get(key), list) for key in MESSAGE_KEYS)
+    """Whether the first object of a file has a list of messages."""
+    return _has_messages(_first_object(path))
+
+
+def _has_messages(value: Mapping[str, Any]) -> bool:
+    return any(isinstance(value.get(key), list) for key in MESSAGE_KEYS)
 
 
 def _first_object(path: Path) -> Mapping[str, Any]:
-    """The object on the first line of a file; empty if there is none."""
+    """The object on the first line of a file, or the first of an array; empty if there is none."""
     try:
-        first = parse_json(next(iter(_nonempty_lines(path)), (0, ""))[1])
-    except (DataError, ValueError, OSError):
+        _, line = next(_nonempty_lines(path))
+        if _is_array(path):
+            with open_bytes(path) as stream:
+                line = stream.read(FIRST_OBJECT_BYTES).decode("utf-8", "ignore")
+            line = line[line.index("[") + 1 :].lstrip()
+            first, _ = json.JSONDecoder().raw_decode(line)
+        else:
+            first = parse_json(line)
+    except (DataError, ValueError, OSError, RecursionError):
         return {}
     return first if isinstance(first, dict) else {}
 
 
-def from_jsonl(path: Path) -> Dialogues:
-    """Read a dialogue from each line; an error names the line.
+def from_json(path: Path) -> Dialogues:
+    """Read a dialogue from each line or from each object of an array; an error names its place.
 
-    The description names the keys that are not part of a dialogue.
+    The description names the keys that are read, if they have other names than their role, and
+    those that are not part of a dialogue. Objects with an empty response are skipped and counted.
     """
     rows: list[tuple[Message, ...]] = []
     keys: dict[str, None] = {}
+    read_keys: dict[str, dict[str, None]] = {}  # role → keys
+    has_input = False
+    skipped: list[str] = []
+    for location, value in _objects(path):
+        messages = _messages(location, value)
+        if messages is None:
+            skipped.append(location)
+            continue
+        rows.append(messages)
+        keys |= dict.fromkeys(value)
+        has_input |= _is_text(value.get("input"))
+        for role, key in _keys_by_role(value).items():
+            read_keys.setdefault(role, {})[key] = None
+    if not rows:
+        raise DataError(f"{path} has no dialogue with a response; an object is {FORMAT}")
+    responses = sum(role == ASSISTANT for row in rows for role, _ in row)
+    unit = "objects of a JSON array" if _is_array(path) else "lines of JSONL"
+    columns = {role: " or ".join(names) for role, names in read_keys.items()}
+    if has_input and "prompt" in columns:
+        columns["prompt"] += " and input"
+    columns = {role: names for role, names in columns.items() if names != role}
+    roles = Roles("dialogues", columns, unused=tuple(key for key in keys if key not in KEYS))
+    description = f"dialogues, {len(rows):,} {unit}, {responses:,} responses{roles.note}"
+    if skipped:
+        first = skipped[0].removeprefix(f"{path}, ")
+        description += f"; skipped: {len(skipped):,} with an empty response (the first is {first})"
+    return Dialogues(stem(path), description, rows)
+
+
+def _objects(path: Path) -> Iterator[tuple[str, Any]]:
+    """The values on the lines of a file, or in its array, each with its location."""
+    if _is_array(path):
+        for number, value in enumerate(read_document(path), 1):
+            yield f"{path}, row {number}", value
+        return
     for number, line in _nonempty_lines(path):
         location = f"{path}, line {number}"
         try:
-            value = parse_json(line)
+            yield location, parse_json(line)
         except ValueError as error:
             raise DataError(f"{location} is not JSON: {error}") from None
-        rows.append(_messages(location, value))
-        keys |= dict.fromkeys(value)
-    if not rows:
-        raise DataError(f"{path} has no dialogues; each line is {FORMAT}")
-    responses = sum(role == "assistant" for row in rows for role, _ in row)
-    description = f"dialogues, {len(rows):,} lines of JSONL, {responses:,} responses"
-    roles = Roles("dialogues", {}, unused=tuple(key for key in keys if key not in KEYS))
-    return Dialogues(stem(path), description + roles.note, rows)
+
+
+def _is_array(path: Path) -> bool:
+    """Whether a file holds one JSON array, not an object on each line."""
+    _, line = next(_nonempty_lines(path), (0, ""))
+    return suffix(path) == ".json" and line.lstrip().startswith("[")
 
 
 def _nonempty_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -122,15 +170,28 @@ def _nonempty_lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _messages(location: str, value: Any) -> tuple[Message, ...]:
+def _keys_by_role(value: Mapping[str, Any]) -> dict[str, str]:
+    """The keys of an object that hold its messages, or its prompt and response."""
+    for key in MESSAGE_KEYS:
+        if key in value:
+            return {"messages": key}
+    keys = {"prompt": PROMPT_KEYS, "response": RESPONSE_KEYS}
+    return {role: next(key for key in names if key in value) for role, names in keys.items()}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _messages(location: str, value: Any) -> tuple[Message, ...] | None:
+    """The messages of a dialogue; None if its response is empty."""
     if not isinstance(value, Mapping):
         raise DataError(f"{location}: a dialogue is an object, {FORMAT}, not {quote(value)}")
     items = next((value[key] for key in MESSAGE_KEYS if key in value), None)
     if items is None:
-        messages = _from_prompt_and_response(location, value)
-    else:
-        messages = _from_messages(location, items)
-    if not any(role == "assistant" for role, _ in messages):
+        return _from_prompt_and_response(location, value)
+    messages = _from_messages(location, items)
+    if not any(role == ASSISTANT for role, _ in messages):
         raise DataError(
             f"{location}: the dialogue has no response, a message with the role assistant"
         )
@@ -145,30 +206,33 @@ def _from_messages(location: str, items: Any) -> tuple[Message, ...]:
         if not isinstance(item, Mapping):
             raise DataError(f"{location}: a message has a role and a content, not {quote(item)}")
         role, content = item.get("role", item.get("from")), item.get("content", item.get("value"))
-        if not isinstance(role, str) or role not in ROLES:
+        if not isinstance(role, str) or role not in MESSAGE_ROLES:
             raise DataError(
-                f"{location}: the role of a message is one of {', '.join(ROLES)}, not {quote(role)}"
+                f"{location}: the role of a message is one of {', '.join(MESSAGE_ROLES)}, "
+                f"not {quote(role)}"
             )
         if not isinstance(content, str) or not content.strip():
             raise DataError(f"{location}: the content of a message is a text, not {quote(content)}")
-        messages.append((ROLES[role], content))
+        messages.append((MESSAGE_ROLES[role], content))
     return tuple(messages)
 
 
-def _from_prompt_and_response(location: str, value: Mapping[str, Any]) -> tuple[Message, ...]:
+def _from_prompt_and_response(
+    location: str, value: Mapping[str, Any]
+) -> tuple[Message, ...] | None:
     prompt = next((value[key] for key in PROMPT_KEYS if key in value), None)
     response = next((value[key] for key in RESPONSE_KEYS if key in value), None)
-    for name, text in (("prompt", prompt), ("response", response)):
-        if not isinstance(text, str) or not text.strip():
+    is_empty = isinstance(response, str) and not response.strip()
+    for name, text in (("prompt", prompt), *([] if is_empty else [("response", response)])):
+        if not _is_text(text):
             raise DataError(
-                f"{location}: no {name}; a line is {FORMAT}, and this one has {', '.join(value)}"
+                f"{location}: no {name}; an object is {FORMAT}, and this one has {', '.join(value)}"
             )
-    input_text = value.get("input")
+    if is_empty:
+        return None
     assert isinstance(prompt, str)
     assert isinstance(response, str)
-    if isinstance(input_text, str) and input_text.strip():
-        prompt = f"{prompt}\n{input_text}"
-    system = value.get("system")
-    if isinstance(system, str) and system.strip():
-        return ("system", system), ("user", prompt), ("assistant", response)
-    return ("user", prompt), ("assistant", response)
+    if _is_text(value.get("input")):
+        prompt = f"{prompt}\n{value['input']}"
+    dialogue = ("user", prompt), (ASSISTANT, response)
+    return (("system", value["system"]), *dialogue) if _is_text(value.get("system")) else dialogue

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from regard.data.digest import json_digest
 from regard.data.labels import class_ids
 from regard.data.npz_files import array_names, read_arrays
+from regard.data.strokes import LAYOUT as STROKES_LAYOUT
 from regard.data.tables import IMAGE_SUFFIXES
 from regard.data.text_files import open_bytes, stem
 from regard.data.validation_split import split_rows
@@ -35,6 +36,7 @@ NPZ_TRAIN = (
 )
 NPZ_TEST = (("x_test", "y_test"), ("test_images", "test_labels"))
 NPZ_KEYS = {key for pair in (*NPZ_TRAIN, *NPZ_TEST) for key in pair}
+IMAGE_FORMATS = ["PNG", "JPEG", "WEBP", "GIF"]  # as Pillow names them
 STATISTICS_IMAGES = 2000  # for the mean and standard deviation of the channels
 
 
@@ -188,10 +190,17 @@ def from_npz(path: Path) -> Images:
     arrays = {key.lower(): array for key, array in stored.items()}
     train, test = (_first_pair(arrays, names) for names in (NPZ_TRAIN, NPZ_TEST))
     if train is None:
+        names = array_names(path)
+        hint = ""
+        if {"train", "valid", "test"} <= {*names}:  # drawings as an array of arrays each
+            hint = (
+                "\nsketch-rnn's arrays are converted by train_xyp=np.concatenate(train), "
+                "train_off=np.cumsum([0, *map(len, train)])"
+            )
         raise DataError(
             f"{path} needs arrays {' or '.join(f'{x!r} and {y!r}' for x, y in NPZ_TRAIN)} of "
-            f"images, or 'xyp' and 'off' of strokes; "
-            f"it has: {', '.join(array_names(path)) or 'nothing'}"
+            f"images;\nor of strokes: {STROKES_LAYOUT}\n"
+            f"it has: {', '.join(names) or 'nothing'}{hint}"
         )
     images = from_arrays(stem(path), *train, str(path))
     if test is None:
@@ -269,7 +278,10 @@ def from_folder(folder: Path) -> Images:
 
 
 def class_folders(folder: Path) -> dict[str, list[Path]]:
-    """The image files in each sub-folder; empty if most files are not images."""
+    """The image files in each sub-folder; empty if most files are not images.
+
+    A single sub-folder called images is not a class.
+    """
     if not folder.is_dir():
         return {}
     classes: dict[str, list[Path]] = {}
@@ -284,6 +296,8 @@ def class_folders(folder: Path) -> dict[str, list[Path]]:
         if images:
             classes[path.name] = images
         other_files += len(files) - len(images)
+    if [name.lower() for name in classes] == ["images"]:
+        return {}
     return classes if sum(map(len, classes.values())) > other_files else {}
 
 
@@ -378,7 +392,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def open_image(path: Path, content: bytes) -> Any:
-    """A Pillow image; its pixels are not decoded yet."""
+    """A Pillow image; its pixels are not decoded yet. Of an animation, the first frame is read."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -388,13 +402,13 @@ def open_image(path: Path, content: bytes) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            return Image.open(io.BytesIO(content), formats=["PNG", "JPEG"])
+            return Image.open(io.BytesIO(content), formats=IMAGE_FORMATS)
     except UnidentifiedImageError:  # its message names the buffer
-        raise DataError(f"{path} is not a PNG or JPEG image") from None
+        raise DataError(f"{path} is not a PNG, JPEG, WebP or GIF image") from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise DataError(f"{path} has too many pixels: {error}\nmake it smaller") from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not a PNG or JPEG image: {error}") from None
+        raise DataError(f"{path} is not a PNG, JPEG, WebP or GIF image: {error}") from None
 
 
 def _with_test(images: Images, test: Images | None = None) -> Images:

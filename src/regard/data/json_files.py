@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from regard.data.tables import SAMPLE_ROWS, Table
 from regard.data.text_files import open_bytes, preview, read_lines, scan, stem
@@ -39,15 +39,20 @@ def from_json(path: Path) -> Table:
     with suppress(ValueError, RecursionError):
         if second is not None and isinstance(json.loads(first), dict):
             return from_json_lines(path)
-    with open_bytes(path) as stream:
-        stream.seek(scanned.start)
-        content = _parse(str(path), stream.read().decode("utf-8"))
-    records, note = _records(path, content)
+    records, note = _records(path, read_document(path))
 
     def objects() -> Iterator[tuple[int, dict[str, Any]]]:
         return ((number, flatten(record)) for number, record in enumerate(records, 1))
 
     return from_objects(path, f"JSON objects{note}", scanned.digest, objects, "row")
+
+
+def read_document(path: Path) -> Any:
+    """The value in a JSON document."""
+    scanned = scan(path)
+    with open_bytes(path) as stream:
+        stream.seek(scanned.start)
+        return _parse(str(path), stream.read().decode("utf-8"))
 
 
 def _parse(location: str, text: str) -> Any:
@@ -63,6 +68,8 @@ def _records(path: Path, content: Any) -> tuple[list[dict[str, Any]], str]:
         return content, ""
     if isinstance(content, dict):
         _refuse_squad(path, content)
+        if captions := _coco_captions(content):
+            return captions, " of COCO, a caption each"
         lists = {key: value for key, value in content.items() if isinstance(value, list)}
         is_columns = len(lists) == len(content) and not any(map(_is_records, lists.values()))
         if is_columns and len({len(value) for value in lists.values()}) == 1:
@@ -82,13 +89,27 @@ def _records(path: Path, content: Any) -> tuple[list[dict[str, Any]], str]:
     )
 
 
-def _is_records(value: Any) -> bool:
+def _coco_captions(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """The captions of a COCO document, each with the file name of its image; else empty."""
+    images, annotations = content.get("images"), content.get("annotations")
+    if not (_is_records(images) and _is_records(annotations)):
+        return []
+    if not any("caption" in row for row in annotations):
+        return []
+    files = {str(image.get("id")): image.get("file_name") for image in images}
+    return [
+        {"file_name": files.get(str(row.get("image_id"))), "caption": row.get("caption")}
+        for row in annotations
+    ]
+
+
+def _is_records(value: Any) -> TypeGuard[list[dict[str, Any]]]:
     return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
 
 
 def _refuse_squad(path: Path, content: dict[str, Any]) -> None:
     data = content.get("data")
-    if _is_records(data) and all("paragraphs" in article for article in data):  # type: ignore[union-attr]
+    if _is_records(data) and all("paragraphs" in article for article in data):
         raise DataError(
             f"{path} is SQuAD JSON (data, paragraphs, qas): questions with answer spans,\n"
             "which are not a table; task=span learns from it"

@@ -10,13 +10,19 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.dates import Dates, read_dates
-from regard.data.tables import Table, is_number_with_comma
+from regard.data.date_columns import TIME_NAME, read_dates, row_number_reason
+from regard.data.dates import Dates
+from regard.data.tables import Row, Table, is_missing, is_number_with_comma
+from regard.data.text_files import preview
 from regard.data.validation_split import check_fraction
 from regard.errors import ConfigError, DataError, unknown
 from regard.units import count_noun
 
 MIN_SERIES_FRACTION = 0.5  # of cells that are numbers; the other cells of such a column are errors
+# 12, 4 and 4 months of 30 days, by the rows of the table: hours, and quarters of an hour (Zhou et
+# al. 2021)
+ETT_SPLITS = {17_420: (8640, 2880, 2880), 69_680: (34_560, 11_520, 11_520)}
+OTHER_SPLIT = (0.6, 0.2, 0.2)  # of other tables, the same proportions
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,8 @@ class Series:
     description: str
     values: NDArray[np.float64] = field(repr=False)  # (time, columns)
     column_names: tuple[str, ...]
+    # columns that are forecast only if the user names them: dates as numbers, row numbers
+    not_forecast: tuple[str, ...] = ()
     dates: Dates | None = field(default=None, repr=False)  # of all rows of the file
     history: NDArray[np.float64] | None = field(default=None, repr=False)  # (time, columns)
     training_rows: int = 0
@@ -42,6 +50,11 @@ class Series:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def forecast_columns(self) -> list[str]:
+        """The columns that are forecast if the user names none."""
+        return [name for name in self.column_names if name not in self.not_forecast]
 
     def column(self, name: str | None) -> NDArray[np.float64]:
         """The values of a column, by default of the last."""
@@ -72,21 +85,35 @@ class Series:
         training = replace(self, values=self.values[:train], description=description)
         return training, self._slice(train, count, train, f"the last {count_noun(count, 'row')}")
 
+    def split_as_ett(self) -> tuple["Series", "Series"]:
+        """The usual splits of a table of ETT; of other tables, the same proportions."""
+        sizes = ETT_SPLITS.get(len(self))
+        known = " or ".join(f"{rows:,}" for rows in ETT_SPLITS)
+        reason = ", the usual split of ETT"
+        if sizes is None:
+            reason = f", 60 %, since these are not the {known} rows of ETT"
+        training, validation = self.split_by_sizes(sizes or OTHER_SPLIT)
+        return replace(training, description=training.description + reason), validation
+
     def split_by_sizes(self, sizes: Sequence[float]) -> tuple["Series", "Series"]:
         """Training and validation rows, the latter with a test split if there are three sizes.
 
         Sizes above 1 are rows, others fractions of all rows; rows after the last split are unused.
         """
+        formatted = f"data.split=[{', '.join(f'{size:.10g}' for size in sizes)}]"
         counts = [round(size if size > 1 else size * len(self)) for size in sizes]
         if len(counts) not in (2, 3) or min(sizes) <= 0 or min(counts) < 1:
             raise ConfigError(
-                f"data.split={list(sizes)} must be two or three numbers above 0: rows, or "
+                f"{formatted} must be two or three numbers above 0: rows, or "
                 "fractions, of training, validation and test"
             )
+        if max(sizes) <= 1 and math.fsum(sizes) <= 1:
+            # each count is rounded, so that their sum may exceed the rows
+            counts[-1] = max(1, min(counts[-1], len(self) - sum(counts[:-1])))
         if sum(counts) > len(self):
             raise ConfigError(
-                f"data.split={list(sizes)} needs {sum(counts):,} rows; {self.name} has "
-                f"{len(self):,}"
+                f"{formatted} needs {sum(counts):,} rows, and {self.path or self.name} has "
+                f"{len(self):,};\ngive fewer rows, or fractions, as in 'data.split=[0.6,0.2,0.2]'"
             )
         train, count = counts[:2]
         description = f"{self.description}; the first {train:,} rows for training"
@@ -96,6 +123,9 @@ class Series:
             test = self._slice(train + count, counts[2], train, f"{counts[2]:,} rows for testing")
             note = f"{validation.description}; then {counts[2]:,} rows for testing"
             validation = replace(validation, test=test, description=note)
+        if unused := len(self) - sum(counts):
+            note = f"{validation.description}; the last {count_noun(unused, 'row')} are not used"
+            validation = replace(validation, description=note)
         return training, validation
 
     def _slice(self, start: int, count: int, training_rows: int, description: str) -> "Series":
@@ -121,25 +151,26 @@ class Series:
 def from_columns(name: str, note: str, columns: Mapping[str, Sequence[float]]) -> Series:
     """Series in memory; `note` is added to the description."""
     values = np.array(list(columns.values()), dtype=np.float64).T
-    count = f"{len(columns)} columns" if len(columns) > 1 else "1 column"
-    return Series(name, f"series, {len(values):,} rows, {count}{note}", values, tuple(columns))
+    description = f"series, {len(values):,} rows, {count_noun(len(columns), 'column')}{note}"
+    return Series(name, description, values, tuple(columns))
 
 
 def from_table(table: Table) -> Series:
-    """The numeric columns of a table and the dates of its rows; other columns are ignored."""
+    """The numeric columns of a table and the dates of its rows; other columns are left out."""
     rows = [
         (number, row) for number, row in table.rows() if any(cell not in ("", None) for cell in row)
     ]
     if not rows:
         raise DataError(f"{table.path} has no row after its first line")
-    dates, date_columns = read_dates(table, rows)
-    numeric = [
-        index
-        for index in range(len(table.columns))
-        if index not in date_columns
-        and sum(_number(row[index]) is not None for _, row in rows)
-        > MIN_SERIES_FRACTION * len(rows)
+    dates, reasons = read_dates(table, rows)
+    # Day, month and year are no columns of the series; other dates of numbers can be named by the
+    # user, as they could in earlier versions.
+    hidden = () if dates is None or len(dates.columns) < 3 else dates.columns[:3]
+    counts = [
+        0 if name in hidden else sum(_number(row[index]) is not None for _, row in rows)
+        for index, name in enumerate(table.columns)
     ]
+    numeric = [i for i, count in enumerate(counts) if count > MIN_SERIES_FRACTION * len(rows)]
     for index, name in enumerate(table.columns):
         cells = [row[index] for _, row in rows]
         ambiguous = [cell for cell in cells if is_number_with_comma(cell)]
@@ -149,31 +180,67 @@ def from_table(table: Table) -> Series:
                 "may be decimal or between thousands;\nwrite them with a decimal point and "
                 "without commas, or remove the column"
             )
-    columns: dict[str, list[float]] = {table.columns[index]: [] for index in numeric}
-    if not columns:
-        raise DataError(f"{table.path} has no column of numbers\n{table.listing()}")
-    for number, row in rows:
-        for index in numeric:
-            value = _number(row[index])
-            if value is None:
-                raise DataError(
-                    f"{table.location(number)}: {table.columns[index]} is {row[index]!r}, not a "
-                    "number;\nfill in missing values, or remove the column"
-                )
-            columns[table.columns[index]].append(value)
-    known = [*columns, *(() if dates is None else dates.columns)]
-    ignored = [name for name in table.columns if name not in known]
+    date_names = () if dates is None else dates.columns
+    values = [i for i in numeric if i not in reasons and table.columns[i] not in date_names]
+    if not values:  # reading a column with missing values reports the first of them
+        values = [i for i, count in enumerate(counts) if count and i not in numeric]
+        numeric = sorted({*numeric, *values})
+    if not values:
+        raise DataError(f"{table.path} has no column of numbers to forecast\n{table.listing()}")
+    columns = {table.columns[index]: _numbers(table, rows, index) for index in numeric}
+    for index in values:
+        reason = row_number_reason(table, np.array(columns[table.columns[index]]), index)
+        if reason and len(values) > 1:
+            reasons[index] = reason
+    left_out = {
+        name: reasons.get(index) or _left_out_reason(table, rows, index)
+        for index, name in enumerate(table.columns)
+        if (index in reasons or index not in numeric) and name not in date_names
+    }
     commas = [name for name in columns if name in table.decimal_commas]
     note = f"; decimal commas in {', '.join(commas)}" if commas else ""
-    note += f"; left out: {', '.join(ignored)}" if ignored else ""
-    series = from_columns(table.name, note + ("" if dates is None else dates.note), columns)
+    if left_out:
+        note += f"; left out: {', '.join(f'{name} ({why})' for name, why in left_out.items())}"
+    not_forecast = tuple(name for name in columns if name in left_out or name in date_names)
+    count = count_noun(len(columns) - len(not_forecast), "column")
+    note += "" if dates is None else dates.note
     return replace(
-        series,
+        from_columns(table.name, "", columns),
+        description=f"series, {len(rows):,} rows, {count}{note}",
+        not_forecast=not_forecast,
         dates=dates,
         path=table.path,
         header_location=table.header_location,
         first_row_location=table.location(rows[0][0]),
     )
+
+
+def _numbers(table: Table, rows: Sequence[Row], column: int) -> list[float]:
+    """The numbers of a column; raises `DataError` for a cell that is none."""
+    numbers = []
+    for number, row in rows:
+        value = _number(row[column])
+        if value is None:
+            count = sum(_number(row[column]) is None for _, row in rows)
+            others = f" (as {count:,} of its {len(rows):,} cells)" if count > 1 else ""
+            raise DataError(
+                f"{table.location(number)}: {table.columns[column]} is {row[column]!r}, not a "
+                f"number{others};\nfill in missing values, or remove the column"
+            )
+        numbers.append(value)
+    return numbers
+
+
+def _left_out_reason(table: Table, rows: Sequence[Row], column: int) -> str:
+    """The reason why a column is no column of the series: missing values, or text."""
+    cells = [row[column] for _, row in rows]
+    missing = sum(map(is_missing, cells))
+    numbers = sum(_number(cell) is not None for cell in cells)
+    if missing and (missing + numbers == len(cells) or 2 * missing > len(cells)):
+        return f"{missing:,} of {len(cells):,} values are missing"
+    number, cell = next((n, row[column]) for n, row in rows if _number(row[column]) is None)
+    kind = "not a date that is understood" if TIME_NAME.search(table.columns[column]) else "text"
+    return f"{kind}: {preview(str(cell))} in {table.short_location(number)}"
 
 
 def _number(cell: Any) -> float | None:

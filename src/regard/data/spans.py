@@ -14,6 +14,7 @@ from regard.data.tables import Table
 from regard.data.text_files import open_bytes, preview, scan, stem, suffix
 from regard.data.validation_split import split_by_hash
 from regard.errors import DataError
+from regard.units import count_are
 
 HEAD_BYTES = 1 << 16  # at the start of a file, searched for SQuAD's key "paragraphs"
 FORMATS = (
@@ -250,7 +251,7 @@ def _from_rows(name: str, path: str, format: str, rows: Iterable[Row]) -> Questi
     description = f"spans, {len(questions):,} questions{note}, {contexts:,} contexts, {format}"
     if moved:
         description += (
-            f"; {moved:,} answers are not where answer_start says and were moved to the nearest "
+            f"; {count_are(moved, 'answer')} not where answer_start says, and moved to the nearest "
             f"match (the first is {first_moved.removeprefix(f'{path}, ')})"
         )
     return Questions(name, description, questions)

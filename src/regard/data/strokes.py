@@ -18,6 +18,12 @@ from regard.errors import DataError
 POINTS, OFFSETS, LABELS, TEXTS = "xyp", "off", "label", "text"
 PREFIXES = {"train": ("train_", ""), "validation": ("valid_", "validation_"), "test": ("test_",)}
 
+LAYOUT = (  # for messages
+    "'train_xyp' of shape (points, 3), the rows (dx, dy, lift) of all drawings one after the other,"
+    "\nand 'train_off' of shape (drawings + 1,), where each drawing begins and the last one ends; "
+    "likewise valid_ and test_"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Strokes:

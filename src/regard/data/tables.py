@@ -11,7 +11,9 @@ from regard.data.text_files import preview
 from regard.errors import DataError
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow")
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
+# of images that are not read; SVG files are text
+OTHER_IMAGE_SUFFIXES = (".bmp", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".ppm", ".pgm")
 SAMPLE_ROWS = 1000  # from which the header and the keys of JSON objects are determined
 # Names of columns, the more usual ones first.
 TEXT_COLUMNS = (
@@ -45,6 +47,7 @@ KNOWN_COLUMNS = {
     *(name for pair in (*PAIR_COLUMNS, *TEXT_PAIR_COLUMNS) for name in pair),
 }
 MIN_NUMERIC_FRACTION = 0.9  # of cells that are numbers, in a numeric column
+MISSING_VALUES = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "-", "--", "?"}
 DECIMAL_COMMA = re.compile(r"\s*[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?(e[+-]?\d+)?\s*$", re.I)
 _THOUSANDS = re.compile(r"\s*[+-]?\d{1,3}(,\d{3})+(,\d{3}|\.\d+)\s*$")  # 1,234,567 and 1,234.5
 _GROUPED = re.compile(r"\s*[+-]?(0|[1-9]\d{0,2}(,\d{3})*)(\.\d+)?\s*$")  # 12 and 1,234 and 1,234.5
@@ -107,6 +110,11 @@ def text_cell(location: str, cell: Any) -> str:
     if cell is not None and not isinstance(cell, str):
         raise DataError(f"{location}: a text is a string, not {preview(str(cell))}")
     return cell or ""
+
+
+def is_missing(cell: Any) -> bool:
+    """Whether a cell of a column of numbers is a missing value: empty, NA, NaN, null, …"""
+    return cell is None or str(cell).strip().lower() in MISSING_VALUES
 
 
 def is_number(cell: Any) -> bool:

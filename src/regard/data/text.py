@@ -14,7 +14,7 @@ from regard.data.text_files import NotTextError, Scan, open_bytes, preview, scan
 from regard.data.validation_split import check_fraction, describe_overlap
 from regard.errors import DataError
 from regard.text.tokenizer import check_text
-from regard.units import count_noun, format_bytes
+from regard.units import count_are, count_noun, format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +133,13 @@ class Text:
             validation[0] = after
         if not train or not validation:
             raise DataError(
-                f"{self.name}: {self.size} bytes are too few for a validation fraction of "
+                f"{self.name}: {count_are(self.size, 'byte')} too few for a validation fraction of "
                 f"{fraction};\ngive more text, or a separate validation file"
             )
         train_size, validation_size = (
             sum(document.size for document in part) for part in (train, validation)
         )
-        description = f"{self.description}; the first {train_size:,} bytes for training"
+        description = f"{self.description}; the first {count_noun(train_size, 'byte')} for training"
         return (
             replace(self, description=description, documents=tuple(train)),
             replace(

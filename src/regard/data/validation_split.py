@@ -9,6 +9,7 @@ import numpy as np
 
 from regard.errors import ConfigError, DataError
 from regard.seeds import permute
+from regard.units import count_are
 
 Rows = TypeVar("Rows", bound=Any)  # data with `name`, `description`, a length and `subset`
 
@@ -19,7 +20,8 @@ def split_rows(data: Rows, unit: str, fraction: float, seed: int) -> tuple[Rows,
     count = round(len(data) * fraction)
     if not 0 < count < len(data):
         raise DataError(
-            f"{data.name}: {len(data)} {unit} are too few for a validation fraction of {fraction};"
+            f"{data.name}: {count_are(len(data), unit.removesuffix('s'))} too few for a validation "
+            f"fraction of {fraction};"
             f"\ngive more {unit}, or separate validation data"
         )
     order = permute(np.arange(len(data)), len(data), seed)

@@ -24,7 +24,7 @@ Weights = Float[Tensor, "*heads time seen"]
 Scores = Float[Tensor, "*heads"]
 
 
-def entropy(weights: Weights) -> Float[Tensor, "*heads time"]:
+def attention_entropy(weights: Weights) -> Float[Tensor, "*heads time"]:
     """The attention entropy H_i = -sum_j w_ij ln w_ij, in nats.
 
     0 if one key has all the weight, ln n for n keys of equal weight.
@@ -32,7 +32,7 @@ def entropy(weights: Weights) -> Float[Tensor, "*heads time"]:
     return -torch.xlogy(weights, weights).sum(-1)
 
 
-def distance(weights: Weights) -> Float[Tensor, "*heads time"]:
+def attention_distance(weights: Weights) -> Float[Tensor, "*heads time"]:
     """The mean attention distance of each query, d_i = sum_j w_ij |i - j|, in tokens."""
     time, seen = weights.shape[-2:]
     i = torch.arange(time, device=weights.device).unsqueeze(1)
@@ -215,8 +215,8 @@ def find_heads(
                 "previous_token": previous_token_score(w),
                 "induction": induction_score(w, row),
                 "duplicate_token": duplicate_token_score(w, row),
-                "entropy": entropy(w).mean(-1),
-                "distance": distance(w).mean(-1),
+                "entropy": attention_entropy(w).mean(-1),
+                "distance": attention_distance(w).mean(-1),
             }
             for w, row in zip(weights, ids, strict=True)
         ]

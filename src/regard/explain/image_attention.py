@@ -1,5 +1,6 @@
 """Attention over the regions of an image, drawn on the image."""
 
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 6  # images side by side
 INCHES = 1.4  # side of an image
+CHARACTER = 0.072  # width of a character of the heading in inches
 MAX_TITLE = 14  # characters above an image
 
 
@@ -85,10 +87,13 @@ class ImageAttentionMap(AttentionMap):
         columns = min(COLUMNS, len(names))
         lines = -(-len(names) // columns)
         with style():
-            figure = new_figure(max(3.2, INCHES * columns), (INCHES + 0.25) * lines + 0.3)
             explanation = f"{f'{title}: ' if title else ''}{self.title} {self._explanation}"
+            width = max(3.2, INCHES * columns)
+            heading = wrap(explanation, int(width / CHARACTER))
+            height = (INCHES + 0.25) * lines + 0.15 + 0.15 * len(heading)
+            figure = new_figure(width, height)
             figure.set_label(explanation)
-            figure.suptitle(explanation, size=9, x=0.01, ha="left")
+            figure.suptitle("\n".join(heading), size=9, x=0.01, ha="left")
             for index, (name, weight) in enumerate(zip(names, brightness, strict=True)):
                 axes = figure.add_subplot(lines, columns, index + 1)
                 shaded = pixels * (0.25 + 0.75 * weight.unsqueeze(2))

@@ -16,7 +16,7 @@ from regard.explain.token_map import (
     AttentionMap,
     AttentionMaps,
     Kind,
-    ShownImage,
+    PatchGridImage,
     StateMap,
     StateMaps,
 )
@@ -133,7 +133,7 @@ def sequence_attention(
     heads: Sequence[int] | None = None,
     rows: Sequence[int] | None = None,
     words: bool = False,
-    image: ShownImage | None = None,
+    image: PatchGridImage | None = None,
 ) -> AttentionMaps:
     """The self- and cross-attention of an encoder-decoder that predicts `target` from `source`.
 
@@ -197,13 +197,13 @@ def image_attention(
     )
     labels = AxisLabels.of_patches((height, width), config.cls)
     labelled = _label(maps, lambda _: (labels, labels, "self"), heads, rows)
-    shown_image = ShownImage(pixels, (height, width), int(config.cls))
+    shown_image = PatchGridImage(pixels, (height, width), int(config.cls))
     for name, token_map in labelled.items():
         labelled[name] = on_image(token_map, shown_image)
     return labelled
 
 
-def on_image(token_map: AttentionMap, image: ShownImage) -> ImageAttentionMap:
+def on_image(token_map: AttentionMap, image: PatchGridImage) -> ImageAttentionMap:
     """The map with the image whose regions are its columns."""
     fields = (token_map.rows, token_map.columns, token_map.values, token_map.names)
     return ImageAttentionMap(*fields, token_map.kind, image)

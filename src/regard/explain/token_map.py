@@ -52,7 +52,7 @@ class TokenMap:
         return "states"
 
     @property
-    def image(self) -> "ShownImage | None":
+    def image(self) -> "PatchGridImage | None":
         """The image that the columns are regions of."""
         return None
 
@@ -116,7 +116,7 @@ class TokenMap:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownImage:
+class PatchGridImage:
     """The image that is drawn under an attention map, and its grid of patches."""
 
     pixels: UInt8[Tensor, "channels height width"]
@@ -132,7 +132,7 @@ class AttentionMap(TokenMap):
     """
 
     kind: Kind = "self"
-    image: ShownImage | None = None
+    image: PatchGridImage | None = None
     title: ClassVar[str] = "attention"
 
     @property

@@ -23,7 +23,7 @@ def check_disk_space(path: Path, parameters: int, *, checkpoints: int, ema: bool
         raise CheckpointError(
             f"{path} needs {format_bytes(needed - existing)} for {checkpoints} checkpoints and the "
             f"model; {format_bytes(free)} are free\n"
-            "free disk space, lower train.keep, or choose another folder with --out"
+            "free disk space, lower train.keep_checkpoints, or choose another folder with --out"
         )
     largest, limit = 4 * 2 * parameters, _max_file_size()
     if limit is not None and largest > limit:

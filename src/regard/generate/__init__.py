@@ -29,7 +29,11 @@ from regard.generate.samplers.truncation import TopK, TopP
 from regard.generate.sampling_state import SamplingState
 from regard.generate.search import SEARCHES, BeamSearch, ContrastiveSearch, parse_search
 from regard.generate.search.protocol import Hypothesis, Search
-from regard.generate.speculative_decoding import PromptLookup, speculate, stream_speculative
+from regard.generate.speculative_decoding import (
+    PromptLookup,
+    generate_speculative,
+    stream_speculative,
+)
 from regard.generate.transformers_processor import ChainProcessor
 
 __all__ = [
@@ -55,10 +59,10 @@ __all__ = [
     "TracedChain",
     "detokenize_stream",
     "generate",
+    "generate_speculative",
     "parse_chain",
     "parse_search",
     "sample_token",
-    "speculate",
     "stream",
     "stream_speculative",
 ]

@@ -35,12 +35,12 @@ def generate(
     prompts: Sequence[Sequence[int]],
     chain: Chain,
     *,
-    tokens: int,
+    max_new_tokens: int,
     stop: Collection[int] = (),
     seed: int | Sequence[int] | None = None,
     source: Source | None = None,
 ) -> list[list[int]]:
-    """Continue every prompt by up to `tokens` ids; return the new ids, without the stop id.
+    """Continue every prompt by up to `max_new_tokens` ids; return the new ids, without the stop id.
 
     Prompts may differ in length and must not be empty. A row does not depend on the other rows,
     up to rounding of its logits. The model is used in the mode it is in: call `model.eval()`
@@ -50,7 +50,7 @@ def generate(
     translation, the row ends there instead.
     """
     completions: list[list[int]] = [[] for _ in prompts]
-    for ids in _decode(model, prompts, chain, tokens, stop, seed, source):
+    for ids in _decode(model, prompts, chain, max_new_tokens, stop, seed, source):
         for completion, token in zip(completions, ids, strict=True):
             if token is not None:
                 completion.append(token)
@@ -62,13 +62,13 @@ def stream(
     prompt: Sequence[int],
     chain: Chain,
     *,
-    tokens: int,
+    max_new_tokens: int,
     stop: Collection[int] = (),
     seed: int | Sequence[int] | None = None,
     source: Source | None = None,
 ) -> Iterator[int]:
     """Continue one prompt and yield each id as it is sampled: the same ids as `generate`."""
-    for (token,) in _decode(model, [prompt], chain, tokens, stop, seed, source):
+    for (token,) in _decode(model, [prompt], chain, max_new_tokens, stop, seed, source):
         if token is not None:
             yield token
 
@@ -88,7 +88,7 @@ def detokenize_stream(
 
 
 def _detokenize(ids: Iterable[int], tokenizer: Detokenizer, prompt: Sequence[int]) -> Iterator[str]:
-    text = IncrementalText(tokenizer, prompt)
+    text = IncrementalDetokenizer(tokenizer, prompt)
     for token in ids:
         if piece := text.append(token):
             yield piece
@@ -96,7 +96,7 @@ def _detokenize(ids: Iterable[int], tokenizer: Detokenizer, prompt: Sequence[int
         yield remaining
 
 
-class IncrementalText:
+class IncrementalDetokenizer:
     """Incremental detokenization: converts the ids that follow a prompt to text, id by id.
 
     A piece is the text that the newest ids add to the text before them, so that a space between
@@ -133,21 +133,21 @@ def _decode(
     model: Language,
     prompts: Sequence[Sequence[int]],
     chain: Chain,
-    tokens: int,
+    max_new_tokens: int,
     stop: Collection[int],
     seed: int | Sequence[int] | None,
     source: Source | None,
 ) -> Iterator[list[int | None]]:
     """Yield the new id of each row, step by step; None for a row that has ended."""
-    check_prompts(prompts, tokens, source)
+    check_prompts(prompts, max_new_tokens, source)
     if not prompts:
         return
-    limit = model.context or max(map(len, prompts)) + tokens
-    capacity = min(limit, max(map(len, prompts)) + tokens - 1)
+    limit = model.context or max(map(len, prompts)) + max_new_tokens
+    capacity = min(limit, max(map(len, prompts)) + max_new_tokens - 1)
     rows = [_Row(index, list(prompt[-limit:])) for index, prompt in enumerate(prompts)]
     chain.check_rows(len(prompts))
     sampling = SamplingState.from_prompts(
-        prompts, tokens, seed=seed, stop=sorted(stop), device=model.device
+        prompts, max_new_tokens, seed=seed, stop=sorted(stop), device=model.device
     )
     first_loop = loop = _start_loop(model, chain, rows, capacity, source, sampling)
     used = max(len(row.ids) for row in rows)  # positions in use; short rows are padded
@@ -157,7 +157,7 @@ def _decode(
             ids_by_step, ahead = decoded.T.tolist(), None  # the host waits for the device here
             loop.raise_if_failed()
             steps = min(
-                loop.tokens_per_sync, capacity - used, tokens - generated - len(ids_by_step)
+                loop.tokens_per_sync, capacity - used, max_new_tokens - generated - len(ids_by_step)
             )
             if loop.tokens_per_sync > 1 and generated and steps > 0 and not shrink:
                 # the device decodes the next tokens while the host handles these
@@ -170,7 +170,7 @@ def _decode(
                 if not any(row.unfinished for row in rows):
                     return
                 yield new_ids
-            if generated == tokens:
+            if generated == max_new_tokens:
                 return
             if ahead is not None:
                 decoded, shrink = ahead, 2 * sum(row.unfinished for row in rows) <= len(rows)
@@ -189,7 +189,7 @@ def _decode(
                 chain, source = chain.select(keep), source and source.select(keep)
                 loop = loop.select(keep, chain)
             if not full:
-                steps = min(loop.tokens_per_sync, capacity - used, tokens - generated)
+                steps = min(loop.tokens_per_sync, capacity - used, max_new_tokens - generated)
                 decoded, used = loop.decode(steps), used + steps
                 continue
             # A row has filled the context: drop its older half, and prefill all rows again.
@@ -197,7 +197,7 @@ def _decode(
                 if len(row.ids) > limit:
                     del row.ids[: -max(1, limit // 2)]
             used = max(len(row.ids) for row in rows)
-            capacity = min(limit, used + tokens - generated - 1)
+            capacity = min(limit, used + max_new_tokens - generated - 1)
             loop = _start_loop(model, chain, rows, capacity, source, loop.sampling)
             decoded = loop.last.unsqueeze(1)
     finally:
@@ -261,14 +261,16 @@ def pad_prompts(
     return ids, torch.tensor([len(row) for row in rows], device=device)
 
 
-def check_prompts(prompts: Sequence[Sequence[int]], tokens: int, source: Source | None) -> None:
+def check_prompts(
+    prompts: Sequence[Sequence[int]], max_new_tokens: int, source: Source | None
+) -> None:
     """Raise if the prompts cannot be continued."""
-    if not isinstance(tokens, int):
-        raise ConfigError(f"tokens={tokens!r} must be an integer")
-    if tokens < 1:
-        raise ConfigError(f"tokens={tokens} must be at least 1")
-    if tokens > MAX_TOKENS:
-        raise ConfigError(f"tokens={tokens} must be at most {MAX_TOKENS:,}")
+    if not isinstance(max_new_tokens, int):
+        raise ConfigError(f"max_new_tokens={max_new_tokens!r} must be an integer")
+    if max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    if max_new_tokens > MAX_TOKENS:
+        raise ConfigError(f"max_new_tokens={max_new_tokens} must be at most {MAX_TOKENS:,}")
     for row, prompt in enumerate(prompts):
         if not prompt:
             raise ConfigError(

@@ -57,7 +57,7 @@ class TracedChain(Chain):
     After decoding, `tokens[step][row]` is the trace of one token:
 
         chain = TracedChain(chain.samplers)
-        generate(model, prompts, chain, tokens=20)
+        generate(model, prompts, chain, max_new_tokens=20)
         chain.tokens[0][0].samplers
     """
 

@@ -101,15 +101,15 @@ class SamplingState:
     def from_prompts(
         cls,
         prompts: Sequence[Sequence[int]],
-        tokens: int,
+        max_new_tokens: int,
         *,
         seed: int | Sequence[int] | None = None,
         stop: Sequence[int] = (),
         device: torch.device | str = "cpu",
     ) -> "SamplingState":
-        """The state of these prompts, with space for `tokens` more ids in each row."""
+        """The state of these prompts, with space for `max_new_tokens` more ids in each row."""
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        capacity = max(map(len, prompts)) + tokens
+        capacity = max(map(len, prompts)) + max_new_tokens
         return cls(
             history=pad_rows(prompts, capacity).to(device),
             lengths=lengths,

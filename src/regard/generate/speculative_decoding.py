@@ -20,14 +20,14 @@ from regard.nn.state import Source
 _DRAFT_KEY = 0x5851F42D4C957F2D  # XORed with the keys: drafts use other random numbers
 
 
-def speculate(
+def generate_speculative(
     model: Language,
     prompts: Sequence[Sequence[int]],
     chain: Chain,
     *,
     draft: "Language | PromptLookup",
     draft_tokens: int = 4,
-    tokens: int,
+    max_new_tokens: int,
     stop: Collection[int] = (),
     seed: int | Sequence[int] | None = None,
     source: Source | None = None,
@@ -45,7 +45,7 @@ def speculate(
     Leviathan et al. 2023, Chen et al. 2023.
     """
     completions: list[list[int]] = [[] for _ in prompts]
-    options = (draft, draft_tokens, tokens, stop, seed, source)
+    options = (draft, draft_tokens, max_new_tokens, stop, seed, source)
     for new_ids in _decode_with_draft(model, prompts, chain, *options):
         for completion, ids in zip(completions, new_ids, strict=True):
             completion += ids
@@ -59,13 +59,13 @@ def stream_speculative(
     *,
     draft: "Language | PromptLookup",
     draft_tokens: int = 4,
-    tokens: int,
+    max_new_tokens: int,
     stop: Collection[int] = (),
     seed: int | None = None,
     source: Source | None = None,
 ) -> Iterator[int]:
-    """Continue one prompt, a few ids at a time: the same ids as `speculate`."""
-    options = (draft, draft_tokens, tokens, stop, seed, source)
+    """Continue one prompt, a few ids at a time: the same ids as `generate_speculative`."""
+    options = (draft, draft_tokens, max_new_tokens, stop, seed, source)
     for (ids,) in _decode_with_draft(model, [prompt], chain, *options):
         yield from ids
 
@@ -77,13 +77,13 @@ def _decode_with_draft(
     chain: Chain,
     draft: "Language | PromptLookup",
     draft_tokens: int,
-    tokens: int,
+    max_new_tokens: int,
     stop: Collection[int],
     seed: int | Sequence[int] | None,
     source: Source | None,
 ) -> Iterator[list[list[int]]]:
     """Yield the ids that each forward pass of the model adds to each prompt."""
-    check_prompts(prompts, tokens, source)
+    check_prompts(prompts, max_new_tokens, source)
     if draft_tokens < 1:
         raise ConfigError(f"draft_tokens={draft_tokens} must be at least 1")
     if not isinstance(draft, PromptLookup) and draft.vocab_size != model.vocab_size:
@@ -99,13 +99,17 @@ def _decode_with_draft(
     if not prompts:
         return
     chain.check_rows(len(prompts))
-    target = _TargetModel(model, prompts, max(map(len, prompts)) + tokens + draft_tokens, source)
+    target = _TargetModel(
+        model, prompts, max(map(len, prompts)) + max_new_tokens + draft_tokens, source
+    )
     device = target.state.lengths.device
     sampling = SamplingState.from_prompts(
-        prompts, tokens + draft_tokens, seed=seed, stop=sorted(stop), device=device
+        prompts, max_new_tokens + draft_tokens, seed=seed, stop=sorted(stop), device=device
     )
     drafter: Drafter = draft if isinstance(draft, PromptLookup) else _DraftModel(draft, source)
-    remaining = dict.fromkeys(range(len(prompts)), tokens)  # ids that each prompt may still get
+    remaining = dict.fromkeys(
+        range(len(prompts)), max_new_tokens
+    )  # ids that each prompt may still get
     proposal = Proposal.empty(sampling)  # the first forward pass has none
     while True:
         accepted = _verify(target.score(proposal), proposal, chain, sampling)

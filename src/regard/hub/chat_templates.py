@@ -10,7 +10,7 @@ FILE = "chat_template.jinja"
 MAX_CHARACTERS = 200_000
 
 
-def read_template(folder: Path) -> str | None:
+def read_chat_template(folder: Path) -> str | None:
     """The template in a folder; None if there is none."""
     if path_exists(folder / FILE):
         return _check(folder / FILE, read_text(folder / FILE))

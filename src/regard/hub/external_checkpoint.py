@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from regard.config import kind_of, merge
-from regard.errors import CheckpointError, ConfigError, bullet_list
+from regard.errors import CheckpointError, ConfigError, indented_list
 from regard.files.safetensors import PICKLE_SUFFIXES, TensorReader, open_tensors, pickle_error
 from regard.files.untrusted import path_exists, quote, read_json
 from regard.hub import MODEL_TYPES
@@ -133,7 +133,7 @@ class ExternalCheckpoint:
         if problems:
             raise ConfigError(
                 f"the tensors in {self.path} do not fit the changed settings:"
-                f"{bullet_list(problems)}"
+                f"{indented_list(problems)}"
             )
         return replace(self, config=config)
 
@@ -272,7 +272,7 @@ def plan_weights(
     problems, shapes, plan = _plan(model_type, config, tensors)
     if problems:
         raise CheckpointError(
-            f"the tensors in {path} do not match its config.json:{bullet_list(problems)}"
+            f"the tensors in {path} do not match its config.json:{indented_list(problems)}"
         )
     return shapes, plan
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from regard.errors import CheckpointError, ConfigError
 from regard.files.safetensors import TensorReader, read_header
 from regard.files.untrusted import quote, read_json
-from regard.hub.chat_templates import read_template
+from regard.hub.chat_templates import read_chat_template
 from regard.hub.config_json import write_config
 from regard.hub.gguf_q4_k import quantize_q4_k
 from regard.hub.gguf_tokenizer import write_vocabulary
@@ -152,7 +152,7 @@ def write_gguf(folder: Path, tokenizer: Tokenizer, path: Path, type: str) -> flo
     _write_settings(writer, gguf, architecture, hf, type)
     size = expected["token_embd.weight"].shape[0]
     write_vocabulary(writer, tokenizer, size, architecture.name)
-    if (template := read_template(folder)) is not None:
+    if (template := read_chat_template(folder)) is not None:
         writer.add_chat_template(template)
     for name, weight in expected.items():
         kind = _tensor_type(name, weight, TYPES[type])

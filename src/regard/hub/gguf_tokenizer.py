@@ -17,7 +17,7 @@ PRE_TOKENIZERS = {
     f"{_WORDS}\\p{{N}}{_REST}": "qwen2",
     f"{_WORDS}\\p{{N}}{{1,3}}{_REST}": "llama-bpe",
 }
-ROLES = ("bos", "eos", "unk", "pad", "mask", "sep")
+SPECIAL_TOKEN_ROLES = ("bos", "eos", "unk", "pad", "mask", "sep")
 
 
 def write_vocabulary(writer: Any, tokenizer: Tokenizer, size: int, architecture: str) -> None:
@@ -46,7 +46,7 @@ def write_vocabulary(writer: Any, tokenizer: Tokenizer, size: int, architecture:
         types[unknown] = UNKNOWN
     writers[kind](writer, tokenizer, table, tokens, types)
     writer.add_token_types(types)
-    for role in ROLES:
+    for role in SPECIAL_TOKEN_ROLES:
         special = tokenizer.special_id(role)
         if special is not None:
             getattr(writer, f"add_{role}_token_id")(special)

@@ -1,7 +1,9 @@
-"""Check that transformers opens an exported model and computes the same outputs."""
+"""Check that transformers, or PEFT for an adapter, computes the same outputs as our model."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,24 +43,31 @@ AUTO_CLASSES = {  # by architecture, or "images" for a ViT, and head of a model
 OUTPUTS = {"none": "last_hidden_state", "pooled": "pooler_output"}  # other heads: logits
 
 
-def reason_not_to_compare(config: Any, free_bytes: int) -> str | None:
+def compare_unsupported_reason(
+    config: Any, free_bytes: int, *, is_adapter: bool = False
+) -> str | None:
     """The reason why `compare` cannot run for this model; None if it can."""
-    try:
-        import transformers  # noqa: F401
-    except ImportError:
-        return "transformers is not installed"
+    for name in ("transformers", "peft") if is_adapter else ("transformers",):
+        try:
+            import_module(name)
+        except ImportError:
+            return f"{name} is not installed"
     if _architecture_and_head(config) not in AUTO_CLASSES:
         return "transformers has no auto class for such a model"
-    needed = 2 * 4 * count_parameters(config)  # two models in float32
+    copies = 2 + is_adapter  # of the model in float32; an adapter has a base
+    needed = copies * 4 * count_parameters(config)
     if needed > free_bytes:
         return f"it needs {format_bytes(needed)} of memory, {format_bytes(free_bytes)} are free"
     return None
 
 
-def compare(folder: Path, config: Any, load: Callable[[], nn.Module]) -> float:
+def compare(
+    folder: Path, config: Any, load: Callable[[], nn.Module], adapter: Path | None = None
+) -> float:
     """The largest absolute difference between the outputs of both libraries for random input.
 
-    `load` returns the model that was exported to `folder`.
+    `load` returns the model that was exported to `folder`; or to `folder` and `adapter`, a folder
+    of PEFT for the model in `folder`.
     """
     import transformers
 
@@ -68,21 +77,25 @@ def compare(folder: Path, config: Any, load: Callable[[], nn.Module]) -> float:
         try:
             auto_class = getattr(transformers, AUTO_CLASSES[architecture, kind])
             hf_model = auto_class.from_pretrained(folder, dtype=torch.float32).eval()
+            if adapter is not None:
+                hf_model = _with_adapter(hf_model, adapter)
             inputs, forward = _random_inputs(config, architecture, hf_model.config)
             actual = _select_output(hf_model(**inputs), kind)
         except Exception as error:  # transformers does not document which
             message = str(error).strip().splitlines() or [""]
+            library = "PEFT" if adapter else f"transformers {transformers.__version__}"
             raise CheckpointError(
-                f"transformers {transformers.__version__} cannot use the exported folder, so "
-                f"nothing was written:\n{type(error).__name__}: {message[0]}"
+                f"{library} cannot use the exported folder, so nothing was written:\n"
+                f"{type(error).__name__}: {message[0]}"
             ) from error
         expected = model.head(forward(model))
     same_shape = actual.shape == expected.shape
     difference = float((actual - expected).abs().max()) if same_shape else torch.inf
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max()) / 10):
         raise CheckpointError(
-            f"transformers opens the exported folder as {type(hf_model).__name__}, but its "
-            f"outputs differ by {difference:.2g}; nothing was written"
+            f"{'PEFT' if adapter else 'transformers'} opens the exported folder as "
+            f"{type(hf_model).__name__}, but its outputs differ by {difference:.2g}; nothing was "
+            "written"
         )
     return difference
 
@@ -120,6 +133,15 @@ def _select_output(output: Any, kind: str) -> Tensor:
         return torch.stack((output.start_logits, output.end_logits), -1)
     tensor: Tensor = getattr(output, OUTPUTS.get(kind, "logits"))
     return tensor
+
+
+def _with_adapter(hf_model: Any, adapter: Path) -> Any:
+    """The model with an adapter of PEFT."""
+    import peft
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on Conv1D and on tied weights
+        return peft.PeftModel.from_pretrained(hf_model, str(adapter)).eval()
 
 
 @contextmanager

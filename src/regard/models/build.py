@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.config import build, merge, to_table
-from regard.errors import CheckpointError, ConfigError, bullet_list, unknown
+from regard.errors import CheckpointError, ConfigError, indented_list, unknown
 from regard.models.autoregression import Autoregression, AutoregressionConfig
 from regard.models.bag_of_words import BagOfWords, BagOfWordsConfig
 from regard.models.captioner import (
@@ -20,7 +20,7 @@ from regard.models.captioner import (
 )
 from regard.models.cbow import CBOW, CBOWConfig
 from regard.models.convolution import ConvolutionConfig, ConvolutionLM
-from regard.models.feedforward import FeedforwardConfig, FeedforwardLM
+from regard.models.feedforward import FeedForwardConfig, FeedForwardLM
 from regard.models.hmm import HMM, HMMConfig
 from regard.models.ngram import NGram, NGramConfig
 from regard.models.nlinear import NLinear, NLinearConfig
@@ -37,7 +37,7 @@ FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
     "recurrent": (RecurrentConfig, RecurrentLM),
     "lstm": (RecurrentConfig, RecurrentLM),  # the name in old runs, when it was the only cell
     "seq2seq": (Seq2SeqConfig, RecurrentEncoderDecoder),
-    "feedforward": (FeedforwardConfig, FeedforwardLM),
+    "feedforward": (FeedForwardConfig, FeedForwardLM),
     "convolution": (ConvolutionConfig, ConvolutionLM),
     "bag": (BagOfWordsConfig, BagOfWords),
     "cbow": (CBOWConfig, CBOW),
@@ -210,5 +210,5 @@ def check_weights(model: nn.Module, tensors: Mapping[str, Tensor], origin: str) 
     ]
     if problems:
         raise CheckpointError(
-            f"the weights in {origin} do not fit the model:{bullet_list(problems)}"
+            f"the weights in {origin} do not fit the model:{indented_list(problems)}"
         )

@@ -108,7 +108,7 @@ class RecurrentCaptionerConfig(ImageGrid, Settings):
     # attention layers in sequence; each adds the context vector of the one before to its query
     hops: int = 1
     # hard attention, to one region only, trained with this estimator
-    hard: HardAttention | None = None
+    hard_attention: HardAttention | None = None
     dropout: float = 0.0  # dropout of embeddings, between layers, and of the head's input
     tied: bool = True  # output matrix = embedding matrix of the target
     context: int = 64  # maximum number of ids of a training caption; generation has no limit

@@ -39,6 +39,13 @@ def with_defaults(choice: Choice, kinds: Mapping[str, Callable[..., Any]]) -> di
     return {"kind": kind, **defaults, **options}
 
 
+def is_tied(config: Any) -> bool:
+    """Whether the output matrix of a model is its embedding matrix (weight tying)."""
+    over_vocabulary = kind_of(getattr(config, "head", "linear"))[0] in ("linear", "masked")
+    tied: bool = getattr(config, "shares_embedding", getattr(config, "tied", False))
+    return over_vocabulary and tied
+
+
 def check_rules(config: Any, rules: tuple[CompatibilityRule, ...]) -> None:
     """Raise `ConfigError` with the message of the first rule that `config` breaks."""
     for breaks, reason in rules:
@@ -289,8 +296,10 @@ SEQ2SEQ_RULES: tuple[CompatibilityRule, ...] = (
         "choose a score and placement='luong', or leave out input_feeding",
     ),
     (
-        lambda c: c.score is None and (c.heads is not None or c.hops != 1 or c.hard is not None),
-        "heads, hops and hard configure attention, but no score is set; choose a score, such as "
-        "score='additive', or leave them out",
+        lambda c: (
+            c.score is None and (c.heads is not None or c.hops != 1 or c.hard_attention is not None)
+        ),
+        "heads, hops and hard_attention configure attention, but no score is set; choose a "
+        "score, such as score='additive', or leave them out",
     ),
 )

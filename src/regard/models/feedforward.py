@@ -17,14 +17,14 @@ from regard.nn.state import RecurrentState, Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class FeedforwardConfig(Settings):
+class FeedForwardConfig(Settings):
     """A hidden layer over the embeddings of the last `order - 1` ids."""
 
     vocab_size: int  # number of tokens
     order: int = 9  # the next id depends on the order - 1 ids before it
     dim: int = 64  # width of the embeddings
     hidden_dim: int = 256  # width of the hidden layer
-    direct: bool = True  # direct connections from the embeddings to the output
+    direct_connections: bool = True  # direct connections from the embeddings to the output
     context: int = 256  # ids per training block; generation has no limit
 
     def __post_init__(self) -> None:
@@ -35,7 +35,7 @@ class FeedforwardConfig(Settings):
             )
 
 
-class FeedforwardLM(LanguageModel):
+class FeedForwardLM(LanguageModel):
     r"""A feed-forward language model over the concatenated embeddings of the last few ids.
 
         x = [C[id_{t-k+1}]; ...; C[id_t]]
@@ -46,14 +46,14 @@ class FeedforwardLM(LanguageModel):
     text the embeddings are zero. Bengio et al. 2003.
     """
 
-    def __init__(self, config: FeedforwardConfig) -> None:
+    def __init__(self, config: FeedForwardConfig) -> None:
         super().__init__()
         self.config = config
         width = (config.order - 1) * config.dim
         self.embed = nn.Embedding(config.vocab_size, config.dim)  # C
         self.carry_hook = CarryHookPoint()
         self.hidden_layer = nn.Linear(width, config.hidden_dim)  # H, d
-        features = config.hidden_dim + config.direct * width
+        features = config.hidden_dim + config.direct_connections * width
         self.head = Head(features, config.vocab_size, bias=True)  # U, W, b
 
     def forward(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time dim"]:
@@ -108,7 +108,7 @@ class FeedforwardLM(LanguageModel):
     def _features(self, windows: Tensor) -> Tensor:
         x = windows.flatten(-2)
         hidden = self.hidden_layer(x).tanh()
-        return torch.cat([hidden, x], -1) if self.config.direct else hidden
+        return torch.cat([hidden, x], -1) if self.config.direct_connections else hidden
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -44,7 +44,7 @@ class Seq2SeqConfig(Settings):
     # attention layers in sequence; each adds the context vector of the one before to its query
     hops: int = 1
     # hard attention, to one position only, trained with this estimator
-    hard: HardAttention | None = None
+    hard_attention: HardAttention | None = None
     dropout: float = 0.0  # dropout of embeddings, between layers, and of the head's input
     tied: bool = True  # output matrix = embedding matrix of the target
     # maximum number of ids of either side of a training pair; generation has no limit
@@ -188,7 +188,7 @@ class RecurrentEncoderDecoder(LanguageModel):
                 context=config.context,
                 score=config.score,
                 heads=config.heads,
-                hard=config.hard,
+                hard=config.hard_attention,
             )
             for _ in range(config.hops)
             if config.score is not None
@@ -239,7 +239,7 @@ class RecurrentEncoderDecoder(LanguageModel):
     @property
     def samples_attention(self) -> bool:
         """Whether training samples hard attention and so needs `forward_with_log_probs`."""
-        return self.config.hard == "reinforce"
+        return self.config.hard_attention == "reinforce"
 
     def start(self, rows: int, capacity: int, source: Source | None = None) -> Seq2SeqState:
         """Encode the source. The size of the state does not depend on `capacity`."""

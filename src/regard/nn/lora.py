@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 
 LORA_PARAMETERS = ("lora_A", "lora_B")
+ATTENTION_TARGETS = ("*.query", "*.value")  # as in the paper
 
 
 class LoRALinear(nn.Module):
@@ -96,6 +97,11 @@ class Adapter:
         others = {n: t for n, t in tensors.items() if not n.endswith(LORA_PARAMETERS)}
         return cls({n: (a[n], b[n], alpha / len(a[n])) for n in a}, others)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its tensors."""
+        return next(iter(self.layers.values()))[0].dtype
+
     def merge(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights of a base model with this adapter merged into them; `tensors` is unchanged.
 
@@ -130,6 +136,22 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
     }
 
 
+def default_targets(model: nn.Module) -> list[str]:
+    """Queries and values; all linear layers of a model that does not have both."""
+    # `base` is the frozen layer of one that has LoRA already
+    names = [name.removesuffix(".base") for name in linear_layers(model)]
+    has_both = all(_matches(pattern, names) for pattern in ATTENTION_TARGETS)
+    return [*ATTENTION_TARGETS] if has_both else ["*"]
+
+
+def check_options(rank: int, dropout: float) -> None:
+    """Raise if an option of LoRA is out of range."""
+    if not rank >= 1:
+        raise ConfigError(f"lora: rank={rank} must be at least 1")
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"lora: dropout={dropout} must lie in [0, 1)")
+
+
 def add_lora(
     model: nn.Module, targets: Iterable[str], *, rank: int, alpha: float, dropout: float = 0.0
 ) -> list[str]:
@@ -138,13 +160,10 @@ def add_lora(
     Returns the names of these layers. They are replaced in the model; no other parameter changes.
     """
     targets, layers = list(targets), linear_layers(model)
-    if not rank >= 1:
-        raise ConfigError(f"lora: rank={rank} must be at least 1")
-    if not 0 <= dropout < 1:
-        raise ConfigError(f"lora: dropout={dropout} must lie in [0, 1)")
+    check_options(rank, dropout)
     names = [n for n in layers if any(fnmatchcase(n, pattern) for pattern in targets)]
     for pattern in targets:
-        if not any(fnmatchcase(name, pattern) for name in layers):
+        if not _matches(pattern, layers):
             patterns = dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in layers)
             raise ConfigError(
                 f"lora: no linear layer matches targets={pattern!r}; this model has "
@@ -155,6 +174,10 @@ def add_lora(
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, LoRALinear(layers[name], rank, alpha, dropout))
     return names
+
+
+def _matches(pattern: str, names: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names)
 
 
 def has_lora(model: nn.Module) -> bool:

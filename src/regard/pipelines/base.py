@@ -191,8 +191,13 @@ class Pipeline:
         """The settings, completed with those derived from the untokenized training data."""
         return config
 
-    def preview(self, config: RunConfig, data: Any) -> dict[str, str]:
-        """Lines of `train --dry-run` that show how the training data is read, by their labels."""
+    def preview(
+        self, config: RunConfig, train: Any, validation: Any, tokenizers: Any
+    ) -> dict[str, str]:
+        """Lines of `train --dry-run` that show how the data is read, by their labels.
+
+        `tokenizers` are those of `train.start`; None if they are trained later.
+        """
         return {}
 
     def check_splits(self, config: RunConfig, train: Any, validation: Any) -> None:
@@ -207,6 +212,9 @@ class Pipeline:
     ) -> Tokenizers | None:
         """Train the tokenizers of a run; None for data without text."""
         return None
+
+    def check_tokenizers(self, config: RunConfig, tokenizers: Any) -> None:
+        """Raise `ConfigError` if the tokenizers of a new run cannot encode its data."""
 
     def load_tokenizers(self, folder: Path) -> Tokenizers | None:
         """The tokenizers that a run folder holds."""

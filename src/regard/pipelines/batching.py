@@ -1,6 +1,7 @@
 """Batches of examples, shared by the pipelines of labels, pairs, spans, images, …"""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from regard.models.presets import ModelConfig
 from regard.pipelines.base import DEFAULT_TOKENS, first_rows, rows_per_step
 from regard.seeds import batch_generator
 from regard.text import Tokenizer
+from regard.units import count_noun
 
 
 def pair_loader(config: RunConfig, store: PairStore, *, max_length: int) -> PairLoader:
@@ -97,6 +99,24 @@ def describe_data(train: Any, validation: Any, tokenizer: Tokenizer) -> list[str
     ]
 
 
+def count_unknown(ids: NDArray[Any], tokenizer: Tokenizer) -> int:
+    """The number of `<unk>` tokens; 0 if the vocabulary has no separate token for unknown text."""
+    unk = tokenizer.special_id("unk")
+    if unk is None or unk in tokenizer.stop_ids:  # GPT-2 has one token for both
+        return 0
+    return int(np.count_nonzero(ids == unk))
+
+
+def describe_unknown(training: int, validation: int) -> list[str]:
+    """A line for the heading, if text is not in the vocabulary of `train.start`."""
+    if not training + validation:
+        return []
+    return [
+        f"unknown    {training:,} tokens for training and {validation:,} for validation are not in "
+        "the vocabulary of train.start"
+    ]
+
+
 def describe_truncated(training: int, validation: int, context: int) -> list[str]:
     """The line of a description with the number of truncated texts; none if there are none."""
     if not training and not validation:
@@ -105,6 +125,35 @@ def describe_truncated(training: int, validation: int, context: int) -> list[str
         f"truncated  {training:,} training texts and {validation:,} validation texts, "
         f"to {context} tokens"
     ]
+
+
+def class_cautions(
+    names: Sequence[str], training: Iterable[int], validation: Iterable[int], unit: str
+) -> list[str]:
+    """Cautions about classes that a split lacks, and about too many classes.
+
+    `training` and `validation` are the classes of the examples; `unit` is one example: a text, a
+    word or an image.
+    """
+    train_counts, validation_counts = Counter(training), Counter(validation)
+    cautions = []
+    if 2 * len(train_counts) > train_counts.total():
+        cautions.append(
+            f"{len(names):,} classes for {count_noun(train_counts.total(), f'training {unit}')}, "
+            "too few to learn most of them; check that the labels are classes"
+        )
+    for split, present, counts, effect in (
+        ("validation", train_counts, validation_counts, "the metrics do not cover"),
+        ("training", validation_counts, train_counts, "the model does not learn"),
+    ):
+        absent = [name for id, name in enumerate(names) if id in present and id not in counts]
+        if absent:
+            listed = ", ".join(absent[:8]) + (", …" if len(absent) > 8 else "")
+            which, them = f"the class {listed}", "it"
+            if len(absent) > 1:
+                which, them = f"{len(absent):,} of {len(names):,} classes ({listed})", "them"
+            cautions.append(f"no {split} {unit} has {which}: {effect} {them}; add data")
+    return cautions
 
 
 def describe_classes(names: Sequence[str]) -> str:

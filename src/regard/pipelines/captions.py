@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.config import Choice, RunConfig, make
 from regard.data.batch import Batch, CaptionBatch
-from regard.data.captions import Captions, caption_table, from_folder, from_table
+from regard.data.captions import Captions, caption_tables, from_folder, from_table
 from regard.data.columns import Roles
 from regard.data.loader import RowLoader
 from regard.data.table_files import is_table
@@ -21,7 +21,7 @@ from regard.data.tables import Table
 from regard.errors import ConfigError, DataError
 from regard.explain.attention import attention_maps
 from regard.explain.labelled_maps import cross_attention_path
-from regard.explain.token_map import ShownImage
+from regard.explain.token_map import PatchGridImage
 from regard.generate import BeamSearch, Search
 from regard.models.base import Language
 from regard.models.build import config_table, resolve
@@ -69,12 +69,12 @@ class CaptionsPipeline(Pipeline):
     evaluates_with_search: ClassVar[bool] = True
 
     def recognizes(self, path: Path) -> bool:
-        """A folder of images, and in it one table with their names and captions."""
-        return caption_table(path) is not None
+        """A folder of images, and in it a table with their names and captions."""
+        return bool(caption_tables(path))
 
     def reads_as_table(self, path: Path, columns: Mapping[str, Any], kind: str | None) -> bool:
-        """A table, but not a folder of images with its table."""
-        return is_table(path) and not self.recognizes(path)
+        """A file, or a folder of tables, but not a folder of images with its table."""
+        return path.is_file() or (is_table(path) and not self.recognizes(path))
 
     def open(self, path: Path) -> Captions:
         """The images of a folder and their captions."""
@@ -290,7 +290,7 @@ def generate_captions(
     results = search(
         language,
         [task.prompt] * len(pixels),
-        tokens=cast(Any, model.config).context - 1,
+        max_new_tokens=cast(Any, model.config).context - 1,
         stop={task.eos_id},
         source=cast(Any, image_source(model, task, pixels)),
     )
@@ -311,7 +311,7 @@ class CaptionedImage:
 
     source: ImageSource
     ids: list[int]
-    shown: ShownImage
+    shown: PatchGridImage
 
 
 def caption_image(run: TrainedModel, image: Any, caption: str | None = None) -> CaptionedImage:
@@ -324,7 +324,7 @@ def caption_image(run: TrainedModel, image: Any, caption: str | None = None) -> 
     return CaptionedImage(
         image_source(model, task, pixels),
         [task.bos_id, *tokenizer.encode(caption), task.eos_id],
-        ShownImage(torch.from_numpy(pixels[0]), (grid, grid)),
+        PatchGridImage(torch.from_numpy(pixels[0]), (grid, grid)),
     )
 
 

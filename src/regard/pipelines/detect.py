@@ -12,7 +12,7 @@ from typing import Any
 from regard.config import Choice, DataConfig, RunConfig, kind_of, make
 from regard.data.arrow_files import HUB_PREFIX
 from regard.data.builtin import BUILTINS
-from regard.data.captions import caption_table
+from regard.data.captions import caption_table, caption_tables, count_images, image_folder_error
 from regard.data.columns import ROLES, ambiguous_table_error, find_roles
 from regard.data.pairs import from_parallel
 from regard.data.table_files import is_table, read_table, read_validation
@@ -24,6 +24,8 @@ from regard.pipelines.base import Data, Pipeline
 from regard.pipelines.labels import TagsPipeline
 from regard.pipelines.table import PIPELINES
 from regard.tasks import TASKS
+
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def open_data(
@@ -43,19 +45,21 @@ def open_data(
         .csv .tsv .json .jsonl    a table (also .parquet, a folder of such files, and
                                   hf://datasets/owner/name): labels, scores, pairs, tags, spans,
                                   series or text, by its columns (`data.columns.find_roles`)
-        .jsonl of messages        dialogues; also of prompts and responses
+        .jsonl of messages        dialogues; also of prompts and responses, and .json arrays
         a .conll file             tags: a word and its tag on each line
         SQuAD's JSON              spans: questions, contexts and answers
         a .npz file               images: arrays x and y, or images and labels;
                                   strokes: arrays xyp and off
         MNIST's IDX files         images: the folder that holds them
         images and a table        captions: a folder with the table of file names and captions
-        a folder for each class   images: .png and .jpg files, by the name of their folder
+                                  (also COCO's JSON and Flickr8k's captions.txt)
+        a folder for each class   images: .png, .jpg, .webp and .gif, by the name of their folder
         a name in BUILTINS        generated; a table gives its options
                                   (a file of such a name is opened as ./name)
 
-    Each file may be gzip, with any name. The `description` of the result says what was read
-    and what was skipped. `kind` is the kind of data that the task learns from: with "tags", any
+    Refused are a run, a model, and a folder of images with neither a table nor classes. Each file
+    may be gzip, with any name. The `description` of the result says what was read and what was
+    skipped. `kind` is the kind of data that the task learns from: with "tags", any
     file is read as .conll; with "labels", "scores" or "series", as a table; with "dialogues" or
     "sentences", as dialogues or as pairs of sentences; with "text", a table that is ambiguous is
     read as plain text. `columns` are the settings that name columns (`text`, `text2`, `label`,
@@ -83,7 +87,9 @@ def open_split(config: RunConfig, *, is_new: bool = True) -> tuple[Any, Any]:
             raise ConfigError(f"data.split is for series; {dataset.name} holds {dataset.kind}")
         _reject_validation(data, "data.split gives the validation rows", "validation")
         _reject_validation(data, "data.split gives the validation rows", "validation_fraction")
-        splits: tuple[Any, Any] = dataset.split_by_sizes(data.split)
+        splits: tuple[Any, Any] = (
+            dataset.split_as_ett() if data.split == "ett" else dataset.split_by_sizes(data.split)
+        )
         return splits
     if data.validation:
         if is_new:
@@ -222,8 +228,16 @@ def _open(
             f"{file_path} is a run, not data; continue it with regard resume {file_path},\n"
             f"or start from its weights: regard train DATA train.start={file_path}"
         )
-    if {"source", "target"} & set(columns) and (table_path := caption_table(file_path)):
-        file_path = table_path
+    if (file_path / "config.json").exists() and any(
+        suffix(file) in WEIGHT_SUFFIXES for file in file_path.iterdir()
+    ):
+        raise DataError(
+            f"{file_path} is a model, not data: it has config.json and weights;\n"
+            f"start from its weights: regard train DATA train.start={file_path}\n"
+            f"or make it a run: regard import {file_path} RUN"
+        )
+    if {"source", "target"} & set(columns) and caption_tables(file_path):
+        file_path = Path(caption_table(file_path).path)
     if {"source", "target"} & set(columns) and not is_table(file_path):
         raise ConfigError(
             f"data.source and data.target name columns of a table, but {file_path.name} is not a "
@@ -239,6 +253,8 @@ def _open(
             )
         return TagsPipeline().open(file_path, columns["columns"]), None
     pipeline = _pipeline_for(file_path, kind)
+    if pipeline.name == "text" and kind is None and count_images(file_path).are_most:
+        raise image_folder_error(file_path)
     if pipeline.reads_as_table(file_path, columns, kind):
         return _open_table(file_path, columns, kind, training)
     if columns:

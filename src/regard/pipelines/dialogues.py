@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
+from itertools import compress, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from regard.config import Choice, RunConfig, make
 from regard.data.batch import Batch
-from regard.data.dialogues import Dialogues, from_jsonl, has_messages, is_dialogues
+from regard.data.dialogues import Dialogues, from_json, has_messages, is_dialogues
 from regard.data.loader import RowLoader
 from regard.data.text_files import suffix
 from regard.errors import ConfigError, DataError
@@ -21,7 +23,7 @@ from regard.models.base import Language
 from regard.models.build import resolve
 from regard.models.presets import ModelConfig
 from regard.pipelines.base import EvalData, Pipeline, Progress, TrainingData, first_rows
-from regard.pipelines.batching import blocks_per_micro_batch
+from regard.pipelines.batching import blocks_per_micro_batch, count_unknown, describe_unknown
 from regard.pipelines.tokenizer_cache import cached_tokenizer
 from regard.seeds import batch_generator
 from regard.tasks import TASKS, Instruct
@@ -32,6 +34,7 @@ from regard.text.chat_encoding import (
     dialogue_ids,
     response_end,
     template_variables,
+    unknown_template_parts,
 )
 from regard.text.chat_template import ASSISTANT, Message, render, split_responses
 from regard.text.pair_tokenizers import JOINT
@@ -41,14 +44,14 @@ SAMPLE_TOKENS = 60
 
 
 class DialoguesPipeline(Pipeline):
-    """JSONL of messages, or of prompts and responses."""
+    """JSON objects with messages, or with a prompt and a response each."""
 
     name: ClassVar[str] = "dialogues"
-    needs: ClassVar[str] = "JSONL of messages, or of prompts and responses"
+    needs: ClassVar[str] = "JSONL or a JSON array of messages, or of prompts and responses"
     tokenizer_type: ClassVar[type | None] = Tokenizer
 
     def recognizes(self, path: Path) -> bool:
-        """A JSON file whose first line has a list of messages, or a prompt and a response."""
+        """A JSON file whose first object has a list of messages, or a prompt and a response."""
         return path.is_file() and suffix(path) in JSON_SUFFIXES and is_dialogues(path)
 
     def reads_on_request(self, path: Path) -> bool:
@@ -61,8 +64,8 @@ class DialoguesPipeline(Pipeline):
         return kind != self.name and other_task and not has_messages(path)
 
     def open(self, path: Path) -> Dialogues:
-        """A dialogue on each line."""
-        return from_jsonl(path)
+        """A dialogue on each line, or in each object of an array."""
+        return from_json(path)
 
     def lowercase(self, data: Dialogues) -> Dialogues:
         """The dialogues in lower case."""
@@ -96,7 +99,7 @@ class DialoguesPipeline(Pipeline):
     ) -> Tokenizer:
         """Train on the training dialogues, with the text of the template."""
         choice, template = config.data.tokenizer, instruct_task(config.task).template
-        texts = [render(template, row, tokens=template_variables(None)) for row in train.rows]
+        texts = [render(template, row, variables=template_variables(None)) for row in train.rows]
 
         def write(folder: Path) -> None:
             train_tokenizer(choice, texts).save(folder / JOINT)
@@ -105,9 +108,36 @@ class DialoguesPipeline(Pipeline):
             cached_tokenizer({"choice": choice, "template": template}, [train], write) / JOINT
         )
 
-    def preview(self, config: RunConfig, data: Dialogues) -> dict[str, str]:
+    def check_tokenizers(self, config: RunConfig, tokenizers: Tokenizer) -> None:
+        """Raise `ConfigError` if parts of the chat template are not in the vocabulary."""
+        parts = unknown_template_parts(tokenizers, instruct_task(config.task).template)
+        if not parts:
+            return
+        texts = ", ".join(map(repr, parts[:8])) + (", …" if len(parts) > 8 else "")
+        solution = "start from a model whose vocabulary has them"
+        ends = [id for id in map(tokenizers.special_id, ("sep", "eos")) if id is not None]
+        if ends:
+            end = tokenizers.piece(ends[0])
+            solution += (
+                ", or set a template of special tokens:\n'task.template={% for m in messages %}"
+                f"{{{{ m.content }}}}{end}{{% endfor %}}'"
+            )
+        raise ConfigError(
+            f"the chat template has {texts}, which are not in the vocabulary of "
+            f"{config.train.start or 'the tokenizer'}:\neach would be the same unknown token, and "
+            f"the model could not tell where a message ends;\n{solution}"
+        )
+
+    def preview(
+        self,
+        config: RunConfig,
+        train: Dialogues,
+        validation: Dialogues,
+        tokenizers: Tokenizer | None,
+    ) -> dict[str, str]:
         """The first dialogue as the model reads it, with the scored parts in brackets."""
-        return {"loss mask": format_loss_mask(instruct_task(config.task), None, data.rows[0])}
+        task = instruct_task(config.task)
+        return {"loss mask": format_loss_mask(task, tokenizers, train.rows[0])}
 
     def training_data(
         self,
@@ -141,6 +171,10 @@ class DialoguesPipeline(Pipeline):
             f"packing    {len(packed.rows):,} rows of {model.context} tokens, "
             f"{fill_ratio:.0%} filled",
         ]
+        if config.train.start is not None:  # whose tokenizer is used
+            description += describe_unknown(
+                *(count_unknown(part.ids, tokenizers) for part in (packed, packed_validation))
+            )
         if packed.truncated or packed_validation.truncated:
             description.append(
                 f"truncated  {packed.truncated:,} training dialogues and "
@@ -203,7 +237,7 @@ class DialoguesPipeline(Pipeline):
             cast(Language, model),
             [ids],
             parse_chain(["greedy"]),
-            tokens=max_new_tokens,
+            max_new_tokens=max_new_tokens,
             stop=stop,
             seed=seed,
         )
@@ -229,7 +263,7 @@ def fit_prompt(
     template: str,
     messages: Sequence[Message],
     model: Language,
-    tokens: int,
+    max_new_tokens: int,
 ) -> tuple[list[int], int]:
     """The ids of the last messages that fit the context, and how many tokens may follow.
 
@@ -242,11 +276,11 @@ def fit_prompt(
     turns = list(messages[len(system) :])
     while True:
         ids = chat_prompt_ids(tokenizer, template, [*system, *turns])
-        max_new_tokens = tokens if context is None else min(tokens, context - len(ids))
-        if context is None or max_new_tokens >= min(tokens, context // 4):
-            return ids, max_new_tokens
-        if len(turns) <= 2 and max_new_tokens > 0:
-            return ids, max_new_tokens
+        limit = max_new_tokens if context is None else min(max_new_tokens, context - len(ids))
+        if context is None or limit >= min(max_new_tokens, context // 4):
+            return ids, limit
+        if len(turns) <= 2 and limit > 0:
+            return ids, limit
         if len(turns) <= 2:
             raise ConfigError(
                 f"the message has {len(ids):,} tokens and the model a context of {context:,}, so "
@@ -256,10 +290,27 @@ def fit_prompt(
 
 
 def format_loss_mask(task: Instruct, tokenizer: Tokenizer | None, row: Sequence[Message]) -> str:
-    """A dialogue as the model reads it; the parts in ⟦ ⟧ are scored."""
-    parts = split_responses(task.template, row, template_variables(tokenizer))
+    """A dialogue as the model reads it, from its ids; the parts in ⟦ ⟧ are scored.
+
+    Without a tokenizer, which is trained later, the dialogue is shown as text.
+    """
+    if tokenizer is None:
+        parts = split_responses(task.template, row, template_variables(None))
+    else:
+        ids, scored = dialogue_ids(tokenizer, task.template, row)
+        groups = groupby(zip(ids, scored, strict=True), key=itemgetter(1))
+        parts = [(_text_of([id for id, _ in group], tokenizer), key) for key, group in groups]
     line = "".join(f"⟦{text}⟧" if scored else text for text, scored in parts).replace("\n", "⏎")
     return line if len(line) <= 300 else f"{line[:299]}…"
+
+
+def _text_of(ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """The text of ids with that of special tokens, which `decode` skips."""
+    special = {*tokenizer.special_ids}
+    return "".join(
+        "".join(map(tokenizer.piece, group)) if is_special else tokenizer.decode(group)
+        for is_special, group in groupby(ids, key=special.__contains__)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +321,11 @@ class PackedDialogues:
     tokens: int
     truncated: int  # number of dialogues
     dropped: int  # number of dialogues in which no part of a response fits the context
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The ids of all dialogues."""
+        return np.concatenate([ids for row in self.rows for ids, _ in row])
 
     def fill_ratio(self, context: int) -> float:
         """The fraction of positions with an input token: all tokens of a dialogue but its last."""

@@ -40,7 +40,12 @@ from regard.pipelines.base import (
     best_classes,
     with_task_options,
 )
-from regard.pipelines.batching import describe_classes, evenly_spaced_indices, rows_per_micro_batch
+from regard.pipelines.batching import (
+    class_cautions,
+    describe_classes,
+    evenly_spaced_indices,
+    rows_per_micro_batch,
+)
 from regard.seeds import batch_generator
 from regard.tasks import TASKS, ImageClassification
 
@@ -108,6 +113,14 @@ class ImagesPipeline(Pipeline):
             },
         }
 
+    def preview(
+        self, config: RunConfig, train: Images, validation: Images, tokenizers: None
+    ) -> dict[str, str]:
+        """Cautions about the classes."""
+        names = image_task(config.task).resolve_class_names(train.class_names)
+        cautions = _cautions(*(data.with_class_names(names) for data in (train, validation)))
+        return {"caution": "; ".join(cautions)} if cautions else {}
+
     def training_data(
         self,
         config: RunConfig,
@@ -121,6 +134,7 @@ class ImagesPipeline(Pipeline):
         rows = rows_per_micro_batch(settings, DEFAULT_ROWS, "images")
         task = image_task(config.task)
         names = task.resolve_class_names(train.class_names)
+        train = train.with_class_names(names)
         model = resolve(config.model, channels=train.channels, head={"classes": len(names)})
         assert isinstance(model, VisionConfig)
         if (kind := kind_of(model.head)[0]) != "classification":
@@ -137,6 +151,7 @@ class ImagesPipeline(Pipeline):
         data = self.evaluation_data(config, validation, None)
         task = image_task(choice)
         loader = RowLoader(len(train), rows, settings.seed)
+        cautions = _cautions(train, data.validation_data)
 
         def batch(index: int) -> Batch:
             indices = loader.examples(index)
@@ -154,6 +169,7 @@ class ImagesPipeline(Pipeline):
                 f"data       {train.description}{resize_note}",
                 f"validation {validation.description}",
                 describe_classes(names),
+                *(f"caution    {line}" for line in cautions),
             ],
         )
 
@@ -245,6 +261,12 @@ def image_files(folder: Path) -> Inputs:
     if not files:
         raise DataError(f"{folder} holds no image ({' '.join(IMAGE_SUFFIXES)})")
     return Inputs(f"{len(files):,} images", (({"file": str(file)}, file) for file in files))
+
+
+def _cautions(train: Images, validation: Images) -> list[str]:
+    """Cautions about the classes of two splits, which have the same `class_names`."""
+    labels = train.labels.tolist(), validation.labels.tolist()
+    return class_cautions(train.class_names, *labels, "image")
 
 
 def image_task(choice: Choice) -> ImageClassification:

@@ -38,6 +38,7 @@ from regard.pipelines.base import (
     with_task_options,
 )
 from regard.pipelines.batching import (
+    class_cautions,
     describe_classes,
     describe_data,
     describe_truncated,
@@ -88,6 +89,18 @@ class LabelsPipeline(Pipeline):
     def smallest_model(self, config: RunConfig) -> ModelConfig:
         """With a head for two classes."""
         return add_head(config.model, label_task(config.task), classes=2, vocab_size=1)
+
+    def preview(
+        self,
+        config: RunConfig,
+        train: LabelledText,
+        validation: LabelledText,
+        tokenizers: Tokenizer | None,
+    ) -> dict[str, str]:
+        """Cautions about the classes."""
+        names = label_task(config.task).resolve_class_names(train.class_names)
+        cautions = _cautions(*(data.with_class_names(names) for data in (train, validation)))
+        return {"caution": "; ".join(cautions)} if cautions else {}
 
     def train_tokenizers(
         self,
@@ -146,6 +159,7 @@ class LabelsPipeline(Pipeline):
         description = [
             *describe_data(train, validation, tokenizers),
             describe_classes(names),
+            *(f"caution    {line}" for line in _cautions(labelled, data.validation_data)),
             *([f"weights    {', '.join(f'{w:.3g}' for w in weights[:12])}"] if weights else []),
             *describe_truncated(texts.truncated, data.dropped, model.context),
         ]
@@ -286,6 +300,15 @@ class TagsPipeline(LabelsPipeline):
     def train_defaults(self, model: Mapping[str, Any]) -> dict[str, Any]:
         """Larger batches and a lower learning rate for other models."""
         return {"steps": 1000, "batch": 64, "lr": 2e-3}
+
+
+def _cautions(train: LabelledText, validation: LabelledText) -> list[str]:
+    """Cautions about the classes of two splits, which have the same `class_names`."""
+    training, evaluated = (
+        [id for _, classes in data.rows for id in classes] for data in (train, validation)
+    )
+    unit = "word" if train.kind == "tags" else "text"
+    return class_cautions(train.class_names, training, evaluated, unit)
 
 
 def label_task(choice: Choice) -> TextClassification:

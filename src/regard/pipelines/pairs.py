@@ -21,6 +21,7 @@ from regard.data.token_store import PairStore, pair_store
 from regard.generate import BeamSearch, Search
 from regard.models.base import Language
 from regard.models.build import resolve
+from regard.models.presets import ModelConfig
 from regard.pipelines.base import (
     TRANSLATING,
     EvalData,
@@ -89,6 +90,10 @@ class PairsPipeline(Pipeline):
                 "schedule": {"kind": "cosine", "warmup": 100},
             },
         }
+
+    def smallest_model(self, config: RunConfig) -> ModelConfig:
+        """With a joint vocabulary, which has fewer parameters than one per side."""
+        return resolve(config.model, vocab_size=1, source_vocab_size=None)
 
     def train_tokenizers(
         self, config: RunConfig, train: Pairs, validation: Pairs, progress: Progress | None
@@ -253,13 +258,14 @@ def translate(
     sentences: Sequence[str],
     *,
     search: Search,
-    tokens: int | None = None,
+    max_new_tokens: int | None = None,
     rows: int = 64,
     progress: Progress | None = None,
 ) -> list[str]:
     """The translation of each sentence, by a search over batches of similar length.
 
-    A translation has at most `tokens` ids, by default twice those of the sentence and 20 more.
+    A translation has at most `max_new_tokens` ids, by default twice those of the sentence and 20
+    more.
     """
     device = next(model.parameters()).device
     language = cast(Language, model)
@@ -282,11 +288,11 @@ def translate(
     for start in range(0, len(order), rows):
         indices = order[start : start + rows]
         source = task.source([ids[i] for i in indices]).to(device)
-        max_new_tokens = [2 * length + 20 for length in source.lengths.tolist()]
+        default_limits = [2 * length + 20 for length in source.lengths.tolist()]
         results = search(
             language,
             [task.prompt] * len(indices),
-            tokens=max_new_tokens if tokens is None else tokens,
+            max_new_tokens=default_limits if max_new_tokens is None else max_new_tokens,
             stop={task.eos_id},
             source=source,
         )

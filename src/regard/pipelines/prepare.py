@@ -26,13 +26,15 @@ def prepare_training(
 ) -> TrainingData:
     """Training and validation batches of a run; tokenizers are trained unless given.
 
-    `is_new` is that of `open_split`.
+    `is_new` is that of `open_split`. For a new run, tokenizers that do not fit are an error.
     """
     training, validation = open_split(config, is_new=is_new)
     check_compatible(config, training, tokenizers)
     pipeline = PIPELINES[training.kind]
     if tokenizers is None:
         tokenizers = pipeline.train_tokenizers(config, training, validation, progress)
+    if is_new:
+        pipeline.check_tokenizers(config, tokenizers)
     data = pipeline.training_data(config, training, validation, tokenizers, progress)
     return replace(data, fingerprint=data_fingerprint(training, validation))
 
@@ -102,9 +104,9 @@ def check_compatible(config: RunConfig, data: Data, tokenizers: Tokenizers | Non
     kind = kind_of(config.task)[0]
     pipeline = pipeline_of(config)
     metric_names = ("last", *TASKS[kind].metric_names)
-    if config.train.best is not None and config.train.best not in metric_names:
+    if config.train.best_metric is not None and config.train.best_metric not in metric_names:
         raise ConfigError(
-            f"train.best={config.train.best!r} is not a metric of task={kind!r}; "
+            f"train.best_metric={config.train.best_metric!r} is not a metric of task={kind!r}; "
             f"choose among {', '.join(metric_names)}"
         )
     check_data_kind(kind, data)
@@ -115,7 +117,14 @@ def check_compatible(config: RunConfig, data: Data, tokenizers: Tokenizers | Non
             f"train.start={config.train.start} was trained on {trained_on}; "
             f"{data.name} holds {data.kind}"
         )
-    task, model = make(config.task, TASKS, "task"), pipeline.smallest_model(config)
+    check_task(config)
+
+
+def check_task(config: RunConfig) -> None:
+    """Raise `ConfigError` if the task does not fit the model or the settings; needs no data."""
+    kind = kind_of(config.task)[0]
+    model = smallest_model(config)
+    task = make(config.task, TASKS, "task")
     if config.train.evaluate_stride is not None and not task.uses_evaluation_stride:
         raise ConfigError(
             f"train.evaluate_stride is for the windows of a language model; task={kind!r} has none"

@@ -17,7 +17,14 @@ from regard.data.tables import Table
 from regard.generate import Search
 from regard.models.build import config_table, resolve
 from regard.models.presets import ModelConfig
-from regard.pipelines.base import EvalData, Progress, TrainedModel, TrainingData, with_task_options
+from regard.pipelines.base import (
+    EvalData,
+    Progress,
+    TrainedModel,
+    TrainingData,
+    validation_metrics,
+    with_task_options,
+)
 from regard.pipelines.batching import (
     describe_data,
     describe_truncated,
@@ -31,6 +38,8 @@ from regard.pipelines.labels import SAMPLE_TEXTS, LabelsPipeline, add_head, inpu
 from regard.tasks import TASKS, TextRegression
 from regard.tasks.text_regression import Numbers
 from regard.text import Tokenizer
+
+BASELINE = "training mean"  # the mean of the training numbers, predicted for every text
 
 
 class ScoresPipeline(LabelsPipeline):
@@ -52,6 +61,12 @@ class ScoresPipeline(LabelsPipeline):
     def smallest_model(self, config: RunConfig) -> ModelConfig:
         """With a head of one output."""
         return add_head(config.model, regression_task(config.task), classes=1, vocab_size=1)
+
+    def preview(
+        self, config: RunConfig, train: Any, validation: Any, tokenizers: Tokenizer | None
+    ) -> dict[str, str]:
+        """Empty: numbers are not classes."""
+        return {}
 
     def training_data(
         self,
@@ -85,7 +100,7 @@ class ScoresPipeline(LabelsPipeline):
             example_ids=loader.example_ids,
             all_batches=lambda: sequential_batches(seed, loader, collate),
             description=description,
-            baselines=lambda: {"mean": _mean_baseline(task, validation)},
+            baselines=lambda: {BASELINE: _mean_baseline(task, validation)},
         )
 
     def evaluation_data(
@@ -115,6 +130,22 @@ class ScoresPipeline(LabelsPipeline):
             validation_targets=len(data),
             dropped=texts.truncated,
         )
+
+    def evaluate(
+        self,
+        data: EvalData,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        search: Search,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        """All metrics, and those of the mean of the training numbers as prediction."""
+        baseline = _mean_baseline(cast(TextRegression, data.task), data.validation_data)
+        return {
+            **validation_metrics(data, model, device, None, progress),
+            **{f"{BASELINE}: {name}": value for name, value in baseline.items()},
+        }
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
         """The predicted and the true numbers of a few validation texts."""

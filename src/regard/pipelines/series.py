@@ -75,9 +75,11 @@ class SeriesPipeline(Pipeline):
         for split in (validation, train):
             SeriesWindows.from_series(split, task)
 
-    def preview(self, config: RunConfig, data: Series) -> dict[str, str]:
+    def preview(
+        self, config: RunConfig, train: Series, validation: Series, tokenizers: None
+    ) -> dict[str, str]:
         """The columns that are forecast, where none was chosen, and the constant ones."""
-        complete, constant = _complete_settings(config, data)
+        complete, constant = _complete_settings(config, train)
         note = _forecast_note(series_task(config.task), series_task(complete.task))
         return ({"forecast": note} if note else {}) | (
             {"left out": _constant_note(constant)} if constant else {}
@@ -123,6 +125,7 @@ class SeriesPipeline(Pipeline):
                 f"data       {train.description}",
                 f"validation {validation.description}",
                 *_describe_columns(task, constant),
+                f"metrics    mse and mae, {task.unit}",
                 *([f"forecast   {note}"] if note else []),
             ],
         )
@@ -237,7 +240,7 @@ def _evaluation_stride(task: Forecast, model: ModelConfig) -> int:
 def _derive_settings(config: RunConfig, train: Series) -> tuple[dict[str, Any], list[str]]:
     """The settings of the task that are derived from the training data, and constant columns."""
     task = series_task(config.task)
-    names = [*train.column_names] if task.column is None else task.columns
+    names = train.forecast_columns if task.column is None else task.columns
     columns_given = task.column is not None
     if len(train) < 2:
         raise DataError(

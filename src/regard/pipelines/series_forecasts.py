@@ -65,6 +65,9 @@ class ColumnForecast:
     one_step: list[float]  # one step ahead: each from all true values before it
     # of a direct model: row by row, each from the forecasts before it; empty for other models
     recursive: list[float]
+    first_row: int  # the row of the first value of `history`, from 1
+    dates: NDArray[np.datetime64] | None = None  # of all rows, those that are forecast included
+    date_columns: tuple[str, ...] = ()
 
 
 def backtest(
@@ -92,7 +95,10 @@ def forecast_future(
     forecasts = _forecasts(model, task, series, steps)
     count = min(steps, len(series) - (task.context or cast(int, model.context)))
     result = _column_forecast(model, task, series, column, count, forecasts)
-    return replace(result, history=[*result.history, *result.truth], truth=[])
+    dates = None if series.dates is None else series.dates.next_values(steps)
+    if dates is not None and result.dates is not None:  # empty if the step is not known
+        dates = np.concatenate([result.dates, dates]) if len(dates) else None
+    return replace(result, history=[*result.history, *result.truth], truth=[], dates=dates)
 
 
 Forecasts = tuple[NDArray[np.float64], NDArray[np.float64]]  # (steps, columns) each
@@ -106,21 +112,22 @@ def _forecasts(model: nn.Module, task: Forecast, series: Series, steps: int) -> 
     return multi_step, forecast(model, task, series, steps, rows_per_pass=1)
 
 
-def recursive_errors(model: nn.Module, task: Forecast, series: Series) -> dict[str, float]:
-    """`mse_1`, `mse_2`, `mse_4`, … of a direct model whose forecasts are fed back row by row.
+def recursive_errors(model: nn.Module, task: Forecast, series: Series) -> list[float]:
+    """The mean squared error of each step of a direct model, fed its own forecasts row by row.
 
     They are computed on at most `RECURSIVE_WINDOWS` windows, since each row takes a forward pass.
     Empty for other models.
     """
     if not task.can_forecast_recursively(model, task.horizon):
-        return {}
+        return []
     task = replace(task, context=task.context or cast(int, model.context))
     windows = SeriesWindows.from_series(series, task, double=has_fit(model))
     rows = windows.read(evenly_spaced_indices(len(windows), RECURSIVE_WINDOWS)).to(_device(model))
     batch = task.collate((rows, windows.context), torch.Generator())
     with torch.no_grad():
         error = task.rollout(model, batch.series, task.horizon, rows_per_pass=1) - batch.targets
-    return task.errors_by_step(error.double().square().mean((0, 2)))
+    errors: list[float] = error.double().square().mean((0, 2)).tolist()
+    return errors
 
 
 def _column_forecast(
@@ -146,7 +153,12 @@ def _column_forecast(
     multi_step, recursive = (rows[:, output].tolist() for rows in forecasts)
     history = values[: len(values) - count][-2 * len(multi_step) :]
     truth = values[len(values) - count :]
-    return ColumnForecast(name, history, truth, multi_step, one_step, recursive)
+    first_row = len(values) - count - len(history) + 1
+    result = ColumnForecast(name, history, truth, multi_step, one_step, recursive, first_row)
+    if series.dates is None:
+        return result
+    dates = series.dates.values[first_row - 1 : len(values)]
+    return replace(result, dates=dates, date_columns=series.dates.columns)
 
 
 def _device(model: nn.Module) -> torch.device:

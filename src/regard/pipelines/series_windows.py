@@ -40,8 +40,9 @@ class SeriesWindows:
         if len(rows) < size:
             raise DataError(
                 f"{series.name}: {series.description}; {len(rows):,} rows are too few for a window "
-                f"that reads {task.context} rows and forecasts {task.horizon};\nadd data, raise "
-                "data.validation_fraction, or lower task.horizon or task.context"
+                f"that reads {task.context} rows and forecasts {task.horizon};\nadd data, enlarge "
+                "the split (data.split, data.validation_fraction), or lower task.horizon or "
+                "task.context"
             )
         values = task.standardize(rows[:, series.indices(task.read_columns)])
         tensor = torch.from_numpy(values).to(torch.float64 if double else torch.float32)

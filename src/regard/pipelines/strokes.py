@@ -96,8 +96,8 @@ class StrokesPipeline(Pipeline):
         if not std > 0:
             raise DataError(f"{train.name}: no point of the training drawings moves the pen")
         names = task.class_names or (list(train.class_names) if task.conditional else [])
-        points = task.points or int(train.lengths.max())
-        derived = {"std": std, "points": points, "class_names": names}
+        points = task.max_points or int(train.lengths.max())
+        derived = {"std": std, "max_points": points, "class_names": names}
         reads_texts = config.model.get("family") == SOFT_WINDOW
         if reads_texts and train.texts is None:
             raise DataError(
@@ -160,7 +160,7 @@ class StrokesPipeline(Pipeline):
                     f"alphabet of the training texts, {task.alphabet!r}"
                 )
         rows = max(DEFAULT_ROWS, config.train.batch or 0)
-        points = int(np.minimum(data.lengths, task.points or np.inf).sum())
+        points = int(np.minimum(data.lengths, task.max_points or np.inf).sum())
         return EvalData(
             task=task,
             task_choice=config.task,

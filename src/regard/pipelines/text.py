@@ -33,7 +33,7 @@ from regard.pipelines.base import (
     first_rows,
     with_scheduled_sampling,
 )
-from regard.pipelines.batching import blocks_per_micro_batch
+from regard.pipelines.batching import blocks_per_micro_batch, count_unknown, describe_unknown
 from regard.pipelines.tokenizer_cache import cached_tokenizer
 from regard.tasks import TASKS, Causal, CBOWTask, Masked, Task
 from regard.text import Tokenizer, train_tokenizer
@@ -141,7 +141,7 @@ class TextPipeline(Pipeline):
             collate = task.collate_with_prefixes
         unknown = []
         if config.train.start is not None:  # whose tokenizer is used
-            unknown = _describe_unknown(_count_unknown(store, tokenizers), data.unknown_tokens)
+            unknown = describe_unknown(count_unknown(store.tokens, tokenizers), data.unknown_tokens)
         return TrainingData(
             **vars(data),
             batch=with_scheduled_sampling(config, task, text_batches(loader, collate)),
@@ -189,7 +189,7 @@ class TextPipeline(Pipeline):
             validation_size=len(store),
             validation_targets=len(store) - 1,
             stride=stride,
-            unknown_tokens=_count_unknown(store, tokenizers),
+            unknown_tokens=count_unknown(store.tokens, tokenizers),
         )
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:
@@ -203,7 +203,9 @@ class TextPipeline(Pipeline):
         batch = cast(TextBatch, next(iter(data.validation_batches(1))))
         prompt = np.asarray(batch.ids)[0, :1].tolist()
         language = cast(Language, model)
-        (ids,) = generate(language, [prompt], parse_chain(), tokens=SAMPLE_TOKENS, seed=seed)
+        (ids,) = generate(
+            language, [prompt], parse_chain(), max_new_tokens=SAMPLE_TOKENS, seed=seed
+        )
         return tokenizer.decode(prompt + ids)
 
     def predict(self, run: TrainedModel, input: str, *, top: int) -> Any:
@@ -250,24 +252,6 @@ def _open_folder(folder: Path) -> Text:
                 skipped.setdefault(reason, []).extend(sorted(names))
         paths += [Path(parent) / name for name in files if name not in hidden]
     return from_files(folder.resolve().name, sorted(paths), skipped)
-
-
-def _count_unknown(store: TokenStore, tokenizer: Tokenizer) -> int:
-    """The number of `<unk>` tokens; 0 if the vocabulary has no separate token for unknown text."""
-    unk = tokenizer.special_id("unk")
-    if unk is None or unk in tokenizer.stop_ids:  # GPT-2 has one token for both
-        return 0
-    return int(np.count_nonzero(store.tokens == unk))
-
-
-def _describe_unknown(training: int, validation: int) -> list[str]:
-    """A line for the heading, if text is not in the vocabulary of `train.start`."""
-    if not training + validation:
-        return []
-    return [
-        f"unknown    {training:,} tokens for training and {validation:,} for validation are not in "
-        "the vocabulary of train.start"
-    ]
 
 
 def _token_store(

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from regard.generate.decode import IncrementalText
+from regard.generate.decode import IncrementalDetokenizer
 from regard.generate.stop_strings import StopStringFilter
 from regard.serve.models import ServedModel
 from regard.serve.request import Event, FinishReason, Request, TokenScore
@@ -116,7 +116,10 @@ class AsyncEngine:
         """
         queue = self._queues[request]
         decoders = [
-            (IncrementalText(model.tokenizer, request.prompt), StopStringFilter(stop_strings))
+            (
+                IncrementalDetokenizer(model.tokenizer, request.prompt),
+                StopStringFilter(stop_strings),
+            )
             for _ in range(request.n)
         ]
         unfinished = set(range(request.n))

@@ -112,7 +112,7 @@ class BatchEngine:
 
     def submit(self, request: Request) -> None:
         """Queue a request; raise `QueueFull` if too many wait, `RegardError` if it is invalid."""
-        check_prompts([request.prompt], request.tokens, None)
+        check_prompts([request.prompt], request.max_new_tokens, None)
         if request.n > self.config.sequences:
             raise RegardError(
                 f"n={request.n} must be at most {self.config.sequences}, the number of "
@@ -292,7 +292,7 @@ class BatchEngine:
     def _new_sampling_state(self, sequences: list[Sequence]) -> SamplingState:
         sampling = SamplingState.from_prompts(
             [sequence.request.prompt for sequence in sequences],
-            max(sequence.request.tokens for sequence in sequences) + 1,  # a step in flight
+            max(sequence.request.max_new_tokens for sequence in sequences) + 1,  # a step in flight
             seed=[sequence.request.seed + sequence.index for sequence in sequences],
             stop=self.stop,
         )
@@ -469,7 +469,7 @@ class BatchEngine:
         sequence.tokens_since_prefill += 1
         self.counters.tokens += 1
         self.events.append(Event(request, sequence.index, token, score))
-        if sequence.new_tokens == request.tokens:
+        if sequence.new_tokens == request.max_new_tokens:
             self._finish(sequence, "length")
             return False
         return True

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from regard.data.dialogues import ROLES
+from regard.data.dialogues import MESSAGE_ROLES
 from regard.errors import ConfigError
 from regard.serve.models import ServedModel
 from regard.serve.request import Request
@@ -44,7 +44,7 @@ def prepare(
     prompt: str | Sequence[int],
     body: Sampling,
     *,
-    tokens: int,
+    max_new_tokens: int,
     n: int,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
@@ -57,13 +57,14 @@ def prepare(
     """
     if model.engine is None:
         raise ConfigError(f"the model {model.name!r} does not generate text; use /predict")
-    if (body.min_tokens or 0) > tokens:
-        raise ConfigError(f"min_tokens: {body.min_tokens} is more than max_tokens={tokens}")
-    size = prompts * n * tokens * (1 + (logprobs or 0))
+    if (body.min_tokens or 0) > max_new_tokens:
+        raise ConfigError(f"min_tokens: {body.min_tokens} is more than max_tokens={max_new_tokens}")
+    size = prompts * n * max_new_tokens * (1 + (logprobs or 0))
     if size > MAX_RESPONSE:
         raise ConfigError(
-            f"max_tokens={tokens} for {prompts} prompts, n={n} and logprobs={logprobs or 0} gives "
-            f"up to {size:,} tokens and log-probabilities; the limit is {MAX_RESPONSE:,}"
+            f"max_tokens={max_new_tokens} for {prompts} prompts, n={n} and "
+            f"logprobs={logprobs or 0} gives up to {size:,} tokens and log-probabilities; "
+            f"the limit is {MAX_RESPONSE:,}"
         )
     chain = model.chain(body.specs(), body.order)
     source = None
@@ -95,7 +96,7 @@ def prepare(
     request = Request(
         ids,
         chain,
-        tokens,
+        max_new_tokens,
         seed,
         frozenset(stop),
         n,
@@ -183,10 +184,12 @@ def formatted_messages(model: ServedModel, messages: Sequence[tuple[str, str]]) 
     if template is None or model.takes_source:
         return None
     variables = template_variables(model.tokenizer)
-    return render(template, _turns(model, messages), prompt=True, tokens=variables)
+    return render(
+        template, _turns(model, messages), add_generation_prompt=True, variables=variables
+    )
 
 
 def _turns(model: ServedModel, messages: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """The messages with the roles of chat templates."""
     normalize = model.run._normalize
-    return [(ROLES.get(role, "user"), normalize(text)) for role, text in messages]
+    return [(MESSAGE_ROLES.get(role, "user"), normalize(text)) for role, text in messages]

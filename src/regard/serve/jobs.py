@@ -183,7 +183,7 @@ def _write_image(folder: Path, index: int, image: str) -> Path:
     try:
         content = base64.b64decode(image.partition("base64,")[2] or image, validate=True)
     except ValueError:
-        raise ConfigError("image: it must be a PNG or JPEG file in base64") from None
+        raise ConfigError("image: it must be a PNG, JPEG, WebP or GIF file in base64") from None
     suffix = ".png" if content.startswith(b"\x89PNG") else ".jpg"
     path = folder / f"image-{index}{suffix}"
     path.write_bytes(content)
@@ -250,7 +250,13 @@ def explain(
             chain = TracedChain(model.chain(body.specs(), body.order).samplers)
             language, stop = cast(Language, run.model), model.tokenizer.stop_ids
             generate(
-                language, [ids], chain, tokens=tokens, stop=stop, seed=body.seed, source=source
+                language,
+                [ids],
+                chain,
+                max_new_tokens=tokens,
+                stop=stop,
+                seed=body.seed,
+                source=source,
             )
             answer["trace"] = chain.table(model.piece)
     return answer

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 
 from regard.accel import pack
-from regard.accel.onednn import attach_onednn, copied_bytes
+from regard.accel.onednn import attach_onednn_weights, copied_bytes
 from regard.accel.onednn_matmul import is_onednn_faster
 from regard.accel.packed_decoder import PackedDecoder
 from regard.api.generation import SMALL_MODEL, chain_for
@@ -231,7 +231,7 @@ def pack_for_serving(model: Language) -> Language:
     if on_cpu and is_onednn_faster():
         decoder = cast(PackedDecoder, language)
         if 2 * copied_bytes(decoder.model) < free_memory(decoder.device):
-            attach_onednn(decoder)
+            attach_onednn_weights(decoder)
     return language
 
 

@@ -32,7 +32,7 @@ class Request:
 
     prompt: Sequence[int]
     chain: Chain
-    tokens: int  # at most this many new tokens
+    max_new_tokens: int  # at most this many new tokens
     seed: int
     stop: Collection[int] = ()  # ids that end a continuation
     n: int = 1

@@ -37,7 +37,7 @@ Id = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Id], list_length(MAX_TEXT)]
 Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Texts = Annotated[list[Text], list_length(4, at_least=2)]  # the texts of one input
-Image = Annotated[str, Field(max_length=2**21)]  # a PNG or JPEG file in base64, or its data: URL
+Image = Annotated[str, Field(max_length=2**21)]  # an image file in base64, or its data: URL
 Column = Annotated[list[Number], list_length(MAX_TEXT)]  # of a series
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 Seed = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]

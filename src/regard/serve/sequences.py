@@ -36,7 +36,7 @@ class Prefill:
 
     def max_length(self, context: int | None) -> int:
         """The largest number of ids that each of its sequences will have."""
-        length = len(self.ids) + self.request.tokens - self.sequences[0].new_tokens - 1
+        length = len(self.ids) + self.request.max_new_tokens - self.sequences[0].new_tokens - 1
         return max(1, length if context is None else min(length, context))
 
 

@@ -58,7 +58,7 @@ def make_server(
     if not is_loopback(host) and key is None:
         raise ConfigError(
             f"host={host} lets other machines connect, so the server needs a key;\n"
-            "give --key KEY, or set REGARD_KEY"
+            "give --api-key KEY, or set REGARD_API_KEY"
         )
     _check_address(host, port)
     allowed_hosts = LOOPBACK if is_loopback(host) else None

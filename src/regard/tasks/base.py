@@ -51,7 +51,7 @@ class Task:
         """How many targets are scored.
 
         The count may be a CPU tensor only if it depends on the shapes of the batch alone, because
-        a CUDA graph would replay an outdated value (see `count_on`).
+        a CUDA graph would replay an outdated value (see `count_on_device`).
         """
         raise NotImplementedError
 
@@ -82,9 +82,13 @@ class Task:
         architecture = getattr(model, "architecture", "decoder")
         if architecture not in self.architectures:
             accepted = " or ".join(map(repr, self.architectures))
+            is_recurrent = architecture == "decoder" and hasattr(model, "bidirectional")
+            setting = "architecture"
+            if is_recurrent and "encoder" in self.architectures:
+                setting = "bidirectional=true"
             raise ConfigError(
                 f"needs a model of architecture {accepted}, not {architecture!r}; "
-                "choose another model.preset or model.architecture"
+                f"choose another model.preset or model.{setting}"
             )
         if getattr(model, "char_dim", 0) and not self.reads_characters:
             raise ConfigError(

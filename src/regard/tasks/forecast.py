@@ -42,7 +42,7 @@ class Forecast(Task):
     data_kind: ClassVar[str] = "series"
     target_name: ClassVar[str] = "values"
     loss_unit: ClassVar[str] = "squared error of scaled columns"
-    unit: ClassVar[str] = "of columns scaled to standard deviation 1"
+    unit: ClassVar[str] = "columns scaled to standard deviation 1"
     architectures: ClassVar[tuple[str, ...]] = ("linear", "decoder", "encoder")
     # series: models with `fit`; text: networks, which read vectors instead if `input_dim` is set
     input_kinds: ClassVar[tuple[str, ...]] = ("series", "text")
@@ -169,19 +169,29 @@ class Forecast(Task):
                 "needs a model that reads vectors or series; set model.family to recurrent, "
                 "convolution, transformer, linear or autoregression"
             )
+        of_tokens = [name for name in ("segments", "embed_dim") if getattr(model, name, None)]
+        if of_tokens:
+            off = {"segments": "model.segments=0", "embed_dim": "model.embed_dim=none"}
+            settings = " and ".join(f"model.{name}={getattr(model, name)}" for name in of_tokens)
+            raise ConfigError(
+                f"{settings}: for the embedding of tokens, and a series has rows of numbers "
+                f"instead; set {' '.join(off[name] for name in of_tokens)}, or choose another "
+                "model, as in model.preset=tiny-encoder"
+            )
         if getattr(model, "architecture", None) == "encoder" and not self.is_direct:
             raise ConfigError(
                 "task.direct=false predicts the next row at every position, but an encoder also "
                 "reads the rows after it; leave it out, or choose a decoder"
             )
         if without_gradients:
+            choose_network = "; choose one, as in model.preset=gru, or leave the setting out"
             for name in ("direct", "normalize", "patch_stride", "covariates"):
                 if getattr(self, name) not in (None, []):
-                    raise ConfigError(f"task.{name} is for networks; leave it out")
+                    raise ConfigError(f"task.{name} is for networks{choose_network}")
             if self.patch_length > 1 or self.channel_independent:
                 raise ConfigError(
-                    "task.patch_length and task.channel_independent are for networks; "
-                    "leave them out"
+                    "task.patch_length and task.channel_independent are for networks"
+                    f"{choose_network}"
                 )
 
     def collate(
@@ -263,6 +273,16 @@ class Forecast(Task):
             "mae": absolute / count,
             **self.errors_by_step(squares * self.horizon / count),
         }
+
+    def mse_by_step(self, model: nn.Module, batches: Iterable[WindowBatch]) -> list[float]:
+        """The mean squared error of every step, of which `metrics` has a few."""
+        squares, count = torch.zeros(self.horizon, dtype=torch.float64), 0
+        with evaluation_mode(model):
+            for batch in batches:
+                error = (self.rollout(model, batch.series, self.horizon) - batch.targets).double()
+                squares += error.square().sum((0, 2)).cpu()
+                count += error.shape[0] * error.shape[2]
+        return (squares / count).tolist()
 
     def errors_by_step(self, errors: Float[Tensor, " horizon"]) -> dict[str, float]:
         """`mse_h` of the steps 1, 2, 4, … and of the last one."""

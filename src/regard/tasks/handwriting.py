@@ -45,13 +45,13 @@ class Handwriting(Task):
     components: int = 20  # number of normal distributions in the mixture
     std: float | None = None  # standard deviation of offsets; None: that of the training data
     # maximum number of points of a drawing; None: the longest of the training data
-    points: int | None = None
+    max_points: int | None = None
     # names of the classes; empty: those of the data
     class_names: list[str] = field(default_factory=list)
     alphabet: str = ""  # characters of the texts, if the model reads them; empty: those of the data
 
     def __post_init__(self) -> None:
-        for name in ("components", "points"):
+        for name in ("components", "max_points"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"task.{name}={value} must be at least 1")
@@ -64,7 +64,7 @@ class Handwriting(Task):
             "vocab_size": len(self.alphabet) + 1,  # and the end of a text
             "input_dim": 2 + PEN_STATES + len(self.class_names),
             "head": {"kind": "mixture", "components": self.components},
-            "context": self.points,
+            "context": self.max_points,
         }
 
     def check_model(self, model: ModelConfig) -> None:
@@ -85,7 +85,7 @@ class Handwriting(Task):
         drawings, labels, texts = examples
         assert self.std is not None
         lengths = torch.tensor(
-            [min(len(points), self.points or len(points)) for points in drawings]
+            [min(len(points), self.max_points or len(points)) for points in drawings]
         )
         targets = torch.zeros(len(drawings), int(lengths.max()), 3)
         for row, (points, length) in enumerate(zip(drawings, lengths.tolist(), strict=True)):
@@ -172,8 +172,8 @@ class Handwriting(Task):
         if not 0 <= bias <= MAX_BIAS:
             raise ConfigError(f"bias={bias} must be at least 0 and at most {MAX_BIAS:g}")
         assert self.std is not None
-        assert self.points is not None
-        steps = self.points if steps is None else steps
+        assert self.max_points is not None
+        steps = self.max_points if steps is None else steps
         device = next(model.parameters()).device
         generator = torch.Generator(device)
         if seed is None:

@@ -15,7 +15,14 @@ import secrets
 from collections.abc import Sequence
 
 from regard.errors import ConfigError
-from regard.text.chat_template import CHATML, Message, render, split_responses, turn_end
+from regard.text.chat_template import (
+    ASSISTANT,
+    CHATML,
+    Message,
+    render,
+    split_responses,
+    turn_end,
+)
 from regard.text.special_tokens import HF_KEYS
 from regard.text.tokenizer import Tokenizer
 
@@ -62,8 +69,8 @@ def dialogue_ids(
 
 def chat_prompt_ids(tokenizer: Tokenizer, template: str, messages: Sequence[Message]) -> list[int]:
     """The ids of a dialogue up to where the next response begins."""
-    placeholders, tokens = _Placeholders(tokenizer, messages), template_variables(tokenizer)
-    text = render(template, placeholders.messages, prompt=True, tokens=tokens)
+    placeholders, variables = _Placeholders(tokenizer, messages), template_variables(tokenizer)
+    text = render(template, placeholders.messages, add_generation_prompt=True, variables=variables)
     return [*_prefix_ids(tokenizer, template), *placeholders.encode(text)]
 
 
@@ -76,6 +83,19 @@ def response_end(tokenizer: Tokenizer, template: str) -> tuple[set[int], str]:
     first = tokenizer.encode_special(end)[:1]
     is_one_token = first and tokenizer.piece(first[0]).strip() == end.strip()
     return {*tokenizer.stop_ids, *(first if is_one_token else [])}, end.strip()
+
+
+def unknown_template_parts(tokenizer: Tokenizer, template: str) -> list[str]:
+    """The distinct parts of the template's own text that are not in the vocabulary."""
+    messages = [("user", _DELIMITER), (ASSISTANT, _DELIMITER)]
+    text = "".join(
+        part for part, _ in split_responses(template, messages, template_variables(tokenizer))
+    )
+    special_tokens = _pattern(tokenizer.special_texts)
+    plain_texts = [part for own in text.split(_DELIMITER) for part in special_tokens.split(own)]
+    return list(
+        dict.fromkeys(part for plain in plain_texts for part in tokenizer.unknown_parts(plain))
+    )
 
 
 def special_stop_ids(tokenizer: Tokenizer, end: str) -> set[int]:

@@ -40,23 +40,27 @@ _PROCESSES: dict[int, "subprocess.Popen[bytes]"] = {}  # by the pid of the proce
 
 
 def render(
-    template: str, messages: Sequence[Message], *, prompt: bool = False, tokens: Any = None
+    template: str,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool = False,
+    variables: Any = None,
 ) -> str:
-    """A dialogue as text; with `prompt`, up to where the next response begins.
+    """A dialogue as text; with `add_generation_prompt`, up to where the next response begins.
 
-    `template` is "chatml" or a Jinja template; `tokens` gives it the texts of special tokens.
+    `template` is "chatml" or a Jinja template; `variables` gives it the texts of special tokens.
 
-    >>> render("chatml", [("user", "Hello?")], prompt=True)
+    >>> render("chatml", [("user", "Hello?")], add_generation_prompt=True)
     '<|im_start|>user\\nHello?<|im_end|>\\n<|im_start|>assistant\\n'
     """
     if template != CHATML:
-        return _render_jinja(template, messages, prompt, tokens or {})
+        return _render_jinja(template, messages, add_generation_prompt, variables or {})
     turns = [f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages]
-    return "".join(turns) + (f"<|im_start|>{ASSISTANT}\n" if prompt else "")
+    return "".join(turns) + (f"<|im_start|>{ASSISTANT}\n" if add_generation_prompt else "")
 
 
 def split_responses(
-    template: str, messages: Sequence[Message], tokens: Any = None
+    template: str, messages: Sequence[Message], variables: Any = None
 ) -> list[tuple[str, bool]]:
     """Split a dialogue into parts, each with whether it is a response.
 
@@ -70,8 +74,8 @@ def split_responses(
     for index, (role, _) in enumerate(messages):
         if role != ASSISTANT:
             continue
-        before = render(template, messages[:index], prompt=True, tokens=tokens)
-        after = render(template, messages[: index + 1], tokens=tokens)
+        before = render(template, messages[:index], add_generation_prompt=True, variables=variables)
+        after = render(template, messages[: index + 1], variables=variables)
         if not (before.startswith(rendered) and after.startswith(before)):
             raise ConfigError(UNSTABLE)
         parts += [(before[len(rendered) :], False), (after[len(before) :], True)]
@@ -79,16 +83,19 @@ def split_responses(
     return [part for part in parts if part[0]]
 
 
-def turn_end(template: str, tokens: Any = None) -> str:
+def turn_end(template: str, variables: Any = None) -> str:
     """The text that a template puts after a response: "<|im_end|>" and a newline in ChatML."""
     response = "RESPONSE"
-    (*_, (text, _)) = split_responses(template, [("user", "Q"), (ASSISTANT, response)], tokens)
+    (*_, (text, _)) = split_responses(template, [("user", "Q"), (ASSISTANT, response)], variables)
     return text.partition(response)[2]
 
 
-def _render_jinja(template: str, messages: Sequence[Message], prompt: bool, tokens: Any) -> str:
+def _render_jinja(
+    template: str, messages: Sequence[Message], add_generation_prompt: bool, variables: Any
+) -> str:
     table = [{"role": role, "content": content} for role, content in messages]
-    variables = {"messages": table, "add_generation_prompt": prompt, **tokens}
+    given = {"messages": table, "add_generation_prompt": add_generation_prompt}
+    variables = given | variables
     reply = _send_request({"template": template, "variables": variables, "seconds": MAX_SECONDS})
     if "limit" in reply:
         raise ConfigError(f"the chat template {reply['limit']}; set task.template=chatml")

@@ -223,7 +223,7 @@ def _read_sentencepiece(
     existing = {piece.text for piece in model.pieces}
     new = [name for name in names if name not in existing]
     model.pieces += [sentencepiece.Piece(name, 0.0, sentencepiece.CONTROL) for name in new]
-    backend = sentencepiece.build(model)
+    backend = sentencepiece.build_tokenizer(model)
     if first_steps := defaults.normalizers(settings):
         file_steps = [backend.normalizer] if backend.normalizer else []
         backend.normalizer = normalizers.Sequence([*first_steps, *file_steps])
@@ -251,14 +251,18 @@ def _read_fairseq(
             f"{paths[0]} begins with {', '.join(first)}, not with the tokens of fairseq;\n"
             "save the tokenizer with transformers as a tokenizer.json first"
         )
-    return _make_tokenizer(sentencepiece.build(model), settings, defaults, paths[0].parent)
+    return _make_tokenizer(
+        sentencepiece.build_tokenizer(model), settings, defaults, paths[0].parent
+    )
 
 
 def _read_llama2c(
     paths: list[Path], settings: JSONObject, defaults: TokenizerDefaults
 ) -> Tokenizer:
     model = sentencepiece.read_llama2c(paths[0])
-    tokenizer = _make_tokenizer(sentencepiece.build(model), settings, LLAMA, paths[0].parent)
+    tokenizer = _make_tokenizer(
+        sentencepiece.build_tokenizer(model), settings, LLAMA, paths[0].parent
+    )
     # Its training texts begin with <s>, and none ends with </s>.
     special_tokens = SpecialTokens(
         tokens=tokenizer.special_tokens.tokens, stop_tokens=("</s>", "<s>")
@@ -278,7 +282,7 @@ def _read_marian(
         )
     pair = []
     for side in sides:
-        backend = sentencepiece.build(sentencepiece.read_model(side), ids)
+        backend = sentencepiece.build_tokenizer(sentencepiece.read_model(side), ids)
         languages = [token for token in ids if token.startswith(">>") and token.endswith("<<")]
         backend.add_tokens([AddedToken(token, normalized=False) for token in languages])
         pair.append(_make_tokenizer(backend, settings, MARIAN, vocab.parent))

@@ -121,7 +121,9 @@ def read_llama2c(path: Path) -> SentencePieceModel:
     return model
 
 
-def build(model: SentencePieceModel, ids: dict[str, int] | None = None) -> tokenizers.Tokenizer:
+def build_tokenizer(
+    model: SentencePieceModel, ids: dict[str, int] | None = None
+) -> tokenizers.Tokenizer:
     """A tokenizer that segments text as SentencePiece does.
 
     `ids` gives the pieces other ids (Marian's vocab.json). Its pieces that `model` lacks belong to

@@ -40,7 +40,7 @@ def train_tokenizer(
     Tokenizer('bpe', vocab_size=270)
     """
     limit = MAX_BPE_BYTES if kind_of(choice)[0] == "bpe" else MAX_TRAINING_BYTES
-    sampled = sample(texts, limit, total_bytes=total_bytes)
+    sampled = sample_texts(texts, limit, total_bytes=total_bytes)
     if not sampled:
         raise DataError("the training data has no text, so no tokenizer can be trained; add text")
     return make(choice, TOKENIZERS, "tokenizer", texts=_with_progress(sampled, progress))
@@ -51,7 +51,9 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     return Tokenizer.load(path)
 
 
-def sample(texts: Iterable[str], max_bytes: int, *, total_bytes: int | None = None) -> list[str]:
+def sample_texts(
+    texts: Iterable[str], max_bytes: int, *, total_bytes: int | None = None
+) -> list[str]:
     """At most `max_bytes` of text: every `stride`-th window of the stream.
 
     Whenever the limit is exceeded, the stride is tripled and two of three windows are dropped.

@@ -83,6 +83,16 @@ def read_simple_baselines(folder: RunFolder) -> dict[str, dict[str, float]]:
         return {}
 
 
+def read_baselines(folder: RunFolder) -> dict[str, dict[str, float]]:
+    """The metrics of all baselines of a run by name, on all its validation data."""
+    ngram = read_baseline(folder)
+    if ngram is None:
+        return read_simple_baselines(folder)
+    # only bits per byte can be compared with runs that have another tokenizer
+    bits = {"bits_per_byte": ngram.metrics["bits_per_byte"]}
+    return {f"n-grams of order {ngram.order}": bits}
+
+
 def _take(batches: TextBatches, tokens: int) -> Iterator[TextBatch]:
     """The first batches, until they have at least this number of tokens."""
     for batch in batches:

@@ -14,11 +14,11 @@ MIN_TARGETS_IN_STEPS = 8  # minimum targets of an evaluation, in units of the ta
 
 
 def with_best_metric(config: RunConfig) -> RunConfig:
-    """Set `train.best` to the default metric of the task, unless it is set."""
+    """Set `train.best_metric` to the default metric of the task, unless it is set."""
     task = TASKS.get(kind_of(config.task)[0])
-    if config.train.best is not None or task is None:
+    if config.train.best_metric is not None or task is None:
         return config
-    return replace(config, train=replace(config.train, best=task.best_metric))
+    return replace(config, train=replace(config.train, best_metric=task.best_metric))
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Evaluated:
 
     step: int
     metrics: dict[str, float]
-    best: bool
+    is_best: bool
     sample: str
     activations: ActivationStatistics = field(default_factory=dict)  # of `train.log`
     part: str = ""  # the targets evaluated, as "the first 200 of 325 tokens"; "": all of them

@@ -1,8 +1,7 @@
 """Trainable parameters: all, the head, the last layers, gradual unfreezing, or LoRA."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 from regard.config import Choice, RunConfig, kind_of, make
 from regard.errors import ConfigError
 from regard.nn.head import Head, LogProbHead, NoHead
-from regard.nn.lora import add_lora
+from regard.nn.lora import add_lora, check_options, default_targets
 
 LAYER = re.compile(r"(?!head\.)(?P<stack>.*?)\.(?P<index>\d+)\.")
 
@@ -56,6 +55,11 @@ class Tuning:
 
     depends_on_step = False  # whether parameters are unfrozen during training
     saves_full_model = True  # whether model.safetensors holds frozen weights too
+    default_lr = 1e-4  # the default of `train.lr` with `train.start`
+
+    def options(self, model: nn.Module) -> dict[str, Any]:
+        """The options by name, with the defaults that depend on the model."""
+        return dict(vars(self))
 
     def prepare(self, model: nn.Module, step: int = 0) -> None:
         """Freeze the parameters that are not trainable at `step`; adapters are added here."""
@@ -64,8 +68,8 @@ class Tuning:
             parameter.requires_grad_(self.is_trainable(name, depths[name], step))
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError(
-                f"train.tune: no parameter is trainable with {self}, because the head is tied to "
-                "the embedding; use train.tune=last_layers"
+                "train.tune: no parameter is trainable, because the head is tied to the embedding; "
+                "use train.tune=last_layers"
             )
 
     def is_trainable(self, name: str, depth: int, step: int) -> bool:
@@ -137,20 +141,29 @@ class LoRA(Tuning):
     rank: int = 8  # rank of the update of a weight
     alpha: float = 16.0  # the update is scaled by alpha / rank
     dropout: float = 0.0  # dropout of the input of the update
-    # globs of the names of linear layers; "*" is all of them
-    targets: list[str] = field(default_factory=lambda: ["*.query", "*.value"])
+    # globs of the names of linear layers, "*" is all of them; None: queries and values, or all if
+    # the model does not have both
+    targets: list[str] | None = None
     saves_full_model = False
+    default_lr = 1e-3  # ten times that of full fine-tuning
+
+    def __post_init__(self) -> None:
+        check_options(self.rank, self.dropout)
+
+    def options(self, model: nn.Module) -> dict[str, Any]:
+        """With the targets in this model."""
+        targets = default_targets(model) if self.targets is None else self.targets
+        return {**super().options(model), "targets": targets}
 
     def prepare(self, model: nn.Module, step: int = 0) -> None:
         """Add LoRA to the layers and freeze the rest."""
-        options = {"rank": self.rank, "alpha": self.alpha, "dropout": self.dropout}
-        add_lora(model, self.targets, **options)  # type: ignore[arg-type]
+        add_lora(model, **self.options(model))
         head = getattr(model, "head", None)
         if not isinstance(head, Head | LogProbHead | NoHead | None):
             head.requires_grad_(True)
 
 
-TUNINGS: dict[str, Callable[..., Tuning]] = {
+TUNINGS: dict[str, type[Tuning]] = {
     "all": AllParameters,
     "head": HeadOnly,
     "last_layers": LastLayers,
@@ -194,18 +207,48 @@ def cast_frozen_weights(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def describe_tuning(config: RunConfig, model: nn.Module) -> list[str]:
-    """A line for the heading that counts the trainable parameters; empty if all are trained."""
-    kind, options = kind_of(config.train.tune)
-    if kind == "all" and config.train.layer_decay == 1:
+    """Lines for the heading that count the trainable parameters; empty if all are trained."""
+    words = tuning_words(config, model)
+    if not words:
         return []
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in model.parameters())
-    words = [kind, *(f"{name}={_format(value)}" for name, value in options.items())]
-    if config.train.layer_decay != 1:
-        words.append(f"layer_decay={config.train.layer_decay:g}")
+    trainable, total = count_trainable(model)
     fraction = f"{trainable:,} of {total:,} parameters ({trainable / total:.2%})"
-    return [f"trainable  {' '.join(words)}: {fraction}"]
+    caution = frozen_caution(config)
+    return [f"trainable  {words}: {fraction}", *([f"caution    {caution}"] if caution else [])]
+
+
+def tuning_words(config: RunConfig, model: nn.Module) -> str:
+    """`train.tune` with all its options, and the learning rate; "" if all parameters are trained.
+
+    `lora rank=8 alpha=16 dropout=0 targets=*.query,*.value lr=0.001`
+    """
+    settings, kind = config.train, kind_of(config.train.tune)[0]
+    if kind == "all" and settings.layer_decay == 1:
+        return ""
+    options = {**tuning(settings.tune).options(model), "lr": settings.lr}
+    if settings.layer_decay != 1:
+        options["layer_decay"] = settings.layer_decay
+    return " ".join([kind, *(f"{name}={_format(value)}" for name, value in options.items())])
+
+
+def count_trainable(model: nn.Module) -> tuple[int, int]:
+    """How many parameters of a model are trainable, and how many there are."""
+    parameters = list(model.parameters())
+    return sum(p.numel() for p in parameters if p.requires_grad), sum(p.numel() for p in parameters)
+
+
+def frozen_caution(config: RunConfig) -> str:
+    """A caution for a run that freezes parameters with random values, else ""."""
+    kind = kind_of(config.train.tune)[0]
+    if config.train.start is not None or kind == "all":
+        return ""
+    return (
+        f"train.tune={kind} without train.start: frozen parameters keep random initial values; "
+        "train.start=RUN gives them those of a trained model"
+    )
 
 
 def _format(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

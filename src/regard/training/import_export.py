@@ -13,13 +13,13 @@ from typing import Any, cast
 import torch
 
 from regard.config import RunConfig, kind_of
-from regard.errors import CheckpointError, ConfigError
+from regard.errors import CheckpointError, ConfigError, RegardError
 from regard.files.atomic import atomic_folder, require_new_path, write_json
 from regard.files.directory import Directory
 from regard.files.safetensors import TensorReader, read_header
 from regard.files.untrusted import path_exists
 from regard.hub.chat_templates import FILE as CHAT_TEMPLATE
-from regard.hub.chat_templates import read_template
+from regard.hub.chat_templates import read_chat_template
 from regard.hub.class_names import write_class_names
 from regard.hub.config_json import read_config_as, write_config
 from regard.hub.convert_weights import write_external
@@ -46,11 +46,12 @@ from regard.hub.onnx import write_onnx
 from regard.hub.peft import write_adapter
 from regard.hub.rope_config import is_interleaved, to_half_split
 from regard.hub.tokenizer_files import write_tokenizers
-from regard.hub.verify_export import compare, reason_not_to_compare
+from regard.hub.verify_export import compare, compare_unsupported_reason
 from regard.hub.weight_mapping import plan_export
 from regard.models.build import build_on_meta, family_of, load_model, resolve, weights
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vision import VisionConfig
+from regard.nn.lora import Adapter
 from regard.pipelines import tokenizer_fingerprint
 from regard.renamed import current_tensors
 from regard.tasks import TASKS
@@ -61,6 +62,7 @@ from regard.training.storage.checkpoint import check_tensors, write_tensors
 from regard.training.storage.imported import imported_run_config
 from regard.training.storage.run_folder import RunFolder, is_run
 from regard.training.storage.start import (
+    base_weights,
     open_adapter,
     open_start,
     run_adapter,
@@ -113,7 +115,7 @@ def import_run(
         "imported": imported | ({"overrides": settings} if settings else {}),
     }
     config = imported_run_config(checkpoint, out.name)
-    template = read_template(checkpoint.path)
+    template = read_chat_template(checkpoint.path)
 
     def write_model(path: Path, metadata: Mapping[str, str]) -> None:
         checkpoint.write_weights(path, metadata)
@@ -168,7 +170,7 @@ def export_run(
     plan = plan_export(prefixed_rules(target_type, exported_config), shapes)
     assert not plan.missing, plan.missing  # the rules of a model type cover all its models
     require_new_path(out, EXISTS_HINT)
-    unchecked = reason_not_to_compare(model, free_memory(torch.device("cpu")))
+    unchecked = compare_unsupported_reason(model, free_memory(torch.device("cpu")))
     with atomic_folder(out) as temporary:
         write_external(tensors, plan.mappings, shapes, temporary, transform)
         dtype_name = str(dtype).removeprefix("torch.")
@@ -321,19 +323,23 @@ def export_adapter(
 
     `model_type` is by default that of its base model.
     """
-    adapter = run_adapter(folder.load_weights(), config)
-    lora = cast(LoRA, tuning(config.train.tune))
+    tensors = folder.load_weights()
+    adapter, model = run_adapter(tensors, config), resolve(config.model)
+    lora, base = cast(LoRA, tuning(config.train.tune)), cast(str, config.train.start)
     require_new_path(out, EXISTS_HINT)
     with atomic_folder(out) as temporary:
-        base = cast(str, config.train.start)
         model_type = write_adapter(
             temporary,
             adapter,
-            resolve(config.model),
+            model,
             base=base,
             dropout=lora.dropout,
             model_type=model_type or imported_model_type(base),
         )
+        free = free_memory(torch.device("cpu"))
+        difference: float | str | None = compare_unsupported_reason(model, free, is_adapter=True)
+        if difference is None:
+            difference = _compare_adapter(folder, config, adapter, temporary, model_type)
     notes = [f"an adapter; to get a full model, merge it: regard merge {folder.path} NEW"]
     if not is_external_checkpoint(Path(base)):
         notes.append(f"to export its base model for PEFT: regard export {base} BASE")
@@ -342,7 +348,31 @@ def export_adapter(
                 "with regard, use this adapter on the exported base (regard import BASE NEW), not "
                 f"on {base}, where RoPE rotates other pairs of dimensions"
             )
-    return ExportResult(out, model_type, "LoRA adapter", None, ";\n".join(notes))
+    if isinstance(difference, str):  # why the outputs were not compared
+        notes, difference = [difference, *notes], None
+    return ExportResult(out, model_type, "LoRA adapter", difference, ";\n".join(notes), "PEFT")
+
+
+def _compare_adapter(
+    folder: RunFolder, config: RunConfig, adapter: Adapter, path: Path, model_type: str
+) -> float | str:
+    """How much the outputs of PEFT with the adapter at `path` differ, or why it is not known."""
+    model = resolve(config.model)
+    # the base has the head of the run, which is in the adapter if it is trained
+    base = {**base_weights(folder, config, adapter.dtype), **adapter.others}
+    with TemporaryDirectory() as scratch:
+        run, checkpoint = Path(scratch) / "run", Path(scratch) / "hf"
+        try:
+            _write_full_run(run, config, base, folder.load_tokenizers(config), {})
+            export_run(run, checkpoint, model_type, verify=False)
+        except (RegardError, OSError) as error:
+            return f"its base cannot be written for transformers: {str(error).splitlines()[0]}"
+        return compare(
+            checkpoint,
+            model,
+            lambda: load_model(model, adapter.merge(base), str(folder.model)),
+            path,
+        )
 
 
 def imported_model_type(path: str) -> str | None:
@@ -372,6 +402,24 @@ def merge_run(run: Path, out: Path, adapter: Path | str | None = None) -> list[s
     else:
         other_adapter, config = open_adapter(run, adapter, config, start.tokenizers)
         tensors, layers = other_adapter.merge(tensors), other_adapter.layers
+    merged = {"from": str(run), "adapter": None if adapter is None else str(adapter)}
+    template = read_chat_template(Path(run))
+    _write_full_run(out, config, tensors, start.tokenizers, {"merged": merged}, template)
+    return list(layers)
+
+
+def _write_full_run(
+    out: Path,
+    config: RunConfig,
+    tensors: dict[str, torch.Tensor],
+    tokenizers: Tokenizer | PairTokenizers | None,
+    origin: dict[str, Any],
+    template: str | None = None,
+) -> None:
+    """Write a run folder with all weights of a model, without data and without a base.
+
+    `origin` is added to its environment.json.
+    """
     config = replace(
         config,
         name=out.name,
@@ -380,17 +428,15 @@ def merge_run(run: Path, out: Path, adapter: Path | str | None = None) -> list[s
     )
     run_environment = environment(torch.device("cpu")) | {
         "data": None,
-        "tokenizer": tokenizer_fingerprint(start.tokenizers),
-        "merged": {"from": str(run), "adapter": None if adapter is None else str(adapter)},
+        "tokenizer": tokenizer_fingerprint(tokenizers),
+        **origin,
     }
-    template = read_template(Path(run))
 
     def write_model(path: Path, metadata: Mapping[str, str]) -> None:
         write_tensors(Directory(path.parent), path.name, tensors, metadata)
         _write_template(path.parent, template)
 
-    RunFolder(out).create(config, run_environment, start.tokenizers, write_model)
-    return list(layers)
+    RunFolder(out).create(config, run_environment, tokenizers, write_model)
 
 
 def _write_template(folder: Path, template: str | None) -> None:

@@ -41,9 +41,8 @@ class Log:
         self.example_ids, self.accumulate = example_ids, accumulate
         self.pending: list[Step] = []
         self.flushed_at = time.perf_counter()
-        self.targets_per_second: float | None = None
-        self.seconds_per_step: float | None = None
-        self.smoothed_loss: float | None = None
+        self.targets_per_second = self.seconds_per_step = math.nan  # until the first flush
+        self.smoothed_loss = math.nan  # until the first finite step
         self.consecutive_skips = 0
         self.last: Step | None = None
         self.grad_norm = math.nan
@@ -95,18 +94,16 @@ class Log:
         self.last, self.grad_norm = self.pending[-1], values[-1][1]
         self.pending = []
         self.flushed_at = time.perf_counter()
-        logger.info("step %d, loss %.6g", self.last.index + 1, self.smoothed_loss or math.nan)
+        logger.info("step %d, loss %.6g", self.last.index + 1, self.smoothed_loss)
 
     def event(self, steps: int) -> StepLogged:
         """The event of the last step that was written, in a run of `steps` steps."""
         last = self.last
         assert last is not None
-        assert self.targets_per_second is not None
-        assert self.seconds_per_step is not None
         return StepLogged(
             last.index + 1,
             steps,
-            math.nan if self.smoothed_loss is None else self.smoothed_loss,
+            self.smoothed_loss,
             last.lr,
             self.grad_norm,
             self.targets_per_second,
@@ -159,5 +156,5 @@ def _to_json(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _smooth(average: float | None, value: float) -> float:
-    return value if average is None else 0.7 * average + 0.3 * value
+def _smooth(average: float, value: float) -> float:
+    return value if math.isnan(average) else 0.7 * average + 0.3 * value

@@ -123,7 +123,7 @@ def train(
     lr: Callable[[int], float],
     *,
     accumulate: int = 1,
-    clip: float = 1.0,
+    max_grad_norm: float = 1.0,
     seed: int = 1,
     start: int = 0,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
@@ -150,7 +150,7 @@ def train(
 
     def update(micro_batches: Sequence[Batch]) -> tuple[Tensor, ...]:
         counts = torch.stack([objective.task.count(batch) for batch in micro_batches])
-        targets = strategy.all_reduce_sum(count_on(device, counts.sum())).clamp_min(1)
+        targets = strategy.all_reduce_sum(count_on_device(device, counts.sum())).clamp_min(1)
         total = torch.zeros((), device=device)
         for number, batch in enumerate(micro_batches, 1):
             with strategy.sync_gradients(number == len(micro_batches)):
@@ -159,7 +159,7 @@ def train(
                 (loss * ranks.world_size / targets).backward()
             total += loss.detach()
         total = strategy.all_reduce_sum(total)
-        norm = strategy.clip_gradients(clip)
+        norm = strategy.clip_gradients(max_grad_norm)
         skipped = (~(torch.isfinite(norm) & torch.isfinite(total))).float()
         for optimizer in optimizers:
             optimizer.found_inf = skipped  # type: ignore[attr-defined]
@@ -199,7 +199,7 @@ def _seed_generators(seed: int, device: torch.device) -> None:
         torch.mps.manual_seed(seed)
 
 
-def count_on(device: torch.device, count: Tensor) -> Tensor:
+def count_on_device(device: torch.device, count: Tensor) -> Tensor:
     """Move a count of targets to the device of the model; a task may count on the CPU.
 
     `torch.full` writes the value on the device: a copy could not be captured in a CUDA graph.

@@ -286,19 +286,19 @@ def constant(steps: int, warmup: int = 0) -> Schedule:
     return _with_warmup(warmup, lambda step: 1.0)
 
 
-def linear(steps: int, warmup: int = 0, floor: float = 0.0) -> Schedule:
-    """Linear decay from 1 after warm-up to the minimum `floor` at the end: 1 - (1 - floor) u.
+def linear(steps: int, warmup: int = 0, min_lr_factor: float = 0.0) -> Schedule:
+    """Linear decay from 1 after warm-up to m = `min_lr_factor` at the end: 1 - (1 - m) u.
 
     u = (s - warmup) / (steps - warmup), at step s counted from 0.
     """
     decay_steps = max(steps - warmup, 1)
     return _with_warmup(
-        warmup, lambda step: 1 - (1 - floor) * min((step - warmup) / decay_steps, 1)
+        warmup, lambda step: 1 - (1 - min_lr_factor) * min((step - warmup) / decay_steps, 1)
     )
 
 
-def cosine(steps: int, warmup: int = 0, floor: float = 0.1) -> Schedule:
-    """Cosine decay from 1 to `floor`: floor + (1 - floor) (1 + cos(pi u)) / 2, u as in `linear`.
+def cosine(steps: int, warmup: int = 0, min_lr_factor: float = 0.1) -> Schedule:
+    """Cosine decay from 1 to m = `min_lr_factor`: m + (1 - m) (1 + cos(pi u)) / 2, u as `linear`.
 
     Loshchilov & Hutter 2017, without their restarts.
     """
@@ -306,7 +306,7 @@ def cosine(steps: int, warmup: int = 0, floor: float = 0.1) -> Schedule:
 
     def decay(step: float) -> float:
         u = min((step - warmup) / decay_steps, 1)
-        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * u))
+        return min_lr_factor + (1 - min_lr_factor) * 0.5 * (1 + math.cos(math.pi * u))
 
     return _with_warmup(warmup, decay)
 
@@ -318,7 +318,7 @@ def inverse_sqrt(steps: int, warmup: int = 4000) -> Schedule:
 
 
 def warmup_stable_decay(
-    steps: int, warmup: int = 0, decay_fraction: float = 0.2, floor: float = 0.0
+    steps: int, warmup: int = 0, decay_fraction: float = 0.2, min_lr_factor: float = 0.0
 ) -> Schedule:
     """Warmup-stable-decay (WSD): constant, then linear decay in the last `decay_fraction` of steps.
 
@@ -327,7 +327,7 @@ def warmup_stable_decay(
     start = steps - int(decay_fraction * steps)
     decay_steps = max(steps - start, 1)
     return _with_warmup(
-        warmup, lambda step: 1 - (1 - floor) * min(max(step - start, 0) / decay_steps, 1)
+        warmup, lambda step: 1 - (1 - min_lr_factor) * min(max(step - start, 0) / decay_steps, 1)
     )
 
 

@@ -149,7 +149,7 @@ def resume(
         if saved is not None and step is None and is_finished(folder, config, saved):
             # a run that was killed after its last save may have old checkpoints left
             best_step = read_state(saved)["best"]["step"]
-            checkpoint.prune(folder.open_checkpoints(), before.train.keep, best_step)
+            checkpoint.prune(folder.open_checkpoints(), before.train.keep_checkpoints, best_step)
         check_resumable(folder, config, saved)
         device = check_before_data(config)
         data = prepare_training(config, folder.load_tokenizers(config), progress, is_new=False)
@@ -322,7 +322,7 @@ def _steps(start: int, state: TrainState) -> Iterator[Step]:
         state.optimizers,
         lambda step: settings.lr * state.budget.lr_factor(step),
         accumulate=accumulate,
-        clip=settings.clip,
+        max_grad_norm=settings.max_grad_norm,
         seed=settings.seed,
         start=start,
         autocast=autocast(settings, device),

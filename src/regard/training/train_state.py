@@ -131,7 +131,7 @@ class TrainState:
     def _load(self, saved: checkpoint.Checkpoint) -> None:
         strategy, folder, ranks = self.strategy, self.folder, self.strategy.ranks
         state = ranks.all_or_fail(partial(read_state, saved))
-        cublaslt.prefer(state.get("matmuls", {}))
+        cublaslt.prefer_algorithms(state.get("matmuls", {}))
         model, optimizer, ema = ranks.all_or_fail(partial(self._read_tensors, saved, state))
         self.best = Best(**state["best"])
         best_model = ranks.all_or_fail(self._read_best if ranks.is_rank0 else lambda: None)
@@ -251,12 +251,12 @@ class TrainState:
             "evaluation_pending": self.evaluation_pending,
             "without_state": parameters_without_state(strategy.local_model, self.optimizers),
             "ema": bool(self.ema.decay),
-            "matmuls": cublaslt.choices(),
+            "matmuls": cublaslt.chosen_algorithms(),
             **self.budget.state(),
             **({"threads": self.threads.current_threads} if self.threads.adapts else {}),
         }
         ranks.all_or_fail(partial(check_finite, folder, step, *tensors.values()))
-        checkpoints, keep = folder.open_checkpoints(), self.config.train.keep
+        checkpoints, keep = folder.open_checkpoints(), self.config.train.keep_checkpoints
         if strategy.is_sharded:
             checkpoint.save(checkpoints, step, tensors, state, ranks)
         else:
@@ -283,7 +283,9 @@ class TrainState:
                 return
             metrics, sample, activations = results
             targets, total = self.data.targets(self.plan.limit), self.data.validation_targets
-            is_best = self.best.update(step, metrics, cast(str, self.config.train.best), targets)
+            is_best = self.best.update(
+                step, metrics, cast(str, self.config.train.best_metric), targets
+            )
             if is_best:
                 best_weights = strategy.full_weights()
 

@@ -111,6 +111,19 @@ def test_true_values_are_in_the_legend():
     assert figure.axes[0].get_xlim()[0] < -0.9
 
 
+def test_dates_are_on_the_axis_and_lines_that_coincide_have_dashes():
+    days = [(10957.0 + day, 1.0) for day in range(40)]  # 2000-01-01 is day 10,957
+    curves = [Curve(TRUTH, [], days), *(Curve(run, [], days) for run in range(4))]
+    panel = Panel("forecast", "value", curves, linear=True, dots=False, dates=True)
+    figure = draw_curves(["a", "b", "c", "d"], [panel], dashes=True)
+    figure.canvas.draw()
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert "Feb" in labels
+    truth, *others = lines(figure)
+    assert len({str(line._dash_pattern) for line in others}) == 4
+    assert truth.get_linewidth() > max(line.get_linewidth() for line in others)
+
+
 def test_hostile_names_stay_text():
     text = to_svg(drawn(names=["<script>alert(1)</script>", '"&\x1b[2J\u202e\ud800']))
     text.encode()

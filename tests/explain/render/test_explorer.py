@@ -20,7 +20,7 @@ import regard
 from regard.errors import ConfigError
 from regard.explain import AttentionMap, AttentionMaps, StateMap, StateMaps
 from regard.explain.render import explorer as module
-from regard.explain.token_map import ShownImage
+from regard.explain.token_map import PatchGridImage
 
 HOSTILE = "<img src=x onerror=document.title=1>"
 TOKENS = [" the", " cat", " sat", HOSTILE, "</div></script><script>document.title=2</script>"]
@@ -229,7 +229,7 @@ def test_twelve_layers_of_twelve_heads_of_512_tokens_open_in_two_seconds(browser
 def test_images_alignments_and_states_are_shown_in_dark_too(open_page):
     patches = ["<cls>", *(f"{n // 2},{n % 2}" for n in range(4))]
     pixels = torch.zeros(1, 8, 8, dtype=torch.uint8)
-    shown, below = ShownImage(pixels, (2, 2), 1), ShownImage(pixels, (2, 2))
+    shown, below = PatchGridImage(pixels, (2, 2), 1), PatchGridImage(pixels, (2, 2))
     words = torch.randn(2, 2, 4).softmax(-1)
     maps = AttentionMaps(
         {
@@ -367,7 +367,7 @@ import torch
 import regard
 from regard.explain import ablate, trace
 from regard.explain.image_attention import ImageAttentionMap
-from regard.explain.token_map import ShownImage
+from regard.explain.token_map import PatchGridImage
 
 open("cats.txt", "w").write("the cat sat on the mat\\n" * 30)
 def train(preset, **sizes):
@@ -383,7 +383,7 @@ SHOWN = {  # expressions, each the end of a cell, and what its HTML holds
     "run.explain('the cat')": "regard-attention",
     "lstm.states('the cat')": "regard-attention",
     "ImageAttentionMap(['a'], list('wxyz'), torch.ones(1, 1, 4) / 4, None, 'cross', "
-    "ShownImage(pixels, (2, 2)))": "regard-attention",
+    "PatchGridImage(pixels, (2, 2)))": "regard-attention",
     "with trace(run.model, '*.out_hook') as seen:\n    run.model(ids)\nseen": "out_hook",
     "run.find_heads()": "induction",
     "run.logit_lens('the cat')": "layer 0",

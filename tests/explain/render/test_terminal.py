@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from regard.errors import ShapeError
 from regard.explain import heads_overview, heatmap
 from regard.explain.render.terminal import COLOUR_MAP
-from regard.explain.render.token_text import attention_vmax, cells, clusters, truncate, visible
+from regard.explain.render.token_text import (
+    attention_vmax,
+    clusters,
+    display_width,
+    truncate,
+    visible,
+)
 
 COLOURS = re.compile(r"\x1b\[(48;5;\d+|0)m")
 HOSTILE = ["\x1b[2J", "\x07", "\x9b31m", "\u202eabc", "a\rb", "\u2028", "\ud800", "\x00", "\u0301"]
@@ -104,7 +110,7 @@ def test_colour_paints_the_same_cells():
 def test_no_label_reaches_the_terminal_raw_and_no_line_is_too_wide(rows, columns, colour, width):
     for line in plain(picture(rows, columns, width=width, colour=colour)).split("\n"):
         assert not any(unicodedata.category(each) in ("Cc", "Cf", "Cs") for each in line)
-        assert cells(line) <= width
+        assert display_width(line) <= width
 
 
 @pytest.mark.parametrize("colour", [True, False])
@@ -122,18 +128,18 @@ def test_white_space_and_nothing_are_visible():
 def test_wide_characters_keep_the_columns_in_line():
     text = picture(["注意力", "a"], ["注", "b", "意"]).splitlines()
     assert text[0] == "       注b 意"
-    assert [cells(line) for line in text[1:3]] == [7 + 6] * 2
+    assert [display_width(line) for line in text[1:3]] == [7 + 6] * 2
 
 
 def test_a_mark_stands_upon_its_letter():
     assert clusters("e\u0301\u0302a") == ["e\u0301\u0302", "a"]
-    assert cells("e\u0301") == 1
+    assert display_width("e\u0301") == 1
 
 
 @given(st.text(max_size=30), st.integers(1, 12))
 def test_a_cut_label_fits_and_says_that_it_was_cut(text, most):
     shown = truncate(visible(text), most)
-    assert cells(shown) <= most
+    assert display_width(shown) <= most
     assert shown == visible(text) or shown.endswith("…")
 
 
@@ -158,7 +164,7 @@ def test_labels_must_fit_the_weights():
 def test_an_overview_shows_every_head_within_the_width(heads, size, width, colour):
     text = plain(heads_overview(torch.rand(heads, size, size), width=width, colour=colour))
     assert re.findall(r"head (\d+)", text) == [str(head) for head in range(heads)]
-    assert max(map(cells, text.splitlines())) <= width
+    assert max(map(display_width, text.splitlines())) <= width
 
 
 def test_an_overview_is_max_pooled():

@@ -154,7 +154,12 @@ class RecordingBeamSearch(BeamSearch):
 
 
 def beam_tree(
-    model: FigureModel, text: str, *, width: int = 3, tokens: int = 5, length_penalty: float = 1.0
+    model: FigureModel,
+    text: str,
+    *,
+    width: int = 3,
+    max_new_tokens: int = 5,
+    length_penalty: float = 1.0,
 ) -> FigureData:
     r"""The tree of a beam search: the extensions of every beam, pruned or kept, and the best path.
 
@@ -170,7 +175,11 @@ def beam_tree(
         raise ConfigError("the text is empty; beam-tree needs at least one token")
     stop = {*model.require_tokenizer().stop_ids}
     (hypotheses,) = search(
-        cast(Language, model.module), [prompt], tokens=tokens, stop=stop, source=source
+        cast(Language, model.module),
+        [prompt],
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+        source=source,
     )
     best = [*hypotheses[0].ids]
     words = text.split() or model.pieces(prompt)  # a blank text has no word

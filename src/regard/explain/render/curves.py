@@ -23,6 +23,8 @@ MAX_NAME_CELLS = 48  # terminal cells of the longest name
 HORIZONTAL = {"marker": "", "ls": (0, (6, 3))}  # the line of a model fitted without gradients
 TRUTH = -1  # the run of a curve of true values
 COLOURS = 7  # colours of the style; further lines are dashed
+DASHES = ("-", (0, (4, 2)), (0, (1, 2)), (0, (6, 2, 1, 2)))  # of lines that may coincide
+MAX_DATES = 8  # dates of an axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Panel:
     linear: bool = False  # never logarithmic
     dots: bool = True  # draw the points of the thick curves as dots
     x_label: str | None = None  # overrides the label of all panels
+    dates: bool = False  # the horizontal axis shows dates, given in days since 1970
 
 
 def draw_curves(
@@ -56,10 +59,13 @@ def draw_curves(
     panels: Sequence[Panel],
     x_label: str = "steps",
     caption: str = "thick, with dots: validation",
+    *,
+    dashes: bool = False,
 ) -> "Figure":
     """A panel per metric, two in a row, and a legend above them.
 
-    `caption` says what the thick curves are.
+    `caption` says what the thick curves are. `dashes` gives each run its own dashes, over wide true
+    values, so that curves that coincide can be told apart.
     """
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
@@ -70,9 +76,12 @@ def draw_curves(
         caption += "; horizontal line: a model fitted without gradients"
     legend_names = [printable(name) for name in names]
     levels = {curve.run for curve in curves if curve.level is not None}
-    lines = [_line_style(run) | (HORIZONTAL if run in levels else {}) for run in range(len(names))]
+    runs = list(range(len(names)))
     if any(curve.run == TRUTH for curve in curves):
-        legend_names, lines = [*legend_names, "true values"], [*lines, _line_style(TRUTH)]
+        legend_names, runs = [*legend_names, "true values"], [*runs, TRUTH]
+    lines = [_line_style(run, dashes) | (HORIZONTAL if run in levels else {}) for run in runs]
+    if dashes:
+        lines = [line | {"marker": ""} for line in lines]
     legend_columns = max(1, int(columns * WIDTH / (0.09 * max(map(len, legend_names)) + 0.6)))
     legend_height = 0.25 * -(-len(legend_names) // legend_columns) + 0.4
     with style():
@@ -80,7 +89,7 @@ def draw_curves(
         figure.set_label("curves of " + ", ".join(legend_names))
         for index, panel in enumerate(panels):
             axes = figure.add_subplot(rows, columns, index + 1)
-            _draw_panel(axes, panel, panel.x_label or x_label)
+            _draw_panel(axes, panel, panel.x_label or x_label, dashes)
         handles = [figure.axes[0].plot([], [], **line)[0] for line in lines]
         figure.legend(
             handles,
@@ -94,7 +103,7 @@ def draw_curves(
     return figure
 
 
-def _draw_panel(axes: Any, panel: Panel, x_label: str) -> None:
+def _draw_panel(axes: Any, panel: Panel, x_label: str, dashes: bool) -> None:
     curves = _without_warmup(panel.curves)
     values = [
         *(value for curve in curves for _, value in (*curve.training, *curve.validation)),
@@ -117,12 +126,16 @@ def _draw_panel(axes: Any, panel: Panel, x_label: str) -> None:
         if curve.level is not None:
             axes.axhline(curve.level, **_line_style(curve.run) | HORIZONTAL)
         elif curve.validation:
-            line = _line_style(curve.run) | ({} if panel.dots else {"marker": ""})
+            line = _line_style(curve.run, dashes)
+            if not panel.dots and len(curve.validation) > 1:
+                line["marker"] = ""
+            elif dashes:  # single values, with nothing known between them
+                line["ls"] = ""
             axes.plot(*zip(*curve.validation, strict=True), **line)
     positions = [x for curve in curves for x, _ in (*curve.training, *curve.validation)]
     if not positions:
         axes.set_xticks([])
-    elif min(positions) >= 0:
+    elif min(positions) >= 0 and not panel.linear:
         axes.set_xlim(left=0)
     axes.set_title(panel.title)
     axes.set_xlabel(x_label)
@@ -133,21 +146,34 @@ def _draw_panel(axes: Any, panel: Panel, x_label: str) -> None:
         axes.set_yticks([], minor=True)
     elif panel.from_zero:
         axes.set_ylim(bottom=0)
-    for axis in (axes.xaxis, axes.yaxis):
+    for axis in (axes.yaxis,) if panel.dates else (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    if panel.dates:
+        _show_dates(axes.xaxis)
 
 
-def _line_style(run: int) -> dict[str, Any]:
+def _show_dates(axis: Any) -> None:
+    """Label an axis of days since 1970 with dates, as few of their parts as needed."""
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    axis.axis_date()
+    locator = AutoDateLocator(maxticks=MAX_DATES)  # type: ignore[no-untyped-call]
+    axis.set_major_locator(locator)
+    axis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+
+
+def _line_style(run: int, dashes: bool = False) -> dict[str, Any]:
     """The line style of a run; runs beyond the seventh reuse the colours with dashed lines."""
     if run == TRUTH:
-        return {"color": "#999999", "linewidth": 1.5, "marker": ""}
+        width, colour = (4.0, "#cccccc") if dashes else (1.5, "#999999")
+        return {"color": colour, "linewidth": width, "marker": ""}
     dashed = run // COLOURS % 2 == 1
     return {
         "color": f"C{run % COLOURS}",
-        "linewidth": 2.2,
+        "linewidth": 2.8 if dashes and run % len(DASHES) == 0 else 2.0 if dashes else 2.2,
         "marker": "o",
         "markersize": 5,
-        "ls": "--" if dashed else "-",
+        "ls": DASHES[run % len(DASHES)] if dashes else "--" if dashed else "-",
     }
 
 

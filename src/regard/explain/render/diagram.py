@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 from regard.config import kind_of
@@ -90,8 +91,18 @@ def _recurrent(config: Any) -> Lines:
     cell = f"{CELLS.get(kind, kind)}{_format_options(cell_options)}"
     direction = ", bidirectional" if config.bidirectional else ""
     input_width = f"{config.input_width:,}"
-    part = f"{cell} {input_width} → {config.dim:,}{direction}, recurrent in time"
-    inside = in_stream([part], WIDTH - 2, STREAM - 1)
+
+    def layer(width: int) -> Lines:
+        part = f"{cell} {width:,} → {config.dim:,}{direction}, recurrent in time"
+        return in_stream([part], WIDTH - 2, STREAM - 1)
+
+    upper_width = (1 + config.bidirectional) * config.dim
+    widths = [config.input_width] + [upper_width] * (config.layers - 1)
+    layers = [
+        line
+        for width, equal in groupby(widths)
+        for line in repeat_frame(layer(width), len(list(equal)), WIDTH)
+    ]
     embedding = [f"one-hot vectors, {input_width} wide" if config.one_hot else _lookup(config)]
     if config.char_dim:
         embedding.append(f"and convolution over characters: {config.char_dim:,}")
@@ -103,7 +114,7 @@ def _recurrent(config: Any) -> Lines:
     return [
         *input_line(_input_name(config)),
         *in_stream(embedding, WIDTH),
-        *repeat_frame(inside, config.layers, WIDTH),
+        *layers,
         *in_stream([*skip, _head(config)], WIDTH),
         *output_line(_output_name(config)),
     ]
@@ -141,7 +152,7 @@ def _seq2seq(config: Any) -> Lines:
         score, options = kind_of(config.score)
         heads = "" if config.heads is None else f", {config.heads} heads"
         hops = "" if config.hops == 1 else f", {config.hops} hops"
-        hard = "" if config.hard is None else f", hard ({config.hard})"
+        hard = "" if config.hard_attention is None else f", hard ({config.hard_attention})"
         feeding = ", input feeding" if config.input_feeding else ""
         details = f"{score}{_format_options(options)}{heads}{hops}{hard}"
         parts.append(f"attention to the encoder: {details}; {config.placement}{feeding}")
@@ -155,11 +166,12 @@ def _seq2seq(config: Any) -> Lines:
 def _feedforward(config: Any) -> Lines:
     context, hidden = config.order - 1, config.hidden_dim
     width = context * config.dim
-    direct = f" and {width:,}" if config.direct else ""
+    direct = f" and {width:,}" if config.direct_connections else ""
     parts = [
         f"embedding {config.vocab_size:,} × {config.dim:,}",
         f"concatenation of the last {context} embeddings: {width:,}",
-        f"tanh layer {width:,} → {hidden:,}" + (", and a skip connection" if config.direct else ""),
+        f"tanh layer {width:,} → {hidden:,}"
+        + (", and a skip connection" if config.direct_connections else ""),
         f"head: {hidden:,}{direct} → {config.vocab_size:,}, untied",
     ]
     return [*input_line("ids"), *in_stream(parts, WIDTH), *output_line("logits of the next token")]
@@ -234,7 +246,7 @@ def _recurrent_captioner(config: Any) -> Lines:
     kind, options = kind_of(config.cell)
     cell = f"{CELLS.get(kind, kind)}{_format_options(options)} {config.dim:,}"
     score, score_options = kind_of(config.score)
-    hard = "" if config.hard is None else f", hard ({config.hard})"
+    hard = "" if config.hard_attention is None else f", hard ({config.hard_attention})"
     details = f"{score}{_format_options(score_options)}{hard}; {config.placement}"
     parts = [
         *_image_embedding(config),
@@ -318,7 +330,7 @@ def _embedding(config: Any, is_source: bool) -> list[Part]:
     if config.embed_scaled:
         parts[0] += f", times sqrt({table if config.factorize_positions else config.dim:,})"
     if config.segments:
-        parts.append(f"+ {config.segments} segment embeddings")
+        parts.append(f"+ {config.segments} segment embedding{'s'[: config.segments > 1]}")
     if config.char_dim:
         parts.append(f"+ convolution over characters: {config.char_dim:,} → {config.dim:,}")
     projection = [f"projection to {config.dim:,}"] if config.embed_dim else []

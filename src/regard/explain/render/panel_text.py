@@ -26,7 +26,7 @@ from regard.explain.render.panel_layout import (
     node_text,
 )
 from regard.explain.render.terminal import heatmap
-from regard.explain.render.token_text import cells, ordinal, truncate, visible_words
+from regard.explain.render.token_text import display_width, ordinal, truncate, visible_words
 
 MAX_BAR = 30  # cells of the longest bar
 MAX_CURVE_ROWS = 20  # the most rows of the table of a curve
@@ -52,7 +52,7 @@ def text(data: FigureData, *, width: int, colour: bool) -> str:
 
 def _align(rows: Sequence[Sequence[str]], right: set[int]) -> list[str]:
     """Rows as lines with aligned columns, those in `right` right-aligned."""
-    sizes = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    sizes = [max(map(display_width, column)) for column in zip(*rows, strict=True)]
     return [_line(row, dict(enumerate(sizes)), right) for row in rows]
 
 
@@ -60,7 +60,7 @@ def _line(row: Sequence[str], sizes: Mapping[int, int], right: set[int]) -> str:
     """One line of a table; `sizes` are the widths of its columns by their index."""
     line = ""
     for cell, (column, size) in zip(row, sizes.items(), strict=True):
-        space = " " * (size - cells(cell))
+        space = " " * (size - display_width(cell))
         line += (space + cell if column in right else cell + space) + "  "
     return line.rstrip()
 
@@ -74,12 +74,18 @@ def _fit(
     several lines, and the columns that do not fit continue below, with the first column repeated.
     """
     table = [header, *rows]
-    widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
+    widths = [max(map(display_width, column)) for column in zip(*table, strict=True)]
     columns = range(len(header))
     if (sizes := _shrink(widths, columns, right, width)) is not None:
         return _wrapped_rows(table, sizes, right)
     widths = [
-        max([*(cells(row[column]) for row in rows), *map(cells, header[column].split()), 1])
+        max(
+            [
+                *(display_width(row[column]) for row in rows),
+                *map(display_width, header[column].split()),
+                1,
+            ]
+        )
         for column in columns
     ]
     groups = [[0]]
@@ -201,7 +207,7 @@ def _bars(panel: Bars, width: int, colour: bool) -> list[str]:
     rows = [[label(text), *map(_short, values)] for text, *values in columns]
     header = [panel.x_label, *(panel.series if several else [panel.y_label])]
     right = set(range(1, len(header)))
-    room = min(MAX_BAR, width - 2 - max(map(cells, _align([header, *rows], right))))
+    room = min(MAX_BAR, width - 2 - max(map(display_width, _align([header, *rows], right))))
     if room > len(name):
         largest = max(map(abs, last), default=0) or 1
         header = [*header, name if several else ""]
@@ -225,7 +231,7 @@ def _scatter(panel: Scatter, width: int, colour: bool) -> list[str]:
     covered = 0
     for name, (x, y) in zip(panel.labels, panel.points, strict=True):
         label_text = label(name)
-        column = round((width - cells(label_text) - 1) * (x - left) / (right - left or 1))
+        column = round((width - display_width(label_text) - 1) * (x - left) / (right - left or 1))
         row = round((PLOT_ROWS - 1) * (top - y) / (top - bottom or 1))
         place = slice(column, column + len(label_text))
         if not "".join(grid[row][max(0, column - 1) : column + len(label_text) + 1]).strip():
@@ -261,10 +267,10 @@ def _network(panel: Network, width: int, colour: bool) -> list[str]:
     rows = [[name, *layer] for name, layer in zip(panel.layers[::-1], marks, strict=True)]
     places = list(map(label, panel.positions))
     lines = _align([*rows, ["", *places]], set(range(1, len(rows[0]))))
-    if max(map(cells, lines)) <= width:
+    if max(map(display_width, lines)) <= width:
         return lines
-    margin = max(map(cells, panel.layers)) + 1
-    mark_width = max(cells(mark) for layer in marks for mark in layer)
+    margin = max(map(display_width, panel.layers)) + 1
+    mark_width = max(display_width(mark) for layer in marks for mark in layer)
     step = max(mark_width, min(mark_width + 1, (width - margin) // max(1, len(places))))
     lines = [
         name.ljust(margin) + "".join(mark.rjust(step) for mark in layer) for name, *layer in rows

@@ -10,7 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.explain.render.token_text import cells, clusters, head_names, shade, truncate, visible
+from regard.explain.render.token_text import (
+    clusters,
+    display_width,
+    head_names,
+    shade,
+    truncate,
+    visible,
+)
 
 SHADES, NEGATIVE = " ░▒▓█", " ·:=#"  # without colours
 # indices of the terminal's 256 colours, from dark to bright
@@ -49,9 +56,11 @@ def heatmap(
         )
     row_labels = [truncate(visible(row), min(ROW_CELLS, width // 3)) for row in rows]
     column_labels = [clusters(truncate(visible(column), COLUMN_LINES)) for column in columns]
-    margin = max(map(cells, row_labels), default=0) + 1
+    margin = max(map(display_width, row_labels), default=0) + 1
     fits_wide = margin + 2 * len(columns) <= width
-    has_wide_cluster = any(cells(cluster) > 1 for label in column_labels for cluster in label)
+    has_wide_cluster = any(
+        display_width(cluster) > 1 for label in column_labels for cluster in label
+    )
     cell_width = 2 if fits_wide or has_wide_cluster else 1
     shown_columns = min(len(columns), max(0, width - margin) // cell_width)
     scale = _Scale.of(weights, high, low, signed)
@@ -63,10 +72,12 @@ def heatmap(
             label[line - height + len(label)] if line >= height - len(label) else ""
             for label in column_labels
         ]
-        padded = "".join(mark + " " * (cell_width - cells(mark)) for mark in marks[:shown_columns])
+        padded = "".join(
+            mark + " " * (cell_width - display_width(mark)) for mark in marks[:shown_columns]
+        )
         lines.append((" " * margin + padded).rstrip())
     for row_label, values in zip(row_labels, weights[:, :shown_columns].tolist(), strict=True):
-        padding = " " * (margin - 1 - cells(row_label))
+        padding = " " * (margin - 1 - display_width(row_label))
         lines.append(f"{padding}{row_label} " + _shade_row(values, scale, cell_width, colour))
     lines += _legend(scale, width, colour) + _note_same_shade(weights, scale, width, colour)
     if shown_columns < len(columns):
@@ -96,13 +107,13 @@ def heads_overview(
     small = F.adaptive_max_pool2d(weights, (rows, columns))
     scale = _Scale.of(weights, high)
     cell_width = 2 if columns <= min(SMALL_COLUMNS, width) // 2 else 1
-    map_width = max(cell_width * columns, *map(cells, names), 1)
+    map_width = max(cell_width * columns, *map(display_width, names), 1)
     per_line = max(1, (width + GAP) // (map_width + GAP))
     blank = " " * (map_width - cell_width * columns)
     lines = []
     for first in range(0, heads, per_line):
         group = range(first, min(first + per_line, heads))
-        titles = (names[head] + " " * (map_width - cells(names[head])) for head in group)
+        titles = (names[head] + " " * (map_width - display_width(names[head])) for head in group)
         lines.append((" " * GAP).join(titles).rstrip())
         for row in range(rows):
             parts = (

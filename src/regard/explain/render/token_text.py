@@ -60,10 +60,10 @@ def clusters(text: str) -> list[str]:
     return result
 
 
-def cells(text: str) -> int:
+def display_width(text: str) -> int:
     """The width of a text in terminal cells; East Asian wide characters take two.
 
-    >>> cells("注意"), cells("e\u0301")
+    >>> display_width("注意"), display_width("e\u0301")
     (4, 1)
     """
     return sum(
@@ -77,11 +77,11 @@ def truncate(text: str, max_cells: int) -> str:
     >>> truncate("attention", 6)
     'atten…'
     """
-    if cells(text) <= max_cells:
+    if display_width(text) <= max_cells:
         return text
     result, used = "", 1
     for cluster in clusters(text):
-        used += cells(cluster)
+        used += display_width(cluster)
         if used > max_cells:
             break
         result += cluster

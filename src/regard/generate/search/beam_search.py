@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, RegardError, unknown
 from regard.generate.decode import MAX_TOKENS, prefill
-from regard.generate.search.protocol import Hypothesis, max_new_tokens
+from regard.generate.search.protocol import Hypothesis, token_limits
 from regard.models.base import Language
 from regard.nn.state import Source
 
@@ -39,8 +39,8 @@ class BeamSearch:
     with a = `length_penalty`; |y| counts the generated tokens, including the stop id. Each step
     extends every beam by every token and keeps the `width` most probable extensions. An extension
     by a stop id becomes a finished hypothesis, and the next best extension takes its place. When a
-    prompt has its `tokens` new ids, or its context is full, its unfinished beams are scored as they
-    are.
+    prompt has its `max_new_tokens` new ids, or its context is full, its unfinished beams are
+    scored as they are.
 
     log P only decreases, so the best score a beam can reach is its log P over the largest penalty
     still possible. `early_stopping` says when a search ends:
@@ -105,12 +105,12 @@ class BeamSearch:
         model: Language,
         prompts: Sequence[Sequence[int]],
         *,
-        tokens: int | Sequence[int],
+        max_new_tokens: int | Sequence[int],
         stop: Collection[int] = (),
         source: Source | None = None,
     ) -> list[list[Hypothesis]]:
         """The `n_best` hypotheses of every group of each prompt, best first."""
-        limits = max_new_tokens(model, prompts, tokens, source)
+        limits = token_limits(model, prompts, max_new_tokens, source)
         if not prompts:
             return []
         limit, longest = max(limits), max(map(len, prompts))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError, RegardError
 from regard.generate.decode import MAX_TOKENS, pad_prompts
-from regard.generate.search.protocol import Hypothesis, max_new_tokens
+from regard.generate.search.protocol import Hypothesis, token_limits
 from regard.models.base import Language, SupportsHidden, mark_prompt_as_prefix
 from regard.nn.state import Source
 
@@ -41,7 +41,7 @@ class ContrastiveSearch:
         model: Language,
         prompts: Sequence[Sequence[int]],
         *,
-        tokens: int | Sequence[int],
+        max_new_tokens: int | Sequence[int],
         stop: Collection[int] = (),
         source: Source | None = None,
     ) -> list[list[Hypothesis]]:
@@ -50,7 +50,7 @@ class ContrastiveSearch:
             raise ConfigError(
                 "contrastive search needs hidden states, and this model has none; use beam search"
             )
-        limits = max_new_tokens(model, prompts, tokens, source, unread=0)
+        limits = token_limits(model, prompts, max_new_tokens, source, unread=0)
         if not prompts:
             return []
         longest, limit = max(map(len, prompts)), max(limits)

@@ -27,30 +27,32 @@ class Search(Protocol):
         model: Language,
         prompts: Sequence[Sequence[int]],
         *,
-        tokens: int | Sequence[int],
+        max_new_tokens: int | Sequence[int],
         stop: Collection[int] = (),
         source: Source | None = None,
     ) -> list[list[Hypothesis]]:
-        """The continuations of each prompt, of up to `tokens` ids or to a full context.
+        """The continuations of each prompt, of up to `max_new_tokens` ids or to a full context.
 
-        `tokens` is one limit for all prompts or one for each. A row does not depend on the other
-        rows, up to rounding of its logits.
+        `max_new_tokens` is one limit for all prompts or one for each. A row does not depend on the
+        other rows, up to rounding of its logits.
         """
 
 
-def max_new_tokens(
+def token_limits(
     model: Language,
     prompts: Sequence[Sequence[int]],
-    tokens: int | Sequence[int],
+    max_new_tokens: int | Sequence[int],
     source: Source | None,
     *,
     unread: int = 1,
 ) -> list[int]:
-    """How many ids may follow each prompt: its `tokens`, or fewer if the context is full before.
+    """How many ids may follow each prompt: `max_new_tokens`, or fewer where the context ends.
 
     The last `unread` generated ids are never fed to the model, so they take no position.
     """
-    limits = list(tokens) if isinstance(tokens, Sequence) else [tokens] * len(prompts)
+    if not isinstance(max_new_tokens, Sequence):
+        max_new_tokens = [max_new_tokens] * len(prompts)
+    limits = list(max_new_tokens)
     if len(limits) != len(prompts):
         raise ShapeError(f"{len(limits)} limits for {len(prompts)} prompts; give one per prompt")
     for limit in limits:

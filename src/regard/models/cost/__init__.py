@@ -184,6 +184,7 @@ def _part(name: str) -> str:
         "attention": "attention",
         "ffn": "feed-forward",
         "position": "position",
+        "relative_embedding": "position",  # of DeBERTa
         "head": "head",
         "project": "embedding",
     }

@@ -13,7 +13,7 @@ from regard.models.cost.parts import (
     visible_keys,
 )
 from regard.models.seq2seq import RecurrentEncoderDecoder
-from regard.nn.head import Head, LogProbHead
+from regard.nn.head import ForecastHead, Head, LogProbHead
 from regard.nn.recurrent import RecurrentLayer
 from regard.nn.state import RecurrentState
 
@@ -30,6 +30,8 @@ class StateSize:
 def state_size(model: nn.Module, time: int) -> StateSize:
     """The state of a row of `time` tokens; all zeros for a model that does not generate."""
     decoder = decoder_stack(model)
+    if isinstance(getattr(model, "head", None), ForecastHead):  # windows are read as a whole
+        return StateSize()
     if decoder is None:
         fixed = _fixed_size(model, time)
         return StateSize(full=fixed, in_window=fixed)

@@ -7,7 +7,7 @@ from regard.models.bag_of_words import BagOfWordsConfig
 from regard.models.captioner import CaptionerConfig, RecurrentCaptionerConfig
 from regard.models.cbow import CBOWConfig
 from regard.models.convolution import ConvolutionConfig
-from regard.models.feedforward import FeedforwardConfig
+from regard.models.feedforward import FeedForwardConfig
 from regard.models.hmm import HMMConfig
 from regard.models.ngram import NGramConfig
 from regard.models.nlinear import NLinearConfig
@@ -30,7 +30,7 @@ ModelConfig = (
     TransformerConfig
     | RecurrentConfig
     | Seq2SeqConfig
-    | FeedforwardConfig
+    | FeedForwardConfig
     | ConvolutionConfig
     | BagOfWordsConfig
     | CBOWConfig

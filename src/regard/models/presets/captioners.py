@@ -21,8 +21,8 @@ def tiny_captioner() -> CaptionerConfig:
 def show_attend_tell() -> RecurrentCaptionerConfig:
     """An LSTM with soft attention over 14 × 14 regions of 512 features (Xu et al. 2015).
 
-    `model.hard` makes the attention hard. The paper's features are those of a trained VGG network;
-    here convolutions are trained with the decoder.
+    `model.hard_attention` makes the attention hard. The paper's features are those of a trained
+    VGG network; here convolutions are trained with the decoder.
     """
     return RecurrentCaptionerConfig(
         vocab_size=10_000,

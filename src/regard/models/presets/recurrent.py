@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 from regard.models.convolution import ConvolutionConfig
-from regard.models.feedforward import FeedforwardConfig
+from regard.models.feedforward import FeedForwardConfig
 from regard.models.recurrent import RecurrentConfig
 
 
-def bengio() -> FeedforwardConfig:
+def bengio() -> FeedForwardConfig:
     """The feed-forward neural language model over the last eight ids (Bengio et al. 2003)."""
-    return FeedforwardConfig(vocab_size=256)
+    return FeedForwardConfig(vocab_size=256)
 
 
 def convolution() -> ConvolutionConfig:
@@ -40,7 +40,7 @@ def lstm() -> RecurrentConfig:
     return RecurrentConfig(vocab_size=256, cell="lstm")
 
 
-RECURRENT: dict[str, Callable[[], RecurrentConfig | FeedforwardConfig | ConvolutionConfig]] = {
+RECURRENT: dict[str, Callable[[], RecurrentConfig | FeedForwardConfig | ConvolutionConfig]] = {
     "bengio": bengio,
     "convolution": convolution,
     "elman": elman,

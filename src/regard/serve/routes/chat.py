@@ -90,7 +90,7 @@ async def prepare_chat(
     model: ServedModel,
     body: Sampling,
     messages: Sequence[Message],
-    tokens: int | None,
+    max_new_tokens: int | None,
     logprobs: int | None,
 ) -> PreparedRequest:
     """The request to the engine for a conversation."""
@@ -101,7 +101,7 @@ async def prepare_chat(
         model,
         prompt,
         body,
-        tokens=tokens or 256,
+        max_new_tokens=max_new_tokens or 256,
         n=body.n or 1,
         logprobs=logprobs,
         stop_strings=stop_strings,

@@ -57,7 +57,7 @@ async def completions(http: Request, body: CompletionBody) -> Response:
             model,
             prompt,
             body,
-            tokens=max(1, max_tokens),
+            max_new_tokens=max(1, max_tokens),
             n=best_of,
             logprobs=0 if body.logprobs is None and best_of > n else body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else None,

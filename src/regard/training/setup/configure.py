@@ -71,10 +71,12 @@ def configure(
         check_not_study(base)
     else:
         base, class_names = _default_settings(data_or_recipe, overrides)
-        start = overrides.get("train", {}).get("start")
+        train = overrides.get("train", {})
+        start = train.get("start")
         if start is not None and not {"family", "preset"} & set(overrides.get("model", {})):
             start_run = open_start(_absolute_path(start))
-            base = start_from(base, start_run.config, class_names, start_run.template)
+            tune = merge({"tune": "all"}, train)["tune"]
+            base = start_from(base, start_run.config, class_names, start_run.template, tune)
         if overlay(base, overrides).get("model", {}).get("norm") == "batch":
             base.get("train", {}).pop("ema", None)  # refused with BatchNorm
         if "task" in overrides:

@@ -62,10 +62,10 @@ def check_resumable(folder: RunFolder, config: RunConfig, saved: Checkpoint | No
     if saved is None:
         return
     now, state = fixed_settings(config), read_state(saved)
-    best, name = state["best"], config.train.best
+    best, name = state["best"], config.train.best_metric
     if best["step"] is not None and name not in ("last", *best["metrics"]):
         raise CheckpointError(
-            f"train.best={name} cannot be used: the best evaluation in "
+            f"train.best_metric={name} cannot be used: the best evaluation in "
             f"{saved.path / 'state.json'} has only {', '.join(best['metrics'])}"
         )
     before = current_settings(state["config"])

@@ -13,6 +13,7 @@ from regard.models.build import build_on_meta, count_parameters
 from regard.models.presets import ModelConfig
 from regard.pipelines import smallest_model
 from regard.pipelines.base import DEFAULT_TOKENS, rows_per_step
+from regard.pipelines.prepare import check_task
 from regard.training.activation_log import find_hook_points
 from regard.training.fine_tuning import check_tuning, has_adapter, tuning
 from regard.training.optim import optimizers, schedule
@@ -39,6 +40,7 @@ def check_before_data(config: RunConfig) -> torch.device:
         trainable = 0 if has_adapter(config) else None
         check_memory(count_parameters(smallest_model(config)), config.train, device, trainable)
     check_settings(config)
+    check_task(config)
     return device
 
 
@@ -66,7 +68,7 @@ def check_disk(path: Path, config: RunConfig, parameters: int) -> None:
     """Raise if the disk is too small for `keep` checkpoints, the best one and the next one."""
     settings = config.train
     saves = -(-settings.steps // save_interval(settings))
-    checkpoints = min(settings.keep + 2, saves)
+    checkpoints = min(settings.keep_checkpoints + 2, saves)
     check_disk_space(path, parameters, checkpoints=checkpoints, ema=settings.ema > 0)
 
 
@@ -101,13 +103,18 @@ def check_minutes(minutes: float | None) -> None:
 def check_train_config(settings: TrainConfig) -> None:
     """Check the ranges of the training settings."""
     for name in (
-        *("steps", "batch", "tokens", "accumulate", "keep", "patience"),
+        *("steps", "batch", "tokens", "accumulate", "keep_checkpoints", "patience"),
         *("evaluate_every", "evaluate_targets", "evaluate_stride", "save_every", "timeout"),
     ):
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise ConfigError(f"train.{name}={value} must be at least 1")
-    for name, below in (("lr", math.inf), ("clip", math.inf), ("ema", 1), ("layer_decay", 2)):
+    for name, below in (
+        ("lr", math.inf),
+        ("max_grad_norm", math.inf),
+        ("ema", 1),
+        ("layer_decay", 2),
+    ):
         value = getattr(settings, name)
         if not 0 <= value < below:
             raise ConfigError(f"train.{name}={value} must be at least 0 and below {below}")
@@ -120,11 +127,10 @@ def check_train_config(settings: TrainConfig) -> None:
             f"train.accumulate={settings.accumulate} must be at most the rows or tokens of a "
             f"step, {limit:,}"
         )
-    if settings.patience is not None and settings.best == "last":
+    if settings.patience is not None and settings.best_metric == "last":
         raise ConfigError(
-            "train.patience has no effect with train.best='last', by which every evaluation is "
-            "the best so far;\n"
-            "set train.best=loss, or train.patience=none"
+            "train.patience has no effect with train.best_metric='last', by which every "
+            "evaluation is the best so far;\nset train.best_metric=loss, or train.patience=none"
         )
 
 

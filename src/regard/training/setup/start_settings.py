@@ -7,8 +7,8 @@ from regard.config import Choice, RunConfig, kind_of
 from regard.hub.config_json import find_head
 from regard.models.build import resolve
 from regard.tasks import TASKS
+from regard.training.fine_tuning import TUNINGS, Tuning
 
-FINE_TUNING_DEFAULTS = {"lr": 1e-4, "optimizer": "adamw"}  # settings of `train`
 DATA_OPTIONS = {"paired", "class_weights", "no_answer"}  # options derived from the training data
 
 
@@ -17,12 +17,14 @@ def start_from(
     start: RunConfig,
     class_names: Sequence[str] | None,
     template: str | None = None,
+    tune: Choice = "all",
 ) -> dict[str, Any]:
     """The settings for data whose classes are `class_names`, with the model of the run `start`.
 
     If the task is that of `start` and its classes are among those of the model, the head is kept.
     Otherwise the model gets the head that its Hugging Face model type has for the task, if any. A
-    task on dialogues gets the chat `template` of the model.
+    task on dialogues gets the chat `template` of the model. The learning rate depends on `tune`,
+    the setting `train.tune`.
     """
     task = settings["task"]
     kind = kind_of(task)[0]
@@ -34,12 +36,13 @@ def start_from(
         task = _merge(task, {k: v for k, v in options.items() if k not in dropped})
     elif kind == "instruct" and template is not None:
         task = _merge(task, {"template": template})
+    lr = TUNINGS.get(kind_of(tune)[0], Tuning).default_lr
     return {
         **settings,
         "task": task,
         "model": {**start.model, **_head(start.model, kind)},
         "data": {**settings.get("data", {}), "tokenizer": start.data.tokenizer},
-        "train": {**settings.get("train", {}), **FINE_TUNING_DEFAULTS},
+        "train": {**settings.get("train", {}), "lr": lr, "optimizer": "adamw"},
     }
 
 

@@ -28,7 +28,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from regard.errors import CheckpointError, RegardError, bullet_list
+from regard.errors import CheckpointError, RegardError, indented_list
 from regard.files.atomic import temporary_path
 from regard.files.directory import Directory
 from regard.files.disk_space import write_error_message
@@ -89,7 +89,7 @@ def check_fit(path: str, expected: Mapping[str, Tensor], tensors: Mapping[str, T
             problems.append(f"{name} is negative")
     if problems:
         raise CheckpointError(
-            f"{path} does not fit the run:{bullet_list(problems)}\n"
+            f"{path} does not fit the run:{indented_list(problems)}\n"
             "resume from another checkpoint with --step, or train again"
         )
 

@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.config import RunConfig, build, kind_of, to_table
-from regard.errors import CheckpointError, ConfigError, DataError, bullet_list
+from regard.errors import CheckpointError, ConfigError, DataError, indented_list
 from regard.files.atomic import atomic_folder, require_new_path
 from regard.files.directory import Directory
 from regard.files.disk_space import write_error_message
@@ -193,8 +193,9 @@ class RunFolder:
             _warn_without_settings(self.model)
         elif changed:
             raise CheckpointError(
-                f"{self.config} was changed after the weights were trained:{bullet_list(changed)}\n"
-                f"restore it, or accept it for these weights: regard edit {self.path}"
+                f"{self.config} was changed after the weights were trained:"
+                f"{indented_list(changed)}\nrestore it, or accept it for these weights: "
+                f"regard edit {self.path}"
             )
         return config
 
@@ -261,7 +262,7 @@ class RunFolder:
                 raise CheckpointError(f"{self.evaluation} is corrupted: {error}") from None
         config = self.load_config()
         task = TASKS.get(kind_of(config.task)[0], Task)  # an imported run may have no task
-        name = config.train.best or task.best_metric
+        name = config.train.best_metric or task.best_metric
         rows = [row for row in self.rows() if "validation" in row]
         rows = rows[-1:] if name == "last" else [row for row in rows if name in row["validation"]]
         if not rows:

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from regard.config import RunConfig, kind_of
 from regard.errors import CheckpointError, ConfigError, RegardWarning
 from regard.files.untrusted import path_exists
-from regard.hub.chat_templates import read_template
+from regard.hub.chat_templates import read_chat_template
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.hub.peft import is_adapter, read_adapter
 from regard.models.build import build_on_meta, config_table, load_weights, resolve, weights
@@ -52,7 +53,11 @@ def open_start(path: Path | str) -> Start:
         config = imported_run_config(checkpoint, folder.path.name)
         tensors = lambda: weights(checkpoint.load())  # noqa: E731
         return Start(
-            config, checkpoint.tokenizers, str(folder.path), read_template(folder.path), tensors
+            config,
+            checkpoint.tokenizers,
+            str(folder.path),
+            read_chat_template(folder.path),
+            tensors,
         )
     config = folder.load_config()
     tokenizers = folder.load_tokenizers(config)
@@ -75,7 +80,7 @@ def run_template(folder: RunFolder, config: RunConfig) -> str | None:
     kind, options = kind_of(config.task)
     if kind == "instruct":
         return str(options.get("template", Instruct.template))
-    return read_template(folder.path)
+    return read_chat_template(folder.path)
 
 
 def run_jinja_template(folder: RunFolder, config: RunConfig, tokenizers: Any) -> str | None:
@@ -88,16 +93,12 @@ def run_jinja_template(folder: RunFolder, config: RunConfig, tokenizers: Any) ->
 
 
 def run_weights(folder: RunFolder, config: RunConfig) -> dict[str, Tensor]:
-    """All weights of a run; an adapter is merged into the weights that it started from.
-
-    A base in half precision is converted to the dtype of the adapter, as in training.
-    """
+    """All weights of a run; an adapter is merged into the weights that it started from."""
     tensors = folder.load_weights()
     if not has_adapter(config):
         return tensors
-    dtype = next(iter(tensors.values())).dtype
-    base = {name: tensor.to(dtype) for name, tensor in _base_weights(folder, config).items()}
-    return run_adapter(tensors, config).merge(base)
+    adapter = run_adapter(tensors, config)
+    return adapter.merge(base_weights(folder, config, adapter.dtype))
 
 
 def run_adapter(tensors: dict[str, Tensor], config: RunConfig) -> Adapter:
@@ -156,8 +157,11 @@ def adapter_names(run: Path | str) -> list[str]:
     return [path.name for path in paths if is_adapter(path) or path_exists(path / "config.json")]
 
 
-def _base_weights(folder: RunFolder, config: RunConfig) -> dict[str, Tensor]:
-    """The weights of `train.start`, without its head if the run has another head."""
+def base_weights(folder: RunFolder, config: RunConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights of `train.start`, without its head if the run has another head.
+
+    A base in half precision is converted to `dtype`, that of the adapter, as in training.
+    """
     path = cast(str, config.train.start)
     try:
         start = open_start(path)
@@ -167,9 +171,12 @@ def _base_weights(folder: RunFolder, config: RunConfig) -> dict[str, Tensor]:
             f"{folder.path} is an adapter of {path}, which cannot be opened: {error}\n"
             f"restore it, or set its new path: regard edit {folder.path} train.start=PATH"
         ) from None
-    if _head_and_classes(start.config) == _head_and_classes(config):
-        return tensors
-    return {name: w for name, w in tensors.items() if not name.startswith("head.")}
+    keeps_head = _head_and_classes(start.config) == _head_and_classes(config)
+    return {
+        name: tensor.to(dtype)
+        for name, tensor in tensors.items()
+        if keeps_head or not name.startswith("head.")
+    }
 
 
 def load_initial_weights(config: RunConfig, model: nn.Module) -> None:

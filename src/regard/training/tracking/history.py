@@ -13,7 +13,7 @@ from regard.files.untrusted import read_json
 from regard.models.build import is_fitted_without_gradients, resolve
 from regard.models.cost import cost
 from regard.tasks import TASKS
-from regard.training.baseline import read_baseline
+from regard.training.baseline import read_baseline, read_baselines
 from regard.training.events import BaselineEvaluated
 from regard.training.storage.evaluation import Evaluation
 from regard.training.storage.run_folder import RunFolder
@@ -37,7 +37,8 @@ class History:
     losses: Points  # of every step
     validation: dict[str, Points]  # of every metric
     activations: dict[str, Points]  # of every statistic of `train.log`, as NAME.STATISTIC
-    baseline: BaselineEvaluated | None
+    baseline: BaselineEvaluated | None  # of n-grams
+    baselines: dict[str, dict[str, float]]  # their metrics by name, on all validation data
 
     @property
     def is_fitted_without_gradients(self) -> bool:
@@ -80,6 +81,7 @@ def read_history(path: Path | str) -> History:
         validation=validation,
         activations=activations,
         baseline=read_baseline(folder),
+        baselines=read_baselines(folder),
     )
 
 
