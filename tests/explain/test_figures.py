@@ -365,7 +365,7 @@ def test_tokens_that_only_a_sampler_makes_likely_are_shown():
     assert panel.labels == ["the", "of", "qua"]
     assert panel.series["after"] == pytest.approx([0, 2 / 3, 1 / 3])
     run = _untrained_run("tiny-decoder", {"preset": "tiny-decoder"}, [BE])
-    (panel,) = regard.show("samplers", run, "To be", samplers=("min_length=2",)).data.panels
+    (panel,) = regard.show("samplers", run, "To be", samplers=("min_new_tokens=2",)).data.panels
     assert "tokens left" in panel.title
 
 

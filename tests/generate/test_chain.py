@@ -258,7 +258,12 @@ LINKS = {
     "mirostat_1": lambda x: f"mirostat_1={4 * x}",
     "mirostat_2": lambda x: f"mirostat_2={4 * x}",
 }
-NOT_MIXED = {"allow", "force", "min_length", "adaptive_p"}  # they leave other samplers no choice
+NOT_MIXED = {
+    "allow",
+    "force",
+    "min_new_tokens",
+    "adaptive_p",
+}  # they leave other samplers no choice
 LINKS |= {  # of any other sampler, its defaults
     name: lambda x, name=name: format_sampler(SAMPLERS[name]())
     for name in SAMPLERS.keys() - LINKS.keys() - NOT_MIXED

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import sampler_reference as reference
 from regard.errors import ConfigError
 from regard.generate import SAMPLERS, Chain, SamplingState, parse_chain
-from regard.generate.samplers.constraints import Allow, Ban, Bias, Force, MinLength
+from regard.generate.samplers.constraints import Allow, Ban, Bias, Force, MinNewTokens
 from regard.generate.samplers.mirostat import AdaptiveP, Mirostat1, Mirostat2
 from regard.generate.samplers.penalties import DRY, Frequency, NoRepeatNGram, Presence, Repetition
 from regard.generate.samplers.temperature import DynamicTemperature, Quadratic, Temperature
@@ -42,7 +42,7 @@ EXAMPLES = {name: kind() for name, kind in SAMPLERS.items()} | {
     "ban": Ban((1, 3)),
     "allow": Allow((0, 2, 5)),
     "force": Force((2,)),
-    "min_length": MinLength(3, stop=(4,)),
+    "min_new_tokens": MinNewTokens(3, stop=(4,)),
     "repetition": Repetition(1.3),
     "presence": Presence(0.4),
     "frequency": Frequency(0.3),
@@ -66,7 +66,7 @@ EXAMPLES = {name: kind() for name, kind in SAMPLERS.items()} | {
     "mirostat_2": Mirostat2(1.0),
     "adaptive_p": AdaptiveP(0.4),
 }
-CONSTRAINTS = {"bias", "ban", "allow", "force", "min_length"}
+CONSTRAINTS = {"bias", "ban", "allow", "force", "min_new_tokens"}
 PENALTIES = {"repetition", "presence", "frequency", "no_repeat_ngram", "dry"}
 DROPS_THE_BEST = {"typical", "xtc", "adaptive_p", *CONSTRAINTS, *PENALTIES}
 
@@ -339,7 +339,9 @@ def test_the_largest_logit_survives(name, logits):
     assert kept(EXAMPLES[name], logits)[0, logits.argmax()]
 
 
-@pytest.mark.parametrize("name", sorted(set(SAMPLERS) - {"ban", "allow", "force", "min_length"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(SAMPLERS) - {"ban", "allow", "force", "min_new_tokens"})
+)
 @settings(max_examples=25)
 @given(logits=st.lists(st.floats(-9, 9), min_size=8, max_size=12))
 def test_something_is_left_to_draw(name, logits):
@@ -507,12 +509,12 @@ def test_an_answer_begins_with_what_is_forced():
 
 
 def test_an_answer_does_not_stop_before_its_least_length():
-    least = MinLength(2, stop=(3, 5))
+    least = MinNewTokens(2, stop=(3, 5))
     for said, left in [(1, [0, 1, 2, 4, 6, 7]), (2, list(range(8)))]:
         assert ids_kept(least, LOGITS_OF_8, state_of(TEXT, generated=said)) == left
     sampling = state_of(TEXT)
     sampling.stop = (0,)
-    assert ids_kept(MinLength(1), LOGITS_OF_8, sampling) == [1, 2, 3, 4, 5, 6, 7]
+    assert ids_kept(MinNewTokens(1), LOGITS_OF_8, sampling) == [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize(("surprisal", "told"), [("truncated", 0), ("full", 1)])
@@ -585,7 +587,7 @@ def test_adaptive_p_keeps_a_running_mean_of_what_it_draws():
         ("dry={multiplier=1, allowed_length=0}", "allowed_length=0 must be at least 1"),
         ("dry={multiplier=1, window=0}", "window=0 must be at least 1"),
         ("bias={tokens=[1], value=inf}", "value=inf must be finite; ban removes"),
-        ("min_length=-1", "min_length=-1"),
+        ("min_new_tokens=-1", "min_new_tokens=-1"),
         ("mirostat_2=-1", "target=-1.0 must be 0"),
         ("mirostat_1={target=3, lr=0}", "lr=0.0 must be above 0"),
         ("mirostat_2={target=3, surprisal='half'}", "unknown value 'half'"),
@@ -608,7 +610,7 @@ def test_a_token_beside_the_point_must_exist_too(word, token):
 
 @pytest.mark.parametrize("name", sorted(CONSTRAINTS))
 def test_a_token_that_does_not_exist_is_named(name):
-    settings = {"tokens": (8,)} if name != "min_length" else {"tokens": 1, "stop": (8,)}
+    settings = {"tokens": (8,)} if name != "min_new_tokens" else {"tokens": 1, "stop": (8,)}
     settings |= {"value": 1.0} if name == "bias" else {}
     with pytest.raises(
         ConfigError, match=f"{name}: token 8 is not in the vocabulary \\(vocab_size=8"
@@ -616,7 +618,9 @@ def test_a_token_that_does_not_exist_is_named(name):
         SAMPLERS[name](**settings)(LOGITS_OF_8, state_of(TEXT))
 
 
-@pytest.mark.parametrize("name", sorted({"xtc", "adaptive_p", "force", "min_length", *PENALTIES}))
+@pytest.mark.parametrize(
+    "name", sorted({"xtc", "adaptive_p", "force", "min_new_tokens", *PENALTIES})
+)
 def test_a_sampler_that_needs_a_context_says_so(name):
     with pytest.raises(ConfigError, match=f"{name} uses the generated tokens or random numbers"):
         EXAMPLES[name](LOGITS_OF_8)

@@ -34,7 +34,10 @@ def test_samplers_with_a_memory_learn_one_call_later(words):
 
 
 def test_another_text_begins_anew():
-    processor, scores = ChainProcessor(parse_chain(["min_length=2"]), stop=(0,)), torch.zeros(1, 4)
+    processor, scores = (
+        ChainProcessor(parse_chain(["min_new_tokens=2"]), stop=(0,)),
+        torch.zeros(1, 4),
+    )
     for _ in range(2):
         ids = torch.tensor([[3, 2]])
         possible = []
@@ -51,7 +54,7 @@ def test_settings_that_leave_nothing_are_named():
 
 
 def test_what_ends_a_text_may_be_a_list():
-    processor = ChainProcessor(parse_chain("min_length=5"), stop=[0])
+    processor = ChainProcessor(parse_chain("min_new_tokens=5"), stop=[0])
     processed = processor(torch.tensor([[3, 2]]), torch.zeros(1, 4))
     assert processed.isfinite().tolist() == [[False, True, True, True]]
 

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from regard.explain.render.figure import FIGURE_SUFFIXES
     from regard.explain.token_map import AttentionMap
     from regard.generate import SAMPLERS, PromptLookup
-    from regard.generate.sampler_trace import TracedChain
+    from regard.generate.traced_chain import TracedChain
     from regard.models.build import preset
     from regard.pipelines.base import Progress
     from regard.pipelines.by_length import ByLength
@@ -133,7 +133,7 @@ _NAMES = {
     "regard.explain.gradient": ("GradientFlow", "draw_gradients"),
     "regard.explain.render.figure": ("FIGURE_SUFFIXES",),
     "regard.generate": ("SAMPLERS", "PromptLookup"),
-    "regard.generate.sampler_trace": ("TracedChain",),
+    "regard.generate.traced_chain": ("TracedChain",),
     "regard.models.build": ("preset",),
     "regard.pipelines.base": ("Progress",),
     "regard.pipelines.by_length": ("ByLength",),

@@ -7,7 +7,7 @@ fused_chain             the end of a chain as fused GPU kernels
 samplers/               temperature, top-k, nucleus (top-p), penalties, mirostat, constraints
 sampler_spec            samplers from strings such as `top_p=0.9`, and back
 sampler_orders          the order of samplers, as in other systems
-sampler_trace           a chain that records the effect of each sampler
+traced_chain            a chain that records the effect of each sampler
 sampling_state          the token history and the random numbers that samplers use
 stop_strings            end a text before a given string
 search/                 beam search, contrastive search
@@ -21,7 +21,6 @@ from regard.generate.contrastive_decoding import ContrastiveDecoding
 from regard.generate.decode import detokenize_stream, generate, stream
 from regard.generate.decode_loop import CudaGraphDecoder
 from regard.generate.sampler_orders import SAMPLER_ORDERS
-from regard.generate.sampler_trace import TracedChain
 from regard.generate.samplers import SAMPLERS
 from regard.generate.samplers.logits_processor import LogitsProcessor, Sampler
 from regard.generate.samplers.temperature import Temperature
@@ -34,6 +33,7 @@ from regard.generate.speculative_decoding import (
     generate_speculative,
     stream_speculative,
 )
+from regard.generate.traced_chain import TracedChain
 from regard.generate.transformers_processor import ChainProcessor
 
 __all__ = [

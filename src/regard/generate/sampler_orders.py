@@ -84,7 +84,7 @@ def _as_hf(samplers: list[Sampler]) -> list[Sampler]:
     return samplers
 
 
-_CONSTRAINTS = ("ban", "allow", "min_length", "force")
+_CONSTRAINTS = ("ban", "allow", "min_new_tokens", "force")
 # Orders of samplers by the name that `--order` takes.
 SAMPLER_ORDERS: dict[str, SamplerOrder] = {
     "regard": SamplerOrder(),

@@ -1,4 +1,7 @@
-"""Speculative decoding: a draft proposes tokens, the model verifies them in one forward pass."""
+"""Speculative decoding (assisted generation): a draft proposes tokens, the model verifies them.
+
+The model verifies all draft tokens in one forward pass.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -16,7 +16,7 @@ from regard.data.images import open_image
 from regard.errors import ConfigError, DataError
 from regard.explain.attention import has_attention
 from regard.generate.decode import generate, pad_prompts, prefill
-from regard.generate.sampler_trace import TracedChain
+from regard.generate.traced_chain import TracedChain
 from regard.models.base import Language
 from regard.nn.state import Source
 from regard.pipelines.series import series_task

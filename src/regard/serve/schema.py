@@ -151,7 +151,7 @@ class Sampling(Body):
         if self.repetition_penalty is not None:
             specs.setdefault("repetition", f"repetition={self.repetition_penalty}")
         if self.min_tokens:
-            specs.setdefault("min_length", f"min_length={self.min_tokens}")
+            specs.setdefault("min_new_tokens", f"min_new_tokens={self.min_tokens}")
         by_value: dict[float, list[int]] = {}
         for token, value in (self.logit_bias or {}).items():
             by_value.setdefault(value, []).append(int(token))

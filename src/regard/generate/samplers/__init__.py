@@ -20,7 +20,7 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "no_repeat_ngram": penalties.NoRepeatNGram,
     "ban": constraints.Ban,
     "allow": constraints.Allow,
-    "min_length": constraints.MinLength,
+    "min_new_tokens": constraints.MinNewTokens,
     "force": constraints.Force,
     "top_n_sigma": truncation.TopNSigma,
     "temperature": temperature.Temperature,

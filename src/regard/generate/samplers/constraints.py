@@ -101,8 +101,8 @@ class Force(LogitsProcessor):
 
 
 @dataclass(frozen=True, slots=True)
-class MinLength(LogitsProcessor):
-    """Do not stop before the completion has this many tokens. 0 switches it off."""
+class MinNewTokens(LogitsProcessor):
+    """Do not stop before the completion has this many tokens, without the prompt. 0: off."""
 
     tokens: int = setting(0, off=0)
     # the ids that end a sequence; empty: those of the `SamplingState`
@@ -112,17 +112,17 @@ class MinLength(LogitsProcessor):
 
     def __post_init__(self) -> None:
         if self.tokens < 0:
-            raise ConfigError(f"min_length={self.tokens} must be 0 or more tokens")
+            raise ConfigError(f"min_new_tokens={self.tokens} must be 0 or more tokens")
 
     def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Remove the stop ids while the completion is too short."""
-        sampling = require_state(sampling, "min_length")
+        sampling = require_state(sampling, "min_new_tokens")
         stop_ids = self.stop or sampling.stop
         if not stop_ids:
             raise ConfigError(
-                "min_length needs stop ids, and the SamplingState has none; write "
-                "min_length={tokens=…, stop=[ids]}"
+                "min_new_tokens needs stop ids, and the SamplingState has none; write "
+                "min_new_tokens={tokens=…, stop=[ids]}"
             )
-        stops = token_mask("min_length", stop_ids, logits, sampling)
+        stops = token_mask("min_new_tokens", stop_ids, logits, sampling)
         short = (sampling.lengths - sampling.prompt_lengths).unsqueeze(1) < self.tokens
         return logits.masked_fill(stops & short, -torch.inf)

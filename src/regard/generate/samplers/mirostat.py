@@ -25,7 +25,10 @@ LN2 = math.log(2)
 
 
 class Mirostat(LogitsProcessor):
-    """Base class of both versions: a bound mu, adapted to the surprisal of the sampled tokens."""
+    """Base class of both versions: a bound mu, adapted to the surprisal of the sampled tokens.
+
+    `target` is tau and `lr` is eta in the paper (`mirostat_tau`, `mirostat_eta` of llama.cpp).
+    """
 
     __slots__ = ()
 

@@ -89,7 +89,8 @@ class Quadratic(LogitsProcessor):
 
         d_v = l_v - max l,      l_v <- max l - (3 - c)/2 f d_v^2 + (c - 1)/2 f d_v^3
 
-    f is the factor and c the curve: 1 is purely quadratic, 3 purely cubic. f = 0 switches it off.
+    f is the factor and c the curve (`smoothing_factor` and `smoothing_curve` of
+    text-generation-webui): c = 1 is purely quadratic, 3 purely cubic. f = 0 switches it off.
     """
 
     factor: float = setting(0.0, off=0.0)

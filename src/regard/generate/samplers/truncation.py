@@ -207,7 +207,7 @@ class TopH(SortedLogitsProcessor):
 
 @dataclass(frozen=True, slots=True)
 class TailFree(SortedLogitsProcessor):
-    r"""Tail-free: cut the flat tail of the sorted probabilities (Phénix and Egan 2019).
+    r"""Tail-free (TFS): cut the flat tail of the sorted probabilities (Phénix and Egan 2019).
 
         c_j = cumulative sum of |second difference of P at rank j|, normalized;
         keep rank 0, remove rank j iff c_{j-1} > z, remove the last rank

@@ -38,9 +38,9 @@ class BeamSearch:
 
     with a = `length_penalty`; |y| counts the generated tokens, including the stop id. Each step
     extends every beam by every token and keeps the `width` most probable extensions. An extension
-    by a stop id becomes a finished hypothesis, and the next best extension takes its place. When a
-    prompt has its `max_new_tokens` new ids, or its context is full, its unfinished beams are
-    scored as they are.
+    by a stop id becomes a finished hypothesis, and the next best extension takes its place. When
+    `max_new_tokens` ids were generated for a prompt, or its context is full, its unfinished beams
+    are scored as they are.
 
     log P only decreases, so the best score a beam can reach is its log P over the largest penalty
     still possible. `early_stopping` says when a search ends:
