@@ -8,10 +8,10 @@ from regard.explain.attention import attention_maps
 from regard.explain.labelled_maps import (
     AxisLabels,
     cross_attention_path,
+    encoder_decoder_attention,
     image_attention,
     recurrent_states,
     self_attention,
-    sequence_attention,
 )
 from regard.models.recurrent import RecurrentConfig, RecurrentLM
 from regard.models.transformer import Transformer, TransformerConfig
@@ -67,7 +67,7 @@ def test_every_layer_of_a_translator_with_shared_weights_has_its_maps():
     ids, target = tokenizer.encode("the cat"), tokenizer.encode("mats.")
     source = Source(torch.tensor([ids]), torch.tensor([len(ids)]))
     labels = AxisLabels.of(tokenizer, ids, words=False)
-    every = sequence_attention(model, source, labels, tokenizer, target)
+    every = encoder_decoder_attention(model, source, labels, tokenizer, target)
     encoder = [f"encoder.blocks.0.attention#{n}" for n in range(2)]
     decoder = [f"decoder.blocks.0.{name}#{n}" for name in ("attention", "cross") for n in range(3)]
     assert list(every) == encoder + decoder
@@ -76,7 +76,7 @@ def test_every_layer_of_a_translator_with_shared_weights_has_its_maps():
     inputs = torch.tensor([target[:-1]])
     for layer in range(3):
         path = cross_attention_path(model, layer)
-        ((name, cross),) = sequence_attention(
+        ((name, cross),) = encoder_decoder_attention(
             model, source, labels, tokenizer, target, pattern=path
         ).items()
         assert name == path == f"decoder.blocks.0.cross#{layer}"
@@ -90,7 +90,7 @@ def test_every_layer_of_a_translator_with_shared_weights_has_its_maps():
         assert torch.equal(weights, same)
     assert cross_attention_path(model) == path
     with pytest.raises(RegardError, match=r"no call matches '\*#3'; available: encoder.*#0-1, dec"):
-        sequence_attention(model, source, labels, tokenizer, target, pattern=["*#0", "*#3"])
+        encoder_decoder_attention(model, source, labels, tokenizer, target, pattern=["*#0", "*#3"])
     for call in (3, -4):
         with pytest.raises(RegardError, match=f"call {call}: there are 3 calls, 0 to 2"):
             attention_maps(model, lambda: model(inputs, source=source), call=call)

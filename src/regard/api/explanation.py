@@ -15,25 +15,25 @@ from torch import Tensor
 from regard.api.overrides import WITHOUT_TOKENIZER
 from regard.config import kind_of, make
 from regard.errors import ConfigError, reject_options
+from regard.explain.ablation import head_effects, next_token_loss
 from regard.explain.attention import (
     attention_maps,
     has_attention,
     text_stack,
 )
 from regard.explain.attribution import Attribution, attribute
-from regard.explain.effects import head_effects, next_token_loss
 from regard.explain.gradient import GradientFlow, last_token_gradients, require_gradients
 from regard.explain.heads import HeadScores, find_heads
 from regard.explain.labelled_maps import (
     AxisLabels,
     cross_attention_path,
     encode_input,
+    encoder_decoder_attention,
     image_attention,
     recurrent_states,
     self_attention,
-    sequence_attention,
 )
-from regard.explain.lens import Lens, logit_lens
+from regard.explain.lens import LensPredictions, logit_lens
 from regard.explain.token_map import AttentionMap, AttentionMaps, StateMaps
 from regard.models.presets import PRESETS
 from regard.nn.recurrent import RecurrentLayer
@@ -102,7 +102,7 @@ def all_attention(
     if "file" in run.inputs:
         caption = None if target is None else run._normalize(target)
         captioned = caption_image(run, input, caption)
-        return sequence_attention(
+        return encoder_decoder_attention(
             run.model,
             captioned.source,
             AxisLabels.of_patches(captioned.shown.grid),
@@ -114,7 +114,7 @@ def all_attention(
         )
     if isinstance(run.tokenizers, PairTokenizers):
         source, ids = source_and_translation(run, input, target)
-        return sequence_attention(
+        return encoder_decoder_attention(
             run.model,
             source,
             AxisLabels.of(run.tokenizers.source, source.ids[0].tolist(), words),
@@ -208,12 +208,12 @@ def text_head_effects(run: "Run", text: str, mean: bool) -> dict[str, Tensor]:
     return head_effects(run.model, loss, mean=mean)
 
 
-def text_lens(run: "Run", text: str) -> Lens:
+def text_lens(run: "Run", text: str) -> LensPredictions:
     """The next token that each layer would predict at each position of a text."""
     _require_language_model(run, "logit_lens")
     ids = context_ids(run, text)
     logits = logit_lens(run.model, torch.tensor([ids], device=run.device))
-    return Lens.of(logits, run.tokenizer, ids)
+    return LensPredictions.of(logits, run.tokenizer, ids)
 
 
 def text_attribution(run: "Run", text: Any, output: str | None) -> Attribution:

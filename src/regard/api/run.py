@@ -61,7 +61,7 @@ from regard.errors import ConfigError
 from regard.explain.attribution import Attribution
 from regard.explain.gradient import GradientFlow
 from regard.explain.heads import HeadScores
-from regard.explain.lens import Lens
+from regard.explain.lens import LensPredictions
 from regard.explain.token_map import AttentionMaps, StateMaps
 from regard.generate import (
     DEFAULT_SAMPLERS,
@@ -744,11 +744,11 @@ class Run:
         """
         return text_head_effects(self, text, mean)
 
-    def logit_lens(self, text: str) -> Lens:
+    def logit_lens(self, text: str) -> LensPredictions:
         """The next token that each layer would predict at each position of a text.
 
         >>> run.logit_lens("the cat")
-        Lens(2 layers, 7 tokens)
+        LensPredictions(2 layers, 7 tokens)
         """
         return text_lens(self, text)
 

@@ -1,5 +1,6 @@
 """Interpretability: activations, attention maps, gradient norms, and figures of them."""
 
+from regard.explain.ablation import head_effects
 from regard.explain.attention import attention_maps
 from regard.explain.attribution import (
     Attribution,
@@ -8,7 +9,6 @@ from regard.explain.attribution import (
     rollout,
     token_score,
 )
-from regard.explain.effects import Probe, head_effects, probe
 from regard.explain.gradient import GradientFlow, gradient_flow
 from regard.explain.heads import (
     HeadScores,
@@ -21,13 +21,14 @@ from regard.explain.heads import (
     previous_token_score,
 )
 from regard.explain.lens import (
-    Lens,
+    LensPredictions,
     TunedLens,
     direct_logit_attribution,
     layer_states,
     logit_lens,
     tune_lens,
 )
+from regard.explain.linear_probe import Probe, probe
 from regard.explain.projection import pca, position_similarity, tsne
 from regard.explain.render.maps import draw_maps, html_maps
 from regard.explain.render.terminal import heads_overview, heatmap
@@ -40,7 +41,7 @@ __all__ = [
     "Attribution",
     "GradientFlow",
     "HeadScores",
-    "Lens",
+    "LensPredictions",
     "Probe",
     "StateMap",
     "StateMaps",

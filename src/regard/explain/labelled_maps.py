@@ -122,7 +122,7 @@ def cross_attention_path(model: nn.Module, layer: int | None = None) -> str:
     return layer_path(side, stack, len(stack.layers) - 1 if layer is None else layer, "cross")
 
 
-def sequence_attention(
+def encoder_decoder_attention(
     model: nn.Module,
     source: Source | ImageSource,
     source_labels: AxisLabels,

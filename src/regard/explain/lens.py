@@ -139,7 +139,7 @@ def tune_lens(
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Lens:
+class LensPredictions:
     """The most probable next token of each layer at each position, and its probability."""
 
     tokens: list[str]
@@ -150,7 +150,7 @@ class Lens:
     @classmethod
     def of(
         cls, logits: Float[Tensor, "layers 1 time vocab"], tokenizer: Tokenizer, ids: Sequence[int]
-    ) -> "Lens":
+    ) -> "LensPredictions":
         """From the logits of `logit_lens` for one text."""
         best = logits[:, 0].softmax(-1).max(-1)
         final = logits[-1, 0].argmax(-1)
@@ -163,7 +163,7 @@ class Lens:
         )
 
     def __repr__(self) -> str:
-        return f"Lens({len(self.predictions)} layers, {len(self.tokens)} tokens)"
+        return f"LensPredictions({len(self.predictions)} layers, {len(self.tokens)} tokens)"
 
     def _repr_html_(self) -> str:
         rows = ((visible(token), *cells) for token, *cells in self._rows())

@@ -170,7 +170,10 @@ def patch(
 
 
 def steer(vector: Tensor, *, scale: float = 1.0, positions: Sequence[int] | None = None) -> Edit:
-    """An edit for `trace` that adds `scale` times a vector, at all positions or some of them."""
+    """An edit for `trace` that adds `scale` times a vector (activation steering).
+
+    The vector is added at all positions or at some of them.
+    """
 
     def edit(x: Tensor) -> Tensor:
         if vector.shape[-1] != x.shape[-1]:
