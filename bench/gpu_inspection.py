@@ -252,7 +252,9 @@ def check_recurrent(device):
                 return model(torch.ones(2, 6, dtype=torch.long, device=device), source=source)
 
         torch.manual_seed(0)
-        config = Seq2SeqConfig(vocab_size=12, dim=16, score="additive", placement=placement)
+        config = Seq2SeqConfig(
+            vocab_size=12, dim=16, score="additive", attention_placement=placement
+        )
         model = RecurrentEncoderDecoder(config).eval()
         check(f"alignment of {placement}, replaced")(
             lambda model=model, decoder_outputs=decoder_outputs: on_both(

@@ -35,6 +35,7 @@ SETTINGS = {
     "model.head.steps": "model.head.horizon",
     "model.stream_scale": "model.residual_scale",
     "model.shape": "model.architecture",
+    "model.placement": "model.attention_placement",
     "data.tokenizer.size": "data.tokenizer.vocab_size",
     "data.path.colours": "data.path.types",
     "data.path.errors": "data.path.error_rate",
@@ -57,6 +58,8 @@ SETTINGS = {
     "task.names": "task.class_names",
     "task.patch": "task.patch_length",
     "task.stride": "task.patch_stride",
+    "task.crop": "task.crop_padding",
+    "task.template": "task.chat_template",
     "task.inputs": "task.covariates",
     "task.independent": "task.channel_independent",
     "task.scheduled_sampling.most": "task.scheduled_sampling.max_probability",
@@ -104,6 +107,7 @@ MESSAGES = {
     "m": "p",  # of the sampler min_p
     "tokens": "max_new_tokens",  # of the figure beam-tree
     "rate": "lr",
+    "min_length": "min_new_tokens",  # a sampler
     "average": "ema",
     "recompute": "activation_checkpointing",
     "watch": "trackers",

@@ -79,11 +79,11 @@ LOOKS = [  # beside those of the presets
     {"score": "location", "hops": 2, "reversed_source": True},
     {"score": "dot", "bidirectional": False, "source_vocab_size": VOCAB + 2},
     {"score": "general", "hard_attention": "straight_through"},
-    {"score": "additive", "placement": "bahdanau", "cell": "mut1"},
+    {"score": "additive", "attention_placement": "bahdanau", "cell": "mut1"},
     {"cell": "mut2", "layers": 2},
     {
         "score": "cosine",
-        "placement": "between",
+        "attention_placement": "between",
         "heads": 4,
         "layers": 2,
         "encoder_layers": 1,
@@ -91,9 +91,20 @@ LOOKS = [  # beside those of the presets
     },
 ]
 CAPTIONERS = [  # beside those of the presets
-    {"features": "patches", "encoder_layers": 0, "placement": "luong", "heads": 2, "hops": 2},
-    {"hard_attention": "straight_through", "layers": 2, "placement": "between", "channels": 1},
-    {"score": "general", "placement": "luong", "input_feeding": True},
+    {
+        "features": "patches",
+        "encoder_layers": 0,
+        "attention_placement": "luong",
+        "heads": 2,
+        "hops": 2,
+    },
+    {
+        "hard_attention": "straight_through",
+        "layers": 2,
+        "attention_placement": "between",
+        "channels": 1,
+    },
+    {"score": "general", "attention_placement": "luong", "input_feeding": True},
 ]
 # what cross-attention depends on; test_combinations.py has every choice with every architecture
 CROSS_FIELDS = {"position", "score", "norm_placement", "kv_heads", "head_dim", "bias"}

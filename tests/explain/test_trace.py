@@ -250,7 +250,7 @@ def test_later_steps_see_the_replaced_state_and_gates_of_a_recurrent_layer(cell)
         layer(x)
 
 
-PLACEMENTS = ({}, {"placement": "bahdanau"}, {"input_feeding": True}, {"hops": 2})
+PLACEMENTS = ({}, {"attention_placement": "bahdanau"}, {"input_feeding": True}, {"hops": 2})
 
 
 @pytest.mark.parametrize("choices", PLACEMENTS, ids=str)

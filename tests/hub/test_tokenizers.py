@@ -149,7 +149,7 @@ def test_sides_that_share_ids_but_not_pieces_come_back(tmp_path):
     source = Tokenizer(Library.from_str(json.dumps(hiding)), source.special_tokens)
     config = written(PairTokenizers(source, target), tmp_path, model_type="marian")
     pair = read_tokenizers(tmp_path, config)
-    assert (pair.joint, pair.shared) == (False, True)
+    assert (pair.joint, pair.shares_ids) == (False, True)
     assert pair.source.encode("sat") == [2]
     assert pair.target.encode("sat") == [7]
 

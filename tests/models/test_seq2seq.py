@@ -41,7 +41,7 @@ def rows_alone(source):
 @pytest.mark.parametrize(
     ("formula", "choices"),
     [
-        (reference.bahdanau, {"cell": GRU, "score": "additive", "placement": "bahdanau"}),
+        (reference.bahdanau, {"cell": GRU, "score": "additive", "attention_placement": "bahdanau"}),
         (
             reference.luong,
             {"layers": 2, "bidirectional": False, "score": "general", "input_feeding": True},
@@ -91,7 +91,7 @@ def test_the_encoder_equals_torchs_on_packed_rows(cell, theirs):
 def test_a_look_between_two_layers_equals_torchs_multi_head_attention():
     model = small(
         cell=GRU, layers=2, encoder_layers=1, bridge=False, score="scaled_dot", heads=2,
-        placement="between", tied=False,
+        attention_placement="between", tied=False,
     )  # fmt: skip
     below, above = nn.GRU(DIM, DIM, batch_first=True), nn.GRU(2 * DIM, DIM, batch_first=True)
     copy_weights(model.decoder[0], below, "l0")
@@ -145,7 +145,7 @@ def test_a_reversed_source_is_read_from_its_end_and_looked_at_in_its_order():
 
 @pytest.mark.parametrize("placement", ["bahdanau", "luong"])
 def test_attention_maps_hold_all_steps_and_no_padding(placement):
-    model = small(score="additive", placement=placement, hops=2)
+    model = small(score="additive", attention_placement=placement, hops=2)
     ids, source = random_batch()
     maps = attention_maps(model, lambda: model(ids, source=source))
     assert list(maps) == ["attention.0", "attention.1"]
@@ -234,10 +234,10 @@ def test_draws_learn_from_scored_steps_alone():
         ({"layers": 2, "encoder_layers": 1}, "layers=2 and encoder_layers=1;\nleave out"),
         ({"score": "shaw"}, "compares positions within one sequence, but a decoder attends"),
         ({"score": "dott"}, "unknown score 'dott'; did you mean 'dot'"),
-        ({"score": "dot", "placement": "between"}, "between two layers .* layers=1; set"),
+        ({"score": "dot", "attention_placement": "between"}, "between two layers .* layers=1; set"),
         ({"input_feeding": True}, "input_feeding=true feeds the attentional vector"),
         (
-            {"score": "dot", "placement": "bahdanau", "input_feeding": True},
+            {"score": "dot", "attention_placement": "bahdanau", "input_feeding": True},
             "leave out input_feeding",
         ),
         ({"hops": 2}, "configure attention, but no score is set"),

@@ -13,7 +13,7 @@ import regard
 from regard.cli import main
 from regard.data.dialogues import from_json, is_dialogues
 from regard.errors import ConfigError, DataError
-from regard.hub.chat_templates import read_chat_template
+from regard.hub.chat_template_file import read_chat_template
 from regard.models.build import build_model, preset
 from regard.nn.loss import IGNORE_INDEX
 from regard.pipelines import open_data, prepare_training
@@ -248,7 +248,7 @@ def test_the_mask_is_shown_and_the_answers_alone_are_scored(world, capsys):
 
 def test_a_template_may_add_to_the_text_of_a_special_token():
     tokenizer = train_tokenizer("char", ["abcd ![]/INST"])
-    task = Instruct(template=JINJA.replace("{{ bos_token }}", "{{ bos_token + '!' }}"))
+    task = Instruct(chat_template=JINJA.replace("{{ bos_token }}", "{{ bos_token + '!' }}"))
     start = tokenizer.piece(tokenizer.bos_id)
     assert format_loss_mask(task, tokenizer, TALK).startswith(f"{start}![INST] a [/INST]⟦ b")
     assert format_loss_mask(task, None, TALK).startswith("![INST] a [/INST]⟦ b⟧")
@@ -261,7 +261,7 @@ def test_the_mask_shows_the_ids_that_the_model_reads():
             "<|im_start|>user⏎a<|im_end|>⏎" if kind != "word" else "<|im_start|>user"
         )
     tokenizer = train_tokenizer("char", ["abcd user"])
-    assert format_loss_mask(Instruct(template=JINJA), tokenizer, TALK[:2]) == (
+    assert format_loss_mask(Instruct(chat_template=JINJA), tokenizer, TALK[:2]) == (
         "<start><unk><unk><unk><unk><unk><unk> a <unk><unk><unk><unk><unk><unk><unk>⟦ b<stop>⟧"
     )
 
@@ -281,12 +281,12 @@ def test_unknown_tokens_are_counted_and_an_unknown_template_is_refused(world, ca
         assert ended.value.code == 2
         message = capsys.readouterr().err
         assert "the chat template has '<', '|', 'm', '_', 's', 't', 'r', '>'" in message
-    template = message.partition("'task.template=")[2].partition("'")[0]
+    template = message.partition("'task.chat_template=")[2].partition("'")[0]
     assert "<sep>" in template
     events = []
     run = regard.train(
         folder / "talk.jsonl",
-        f"task.template={template}",
+        f"task.chat_template={template}",
         out=folder / "separated",
         train={"start": str(base)},
         on_event=events.append,
@@ -319,11 +319,11 @@ def test_a_run_with_an_unknown_template_of_an_earlier_version_is_resumed(world, 
 def test_a_template_may_write_nothing_after_an_answer_but_not_change_what_was_read(world):
     _, run, _ = world
     data = prepare_training(run.config, run.tokenizers)
-    endless = replace(data, task=Instruct(template=JINJA.replace("{{ eos_token }}", "")))
+    endless = replace(data, task=Instruct(chat_template=JINJA.replace("{{ eos_token }}", "")))
     assert "= " in DialoguesPipeline().sample(endless, run.model, 1)
     last = "{% if messages[-1]['role'] == 'user' and messages | length > 2 %}!{% endif %}"
     with pytest.raises(ConfigError, match="changes the beginning"):
-        encode(Instruct(template=last + JINJA), run.tokenizer, TALK)
+        encode(Instruct(chat_template=last + JINJA), run.tokenizer, TALK)
     assert chat_prompt_ids(run.tokenizer, last + JINJA, TALK[:3])  # to answer is possible
 
 
@@ -348,7 +348,7 @@ def test_packed_dialogues_have_the_loss_of_single_ones():
     assert task.count(batch) == sum(scored.sum() for _, scored in encoded)
     ids, scored = encoded[0]
     last = int(np.flatnonzero(~scored)[-1]) + 1
-    assert chat_prompt_ids(tokenizer, task.template, TALK[:3]) == ids[:last].tolist()
+    assert chat_prompt_ids(tokenizer, task.chat_template, TALK[:3]) == ids[:last].tolist()
     lengths = [len(ids) for ids, _ in encoded]
     short = preset("tiny-decoder", vocab_size=9, context=min(lengths))
     long = from_rows([*rows, [("user", "a" * 300), ("assistant", "b")]])

@@ -20,7 +20,7 @@ def translator():
     torch.manual_seed(1)
     config = TransformerConfig(
         vocab_size=tokenizers.target.vocab_size,
-        source_vocab_size=None if tokenizers.shared else tokenizers.source.vocab_size,
+        source_vocab_size=None if tokenizers.shares_ids else tokenizers.source.vocab_size,
         dim=16,
         layers=1,
         heads=2,

@@ -62,7 +62,7 @@ SHORT = {
         "ema": 0.9,
         "evaluate_every": 20,
     },
-    "task": {"crop": 0},
+    "task": {"crop_padding": 0},
     "device": "cpu",
 }
 
@@ -70,7 +70,7 @@ SHORT = {
 def config(path, **over):
     base = {
         "name": "test",
-        "task": {"kind": "image_classification", "crop": 1, "flip": True},
+        "task": {"kind": "image_classification", "crop_padding": 1, "flip": True},
         "data": {"path": str(path)},
         "model": {"preset": "tiny-vit", **SHORT["model"]},
         "train": {"steps": 4, "batch": 8, "accumulate": 2},
@@ -86,7 +86,7 @@ def test_pixels_are_centred_and_scaled():
 
 
 def test_images_are_augmented_in_training_only():
-    task = ImageClassification(mean=[0.0], std=[1.0], crop=2, flip=True)
+    task = ImageClassification(mean=[0.0], std=[1.0], crop_padding=2, flip=True)
     pixels, labels = halves(16)
     still = task.collate((pixels[:, None], labels, False), CHANCE().manual_seed(1))
     moved = task.collate((pixels[:, None], labels, True), CHANCE().manual_seed(1))
@@ -161,7 +161,7 @@ def test_metrics_are_exact_whatever_the_batches():
     ("options", "said"),
     [
         ({"label_smoothing": 1.0}, "smoothing=1.0"),
-        ({"crop": -1}, "crop=-1 must be 0 or more"),
+        ({"crop_padding": -1}, "crop_padding=-1 must be 0 or more"),
         ({"mean": [0.5]}, "one value per channel"),
         ({"mean": [0.5], "std": [0.0]}, "above 0"),
     ],
@@ -390,7 +390,9 @@ def test_a_subset_of_the_classes_keeps_their_numbers(place, tmp_path):
 
 
 def test_an_image_cannot_be_shifted_out_of_sight(place, tmp_path):
-    with pytest.raises(ConfigError, match=r"task\.crop=8 must be less than image_size=8"):
+    with pytest.raises(ConfigError, match=r"task\.crop_padding=8 must be less than image_size=8"):
         regard.train(
-            str(place / "halves.npz"), out=tmp_path / "run", **merge(SHORT, {"task": {"crop": 8}})
+            str(place / "halves.npz"),
+            out=tmp_path / "run",
+            **merge(SHORT, {"task": {"crop_padding": 8}}),
         )

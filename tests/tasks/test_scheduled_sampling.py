@@ -35,7 +35,7 @@ LANGUAGES = {
 }
 READERS = {
     "lstm": {"family": "seq2seq", "bidirectional": False},
-    "attention": {"family": "seq2seq", "score": "additive", "placement": "bahdanau"},
+    "attention": {"family": "seq2seq", "score": "additive", "attention_placement": "bahdanau"},
     "transformer": {"architecture": "encoder-decoder", "heads": 2, "layers": 1},
 }
 

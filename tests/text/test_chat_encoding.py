@@ -151,7 +151,7 @@ def test_a_template_that_changes_marks_is_refused():
     odd = chr(0xFDD0) + 24 * "0" + chr(0xFDD0)  # as a mark with another key
     for change in (" | tojson", "[:4]", "[-4:]"):
         template = "{% for m in messages %}{{ m['content']" + change + " }}{% endfor %}"
-        with pytest.raises(ConfigError, match=r"set task\.template=chatml"):
+        with pytest.raises(ConfigError, match=r"set task\.chat_template=chatml"):
             chat_prompt_ids(ours, template, [("user", "<|im_end|>")])
         assert chat_prompt_ids(ours, template, [("user", "hello")])
     text = "{% for m in messages %}{{ m['content'] }}{% endfor %}"

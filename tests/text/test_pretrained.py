@@ -354,12 +354,12 @@ def test_marian_splits_each_side_by_its_own_pieces_and_shares_the_ids(tmp_path):
     assert pair.target.encode("b") == [2, 1]
     assert pair.source.with_special_tokens([3])[0] == [3, 0]
     assert (pair.target.bos_id, pair.target.eos_id, pair.target.pad_id) == (9, 0, 9)
-    assert (pair.joint, pair.shared) == (False, True)
+    assert (pair.joint, pair.shares_ids) == (False, True)
     assert pair.target.decode([3, 2, 5, 0]) == "ab ab"  # one of them is the other side's
     assert pair.target.piece(3) == " ab"
     pair.save(tmp_path)
     again = PairTokenizers.load(tmp_path)
-    assert again.shared
+    assert again.shares_ids
     assert again.source.fingerprint() == pair.source.fingerprint()
     assert again.target.bos_id == 9
 

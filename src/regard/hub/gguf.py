@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from regard.errors import CheckpointError, ConfigError
 from regard.files.safetensors import TensorReader, read_header
 from regard.files.untrusted import quote, read_json
-from regard.hub.chat_templates import read_chat_template
+from regard.hub.chat_template_file import read_chat_template
 from regard.hub.config_json import write_config
 from regard.hub.gguf_q4_k import quantize_q4_k
 from regard.hub.gguf_tokenizer import write_vocabulary

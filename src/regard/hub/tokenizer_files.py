@@ -10,7 +10,7 @@ from regard.hub.model_type import ConfigDict
 from regard.models.transformer import TransformerConfig
 from regard.text import PairTokenizers, Tokenizer
 from regard.text.pair_tokenizers import JOINT, TARGET
-from regard.text.pretrained import CLS, EOS, load_pretrained, with_template
+from regard.text.pretrained import CLS, EOS, load_pretrained, with_post_processor
 from regard.text.special_tokens import HF_KEYS
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def write_tokenizers(
         is_encoder = config_json.get("model_type") in ENCODER_TYPES
         tokenizer = _add_template(tokenizers, *CLS) if is_encoder else tokenizers
         return _write(tokenizer, folder, config_json)
-    if not tokenizers.shared:
+    if not tokenizers.shares_ids:
         raise ConfigError(
             "source and target have separate vocabularies, and no model type that can be exported "
             "has two;\ntrain with data.tokenizer.shared=true to have one"
@@ -85,7 +85,7 @@ def write_tokenizers(
 
 def _add_template(tokenizer: Tokenizer, single: str, pair: str) -> Tokenizer:
     """Let a tokenizer trained here add the special tokens that the tasks of regard add instead."""
-    return with_template(tokenizer, single, pair) if tokenizer.is_native else tokenizer
+    return with_post_processor(tokenizer, single, pair) if tokenizer.is_native else tokenizer
 
 
 def _write(tokenizer: Tokenizer, folder: Path, config_json: ConfigDict) -> ConfigDict:

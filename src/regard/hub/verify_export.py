@@ -112,7 +112,8 @@ def _random_inputs(config: Any, architecture: str, hf_config: Any) -> tuple[dict
         images = torch.randn(1, config.channels, *config.image_sides, generator=generator)
         return {"pixel_values": images}, lambda model: model(images)
     length = min(config.context, 16)
-    pad_id = -1 if hf_config.pad_token_id is None else hf_config.pad_token_id  # would be masked
+    # transformers masks the padding id, so the random ids must not contain it
+    pad_id = -1 if hf_config.pad_token_id is None else hf_config.pad_token_id
 
     def random_ids(vocab_size: int) -> Tensor:
         ids = torch.randint(vocab_size, (1, length), generator=generator)

@@ -101,7 +101,7 @@ class RecurrentCaptionerConfig(ImageGrid, Settings):
     score: Choice = "additive"  # the attention score (nn.score.SCORES)
     # where attention is: before the decoder (bahdanau), after it (luong), or between its first
     # layer and the next (between)
-    placement: Literal["bahdanau", "luong", "between"] = "bahdanau"
+    attention_placement: Literal["bahdanau", "luong", "between"] = "bahdanau"
     input_feeding: bool = False  # luong: the attentional vector is part of the next input
     # attention heads with projections; None: one head without projections
     heads: int | None = None

@@ -286,14 +286,14 @@ SEQ2SEQ_RULES: tuple[CompatibilityRule, ...] = (
         "another; choose additive, cosine, dot, general, location or scaled_dot",
     ),
     (
-        lambda c: c.placement == "between" and c.score is not None and c.layers < 2,
-        "placement='between' attends between two layers of the decoder, but layers={c.layers}; "
-        "set layers=2 or more, or placement='luong'",
+        lambda c: c.attention_placement == "between" and c.score is not None and c.layers < 2,
+        "attention_placement='between' attends between two layers of the decoder, but "
+        "layers={c.layers}; set layers=2 or more, or attention_placement='luong'",
     ),
     (
-        lambda c: c.input_feeding and (c.score is None or c.placement != "luong"),
-        "input_feeding=true feeds the attentional vector of placement='luong' to the next step;\n"
-        "choose a score and placement='luong', or leave out input_feeding",
+        lambda c: c.input_feeding and (c.score is None or c.attention_placement != "luong"),
+        "input_feeding=true feeds the attentional vector of attention_placement='luong' to the "
+        "next step;\nchoose a score and attention_placement='luong', or leave out input_feeding",
     ),
     (
         lambda c: (

@@ -1,4 +1,4 @@
-"""Bengio's feed-forward neural language model: a neural n-gram."""
+"""Bengio's feed-forward neural language model (NNLM, NPLM): a neural n-gram."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

@@ -282,7 +282,9 @@ def decode_seconds(cost: Cost, cluster: Cluster) -> float:
 def prefill_seconds(cost: Cost, cluster: Cluster) -> float:
     """The time to read a prompt as long as the context in bfloat16, up to the first logits."""
     tokens = cost.context or 1
-    matmuls = 2 * (cost.parameters - cost.outside_parameters)  # the head reads the last token only
+    matmuls = 2 * (
+        cost.parameters - cost.non_layer_parameters
+    )  # the head reads the last token only
     attention = cost.flops_per_token - 2 * _matmul_weights(cost)
     return (
         tokens * matmuls / (cluster.peak * PREFILL_UTILIZATION)
@@ -295,7 +297,7 @@ def prefill_seconds(cost: Cost, cluster: Cluster) -> float:
 def _gathered_bytes(cost: Cost) -> int:
     """FSDP's unsharded weights and gradients: two layers, and the parameters outside layers."""
     return (BFLOAT16_BYTES + BFLOAT16_BYTES + FLOAT32_BYTES) * (
-        cost.outside_parameters + 2 * cost.layer_parameters
+        cost.non_layer_parameters + 2 * cost.layer_parameters
     )
 
 

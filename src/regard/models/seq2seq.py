@@ -37,7 +37,7 @@ class Seq2SeqConfig(Settings):
     score: Choice | None = None  # the attention score (nn.score.SCORES); None: no attention
     # where attention is: before the decoder (bahdanau), after it (luong), or between its first
     # layer and the next (between)
-    placement: Literal["bahdanau", "luong", "between"] = "luong"
+    attention_placement: Literal["bahdanau", "luong", "between"] = "luong"
     input_feeding: bool = False  # luong: the attentional vector is part of the next input
     # attention heads with projections; None: one head without projections
     heads: int | None = None
@@ -139,8 +139,8 @@ class RecurrentEncoderDecoder(LanguageModel):
         c_t = sum_i softmax_i(score(q_t, h_i)) h_i        with attention
         logits_t = W z_t + b
 
-    The placement defines the query q_t and where the context c_t enters (e_t is the embedding of
-    y_{t-1}, the true target in training: teacher forcing):
+    `attention_placement` defines the query q_t and where the context c_t enters (e_t is the
+    embedding of y_{t-1}, the true target in training: teacher forcing):
 
         none        s_t = cell(s_{t-1}, e_t)                           z_t = s_t
         bahdanau    s_t = cell(s_{t-1}, [e_t; c_t]),  q_t = s_{t-1}    z_t = tanh(R [e_t; s_t; c_t])
@@ -169,7 +169,7 @@ class RecurrentEncoderDecoder(LanguageModel):
         self._build_encoder()
         # the layer that also reads the context vector or the attentional vector
         wide_layers = {"between": 1, "bahdanau": 0, "luong": 0 if config.input_feeding else None}
-        wide_layer = None if config.score is None else wide_layers[config.placement]
+        wide_layer = None if config.score is None else wide_layers[config.attention_placement]
         self.decoder = nn.ModuleList(
             make(config.cell, CELLS, "cell", dim_in=dim + dim * (n == wide_layer), dim_out=dim)
             for n in range(layers)
@@ -194,7 +194,7 @@ class RecurrentEncoderDecoder(LanguageModel):
             if config.score is not None
         )
         # the vectors that R reads: s and c, or e, s and c
-        num_vectors = {"between": 0, "luong": 2, "bahdanau": 3}[config.placement]
+        num_vectors = {"between": 0, "luong": 2, "bahdanau": 3}[config.attention_placement]
         if config.score is not None and num_vectors:
             self.readout = nn.Linear(num_vectors * dim, dim)
         tied = self.embed if config.tied else None
@@ -322,7 +322,7 @@ class RecurrentEncoderDecoder(LanguageModel):
         If attention makes decoding sequential, `run_layer` is not used; all states are returned.
         """
         config, e = self.config, self._dropout(self.embed(ids))
-        sequential = config.input_feeding or config.placement == "bahdanau"
+        sequential = config.input_feeding or config.attention_placement == "bahdanau"
         if config.score is None or not sequential:
             z, states, attention_outputs = self._decode_layerwise(e, initial, memory, run_layer)
         else:
@@ -337,7 +337,7 @@ class RecurrentEncoderDecoder(LanguageModel):
         for index, (cell, state) in enumerate(zip(self._cells(), initial, strict=True)):
             if index:
                 x = self._dropout(x)
-            if index == 1 and self.config.placement == "between" and len(self.attention):
+            if index == 1 and self.config.attention_placement == "between" and len(self.attention):
                 attention_outputs.append(self._attend(x, memory))
                 x = torch.cat([x, attention_outputs[0][-1].context_vectors], -1)
             x, states = run_layer(cell, x, state)

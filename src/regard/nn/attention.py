@@ -158,10 +158,11 @@ class AttentionInputs:
     allowed: Bool[Tensor, "#batch 1 #time seen"] | None = None
     bias: Float[Tensor, "#batch heads time seen"] | None = None
     rotation: Rotation | None = None
-    layer_position: Float[Tensor, "#batch time dim"] | None = None  # added to every layer's x
+    position_embedding: Float[Tensor, "#batch time dim"] | None = None  # added to every layer's x
     # relative position embeddings, which `Disentangled` reads
     relative_embeddings: Float[Tensor, "distances dim"] | None = None
-    head_position: Float[Tensor, "#batch time head_dim"] | None = None  # added to q, k and v
+    # added to q, k and v of every layer
+    head_position_embedding: Float[Tensor, "#batch time head_dim"] | None = None
 
     @classmethod
     def of(
@@ -274,8 +275,8 @@ class Attention(nn.Module):
         memory_kv: tuple[Tensor, Tensor] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """The attention output; `state` is the KV cache, `memory_kv` are precomputed k and v."""
-        if inputs.layer_position is not None:
-            x = x + inputs.layer_position.to(x.dtype)
+        if inputs.position_embedding is not None:
+            x = x + inputs.position_embedding.to(x.dtype)
         if memory is None and memory_kv is None and self._uses_fused_qkv():
             q, k, v = self._fused_qkv(x)
         else:
@@ -287,8 +288,8 @@ class Attention(nn.Module):
             q = self.q_norm(q)
         if inputs.rotation is not None:
             q, k = inputs.rotation.apply(q), inputs.rotation.apply(k)
-        if inputs.head_position is not None:
-            p = inputs.head_position.to(q.dtype).unsqueeze(1)  # the same for every head
+        if inputs.head_position_embedding is not None:
+            p = inputs.head_position_embedding.to(q.dtype).unsqueeze(1)  # the same for every head
             q, k, v = q + p, k + p, v + p
         if state is not None:
             cached = state.write(k, v, inputs.query_positions, inputs.key_positions.shape[1])

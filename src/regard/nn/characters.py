@@ -8,7 +8,7 @@ MAX_WORD_BYTES = 24  # later bytes of a word are ignored
 
 
 class CharacterConvolution(nn.Module):
-    r"""A convolution over the characters of a word, and max pooling over time.
+    r"""A character CNN: a convolution over the characters of a word, and max pooling over time.
 
         c = max_i relu(W [b_{i-1}; b_i; b_{i+1}] + v)
 

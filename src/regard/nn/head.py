@@ -19,8 +19,9 @@ Hidden = Float[Tensor, "batch time dim"]
 
 
 class Head(nn.Module):
-    r"""The output layer: logits = W x + b, with a soft cap if `cap` is set.
+    r"""The language model head (LM head, unembedding): logits = W x + b.
 
+    It is not a base class of all heads. With `cap` the logits are soft-capped.
     Weight tying: with `tied`, W is the weight of that embedding, and the head stores none. If
     `embed_dim` differs from `dim`, x is projected to that width first (OPT 350M). `scaled` divides
     x by sqrt(dim), as T5 does with tied weights.

@@ -50,7 +50,7 @@ def xavier(model: nn.Module) -> None:
 
 
 def fan_in(model: nn.Module) -> None:
-    r"""N(0, 1 / fan in), queries N(0, 1 / (fan in · head_dim)), embeddings N(0, 1): T5.
+    r"""LeCun normal, N(0, 1 / fan in); queries N(0, 1 / (fan in · head_dim)), embeddings N(0, 1).
 
     T5's scores are not divided by sqrt(head_dim); the smaller initial queries replace that
     (Raffel et al. 2020, as released).

@@ -53,7 +53,7 @@ def rotate_complex(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Position(nn.Module):
-    """No position encoding.
+    """No position encoding (NoPE), and the base class of all position encodings.
 
     A subclass overrides `embed`, `rotation` or `bias`. `positions` holds the absolute position of
     every token, so KV caches and packed documents need no special case. Each method is called once
@@ -295,9 +295,9 @@ class Rotary(Position):
 
         (a, b) at position t  ->  (a cos tw - b sin tw,  b cos tw + a sin tw),   w = base^(-2i/d)
 
-    so that q_t . k_s depends on t - s only (RoPE, Su et al. 2021). With
-    `partial_rotary_factor` only the first part of each head is rotated (GPT-NeoX, Phi); `scaling`
-    extends a trained model to longer contexts.
+    so that q_t . k_s depends on t - s only (RoPE, Su et al. 2021). `base` is `rope_theta` of
+    transformers, `scaling` its `rope_scaling`, which extends a trained model to longer contexts.
+    With `partial_rotary_factor` only the first part of each head is rotated (GPT-NeoX, Phi).
     `window_base` is the base in layers with a sliding window, which are not scaled (Gemma 3).
     A scaling that depends on the length of the sequence takes the largest position as length; keys
     that are already in a KV cache keep their rotation.
@@ -402,7 +402,9 @@ class ALiBi(Position):
 
 
 class T5Bias(Position):
-    r"""score_ij += b_{h, bucket(j - i)}, one table for all layers (Raffel et al. 2020).
+    r"""T5's relative position bias (Raffel et al. 2020): one table for all layers.
+
+        score_ij += b_{h, bucket(j - i)}
 
     Half of the buckets hold one distance each; the others grow logarithmically up to
     `max_distance`; all larger distances share the last. A bidirectional model has half of the

@@ -104,7 +104,7 @@ class Cosine(Score):
 
 
 class Additive(Score):
-    r"""score(q, k) = v . tanh(W [q; k])      (Bahdanau et al. 2015)
+    r"""score(q, k) = v . tanh(W [q; k])      (Bahdanau et al. 2015; "concat" in Luong et al. 2015)
 
     W is stored in two halves, `query` and `key`, so that the keys are projected once. v and W are
     learned per layer, shared by its heads.
@@ -139,7 +139,7 @@ class Additive(Score):
 class General(Score):
     r"""score(q, k) = q . W k      (Luong et al. 2015)
 
-    W is learned per layer, shared by its heads.
+    The bilinear (multiplicative) score. W is learned per layer, shared by its heads.
     """
 
     def __init__(self, head_dim: int) -> None:
@@ -195,9 +195,9 @@ class Location(Score):
 class Shaw(Score):
     r"""score(q_i, k_j) = q_i . (k_j + a_{j-i}) / sqrt(d)      (Shaw et al. 2018)
 
-    a is learned per layer, shared by its heads; distances are clipped to ±`max_distance`. The
-    paper's second table, which is added to the values, is not implemented: the paper found no gain
-    from it.
+    Relative position representations: a is learned per layer, shared by its heads; distances are
+    clipped to ±`max_distance`. The paper's second table, which is added to the values, is not
+    implemented: the paper found no gain from it.
     """
 
     def __init__(self, head_dim: int, max_distance: int = 16) -> None:

@@ -101,7 +101,7 @@ class CaptionsPipeline(Pipeline):
         size = max(16, min(data.side, 128 if gpu else 64) // 8 * 8)
         longest = max(len(text.split()) for text in data.texts())
         return {
-            "task": {"kind": "caption", "crop": max(1, size // 16)},
+            "task": {"kind": "caption", "crop_padding": max(1, size // 16)},
             "data": {"tokenizer": {"kind": "word", "lower": True}},
             "model": {
                 "family": "recurrent_captioner",
@@ -146,9 +146,10 @@ class CaptionsPipeline(Pipeline):
             config.model, vocab_size=tokenizers.vocab_size, channels=train.channels
         )
         task.check_model(model)
-        if task.crop >= model.image_size:
+        if task.crop_padding >= model.image_size:
             raise ConfigError(
-                f"task.crop={task.crop} must be less than image_size={model.image_size}"
+                f"task.crop_padding={task.crop_padding} must be less than "
+                f"image_size={model.image_size}"
             )
         mean, std = (task.mean, task.std) if task.mean else train.statistics(model.image_size)
         choice = with_task_options(config.task, {"mean": mean, "std": std})

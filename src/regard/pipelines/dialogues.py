@@ -98,7 +98,7 @@ class DialoguesPipeline(Pipeline):
         self, config: RunConfig, train: Dialogues, validation: Dialogues, progress: Progress | None
     ) -> Tokenizer:
         """Train on the training dialogues, with the text of the template."""
-        choice, template = config.data.tokenizer, instruct_task(config.task).template
+        choice, template = config.data.tokenizer, instruct_task(config.task).chat_template
         texts = [render(template, row, variables=template_variables(None)) for row in train.rows]
 
         def write(folder: Path) -> None:
@@ -110,7 +110,7 @@ class DialoguesPipeline(Pipeline):
 
     def check_tokenizers(self, config: RunConfig, tokenizers: Tokenizer) -> None:
         """Raise `ConfigError` if parts of the chat template are not in the vocabulary."""
-        parts = unknown_template_parts(tokenizers, instruct_task(config.task).template)
+        parts = unknown_template_parts(tokenizers, instruct_task(config.task).chat_template)
         if not parts:
             return
         texts = ", ".join(map(repr, parts[:8])) + (", …" if len(parts) > 8 else "")
@@ -119,7 +119,8 @@ class DialoguesPipeline(Pipeline):
         if ends:
             end = tokenizers.piece(ends[0])
             solution += (
-                ", or set a template of special tokens:\n'task.template={% for m in messages %}"
+                ", or set a template of special tokens:\n"
+                "'task.chat_template={% for m in messages %}"
                 f"{{{{ m.content }}}}{end}{{% endfor %}}'"
             )
         raise ConfigError(
@@ -230,9 +231,11 @@ class DialoguesPipeline(Pipeline):
         task, tokenizer = cast(Instruct, data.task), cast(Tokenizer, data.tokenizers)
         row = data.validation_data.rows[0]
         index = next(i for i, (role, _) in enumerate(row) if role == ASSISTANT)
-        ids = chat_prompt_ids(tokenizer, task.template, row[:index])[-data.model.context // 2 :]
+        ids = chat_prompt_ids(tokenizer, task.chat_template, row[:index])[
+            -data.model.context // 2 :
+        ]
         max_new_tokens = min(SAMPLE_TOKENS, data.model.context - len(ids))
-        stop, end = response_end(tokenizer, task.template)
+        stop, end = response_end(tokenizer, task.chat_template)
         (new,) = generate(
             cast(Language, model),
             [ids],
@@ -254,7 +257,7 @@ def instruct_task(choice: Choice) -> Instruct:
 
 def encode(task: Instruct, tokenizer: Tokenizer, messages: Sequence[Message]) -> Dialogue:
     """The ids of a dialogue, and which of them belong to responses."""
-    ids, scored = dialogue_ids(tokenizer, task.template, messages)
+    ids, scored = dialogue_ids(tokenizer, task.chat_template, messages)
     return np.asarray(ids, dtype=np.int64), np.asarray(scored, dtype=np.bool_)
 
 
@@ -295,9 +298,9 @@ def format_loss_mask(task: Instruct, tokenizer: Tokenizer | None, row: Sequence[
     Without a tokenizer, which is trained later, the dialogue is shown as text.
     """
     if tokenizer is None:
-        parts = split_responses(task.template, row, template_variables(None))
+        parts = split_responses(task.chat_template, row, template_variables(None))
     else:
-        ids, scored = dialogue_ids(tokenizer, task.template, row)
+        ids, scored = dialogue_ids(tokenizer, task.chat_template, row)
         groups = groupby(zip(ids, scored, strict=True), key=itemgetter(1))
         parts = [(_text_of([id for id, _ in group], tokenizer), key) for key, group in groups]
     line = "".join(f"⟦{text}⟧" if scored else text for text, scored in parts).replace("\n", "⏎")

@@ -94,7 +94,7 @@ class ImagesPipeline(Pipeline):
         augment = steps * batch > 10 * len(data)
         task = "image_classification"
         return {
-            "task": {"kind": task, "crop": max(1, size // 16)} if augment else task,
+            "task": {"kind": task, "crop_padding": max(1, size // 16)} if augment else task,
             "model": {
                 "preset": "tiny-vit",
                 "image_size": size,
@@ -142,8 +142,10 @@ class ImagesPipeline(Pipeline):
                 f"to classify images, model.head must be 'classification', not {kind!r}"
             )
         size = height, width = model.image_sides
-        if task.crop >= min(size):
-            raise ConfigError(f"task.crop={task.crop} must be less than image_size={min(size)}")
+        if task.crop_padding >= min(size):
+            raise ConfigError(
+                f"task.crop_padding={task.crop_padding} must be less than image_size={min(size)}"
+            )
         mean, std = (task.mean, task.std) if task.mean else train.statistics(size)
         derived = {"class_names": names, "mean": mean, "std": std}
         choice = with_task_options(config.task, derived)

@@ -125,7 +125,7 @@ class PairsPipeline(Pipeline):
         store = pair_store(train, source, target)
         loader = pair_loader(config, store, max_length=data.model.context - task.prefix_length)
         sizes = f"{target.vocab_size:,} tokens, joint"
-        if not tokenizers.shared:
+        if not tokenizers.shares_ids:
             sizes = f"{source.vocab_size:,} and {target.vocab_size:,} tokens"
         description = [
             f"data       {train.description}",
@@ -158,7 +158,7 @@ class PairsPipeline(Pipeline):
     ) -> EvalData:
         """All validation pairs in order."""
         source, target = tokenizers.source, tokenizers.target
-        source_vocab_size = None if tokenizers.shared else source.vocab_size
+        source_vocab_size = None if tokenizers.shares_ids else source.vocab_size
         model = resolve(
             config.model, vocab_size=target.vocab_size, source_vocab_size=source_vocab_size
         )

@@ -109,7 +109,10 @@ class Task:
         return None
 
     def tokens_read(self, batch: Any, context: int) -> int:
-        """How many tokens or patches of a batch a model reads; `minutes` chooses a model by it."""
+        """The number of tokens or patches of a batch that a model reads.
+
+        The setting `minutes` uses it to estimate the speed of models and to choose one.
+        """
         return int(self.count(batch))
 
 

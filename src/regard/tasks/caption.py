@@ -32,7 +32,8 @@ class Caption(Seq2Seq):
     input_kinds: ClassVar[tuple[str, ...]] = ("images",)
     methods: ClassVar[tuple[str, ...]] = ("predict",)
     label_smoothing: float = 0.0  # probability that is spread over all tokens
-    crop: int = 0  # in training, shift images at random by up to this many pixels
+    # in training, padding of random crops, in pixels on each side; 0: no random crops
+    crop_padding: int = 0
     # mean of the pixels, per channel; empty: that of the training images
     mean: list[float] = field(default_factory=list)
     # standard deviation of the pixels, per channel; empty: that of the training images
@@ -40,7 +41,7 @@ class Caption(Seq2Seq):
 
     def __post_init__(self) -> None:
         Seq2Seq.__post_init__(self)
-        check_pixel_settings(self.crop, self.mean, self.std)
+        check_pixel_settings(self.crop_padding, self.mean, self.std)
 
     def collate(  # type: ignore[override]
         self,
@@ -50,8 +51,8 @@ class Caption(Seq2Seq):
         """Images and their captions; `training` also shifts the images at random."""
         pixels, sentences, width, regions, training = examples
         images = torch.from_numpy(pixels)
-        if training and self.crop:
-            images = random_shift(images, self.crop, generator)
+        if training and self.crop_padding:
+            images = random_shift(images, self.crop_padding, generator)
         source = ImageSource.of(self.normalize(images), regions)
         return CaptionBatch(source, *self.shift(sentences, width))
 

@@ -19,7 +19,7 @@ from regard.tasks.text_classification import Ids, pad
 
 @dataclass(frozen=True, kw_only=True)
 class Contrastive(Task):
-    r"""InfoNCE with the other texts of the batch as negatives.
+    r"""InfoNCE with in-batch negatives: the other texts of the batch.
 
         loss = - sum_i log ( exp(cos(a_i, b_i) / t) / sum_j exp(cos(a_i, b_j) / t) )
 

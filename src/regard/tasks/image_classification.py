@@ -24,8 +24,8 @@ class ImageClassification(Task):
     r"""P(class | image): cross-entropy of the class, with label smoothing.
 
     A pixel value c from 0 to 255 is normalized to (c / 255 - mean) / std of its channel. In
-    training an image may be shifted by up to `crop` pixels in each direction, padded with black
-    pixels (random crop), and flipped horizontally with probability 1/2 (`flip`).
+    training an image may be padded with `crop_padding` black pixels on each side and cropped at
+    random to its size (random crop), and flipped horizontally with probability 1/2 (`flip`).
     """
 
     data_kind: ClassVar[str] = "images"
@@ -38,7 +38,8 @@ class ImageClassification(Task):
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     heads: ClassVar[tuple[str, ...]] = ("classification",)  # kinds of `model.head`
     label_smoothing: float = 0.0  # probability that is spread over all classes
-    crop: int = 0  # in training, shift images at random by up to this many pixels
+    # in training, padding of random crops, in pixels on each side; 0: no random crops
+    crop_padding: int = 0
     flip: bool = False  # in training, flip half of the images horizontally
     # mean of the pixels, per channel; empty: that of the training images
     mean: list[float] = field(default_factory=list)
@@ -49,7 +50,7 @@ class ImageClassification(Task):
 
     def __post_init__(self) -> None:
         check_label_smoothing(self.label_smoothing)
-        check_pixel_settings(self.crop, self.mean, self.std)
+        check_pixel_settings(self.crop_padding, self.mean, self.std)
 
     def collate(
         self,
@@ -59,8 +60,8 @@ class ImageClassification(Task):
         """Normalized images and their classes; `training` also applies random crop and flip."""
         pixels, labels, training = examples
         images = torch.from_numpy(pixels)
-        if training and self.crop:
-            images = random_shift(images, self.crop, generator)
+        if training and self.crop_padding:
+            images = random_shift(images, self.crop_padding, generator)
         if training and self.flip:
             flipped = torch.rand(len(images), generator=generator) < 0.5
             images = torch.where(flipped.view(-1, 1, 1, 1), images.flip(-1), images)
@@ -108,10 +109,10 @@ class ImageClassification(Task):
         return len(batch.targets) * context
 
 
-def check_pixel_settings(crop: int, mean: list[float], std: list[float]) -> None:
+def check_pixel_settings(crop_padding: int, mean: list[float], std: list[float]) -> None:
     """Raise `ConfigError` for settings with which pixels cannot be shifted or normalized."""
-    if crop < 0:
-        raise ConfigError(f"task.crop={crop} must be 0 or more pixels")
+    if crop_padding < 0:
+        raise ConfigError(f"task.crop_padding={crop_padding} must be 0 or more pixels")
     if len(mean) != len(std) or any(value <= 0 for value in std):
         raise ConfigError(
             f"task.mean={mean} and task.std={std} need one value per channel, "

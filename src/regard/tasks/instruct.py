@@ -27,8 +27,8 @@ class Instruct(Task):
     r"""P(response | prompt): cross-entropy of the tokens of the responses.
 
     Several dialogues share a row; a token attends to those of its own dialogue only, and positions
-    begin at 0 in each. A model with `prefix` reads the first prompt bidirectionally, and then a
-    row is one dialogue.
+    begin at 0 in each. In a prefix LM (`model.prefix`), attention within the first prompt is
+    bidirectional, and each row holds one dialogue.
     """
 
     data_kind: ClassVar[str] = "dialogues"
@@ -38,7 +38,7 @@ class Instruct(Task):
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity")
     # how a dialogue becomes text: "chatml", or a Jinja chat template; by default that of the
     # model that training starts from
-    template: str = "chatml"
+    chat_template: str = "chatml"
     label_smoothing: float = 0.0  # probability that is spread over all tokens
 
     def __post_init__(self) -> None:

@@ -34,9 +34,9 @@ class Masked(Task):
         80 % become <mask>, 10 % a random token, 10 % stay unchanged;
         loss = - sum over the chosen t of log P(x_t | the row after masking)
 
-    Special tokens are never chosen. With `whole_words` all pieces of a word are chosen together:
-    words in random order, as long as they fit into round(mask_fraction n). If no word fits, the
-    first pieces of the row are chosen.
+    Special tokens are never chosen. With `whole_words` (whole-word masking) all pieces of a word
+    are chosen together: words in random order, as long as they fit into round(mask_fraction n). If
+    no word fits, the first pieces of the row are chosen.
 
     A row is a block of the text, <cls> … <sep>. Where a document ends inside it, the next one
     follows: <cls> … <sep> <cls> … <sep>. Documents do not attend to each other, and each counts
@@ -56,7 +56,7 @@ class Masked(Task):
     ranks_predictions: ClassVar[bool] = True
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
     mask_fraction: float = 0.15  # fraction of the tokens to predict
-    whole_words: bool = False  # mask all pieces of a word together
+    whole_words: bool = False  # whole-word masking: mask all pieces of a word together
     next_sentence: bool = False  # also predict whether a sentence follows another
     label_smoothing: float = 0.0  # probability that is spread over all tokens
     tokenizer: Tokenizer | None = None
@@ -69,7 +69,7 @@ class Masked(Task):
             )
 
     def check_model(self, model: ModelConfig) -> None:
-        """Raise `ConfigError` also without a masked head, two segments, or positions for text."""
+        """Also raise `ConfigError` for another head, too few segments or too short a context."""
         super().check_model(model)
         head = cast(Any, model).head
         kind, options = kind_of(head)

@@ -138,7 +138,8 @@ class _Placeholders:
                 if self.key in part or (_DELIMITER in part and not self.delimiter_in_messages):
                     raise ConfigError(
                         "the chat template changes messages with special tokens (it cuts or "
-                        "escapes them), so they cannot be kept as text; set task.template=chatml"
+                        "escapes them), so they cannot be kept as text; "
+                        "set task.chat_template=chatml"
                     )
                 ids += self.tokenizer.encode_special(part)
             elif int(part) != _SEPARATOR:

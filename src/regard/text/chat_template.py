@@ -32,7 +32,7 @@ CHATML_JINJA = (  # ChatML as a Jinja template, for exported tokenizers
 MAX_SECONDS = 1.0  # of CPU time, to render a dialogue
 UNSTABLE = (
     "the chat template changes the beginning of a dialogue when it continues, so its responses "
-    "cannot be separated from the prompts;\nset task.template=chatml"
+    "cannot be separated from the prompts;\nset task.chat_template=chatml"
 )
 
 _LOCK = threading.Lock()
@@ -98,7 +98,7 @@ def _render_jinja(
     variables = given | variables
     reply = _send_request({"template": template, "variables": variables, "seconds": MAX_SECONDS})
     if "limit" in reply:
-        raise ConfigError(f"the chat template {reply['limit']}; set task.template=chatml")
+        raise ConfigError(f"the chat template {reply['limit']}; set task.chat_template=chatml")
     if "error" in reply:
         raise DataError(f"the chat template refuses a dialogue: {reply['error']}")
     return reply["text"]
@@ -134,7 +134,7 @@ def _start_process() -> "subprocess.Popen[bytes]":
     if spec is None or spec.origin is None:
         raise ConfigError(
             "the chat template of this model needs Jinja: pip install 'regard[chat]';\n"
-            "or set task.template=chatml"
+            "or set task.chat_template=chatml"
         )
     # -P: do not import modules from the folder of the script. A new session: Ctrl-C must not reach
     # the child.

@@ -37,7 +37,7 @@ class PairTokenizers:
         return self.source is self.target
 
     @property
-    def shared(self) -> bool:
+    def shares_ids(self) -> bool:
         """Whether an id means the same on both sides (Marian: two sets of pieces, shared ids)."""
         return (
             self.joint or self.source.has_decode_only_pieces or self.target.has_decode_only_pieces

@@ -148,11 +148,11 @@ def _with_bos_eos(tokenizer: Tokenizer, settings: JSONObject) -> Tokenizer:
     before, after = ([name] if options[name] and name in tokens else [] for name in options)
     single = " ".join([*before, "A", *after])
     pair = " ".join([single, *(f"{part}:1" for part in [*before, "B", *after])])
-    return with_template(tokenizer, single, pair)
+    return with_post_processor(tokenizer, single, pair)
 
 
-def with_template(tokenizer: Tokenizer, single: str, pair: str) -> Tokenizer:
-    """A copy of the tokenizer with another template, written as in `CLS`."""
+def with_post_processor(tokenizer: Tokenizer, single: str, pair: str) -> Tokenizer:
+    """A copy whose post-processor adds special tokens by these templates, written as in `CLS`."""
     backend = tokenizer.backend
     tokens = tokenizer.special_tokens.tokens
     backend.post_processor = _post_processor(backend, single, pair, tokens)

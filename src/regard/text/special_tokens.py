@@ -130,7 +130,7 @@ Parts = tuple[Part, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Template:
+class PostProcessorTemplate:
     """Where a tokenizer's post-processor puts special ids around one text and around two."""
 
     single: Parts = (("A", 0),)
@@ -192,12 +192,16 @@ def _roberta_processing(processor: JSONObject) -> tuple[Parts, Parts]:
 
 
 def _byte_level(processor: JSONObject) -> tuple[Parts, Parts]:
-    return Template().single, Template().pair  # changes offsets only
+    return PostProcessorTemplate().single, PostProcessorTemplate().pair  # changes offsets only
 
 
 def _sequence(processor: JSONObject) -> tuple[Parts, Parts]:
-    templates = [Template.from_post_processor(step) for step in processor["processors"]]
-    template = next((step for step in templates if step != Template()), Template())
+    templates = [
+        PostProcessorTemplate.from_post_processor(step) for step in processor["processors"]
+    ]
+    template = next(
+        (step for step in templates if step != PostProcessorTemplate()), PostProcessorTemplate()
+    )
     return template.single, template.pair
 
 

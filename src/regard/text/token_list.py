@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from regard.errors import CheckpointError
 from regard.files.untrusted import quote
-from regard.text.pretrained import with_template
+from regard.text.pretrained import with_post_processor
 from regard.text.special_tokens import SpecialTokens
 from regard.text.tokenizer import CHARACTER, Tokenizer
 
@@ -53,7 +53,7 @@ def from_token_list(
     added = [AddedToken(token, special=True, normalized=False) for token in special_tokens.values()]
     backend.add_special_tokens(added)
     tokenizer = Tokenizer(backend, SpecialTokens(tokens=dict(special_tokens)))
-    return with_template(tokenizer, template, f"{template} B")
+    return with_post_processor(tokenizer, template, f"{template} B")
 
 
 def _unknown(tokens: Sequence[str], single_characters: bool) -> str:

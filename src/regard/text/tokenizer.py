@@ -21,8 +21,8 @@ from regard.files.untrusted import as_checkpoint_error, quote, read_text
 from regard.text.special_tokens import (
     HF_KEYS,
     SPECIAL_TOKENS,
+    PostProcessorTemplate,
     SpecialTokens,
-    Template,
     config_path,
     read_tables,
 )
@@ -90,7 +90,7 @@ class Tokenizer:
         self._special_backend: tokenizers.Tokenizer | None = None  # of `encode_special`
         self._code_point_ids: NDArray[np.uint32] | None = None  # char: id by code point
         self._encode_speed, self._decode_speed = SpeedCheck("characters"), SpeedCheck("ids")
-        self._template = Template.from_post_processor(table["post_processor"])
+        self._template = PostProcessorTemplate.from_post_processor(table["post_processor"])
         if special_tokens is None:
             special_tokens = SpecialTokens.read(backend, [])
         self.special_tokens = special_tokens

@@ -18,8 +18,8 @@ from regard.files.atomic import atomic_folder, require_new_path, write_json
 from regard.files.directory import Directory
 from regard.files.safetensors import TensorReader, read_header
 from regard.files.untrusted import path_exists
-from regard.hub.chat_templates import FILE as CHAT_TEMPLATE
-from regard.hub.chat_templates import read_chat_template
+from regard.hub.chat_template_file import FILE as CHAT_TEMPLATE
+from regard.hub.chat_template_file import read_chat_template
 from regard.hub.class_names import write_class_names
 from regard.hub.config_json import read_config_as, write_config
 from regard.hub.convert_weights import write_external

@@ -155,7 +155,7 @@ def _seq2seq(config: Any) -> Lines:
         hard = "" if config.hard_attention is None else f", hard ({config.hard_attention})"
         feeding = ", input feeding" if config.input_feeding else ""
         details = f"{score}{_format_options(options)}{heads}{hops}{hard}"
-        parts.append(f"attention to the encoder: {details}; {config.placement}{feeding}")
+        parts.append(f"attention to the encoder: {details}; {config.attention_placement}{feeding}")
     return [
         *input_line("source and target ids"),
         *in_stream([*parts, _head(config)], WIDTH),
@@ -247,7 +247,7 @@ def _recurrent_captioner(config: Any) -> Lines:
     cell = f"{CELLS.get(kind, kind)}{_format_options(options)} {config.dim:,}"
     score, score_options = kind_of(config.score)
     hard = "" if config.hard_attention is None else f", hard ({config.hard_attention})"
-    details = f"{score}{_format_options(score_options)}{hard}; {config.placement}"
+    details = f"{score}{_format_options(score_options)}{hard}; {config.attention_placement}"
     parts = [
         *_image_embedding(config),
         *([f"{config.encoder_layers} × convolution 3 × 3"] if config.encoder_layers else []),

@@ -88,7 +88,7 @@ def open_file(path: Path) -> CheckpointWithoutConfig:
         encoder_layers=1,
         bridge=False,
         score="scaled_dot",
-        placement="between",
+        attention_placement="between",
         heads=ATTENTION_HEADS,
         tied=False,
     )

@@ -75,7 +75,7 @@ class Cost:
     separate_norms: int  # norms outside the kernels of linear layers: of q and k, after a branch
     biased_layers: int  # layers with biases or LayerNorm
     layer_parameters: int  # of the largest layer
-    outside_parameters: int  # outside the layers: embeddings, head, final norm
+    non_layer_parameters: int  # outside the layers: embeddings, head, final norm
     state_bytes_per_token: int  # of the KV cache; 0 for a state of fixed size
     state_bytes: int  # of a row of the whole context, keys and values of the source included
     window_bytes: int  # the part of `state_bytes` that sliding windows still attend to
@@ -135,7 +135,7 @@ def cost(config: ModelConfig) -> Cost:
             for block in stack.layers
         ),
         layer_parameters=max(layers.values(), default=0),
-        outside_parameters=parameters - sum(layers.values()),
+        non_layer_parameters=parameters - sum(layers.values()),
         state_bytes_per_token=FLOAT32_BYTES * state.per_token,
         state_bytes=FLOAT32_BYTES * state.full,
         window_bytes=FLOAT32_BYTES * state.in_window,

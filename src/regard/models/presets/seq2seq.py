@@ -32,7 +32,7 @@ def bahdanau() -> Seq2SeqConfig:
         cell={"kind": "gru", "reset": "after"},
         dim=1000,
         score="additive",
-        placement="bahdanau",
+        attention_placement="bahdanau",
         tied=False,
     )
 
@@ -50,7 +50,7 @@ def luong() -> Seq2SeqConfig:
         bidirectional=False,
         reversed_source=True,
         score="general",
-        placement="luong",
+        attention_placement="luong",
         input_feeding=True,
         dropout=0.2,
         tied=False,

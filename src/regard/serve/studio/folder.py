@@ -10,7 +10,7 @@ from typing import Any
 from regard.api.training import summarize
 from regard.config import RunConfig, kind_of
 from regard.errors import ConfigError, RegardError
-from regard.hub.chat_templates import read_chat_template
+from regard.hub.chat_template_file import read_chat_template
 from regard.hub.external_checkpoint import is_external_checkpoint
 from regard.pipelines import pipeline_of
 from regard.serve.engine import EngineConfig

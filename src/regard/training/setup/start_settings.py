@@ -35,7 +35,7 @@ def start_from(
         dropped = DATA_OPTIONS if same_classes else {*DATA_OPTIONS, "class_names"}
         task = _merge(task, {k: v for k, v in options.items() if k not in dropped})
     elif kind == "instruct" and template is not None:
-        task = _merge(task, {"template": template})
+        task = _merge(task, {"chat_template": template})
     lr = TUNINGS.get(kind_of(tune)[0], Tuning).default_lr
     return {
         **settings,

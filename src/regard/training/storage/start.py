@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.config import RunConfig, kind_of
 from regard.errors import CheckpointError, ConfigError, RegardWarning
 from regard.files.untrusted import path_exists
-from regard.hub.chat_templates import read_chat_template
+from regard.hub.chat_template_file import read_chat_template
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.hub.peft import is_adapter, read_adapter
 from regard.models.build import build_on_meta, config_table, load_weights, resolve, weights
@@ -79,7 +79,7 @@ def run_template(folder: RunFolder, config: RunConfig) -> str | None:
     """The chat template of a run: that of its task, or that of the imported tokenizer."""
     kind, options = kind_of(config.task)
     if kind == "instruct":
-        return str(options.get("template", Instruct.template))
+        return str(options.get("chat_template", Instruct.chat_template))
     return read_chat_template(folder.path)
 
 

@@ -20,7 +20,7 @@ DATA_SETTINGS = ("lower", "text", "text2", "label", "tags", "columns", "validati
 ADDED_SETTINGS = ("data.text2",)
 # options of tasks that affect training only
 TRAINING_OPTIONS = (
-    *("label_smoothing", "scheduled_sampling", "word_dropout", "crop", "flip"),
+    *("label_smoothing", "scheduled_sampling", "word_dropout", "crop_padding", "flip"),
     "class_weights",
 )
 

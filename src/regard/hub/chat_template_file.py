@@ -1,4 +1,4 @@
-"""The chat template of a Hugging Face tokenizer, in a file or in tokenizer_config.json."""
+"""Read the chat template of a Hugging Face folder: chat_template.jinja, tokenizer_config.json."""
 
 from pathlib import Path
 from typing import Any
