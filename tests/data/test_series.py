@@ -278,10 +278,42 @@ def test_dates_as_numbers_and_row_numbers_are_forecast_if_they_are_named(tmp_pat
     np.testing.assert_array_equal(opened.column("year"), np.arange(1900, 1940))
     only = open_data(write_file(tmp_path / "b.csv", "id\n1\n2\n3\n"))
     assert only.forecast_columns == ["id"]  # there is nothing else to forecast
+    both = open_data(write_file(tmp_path / "d.csv", "id,step\n1,2\n2,4\n3,6\n"))
+    assert both.forecast_columns == ["id", "step"]
     counter = open_data(
         write_file(tmp_path / "c.csv", "date,total\n1999-01-01,1500000000\n1999-01-02,1500000060\n")
     )
     assert counter.forecast_columns == ["total"]  # the rows have dates already
+
+
+@pytest.mark.parametrize("name", ["runtime_ns", "response_time", "year"])
+def test_numbers_without_order_are_values_although_their_name_is_that_of_a_time(tmp_path, name):
+    scale = 1 if name == "year" else 10**6
+    values = [(1900 + 7 * n % 20) * scale for n in range(20)]
+    rows = "".join(f"2020-01-{10 + n},{value},{n % 3}\n" for n, value in enumerate(values))
+    opened = open_data(write_file(tmp_path / "a.csv", f"date,{name},x\n{rows}"))
+    assert opened.forecast_columns == [name, "x"]
+    if name != "year":  # the years of rows without other dates must be in order
+        rows = "".join(f"{value},{n % 3}\n" for n, value in enumerate(values))
+        opened = open_data(write_file(tmp_path / "b.csv", f"{name},x\n{rows}"))
+        assert opened.forecast_columns == [name, "x"]
+        assert opened.dates is None
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "step"),
+    [
+        ([700 * n for n in range(30)], None),  # to the second, most would be one second apart
+        ([1500 * n for n in range(30)], None),
+        ([1000 * n + 40 * (n * n % 5) for n in range(30)], 1),  # a second, not measured exactly
+        ([60_000 * n + 100 * (n * n % 5) for n in range(30)], 60),
+    ],
+)
+def test_a_step_is_in_whole_seconds_or_not_known(tmp_path, milliseconds, step):
+    rows = "".join(f"{1_500_000_000_000 + ms},{n % 7}\n" for n, ms in enumerate(milliseconds))
+    opened = open_data(write_file(tmp_path / "a.csv", f"timestamp,x\n{rows}"))
+    assert opened.dates.step == step
+    assert not step or not len(opened.dates.gaps)
 
 
 def test_weekdays_without_rows_are_no_gaps_and_have_no_forecasts(tmp_path):

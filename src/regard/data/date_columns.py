@@ -1,4 +1,4 @@
-"""Columns of a table that are no values to forecast: dates of the rows, and row numbers."""
+"""Columns of a table that are not forecast: dates of the rows, and row numbers."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -23,6 +23,7 @@ PARTS = (  # names of the columns of a date, from the longest part to the shorte
     ("minute",),
 )
 TIME_NAME = re.compile(r"date|time|epoch|unix|^(ts|ds|t)$", re.I)  # of a column of numbers
+ONLY_TIME_NAME = re.compile(r"(date|time|stamp|epoch|unix|utc|ts|ds|t|ms|s|[\W_])+", re.I)
 INDEX_NAME = re.compile(
     r"(index|idx|id|row|no|nr|step|t|time|date|datetime|timestamp|year|unnamed: \d+)$", re.I
 )
@@ -32,6 +33,7 @@ EPOCH_UNITS = {
     "microseconds": 10**6,
     "nanoseconds": 10**9,
 }
+MAX_DISORDER = 0.1  # fraction of rows whose date is earlier than the one before; they are errors
 EPOCH_RANGE = (10**8, 10**10)  # in seconds: 1973 to 2286
 DAY_FIRST, MONTH_FIRST = "day/month/year", "month/day/year"
 _YEAR_FIRST = re.compile(r"(\d{4})[-/](\d{1,2})(?:[-/](\d{1,2}))?(?!\d)(.*)")  # 2016-12-31, 2016-12
@@ -43,12 +45,12 @@ _INTEGER = re.compile(r"\s*(\d+)(\.0*)?\s*$")
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A way to read the date of a row; `form` and `length` are those of `Dates`."""
+    """How to parse the date of a row; `cell_format` and `iso_length` are those of `Dates`."""
 
     columns: tuple[int, ...]
     parse: Callable[[Sequence[Any]], datetime | None]  # the date of a row of cells
-    form: str = ""
-    length: int | None = None
+    cell_format: str = ""
+    iso_length: int | None = None
 
 
 def read_dates(table: Table, rows: Sequence[Row]) -> tuple[Dates | None, dict[int, str]]:
@@ -62,8 +64,9 @@ def read_dates(table: Table, rows: Sequence[Row]) -> tuple[Dates | None, dict[in
     increase.
     """
     columns = range(len(table.columns))
+    texts = [_text_reading(rows, column) for column in columns]
     candidates = [
-        *(_text_reading(rows, column) for column in columns),
+        *texts,
         _parts_reading(table, rows),
         *(_number_reading(table, rows, column) for column in columns),
     ]
@@ -82,13 +85,15 @@ def read_dates(table: Table, rows: Sequence[Row]) -> tuple[Dates | None, dict[in
     reading = _with_time_of_day(table, rows, readings[0])
     dates = _parse_rows(table, rows, reading)
     for other in readings[1:]:
+        if other not in texts and not _is_in_order([other.parse(row) for _, row in rows]):
+            continue  # values such as the year of manufacture
         unused = [column for column in other.columns if column not in reading.columns]
         reasons |= dict.fromkeys(unused, f"dates as in {dates.columns[0]}")
     return dates, reasons
 
 
 def row_number_reason(table: Table, numbers: NDArray[np.float64], column: int) -> str:
-    """The reason why a column of numbers is an index of the rows, not a value; "" if it is none.
+    """The reason why a column of numbers is an index of the rows; "" if it is a value.
 
     The numbers of an index increase from row to row, and its name says what it is; the first column
     may also be without a name, if it counts the rows.
@@ -159,7 +164,7 @@ def _text_reading(rows: Sequence[Row], column: int) -> _Reading | dict[int, str]
     years_first = [match for text in texts if (match := _YEAR_FIRST.match(text))]
     has_days = any(match[3] is not None for match in years_first)
     length = None if has_days or len(years_first) < len(texts) else MONTH
-    return _Reading((column,), lambda row: parse_date(row[column]), length=length)
+    return _Reading((column,), lambda row: parse_date(row[column]), iso_length=length)
 
 
 def _day_or_month_first(cells: Sequence[Any]) -> tuple[str, str]:
@@ -209,7 +214,7 @@ def _parts_reading(table: Table, rows: Sequence[Row]) -> _Reading | dict[int, st
     if 2 * sum(first == second for first, second in pairwise(dates)) > len(rows):
         return dict.fromkeys(columns, "repeats, so it is not the date of a row")
     in_order = (*columns[2::-1], *columns[3:])  # day, month, year, hour, minute
-    return _Reading(in_order, parse, length={1: YEAR, 2: MONTH}.get(len(columns)))
+    return _Reading(in_order, parse, iso_length={1: YEAR, 2: MONTH}.get(len(columns)))
 
 
 def _first_columns_reading(rows: Sequence[Row]) -> _Reading | None:
@@ -230,7 +235,8 @@ def _number_reading(
 ) -> _Reading | None:
     """How to read a column of dates as numbers.
 
-    Its name is that of a time, or (`named=False`) it increases by the same step in all rows.
+    Its name is that of a time, or (`named=False`) it increases by the same step in all rows. A name
+    with other words, as runtime_ns, is that of a time only if the numbers are in order.
     """
     if named and not TIME_NAME.search(table.columns[column]):
         return None
@@ -239,6 +245,8 @@ def _number_reading(
     if unit is None and not (named and _from_digits(first)):
         return None
     numbers = [n for _, row in rows if (n := _integer(row[column])) is not None]
+    if not ONLY_TIME_NAME.fullmatch(table.columns[column]) and not _is_in_order(numbers):
+        return None
     is_regular = len(numbers) == len(rows) and len({b - a for a, b in pairwise(numbers)}) == 1
     if not named and not (is_regular and numbers[0] < numbers[-1]):
         return None
@@ -250,6 +258,13 @@ def _number_reading(
         return None
     form = f"{unit} since 1970"
     return _Reading((column,), lambda row: _from_epoch(_integer(row[column]), unit), form)
+
+
+def _is_in_order(values: Sequence[Any]) -> bool:
+    """Whether values do not decrease from row to row, apart from a few rows."""
+    known = [value for value in values if value is not None]
+    decreases = sum(first > second for first, second in pairwise(known))
+    return decreases <= MAX_DISORDER * len(known)
 
 
 def _in_epoch_range(number: int, unit: str) -> bool:
@@ -333,7 +348,7 @@ def _parse_rows(table: Table, rows: Sequence[Row], reading: _Reading) -> Dates:
         date = reading.parse(row)
         cells = ", ".join(repr(row[column]) for column in reading.columns)
         if date is None:
-            form = f" ({reading.form})" if reading.form else ""
+            form = f" ({reading.cell_format})" if reading.cell_format else ""
             raise DataError(
                 f"{table.location(number)}: {', '.join(names)} is {cells}, not a date{form};\n"
                 "correct it, or remove the row"
@@ -348,8 +363,8 @@ def _parse_rows(table: Table, rows: Sequence[Row], reading: _Reading) -> Dates:
             )
         dates.append(date)
     lines = tuple(number for number, _ in rows)
-    return Dates(names, _to_array(dates), lines, reading.form, reading.length)
+    return Dates(names, _to_array(dates), lines, reading.cell_format, reading.iso_length)
 
 
 def _to_array(dates: Sequence[datetime]) -> NDArray[np.datetime64]:
-    return np.array(dates, dtype="datetime64[s]")
+    return np.array(dates, dtype="datetime64[ms]")

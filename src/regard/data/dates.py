@@ -12,6 +12,7 @@ MONTH_STEP_NAMES = {1: "month", 3: "quarter", 12: "year"}  # steps in months
 SHORTEST_MONTH = 28 * DAY
 WEEKDAYS = str.split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 MIN_WEEKS = 4  # of daily rows, from which a weekday without any row is absent, not a gap
+MAX_JITTER = 0.01  # of a step in whole seconds
 YEAR, MONTH, DATE, TIME = 4, 7, 10, 19  # characters of an ISO date up to its year, month, day, time
 
 
@@ -20,18 +21,22 @@ class Dates:
     """A date for each row, in increasing order."""
 
     columns: tuple[str, ...]  # the columns that they were read from
-    values: NDArray[np.datetime64]  # (time), to the second
+    values: NDArray[np.datetime64]  # (time), to the millisecond
     lines: tuple[int, ...]  # line number of each row in the file
-    form: str = ""  # how the cells are read, where they leave a choice: "day/month/year"
-    length: int | None = None  # YEAR or MONTH if the cells have no day
+    cell_format: str = ""  # of the cells, if it is ambiguous: "day/month/year"
+    # characters of an ISO date that are shown, if the cells have no day: YEAR or MONTH
+    iso_length: int | None = None
 
     @property
     def step(self) -> int | None:
         """The most frequent difference between consecutive rows, in seconds.
 
-        None if the step is in months or below a second, or if there is one row only.
+        None if the step is in months or not in whole seconds, or if there is one row only.
         """
         if len(self.values) < 2 or self.step_in_months:
+            return None
+        median = float(np.median(np.diff(self.values) / np.timedelta64(1, "s")))
+        if abs(median - round(median)) > MAX_JITTER * median:
             return None
         steps, counts = np.unique(self._differences, return_counts=True)
         return int(steps[counts.argmax()]) or None
@@ -72,7 +77,8 @@ class Dates:
 
     @property
     def _differences(self) -> NDArray[np.int64]:
-        return np.diff(self.values).astype(np.int64)
+        """The differences between consecutive rows, rounded to seconds."""
+        return np.rint(np.diff(self.values) / np.timedelta64(1, "s")).astype(np.int64)
 
     @property
     def _month_differences(self) -> NDArray[np.int64]:
@@ -120,7 +126,7 @@ class Dates:
     def note(self) -> str:
         """The range and the step, and gaps, for a description."""
         first, last = self.format(self.values[[0, -1]])
-        form = f" ({self.form})" if self.form else ""
+        form = f" ({self.cell_format})" if self.cell_format else ""
         span = f"; {', '.join(self.columns)}{form}: {first} to {last}"
         frequency, gaps = self._frequency, self.gaps
         if not frequency:
@@ -168,6 +174,6 @@ class Dates:
 
     def format(self, dates: Iterable[np.datetime64]) -> list[str]:
         """Dates in ISO format; without the time where all rows are at midnight."""
-        whole_days = not (self.values.astype(np.int64) % DAY).any()
-        length = self.length or (DATE if whole_days else TIME)
+        whole_days = (self.values == self._days).all()
+        length = self.iso_length or (DATE if whole_days else TIME)
         return [str(date)[:length].replace("T", " ") for date in dates]

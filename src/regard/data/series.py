@@ -163,8 +163,8 @@ def from_table(table: Table) -> Series:
     if not rows:
         raise DataError(f"{table.path} has no row after its first line")
     dates, reasons = read_dates(table, rows)
-    # Day, month and year are no columns of the series; other dates of numbers can be named by the
-    # user, as they could in earlier versions.
+    # Day, month and year are not columns of the series. Other columns of dates as numbers are, if
+    # the user names them, as in earlier versions.
     hidden = () if dates is None or len(dates.columns) < 3 else dates.columns[:3]
     counts = [
         0 if name in hidden else sum(_number(row[index]) is not None for _, row in rows)
@@ -177,8 +177,8 @@ def from_table(table: Table) -> Series:
         if index not in numeric and 2 * len(ambiguous) > len(cells):
             raise DataError(
                 f"{table.path}: {name} holds numbers with commas, such as {ambiguous[0]!r}, which "
-                "may be decimal or between thousands;\nwrite them with a decimal point and "
-                "without commas, or remove the column"
+                "may be decimal commas or thousands separators;\nwrite them with a decimal point "
+                "and without commas, or remove the column"
             )
     date_names = () if dates is None else dates.columns
     values = [i for i in numeric if i not in reasons and table.columns[i] not in date_names]
@@ -188,10 +188,12 @@ def from_table(table: Table) -> Series:
     if not values:
         raise DataError(f"{table.path} has no column of numbers to forecast\n{table.listing()}")
     columns = {table.columns[index]: _numbers(table, rows, index) for index in numeric}
-    for index in values:
-        reason = row_number_reason(table, np.array(columns[table.columns[index]]), index)
-        if reason and len(values) > 1:
-            reasons[index] = reason
+    indexes = {
+        index: reason
+        for index in values
+        if (reason := row_number_reason(table, np.array(columns[table.columns[index]]), index))
+    }
+    reasons |= indexes if len(indexes) < len(values) else {}  # there is something else to forecast
     left_out = {
         name: reasons.get(index) or _left_out_reason(table, rows, index)
         for index, name in enumerate(table.columns)
@@ -216,7 +218,7 @@ def from_table(table: Table) -> Series:
 
 
 def _numbers(table: Table, rows: Sequence[Row], column: int) -> list[float]:
-    """The numbers of a column; raises `DataError` for a cell that is none."""
+    """The numbers of a column; raises `DataError` for a cell that is not a number."""
     numbers = []
     for number, row in rows:
         value = _number(row[column])
@@ -232,7 +234,7 @@ def _numbers(table: Table, rows: Sequence[Row], column: int) -> list[float]:
 
 
 def _left_out_reason(table: Table, rows: Sequence[Row], column: int) -> str:
-    """The reason why a column is no column of the series: missing values, or text."""
+    """The reason why a column is not in the series: missing values, or text."""
     cells = [row[column] for _, row in rows]
     missing = sum(map(is_missing, cells))
     numbers = sum(_number(cell) is not None for cell in cells)
