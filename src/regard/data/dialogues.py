@@ -24,7 +24,6 @@ PROMPT_NAMES = ("prompt", "instruction")  # keys that identify a file of dialogu
 PROMPT_KEYS = (*PROMPT_NAMES, "question")
 RESPONSE_KEYS = ("answer", "response", "completion", "output")
 LABEL_NAMES = {*LABEL_COLUMNS} - {"category", "topic"}  # instruction data may have these two
-KEYS = {*MESSAGE_KEYS, *PROMPT_KEYS, *RESPONSE_KEYS, "input", "system"}
 FIRST_OBJECT_BYTES = 1 << 20  # read from the beginning of an array, to detect what it holds
 FORMAT = '{"messages": [{"role": "user", "content": …}, …]} or {"prompt": …, "response": …}'
 
@@ -114,7 +113,7 @@ def from_json(path: Path) -> Dialogues:
     those that are not part of a dialogue. Objects with an empty response are skipped and counted.
     """
     rows: list[tuple[Message, ...]] = []
-    keys: dict[str, None] = {}
+    left_out: dict[str, None] = {}  # keys
     read_keys: dict[str, dict[str, None]] = {}  # role → keys
     has_input = False
     skipped: list[str] = []
@@ -124,10 +123,13 @@ def from_json(path: Path) -> Dialogues:
             skipped.append(location)
             continue
         rows.append(messages)
-        keys |= dict.fromkeys(value)
-        has_input |= _is_text(value.get("input"))
-        for role, key in _keys_by_role(value).items():
+        keys_by_role = _keys_by_role(value)
+        for role, key in keys_by_role.items():
             read_keys.setdefault(role, {})[key] = None
+        is_prompt = "prompt" in keys_by_role
+        has_input |= is_prompt and _is_text(value.get("input"))
+        known = {*keys_by_role.values(), "system", *(["input"] if is_prompt else [])}
+        left_out |= {key: None for key in value if key not in known}
     if not rows:
         raise DataError(f"{path} has no dialogue with a response; an object is {FORMAT}")
     responses = sum(role == ASSISTANT for row in rows for role, _ in row)
@@ -136,7 +138,7 @@ def from_json(path: Path) -> Dialogues:
     if has_input and "prompt" in columns:
         columns["prompt"] += " and input"
     columns = {role: names for role, names in columns.items() if names != role}
-    roles = Roles("dialogues", columns, unused=tuple(key for key in keys if key not in KEYS))
+    roles = Roles("dialogues", columns, unused=tuple(left_out))
     description = f"dialogues, {len(rows):,} {unit}, {responses:,} responses{roles.note}"
     if skipped:
         first = skipped[0].removeprefix(f"{path}, ")
@@ -191,6 +193,8 @@ def _messages(location: str, value: Any) -> tuple[Message, ...] | None:
     if items is None:
         return _from_prompt_and_response(location, value)
     messages = _from_messages(location, items)
+    system = _system_message(value)
+    messages = messages if system == messages[:1] else (*system, *messages)
     if not any(role == ASSISTANT for role, _ in messages):
         raise DataError(
             f"{location}: the dialogue has no response, a message with the role assistant"
@@ -235,4 +239,8 @@ def _from_prompt_and_response(
     if _is_text(value.get("input")):
         prompt = f"{prompt}\n{value['input']}"
     dialogue = ("user", prompt), (ASSISTANT, response)
-    return (("system", value["system"]), *dialogue) if _is_text(value.get("system")) else dialogue
+    return *_system_message(value), *dialogue
+
+
+def _system_message(value: Mapping[str, Any]) -> tuple[Message, ...]:
+    return (("system", value["system"]),) if _is_text(value.get("system")) else ()
