@@ -43,6 +43,8 @@ def test_messages_suggest_the_current_names_of_all_tables():
         (TASKS, "tag", "names", "class_names"),
         (TASKS, "image_classification", "names", "class_names"),
         (TASKS, "handwriting", "names", "class_names"),
+        (TASKS, "image_classification", "crop", "crop_padding"),
+        (TASKS, "instruct", "template", "chat_template"),
         (TASKS, "forecast", "patch", "patch_length"),
         (TASKS, "forecast", "stride", "patch_stride"),
         (HEADS, "forecast", "steps", "horizon"),
@@ -60,6 +62,8 @@ def test_a_former_setting_of_a_sampler_is_refused_with_the_current_one():
     assert parse_chain(["min_p=0.05"]) == parse_chain(["min_p={p=0.05}"])
     with pytest.raises(ConfigError, match=r"min_p\.m: unknown key 'm'; it is called 'p' now"):
         parse_chain(["min_p={m=0.05}"])
+    with pytest.raises(ConfigError, match="'min_length'; it is called 'min_new_tokens' now"):
+        parse_chain(["min_length=2"])
 
 
 def test_former_names_of_tensors_become_names_of_the_current_models():

@@ -75,6 +75,8 @@ class SamplerTrace:
 class Chain:
     """Samplers in the order in which they are applied; then a token is sampled from the softmax.
 
+    The samplers alone are what transformers calls a `LogitsProcessorList`.
+
     >>> from regard.generate import Temperature, TopK
     >>> Chain((TopK(40), Temperature(0.8)))
     Chain(samplers=(TopK(k=40, exact=False), Temperature(value=0.8)))

@@ -144,7 +144,7 @@ def count_parameters(config: ModelConfig) -> int:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and persistent buffers by name; a tied parameter once.
+    """The tensors of `model.state_dict()`; a tied parameter occurs once.
 
     With LoRA, only the trainable parameters: the others are weights of the base model.
     """

@@ -41,8 +41,8 @@ class Embedding(nn.Module):
     r"""x_t = s E[id_t] + S[segment_t]
 
     E and S are learned; s = sqrt(dim) in Vaswani et al. 2017 and Gemma, else 1. S is BERT's
-    embedding of sentence A or B. If `embed_dim` differs from `dim`, a linear layer projects x
-    (factorized embedding, OPT 350M).
+    embedding of sentence A or B (`token_type_ids` of transformers). If `embed_dim` differs from
+    `dim`, a linear layer projects x (factorized embedding, OPT 350M).
     """
 
     def __init__(
@@ -249,6 +249,7 @@ def deepnorm_constants(
 class Block(nn.Module):
     """One layer: self-attention, cross-attention to `memory` if there is one, feed-forward.
 
+    It is the counterpart of `torch.nn.TransformerEncoderLayer` and `TransformerDecoderLayer`.
     `norm_placement` places the norms, by the table of this module. Without `ffn` a layer is
     attention only (Elhage et al. 2021).
     """
@@ -338,7 +339,8 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """An encoder or a decoder: position embeddings, the blocks, and a final norm.
 
-    The final norm exists only where `norm_placement` needs one.
+    It is the counterpart of `torch.nn.TransformerEncoder` and `TransformerDecoder`. The final norm
+    exists only where `norm_placement` needs one.
 
     `windows` holds the sliding window of each layer (None: full attention); its length is the
     number of layers. Fewer blocks than layers are repeated in order (ALBERT has one block).

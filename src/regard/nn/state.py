@@ -55,6 +55,7 @@ class ImageSource(Source):
 class KVCache:
     """The keys and values of one attention layer, in preallocated buffers.
 
+    Transformers calls those of all layers `past_key_values`.
     New keys are written at each row's current length, so rows may have different lengths.
     Entries beyond a row's length are masked out in attention and overwritten later.
     """
