@@ -419,7 +419,10 @@ def measure_http(arguments: argparse.Namespace) -> None:
     ]
     command = [sys.executable, "-m", "regard", "serve", run, "--port", "0"]
     server = subprocess.Popen(
-        [*command, "--sequences", str(streams)], stderr=subprocess.PIPE, text=True, env=os.environ
+        [*command, "--max-sequences", str(streams)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
     )
     assert server.stderr is not None
     measured = [(server, server.stderr.readline().split()[-1], ours, "regard serve")]
@@ -477,7 +480,10 @@ def measure_engine(arguments: argparse.Namespace) -> None:
         theirs = run_peer(peer, work, streams, arguments.seconds)
         theirs.show()
         del peer
-    engine, rates = BatchEngine(language, EngineConfig(sequences=streams, queue=streams)), []
+    engine, rates = (
+        BatchEngine(language, EngineConfig(max_sequences=streams, max_queue=streams)),
+        [],
+    )
     profile = cProfile.Profile()
     for repeat in range(-1, arguments.repeats + 1):  # two to warm up
         work = workload(

@@ -65,7 +65,7 @@ def test_every_choice_lists_its_names():
 def test_the_comments_of_fields_are_read_behind_and_before_them():
     comments = field_comments(TrainConfig)
     assert comments["steps"] == "optimizer steps"
-    assert comments["log"].startswith("activations whose statistics are logged")
+    assert comments["log"].startswith("hook points whose activations are logged")
     inherited = field_comments(FAMILIES["vision"][0])
     assert {"dim", "norm_placement", "patch_size"} <= {
         name for name, text in inherited.items() if text

@@ -129,16 +129,17 @@ class TrainConfig(Settings):
     # the validation metric that selects the weights of model.safetensors; None: the task's default,
     # such as accuracy or F1; "last": always the newest weights
     best_metric: str | None = None
-    # a run folder or a Hugging Face folder that provides the initial weights
+    # fine-tuning: a run folder or a Hugging Face folder whose weights initialize the model
     start: str | None = None
-    tune: Choice = "all"  # which parameters are trained (training.fine_tuning.TUNINGS)
+    # fine-tuning: which parameters are trained (training.fine_tuning.TUNINGS)
+    tune: Choice = "all"
     # layer-wise learning-rate decay: each layer further from the output multiplies the learning
     # rate by this factor
     layer_decay: float = 1.0
     # evaluate baselines before training: an n-gram model for text; for a time series, naive and
     # seasonal naive forecasts, AR(p) and a linear layer; for text regression, the mean
     baseline: bool = True
-    # activations whose statistics are logged, by glob patterns of hook-point names
+    # hook points whose activations are logged (mean, norm, fraction of zeros), by glob patterns
     log: list[str] = field(default_factory=list)
     # mixed precision (autocast); auto: bfloat16 on CUDA, float32 elsewhere; float8: bfloat16 with
     # the large matmuls of blocks in FP8

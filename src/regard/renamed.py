@@ -55,11 +55,12 @@ SETTINGS = {
     "time_plan.at": "time_plan.step",
     "time_plan.evaluated": "time_plan.last_evaluation",
     "time_plan.saved": "time_plan.last_save",
+    "evaluation.evaluated": "evaluation.evaluated_on",  # of evaluation.json
     "task.names": "task.class_names",
-    "task.patch": "task.patch_length",
-    "task.stride": "task.patch_stride",
     "task.crop": "task.crop_padding",
     "task.template": "task.chat_template",
+    "task.patch": "task.patch_length",
+    "task.stride": "task.patch_stride",
     "task.inputs": "task.covariates",
     "task.independent": "task.channel_independent",
     "task.scheduled_sampling.most": "task.scheduled_sampling.max_probability",
@@ -105,9 +106,9 @@ TENSORS = {
 # Former names that no supported run folder contains; for messages only.
 MESSAGES = {
     "m": "p",  # of the sampler min_p
+    "min_length": "min_new_tokens",  # a sampler
     "tokens": "max_new_tokens",  # of the figure beam-tree
     "rate": "lr",
-    "min_length": "min_new_tokens",  # a sampler
     "average": "ema",
     "recompute": "activation_checkpointing",
     "watch": "trackers",

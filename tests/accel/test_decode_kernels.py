@@ -319,7 +319,7 @@ def test_kernels_read_concatenated_prompts(change, monkeypatch):
     if DEVICE == "cpu":
         chain = parse_chain(["temperature=0.9"])
         requests = [Request(p, chain, max_new_tokens=3, seed=n) for n, p in enumerate(prompts)]
-        engine = BatchEngine(fast, EngineConfig(sequences=4), capture=True)
+        engine = BatchEngine(fast, EngineConfig(max_sequences=4), capture=True)
         assert engine.prefiller.graphs is not None
         alone = [
             generate(model, [r.prompt], chain, max_new_tokens=3, seed=[r.seed]) for r in requests

@@ -56,7 +56,7 @@ def test_translate_writes_one_line_for_each_in_order(regard, pair_run, stdin):
 def test_evaluate_prints_the_metrics_of_a_text(regard, text_run, materials):
     completed = regard("evaluate", text_run, "--json")
     metrics = {"loss", "perplexity", "bits_per_byte"}
-    assert set(json.loads(completed.out)) == {*metrics, "evaluated"}
+    assert set(json.loads(completed.out)) == {*metrics, "evaluated_on"}
     printed = regard("evaluate", text_run)
     assert "perplexity" in printed.out
     assert printed.err == "on all 286 tokens, context 8, stride 6:\n"
@@ -160,4 +160,4 @@ def test_studio_says_what_is_wrong_before_it_serves(regard, text_run, materials)
     assert "is a file; give a folder of runs" in completed.err
     completed = regard("studio", "--host", "0.0.0.0")
     assert completed.code == 2
-    assert "the server needs a key" in completed.err
+    assert "the server needs an API key" in completed.err

@@ -51,7 +51,7 @@ def test_the_panel_shows_progress_losses_speed_and_a_sample(begun):
     for part in ("50 of 100 steps", "1:01 left", "1.500", "2,000 targets", "1.750", "to be or not"):
         assert part in seen
     picture.show(Evaluated(60, {"loss": 1.75}, True, "x", part="the first 9 of 10 tokens"))
-    picture.show_preparation("evaluating", 1024, 4096)
+    picture.show_progress("evaluating", 1024, 4096)
     seen = drawn(picture)
     assert "the first 9 of 10 tokens" in seen
     assert "evaluating: 1,024 of 4,096 targets" in seen
@@ -99,9 +99,9 @@ def test_plain_lines_come_with_evaluations_and_every_ten_seconds(begun, capsys, 
     lines.show(Evaluated(20, {"loss": 1.75}, True, "x", part="the first 9 of 10 tokens"))
     assert "validation (the first 9 of 10 tokens): loss 1.7500" in capsys.readouterr().err
     now = 20.0
-    lines.show_preparation("evaluating", 512, 4096)
+    lines.show_progress("evaluating", 512, 4096)
     now = 40.0
-    lines.show_preparation("evaluating", 1024, 4096)
+    lines.show_progress("evaluating", 1024, 4096)
     assert capsys.readouterr().err == "evaluating: 1,024 of 4,096 targets, 1:00 left\n"
 
 
@@ -176,10 +176,10 @@ def test_a_notebook_shows_one_table_that_is_updated_in_place(begun, notebook):
     display.show(Evaluated(60, {"loss": 1.7}, False, ""))  # the best is by another metric
     assert "best was 1.750" in shown[-1]["text/html"]
     display.last_update = 0.0
-    display.show_preparation("evaluating", 10, 100)  # after the last step
+    display.show_progress("evaluating", 10, 100)  # after the last step
     assert "evaluating: 10 of 100 targets" in shown[-1]["text/html"]
     assert "evaluating: 10 of 100 targets" in shown[-1]["text/plain"]
-    display.show(RunFinished(Path("run"), 100, {"loss": 1.625}, 9.0, evaluated="all 100 tokens"))
+    display.show(RunFinished(Path("run"), 100, {"loss": 1.625}, 9.0, evaluated_on="all 100 tokens"))
     assert "<td>loss</td><td>1.6250</td>" in shown[-1]["text/html"]
     assert "<td>on all 100 tokens</td>" in shown[-1]["text/html"]
     assert shown[-1]["text/plain"].startswith("50 of 100 steps · done")

@@ -102,7 +102,7 @@ def test_sentences_with_accents_and_digits_are_corrected_too(tmp_path):
         "\n".join(["Use f(x) = {y} for this.", *["A long line. " + "b" * 120 + "."] * 2])
     )
     with pytest.raises(
-        DataError, match=r"2 longer than 100 .* 1 with other signs \([={}] [={}] [={}]\)"
+        DataError, match=r"2 longer than 100 .* 1 with other characters \([={}] [={}] [={}]\)"
     ):
         open_data({"kind": "corrections", "file": str(path)})
 

@@ -213,7 +213,7 @@ REFUSED = {  # file name, content, message
         r"for pairs of texts with a class; data\.text=q data\.label=y for one of them; "
         r"data\.source=q data\.target=r for pairs",
     ),
-    "commas of thousands": (
+    "thousands separators": (
         "a.csv",
         b"day\tload\n1\t1,234\n2\t2,345\n3\t3,456\n",
         r"load holds numbers with commas, such as '1,234'.*\nwrite them with a decimal point",
@@ -249,7 +249,7 @@ def test_decimal_commas_are_read_as_points(tmp_path):
     assert open_data(path).values[:, 0].tolist() == [30.531, 5.827, 31]
     for thousands in (b"1,234,567", b"1,234.5"):  # in a row of many
         rows = b"5,827;1\n" * 20 + thousands + b";2\n"
-        with pytest.raises(DataError, match="may be decimal or between thousands"):
+        with pytest.raises(DataError, match="may be decimal commas or thousands separators"):
             open_data(write(tmp_path, "thousands.csv", b"load;day\n" + rows))
     path = write(tmp_path, "b.csv", b"load;day\n" + b"1,5;1\n" * 10 + b"many;1\n")
     with pytest.raises(DataError, match="line 12: load is 'many', not a number"):

@@ -22,8 +22,8 @@ from regard.tasks import Instruct
 from regard.text import train_tokenizer
 from regard.text.chat_encoding import chat_prompt_ids
 from regard.text.chat_template import render, split_responses, turn_end
+from regard.training.storage.initial_weights import run_template
 from regard.training.storage.run_folder import RunFolder
-from regard.training.storage.start import run_template
 
 JINJA = (
     "{{ bos_token }}{% for message in messages %}"

@@ -63,7 +63,7 @@ def entailment_run(tmp_path_factory):
 def live(text_run, pair_run):  # noqa: F811
     """The address of a server with both runs."""
     pytest.importorskip("fastapi")
-    with serving([text_run, pair_run], config=EngineConfig(sequences=8, queue=32)) as (
+    with serving([text_run, pair_run], config=EngineConfig(max_sequences=8, max_queue=32)) as (
         address,
         server,
     ):

@@ -142,12 +142,12 @@ def test_every_model_answers_as_it_does_alone(case, checked_indices):
     subject.model.double()  # rounding decides nothing
     requests = list(requests_for(subject, generator))
     expected = [alone(subject.model, request) for request in requests]
-    config = EngineConfig(sequences=4, prefill_chunk=5, time_slice=6)
+    config = EngineConfig(max_sequences=4, prefill_chunk=5, time_slice=6)
     engine = BatchEngine(pack(subject.model), config, stop=sorted(STOP))
     assert serve(engine, requests, pauses(generator)) == expected
     assert not engine.busy
     # not a number of rows that graphs are made for
-    config = EngineConfig(sequences=5, prefill_chunk=5, time_slice=6)
+    config = EngineConfig(max_sequences=5, prefill_chunk=5, time_slice=6)
     engine = BatchEngine(subject.model, config, stop=sorted(STOP), capture=True)
     assert serve(engine, requests, pauses(generator)) == expected
 
@@ -158,7 +158,7 @@ def test_a_step_in_flight_at_the_end_has_room(checked_indices):
     model = build_model(replace(CASES["tiny-decoder"], context=64)).double().eval()
     requests = [request(n, max_new_tokens=8 + 3 * n) for n in range(1, 7)]
     expected = [alone(model, each) for each in requests]
-    engine = BatchEngine(model, EngineConfig(sequences=8), stop=sorted(STOP), capture=True)
+    engine = BatchEngine(model, EngineConfig(max_sequences=8), stop=sorted(STOP), capture=True)
     assert serve(engine, requests, iter([1] * 99)) == expected
 
 
@@ -177,7 +177,7 @@ def request(length=3, **options):
 
 
 def test_a_cancelled_request_leaves_before_the_next_step():
-    engine = decoder(sequences=2)
+    engine = decoder(max_sequences=2)
     running, reading, waiting = (request(n=1), request(4), request(5))
     for each in (running, reading, waiting):
         engine.submit(each)
@@ -199,7 +199,7 @@ def test_a_cancelled_request_leaves_before_the_next_step():
 
 def test_the_queue_is_bounded():
     """As many wait as the queue has places, beside those that get a row at the next step."""
-    engine = decoder(sequences=3, queue=2)
+    engine = decoder(max_sequences=3, max_queue=2)
     for n in (2, 1, 1, 1):
         engine.submit(request(n=n))
     for _ in range(2):
@@ -215,7 +215,7 @@ def test_the_queue_is_bounded():
 
 def test_a_request_counts_while_its_prompt_is_prefilled(monkeypatch):
     """Other threads submit requests and ask whether the engine is busy at any moment of a step."""
-    engine = decoder(sequences=1, queue=1)
+    engine = decoder(max_sequences=1, max_queue=1)
     first, second = request(), request(4)
     step = engine.language.step
 
@@ -319,8 +319,8 @@ def test_a_prompt_that_fails_does_not_repeat_those_read_before_it(monkeypatch):
 
 
 def test_out_of_memory_halves_the_rows(monkeypatch):
-    engine = decoder(sequences=4)
-    expected = decoder(sequences=4).run([request(n) for n in range(1, 5)])
+    engine = decoder(max_sequences=4)
+    expected = decoder(max_sequences=4).run([request(n) for n in range(1, 5)])
     step, calls = engine.rows.step, []
 
     def scarce(last):
@@ -340,7 +340,9 @@ def test_out_of_memory_after_a_step_loses_no_token(overlaps, monkeypatch):
     def engine():
         torch.manual_seed(0)
         model = make("tiny-decoder").model.double()
-        return BatchEngine(model, EngineConfig(sequences=4), stop=sorted(STOP), capture=overlaps)
+        return BatchEngine(
+            model, EngineConfig(max_sequences=4), stop=sorted(STOP), capture=overlaps
+        )
 
     def requests():
         return [request(n, chain=CHAINS[n % len(CHAINS)]) for n in range(1, 5)]
@@ -364,8 +366,8 @@ def test_out_of_memory_after_a_step_loses_no_token(overlaps, monkeypatch):
 
 
 def test_texts_that_get_no_row_wait_and_have_each_token_once(monkeypatch):
-    engine, requests = decoder(sequences=4), [request(n) for n in range(1, 5)]
-    expected, left = decoder(sequences=4).run([request(n) for n in range(1, 5)]), [1]
+    engine, requests = decoder(max_sequences=4), [request(n) for n in range(1, 5)]
+    expected, left = decoder(max_sequences=4).run([request(n) for n in range(1, 5)]), [1]
     join = engine.rows.join
 
     def scarce(*args):
@@ -410,7 +412,9 @@ def fail(errors):
 @pytest.mark.parametrize("capture", [False, True])
 def test_the_kv_memory_is_that_of_the_buffers_and_of_prompts(capture):
     torch.manual_seed(0)
-    engine = BatchEngine(make("tiny-decoder").model, EngineConfig(sequences=64), capture=capture)
+    engine = BatchEngine(
+        make("tiny-decoder").model, EngineConfig(max_sequences=64), capture=capture
+    )
     context, size = engine.language.context, engine.rows.bytes_per_id
     rows = type(engine.rows)(engine.language, 7 * context * size, *([64] if capture else []))
     assert rows.fits(5, context, 2 * context) == (not capture)
@@ -423,7 +427,7 @@ def test_the_kv_memory_is_that_of_the_buffers_and_of_prompts(capture):
 
 
 def test_what_never_fits_is_refused_and_the_next_is_answered():
-    engine = decoder(sequences=64)
+    engine = decoder(max_sequences=64)
     engine.rows.budget = 3 * 64 * engine.rows.bytes_per_id  # three rows
     expected = decoder().run([request(4)])
     for each in (request(n=20), request(4)):
@@ -472,7 +476,7 @@ def test_log_probabilities_are_those_of_the_model():
 
 
 def test_a_long_text_does_not_hold_up_short_ones():
-    engine = decoder(sequences=1, time_slice=5)
+    engine = decoder(max_sequences=1, time_slice=5)
     long, short = request(2, max_new_tokens=40), request(3, max_new_tokens=2)
     expected = [
         decoder().run([each])[0][0]

@@ -19,7 +19,7 @@ class Engine:
     sequences, waiting, inbox, totals = [1, 2], [], [1], BatchEngine.totals
 
     def __init__(self, prefixes=None):
-        self.counters, self.prefixes = Counters(requests=3, tokens=40), prefixes
+        self.counters, self.prefixes = Counters(requests=3, generation_tokens=40), prefixes
 
 
 def served(prefixes=None):
@@ -52,7 +52,7 @@ def test_the_hit_rate_of_the_prefix_cache_is_the_ratio_of_two_counters():
     assert r'regard_prefix_hit_tokens_total{model="a \"b\""} 30' in lines
     assert r'regard_prefix_lookup_tokens_total{model="a \"b\""} 120' in lines
     assert r'regard_prefix_bytes{model="a \"b\""} 512' in lines
-    assert r'regard_tokens_total{model="a \"b\""} 40' in lines
+    assert r'regard_generation_tokens_total{model="a \"b\""} 40' in lines
     assert 'regard_http_responses_total{status="200"} 1' in lines
     assert "regard_open_requests 5" in lines
 
@@ -67,5 +67,5 @@ def test_the_counters_of_a_model_stay_when_it_is_unloaded():
     assert not [line for line in after if line.startswith("regard_running{")]  # a gauge may vanish
     models.loaded['a "b"'] = SimpleNamespace(engine=Engine())
     lines = scrape(models)
-    assert r'regard_tokens_total{model="a \"b\""} 80' in lines
+    assert r'regard_generation_tokens_total{model="a \"b\""} 80' in lines
     assert r'regard_prefix_hit_tokens_total{model="a \"b\""} 30' in lines

@@ -468,14 +468,14 @@ def test_only_this_machine_and_its_own_pages_are_answered(client, text_run):
     assert client("/v1/models", Origin="http://evil.example")[0] == 403
     assert client("/v1/models", Origin=client.address)[0] == 200
     with (
-        pytest.raises(ConfigError, match="needs a key"),
+        pytest.raises(ConfigError, match="needs an API key"),
         serving([text_run], host="0.0.0.0"),
     ):
         pass
 
 
 def test_every_route_but_health_wants_the_key(text_run):
-    with serving([text_run], key="sesame") as (address, server):
+    with serving([text_run], api_key="sesame") as (address, server):
         keyed = Client(address)
         for route in server.app.routes:
             path = getattr(route, "path", "").replace("{name}", "cats")
@@ -493,7 +493,7 @@ def test_metrics_count_what_was_generated(client):
     client("/v1/completions", {"prompt": "the", "max_tokens": 5, "ignore_eos": True})
     after = client("/metrics")[1]
     counts = [
-        int(re.search(r'^regard_tokens_total\{model="cats"\} (\d+)$', text, re.M)[1])
+        int(re.search(r'^regard_generation_tokens_total\{model="cats"\} (\d+)$', text, re.M)[1])
         for text in (before, after)
     ]
     assert counts[1] - counts[0] == 5
@@ -509,7 +509,10 @@ def wait_until(condition, seconds=60.0):
 
 
 def test_a_full_queue_refuses_and_a_client_that_leaves_frees_its_row(text_run, monkeypatch):
-    with serving([text_run], config=EngineConfig(sequences=1, queue=1)) as (address, server):
+    with serving([text_run], config=EngineConfig(max_sequences=1, max_queue=1)) as (
+        address,
+        server,
+    ):
         client, shared = Client(address), server.app.state.service
         engine = shared.models.loaded["cats"].engine
         step = engine.step
@@ -535,9 +538,9 @@ def test_a_full_queue_refuses_and_a_client_that_leaves_frees_its_row(text_run, m
         sockets[0].recv(100)
         sockets[0].close()  # it is being generated
         wait_until(lambda: not engine.busy)
-        tokens = engine.counters.tokens
+        tokens = engine.counters.generation_tokens
         assert client("/v1/completions", {"prompt": "a", "max_tokens": 3})[0] == 200
-        assert engine.counters.tokens <= tokens + 3
+        assert engine.counters.generation_tokens <= tokens + 3
         assert shared.async_engine.open_requests == 0
 
 
@@ -852,7 +855,7 @@ def test_adapters_are_models_by_name(text_run, materials, tmp_path, capsys):  # 
 
 def test_the_command_says_what_is_missing(text_run, tmp_path, capsys, monkeypatch):
     refused = invoke(capsys, "serve", text_run, "--host", "0.0.0.0")
-    assert (refused.code, "so the server needs a key" in refused.err) == (2, True)
+    assert (refused.code, "so the server needs an API key" in refused.err) == (2, True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = invoke(capsys, "serve", text_run, "--port", taken.getsockname()[1])
     assert (refused.code, "another --port (0: any free one)" in refused.err) == (2, True)

@@ -130,7 +130,7 @@ def text_of(lines, streamed):
 def test_a_thousand_clients(text_run):
     """Each gets its whole answer, the one it gets alone, or 429; nothing hangs or leaks."""
     run = regard.load(text_run)
-    with Process(text_run, "--queue", "64") as server:
+    with Process(text_run, "--max-queue", "64") as server:
 
         async def storm(count):
             async def one(body):
@@ -178,7 +178,7 @@ def test_a_thousand_clients(text_run):
 
 def test_five_hundred_disconnects(text_run):
     """In the queue, while the prompt is read, while the text is written."""
-    with Process(text_run, "--sequences", "8", "--queue", "64") as server:
+    with Process(text_run, "--max-sequences", "8", "--max-queue", "64") as server:
         draw = random.Random(1)
 
         async def storm(count):
@@ -199,9 +199,9 @@ def test_five_hundred_disconnects(text_run):
         while server.counter("open_requests") or server.counter("running"):
             assert time.perf_counter() - began < 5
         freed = time.perf_counter() - began
-        tokens = server.counter("tokens_total")
+        tokens = server.counter("generation_tokens_total")
         time.sleep(1)
-        assert server.counter("tokens_total") == tokens
+        assert server.counter("generation_tokens_total") == tokens
         print(
             f"\n500 disconnects: all rows free after {freed:.2f} s; memory {memory:.0f} → "
             f"{server.memory:.0f} MiB, files {files} → {server.files}"

@@ -172,7 +172,7 @@ def test_pages_of_other_sites_cannot_write(studio):
 
 
 def test_a_key_protects_all_but_the_page(folder):
-    app = create_studio([folder], key="secret")
+    app = create_studio([folder], api_key="secret")
     middleware = next(m for m in app.user_middleware if "public_paths" in m.kwargs)
     refuses = LimitsMiddleware(app, **middleware.kwargs)._refusal
     for path in ("/", "/page/main.js", "/maps/x", "/health"):

@@ -364,7 +364,7 @@ def test_a_chosen_run_stays_chosen_when_others_appear(visit, text_run, tmp_path)
 
 
 def test_the_page_asks_for_the_key_until_it_is_right(browser, tmp_path):
-    with serving([tmp_path / "runs"], create=create_studio, key="secret") as (address, _):
+    with serving([tmp_path / "runs"], create=create_studio, api_key="secret") as (address, _):
         page = browser.new_page()
         page.goto(address)
         page.locator("#key-dialog[open]").wait_for()

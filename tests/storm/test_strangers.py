@@ -22,7 +22,8 @@ COMMANDS = [
     *(["evaluate", "RUN"], ["generate", "RUN", "the", "-n", "1"], ["explain", "RUN", "the cat"]),
     *(["info", "RUN"], ["diff", "RUN", "gpt2"], ["compare", "RUN", "RUN"]),
     *(["edit", "RUN", "name=x"], ["resume", "RUN", "train.steps=3", "--quiet"]),
-    *(["export", "RUN", "OUT"], ["train", "DATA", "train.start=RUN", "--out", "OUT", "--dry-run"]),
+    ["export", "RUN", "OUT"],
+    ["train", "DATA", "train.start=RUN", "--out", "OUT", "--dry-run"],
 ]
 
 

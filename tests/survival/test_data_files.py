@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cli.conftest import invoke
-from regard.cli.output import settings
+from regard.cli.output import common_options
 from regard.errors import CheckpointError, ConfigError, DataError
 from regard.files.cache import cache_folder
 from regard.hub.class_names import read_class_count, read_class_names
@@ -103,7 +103,7 @@ def test_the_home_of_nobody_is_a_name_like_any_other(capsys, monkeypatch):
 
 def test_what_the_system_refuses_is_a_sentence(capsys, monkeypatch):
     def refuse(words, **options):
-        settings.debug = "--debug" in words
+        common_options.debug = "--debug" in words
         raise PermissionError(13, "Permission denied", "runs/closed")
 
     monkeypatch.setattr("regard.cli.app", refuse)

@@ -360,7 +360,7 @@ def test_several_columns_by_a_network_and_their_pictures(tmp_path, monkeypatch, 
     said = invoke(capsys, "evaluate", "run", "--test", "--out", "e.svg", "--column", "b", "--json")
     assert said.code == 0, said.err
     measured = json.loads(said.out)
-    assert measured["evaluated"] == "all 360 values"  # 36 windows of 5 rows and 2 columns
+    assert measured["evaluated_on"] == "all 360 values"  # 36 windows of 5 rows and 2 columns
     assert {"mae [a]", "mae [b]", "AR(10): mse"} <= set(measured)
     assert measured["unit"] == f"{unit}; mae [COLUMN]: the unit of the column"
     picture = (tmp_path / "e.svg").read_text()

@@ -226,7 +226,7 @@ def test_from_an_archive_to_drawings_by_class(tmp_path, monkeypatch, capsys):
     said = invoke(capsys, "predict", "run", "circle")  # there is no command `draw`
     assert (said.code, "use `regard generate`, in Python `run.draw`" in said.err) == (2, True)
     judged = json.loads(invoke(capsys, "evaluate", "run", "--json").out)
-    assert judged["evaluated"] == "all 48 points"
+    assert judged["evaluated_on"] == "all 48 points"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`train.log`: statistics of activations at every evaluation, wherever a run is logged."""
+"""`train.log`: statistics of activations at every evaluation."""
 
 import json
 from dataclasses import replace

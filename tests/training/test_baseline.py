@@ -10,8 +10,8 @@ import count_reference as reference
 from regard.errors import DataError, TrainingStopped
 from regard.pipelines import prepare_training
 from regard.training import baseline
-from regard.training.baseline import evaluate_baselines, read_baseline
-from regard.training.events import BaselineEvaluated
+from regard.training.baseline import evaluate_baselines, read_ngram_baseline
+from regard.training.events import NGramBaselineEvaluated
 from regard.training.parallel.ranks import Ranks
 from regard.training.run import begin, resume
 from regard.training.storage.run_folder import RunFolder
@@ -19,7 +19,7 @@ from training.runs import config, interrupt
 
 
 def run(*words, **options):
-    return [each for each in begin(*words, **options) if isinstance(each, BaselineEvaluated)]
+    return [each for each in begin(*words, **options) if isinstance(each, NGramBaselineEvaluated)]
 
 
 @pytest.mark.parametrize("most", [100, 10**6])
@@ -51,7 +51,7 @@ def test_what_is_to_beat_is_the_formulas_loss_on_the_same_targets(
     ]
     assert counted.tokens == sum(target != -1 for _, targets in learned for target in targets)
     assert counted.metrics["loss"] == pytest.approx(statistics.fmean(surprises), abs=1e-9)
-    assert read_baseline(RunFolder(tmp_path / "run")) == counted
+    assert read_ngram_baseline(RunFolder(tmp_path / "run")) == counted
 
 
 def test_an_error_of_a_baseline_reaches_all_ranks(data, tmp_path):
@@ -90,7 +90,9 @@ def test_a_run_that_goes_on_keeps_what_it_has_counted(data, tmp_path, monkeypatc
         with pytest.raises(TrainingStopped):
             run(config(data / "cats.txt"), tmp_path / "run")
     before = RunFolder(tmp_path / "run").baseline.read_bytes()
-    assert not [each for each in resume(tmp_path / "run") if isinstance(each, BaselineEvaluated)]
+    assert not [
+        each for each in resume(tmp_path / "run") if isinstance(each, NGramBaselineEvaluated)
+    ]
     assert RunFolder(tmp_path / "run").baseline.read_bytes() == before
 
 
@@ -104,4 +106,4 @@ def test_pairs_are_not_counted(data, tmp_path):
 def test_what_was_corrupted_is_as_good_as_not_there(tmp_path, text):
     folder = RunFolder(tmp_path)
     folder.baseline.write_text(text)
-    assert read_baseline(folder) is None
+    assert read_ngram_baseline(folder) is None

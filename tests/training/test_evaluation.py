@@ -116,11 +116,11 @@ def test_a_number_over_a_part_says_so(finished):
 def test_at_the_end_the_best_weights_are_evaluated_on_all_data(finished):
     events, path = finished
     assert isinstance(events[-1], RunFinished)
-    assert events[-1].evaluated == "all 286 tokens, context 8, stride 6"
+    assert events[-1].evaluated_on == "all 286 tokens, context 8, stride 6"
     run = regard.load(path, device="cpu")
     assert run.metrics == events[-1].metrics == run.evaluate()
     assert regard.info(path).metrics == run.metrics
-    assert regard.info(path).evaluated == events[-1].evaluated
+    assert regard.info(path).evaluated_on == events[-1].evaluated_on
     (row,) = (row for row in RunFolder(path).rows() if "validation" in row)
     assert row["validation"] != run.metrics
 
@@ -143,7 +143,7 @@ def test_an_evaluation_that_takes_too_long_is_left_to_another_command(
     monkeypatch.setattr(pipelines, "validation_metrics", counted)
     *_, end = begin(config(data / "cats.txt", steps=4), tmp_path / "run")
     assert calls == ([200] if reason == "long" else [200, None])
-    assert end.evaluated == "the first 200 of 286 tokens, context 8, stride 6"
+    assert end.evaluated_on == "the first 200 of 286 tokens, context 8, stride 6"
     assert end.seconds_for_all > 0
     run = regard.load(tmp_path / "run", device="cpu")
     assert run.metrics == end.metrics
@@ -155,7 +155,7 @@ def test_new_weights_have_no_evaluation_of_older_ones(copied):
     folder = RunFolder(copied)
     folder.save_weights(folder.load_weights(), folder.load_config())
     assert not folder.evaluation.exists()
-    assert folder.load_evaluation().evaluated == "the first 200 of 286 tokens"
+    assert folder.load_evaluation().evaluated_on == "the first 200 of 286 tokens"
 
 
 def test_compare_evaluates_again_what_was_evaluated_on_a_part(finished, copied):

@@ -25,8 +25,8 @@ from regard.training.fine_tuning import (
 from regard.training.loop import Objective
 from regard.training.loop import train as training_steps
 from regard.training.optim import optimizers
-from regard.training.setup.start_settings import start_from
-from regard.training.storage import start as start_module
+from regard.training.setup.initial_settings import settings_from
+from regard.training.storage import initial_weights
 from regard.training.storage.run_folder import RunFolder
 from training.objectives import text_batch
 
@@ -149,12 +149,12 @@ def test_class_weights_multiply_the_loss_in_training_only():
 def test_facts_of_the_old_data_are_not_inherited():
     facts = {"class_names": ["a", "b"], "paired": True, "class_weights": [1.0, 2.0]}
     start = RunConfig(name="x", task={"kind": "text_classification", "word_dropout": 0.1, **facts})
-    kept = start_from({"task": "text_classification"}, start, ["a"])["task"]
+    kept = settings_from({"task": "text_classification"}, start, ["a"])["task"]
     assert kept == {"kind": "text_classification", "word_dropout": 0.1, "class_names": ["a", "b"]}
-    other = start_from({"task": "text_classification"}, start, ["c"])["task"]
+    other = settings_from({"task": "text_classification"}, start, ["c"])["task"]
     assert other == {"kind": "text_classification", "word_dropout": 0.1}
     start = RunConfig(name="x", task={"kind": "span", "no_answer": True})
-    assert start_from({"task": "span"}, start, None)["task"] == "span"
+    assert settings_from({"task": "span"}, start, None)["task"] == "span"
 
 
 @pytest.fixture(scope="module")
@@ -181,14 +181,14 @@ def test_a_layer_over_characters_is_new_where_the_base_has_none(world):
     config = replace(config, train=train, model={**config.model, "char_dim": 3})
     model = build_model(resolve(config.model))
     before = {name: tensor.clone() for name, tensor in weights(model).items()}
-    start_module.load_initial_weights(config, model)
+    initial_weights.load_initial_weights(config, model)
     new = {name for name, tensor in weights(model).items() if torch.equal(tensor, before[name])}
     assert {n for n in before if n.startswith("characters.")} <= new
     assert "embed.token.weight" not in new
     assert layer_depths(model)["characters.project.weight"] == 0
     adapter = replace(config, train=replace(train, tune={"kind": "lora", "rank": 2}))
     with pytest.raises(ConfigError, match="does not train a new character-level layer"):
-        start_module.load_initial_weights(adapter, model)
+        initial_weights.load_initial_weights(adapter, model)
 
 
 def test_a_run_with_an_adapter_saves_only_it_and_resumes_to_the_bit(world):
@@ -243,11 +243,11 @@ def test_a_run_with_an_adapter_saves_only_it_and_resumes_to_the_bit(world):
 
 def test_a_run_starts_from_an_adapter_merged(world, monkeypatch):
     first = tune(world, "adapter", {"kind": "lora", "rank": 2}, lr=0.01)
-    start = start_module.open_start(
+    start = initial_weights.open_initial_run(
         world / "base"
     )  # a base in half precision is trained in float32
     half = replace(start, tensors=lambda: {n: t.half() for n, t in start.tensors().items()})
-    monkeypatch.setattr(start_module, "open_start", lambda path: half)
+    monkeypatch.setattr(initial_weights, "open_initial_run", lambda path: half)
     halved = weights(regard.load(world / "adapter").model)
     assert {tensor.dtype for tensor in halved.values()} == {torch.float32}
     monkeypatch.undo()

@@ -10,8 +10,8 @@ import pytest
 
 from regard.errors import CheckpointError, ConfigError
 from regard.text import train_tokenizer
+from regard.training.storage.initial_weights import open_initial_run
 from regard.training.storage.run_folder import RunFolder, new_folder
-from regard.training.storage.start import open_start
 from training.runs import config
 
 
@@ -243,4 +243,4 @@ def test_a_misspelt_run_is_named(tmp_path):
     (tmp_path / "minilm" / "config.json").write_text("{}")
     (tmp_path / "minilmnn").mkdir()
     with pytest.raises(CheckpointError, match=r"no run at .*minilmm; did you mean '.*/minilm'\?"):
-        open_start(tmp_path / "minilmm")
+        open_initial_run(tmp_path / "minilmm")

@@ -265,6 +265,12 @@ class TritonDecoder(PackedDecoder):
         dtype, x = x.dtype, x.float()
         for layer, cache in zip(self.triton_layers, state.layers, strict=True):
             y = self._attend_by_gemv(x, layer, cache, state.lengths)
+            if layer.parallel and layer.down.layer.bits >= 16:
+                hidden = gemv.linear(
+                    x, layer.gate_up, activation=layer.activation, reads_previous=False
+                )
+                x = gemv.linear(y, layer.out, residual=x, added=(hidden, layer.down))
+                continue
             residual = layer.add(x, y, layer.out, 0)
             ffn_input = x if layer.parallel else residual
             hidden = gemv.linear(ffn_input, layer.gate_up, activation=layer.activation)

@@ -79,12 +79,12 @@ if TYPE_CHECKING:
     from regard.pipelines.by_length import ByLength
     from regard.text import Tokenizer
     from regard.training.events import (
-        BaselineEvaluated,
         Evaluated,
         Event,
+        NGramBaselineEvaluated,
         RunFinished,
         RunStarted,
-        SimpleBaselines,
+        SimpleBaselinesEvaluated,
         StepLogged,
         ThreadsChanged,
     )
@@ -139,8 +139,8 @@ _NAMES = {
     "regard.pipelines.by_length": ("ByLength",),
     "regard.text": ("Tokenizer",),
     "regard.training.events": (
-        *("BaselineEvaluated", "Evaluated", "Event", "RunFinished", "RunStarted"),
-        *("SimpleBaselines", "StepLogged", "ThreadsChanged"),
+        *("NGramBaselineEvaluated", "Evaluated", "Event", "RunFinished", "RunStarted"),
+        *("SimpleBaselinesEvaluated", "StepLogged", "ThreadsChanged"),
     ),
     "regard.training.setup.configure": ("unused_overrides",),
     "regard.training.tracking.history": ("History",),
@@ -154,7 +154,6 @@ __all__ = [
     "OUT_SUFFIXES",
     "SAMPLERS",
     "AttentionMap",
-    "BaselineEvaluated",
     "ByLength",
     "Comparison",
     "Diagnosis",
@@ -166,6 +165,7 @@ __all__ = [
     "LectureFigure",
     "ModelDiff",
     "ModelInfo",
+    "NGramBaselineEvaluated",
     "Plan",
     "Progress",
     "PromptLookup",
@@ -173,7 +173,7 @@ __all__ = [
     "RunFinished",
     "RunStarted",
     "RunSummary",
-    "SimpleBaselines",
+    "SimpleBaselinesEvaluated",
     "StepLogged",
     "Study",
     "ThreadsChanged",

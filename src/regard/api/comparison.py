@@ -222,13 +222,13 @@ def _with_comparable_evaluations(
     for history in histories:
         evaluation = history.evaluation
         if not _is_standard(evaluation):
-            before = evaluation.evaluated or "no data"
+            before = evaluation.evaluated_on or "no data"
             stride = None
             if history.config.train.evaluate_stride is not None:
                 stride = default_stride(resolve(history.config.model).context)
             try:
                 run = load(history.path)
-                evaluation = run.validation_evaluation(stride=stride, progress=progress)
+                evaluation = run.evaluate_logged_metrics(stride=stride, progress=progress)
             except RegardError as error:
                 reason = str(error).splitlines()[0]
                 notes.append(
@@ -236,9 +236,8 @@ def _with_comparable_evaluations(
                     f"cannot be evaluated again: {reason}"
                 )
             else:
-                notes.append(
-                    f"{history.path}: evaluated on {before} before, now on {evaluation.evaluated}"
-                )
+                now = evaluation.evaluated_on
+                notes.append(f"{history.path}: evaluated on {before} before, now on {now}")
         result.append(replace(history, evaluation=evaluation))
     return result, notes
 

@@ -35,12 +35,12 @@ from regard.api.formatting import (
 )
 from regard.errors import ConfigError
 from regard.training.events import (
-    BaselineEvaluated,
     Evaluated,
     Event,
+    NGramBaselineEvaluated,
     RunFinished,
     RunStarted,
-    SimpleBaselines,
+    SimpleBaselinesEvaluated,
     StepLogged,
     ThreadsChanged,
 )
@@ -68,7 +68,7 @@ class NoDisplay:
     ) -> None:
         """Restore the terminal."""
 
-    def show_preparation(self, phase: str, done: int, total: int) -> None:
+    def show_progress(self, phase: str, done: int, total: int) -> None:
         """Show the progress of data preparation, in bytes, or of an evaluation, in targets."""
 
     def show(self, event: Event) -> None:
@@ -83,7 +83,7 @@ class LineDisplay(NoDisplay):
         self.remaining = RemainingTime()
         self.latest: StepLogged | None = None
 
-    def show_preparation(self, phase: str, done: int, total: int) -> None:
+    def show_progress(self, phase: str, done: int, total: int) -> None:
         """Print a line every ten seconds."""
         self.remaining.add(phase, done, total)
         if time.monotonic() - self.last_print >= LINE_SECONDS:
@@ -94,9 +94,9 @@ class LineDisplay(NoDisplay):
         match event:
             case RunStarted():
                 self._print("\n".join(heading(event)))
-            case BaselineEvaluated():
+            case NGramBaselineEvaluated():
                 self._print(baseline_line(event))
-            case SimpleBaselines():
+            case SimpleBaselinesEvaluated():
                 self._print("\n".join(simple_baseline_lines(event)))
             case ThreadsChanged():
                 self._print(threads_line(event))
@@ -138,7 +138,7 @@ class _StateDisplay(NoDisplay):
         self.evaluations: list[Evaluated] = []
         self.result: RunFinished | None = None
 
-    def show_preparation(self, phase: str, done: int, total: int) -> None:
+    def show_progress(self, phase: str, done: int, total: int) -> None:
         """Store the progress; it is shown at the next refresh."""
         self.remaining.add(phase, done, total)
         self.phase, self.phase_done = phase, done / max(total, 1)
@@ -230,9 +230,9 @@ class LiveDisplay(_StateDisplay):
         match event:
             case RunStarted():
                 self._print_above(*heading(event), "")
-            case BaselineEvaluated():
+            case NGramBaselineEvaluated():
                 self._print_above(baseline_line(event), "")
-            case SimpleBaselines():
+            case SimpleBaselinesEvaluated():
                 self._print_above(*simple_baseline_lines(event), "")
             case ThreadsChanged():
                 self._print_above(threads_line(event))
@@ -311,9 +311,9 @@ class NotebookDisplay(_StateDisplay):
         self.last_update = time.monotonic()
         self.handle: Any = display(self._bundle(), raw=True, display_id=True)
 
-    def show_preparation(self, phase: str, done: int, total: int) -> None:
+    def show_progress(self, phase: str, done: int, total: int) -> None:
         """Update the output, at most twice a second."""
-        super().show_preparation(phase, done, total)
+        super().show_progress(phase, done, total)
         self._update()
 
     def show(self, event: Event) -> None:
@@ -322,9 +322,9 @@ class NotebookDisplay(_StateDisplay):
         match event:
             case RunStarted():
                 self.lines += heading(event)
-            case BaselineEvaluated():
+            case NGramBaselineEvaluated():
                 self.lines.append(baseline_line(event))
-            case SimpleBaselines():
+            case SimpleBaselinesEvaluated():
                 self.lines += simple_baseline_lines(event)
             case ThreadsChanged():
                 self.lines.append(threads_line(event))
@@ -350,7 +350,7 @@ class NotebookDisplay(_StateDisplay):
             parts.append(f"<div>{escape(self.phase_line)}</div>")
         rows = self.metric_rows()
         if self.result is not None:  # the evaluation of the saved weights
-            rows.append(("saved model", "", f"on {self.result.evaluated}"))
+            rows.append(("saved model", "", f"on {self.result.evaluated_on}"))
             rows += [
                 (name, format_number(value), "") for name, value in self.result.metrics.items()
             ]
@@ -401,12 +401,12 @@ def show_events(
         )
     with make_display(quiet) as display:
 
-        def show_preparation(phase: str, done: int, total: int) -> None:
-            display.show_preparation(phase, done, total)
+        def show_progress(phase: str, done: int, total: int) -> None:
+            display.show_progress(phase, done, total)
             if progress is not None:
                 progress(phase, done, total)
 
-        for event in events(show_preparation):
+        for event in events(show_progress):
             display.show(event)
             if on_event is not None:
                 on_event(event)

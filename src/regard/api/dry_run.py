@@ -15,11 +15,11 @@ from regard.models.presets import ModelConfig
 from regard.pipelines import open_split, pipeline_of, smallest_model
 from regard.pipelines.prepare import check_compatible
 from regard.text import PairTokenizers, train_pair, train_tokenizer
-from regard.training.fine_tuning import frozen_caution, tuning, tuning_words
+from regard.training.fine_tuning import format_tuning, frozen_caution, tuning
 from regard.training.setup.setting_checks import check_before_data
 from regard.training.storage.evaluation import FEW_TARGETS, describe_few
+from regard.training.storage.initial_weights import check_initial_model, initial_tokenizers
 from regard.training.storage.run_folder import RunFolder, new_folder
-from regard.training.storage.start import check_start_model, start_tokenizers
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
     RunFolder(folder).require_new_path()
     device = check_before_data(config)
     if config.train.start is not None:
-        check_start_model(config)
+        check_initial_model(config)
     training, validation = open_split(config)
-    tokenizers = start_tokenizers(config)
+    tokenizers = initial_tokenizers(config)
     check_compatible(config, training, tokenizers)
     pipeline = pipeline_of(config)
     pipeline.check_splits(config, training, validation)
@@ -97,7 +97,7 @@ def _with_tuning(notes: dict[str, str], config: RunConfig, model: ModelConfig) -
     tuning(config.train.tune).prepare(meta_model)
     cautions = [notes.get("caution"), frozen_caution(config)]
     new = {
-        "trainable": tuning_words(config, meta_model),
+        "trainable": format_tuning(config, meta_model),
         "caution": "; ".join(filter(None, cautions)),
     }
     return {**notes, **{label: note for label, note in new.items() if note}}

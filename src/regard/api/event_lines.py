@@ -6,10 +6,10 @@ import time
 from regard import api
 from regard.api.formatting import format_duration, format_number, format_size, terminal_width
 from regard.training.events import (
-    BaselineEvaluated,
     Evaluated,
+    NGramBaselineEvaluated,
     RunStarted,
-    SimpleBaselines,
+    SimpleBaselinesEvaluated,
     ThreadsChanged,
 )
 
@@ -86,14 +86,14 @@ def _how_to_change(event: RunStarted) -> str:
     return f"(to change a setting, write key=value{example})"
 
 
-def baseline_line(event: BaselineEvaluated) -> str:
+def baseline_line(event: NGramBaselineEvaluated) -> str:
     """The result of the n-gram baseline."""
     bits = format_number(event.metrics["bits_per_byte"])
     model = f"n-grams of order {event.order}, fitted to {event.tokens:,} tokens"
     return f"{'baseline':<{LABEL}}{bits} bits per byte: {model}"
 
 
-def simple_baseline_lines(event: SimpleBaselines) -> list[str]:
+def simple_baseline_lines(event: SimpleBaselinesEvaluated) -> list[str]:
     """The results of the simple baselines, one line each."""
     lines = []
     for index, (name, metrics) in enumerate(event.metrics.items()):
@@ -113,7 +113,7 @@ def threads_line(event: ThreadsChanged) -> str:
 
 
 def activation_lines(event: Evaluated) -> list[str]:
-    """A line for every hook point of `train.log`: its mean, norm and fraction of zeros."""
+    """A line for each hook point of `train.log`: mean, norm and fraction of zeros."""
     width = max(map(len, event.activations), default=0)
     lines = []
     for name, statistics in event.activations.items():

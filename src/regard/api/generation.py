@@ -32,7 +32,7 @@ from regard.pipelines.dialogues import fit_prompt
 from regard.pipelines.pairs import translate
 from regard.text import PairTokenizers, Tokenizer
 from regard.text.chat_encoding import response_end
-from regard.training.storage.start import run_template
+from regard.training.storage.initial_weights import run_template
 
 if TYPE_CHECKING:
     from regard.api.run import Run
@@ -118,7 +118,8 @@ def require_template(run: "Run") -> str:
     if template is None:
         raise ConfigError(
             f"{run.folder.path} has no chat template: it was not trained on dialogues;\n"
-            f"train it: regard train dialogues.jsonl task=instruct train.start={run.folder.path}"
+            "train it: regard train dialogues.jsonl task=instruct "
+            f"train.start={run.folder.path}"
         )
     return template
 

@@ -71,7 +71,7 @@ class ModelInfo:
     parameters: int  # fitted without gradients: the values stored in the run, or 0
     published: Published | None = None  # the published size of a preset
     metrics: dict[str, float] = field(default_factory=dict)  # validation metrics of a run
-    evaluated: str = ""  # the targets of the metrics, such as "all 3,000 tokens"
+    evaluated_on: str = ""  # the targets of the metrics, such as "all 3,000 tokens"
     unit: str = ""  # unit of the metrics, where it is not obvious
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)  # of a run, by name
     # of a run that starts from another or does not train all parameters: `train.start`,
@@ -183,7 +183,7 @@ def info(
         parameters=model_cost.parameters or stored,
         published=PUBLISHED.get(name) if kind == "preset" and not table else None,
         metrics=evaluation.metrics,
-        evaluated=evaluation.evaluated,
+        evaluated_on=evaluation.evaluated_on,
         notes=notes,
         **about_run,
     )
@@ -325,7 +325,10 @@ def _find(
 
 
 def _check_overrides(overrides: Mapping[str, Any], *, is_recipe: bool = False) -> None:
-    """Raise for settings on which the model does not depend; that of a recipe has a tokenizer."""
+    """Raise for settings on which the model does not depend.
+
+    The model of a recipe also depends on `data.tokenizer`, which gives its vocabulary size.
+    """
     others = [key for key in overrides if key not in ("model", "data")]
     data = [key for key in overrides.get("data", {}) if key != "tokenizer" or not is_recipe]
     others += [f"data.{key}" for key in data]

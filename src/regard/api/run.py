@@ -85,8 +85,8 @@ from regard.training.import_export import ExportResult, export_as
 from regard.training.setup.device import pick_device, use_threads
 from regard.training.storage.evaluation import Evaluation
 from regard.training.storage.imported import imported_run_config
+from regard.training.storage.initial_weights import open_adapter, run_weights
 from regard.training.storage.run_folder import RunFolder
-from regard.training.storage.start import open_adapter, run_weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -201,9 +201,9 @@ class Run:
         return self._task is not None and self._task.predicts_words
 
     @property
-    def ranks_predictions(self) -> bool:
+    def supports_top(self) -> bool:
         """Whether `predict` gives the `top` most probable classes, tokens or answers."""
-        return self._task is not None and self._task.ranks_predictions
+        return self._task is not None and self._task.supports_top
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -626,12 +626,12 @@ class Run:
             progress=progress,
         )
 
-    def validation_evaluation(
+    def evaluate_logged_metrics(
         self, *, stride: int | None = None, progress: Progress | None = None
     ) -> Evaluation:
         """Compute and store the metrics that training logs, on all validation data of the run.
 
-        >>> run.validation_evaluation().metrics == run.metrics
+        >>> run.evaluate_logged_metrics().metrics == run.metrics
         True
         """
         return evaluate_logged_metrics(self, stride, progress)

@@ -16,9 +16,9 @@ from regard.models.presets import ModelConfig
 from regard.pipelines.base import Progress
 from regard.tasks import TASKS
 from regard.training import run as training_run
-from regard.training.baseline import read_baseline, read_simple_baselines
+from regard.training.baseline import read_ngram_baseline, read_simple_baselines
 from regard.training.edit import edit_run
-from regard.training.events import BaselineEvaluated, Event
+from regard.training.events import Event, NGramBaselineEvaluated
 from regard.training.import_export import ExportResult, export_as, import_run, merge_run
 from regard.training.parallel import launch
 from regard.training.setup import configure as run_settings
@@ -250,7 +250,7 @@ class RunSummary:
     """The task, the baseline and the size of a finished run."""
 
     config: RunConfig
-    baseline: BaselineEvaluated | None  # the n-gram baseline, where it was computed
+    baseline: NGramBaselineEvaluated | None  # the n-gram baseline, where it was computed
     simple_baselines: dict[str, dict[str, float]]  # metrics, for forecasting and text regression
     unit: str  # unit of the metrics, where it is not obvious
     is_fitted_without_gradients: bool
@@ -268,7 +268,7 @@ def summarize(path: Path | str) -> RunSummary:
     task = TASKS[kind_of(config.task)[0]]
     return RunSummary(
         config=config,
-        baseline=read_baseline(folder),
+        baseline=read_ngram_baseline(folder),
         simple_baselines=read_simple_baselines(folder),
         unit=task.unit,
         is_fitted_without_gradients=without_gradients,

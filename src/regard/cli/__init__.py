@@ -32,7 +32,7 @@ from regard.cli.import_ import import_
 from regard.cli.info import info
 from regard.cli.merge import merge
 from regard.cli.neighbours import neighbours
-from regard.cli.output import settings as output_settings
+from regard.cli.output import common_options
 from regard.cli.overview import overview
 from regard.cli.plan import plan
 from regard.cli.predict import predict
@@ -88,7 +88,11 @@ for command in (
 FORMER_OPTIONS = {
     "regard generate": {"--until": "--stop", "--tokens": "--max-new-tokens"},
     "regard chat": {"--tokens": "--max-new-tokens"},
-    "regard serve": {"--key": "--api-key"},
+    "regard serve": {
+        "--key": "--api-key",
+        "--sequences": "--max-sequences",
+        "--queue": "--max-queue",
+    },
     "regard studio": {"--key": "--api-key"},
 }
 # options of other tools, and the commands of regard, in which they are arguments
@@ -134,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     A `RegardError` and an `OSError` print their message, with `--debug` after the traceback.
     Other errors are not caught.
     """
-    output_settings.quiet = output_settings.debug = False
+    common_options.quiet = common_options.debug = False
     prepare_streams()
     words = sys.argv[1:] if arguments is None else arguments
     try:
@@ -149,17 +153,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UsageError as error:
         code = _print_error(*_usage_message(error, words))
     except RegardError as error:
-        if output_settings.debug:
+        if common_options.debug:
             traceback.print_exc()
-        code = _print_error(with_given_paths(str(error), words), error.exit_code)
+        code = _print_error(with_relative_paths(str(error), words), error.exit_code)
     except BrokenPipeError:
         code = 1
     except OSError as error:  # missing permissions, a full disk and the like
         if error.errno is None:
             raise
-        if output_settings.debug:
+        if common_options.debug:
             traceback.print_exc()
-        message = with_given_paths(_system_message(error), words)
+        message = with_relative_paths(_system_message(error), words)
         code = _print_error(message, CheckpointError.exit_code)
     sys.exit(code)
 
@@ -185,7 +189,7 @@ def _print_error(message: str, code: int) -> int:
     return code
 
 
-def with_given_paths(message: str, arguments: Sequence[str]) -> str:
+def with_relative_paths(message: str, arguments: Sequence[str]) -> str:
     """A message with relative paths of files in the working directory, as the user gives them.
 
     Settings hold absolute paths, so that a run can be resumed from another directory. If an

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from regard.cli.output import settings
+from regard.cli.output import common_options
 from regard.config import Choice, parse_overrides
 from regard.errors import ConfigError
 
@@ -96,7 +96,7 @@ def with_common_options(function: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(function)
     def run(*, quiet: bool, debug: bool, **arguments: Any) -> None:
-        settings.quiet, settings.debug = quiet, debug
+        common_options.quiet, common_options.debug = quiet, debug
         for name, value in arguments.items():
             for text in value if isinstance(value, list) else [value]:
                 if isinstance(text, str | Path):

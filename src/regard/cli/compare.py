@@ -19,11 +19,11 @@ from regard.cli.output import (
     align_columns,
     bold,
     check_output_file,
+    common_options,
     format_duration,
     format_number,
     print_json,
     print_status,
-    settings,
     strip_control,
     write_file,
 )
@@ -93,9 +93,9 @@ def show_comparison(
     as_json: bool = False,
 ) -> None:
     """Compare runs and print the tables, or write them to `out`."""
-    with make_display(settings.quiet, transient=True) as display:
+    with make_display(common_options.quiet, transient=True) as display:
         comparison = api.compare(
-            *runs, text=text, by_length=by_length, data=data, progress=display.show_preparation
+            *runs, text=text, by_length=by_length, data=data, progress=display.show_progress
         )
         groups = _groups(comparison)
         extra = as_groups(comparison.by_length) if comparison.by_length else {}
@@ -225,7 +225,7 @@ def _table(name: str, history: "History") -> dict[str, Any]:
         "name": name,
         "path": str(history.path),
         "metrics": history.metrics,
-        "evaluated": history.evaluation.evaluated,
+        "evaluated_on": history.evaluation.evaluated_on,
         "parameters": history.parameters,
         "step": history.step,
         "steps": history.config.train.steps,

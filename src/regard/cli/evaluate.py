@@ -11,10 +11,10 @@ from regard.cli.arguments import AdapterOption, Beam, Folder, Json, Penalty, par
 from regard.cli.output import (
     align_columns,
     check_output_file,
+    common_options,
     format_number,
     print_json,
     print_status,
-    settings,
     spinner,
     write_file,
 )
@@ -92,7 +92,7 @@ def evaluate(
             )
         _print_by_length(run.resolve().name, result, out, as_json)
         return
-    with make_display(settings.quiet, transient=True) as display:
+    with make_display(common_options.quiet, transient=True) as display:
         loaded_run, datasets = api.load(run, adapter=adapter), parse_data(data)
         if out is not None and "forecast" not in loaded_run.methods:
             raise ConfigError("--out needs --by-length, or a run that forecasts a series")
@@ -102,7 +102,7 @@ def evaluate(
             length_penalty=length_penalty,
             stride=stride,
             test=test,
-            progress=display.show_preparation,
+            progress=display.show_progress,
         )
     metrics, unit = evaluation.metrics, loaded_run.unit
     if any(name.startswith("mae [") for name in metrics):  # of the columns of a series
@@ -113,10 +113,10 @@ def evaluate(
         print_status(f"curves: {out}")
     if as_json:
         print_json(
-            {**metrics, "evaluated": evaluation.evaluated, **({"unit": unit} if unit else {})}
+            {**metrics, "evaluated_on": evaluation.evaluated_on, **({"unit": unit} if unit else {})}
         )
         return
-    print_status(f"on {evaluation.evaluated}{', ' * bool(unit)}{unit}:")
+    print_status(f"on {evaluation.evaluated_on}{', ' * bool(unit)}{unit}:")
     signatures = metrics.pop("signatures", {})
     rows = [(name, format_number(value)) for name, value in metrics.items()]
     for line in align_columns(rows, [1]):

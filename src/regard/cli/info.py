@@ -93,7 +93,7 @@ def info(
             print_section(f"FLOPs per {position}", flops)
     if model.metrics:
         rows = [(name, format_number(value)) for name, value in model.metrics.items()]
-        details = ", ".join(filter(None, (model.evaluated, model.unit)))
+        details = ", ".join(filter(None, (model.evaluated_on, model.unit)))
         print_section(f"validation ({details})", align_columns(rows, right=[1]))
     if model.baselines:
         print_section("baselines, on all validation data", baseline_lines(model.baselines))
@@ -146,7 +146,7 @@ def _print_json(model: "ModelInfo", hook_points: bool) -> None:
         table["published"] = {**asdict(model.published), "difference": difference}
     if model.kind == "run":
         table["metrics"] = model.metrics
-        table["evaluated"] = model.evaluated
+        table["evaluated_on"] = model.evaluated_on
         table |= {"unit": model.unit} if model.unit else {}
         table["baselines"] = model.baselines
         table["fine_tuning"] = model.fine_tuning

@@ -20,19 +20,19 @@ from regard.errors import CheckpointError, ConfigError, DataError, reject_option
 from regard.files.atomic import atomic_file
 
 
-class Settings:
-    """The values of --quiet and --debug."""
+class CommonOptions:
+    """The options that all commands have, --quiet and --debug."""
 
     quiet: bool = False
     debug: bool = False
 
 
-settings = Settings()
+common_options = CommonOptions()
 
 
 def print_status(text: str = "") -> None:
     """Print a message to stderr, unless --quiet was given."""
-    if not settings.quiet:
+    if not common_options.quiet:
         print(text, file=sys.stderr, flush=True)
 
 
@@ -47,7 +47,7 @@ def warn_unknown(unknown: Sequence[str]) -> None:
 @contextmanager
 def spinner(text: str) -> Iterator[None]:
     """A context in which an interactive terminal shows a spinner."""
-    if settings.quiet or not is_interactive(sys.stderr):
+    if common_options.quiet or not is_interactive(sys.stderr):
         yield
         return
     from rich.console import Console

@@ -118,7 +118,7 @@ def predict(
         raise ConfigError("give texts or images, or --data, not both")
     with spinner(f"opening {run}"):
         loaded_run = api.load(run, adapter=adapter)
-    if "predict" in loaded_run.methods and not loaded_run.ranks_predictions:
+    if "predict" in loaded_run.methods and not loaded_run.supports_top:
         reject_options(
             f"--top is for classes, tokens and answers, and {run} predicts none", {"--top": top}
         )

@@ -57,7 +57,7 @@ def quickstart(
                 "run": str(finished.folder),
                 "step": finished.step,
                 "seconds": round(finished.seconds, 1),
-                "evaluated": len(pairs),
+                "examples": len(pairs),
                 "exact_match": accuracy,
                 **finished.metrics,
             }

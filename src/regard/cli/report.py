@@ -9,17 +9,17 @@ from regard import api
 from regard.api.display import show_events
 from regard.cli.output import (
     align_columns,
+    common_options,
     format_duration,
     format_number,
     format_size,
     print_json,
     print_status,
-    settings,
 )
 from regard.config import kind_of
 
 if TYPE_CHECKING:
-    from regard.api import BaselineEvaluated, Event, Progress, RunFinished, RunSummary
+    from regard.api import Event, NGramBaselineEvaluated, Progress, RunFinished, RunSummary
 
 DEFAULT_EXAMPLE = "'some words'"
 EXAMPLES = {  # example inputs of the commands, by task; the default is DEFAULT_EXAMPLE
@@ -36,7 +36,7 @@ EXAMPLES = {  # example inputs of the commands, by task; the default is DEFAULT_
 
 def show_progress(events: "Callable[[Progress], Iterator[Event]]") -> "RunFinished":
     """Display the events of a run as they come; return the last."""
-    return show_events(events, quiet=settings.quiet)
+    return show_events(events, quiet=common_options.quiet)
 
 
 def print_result(finished: "RunFinished", *, as_json: bool) -> None:
@@ -51,7 +51,7 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
                 **({} if finished.best_step is None else {"best_step": finished.best_step}),
                 "seconds": round(finished.seconds, 1),
                 **finished.metrics,
-                "evaluated": finished.evaluated,
+                "evaluated_on": finished.evaluated_on,
                 **({"unit": summary.unit} if summary.unit else {}),
                 **({} if baseline is None else {"baseline": asdict(baseline)}),
                 **({"baselines": baselines} if (baselines := summary.simple_baselines) else {}),
@@ -104,13 +104,13 @@ def baseline_lines(baselines: dict[str, dict[str, float]], title: str = "baselin
 def describe_evaluation(finished: "RunFinished") -> str:
     """The data that the metrics were computed on, and how to compute them on all of it."""
     if finished.seconds_for_all is None:
-        return f"on {finished.evaluated}"
+        return f"on {finished.evaluated_on}"
     run = shlex.quote(str(finished.folder))
     seconds = format_duration(finished.seconds_for_all)
-    return f"on {finished.evaluated} (all of them take about {seconds}: regard evaluate {run})"
+    return f"on {finished.evaluated_on} (all of them take about {seconds}: regard evaluate {run})"
 
 
-def compare_with_baseline(metrics: dict[str, float], baseline: "BaselineEvaluated") -> str:
+def compare_with_baseline(metrics: dict[str, float], baseline: "NGramBaselineEvaluated") -> str:
     """How far a model's bits per byte are from those of the n-gram baseline."""
     gain = baseline.metrics["bits_per_byte"] - metrics["bits_per_byte"]
     comparison = "better" if gain >= 0 else "worse"

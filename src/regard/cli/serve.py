@@ -34,10 +34,10 @@ def serve(
             show_envvar=True,
         ),
     ] = None,
-    sequences: Annotated[
+    max_sequences: Annotated[
         int, Option(metavar="N", min=1, max=1024, help="Sequences that are decoded together.")
     ] = 64,
-    queue: Annotated[
+    max_queue: Annotated[
         int,
         Option(
             metavar="N",
@@ -82,8 +82,8 @@ def serve(
         runs,
         host=host,
         port=port,
-        key=api_key,
-        config=EngineConfig(sequences=sequences, queue=queue),
+        api_key=api_key,
+        config=EngineConfig(max_sequences=max_sequences, max_queue=max_queue),
         device=device,
         idle=idle,
     )

@@ -55,7 +55,7 @@ def studio(
     from regard.serve.studio.app import create_studio
 
     server = make_server(
-        [runs], host=host, port=port, key=api_key, device=device, create=create_studio
+        [runs], host=host, port=port, api_key=api_key, device=device, create=create_studio
     )
 
     def on_start(address: str) -> None:

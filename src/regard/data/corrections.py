@@ -13,8 +13,9 @@ from regard.data.text import Text
 from regard.units import count_noun
 
 QUOTES = "\"'\u2018\u2019\u201c\u201d\u201e\u00ab\u00bb"
-SIGNS = {*QUOTES, *",;:()- \u2013\u2014"}  # within a sentence; others suggest code or markup
-OTHER_SIGNS = "with other signs"
+# besides letters and digits; other characters within a sentence suggest code or markup
+ALLOWED_CHARACTERS = {*QUOTES, *",;:()- \u2013\u2014"}
+OTHER_CHARACTERS = "with other characters"
 _DECIMAL_POINT = re.compile(r"(?<=\d)\.(?=\d)")
 _PUNCTUATION = re.compile(rf"(?<!\d)[,;:.!?{QUOTES}]|[,;:.!?{QUOTES}](?!\d)")  # not that of 3.5
 _WORD = re.compile(r"[^\W\d_]{4,}")
@@ -26,15 +27,15 @@ class Sentences:
 
     kept: list[str]
     left_out: Counter[str]  # reason → number of sentences
-    other_signs: Counter[str]  # because of which sentences are left out
+    other_characters: Counter[str]  # because of which sentences are left out
 
     @property
     def note(self) -> str:
         """How many sentences are kept, and why others are not, for a description or a message."""
         total = len(self.kept) + self.left_out.total()
-        signs = " ".join(sign for sign, _ in self.other_signs.most_common(5))
+        characters = " ".join(character for character, _ in self.other_characters.most_common(5))
         reasons = ", ".join(
-            f"{count:,} {reason}" + (f" ({signs})" if reason == OTHER_SIGNS else "")
+            f"{count:,} {reason}" + (f" ({characters})" if reason == OTHER_CHARACTERS else "")
             for reason, count in self.left_out.most_common()
         )
         note = f"kept {len(self.kept):,} of {count_noun(total, 'sentence')}"
@@ -49,7 +50,7 @@ def find_sentences(data: Text, min_length: int, max_length: int) -> Sentences:
     become spaces.
     """
     kept: dict[str, None] = {}
-    left_out, other_signs = Counter[str](), Counter[str]()
+    left_out, other_characters = Counter[str](), Counter[str]()
     for sentence in _split_sentences(data):
         reason = _reason_to_leave_out(sentence, min_length, max_length)
         if reason is None and sentence in kept:
@@ -58,8 +59,10 @@ def find_sentences(data: Text, min_length: int, max_length: int) -> Sentences:
             kept[sentence] = None
         else:
             left_out[reason] += 1
-            other_signs.update(_other_signs(sentence) if reason == OTHER_SIGNS else ())
-    return Sentences([*kept], left_out, other_signs)
+            other_characters.update(
+                _other_characters(sentence) if reason == OTHER_CHARACTERS else ()
+            )
+    return Sentences([*kept], left_out, other_characters)
 
 
 def _split_sentences(data: Text) -> Iterator[str]:
@@ -77,16 +80,18 @@ def _reason_to_leave_out(sentence: str, min_length: int, max_length: int) -> str
         return "without a capital letter or a digit at the beginning"
     if sentence[-1] not in ".!?":
         return "without . ! or ? at the end"
-    return OTHER_SIGNS if _other_signs(sentence) else None
+    return OTHER_CHARACTERS if _other_characters(sentence) else None
 
 
-def _other_signs(sentence: str) -> set[str]:
+def _other_characters(sentence: str) -> set[str]:
     return {c for c in _DECIMAL_POINT.sub("", sentence[:-1]) if not _is_allowed(c)}
 
 
 @cache
 def _is_allowed(character: str) -> bool:
-    return character in SIGNS or category(character)[0] in "LMN"  # letters, marks, numbers
+    return (
+        character in ALLOWED_CHARACTERS or category(character)[0] in "LMN"
+    )  # letters, marks, numbers
 
 
 def corrupt(sentence: str, error_rate: float, random: Random) -> str:

@@ -1,6 +1,6 @@
 """Loaders: which examples a step trains on, as a function of (seed, step).
 
-Resuming therefore needs no loader state. Tasks collate the examples to batches.
+Resuming therefore needs no loader state. Tasks collate the examples into batches.
 """
 
 import threading

@@ -175,7 +175,7 @@ def replace_decimal_commas(table: Table, columns: Sequence[str]) -> Table:
 
 
 def is_number_with_comma(cell: Any) -> bool:
-    """Whether a cell is a number with a decimal comma, or with commas between thousands."""
+    """Whether a cell is a number with a decimal comma, or with thousands separators."""
     return (
         isinstance(cell, str)
         and "," in cell

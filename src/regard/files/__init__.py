@@ -1,1 +1,1 @@
-"""Files: atomic writes, open folders, the cache, safetensors and other untrusted files."""
+"""Files: atomic writes, directory descriptors, the cache, safetensors and other untrusted files."""

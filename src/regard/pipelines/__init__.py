@@ -1,5 +1,6 @@
 """One pipeline per kind of data, from a path to batches, samples, evaluation and prediction."""
 
+from regard.pipelines.all_pipelines import PIPELINES
 from regard.pipelines.base import (
     Data,
     EvalData,
@@ -30,7 +31,6 @@ from regard.pipelines.prepare import (
     smallest_model,
     tokenizer_fingerprint,
 )
-from regard.pipelines.table import PIPELINES
 
 __all__ = [
     "PIPELINES",

@@ -85,7 +85,7 @@ class EvalData:
     validation_size: int  # in tokens of text, pairs, images, …
     validation_targets: int  # number of targets, the unit of `validation_batches`' limit
     stride: int | None = None  # of the windows that a language model is evaluated on
-    dropped: int = 0  # validation examples that are too long, dropped or truncated
+    too_long: int = 0  # validation examples that were truncated or dropped, since they are too long
     unknown_tokens: int = 0  # tokens of a validation text that are not in the vocabulary
 
     def targets(self, limit: int | None) -> int:

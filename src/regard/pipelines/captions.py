@@ -163,7 +163,7 @@ class CaptionsPipeline(Pipeline):
         size, grid = f"{model.image_size} × {model.image_size}", f"{model.grid} × {model.grid}"
         description[0] += f"; resized to {size}"
         description.append(f"regions    {grid} of {model.patch_size} × {model.patch_size} pixels")
-        if truncated := examples.truncated + data.dropped:
+        if truncated := examples.truncated + data.too_long:
             description.append(f"truncated  {truncated:,} captions, to {model.context - 1} tokens")
         return TrainingData(
             **vars(data),
@@ -199,7 +199,7 @@ class CaptionsPipeline(Pipeline):
             validation_data=data,
             validation_size=len(data),
             validation_targets=examples.targets,
-            dropped=examples.truncated,
+            too_long=examples.truncated,
         )
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:

@@ -20,9 +20,9 @@ from regard.data.tables import Table
 from regard.data.text import Text
 from regard.data.text_files import suffix
 from regard.errors import ConfigError, DataError
+from regard.pipelines.all_pipelines import PIPELINES
 from regard.pipelines.base import Data, Pipeline
 from regard.pipelines.labels import TagsPipeline
-from regard.pipelines.table import PIPELINES
 from regard.tasks import TASKS
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")

@@ -125,8 +125,8 @@ class DialoguesPipeline(Pipeline):
             )
         raise ConfigError(
             f"the chat template has {texts}, which are not in the vocabulary of "
-            f"{config.train.start or 'the tokenizer'}:\neach would be the same unknown token, and "
-            f"the model could not tell where a message ends;\n{solution}"
+            f"{config.train.start or 'the tokenizer'}:\neach would be the same unknown token, "
+            f"and the model could not tell where a message ends;\n{solution}"
         )
 
     def preview(
@@ -222,7 +222,7 @@ class DialoguesPipeline(Pipeline):
             validation_data=data,
             validation_size=len(data),
             validation_targets=targets,
-            dropped=packed.truncated + packed.dropped,
+            too_long=packed.truncated + packed.dropped,
         )
         return eval_data, packed
 

@@ -161,7 +161,7 @@ class LabelsPipeline(Pipeline):
             describe_classes(names),
             *(f"caution    {line}" for line in _cautions(labelled, data.validation_data)),
             *([f"weights    {', '.join(f'{w:.3g}' for w in weights[:12])}"] if weights else []),
-            *describe_truncated(texts.truncated, data.dropped, model.context),
+            *describe_truncated(texts.truncated, data.too_long, model.context),
         ]
         return TrainingData(
             **vars(data),
@@ -199,7 +199,7 @@ class LabelsPipeline(Pipeline):
             validation_data=labelled,
             validation_size=len(labelled),
             validation_targets=targets,
-            dropped=texts.truncated,
+            too_long=texts.truncated,
         )
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:

@@ -133,10 +133,10 @@ class PairsPipeline(Pipeline):
             f"validation {validation.description}",
             f"tokenizer  {target.kind}, {sizes}",
         ]
-        if loader.dropped or data.dropped:
+        if loader.dropped or data.too_long:
             max_tokens = data.model.context - 1 - task.prefix_length
             description.append(
-                f"dropped    {loader.dropped:,} training pairs and {data.dropped:,} validation "
+                f"dropped    {loader.dropped:,} training pairs and {data.too_long:,} validation "
                 f"pairs, longer than {max_tokens} tokens"
             )
 
@@ -181,7 +181,7 @@ class PairsPipeline(Pipeline):
             validation_data=data,
             validation_size=len(loader),
             validation_targets=targets,
-            dropped=loader.dropped,
+            too_long=loader.dropped,
         )
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:

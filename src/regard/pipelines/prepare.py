@@ -9,9 +9,9 @@ from torch import nn
 from regard.config import Choice, RunConfig, kind_of, make, merge
 from regard.errors import ConfigError, unknown
 from regard.models.presets import ModelConfig
+from regard.pipelines.all_pipelines import PIPELINES
 from regard.pipelines.base import Data, EvalData, Pipeline, Progress, Tokenizers, TrainingData
 from regard.pipelines.detect import data_fingerprint, open_split
-from regard.pipelines.table import PIPELINES
 from regard.tasks import TASKS
 from regard.text import PairTokenizers
 from regard.text.pair_tokenizers import JOINT, SOURCE, TARGET

@@ -92,7 +92,7 @@ class ScoresPipeline(LabelsPipeline):
             *describe_data(train, validation, tokenizers),
             f"numbers    {numbers.min():g} to {numbers.max():g}, mean {task.mean:.4g}, "
             f"standard deviation {task.std:.4g}",
-            *describe_truncated(texts.truncated, data.dropped, model.context),
+            *describe_truncated(texts.truncated, data.too_long, model.context),
         ]
         return TrainingData(
             **vars(data),
@@ -128,7 +128,7 @@ class ScoresPipeline(LabelsPipeline):
             validation_data=data,
             validation_size=len(data),
             validation_targets=len(data),
-            dropped=texts.truncated,
+            too_long=texts.truncated,
         )
 
     def evaluate(

@@ -133,9 +133,9 @@ class SentencesPipeline(Pipeline):
             *describe_data(train, validation, tokenizers),
             f"negatives  the {rows - 1} other texts of a batch",
         ]
-        if truncated or data.dropped:
+        if truncated or data.too_long:
             description.append(
-                f"truncated  {truncated:,} training pairs and {data.dropped:,} for validation, "
+                f"truncated  {truncated:,} training pairs and {data.too_long:,} for validation, "
                 f"to {model.context} tokens"
             )
         return TrainingData(
@@ -167,7 +167,7 @@ class SentencesPipeline(Pipeline):
             validation_data=data,
             validation_size=len(data),
             validation_targets=len(data),
-            dropped=truncated,
+            too_long=truncated,
         )
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:

@@ -190,7 +190,7 @@ class SpansPipeline(Pipeline):
             validation_data=data,
             validation_size=len(data),
             validation_targets=len(windows.store),
-            dropped=windows.truncated,
+            too_long=windows.truncated,
         )
 
     def sample(self, data: EvalData, model: nn.Module, seed: int) -> str:

@@ -18,7 +18,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
     for status, text in {
         400: "a field is invalid",
-        401: "the key is missing or invalid",
+        401: "the API key is missing or invalid",
         403: "the host or the origin is not allowed",
         404: "there is no such model",
         408: "the body did not arrive in time",

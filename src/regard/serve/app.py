@@ -22,7 +22,7 @@ def create_app(
     paths: Sequence[Path],
     config: EngineConfig | None = None,
     *,
-    key: str | None = None,
+    api_key: str | None = None,
     allowed_hosts: tuple[str, ...] | None = None,
     device: str = "auto",
     idle: float | None = None,
@@ -31,7 +31,7 @@ def create_app(
 ) -> FastAPI:
     """Create the application; its `state.service` is the service of the routes.
 
-    Requests need the `key`, except to `public_paths`. Requests to host names that are not
+    Requests need the `api_key`, except to `public_paths`. Requests to host names that are not
     `allowed_hosts` are refused. A model without a request for `idle` seconds is unloaded.
     """
     service = Service(
@@ -54,7 +54,7 @@ def create_app(
         app.include_router(router)
     app.add_middleware(
         LimitsMiddleware,
-        key=key,
+        api_key=api_key,
         allowed_hosts=allowed_hosts,
         count=service.metrics.count,
         public_paths=public_paths,

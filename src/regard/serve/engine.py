@@ -34,8 +34,8 @@ class QueueFull(RegardError):
 class EngineConfig:
     """Limits of an engine."""
 
-    sequences: int = 64  # at most this many are decoded together
-    queue: int = 64  # requests that wait for a row; more are refused
+    max_sequences: int = 64  # at most this many are decoded together
+    max_queue: int = 64  # requests that may wait for a row; more are refused
     prefill_chunk: int | None = None  # prompt tokens per chunk; 256, on a GPU 4,096
     kv_memory: int | None = None  # MiB of KV cache; 1,024, on a GPU 40 % of the free memory
     prefix_memory: int = 256  # MiB of KV cache of earlier prompts
@@ -80,7 +80,7 @@ class BatchEngine:
         if on_gpu and self.config.kv_memory is None:
             budget = int(0.4 * torch.cuda.mem_get_info(language.device)[0])
         with torch.inference_mode():
-            self.rows = make_rows(language, budget, self.config.sequences, capture=capture)
+            self.rows = make_rows(language, budget, self.config.max_sequences, capture=capture)
         self.prefixes = None
         self.is_prefix_lm = is_prefix_lm(language)
         if isinstance(self.rows, KVRows) and self.config.prefix_memory and not self.is_prefix_lm:
@@ -97,7 +97,7 @@ class BatchEngine:
             join=self._join,
             fail=self._fail,
         )
-        self.max_rows = self.config.sequences
+        self.max_rows = self.config.max_sequences
         # the sequences that have not ended, in the order of their requests; other threads read it
         self.unfinished: dict[Sequence, None] = {}
         self.inbox: deque[Prefill] = deque()  # submitted by other threads
@@ -113,14 +113,14 @@ class BatchEngine:
     def submit(self, request: Request) -> None:
         """Queue a request; raise `QueueFull` if too many wait, `RegardError` if it is invalid."""
         check_prompts([request.prompt], request.max_new_tokens, None)
-        if request.n > self.config.sequences:
+        if request.n > self.config.max_sequences:
             raise RegardError(
-                f"n={request.n} must be at most {self.config.sequences}, the number of "
+                f"n={request.n} must be at most {self.config.max_sequences}, the number of "
                 "sequences that are decoded together"
             )
-        if self._count_waiting(request.n) > self.config.queue:
+        if self._count_waiting(request.n) > self.config.max_queue:
             raise QueueFull(
-                f"the queue is full (at most {self.config.queue} waiting); try again later"
+                f"the queue is full (at most {self.config.max_queue} waiting); try again later"
             )
         if self.is_prefix_lm and request.prompt_logprobs is not None:
             raise ConfigError(
@@ -169,7 +169,7 @@ class BatchEngine:
             self._decode()
         self.prefiller.step(len(self.sequences))
         if not self.busy:
-            self.max_rows = self.config.sequences  # it was lowered if memory was short
+            self.max_rows = self.config.max_sequences  # it was lowered if memory was short
         self.counters.prompt_tokens = self.prefiller.tokens
         self.counters.steps += 1
         events, self.events = self.events, []
@@ -242,7 +242,7 @@ class BatchEngine:
             if rows != list(range(len(group))):
                 logits = logits[to_device(rows, logits.device)]
             chain = self._merge_chains(sequences)
-            overlaps = self._may_overlap(sequences, lengths)
+            overlaps = self._can_overlap(sequences, lengths)
             if overlaps:
                 step = self._launch(sequences, chain, logits, sampling)
             else:
@@ -319,7 +319,8 @@ class BatchEngine:
         (asynchronous scheduling), so that the device does not wait for the host.
         """
         assert self.sampling is not None
-        overlaps = self._can_overlap()
+        rows = self.rows
+        overlaps = isinstance(rows, GraphRows) and self._can_overlap(self.sequences, rows.lengths)
         if self.in_flight and not overlaps:
             self._process_in_flight()
             return
@@ -375,12 +376,8 @@ class BatchEngine:
             ]
             self._requeue(rows, self.prefiller.queue)
 
-    def _can_overlap(self) -> bool:
+    def _can_overlap(self, sequences: list[Sequence], lengths: list[int]) -> bool:
         """Whether the next step may be launched before the tokens of the last one are known."""
-        rows = self.rows
-        return isinstance(rows, GraphRows) and self._may_overlap(self.sequences, rows.lengths)
-
-    def _may_overlap(self, sequences: list[Sequence], lengths: list[int]) -> bool:
         limit = self.language.context
         return isinstance(self.rows, GraphRows) and not any(
             sequence.request.constraints
@@ -467,7 +464,7 @@ class BatchEngine:
         sequence.window.append(token)
         sequence.new_tokens += 1
         sequence.tokens_since_prefill += 1
-        self.counters.tokens += 1
+        self.counters.generation_tokens += 1
         self.events.append(Event(request, sequence.index, token, score))
         if sequence.new_tokens == request.max_new_tokens:
             self._finish(sequence, "length")

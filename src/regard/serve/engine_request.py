@@ -20,7 +20,7 @@ from regard.text.chat_encoding import (
     template_variables,
 )
 from regard.text.chat_template import render
-from regard.training.storage.start import run_template
+from regard.training.storage.initial_weights import run_template
 
 SPEAKERS = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
 

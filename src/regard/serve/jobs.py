@@ -23,7 +23,7 @@ from regard.pipelines.series import series_task
 from regard.serve.engine_request import chat_prompt, check_token, encode_source, source_ids
 from regard.serve.models import ServedModel
 from regard.serve.schema import PredictBody, Sampling
-from regard.training.storage.start import run_jinja_template
+from regard.training.storage.initial_weights import run_jinja_template
 
 ROUTES = {  # of the methods of a run
     "generate": "/v1/completions",

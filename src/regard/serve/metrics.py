@@ -14,7 +14,7 @@ HELP = {  # of each metric; those that end in _total are counters, the others ga
     "cancelled_total": "sequences whose client disconnected",
     "failed_total": "sequences that failed",
     "prompt_tokens_total": "prompt tokens prefilled",
-    "tokens_total": "tokens that were generated",
+    "generation_tokens_total": "tokens that were generated",
     "steps_total": "steps of the engine",
     "preempted_total": "sequences that were preempted",
     "prefix_lookup_tokens_total": "prompt tokens that were looked up in the prefix cache",
@@ -25,7 +25,7 @@ HELP = {  # of each metric; those that end in _total are counters, the others ga
     "http_responses_total": "HTTP responses by status code",
 }
 ENGINE_COUNTERS = (
-    *("requests", "finished", "cancelled", "failed", "prompt_tokens", "tokens", "steps"),
+    *("requests", "finished", "cancelled", "failed", "prompt_tokens", "generation_tokens", "steps"),
     *("preempted", "prefix_lookup_tokens", "prefix_hit_tokens"),
 )
 ENGINE_GAUGES: Mapping[str, Callable[[BatchEngine], int]] = {

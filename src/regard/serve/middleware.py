@@ -28,7 +28,7 @@ MAX_HEADERS = 100
 MAX_CONNECTIONS = 2000
 RETRY_AFTER = 1  # seconds; sent with 429 and 503
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-PUBLIC_PATHS = ("/health",)  # need no key
+PUBLIC_PATHS = ("/health",)  # need no API key
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)  # of JSON
 
 
@@ -109,20 +109,20 @@ class DeadlineProtocol(H11Protocol):
 
 
 class LimitsMiddleware:
-    """Refuses a wrong host, origin, key or content type; limits the size and time of bodies."""
+    """Refuses a wrong host, origin, API key or content type; limits the size and time of bodies."""
 
     def __init__(
         self,
         app: Any,
         *,
-        key: str | None,
+        api_key: str | None,
         allowed_hosts: tuple[str, ...] | None,
         count: Callable[[int], None],  # called with the status of every response
         public_paths: tuple[
             str, ...
-        ] = PUBLIC_PATHS,  # need no key; an entry ending in "/" includes all paths below it
+        ] = PUBLIC_PATHS,  # need no API key; an entry ending in "/" includes all paths below it
     ) -> None:
-        self.app, self.key, self.allowed_hosts, self.count = app, key, allowed_hosts, count
+        self.app, self.api_key, self.allowed_hosts, self.count = app, api_key, allowed_hosts, count
         self.public_paths = public_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,11 +168,11 @@ class LimitsMiddleware:
         origin = headers.get(b"origin")
         if origin is not None and (not _is_host(origin) or urlsplit(origin).netloc != host):
             return 403, "cross-origin requests are refused"
-        if self.key is not None and not self._is_public(scope["path"]):
+        if self.api_key is not None and not self._is_public(scope["path"]):
             scheme, _, token = headers.get(b"authorization", "").partition(" ")
-            valid = hmac.compare_digest(token.encode(), self.key.encode())
+            valid = hmac.compare_digest(token.encode(), self.api_key.encode())
             if scheme.lower() != "bearer" or not valid:
-                return 401, "give the key of this server: Authorization: Bearer KEY"
+                return 401, "give the API key of this server: Authorization: Bearer KEY"
         if scope["method"] in ("POST", "PUT", "PATCH"):
             length = headers.get(b"content-length", "0")
             if not length.isdecimal() or int(length[:20]) > MAX_BODY:

@@ -28,7 +28,7 @@ from regard.serve.engine import BatchEngine, EngineConfig
 from regard.serve.worker import Worker
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.setup.device import free_memory, usable_cores
-from regard.training.storage.start import ADAPTERS, adapter_names
+from regard.training.storage.initial_weights import ADAPTERS, adapter_names
 
 MAX_CHAINS = 256  # sampler chains that a model caches
 

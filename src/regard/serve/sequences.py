@@ -49,6 +49,6 @@ class Counters:
     cancelled: int = 0
     failed: int = 0
     prompt_tokens: int = 0
-    tokens: int = 0
+    generation_tokens: int = 0
     steps: int = 0
     preempted: int = 0

@@ -44,7 +44,7 @@ def make_server(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    key: str | None = None,
+    api_key: str | None = None,
     config: EngineConfig | None = None,
     device: str = "auto",
     idle: float | None = None,
@@ -53,11 +53,11 @@ def make_server(
     """Make a server, which `run_server` starts; `create` makes its application."""
     if not paths:
         raise ConfigError("give a run, or a folder with runs")
-    if key is not None and not key:
-        raise ConfigError("the key is empty; give one with at least one character")
-    if not is_loopback(host) and key is None:
+    if api_key is not None and not api_key:
+        raise ConfigError("the API key is empty; give one with at least one character")
+    if not is_loopback(host) and api_key is None:
         raise ConfigError(
-            f"host={host} lets other machines connect, so the server needs a key;\n"
+            f"host={host} lets other machines connect, so the server needs an API key;\n"
             "give --api-key KEY, or set REGARD_API_KEY"
         )
     _check_address(host, port)
@@ -65,7 +65,7 @@ def make_server(
     app = create(
         [Path(path) for path in paths],
         config,
-        key=key,
+        api_key=api_key,
         allowed_hosts=allowed_hosts,
         device=device,
         idle=idle,

@@ -37,7 +37,7 @@ class Task:
     best_metric: ClassVar[str] = "loss"  # the metric that picks the best weights by default
     predicts_words: ClassVar[bool] = False  # `Run.predict` gives one prediction per word of a text
     # `Run.predict` gives the `top` most probable predictions
-    ranks_predictions: ClassVar[bool] = False
+    supports_top: ClassVar[bool] = False
 
     def collate(self, examples: Any, generator: torch.Generator) -> Batch:
         """Make a batch; all randomness comes from the generator."""

@@ -34,7 +34,7 @@ class ImageClassification(Task):
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     input_kinds: ClassVar[tuple[str, ...]] = ("images",)
     methods: ClassVar[tuple[str, ...]] = ("predict", "classify")
-    ranks_predictions: ClassVar[bool] = True
+    supports_top: ClassVar[bool] = True
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     heads: ClassVar[tuple[str, ...]] = ("classification",)  # kinds of `model.head`
     label_smoothing: float = 0.0  # probability that is spread over all classes

@@ -53,7 +53,7 @@ class Masked(Task):
     target_name: ClassVar[str] = "tokens"
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     methods: ClassVar[tuple[str, ...]] = ("predict", "fill")
-    ranks_predictions: ClassVar[bool] = True
+    supports_top: ClassVar[bool] = True
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
     mask_fraction: float = 0.15  # fraction of the tokens to predict
     whole_words: bool = False  # whole-word masking: mask all pieces of a word together

@@ -69,7 +69,7 @@ class Span(Task):
     best_metric: ClassVar[str] = "f1"
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     methods: ClassVar[tuple[str, ...]] = ("predict",)
-    ranks_predictions: ClassVar[bool] = True
+    supports_top: ClassVar[bool] = True
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "f1", "exact_match")
     heads: ClassVar[tuple[str, ...]] = ("span",)  # kinds of `model.head`
     # stride of the windows of a long context, in tokens; None: half of the tokens that fit

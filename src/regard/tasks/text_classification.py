@@ -33,7 +33,7 @@ class TextClassification(Task):
     best_metric: ClassVar[str] = "accuracy"
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "bag")
     methods: ClassVar[tuple[str, ...]] = ("predict", "evaluate_by_length")
-    ranks_predictions: ClassVar[bool] = True
+    supports_top: ClassVar[bool] = True
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "f1")
     # kinds of `model.head`, the default first
     heads: ClassVar[tuple[str, ...]] = ("classification",)

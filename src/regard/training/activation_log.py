@@ -1,4 +1,4 @@
-"""`train.log`: statistics of the activations at hook points, computed at every evaluation."""
+"""`train.log`: statistics of activations at hook points, at every evaluation."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -15,7 +15,7 @@ from regard.models.ngram import NGram, NGramConfig
 from regard.pipelines.base import TrainingData, validation_metrics
 from regard.tasks import Causal
 from regard.text import Tokenizer
-from regard.training.events import BaselineEvaluated, SimpleBaselines
+from regard.training.events import NGramBaselineEvaluated, SimpleBaselinesEvaluated
 from regard.training.parallel.ranks import Ranks
 from regard.training.storage.run_folder import RunFolder
 
@@ -26,19 +26,19 @@ TextBatches = Iterable[TextBatch]
 
 def evaluate_baselines(
     config: RunConfig, data: TrainingData, folder: RunFolder, ranks: Ranks
-) -> Iterator[BaselineEvaluated | SimpleBaselines]:
+) -> Iterator[NGramBaselineEvaluated | SimpleBaselinesEvaluated]:
     """Evaluate the baselines of a run, if it has any, on rank 0, and write baseline.json.
 
     A model that is fitted without gradients is not compared with an n-gram model.
     """
     uses_gradients = not is_fitted_without_gradients(config.model["family"])
 
-    def evaluate() -> BaselineEvaluated | SimpleBaselines | None:
+    def evaluate() -> NGramBaselineEvaluated | SimpleBaselinesEvaluated | None:
         if not config.train.baseline:
             return None
-        baselines: BaselineEvaluated | SimpleBaselines
+        baselines: NGramBaselineEvaluated | SimpleBaselinesEvaluated
         if data.baselines is not None:
-            baselines = SimpleBaselines(data.baselines())
+            baselines = SimpleBaselinesEvaluated(data.baselines())
         elif isinstance(data.task, Causal) and uses_gradients:
             baselines = evaluate_ngram(data)
         else:
@@ -51,7 +51,7 @@ def evaluate_baselines(
         yield baselines
 
 
-def evaluate_ngram(data: TrainingData) -> BaselineEvaluated:
+def evaluate_ngram(data: TrainingData) -> NGramBaselineEvaluated:
     """Fit an n-gram model (modified Kneser–Ney) and evaluate it on all validation text.
 
     It is fitted to the training text, or to about the first `MAX_TOKENS` tokens of a long one.
@@ -63,13 +63,15 @@ def evaluate_ngram(data: TrainingData) -> BaselineEvaluated:
     train_batches = list(_take(cast(TextBatches, data.all_batches()), MAX_TOKENS))
     model.fit(train_batches)
     tokens = sum(int(task.count(batch)) for batch in train_batches)
-    return BaselineEvaluated(ORDER, tokens, validation_metrics(data, model, torch.device("cpu")))
+    return NGramBaselineEvaluated(
+        ORDER, tokens, validation_metrics(data, model, torch.device("cpu"))
+    )
 
 
-def read_baseline(folder: RunFolder) -> BaselineEvaluated | None:
+def read_ngram_baseline(folder: RunFolder) -> NGramBaselineEvaluated | None:
     """The n-gram baseline that was evaluated when the run began, if any."""
     try:
-        baseline = build(BaselineEvaluated, read_json(folder.baseline))
+        baseline = build(NGramBaselineEvaluated, read_json(folder.baseline))
     except (CheckpointError, ConfigError):
         return None
     return baseline if isinstance(baseline.metrics.get("bits_per_byte"), float) else None
@@ -78,14 +80,14 @@ def read_baseline(folder: RunFolder) -> BaselineEvaluated | None:
 def read_simple_baselines(folder: RunFolder) -> dict[str, dict[str, float]]:
     """The metrics of the other baselines by name; empty if there are none."""
     try:
-        return build(SimpleBaselines, read_json(folder.baseline)).metrics
+        return build(SimpleBaselinesEvaluated, read_json(folder.baseline)).metrics
     except (CheckpointError, ConfigError):
         return {}
 
 
 def read_baselines(folder: RunFolder) -> dict[str, dict[str, float]]:
     """The metrics of all baselines of a run by name, on all its validation data."""
-    ngram = read_baseline(folder)
+    ngram = read_ngram_baseline(folder)
     if ngram is None:
         return read_simple_baselines(folder)
     # only bits per byte can be compared with runs that have another tokenizer

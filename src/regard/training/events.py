@@ -21,8 +21,8 @@ class RunStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class BaselineEvaluated:
-    """An n-gram baseline was fitted to the same text and evaluated, before the first step."""
+class NGramBaselineEvaluated:
+    """An n-gram baseline was fitted to the training text and evaluated, before the first step."""
 
     order: int
     tokens: int  # number of tokens it was fitted to
@@ -30,7 +30,7 @@ class BaselineEvaluated:
 
 
 @dataclass(frozen=True, slots=True)
-class SimpleBaselines:
+class SimpleBaselinesEvaluated:
     """Simple predictions of numbers were evaluated before the first step.
 
     Naive, seasonal naive and linear forecasts of a time series; the mean in a text regression.
@@ -82,15 +82,15 @@ class RunFinished:
     metrics: dict[str, float]
     seconds: float
     stopped_early: bool = False
-    evaluated: str = ""  # the targets of the metrics, as "all 3,000 tokens"
+    evaluated_on: str = ""  # the targets of the metrics, as "all 3,000 tokens"
     seconds_for_all: float | None = None  # of the evaluation of all data, if it was skipped
     best_step: int | None = None  # step of the saved weights; 0: untrained
 
 
 Event = (
     RunStarted
-    | BaselineEvaluated
-    | SimpleBaselines
+    | NGramBaselineEvaluated
+    | SimpleBaselinesEvaluated
     | StepLogged
     | ThreadsChanged
     | Evaluated

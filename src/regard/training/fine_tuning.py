@@ -174,7 +174,7 @@ TUNINGS: dict[str, type[Tuning]] = {
 
 def tuning(choice: Choice) -> Tuning:
     """Build the fine-tuning method that `train.tune` names."""
-    return make(choice, TUNINGS, "tune")
+    return make(choice, TUNINGS, "train.tune")
 
 
 def has_adapter(config: RunConfig) -> bool:
@@ -208,7 +208,7 @@ def cast_frozen_weights(model: nn.Module, dtype: torch.dtype) -> None:
 
 def describe_tuning(config: RunConfig, model: nn.Module) -> list[str]:
     """Lines for the heading that count the trainable parameters; empty if all are trained."""
-    words = tuning_words(config, model)
+    words = format_tuning(config, model)
     if not words:
         return []
     trainable, total = count_trainable(model)
@@ -217,7 +217,7 @@ def describe_tuning(config: RunConfig, model: nn.Module) -> list[str]:
     return [f"trainable  {words}: {fraction}", *([f"caution    {caution}"] if caution else [])]
 
 
-def tuning_words(config: RunConfig, model: nn.Module) -> str:
+def format_tuning(config: RunConfig, model: nn.Module) -> str:
     """`train.tune` with all its options, and the learning rate; "" if all parameters are trained.
 
     `lora rank=8 alpha=16 dropout=0 targets=*.query,*.value lr=0.001`

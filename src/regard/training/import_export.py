@@ -60,15 +60,15 @@ from regard.training.fine_tuning import LoRA, has_adapter, tuning
 from regard.training.setup.device import environment, free_memory
 from regard.training.storage.checkpoint import check_tensors, write_tensors
 from regard.training.storage.imported import imported_run_config
-from regard.training.storage.run_folder import RunFolder, is_run
-from regard.training.storage.start import (
+from regard.training.storage.initial_weights import (
     base_weights,
     open_adapter,
-    open_start,
+    open_initial_run,
     run_adapter,
     run_jinja_template,
     run_weights,
 )
+from regard.training.storage.run_folder import RunFolder, is_run
 
 EXISTS_HINT = "choose another folder"
 GENERATION_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -391,7 +391,7 @@ def merge_run(run: Path, out: Path, adapter: Path | str | None = None) -> list[s
 
     `adapter` is another run or a PEFT folder; by default, the adapter of the run itself is merged.
     """
-    start = open_start(run)
+    start = open_initial_run(run)
     config = start.config
     if adapter is None and not has_adapter(config):
         raise ConfigError(f"{run} has no adapter to merge; give one with --adapter")

@@ -41,9 +41,9 @@ class Muon(torch.optim.Optimizer):
         M <- m M + (1 - m) G,    U = (1 - m) G + m M,    W <- (1 - lr wd) W - lr s orth(U)
 
     orth replaces the singular values by about 1, by five Newton–Schulz steps; wd is `weight_decay`;
-    s = 0.2 sqrt(max side), so that the RMS of an update matches AdamW's and both share one learning
-    rate (Liu et al. 2025). With `found_inf` set on the optimizer the step is skipped on the device,
-    as torch's fused AdamW does: no host synchronization is needed.
+    s = 0.2 sqrt(max(rows, columns)), so that the RMS of an update matches AdamW's and both share
+    one learning rate (Liu et al. 2025). With `found_inf` set on the optimizer the step is skipped
+    on the device, as torch's fused AdamW does: no host synchronization is needed.
     Where a rank has only some rows of each matrix, `shards` gathers U, and every rank
     orthogonalizes all of it.
     """

@@ -65,8 +65,8 @@ from regard.training.setup.setting_checks import (
 from regard.training.signals import Interrupts
 from regard.training.storage import checkpoint
 from regard.training.storage.evaluation import few_targets_warning, make_evaluation
+from regard.training.storage.initial_weights import initial_tokenizers, load_initial_weights
 from regard.training.storage.run_folder import LOST, RunFolder, WorkerFolder
-from regard.training.storage.start import load_initial_weights, start_tokenizers
 from regard.training.threads import Threads
 from regard.training.tracking.trackers import attach_trackers
 from regard.training.train_state import TrainState
@@ -94,7 +94,7 @@ def begin(
         return
     folder.require_new_path()
     device = check_before_data(config)
-    data = prepare_training(config, start_tokenizers(config), progress)
+    data = prepare_training(config, initial_tokenizers(config), progress)
     config = replace(config, model=config_table(data.model), task=data.task_choice)
     config = with_best_metric(config)
     check_model(config, data.model, device, path)
@@ -143,8 +143,8 @@ def resume(
         saved = checkpoint.latest(folder.checkpoints, step)
         if launch.restart_count() and is_finished(folder, config, saved):
             send_plan(None)  # a rank was lost after the last step
-            evaluation, steps = folder.load_evaluation(), config.train.steps
-            yield RunFinished(path, steps, evaluation.metrics, 0.0, evaluated=evaluation.evaluated)
+            result, steps = folder.load_evaluation(), config.train.steps
+            yield RunFinished(path, steps, result.metrics, 0.0, evaluated_on=result.evaluated_on)
             return
         if saved is not None and step is None and is_finished(folder, config, saved):
             # a run that was killed after its last save may have old checkpoints left
@@ -376,4 +376,4 @@ def _fit(model: nn.Module, data: TrainingData, folder: RunFolder) -> Iterator[Ev
     folder.save_evaluation(evaluation)
     yield Evaluated(1, metrics, True, sample)
     seconds = time.perf_counter() - started
-    yield RunFinished(folder.path, 1, metrics, seconds, evaluated=evaluation.evaluated)
+    yield RunFinished(folder.path, 1, metrics, seconds, evaluated_on=evaluation.evaluated_on)

@@ -330,7 +330,7 @@ class TrainState:
             evaluation.metrics,
             time.perf_counter() - started,
             self.stopped_early,
-            evaluation.evaluated,
+            evaluation.evaluated_on,
             None if evaluation.is_whole else self.seconds_for_all(),
             self.best.step,
         )

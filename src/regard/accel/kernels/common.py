@@ -22,6 +22,13 @@ def wait_for_previous(PDL: tl.constexpr):
     """With PDL, wait until the previous kernel has ended; its results can be read afterwards."""
     if PDL:
         gdc_wait()
+        launch_next(PDL)
+
+
+@triton.jit
+def launch_next(PDL: tl.constexpr):
+    """With PDL, let the next kernel start as soon as all programs of this one have started."""
+    if PDL:
         gdc_launch_dependents()
 
 
@@ -226,8 +233,7 @@ class RotaryPairs:
     partner, index, and sign of the sine.
     """
 
-    first: Int[Tensor, " pairs"]
-    second: Int[Tensor, " pairs"]
+    outputs: Int[Tensor, " 2*pairs"]  # the first and the second output of each pair
     frequency_index: Int[Tensor, " pairs"]
     partner: Int[Tensor, " head_dim"]
     column_frequency_index: Int[Tensor, " head_dim"]
@@ -262,8 +268,7 @@ class RotaryPairs:
             torch.cat([-signs, signs]),
         )
         parts = (
-            start + first,
-            start + second,
+            torch.stack((start + first, start + second), -1),
             all_indices,
             *(field[column] for field in by_column),
         )

@@ -23,6 +23,7 @@ from regard.accel.kernels.common import (
     RotaryPairs,
     activate,
     dequantize_words,
+    launch_next,
     load_per_output,
     load_vector,
     pdl_options,
@@ -71,19 +72,17 @@ def _load_block(x, rows, inside, begin, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _dot(block, v, BITS: tl.constexpr):
-    """W v for a block of `_load_rows`, without the scales of int8."""
+def _multiply(block, v, BITS: tl.constexpr):
+    """Terms whose sum over the columns is W v, for a block of `_load_rows`; int8 without scales."""
     w, scales = block
     if BITS == 0:
-        y = tl.sum(w.to(tl.float32) * v[None, :], 1)
+        products = w.to(tl.float32) * v[None, :]
     else:
         products = dequantize_words(w, BITS) * v[None, :]
-        if BITS == 8:
-            y = tl.sum(products, 1)
-        else:
+        if BITS == 4:
             groups = tl.reshape(products, (w.shape[0], v.shape[0] // GROUP, GROUP))
-            y = tl.sum(tl.sum(groups, 2) * scales.to(tl.float32), 1)
-    return y
+            products = tl.sum(groups, 2) * scales.to(tl.float32)
+    return products
 
 
 @triton.jit
@@ -122,8 +121,7 @@ def _qkv_kernel(
     scale,
     bias,
     mean_weight,
-    first,
-    second,
+    paired_outputs,
     frequency_index,
     cos,
     sin,
@@ -151,62 +149,29 @@ def _qkv_kernel(
     """Norm, packed projection and rotation of pairs of outputs; k and v go to the KV cache."""
     row = tl.program_id(0).to(tl.int64)
     p = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    inside = p < pairs
-    first_output = tl.load(first + p, mask=inside, other=0)
-    second_output = tl.load(second + p, mask=inside, other=0)
-    first_weight = _load_rows(weight, scale, first_output, inside, 0, width, BLOCK, BITS)
-    second_weight = _load_rows(weight, scale, second_output, inside, 0, width, BLOCK, BITS)
+    element = 2 * tl.program_id(1) * OUTPUTS + tl.arange(0, 2 * OUTPUTS)  # two for each pair
+    inside = element < 2 * pairs
+    n = tl.load(paired_outputs + element, mask=inside, other=0)
+    w = _load_rows(weight, scale, n, inside, 0, width, BLOCK, BITS)
     if NORM:
         g = load_vector(gain, 0, width, BLOCK)
     position = tl.load(lengths + row)
-    c, s = _load_rotation(p, inside, position, frequency_index, cos, sin, num_frequencies)
-    first_scale = load_per_output(scale, first_output, inside, HAS_SCALE, 1.0)
-    second_scale = load_per_output(scale, second_output, inside, HAS_SCALE, 1.0)
-    first_bias = load_per_output(bias, first_output, inside, HAS_BIAS, 0.0)
-    second_bias = load_per_output(bias, second_output, inside, HAS_BIAS, 0.0)
-    first_mean_weight = load_per_output(mean_weight, first_output, inside, LAYER_NORM, 0.0)
-    second_mean_weight = load_per_output(mean_weight, second_output, inside, LAYER_NORM, 0.0)
+    c, s = _load_rotation(p, p < pairs, position, frequency_index, cos, sin, num_frequencies)
+    scales = load_per_output(scale, n, inside, HAS_SCALE, 1.0)
+    biases = load_per_output(bias, n, inside, HAS_BIAS, 0.0)
+    mean_weights = load_per_output(mean_weight, n, inside, LAYER_NORM, 0.0)
     wait_for_previous(PDL)
     v = load_vector(x + row * width, 0, width, BLOCK)
     if NORM:
         mean = tl.sum(v) / width if LAYER_NORM else 0.0
         rstd = tl.rsqrt(tl.sum(v * v) / width - mean * mean + eps)
         v *= g
-    a = _dot(first_weight, v, BITS) * first_scale
-    b = _dot(second_weight, v, BITS) * second_scale
+    y = tl.sum(_multiply(w, v, BITS), 1) * scales
     if NORM:
-        a = (a - mean * first_mean_weight) * rstd
-        b = (b - mean * second_mean_weight) * rstd
-    a, b = a + first_bias, b + second_bias
-    a, b = a * c - b * s, b * c + a * s
-    _store_qkv(
-        a,
-        first_output,
-        inside,
-        position,
-        row,
-        q,
-        keys,
-        values,
-        q_width,
-        k_width,
-        capacity,
-        HEAD_DIM,
-    )
-    _store_qkv(
-        b,
-        second_output,
-        inside,
-        position,
-        row,
-        q,
-        keys,
-        values,
-        q_width,
-        k_width,
-        capacity,
-        HEAD_DIM,
-    )
+        y = (y - mean * mean_weights) * rstd
+    a, b = tl.split(tl.reshape(y + biases, (OUTPUTS, 2)))
+    y = tl.reshape(tl.join(a * c - b * s, b * c + a * s), (2 * OUTPUTS,))
+    _store_qkv(y, n, inside, position, row, q, keys, values, q_width, k_width, capacity, HEAD_DIM)
 
 
 @triton.jit
@@ -217,82 +182,104 @@ def _linear_kernel(
     scale,
     bias,
     mean_weight,
+    second_x,
+    second_weight,
+    second_bias,
     residual,
     out,
     outputs,
     width,
+    second_width,
     eps,
     NORM: tl.constexpr,
     LAYER_NORM: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_SECOND_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BITS: tl.constexpr,
-    PREFETCH: tl.constexpr,  # both blocks are loaded before the wait
+    PREFETCH: tl.constexpr,  # the first two blocks are loaded before the wait
     NUM_BLOCKS: tl.constexpr,
+    SECOND_NUM_BLOCKS: tl.constexpr,  # 0: there is no second linear layer
     BLOCK: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    READS_PREVIOUS: tl.constexpr,  # whether x is a result of the previous kernel
     PDL: tl.constexpr,
 ):
-    """residual + f(W n(x) + b), n the norm; GATED: f(...) times (second half of W) n(x) + b."""
-    row = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    inside = n < outputs
-    w = _load_rows(weight, scale, n, inside, 0, width, BLOCK, BITS)
-    scales = load_per_output(scale, n, inside, HAS_SCALE, 1.0)
-    biases = load_per_output(bias, n, inside, HAS_BIAS, 0.0)
-    mean_weights = load_per_output(mean_weight, n, inside, LAYER_NORM, 0.0)
+    """residual + f(W n(x) + b), n the norm; GATED: f(...) times (second half of W) n(x) + b.
+
+    The output of a second linear layer, which has no norm, is added to W n(x) + b.
+    """
+    HALVES: tl.constexpr = 2 if GATED else 1
+    ALL_BLOCKS: tl.constexpr = NUM_BLOCKS + SECOND_NUM_BLOCKS
+    row, n = tl.program_id(0).to(tl.int64), tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    element = tl.arange(0, OUTPUTS * HALVES)  # gate and up of an output are neighbours
+    weight_row = tl.program_id(1) * OUTPUTS + element // HALVES
+    inside = weight_row < outputs
+    weight_row += element % HALVES * outputs
+    if not READS_PREVIOUS:
+        launch_next(PDL)
+    w = _load_rows(weight, scale, weight_row, inside, 0, width, BLOCK, BITS)
+    if PREFETCH:
+        if NUM_BLOCKS > 1:
+            next_w = _load_rows(weight, scale, weight_row, inside, BLOCK, width, BLOCK, BITS)
+        else:
+            next_w = _load_rows(
+                second_weight, scale, weight_row, inside, 0, second_width, BLOCK, BITS
+            )
+    scales = load_per_output(scale, weight_row, inside, HAS_SCALE, 1.0)
+    biases = load_per_output(bias, weight_row, inside, HAS_BIAS, 0.0)
+    biases += load_per_output(second_bias, weight_row, inside, HAS_SECOND_BIAS, 0.0)
+    mean_weights = load_per_output(mean_weight, weight_row, inside, LAYER_NORM, 0.0)
     residual_in = tl.zeros((OUTPUTS,), tl.float32)
     if HAS_RESIDUAL:
-        residual_in = tl.load(residual + row * outputs + n, mask=inside, other=0.0)
-    if GATED:
-        w_up = _load_rows(weight, scale, n + outputs, inside, 0, width, BLOCK, BITS)
-        scales_up = load_per_output(scale, n + outputs, inside, HAS_SCALE, 1.0)
-        biases_up = load_per_output(bias, n + outputs, inside, HAS_BIAS, 0.0)
-        mean_weights_up = load_per_output(mean_weight, n + outputs, inside, LAYER_NORM, 0.0)
+        residual_in = tl.load(residual + row * outputs + n, mask=n < outputs, other=0.0)
     if NORM:
         g = load_vector(gain, 0, width, BLOCK)
-    if PREFETCH:
-        second_w = _load_rows(weight, scale, n, inside, BLOCK, width, BLOCK, BITS)
-    wait_for_previous(PDL)
-    x += row * width
-    y, up = tl.zeros((OUTPUTS,), tl.float32), tl.zeros((OUTPUTS,), tl.float32)
-    total, squares = tl.zeros((), tl.float32), tl.zeros((), tl.float32)
-    for block in tl.static_range(NUM_BLOCKS):
-        if block > 0:
-            begin = block * BLOCK
-            if PREFETCH:
-                w = second_w
-            else:
-                w = _load_rows(weight, scale, n, inside, begin, width, BLOCK, BITS)
-            if GATED:
-                w_up = _load_rows(weight, scale, n + outputs, inside, begin, width, BLOCK, BITS)
-            if NORM:
-                g = load_vector(gain, begin, width, BLOCK)
-        v = load_vector(x, block * BLOCK, width, BLOCK)
+    if READS_PREVIOUS:
+        wait_for_previous(PDL)
+    TERMS: tl.constexpr = BLOCK // GROUP if BITS == 4 else BLOCK
+    terms = tl.zeros((OUTPUTS * HALVES, TERMS), tl.float32)
+    total, squares = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for block in tl.static_range(ALL_BLOCKS):
+        if block == 1 and PREFETCH:
+            w = next_w
+        elif block > 0 and block < NUM_BLOCKS:
+            w = _load_rows(weight, scale, weight_row, inside, block * BLOCK, width, BLOCK, BITS)
+        elif block >= NUM_BLOCKS:
+            begin = (block - NUM_BLOCKS) * BLOCK
+            w = _load_rows(
+                second_weight, scale, weight_row, inside, begin, second_width, BLOCK, BITS
+            )
+        if block < NUM_BLOCKS:
+            v = load_vector(x + row * width, block * BLOCK, width, BLOCK)
+        else:
+            begin = (block - NUM_BLOCKS) * BLOCK
+            v = load_vector(second_x + row * second_width, begin, second_width, BLOCK)
         if NORM:
-            squares += tl.sum(v * v)
-            if LAYER_NORM:
-                total += tl.sum(v)
+            if block > 0:
+                g = load_vector(gain, block * BLOCK, width, BLOCK)
+            squares += v * v
+            total += v
             v *= g
-        y += _dot(w, v, BITS)
-        if GATED:
-            up += _dot(w_up, v, BITS)
-    y *= scales
-    if GATED:
-        up *= scales_up
+        terms += _multiply(w, v, BITS)
+    y = tl.sum(terms, 1) * scales
     if NORM:
-        mean = total / width  # 0 for RMSNorm
-        rstd = tl.rsqrt(squares / width - mean * mean + eps)
+        mean = tl.sum(total) / width if LAYER_NORM else 0.0
+        rstd = tl.rsqrt(tl.sum(squares) / width - mean * mean + eps)
         y = (y - mean * mean_weights) * rstd
-        if GATED:
-            up = (up - mean * mean_weights_up) * rstd
-    y = activate(y + biases, ACTIVATION)
+    y += biases
     if GATED:
-        y *= up + biases_up
-    tl.store(out + row * outputs + n, (residual_in + y).to(out.dtype.element_ty), mask=inside)
+        gate, up = tl.split(tl.reshape(y, (OUTPUTS, 2)))
+        y = activate(gate, ACTIVATION) * up
+    else:
+        y = activate(y, ACTIVATION)
+    if not READS_PREVIOUS:
+        wait_for_previous(PDL)  # the next kernel waits for this one alone
+    y += residual_in
+    tl.store(out + row * outputs + n, y.to(out.dtype.element_ty), mask=n < outputs)
 
 
 def project_qkv(
@@ -311,22 +298,22 @@ def project_qkv(
     options = _launch_options(layer, 2)
     blocks = options.pop("NUM_BLOCKS")
     options |= {"BLOCK": options["BLOCK"] * triton.next_power_of_2(blocks)}
-    _qkv_kernel[(rows, triton.cdiv(len(pairs.first), options["OUTPUTS"]))](
+    num_pairs = len(pairs.frequency_index)
+    _qkv_kernel[(rows, triton.cdiv(num_pairs, options["OUTPUTS"]))](
         x,
         norm_linear.gain,
         layer.weight,
         layer.scale,
         norm_linear.bias,
         norm_linear.mean_weight,
-        pairs.first,
-        pairs.second,
+        pairs.outputs,
         pairs.frequency_index,
         *tables,
         lengths,
         q,
         cache.keys,
         cache.values,
-        len(pairs.first),
+        num_pairs,
         width,
         norm_linear.eps,
         tables[0].shape[1],
@@ -349,12 +336,21 @@ def linear(
     *,
     residual: Tensor | None = None,
     activation: FFNActivation = FFNActivation(),  # noqa: B008 -- a frozen value
+    added: tuple[Tensor, FusedNormLinear] | None = None,
+    reads_previous: bool = True,
 ) -> Tensor:
-    """residual + f(W n(x) + b): n is the norm, f the activation or gate; each is optional."""
+    """residual + f(W n(x) + b): n is the norm, f the activation or gate; each is optional.
+
+    `added` is the input of a second linear layer without a norm, and this layer: its output is
+    added to W n(x) + b. Both have floating-point weights. If x is not a result of the previous
+    kernel (`reads_previous=False`), this kernel runs beside it, and ends after it.
+    """
     (rows, width), layer = x.shape, norm_linear.layer
     outputs = len(layer.weight) // (1 + activation.gated)
     out = torch.empty(rows, outputs, dtype=torch.float32, device=x.device)
-    options = _linear_options(layer, 1 + activation.gated)
+    second_x, second = (None, None) if added is None else added
+    second_width = 0 if second is None else second.layer.inputs
+    options = _linear_options(layer, 1 + activation.gated, second_width)
     _linear_kernel[(rows, triton.cdiv(outputs, options["OUTPUTS"]))](
         x,
         norm_linear.gain,
@@ -362,17 +358,23 @@ def linear(
         layer.scale,
         norm_linear.bias,
         norm_linear.mean_weight,
+        second_x,
+        None if second is None else second.layer.weight,
+        None if second is None else second.bias,
         residual,
         out,
         outputs,
         width,
+        second_width,
         norm_linear.eps,
         NORM=norm_linear.gain is not None,
         LAYER_NORM=norm_linear.mean_weight is not None,
         HAS_BIAS=norm_linear.bias is not None,
+        HAS_SECOND_BIAS=second is not None and second.bias is not None,
         HAS_RESIDUAL=residual is not None,
         GATED=activation.gated,
         ACTIVATION=activation.name,
+        READS_PREVIOUS=reads_previous,
         **options,
         **pdl_options(),
     )
@@ -397,17 +399,20 @@ def _launch_options(layer: PackedLinear, rows_per_output: int) -> dict[str, int]
     }
 
 
-def _linear_options(layer: PackedLinear, rows_per_output: int) -> dict[str, int]:
+def _linear_options(
+    layer: PackedLinear, rows_per_output: int, second_width: int = 0
+) -> dict[str, int]:
     """Launch options of a linear layer; with wide floating-point weights, four rows per program."""
-    options, width = _launch_options(layer, rows_per_output) | {"PREFETCH": False}, layer.inputs
-    if layer.bits < 16 or width <= NARROW_BLOCK:
-        return options
-    block = NARROW_BLOCK if width < NARROW_INPUTS else BLOCK_INPUTS
-    blocks, fits = triton.cdiv(width, block), len(layer.weight) <= 4 * PREFETCHING_PROGRAMS
+    options, width = _launch_options(layer, rows_per_output), layer.inputs
+    if layer.bits >= 16 and width > NARROW_BLOCK:
+        block = NARROW_BLOCK if width < NARROW_INPUTS else BLOCK_INPUTS
+        options |= {"BLOCK": block, "OUTPUTS": 4 // rows_per_output, "num_warps": 4}
+    block = options["BLOCK"]
+    blocks, second_blocks = triton.cdiv(width, block), triton.cdiv(second_width, block)
+    fits = len(layer.weight) <= options["OUTPUTS"] * PREFETCHING_PROGRAMS
+    is_pair = blocks + second_blocks == 2 or second_blocks > 0
     return options | {
         "NUM_BLOCKS": blocks,
-        "BLOCK": block,
-        "OUTPUTS": 4 // rows_per_output,
-        "PREFETCH": blocks == 2 and rows_per_output == 1 and fits,
-        "num_warps": 4,
+        "SECOND_NUM_BLOCKS": second_blocks,
+        "PREFETCH": layer.bits >= 16 and rows_per_output == 1 and is_pair and fits,
     }

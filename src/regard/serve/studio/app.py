@@ -12,7 +12,7 @@ from regard.serve.middleware import PUBLIC_PATHS
 from regard.serve.studio.folder import FolderModels
 from regard.serve.studio.routes import Studio, router
 
-# Open without a key, because frames and <script> cannot send one: static files, and maps under
+# Open without an API key, because frames and <script> cannot send one: static files, and maps under
 # unguessable names.
 PAGE_PATHS = (*PUBLIC_PATHS, "/", "/page/", "/maps/")
 
@@ -21,7 +21,7 @@ def create_studio(
     paths: Sequence[Path],
     config: EngineConfig | None = None,
     *,
-    key: str | None = None,
+    api_key: str | None = None,
     allowed_hosts: tuple[str, ...] | None = None,
     device: str = "auto",
     idle: float | None = None,
@@ -35,7 +35,7 @@ def create_studio(
     app = create_app(
         paths,
         config,
-        key=key,
+        api_key=api_key,
         allowed_hosts=allowed_hosts,
         device=device,
         idle=idle,

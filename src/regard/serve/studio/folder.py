@@ -19,8 +19,8 @@ from regard.serve.worker import Worker
 from regard.tasks import TASKS
 from regard.training.setup.resume_checks import is_finished
 from regard.training.storage import checkpoint
+from regard.training.storage.initial_weights import run_template
 from regard.training.storage.run_folder import RunFolder, is_run
-from regard.training.storage.start import run_template
 from regard.training.tracking.history import Points, downsample
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -122,7 +122,7 @@ class RunsFolder:
             "loss": downsample(losses, MAX_POINTS),
             "validation": {k: downsample(v, MAX_POINTS) for k, v in validation.items()},
             "metrics": metrics.get("metrics", {}),
-            "evaluated": metrics.get("evaluated", ""),
+            "evaluated_on": metrics.get("evaluated_on", ""),
             "samples": _samples(folder.samples),
             "model": _sizes(config),
         }

@@ -35,9 +35,9 @@ from regard.pipelines import (
 from regard.tasks import TASKS
 from regard.training.setup.device import pick_device
 from regard.training.setup.fit_to_minutes import fit_to_minutes
+from regard.training.setup.initial_settings import settings_from
 from regard.training.setup.setting_checks import check_train_config
-from regard.training.setup.start_settings import start_from
-from regard.training.storage.start import open_start
+from regard.training.storage.initial_weights import open_initial_run
 
 # The settings of `train` that affect models that are fitted without gradients.
 USED_WITHOUT_GRADIENTS = ("seed", "threads", "evaluate_stride", "baseline")
@@ -74,9 +74,9 @@ def configure(
         train = overrides.get("train", {})
         start = train.get("start")
         if start is not None and not {"family", "preset"} & set(overrides.get("model", {})):
-            start_run = open_start(_absolute_path(start))
+            initial_run = open_initial_run(_absolute_path(start))
             tune = merge({"tune": "all"}, train)["tune"]
-            base = start_from(base, start_run.config, class_names, start_run.template, tune)
+            base = settings_from(base, initial_run.config, class_names, initial_run.template, tune)
         if overlay(base, overrides).get("model", {}).get("norm") == "batch":
             base.get("train", {}).pop("ema", None)  # refused with BatchNorm
         if "task" in overrides:
@@ -155,7 +155,7 @@ def _combine(
     """Merge the user's overrides into the settings of a recipe or those chosen for the data."""
     overrides = dict(overrides)
     if file is not None:
-        base = _with_start_tokenizer(base, overrides)
+        base = _with_initial_tokenizer(base, overrides)
     tables = [overrides] if file is None else [overrides, base]
     has_tokenizer_setting = any("tokenizer" in table.get("data", {}) for table in tables)
     base_data, data_overrides = ({"data": t.get("data", {})} for t in (base, overrides))
@@ -196,19 +196,19 @@ def _combine(
     )
 
 
-def _with_start_tokenizer(recipe: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _with_initial_tokenizer(recipe: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a recipe, with the tokenizer of `train.start` if `overrides` sets it."""
     start, data = overrides.get("train", {}).get("start"), recipe.get("data", {})
     if start is None or "tokenizer" not in data or "tokenizer" in overrides.get("data", {}):
         return recipe
-    start_run = open_start(_absolute_path(start))
-    if start_run.tokenizers is None:
+    initial_run = open_initial_run(_absolute_path(start))
+    if initial_run.tokenizers is None:
         return recipe
-    return {**recipe, "data": {**data, "tokenizer": start_run.config.data.tokenizer}}
+    return {**recipe, "data": {**data, "tokenizer": initial_run.config.data.tokenizer}}
 
 
 def _check_tokenizer(config: RunConfig) -> None:
-    """Raise if `data.tokenizer` would not be used: the data has no text, or `train.start` has one.
+    """Raise if `data.tokenizer` is not used: the data has no text, or `train.start` has one.
 
     A tokenizer equal to that of `train.start` is accepted.
     """
@@ -218,11 +218,11 @@ def _check_tokenizer(config: RunConfig) -> None:
         raise ConfigError(f"data.tokenizer is for text; task={kind!r} learns from {data_kind}")
     if config.train.start is None:
         return
-    start = open_start(config.train.start)
-    if start.tokenizers is not None and config.data.tokenizer != start.config.data.tokenizer:
+    initial = open_initial_run(config.train.start)
+    if initial.tokenizers is not None and config.data.tokenizer != initial.config.data.tokenizer:
         raise ConfigError(
-            f"train.start={config.train.start} has a tokenizer, which the run uses; leave out "
-            "data.tokenizer"
+            f"train.start={config.train.start} has a tokenizer, which the run uses; "
+            "leave out data.tokenizer"
         )
 
 

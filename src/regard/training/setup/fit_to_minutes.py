@@ -33,7 +33,7 @@ from regard.training.parallel.ranks import SINGLE, Ranks
 from regard.training.parallel.strategy import make_strategy
 from regard.training.setup.device import autocast
 from regard.training.setup.setting_checks import check_before_data, check_hook_points
-from regard.training.storage.start import start_tokenizers
+from regard.training.storage.initial_weights import initial_tokenizers
 
 SIZES = [(64, 2), (128, 4), (192, 6), (256, 8), (384, 8), (512, 8), (768, 12)]  # dim, layers
 HEAD_DIM = 32
@@ -67,7 +67,7 @@ def fit_to_minutes(
     device = check_before_data(config)
     now = time.perf_counter()
     deadline = 60 * config.minutes + (now if started is None else started)
-    data = prepare_training(config, start_tokenizers(config))
+    data = prepare_training(config, initial_tokenizers(config))
     table = config_table(data.model)
     if is_fitted_without_gradients(table["family"]):  # there are no steps to choose
         return replace(config, minutes=None)

@@ -51,8 +51,8 @@ def check_fixed_settings(before: RunConfig, after: RunConfig, path: Path) -> Non
         if old != new.get(key):
             raise ConfigError(
                 f"{key} cannot change when a run is resumed; it was trained with {key}={old}.\n"
-                f"Begin a new run; train.start={path} lets it start from these weights, where they "
-                "fit"
+                f"Begin a new run; train.start={path} initializes it with these weights, "
+                "where they fit"
             )
 
 

@@ -25,7 +25,7 @@ from regard.training.setup.device import (
     pick_device,
     prepare_device,
 )
-from regard.training.storage.start import load_initial_weights
+from regard.training.storage.initial_weights import load_initial_weights
 from regard.training.tracking.trackers import check_trackers
 from regard.units import format_bytes
 
@@ -65,7 +65,7 @@ def check_hook_points(config: RunConfig, model: ModelConfig) -> None:
 
 
 def check_disk(path: Path, config: RunConfig, parameters: int) -> None:
-    """Raise if the disk is too small for `keep` checkpoints, the best one and the next one."""
+    """Raise if the disk is too small for `keep_checkpoints`, the best one and the next one."""
     settings = config.train
     saves = -(-settings.steps // save_interval(settings))
     checkpoints = min(settings.keep_checkpoints + 2, saves)

@@ -15,7 +15,7 @@ class Evaluation:
     """Metrics of the model in model.safetensors; stored in evaluation.json of the run."""
 
     metrics: dict[str, Any]
-    evaluated: str = ""  # the targets, as "all 3,000 tokens, context 64, stride 32"
+    evaluated_on: str = ""  # the targets, as "all 3,000 tokens, context 64, stride 32"
     targets: int | None = None  # validation targets that were evaluated; None: unknown
     total: int | None = None  # all validation targets
     data: str | None = None  # fingerprint of the validation data
@@ -41,7 +41,7 @@ def make_evaluation(data: EvalData, metrics: dict[str, Any], limit: int | None) 
     windows = "" if stride is None else f", context {data.model.context:,}, stride {stride:,}"
     return Evaluation(
         metrics=metrics,
-        evaluated=describe_targets(type(data.task), targets, total) + windows,
+        evaluated_on=describe_targets(type(data.task), targets, total) + windows,
         targets=targets,
         total=total,
         data=data.validation_data.fingerprint(),

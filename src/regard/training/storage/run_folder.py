@@ -257,7 +257,9 @@ class RunFolder:
         """The evaluation of model.safetensors: that of all data, else the best while training."""
         if path_exists(self.evaluation):
             try:
-                return build(Evaluation, read_json(self.evaluation))
+                return build(
+                    Evaluation, current_settings(read_json(self.evaluation), "evaluation.")
+                )
             except ConfigError as error:
                 raise CheckpointError(f"{self.evaluation} is corrupted: {error}") from None
         config = self.load_config()
@@ -273,7 +275,7 @@ class RunFolder:
         targets, total = best.get("validation_targets"), best.get("validation_total")
         return Evaluation(
             metrics=dict(best["validation"]),
-            evaluated=describe_targets(task, targets, total),
+            evaluated_on=describe_targets(task, targets, total),
             targets=targets,
             total=total,
         )

@@ -13,8 +13,8 @@ from regard.files.untrusted import read_json
 from regard.models.build import is_fitted_without_gradients, resolve
 from regard.models.cost import cost
 from regard.tasks import TASKS
-from regard.training.baseline import read_baseline, read_baselines
-from regard.training.events import BaselineEvaluated
+from regard.training.baseline import read_baselines, read_ngram_baseline
+from regard.training.events import NGramBaselineEvaluated
 from regard.training.storage.evaluation import Evaluation
 from regard.training.storage.run_folder import RunFolder
 
@@ -37,7 +37,7 @@ class History:
     losses: Points  # of every step
     validation: dict[str, Points]  # of every metric
     activations: dict[str, Points]  # of every statistic of `train.log`, as NAME.STATISTIC
-    baseline: BaselineEvaluated | None  # of n-grams
+    baseline: NGramBaselineEvaluated | None  # of n-grams
     baselines: dict[str, dict[str, float]]  # their metrics by name, on all validation data
 
     @property
@@ -80,7 +80,7 @@ def read_history(path: Path | str) -> History:
         losses=[(row["step"], row["loss"]) for row in rows if _is_number(row.get("loss"))],
         validation=validation,
         activations=activations,
-        baseline=read_baseline(folder),
+        baseline=read_ngram_baseline(folder),
         baselines=read_baselines(folder),
     )
 

@@ -1,4 +1,4 @@
-"""The table of pipelines: one entry for each kind of data."""
+"""`PIPELINES`: one pipeline for each kind of data."""
 
 from regard.pipelines.base import Pipeline
 from regard.pipelines.captions import CaptionsPipeline

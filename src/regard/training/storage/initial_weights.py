@@ -1,4 +1,4 @@
-"""The weights from which a run starts (`train.start`), and those of a run with an adapter."""
+"""The initial weights of a run (`train.start`), and those of a run with an adapter."""
 
 import warnings
 from collections.abc import Callable
@@ -35,7 +35,7 @@ POOLER = {f"head.hidden.{part}": f"head.pool.{part}" for part in ("weight", "bia
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class InitialRun:
     """A run, or a Hugging Face checkpoint as a run: settings, tokenizers and weights."""
 
     config: RunConfig
@@ -45,14 +45,14 @@ class Start:
     tensors: Callable[[], dict[str, Tensor]]
 
 
-def open_start(path: Path | str) -> Start:
+def open_initial_run(path: Path | str) -> InitialRun:
     """Open a run folder or a Hugging Face folder; no weights are read yet."""
     folder = RunFolder(path)
     if is_external_checkpoint(folder.path):
         checkpoint = open_checkpoint(folder.path)
         config = imported_run_config(checkpoint, folder.path.name)
         tensors = lambda: weights(checkpoint.load())  # noqa: E731
-        return Start(
+        return InitialRun(
             config,
             checkpoint.tokenizers,
             str(folder.path),
@@ -61,7 +61,7 @@ def open_start(path: Path | str) -> Start:
         )
     config = folder.load_config()
     tokenizers = folder.load_tokenizers(config)
-    return Start(
+    return InitialRun(
         config,
         tokenizers,
         str(folder.model),
@@ -70,9 +70,9 @@ def open_start(path: Path | str) -> Start:
     )
 
 
-def start_tokenizers(config: RunConfig) -> Tokenizers | None:
+def initial_tokenizers(config: RunConfig) -> Tokenizers | None:
     """The tokenizers of `train.start`; None if the run starts from random weights."""
-    return None if config.train.start is None else open_start(config.train.start).tokenizers
+    return None if config.train.start is None else open_initial_run(config.train.start).tokenizers
 
 
 def run_template(folder: RunFolder, config: RunConfig) -> str | None:
@@ -164,7 +164,7 @@ def base_weights(folder: RunFolder, config: RunConfig, dtype: torch.dtype) -> di
     """
     path = cast(str, config.train.start)
     try:
-        start = open_start(path)
+        start = open_initial_run(path)
         tensors = start.tensors()
     except (CheckpointError, OSError) as error:
         raise CheckpointError(
@@ -185,7 +185,7 @@ def load_initial_weights(config: RunConfig, model: nn.Module) -> None:
     So does a character-level layer (`model.char_dim`), if `train.start` has none. The hidden
     layer of a new classification head is BERT's pooler, if `train.start` has one.
     """
-    start = open_start(cast(str, config.train.start))
+    start = open_initial_run(cast(str, config.train.start))
     tensors = start.tensors()
     if config.model.get("char_dim") and not start.config.model.get("char_dim"):
         if has_adapter(config):
@@ -209,12 +209,12 @@ def load_initial_weights(config: RunConfig, model: nn.Module) -> None:
         raise
 
 
-def check_start_model(config: RunConfig) -> None:
-    """Raise if the weights of `train.start` do not fit the settings of `model`; reads no weights.
+def check_initial_model(config: RunConfig) -> None:
+    """Raise if the weights of `train.start` do not fit the model; reads no weights.
 
     The head and the vocabulary are not compared: they depend on the data.
     """
-    start = open_start(cast(str, config.train.start))
+    start = open_initial_run(cast(str, config.train.start))
     before = start.config.model
     settings = {key: value for key, value in config.model.items() if key not in DATA_DEPENDENT}
     after = {**before, **settings}
@@ -237,7 +237,7 @@ def _body_shapes(model: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _model_error(start: Start, config: RunConfig) -> ConfigError | None:
+def _model_error(start: InitialRun, config: RunConfig) -> ConfigError | None:
     """An error that names the settings of `model` that differ from `train.start`, or None."""
     before, after = start.config.model, config.model
     keys = [key for key in after if key != "head" and before.get(key, after[key]) != after[key]]

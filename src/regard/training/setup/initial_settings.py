@@ -1,4 +1,4 @@
-"""The settings of a run that starts from the weights of another (`train.start`)."""
+"""The settings of a run whose initial weights are those of another (`train.start`)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from regard.training.fine_tuning import TUNINGS, Tuning
 DATA_OPTIONS = {"paired", "class_weights", "no_answer"}  # options derived from the training data
 
 
-def start_from(
+def settings_from(
     settings: dict[str, Any],
     start: RunConfig,
     class_names: Sequence[str] | None,
