@@ -120,18 +120,27 @@ def test_a_decode_step_gives_the_logits_of_the_model(change, quantized, gemv_row
 
 
 @pytest.mark.parametrize("activation", [FFNActivation(), FFNActivation("silu", gated=True)])
-@pytest.mark.parametrize(("width", "outputs"), [(16, 12), (30, 12), (48, 12), (64, 12), (100, 12)])
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize(
+    ("width", "outputs"), [(16, 12), (30, 12), (30, 24), (48, 5), (64, 12), (100, 12)]
+)
 @torch.inference_mode()
-def test_a_linear_layer_of_any_width(monkeypatch, width, outputs, activation):
-    monkeypatch.setattr(gemv, "NARROW_BLOCK", 16)
-    monkeypatch.setattr(gemv, "NARROW_INPUTS", 48)
-    monkeypatch.setattr(gemv, "BLOCK_INPUTS", 32)
+def test_a_linear_layer_of_any_width(monkeypatch, width, outputs, has_norm, activation):
+    small = {
+        kind: program._replace(block=program.block // 64)  # 8 to 32 inputs
+        for kind, program in gemv.PROGRAMS.items()
+    }
+    monkeypatch.setattr(gemv, "PROGRAMS", small)
+    monkeypatch.setattr(gemv, "WIDE", 48)
+    monkeypatch.setattr(gemv, "FEW_ROWS", 20)
+    monkeypatch.setattr(gemv, "MANY_ROWS", 40)
     torch.manual_seed(0)
-    linear, norm = torch.nn.Linear(width, 2 * outputs), RMSNorm(width)
-    torch.nn.init.normal_(norm.weight)
-    layer = FusedNormLinear.of(PackedLinear.of(linear.to(DEVICE)), norm.to(DEVICE))
+    linear, norm = torch.nn.Linear(width, 2 * outputs), RMSNorm(width) if has_norm else None
+    if norm is not None:
+        torch.nn.init.normal_(norm.to(DEVICE).weight)
+    layer = FusedNormLinear.of(PackedLinear.of(linear.to(DEVICE)), norm)
     x, residual = torch.randn(2, width).to(DEVICE), torch.randn(2, 2 * outputs).to(DEVICE)
-    expected = linear(norm(x))
+    expected = linear(x if norm is None else norm(x))
     if activation.gated:
         gate, up = expected.chunk(2, 1)
         expected, residual = torch.nn.functional.silu(gate) * up, residual[:, :outputs].clone()
@@ -140,15 +149,22 @@ def test_a_linear_layer_of_any_width(monkeypatch, width, outputs, activation):
 
 
 def test_a_layer_of_two_blocks_is_prefetched_where_all_programs_fit():
-    def options(inputs, outputs):
+    def options(inputs, outputs, has_norm=False):
         weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta")
-        return gemv._linear_options(PackedLinear(weight), 1)
+        return gemv._linear_options(PackedLinear(weight), 1, has_norm=has_norm)
 
     assert options(2048, 2048)["PREFETCH"]
     assert options(4096, 1024)["PREFETCH"]
+    assert options(1024, 4096, has_norm=True)["PREFETCH"]
     assert not options(2048, 8192)["PREFETCH"]  # too many programs
     assert not options(8192, 2048)["PREFETCH"]  # four blocks
-    assert not options(1024, 4096)["PREFETCH"]  # one block
+    assert not options(1024, 1024)["PREFETCH"]  # one block
+
+
+def test_a_head_of_a_large_vocabulary_has_at_most_as_many_programs_as_a_grid():
+    weight = torch.empty(262_208, 2560, dtype=torch.bfloat16, device="meta")
+    outputs = gemv._linear_options(PackedLinear(weight), 1, has_norm=True)["OUTPUTS"]
+    assert (outputs, -(-len(weight) // outputs) <= 65_535) == (8, True)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "fits"), [(32, 1, True), (33, 1, False)])

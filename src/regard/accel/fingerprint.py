@@ -101,11 +101,15 @@ def _hash(tensor: Tensor) -> Tensor:
     data, unit = _bytes(tensor), 8 * SUM_WORDS
     if data.storage_offset() % 8:  # not aligned to words
         data = data.clone()
-    factors, whole, hashes = _factors(data.device), len(data) // unit * unit, []
-    for part in (data[:whole], F.pad(data[whole:], (0, -len(data) % unit))):
-        sums = part.view(torch.int64).view(-1, SUM_WORDS).sum(1)
-        hashes += [(chunk * factors[: len(chunk)]).sum() for chunk in sums.split(HASH_CHUNK)]
-    return torch.stack(hashes)
+    factors, whole = _factors(data.device), len(data) // unit * unit
+    sums = data[:whole].view(torch.int64).view(-1, SUM_WORDS).sum(1)
+    if whole < len(data):
+        last = F.pad(data[whole:], (0, unit + whole - len(data)))
+        sums = torch.cat((sums, last.view(torch.int64).sum(0, keepdim=True)))
+    whole = len(sums) // HASH_CHUNK * HASH_CHUNK
+    hashes = (sums[:whole].view(-1, HASH_CHUNK) * factors).sum(1)
+    rest = sums[whole:]
+    return torch.cat((hashes, (rest * factors[: len(rest)]).sum(0, keepdim=True)))
 
 
 @cache

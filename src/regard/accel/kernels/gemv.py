@@ -12,6 +12,8 @@ and then waits for that kernel, so that memory is read between two kernels too. 
 before the previous one are already visible.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -33,19 +35,40 @@ from regard.accel.packed import INT4_GROUP, FusedNormLinear, PackedLinear
 from regard.nn.state import KVCache
 
 MIN_PROGRAMS = 1 if INTERPRETED else 128  # occupies most of the multiprocessors of an H200
-BLOCK_INPUTS = 2048  # inputs that are multiplied at once
-NARROW_INPUTS, NARROW_BLOCK = 3072, 1024  # with fewer inputs, smaller blocks are faster
+MAX_PROGRAMS = (1 << 16) - 1  # of CUDA, in the second dimension of a grid
+BLOCK_INPUTS = 2048  # inputs that are multiplied at once, with int8 and int4 weights
 PREFETCHING_PROGRAMS = 576  # number of programs that fit a GPU with two blocks of weights each
 GROUP = tl.constexpr(INT4_GROUP)
 # Elements of W in a program and its warps, by (rows of W per output, bits of a weight): H200.
 PROGRAM_SIZES = {
-    (1, 16): (1 << 14, 8),
-    (2, 16): (1 << 13, 4),
     (1, 8): (1 << 13, 4),
     (2, 8): (1 << 14, 4),
     (1, 4): (1 << 14, 4),
     (2, 4): (1 << 14, 4),
 }
+
+
+class Program(NamedTuple):
+    """The part of a floating-point W that a program multiplies, and how."""
+
+    block: int  # inputs that are multiplied at once
+    rows: int  # of W
+    warps: int
+    # whether each block is summed at once; else only the sum of all blocks, which has fewer
+    # reductions and needs more registers
+    sums_each_block: bool = False
+
+
+# The fastest on an H200 by the shape of a layer: `python bench/gpu_gemv.py`.
+PROGRAMS = {
+    "many_rows": Program(512, 16, 4),
+    "norm": Program(512, 8, 4),
+    "narrow": Program(1024, 8, 8),  # without a norm
+    "wide": Program(2048, 4, 4, sums_each_block=True),
+    "wide_few_rows": Program(2048, 2, 4),
+    "two_layers": Program(2048, 2, 4, sums_each_block=True),
+}
+WIDE, FEW_ROWS, MANY_ROWS = 2560, 1152, 1 << 14  # inputs, rows of W, rows of W
 
 
 @triton.jit
@@ -72,8 +95,11 @@ def _load_block(x, rows, inside, begin, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _multiply(block, v, BITS: tl.constexpr):
-    """Terms whose sum over the columns is W v, for a block of `_load_rows`; int8 without scales."""
+def _accumulate(terms, block, v, BITS: tl.constexpr):
+    """Add to `terms`, whose sum over the columns is W v, a block of `_load_rows` times v.
+
+    int8 is multiplied without its scales. With one column of terms, the block is summed at once.
+    """
     w, scales = block
     if BITS == 0:
         products = w.to(tl.float32) * v[None, :]
@@ -82,7 +108,9 @@ def _multiply(block, v, BITS: tl.constexpr):
         if BITS == 4:
             groups = tl.reshape(products, (w.shape[0], v.shape[0] // GROUP, GROUP))
             products = tl.sum(groups, 2) * scales.to(tl.float32)
-    return products
+    if terms.shape[1] == 1:
+        products = tl.sum(products, 1, keep_dims=True)
+    return terms + products
 
 
 @triton.jit
@@ -142,8 +170,10 @@ def _qkv_kernel(
     HAS_BIAS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BITS: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    SUMS_EACH_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Norm, packed projection and rotation of pairs of outputs; k and v go to the KV cache."""
@@ -161,13 +191,23 @@ def _qkv_kernel(
     biases = load_per_output(bias, n, inside, HAS_BIAS, 0.0)
     mean_weights = load_per_output(mean_weight, n, inside, LAYER_NORM, 0.0)
     wait_for_previous(PDL)
-    v = load_vector(x + row * width, 0, width, BLOCK)
+    terms = tl.zeros((2 * OUTPUTS, 1 if SUMS_EACH_BLOCK else BLOCK), tl.float32)
+    total, squares = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for block in tl.static_range(NUM_BLOCKS):
+        if block > 0:
+            w = _load_rows(weight, scale, n, inside, block * BLOCK, width, BLOCK, BITS)
+        v = load_vector(x + row * width, block * BLOCK, width, BLOCK)
+        if NORM:
+            if block > 0:
+                g = load_vector(gain, block * BLOCK, width, BLOCK)
+            squares += v * v
+            total += v
+            v *= g
+        terms = _accumulate(terms, w, v, BITS)
+    y = tl.sum(terms, 1) * scales
     if NORM:
-        mean = tl.sum(v) / width if LAYER_NORM else 0.0
-        rstd = tl.rsqrt(tl.sum(v * v) / width - mean * mean + eps)
-        v *= g
-    y = tl.sum(_multiply(w, v, BITS), 1) * scales
-    if NORM:
+        mean = tl.sum(total) / width if LAYER_NORM else 0.0
+        rstd = tl.rsqrt(tl.sum(squares) / width - mean * mean + eps)
         y = (y - mean * mean_weights) * rstd
     a, b = tl.split(tl.reshape(y + biases, (OUTPUTS, 2)))
     y = tl.reshape(tl.join(a * c - b * s, b * c + a * s), (2 * OUTPUTS,))
@@ -205,6 +245,7 @@ def _linear_kernel(
     SECOND_NUM_BLOCKS: tl.constexpr,  # 0: there is no second linear layer
     BLOCK: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    SUMS_EACH_BLOCK: tl.constexpr,
     READS_PREVIOUS: tl.constexpr,  # whether x is a result of the previous kernel
     PDL: tl.constexpr,
 ):
@@ -212,47 +253,47 @@ def _linear_kernel(
 
     The output of a second linear layer, which has no norm, is added to W n(x) + b.
     """
-    HALVES: tl.constexpr = 2 if GATED else 1
-    ALL_BLOCKS: tl.constexpr = NUM_BLOCKS + SECOND_NUM_BLOCKS
-    row, n = tl.program_id(0).to(tl.int64), tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    element = tl.arange(0, OUTPUTS * HALVES)  # gate and up of an output are neighbours
-    weight_row = tl.program_id(1) * OUTPUTS + element // HALVES
-    inside = weight_row < outputs
-    weight_row += element % HALVES * outputs
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    inside, up_row = n < outputs, n + outputs
     if not READS_PREVIOUS:
         launch_next(PDL)
-    w = _load_rows(weight, scale, weight_row, inside, 0, width, BLOCK, BITS)
+    w = _load_rows(weight, scale, n, inside, 0, width, BLOCK, BITS)
+    if GATED:
+        up_w = _load_rows(weight, scale, up_row, inside, 0, width, BLOCK, BITS)
     if PREFETCH:
         if NUM_BLOCKS > 1:
-            next_w = _load_rows(weight, scale, weight_row, inside, BLOCK, width, BLOCK, BITS)
+            next_w = _load_rows(weight, scale, n, inside, BLOCK, width, BLOCK, BITS)
         else:
-            next_w = _load_rows(
-                second_weight, scale, weight_row, inside, 0, second_width, BLOCK, BITS
-            )
-    scales = load_per_output(scale, weight_row, inside, HAS_SCALE, 1.0)
-    biases = load_per_output(bias, weight_row, inside, HAS_BIAS, 0.0)
-    biases += load_per_output(second_bias, weight_row, inside, HAS_SECOND_BIAS, 0.0)
-    mean_weights = load_per_output(mean_weight, weight_row, inside, LAYER_NORM, 0.0)
+            next_w = _load_rows(second_weight, scale, n, inside, 0, second_width, BLOCK, BITS)
+    scales = load_per_output(scale, n, inside, HAS_SCALE, 1.0)
+    biases = load_per_output(bias, n, inside, HAS_BIAS, 0.0)
+    biases += load_per_output(second_bias, n, inside, HAS_SECOND_BIAS, 0.0)
+    mean_weights = load_per_output(mean_weight, n, inside, LAYER_NORM, 0.0)
+    if GATED:
+        up_scales = load_per_output(scale, up_row, inside, HAS_SCALE, 1.0)
+        up_biases = load_per_output(bias, up_row, inside, HAS_BIAS, 0.0)
+        up_mean_weights = load_per_output(mean_weight, up_row, inside, LAYER_NORM, 0.0)
     residual_in = tl.zeros((OUTPUTS,), tl.float32)
     if HAS_RESIDUAL:
-        residual_in = tl.load(residual + row * outputs + n, mask=n < outputs, other=0.0)
+        residual_in = tl.load(residual + row * outputs + n, mask=inside, other=0.0)
     if NORM:
         g = load_vector(gain, 0, width, BLOCK)
     if READS_PREVIOUS:
         wait_for_previous(PDL)
-    TERMS: tl.constexpr = BLOCK // GROUP if BITS == 4 else BLOCK
-    terms = tl.zeros((OUTPUTS * HALVES, TERMS), tl.float32)
+    TERMS: tl.constexpr = 1 if SUMS_EACH_BLOCK else BLOCK
+    terms, up_terms = tl.zeros((OUTPUTS, TERMS), tl.float32), tl.zeros((OUTPUTS, TERMS), tl.float32)
     total, squares = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    for block in tl.static_range(ALL_BLOCKS):
+    for block in tl.static_range(NUM_BLOCKS + SECOND_NUM_BLOCKS):
         if block == 1 and PREFETCH:
             w = next_w
         elif block > 0 and block < NUM_BLOCKS:
-            w = _load_rows(weight, scale, weight_row, inside, block * BLOCK, width, BLOCK, BITS)
+            w = _load_rows(weight, scale, n, inside, block * BLOCK, width, BLOCK, BITS)
         elif block >= NUM_BLOCKS:
             begin = (block - NUM_BLOCKS) * BLOCK
-            w = _load_rows(
-                second_weight, scale, weight_row, inside, begin, second_width, BLOCK, BITS
-            )
+            w = _load_rows(second_weight, scale, n, inside, begin, second_width, BLOCK, BITS)
+        if GATED and block > 0:
+            up_w = _load_rows(weight, scale, up_row, inside, block * BLOCK, width, BLOCK, BITS)
         if block < NUM_BLOCKS:
             v = load_vector(x + row * width, block * BLOCK, width, BLOCK)
         else:
@@ -264,22 +305,24 @@ def _linear_kernel(
             squares += v * v
             total += v
             v *= g
-        terms += _multiply(w, v, BITS)
-    y = tl.sum(terms, 1) * scales
+        terms = _accumulate(terms, w, v, BITS)
+        if GATED:
+            up_terms = _accumulate(up_terms, up_w, v, BITS)
+    y, up = tl.sum(terms, 1) * scales, tl.zeros((OUTPUTS,), tl.float32)
+    if GATED:
+        up = tl.sum(up_terms, 1) * up_scales
     if NORM:
         mean = tl.sum(total) / width if LAYER_NORM else 0.0
         rstd = tl.rsqrt(tl.sum(squares) / width - mean * mean + eps)
         y = (y - mean * mean_weights) * rstd
-    y += biases
+        if GATED:
+            up = (up - mean * up_mean_weights) * rstd
+    y = activate(y + biases, ACTIVATION)
     if GATED:
-        gate, up = tl.split(tl.reshape(y, (OUTPUTS, 2)))
-        y = activate(gate, ACTIVATION) * up
-    else:
-        y = activate(y, ACTIVATION)
+        y *= up + up_biases
     if not READS_PREVIOUS:
         wait_for_previous(PDL)  # the next kernel waits for this one alone
-    y += residual_in
-    tl.store(out + row * outputs + n, y.to(out.dtype.element_ty), mask=n < outputs)
+    tl.store(out + row * outputs + n, (residual_in + y).to(out.dtype.element_ty), mask=inside)
 
 
 def project_qkv(
@@ -295,9 +338,7 @@ def project_qkv(
     k_width = cache.keys.shape[1] * cache.keys.shape[3]
     q_width = len(layer.weight) - 2 * k_width
     q = torch.empty(rows, q_width, dtype=torch.float32, device=x.device)
-    options = _launch_options(layer, 2)
-    blocks = options.pop("NUM_BLOCKS")
-    options |= {"BLOCK": options["BLOCK"] * triton.next_power_of_2(blocks)}
+    options = _launch_options(layer, 2, "norm")
     num_pairs = len(pairs.frequency_index)
     _qkv_kernel[(rows, triton.cdiv(num_pairs, options["OUTPUTS"]))](
         x,
@@ -350,7 +391,8 @@ def linear(
     out = torch.empty(rows, outputs, dtype=torch.float32, device=x.device)
     second_x, second = (None, None) if added is None else added
     second_width = 0 if second is None else second.layer.inputs
-    options = _linear_options(layer, 1 + activation.gated, second_width)
+    has_norm = norm_linear.gain is not None
+    options = _linear_options(layer, 1 + activation.gated, second_width, has_norm=has_norm)
     _linear_kernel[(rows, triton.cdiv(outputs, options["OUTPUTS"]))](
         x,
         norm_linear.gain,
@@ -381,38 +423,51 @@ def linear(
     return out
 
 
-def _launch_options(layer: PackedLinear, rows_per_output: int) -> dict[str, int]:
+def _launch_options(layer: PackedLinear, rows_per_output: int, kind: str) -> dict[str, int]:
     """Launch options with which a program reads enough of W to hide memory latency."""
     width = layer.inputs
-    block = min(BLOCK_INPUTS, triton.next_power_of_2(width))
-    elements, warps = PROGRAM_SIZES[rows_per_output, min(16, layer.bits)]
-    outputs = max(1, elements // (block * rows_per_output))
+    if layer.bits >= 16:
+        program = PROGRAMS[kind]
+    else:
+        block = min(BLOCK_INPUTS, triton.next_power_of_2(width))
+        elements, warps = PROGRAM_SIZES[rows_per_output, layer.bits]
+        program = Program(block, elements // block, warps, sums_each_block=True)
+    block = min(program.block, triton.next_power_of_2(width))
+    outputs = max(1, program.rows // rows_per_output)
     while outputs > 1 and len(layer.weight) < outputs * rows_per_output * MIN_PROGRAMS:
         outputs //= 2
+    while len(layer.weight) > outputs * rows_per_output * MAX_PROGRAMS:
+        outputs *= 2
     return {
         "BITS": 0 if layer.bits > 8 or width % 4 else layer.bits,
         "HAS_SCALE": layer.bits == 8,
         "NUM_BLOCKS": triton.cdiv(width, block),
         "BLOCK": block,
         "OUTPUTS": outputs,
-        "num_warps": warps,
+        "SUMS_EACH_BLOCK": program.sums_each_block,
+        "num_warps": program.warps,
     }
 
 
 def _linear_options(
-    layer: PackedLinear, rows_per_output: int, second_width: int = 0
+    layer: PackedLinear, rows_per_output: int, second_width: int = 0, *, has_norm: bool
 ) -> dict[str, int]:
-    """Launch options of a linear layer; with wide floating-point weights, four rows per program."""
-    options, width = _launch_options(layer, rows_per_output), layer.inputs
-    if layer.bits >= 16 and width > NARROW_BLOCK:
-        block = NARROW_BLOCK if width < NARROW_INPUTS else BLOCK_INPUTS
-        options |= {"BLOCK": block, "OUTPUTS": 4 // rows_per_output, "num_warps": 4}
-    block = options["BLOCK"]
-    blocks, second_blocks = triton.cdiv(width, block), triton.cdiv(second_width, block)
-    fits = len(layer.weight) <= options["OUTPUTS"] * PREFETCHING_PROGRAMS
+    """Launch options of one linear layer, or of the sum of two."""
+    width, rows = layer.inputs, len(layer.weight)
+    if second_width:
+        kind = "two_layers"
+    elif width >= WIDE:
+        kind = "wide" if rows >= FEW_ROWS else "wide_few_rows"
+    elif rows >= MANY_ROWS:
+        kind = "many_rows"
+    else:
+        kind = "norm" if has_norm else "narrow"
+    options = _launch_options(layer, rows_per_output, kind)
+    blocks = options["NUM_BLOCKS"]
+    second_blocks = triton.cdiv(second_width, options["BLOCK"])
+    fits = rows <= options["OUTPUTS"] * PREFETCHING_PROGRAMS
     is_pair = blocks + second_blocks == 2 or second_blocks > 0
     return options | {
-        "NUM_BLOCKS": blocks,
         "SECOND_NUM_BLOCKS": second_blocks,
         "PREFETCH": layer.bits >= 16 and rows_per_output == 1 and is_pair and fits,
     }
