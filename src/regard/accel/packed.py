@@ -20,7 +20,7 @@ BLOCKS = 16  # blocks of rows of such a weight, which the cores share
 ROWS_IN_FLOAT32 = 1 << 14  # rows of a weight that are converted to float32 at once
 INT4_GROUP = 128  # inputs that share a scale
 INT4_CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # clipping ratios to try for each group
-GEMV_ROWS = 4  # up to this many vectors, the weight is the left factor
+GEMV_ROWS = 4  # up to this many vectors, the weight is the left operand
 INT8_RANGE = torch.tensor([[-128.0, 127.0]], device="cpu")
 # quantization step of an int8 activation / that of its rounding error
 ERROR_SCALE = torch.tensor(254.0, device="cpu")
@@ -57,7 +57,7 @@ class PackedLinear:
     blocks: Float[Tensor, "blocks outputs_per_block inputs"] | None = None  # of a large weight
     fbgemm: tuple[Any, ...] = ()  # the arguments after x of FBGEMM's matmul
     onednn: Callable[[Tensor], Tensor] | None = None  # with a copy in oneDNN's layout
-    onednn_rows: int = 1  # rows from which on `onednn` is faster than `blocks`
+    onednn_rows: int = 1  # the smallest batch for which `onednn` is faster than `blocks`
 
     @classmethod
     def of(cls, *layers: nn.Linear) -> "PackedLinear":
@@ -321,18 +321,17 @@ def _linear_int8(
     by the range of its input: with `INT8_RANGE` it is 1.
     """
     rows, range_columns = len(x), INT8_RANGE.expand(len(x), 2)
-    scale = torch.linalg.vector_norm(x, torch.inf, 1, keepdim=True) / 127
-    number = scale.item() if rows == 1 else 0.0
+    number = x.abs().max().item() / 127 if rows == 1 else 0.0
     if 0.0 < number < torch.inf:  # one row: calls that take a number have less overhead
         x, scale = torch.add(ZERO, x, alpha=1 / number), None
     else:
-        x, number = (x / scale).nan_to_num_(0.0, 0.0, 0.0), 1.0
+        scale, number = x.abs().amax(1, keepdim=True) / 127, 1.0
+        x = (x / scale).nan_to_num_(0.0, 0.0, 0.0)
     rounded = x.round()
     error = x.sub_(rounded).mul_(ERROR_SCALE)
     parts = torch.cat((rounded, range_columns, error, range_columns), 1).view(2 * rows, -1)
     y = torch.fbgemm_linear_int8_weight_fp32_activation(parts, *fbgemm)
-    rounded_y, error_y = y.view(rows, 2, -1).unbind(1)
-    y = torch.add(rounded_y, error_y, alpha=1 / 254)
+    y = torch.add(y[::2], y[1::2], alpha=1 / 254)
     y = y if scale is None else y.mul_(scale)
     return torch.addcmul(ZERO if bias is None else bias, y, weight_scale, value=number)
 
