@@ -57,20 +57,20 @@ def test_one_gpu_takes_the_memory_and_has_the_speed_that_were_measured(name):
 
 # Milliseconds of a decode step of one sequence on one H200: bench/gpu_decoders.py
 DECODE_STEPS = {
-    "gpt2": 0.275,
-    "bloom-560m": 0.669,
-    "qwen3-0.6b": 0.799,
-    "pythia-1b": 0.760,
-    "tinyllama": 0.791,
-    "llama-3.2-1b": 0.824,
-    "opt-1.3b": 1.061,
-    "phi-1.5": 1.129,
-    "qwen2-1.5b": 1.359,
-    "gemma-2b": 1.552,
-    "gemma-2-2b": 2.213,
-    "gpt2-xl": 1.686,
-    "llama-3-8b": 4.543,
-    "mistral-7b": 4.374,
+    "gpt2": 0.265,
+    "bloom-560m": 0.619,
+    "qwen3-0.6b": 0.776,
+    "pythia-1b": 0.762,
+    "tinyllama": 0.794,
+    "llama-3.2-1b": 0.841,
+    "opt-1.3b": 1.064,
+    "phi-1.5": 1.010,
+    "qwen2-1.5b": 1.188,
+    "gemma-2b": 1.580,
+    "gemma-2-2b": 2.051,
+    "gpt2-xl": 1.560,
+    "llama-3-8b": 4.416,
+    "mistral-7b": 4.214,
 }
 
 

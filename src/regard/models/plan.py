@@ -21,12 +21,12 @@ ACTIVATION_PASSES = 4  # memory traffic between matmuls, as a multiple of the sa
 OPTIMIZER_BYTES = 40  # read and written per parameter and step
 LAYER_SECONDS = 4e-4  # fixed overhead of a step for each attention layer
 SCALING_EFFICIENCY = 0.82  # speed of each of several GPUs, relative to a single one
-DECODE_BANDWIDTH_UTILIZATION = 0.75  # fraction of the data sheet's bandwidth, reading weights
+DECODE_BANDWIDTH_UTILIZATION = 0.77  # fraction of the data sheet's bandwidth, reading weights
 DECODE_LAYER_SECONDS = 9e-6  # fixed overhead of a decode step for each layer and separate norm
-DECODE_BIAS_SECONDS = 7e-6  # and for each layer with biases
+DECODE_BIAS_SECONDS = 6e-6  # fixed overhead of a decode step for each layer with biases
 PREFILL_UTILIZATION = 0.79  # fraction of the peak that matmuls reach in a forward pass
-PREFILL_ATTENTION_UTILIZATION = 0.88  # and attention
-PREFILL_LAYER_SECONDS = 1e-4  # fixed overhead for each layer
+PREFILL_ATTENTION_UTILIZATION = 0.88  # fraction of the peak that attention reaches in prefill
+PREFILL_LAYER_SECONDS = 1e-4  # fixed overhead of a prefill for each attention layer
 PREFILL_ACTIVATION_PASSES = 4.5  # memory traffic, as a multiple of the activations of training
 
 
@@ -90,7 +90,7 @@ class TrainingPlan:
     name: str
     sharded: bool
     activation_checkpointing: bool
-    weight_bytes: int  # float32, as gradients and optimizer state
+    weight_bytes: int  # float32, as are gradients and optimizer state
     compute_weight_bytes: int  # bfloat16: DDP's autocast copies, or FSDP's all-gathered layers
     gradient_bytes: int
     optimizer_bytes: int
