@@ -11,7 +11,7 @@ every batch, so that only the tokens determine where to copy from. For each seed
 - activation patching: one token of the first half is replaced, so that the model copies the wrong
   token; then the residual stream of the clean run is patched in, at each layer and position.
 
-Prints means and 95 % intervals over the seeds; --out writes the figures.
+Prints means and 95 % confidence intervals over the seeds; --out writes the figures.
 """
 
 import argparse
@@ -119,7 +119,7 @@ def patching_effects(model, ids):
 
 
 def interval(values):
-    """Mean and half the width of the 95 % interval of the mean."""
+    """Mean and half the width of its 95 % confidence interval."""
     spread = statistics.stdev(values) if len(values) > 1 else 0.0
     return statistics.mean(values), T95.get(len(values), 1.96) * spread / len(values) ** 0.5
 

@@ -17,7 +17,7 @@ from regard.accel.support import packed_unsupported_reason, triton_unsupported_r
 from regard.errors import RegardError
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.block import FFNS, Block, FeedForward
-from regard.nn.head import Head
+from regard.nn.head import LMHead
 from regard.nn.norm import NORMS, RMSNorm
 from regard.nn.position import LENGTH_DEPENDENT_SCALINGS, POSITIONS, Rotary
 from regard.nn.score import SCORES, ScaledDot
@@ -283,7 +283,7 @@ class OtherFFN(FeedForward):
     """A feed-forward network that no fast path knows."""
 
 
-class OtherHead(Head):
+class OtherHead(LMHead):
     """A head that no fast path knows."""
 
 
@@ -375,7 +375,9 @@ def test_a_base_for_layers_with_a_window_is_refused_for_that_reason():
     position = {"kind": "rotary", "window_base": 50.0}
     description = inspect_decoder(build(position=position, window=3, global_every=2))
     for unsupported_reason in (packed_unsupported_reason, triton_unsupported_reason):
-        assert "layers with a window rotate by another base" in unsupported_reason(description)
+        assert "layers with a sliding window have another RoPE base" in unsupported_reason(
+            description
+        )
 
 
 @pytest.mark.parametrize("architecture", ["encoder", "encoder-decoder"])

@@ -215,7 +215,7 @@ def test_a_matmul_with_every_packed_int8(inputs, packed_dtype):
     stream = gemm.ResidualStream.start(before, normed)
     stream = stream.add(x[:, order], layer, normed, counters)
     expected = before.double() + x.double() @ (weight.double() * scale.double().unsqueeze(1)).T
-    actual = stream.stream.double()[:, permuted(192)]
+    actual = stream.residual.double()[:, permuted(192)]
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 

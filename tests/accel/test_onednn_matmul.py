@@ -25,7 +25,7 @@ def onednn(monkeypatch):
     calls = []
     matmul = onednn_matmul._matmul
     monkeypatch.setattr(onednn_matmul, "is_onednn_faster", lambda: True)
-    monkeypatch.setattr(onednn_matmul, "MIN_PRODUCTS", 1)
+    monkeypatch.setattr(onednn_matmul, "MIN_MULTIPLY_ADDS", 1)
     monkeypatch.setattr(onednn_matmul, "_matmul", lambda *args: calls.append(args) or matmul(*args))
     return calls
 
@@ -138,7 +138,7 @@ def test_an_attached_model_is_compiled_without_graph_breaks(monkeypatch):
     monkeypatch.setattr(
         onednn_matmul, "is_onednn_faster", cache(torch.backends.mkldnn.is_available)
     )
-    monkeypatch.setattr(onednn_matmul, "MIN_PRODUCTS", 1)
+    monkeypatch.setattr(onednn_matmul, "MIN_MULTIPLY_ADDS", 1)
     model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
     attach_onednn_linear(model)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -150,9 +150,9 @@ def test_other_precisions_and_processors_use_torch(onednn, monkeypatch):
     onednn_matmul.linear(x.double(), weight.double())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         onednn_matmul.linear(x, weight)
-    monkeypatch.setattr(onednn_matmul, "MIN_PRODUCTS", 61)
+    monkeypatch.setattr(onednn_matmul, "MIN_MULTIPLY_ADDS", 61)
     onednn_matmul.linear(x, weight)
-    monkeypatch.setattr(onednn_matmul, "MIN_PRODUCTS", 1)
+    monkeypatch.setattr(onednn_matmul, "MIN_MULTIPLY_ADDS", 1)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     onednn_matmul.linear(x, weight)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)

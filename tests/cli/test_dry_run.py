@@ -14,11 +14,11 @@ def test_a_dry_run_shows_the_run_and_writes_nothing(regard, materials, tmp_path,
         assert word in completed.out
     assert "train.steps=4" in completed.out
     assert os.listdir(tmp_path) == []
-    assert "caution" not in completed.out
+    assert "warning" not in completed.out
     (tmp_path / "small.txt").write_text("the cat sat on the mat\n" * 6)
     shown = regard("train", tmp_path / "small.txt", "--dry-run").out
     assert (
-        "  caution     the validation data has only 14 bytes: its metrics are unreliable;" in shown
+        "  warning     the validation data has only 14 bytes: its metrics are unreliable;" in shown
     )
 
 

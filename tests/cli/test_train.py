@@ -177,10 +177,10 @@ def test_no_color_and_pipes_get_no_escape_codes(regard, materials, monkeypatch):
 def test_few_validation_tokens_are_said_before_training_and_with_the_result(regard, tmp_path):
     (tmp_path / "short.txt").write_text("hello there\n")
     completed = regard("train", tmp_path / "short.txt", *TEXT_WORDS, "model.context=2")
-    caution = (
-        "caution    the validation data has only 1 token to predict: its metrics are unreliable"
+    warning = (
+        "warning    the validation data has only 1 token to predict: its metrics are unreliable"
     )
-    assert caution in completed.err
-    assert caution in completed.out.splitlines()[-1]
+    assert warning in completed.err
+    assert warning in completed.out.splitlines()[-1]
     assert few_targets_warning(Causal, 99)
     assert few_targets_warning(Causal, 100) == []

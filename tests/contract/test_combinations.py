@@ -29,7 +29,7 @@ from regard.models.build import build_model, config_table, load_weights, resolve
 from regard.models.compatibility import option
 from regard.models.transformer import TransformerConfig
 from regard.nn.attention import Mask
-from regard.nn.head import HEADS, Head
+from regard.nn.head import HEADS, LMHead
 from regard.nn.norm import BatchNorm
 from regard.nn.position import SCALINGS
 from regard.nn.score import RELATIVE_SCORES, SCORES
@@ -215,7 +215,7 @@ def test_a_combination_survives_the_way_through_files(row, tmp_path):
 
 
 def reads_ids(row):
-    return issubclass(HEADS[kind(VALUES["head"][row["head"]])], Head)
+    return issubclass(HEADS[kind(VALUES["head"][row["head"]])], LMHead)
 
 
 WRITERS = [row for row in COVERING.rows if reads_ids(row) and row["architecture"] != "encoder"]

@@ -5,13 +5,13 @@ from torch import nn
 import reference
 from regard.config import make
 from regard.errors import ConfigError
-from regard.nn.head import HEADS, ClassificationHead, Head, LogProbHead, MaskedLMHead, SpanHead
+from regard.nn.head import HEADS, ClassificationHead, LMHead, LogProbHead, MaskedLMHead, SpanHead
 from regard.nn.norm import LayerNorm
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_a_head_takes_any_leading_axes(label_smoothing):
-    layer = Head(5, 11, bias=True).double()
+    layer = LMHead(5, 11, bias=True).double()
     torch.nn.init.normal_(layer.bias)
     x, targets = torch.randn(2, 3, 5).double(), torch.randint(0, 11, (2, 3))
     expected = reference.cross_entropy(layer(x).flatten(0, 1), targets.flatten(), label_smoothing)

@@ -322,19 +322,19 @@ def test_classes_that_a_split_lacks_are_named(tmp_path, capsys):
     path.write_text("\n".join(["text,label", *rows]) + "\n")
     events = []
     regard.train(str(path), out=tmp_path / "run", on_event=events.append, quiet=True, **SHORT)
-    caution = "no validation text has the class rare: the metrics do not cover it; add data"
-    assert f"caution    {caution}" in events[0].description
-    assert api.preview(configure(str(path)), tmp_path / "new").notes["caution"] == caution
-    assert "caution" not in api.preview(configure(str(reviews(tmp_path))), tmp_path / "new").notes
+    warning = "no validation text has the class rare: the metrics do not cover it; add data"
+    assert f"warning    {warning}" in events[0].description
+    assert api.preview(configure(str(path)), tmp_path / "new").notes["warning"] == warning
+    assert "warning" not in api.preview(configure(str(reviews(tmp_path))), tmp_path / "new").notes
 
 
-def test_more_classes_than_texts_can_teach_get_a_caution(tmp_path):
+def test_more_classes_than_texts_can_teach_get_a_warning(tmp_path):
     path = tmp_path / "many.csv"
     rows = [f"text number {n} of it,class{n % 58}" for n in range(60)]
     path.write_text("\n".join(["text,label", *rows]) + "\n")
-    caution = api.preview(configure(str(path)), tmp_path / "new").notes["caution"]
-    assert caution.startswith("58 classes for 5")
-    assert "training texts, too few to learn most of them; check that the labels are" in caution
-    assert "no validation text has 5" in caution
-    assert "of 58 classes (class" in caution
-    assert "no training text has" in caution
+    warning = api.preview(configure(str(path)), tmp_path / "new").notes["warning"]
+    assert warning.startswith("58 classes for 5")
+    assert "training texts, too few to learn most of them; check that the labels are" in warning
+    assert "no validation text has 5" in warning
+    assert "of 58 classes (class" in warning
+    assert "no training text has" in warning

@@ -447,10 +447,10 @@ def test_equal_beginnings_are_read_once():
         answer = engine.run([Request(prompt, CHAINS[0], max_new_tokens=2, seed=0)])
         assert answer == expected.run([Request(prompt, CHAINS[0], max_new_tokens=2, seed=0)])
         assert engine.counters.prompt_tokens - before == read  # pages of 4 ids
-    engine.prefixes.budget = engine.prefixes.bytes
+    engine.prefix_cache.budget = engine.prefix_cache.bytes
     engine.run([Request([*range(3, 17)], CHAINS[0], max_new_tokens=2, seed=0)])
-    assert 0 < engine.prefixes.bytes <= engine.prefixes.budget
-    assert len(engine.prefixes.pages) == 3  # of the newest prompt
+    assert 0 < engine.prefix_cache.bytes <= engine.prefix_cache.budget
+    assert len(engine.prefix_cache.pages) == 3  # of the newest prompt
 
 
 def test_log_probabilities_are_those_of_the_model():

@@ -18,13 +18,13 @@ class Engine:
 
     sequences, waiting, inbox, totals = [1, 2], [], [1], BatchEngine.totals
 
-    def __init__(self, prefixes=None):
-        self.counters, self.prefixes = Counters(requests=3, generation_tokens=40), prefixes
+    def __init__(self, prefix_cache=None):
+        self.counters, self.prefix_cache = Counters(requests=3, generation_tokens=40), prefix_cache
 
 
-def served(prefixes=None):
+def served(prefix_cache=None):
     models = Models([], SimpleNamespace(remove=lambda name: None), EngineConfig())
-    models.loaded['a "b"'] = SimpleNamespace(engine=Engine(prefixes))
+    models.loaded['a "b"'] = SimpleNamespace(engine=Engine(prefix_cache))
     models.loaded["c"] = SimpleNamespace(engine=None)
     return models
 

@@ -768,7 +768,7 @@ def test_slow_senders_are_dropped(live, monkeypatch):
 
 
 def test_a_client_that_does_not_read_is_dropped(text_run, monkeypatch, caplog):
-    """Its sequences are evicted, and its connection is closed although bytes are unsent."""
+    """Its sequences are removed, and its connection is closed although bytes are unsent."""
     monkeypatch.setattr("regard.serve.middleware.SEND_SECONDS", 0.5)
     with serving([text_run]) as (address, server):
         host, port = address.removeprefix("http://").split(":")

@@ -372,7 +372,7 @@ def test_the_page_asks_for_the_key_until_it_is_right(browser, tmp_path):
         for wrong in ("wrong", "ключ"):  # the second cannot be sent in a header
             page.fill("#key", wrong)
             page.keyboard.press("Enter")
-            page.locator("#key-error:visible", has_text="does not accept this key").wait_for()
+            page.locator("#key-error:visible", has_text="does not accept this API key").wait_for()
         page.fill("#key", "secret")
         page.keyboard.press("Enter")
         page.wait_for_selector("html[data-ready]")

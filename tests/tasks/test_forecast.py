@@ -182,7 +182,7 @@ def test_settings_that_do_not_fit_are_refused():
         (
             {"preset": "bert-base"},
             {},
-            r"model.segments=2: for the embedding of tokens, and a series has .* set "
+            r"only an embedding of tokens uses model.segments=2, and a series has .* set "
             r"model.segments=0, or choose another model, as in model.preset=tiny-encoder",
         ),
         ({"family": "linear"}, {"direct": False}, "task.direct is for networks"),

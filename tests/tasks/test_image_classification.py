@@ -19,7 +19,7 @@ from regard.pipelines import (
     prepare_training,
 )
 from regard.tasks import ImageClassification
-from regard.tasks.image_classification import random_shift
+from regard.tasks.image_classification import random_crop
 
 MODEL = VisionConfig(
     dim=8,
@@ -107,12 +107,12 @@ def test_about_half_of_the_images_are_mirrored():
     assert (batch.images.sum(-1) == 1).all()
 
 
-def test_an_image_is_shifted_by_each_way_and_what_comes_in_is_black():
+def test_an_image_is_cropped_at_each_offset_from_a_black_border():
     images = torch.arange(1, 13, dtype=torch.uint8).view(1, 1, 3, 4).expand(400, 2, 3, 4)
-    moved = random_shift(images, 1, CHANCE().manual_seed(0))
+    cropped = random_crop(images, 1, CHANCE().manual_seed(0))
     framed = torch.nn.functional.pad(images[0], (1, 1, 1, 1))
     all_ways = {bytes(framed[:, y : y + 3, x : x + 4].numpy()) for y in range(3) for x in range(3)}
-    assert {bytes(image.numpy()) for image in moved} == all_ways
+    assert {bytes(image.numpy()) for image in cropped} == all_ways
 
 
 def test_the_loss_is_the_summed_cross_entropy_and_smoothed_only_while_training():

@@ -85,7 +85,7 @@ EAGER_METHODS = (
 
 
 def _gelu_with_sigmoid(x: Tensor) -> Tensor:
-    """0.5 x (1 + tanh u) = x sigmoid(2u): inductor's kernel of the right side is faster."""
+    """0.5 x (1 + tanh u) = x sigmoid(2u): inductor's kernel of the right-hand side is faster."""
     return x * torch.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 

@@ -17,7 +17,7 @@ from regard.accel.compile import ATTACHED
 from regard.models.transformer import Transformer
 from regard.nn.attention import Attention
 from regard.nn.block import ACTIVATIONS, Block, Embedding, FeedForward, GatedFeedForward, Stack
-from regard.nn.head import Head
+from regard.nn.head import LMHead
 from regard.nn.hook_point import CarryHookPoint, HookPoint
 from regard.nn.norm import LayerNorm, RMSNorm, RMSNormPlusOne
 from regard.nn.position import ALiBi, Learned, Position, Rotary, Sinusoidal, T5Bias
@@ -43,7 +43,7 @@ KNOWN_ATTRIBUTES: dict[type, str] = {
     "q_hook k_hook v_hook heads_hook",
     FeedForward: "up down activation dropout hidden_hook",
     GatedFeedForward: "up down activation dropout gate hidden_hook",
-    Head: "scale cap project _tied weight bias",
+    LMHead: "scale cap project _tied weight bias",
     LayerNorm: "eps weight bias",
     RMSNorm: "eps weight",
     RMSNormPlusOne: "eps weight",
@@ -97,7 +97,7 @@ class Description:
     rotated_dims: int  # of each query and key
     interleaved: bool
     scaled_by_length: bool  # rotary scaling that depends on the length of the sequence
-    has_window_base: bool  # layers with a window rotate by another base (`window_base`)
+    has_window_base: bool  # layers with a window have another RoPE base (`window_base`)
     biases_scores: bool
     final_norm: str | None
     head_scale: float
@@ -123,7 +123,7 @@ def inspect_decoder(model: object) -> Description:
     for name, module in model.named_modules():
         _require_known(name or "the model", module)
     stack, head = model.decoder, model.head
-    if type(head) is not Head:
+    if type(head) is not LMHead:
         raise UnsupportedModelError(f"head {type(head).__name__} is not a linear head")
     position, weight = stack.position, model.embed.token.weight
     return Description(

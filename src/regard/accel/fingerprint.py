@@ -12,7 +12,7 @@ from regard.accel.description import MODULE_ATTRIBUTES
 from regard.accel.packed import BLOCKED_ELEMENTS
 
 SUM_WORDS = 32  # 8-byte words per sum
-HASH_CHUNK = 1 << 14  # such sums per hash
+HASH_CHUNK = 1 << 14  # sums per hash
 
 
 class ModelFingerprint:
@@ -23,8 +23,7 @@ class ModelFingerprint:
     `copied_elements` elements, which a decoder copies, are also compared by content: small ones
     byte by byte, large ones by hashes. A hash misses a change that keeps the sum of the 8-byte
     words of 256 bytes, such as a permutation of them, and any other change with a probability under
-    2^-32.
-    Larger tensors are shared with the decoder, which sees such a write as the model does.
+    2^-32. Larger tensors are shared with the decoder, which sees such a write as the model does.
     """
 
     def __init__(self, model: nn.Module, *, copied_elements: int = 0) -> None:
@@ -101,19 +100,19 @@ def _hash(tensor: Tensor) -> Tensor:
     data, unit = _bytes(tensor), 8 * SUM_WORDS
     if data.storage_offset() % 8:  # not aligned to words
         data = data.clone()
-    factors, whole = _factors(data.device), len(data) // unit * unit
+    multipliers, whole = _multipliers(data.device), len(data) // unit * unit
     sums = data[:whole].view(torch.int64).view(-1, SUM_WORDS).sum(1)
     if whole < len(data):
         last = F.pad(data[whole:], (0, unit + whole - len(data)))
         sums = torch.cat((sums, last.view(torch.int64).sum(0, keepdim=True)))
     whole = len(sums) // HASH_CHUNK * HASH_CHUNK
-    hashes = (sums[:whole].view(-1, HASH_CHUNK) * factors).sum(1)
-    rest = sums[whole:]
-    return torch.cat((hashes, (rest * factors[: len(rest)]).sum(0, keepdim=True)))
+    hashes = (sums[:whole].view(-1, HASH_CHUNK) * multipliers).sum(1)
+    remainder = sums[whole:]
+    return torch.cat((hashes, (remainder * multipliers[: len(remainder)]).sum(0, keepdim=True)))
 
 
 @cache
-def _factors(device: torch.device) -> Tensor:
+def _multipliers(device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     return (torch.randint(-(2**63), 2**63 - 1, (HASH_CHUNK,), generator=generator) | 1).to(device)
 

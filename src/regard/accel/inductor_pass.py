@@ -20,10 +20,10 @@ class AutotunedMatmuls(CustomGraphPass):
             if _is_large(*node.args):
                 node.target = torch.ops.regard.autotuned_matmul.default
         for node in graph.find_nodes(op="call_function", target=aten.addmm.default):
-            bias, *factors = node.args
-            if not node.kwargs and bias.meta["val"].ndim == 1 and _is_large(*factors):
+            bias, *operands = node.args
+            if not node.kwargs and bias.meta["val"].ndim == 1 and _is_large(*operands):
                 node.target = torch.ops.regard.autotuned_matmul.default
-                node.args = (*factors, bias)
+                node.args = (*operands, bias)
 
     def uuid(self) -> bytes:
         """The key of this pass in the cache of compiled graphs."""

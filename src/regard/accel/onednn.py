@@ -18,7 +18,7 @@ from regard.accel.packed_decoder import PackedDecoder, with_packed_layers
 from regard.models.transformer import Transformer
 
 MIN_ELEMENTS = 1 << 18  # smaller weights stay in the CPU's cache, and MKL is faster
-ROWS = 8  # rows of a batch for which oneDNN chooses the layout; others can use it too
+ROWS = 8  # the batch size for which oneDNN chooses the layout; other sizes can use it too
 BLOCKED_ROWS = 2  # on a Zen 4, up to this many rows are faster in blocks (docs/results.md)
 
 

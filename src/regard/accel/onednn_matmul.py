@@ -21,7 +21,7 @@ from regard.nn import loss
 from regard.nn.attention import Attention
 
 ZEN_5_FAMILY = 26
-MIN_PRODUCTS = 1 << 20  # rows * inputs * outputs; smaller matmuls lose more than they gain
+MIN_MULTIPLY_ADDS = 1 << 20  # rows * inputs * outputs; smaller matmuls lose more than they gain
 
 
 @cache
@@ -53,7 +53,7 @@ def uses_onednn(a: Float[Tensor, "*rows inputs"], b: Float[Tensor, "inputs outpu
     """Whether `matmul` and `linear` use oneDNN for these matrices; otherwise they call torch."""
     return (
         not torch.compiler.is_compiling()  # first: the other conditions cannot be traced
-        and a.numel() * b.shape[1] >= MIN_PRODUCTS
+        and a.numel() * b.shape[1] >= MIN_MULTIPLY_ADDS
         and is_onednn_faster()
         and bool(torch.backends.mkldnn.enabled)
         and a.dtype == b.dtype == torch.float32
@@ -65,7 +65,7 @@ def uses_onednn(a: Float[Tensor, "*rows inputs"], b: Float[Tensor, "inputs outpu
 def _matmul(
     a: Float[Tensor, "rows inputs"], b: Float[Tensor, "inputs outputs"], bias: Tensor | None = None
 ) -> Float[Tensor, "rows outputs"]:
-    # torch copies a left factor that is not contiguous, so the smaller one is on the left then
+    # torch copies a left operand that is not contiguous, so the smaller matrix is put there
     is_transposed = bias is None and not a.is_contiguous() and a.numel() > b.numel()
     left, right = (b.t(), a) if is_transposed else (a, b.t())
     product = cast(Tensor, torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], ""))

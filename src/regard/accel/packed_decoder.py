@@ -28,7 +28,7 @@ from regard.nn.norm import LayerNorm, RMSNorm
 from regard.nn.position import Position
 from regard.nn.state import KVCache, Source, TransformerState
 
-BY_ROW_ELEMENTS = 1 << 16  # elements of a row's keys from which on rows attend one at a time
+BY_ROW_ELEMENTS = 1 << 16  # from this many key elements per row, rows attend one at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -103,7 +103,7 @@ def training_path(
     if device.type != "cuda":
         reason = f"{device.type} has no CUDA graphs"
     elif ranks > 1:
-        reason = f"{ranks} ranks exchange gradients during a step"
+        reason = f"{ranks} ranks all-reduce gradients during a step"
     elif settings.activation_checkpointing:
         reason = "activation checkpointing resets random generators"
     elif getattr(model, "uses_packed_sequence", False):

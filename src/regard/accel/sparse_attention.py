@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BLOCK = 128  # queries and keys per block of FlexAttention
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
 FLASH_HEAD_DIM = 256  # the largest head_dim of FlashAttention
-MIN_WINDOWS = 4  # length of a sequence, in windows, from which blocks are faster on a CPU
+MIN_WINDOWS = 4  # sequences of at least this many windows are faster in blocks on a CPU
 
 
 def supports(attention: Attention, position: Position) -> bool:

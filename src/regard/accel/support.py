@@ -12,7 +12,7 @@ TRITON_NORM_PLACEMENTS = (*PACKED_NORM_PLACEMENTS, "sandwich", "post", "deepnorm
 RMS_NORMS = ("rms", "rms_plus_one")
 # the decoders have one fixed table of rotations for all layers
 SCALED_BY_LENGTH = "the rotary scaling depends on the length of the sequence"
-WINDOW_BASE = "layers with a window rotate by another base (window_base)"
+WINDOW_BASE = "layers with a sliding window have another RoPE base (window_base)"
 MAX_SHARED_HEADS = 32  # query heads per KV head: the shared memory of a GPU must hold them
 
 
@@ -32,7 +32,7 @@ def packed_unsupported_reason(description: Description) -> str | None:
         if block.score_cap is not None:
             return "the attention score has a soft cap"
         if description.interleaved and block.head_dim % 2:
-            return f"interleaved rotary positions with an odd head_dim={block.head_dim}"
+            return f"interleaved rotary embeddings with an odd head_dim={block.head_dim}"
     return None
 
 

@@ -252,7 +252,7 @@ def _is_comparable(evaluations: Sequence[Evaluation]) -> bool:
     conditions = {
         (
             evaluation.data,
-            evaluation.is_whole or evaluation.targets,
+            evaluation.is_complete or evaluation.targets,
             None if _is_standard(evaluation) else evaluation.overlap,  # its stride is rounded
         )
         for evaluation in evaluations
@@ -263,7 +263,7 @@ def _is_comparable(evaluations: Sequence[Evaluation]) -> bool:
 def _is_standard(evaluation: Evaluation) -> bool:
     """Whether all validation data was evaluated, with the default stride."""
     stride = None if evaluation.context is None else default_stride(evaluation.context)
-    return evaluation.is_whole and evaluation.data is not None and evaluation.stride == stride
+    return evaluation.is_complete and evaluation.data is not None and evaluation.stride == stride
 
 
 def run_names(runs: Sequence[Path | str]) -> list[str]:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from regard import api
 from regard.api.event_lines import (
-    LABEL,
+    LABEL_WIDTH,
     RemainingTime,
     activation_lines,
     baseline_line,
@@ -258,7 +258,7 @@ class LiveDisplay(_StateDisplay):
 
     def _print_above(self, *lines: str) -> None:
         for line in lines:
-            label, text = line[:LABEL], line[LABEL:]
+            label, text = line[:LABEL_WIDTH], line[LABEL_WIDTH:]
             self.console.print(Text.assemble((label, "dim"), strip_control(text)))
 
     def _waiting(self, text: str) -> RenderableType:
@@ -309,7 +309,7 @@ class NotebookDisplay(_StateDisplay):
         display: Any = import_module("IPython.display").display
         self.lines: list[str] = []  # the heading and the baseline
         self.last_update = time.monotonic()
-        self.handle: Any = display(self._bundle(), raw=True, display_id=True)
+        self.handle: Any = display(self._mimebundle(), raw=True, display_id=True)
 
     def show_progress(self, phase: str, done: int, total: int) -> None:
         """Update the output, at most twice a second."""
@@ -332,10 +332,10 @@ class NotebookDisplay(_StateDisplay):
 
     def _update(self, *, always: bool = False) -> None:
         if always or time.monotonic() - self.last_update >= NOTEBOOK_SECONDS:
-            self.handle.update(self._bundle(), raw=True)
+            self.handle.update(self._mimebundle(), raw=True)
             self.last_update = time.monotonic()
 
-    def _bundle(self) -> dict[str, str]:
+    def _mimebundle(self) -> dict[str, str]:
         """The output as HTML and as plain text; the notebook chooses one of them."""
         parts = [f"<pre>{escape(chr(10).join(self.lines))}</pre>"] if self.lines else []
         if self.waiting_for is not None:

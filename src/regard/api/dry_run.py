@@ -15,7 +15,7 @@ from regard.models.presets import ModelConfig
 from regard.pipelines import open_split, pipeline_of, smallest_model
 from regard.pipelines.prepare import check_compatible
 from regard.text import PairTokenizers, train_pair, train_tokenizer
-from regard.training.fine_tuning import format_tuning, frozen_caution, tuning
+from regard.training.fine_tuning import format_tuning, frozen_warning, tuning
 from regard.training.setup.setting_checks import check_before_data
 from regard.training.storage.evaluation import FEW_TARGETS, describe_few
 from regard.training.storage.initial_weights import check_initial_model, initial_tokenizers
@@ -29,7 +29,7 @@ class TrainingPreview:
     folder: str  # the run folder that would be written
     data: str
     validation: str
-    notes: dict[str, str]  # such as the loss mask of a dialogue, or a caution
+    notes: dict[str, str]  # such as the loss mask of a dialogue, or a warning
     tokenizer: str | None  # its kind, or the run that it is taken from; None without text
     family: str
     parameters: int  # with a vocabulary of one token; 0 for models fitted without gradients
@@ -56,7 +56,7 @@ def preview(config: RunConfig, out: Path | str | None = None) -> TrainingPreview
     notes = pipeline.preview(config, training, validation, tokenizers)
     size = pipeline.text_bytes(validation)
     if size is not None and size < FEW_TARGETS:
-        notes = {**notes, "caution": describe_few(size, "byte" if size == 1 else "bytes")}
+        notes = {**notes, "warning": describe_few(size, "byte" if size == 1 else "bytes")}
     config = pipeline.complete_settings(config, training)
     smallest = smallest_model(config)
     model = config_table(smallest)
@@ -95,9 +95,9 @@ def _with_tuning(notes: dict[str, str], config: RunConfig, model: ModelConfig) -
     """The notes with one on `train.tune`; raise if it does not fit the model."""
     meta_model = build_on_meta(model)
     tuning(config.train.tune).prepare(meta_model)
-    cautions = [notes.get("caution"), frozen_caution(config)]
+    warnings = [notes.get("warning"), frozen_warning(config)]
     new = {
         "trainable": format_tuning(config, meta_model),
-        "caution": "; ".join(filter(None, cautions)),
+        "warning": "; ".join(filter(None, warnings)),
     }
     return {**notes, **{label: note for label, note in new.items() if note}}

@@ -14,7 +14,7 @@ from regard.training.events import (
 )
 
 BARS = "▁▂▃▄▅▆▇█"
-LABEL = 11  # width of the labels on the left, as in `RunStarted.description`
+LABEL_WIDTH = 11  # width of the labels on the left, as in `RunStarted.description`
 
 
 class RemainingTime:
@@ -60,22 +60,22 @@ def heading(event: RunStarted) -> list[str]:
     ranks = f", {api.world_size()} ranks" if api.world_size() > 1 else ""
     lines = [
         *event.description,
-        f"{'model':<{LABEL}}{family}, {format_size(event.parameters)}, on {device}{ranks}",
-        f"{'run':<{LABEL}}{event.folder}",
+        f"{'model':<{LABEL_WIDTH}}{family}, {format_size(event.parameters)}, on {device}{ranks}",
+        f"{'run':<{LABEL_WIDTH}}{event.folder}",
     ]
     if event.step:
-        return [*lines, f"{'resumed':<{LABEL}}from step {event.step:,}"]
+        return [*lines, f"{'resumed':<{LABEL_WIDTH}}from step {event.step:,}"]
     label = "settings"
     for arguments in api.format_overrides(event.config):
         for line in textwrap.wrap(
             " ".join(arguments),
-            max(40, min(terminal_width(), 100) - LABEL),
+            max(40, min(terminal_width(), 100) - LABEL_WIDTH),
             break_long_words=False,
             break_on_hyphens=False,
         ):
-            lines.append(f"{label:<{LABEL}}{line}")
+            lines.append(f"{label:<{LABEL_WIDTH}}{line}")
             label = ""
-    return [*lines, f"{'':<{LABEL}}{_how_to_change(event)}"]
+    return [*lines, f"{'':<{LABEL_WIDTH}}{_how_to_change(event)}"]
 
 
 def _how_to_change(event: RunStarted) -> str:
@@ -90,7 +90,7 @@ def baseline_line(event: NGramBaselineEvaluated) -> str:
     """The result of the n-gram baseline."""
     bits = format_number(event.metrics["bits_per_byte"])
     model = f"n-grams of order {event.order}, fitted to {event.tokens:,} tokens"
-    return f"{'baseline':<{LABEL}}{bits} bits per byte: {model}"
+    return f"{'baseline':<{LABEL_WIDTH}}{bits} bits per byte: {model}"
 
 
 def simple_baseline_lines(event: SimpleBaselinesEvaluated) -> list[str]:
@@ -98,7 +98,7 @@ def simple_baseline_lines(event: SimpleBaselinesEvaluated) -> list[str]:
     lines = []
     for index, (name, metrics) in enumerate(event.metrics.items()):
         cells = "  ".join(f"{key} {format_number(value)}" for key, value in metrics.items())
-        lines.append(f"{'' if index else 'baselines':<{LABEL}}{cells}  {name}")
+        lines.append(f"{'' if index else 'baselines':<{LABEL_WIDTH}}{cells}  {name}")
     return lines
 
 
@@ -109,7 +109,7 @@ def threads_line(event: ThreadsChanged) -> str:
         if event.threads == event.max_threads
         else f"instead of {event.max_threads}, because the machine is busy,"
     )
-    return f"{'threads':<{LABEL}}{event.threads} {change} from step {event.step:,} on"
+    return f"{'threads':<{LABEL_WIDTH}}{event.threads} {change} from step {event.step:,} on"
 
 
 def activation_lines(event: Evaluated) -> list[str]:

@@ -75,7 +75,7 @@ def all_attention(
     pattern: str | None = None,
     words: bool = False,
 ) -> AttentionMaps:
-    """All attention of the model while it reads a text or an image."""
+    """All attention weights of the model for a text or an image."""
     require_attention(run)
     if run.config.model["family"] == SOFT_WINDOW:
         reject_options(

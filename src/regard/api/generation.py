@@ -51,8 +51,8 @@ def generate_text(
 ) -> str | list[str]:
     """Continue a prompt, or each of a list; `options` are those of `stream_text`."""
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
-        pieces = stream_text(run, prompt, sampler=sampler, seed=seed, draft=draft, **options)
-        return "".join(pieces)
+        chunks = stream_text(run, prompt, sampler=sampler, seed=seed, draft=draft, **options)
+        return "".join(chunks)
     seeds = [None if seed is None else seed + index for index in range(len(prompt))]
     if draft is not None:  # speculative decoding generates one text at a time
         return [
@@ -88,7 +88,7 @@ def stream_text(
     float16: bool,
     int4: bool,
 ) -> Iterator[str]:
-    """Continue a prompt, and yield the text in pieces."""
+    """Continue a prompt, and yield the text in chunks."""
     precisions = {"int8": int8, "float16": float16, "int4": int4}
     if draft is not None or amateur is not None:
         _check_full_precision(precisions)
@@ -132,7 +132,7 @@ def stream_response(
     sampler: str | Sequence[str] | Chain,
     seed: int | None,
 ) -> Iterator[str]:
-    """Respond to the last message of a dialogue, and yield the response in pieces."""
+    """Respond to the last message of a dialogue, and yield the response in chunks."""
     template = require_template(run)
     dialogue = [("user", messages)] if isinstance(messages, str) else list(messages)
     dialogue = [(role, run._normalize(text)) for role, text in dialogue]

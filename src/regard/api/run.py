@@ -299,10 +299,10 @@ class Run:
         float16: bool = False,
         int4: bool = False,
     ) -> Iterator[str]:
-        """Continue a prompt and yield the text in pieces; see `generate`.
+        """Continue a prompt and yield the text in chunks; see `generate`.
 
-        >>> pieces = run.stream("the ", max_new_tokens=20, seed=1)
-        >>> "".join(pieces) == run.generate("the ", max_new_tokens=20, seed=1)
+        >>> chunks = run.stream("the ", max_new_tokens=20, seed=1)
+        >>> "".join(chunks) == run.generate("the ", max_new_tokens=20, seed=1)
         True
         """
         return stream_text(
@@ -327,10 +327,10 @@ class Run:
         sampler: str | Sequence[str] | Chain = DEFAULT_SAMPLERS,
         seed: int | None = None,
     ) -> Iterator[str]:
-        """Respond to the last message of a dialogue, and yield the response in pieces.
+        """Respond to the last message of a dialogue, and yield the response in chunks.
 
-        `messages` is a question, or pairs of a role (system, user, assistant) and a text. The
-        oldest messages are left out where the dialogue does not fit the context.
+        `messages` is a message of the user, or pairs of a role (system, user, assistant) and a
+        text. The oldest messages are left out where the dialogue does not fit the context.
 
         >>> "".join(talk.chat("101?", max_new_tokens=5, seed=1)) == "".join(
         ...     talk.chat([("user", "101?")], max_new_tokens=5, seed=1)
@@ -611,7 +611,7 @@ class Run:
     ) -> Evaluation:
         """The metrics of `evaluate`, with the number of targets, the context and the stride.
 
-        >>> run.evaluation().is_whole
+        >>> run.evaluation().is_complete
         True
 
         The metrics of the run's own validation data are stored in its folder, where `info` and
@@ -688,7 +688,7 @@ class Run:
         pattern: str | None = None,
         words: bool = False,
     ) -> AttentionMaps:
-        """All attention of the model while it reads a text or an image, with tokens as labels.
+        """All attention weights of the model for a text or an image, with tokens as labels.
 
         For pairs and captions, this is the self-attention of encoder and decoder and the
         cross-attention, for the model's own output or a given `target`. `layers`, `heads` and
@@ -763,7 +763,7 @@ class Run:
         return text_attribution(self, text, output)
 
     def gradients(self, text: str) -> GradientFlow:
-        """The gradient norm of the last token's loss at the state of every earlier position.
+        """The gradient norm of the last token's loss with respect to each earlier state.
 
         For a run trained on pairs, the loss is that of the last token of the model's translation of
         `text`, and the positions are those of the source, in the order in which the encoder reads.

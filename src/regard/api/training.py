@@ -257,7 +257,7 @@ class RunSummary:
     stored_values: int  # values stored by a model fitted without gradients
     command: str  # the command that uses the model: "generate", "translate", …
     data_kind: str  # "text", "pairs", "images", …
-    cautions: list[str]  # warnings about too little validation data
+    warnings: list[str]  # about too little validation data
 
 
 def summarize(path: Path | str) -> RunSummary:
@@ -275,7 +275,7 @@ def summarize(path: Path | str) -> RunSummary:
         stored_values=stored_parameters(folder) if without_gradients else 0,
         command=task.methods[0],
         data_kind=task.data_kind,
-        cautions=few_targets_warning(task, folder.load_evaluation().total),
+        warnings=few_targets_warning(task, folder.load_evaluation().total),
     )
 
 

@@ -62,9 +62,9 @@ def chat(
         history.append(("user", line))
         options = {"sampler": sampler} if sampler else {}
         response = ""
-        for piece in loaded_run.chat(history, max_new_tokens=max_new_tokens, seed=seed, **options):
-            print(piece, end="", flush=True)
-            response += piece
+        for chunk in loaded_run.chat(history, max_new_tokens=max_new_tokens, seed=seed, **options):
+            print(chunk, end="", flush=True)
+            response += chunk
         print(flush=True)
         history.append(("assistant", response or " "))
 

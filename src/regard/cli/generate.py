@@ -233,7 +233,7 @@ def generate(
         return
     hypotheses = []
     if search is None:
-        pieces: Iterable[str] = loaded_run.stream(
+        chunks: Iterable[str] = loaded_run.stream(
             text, sampler=traced if trace else chain, **sampling
         )
     else:
@@ -244,28 +244,28 @@ def generate(
             and len(loaded_run.tokenizer.encode(text)) + max_new_tokens > context + 1
         ):
             print_status(f"a search ends at the model's context of {context:,} tokens")
-        pieces = [hypotheses[0][0]]
+        chunks = [hypotheses[0][0]]
     if as_json:
-        result = _as_table(text, hypotheses or [("".join(pieces), None)], chain.specs())
+        result = _as_table(text, hypotheses or [("".join(chunks), None)], chain.specs())
         print_json(result | (as_table(traced, loaded_run.tokenizer) if trace else {}))
     elif trace:
-        for line in as_text(traced, pieces, loaded_run.tokenizer, sys.stdout):
+        for line in as_text(traced, chunks, loaded_run.tokenizer, sys.stdout):
             print(line, flush=True)
     elif len(hypotheses) > 1:
         _print_completions(text, hypotheses)
     else:
-        _print_stream(text, pieces)
+        _print_stream(text, chunks)
 
 
-def _print_stream(prompt: str, pieces: Iterable[str]) -> None:
-    """Print a prompt and the pieces of its continuation as they come."""
+def _print_stream(prompt: str, chunks: Iterable[str]) -> None:
+    """Print a prompt and the chunks of its continuation as they come."""
     out = sys.stdout
-    pieces = iter(pieces)
-    first = next(pieces, "")  # errors are raised before anything is printed
+    chunks = iter(chunks)
+    first = next(chunks, "")  # errors are raised before anything is printed
     print(dim(text_for(out, prompt), out), end="", flush=True)
     try:
-        for piece in itertools.chain([first], pieces):
-            print(text_for(out, piece), end="", flush=True)
+        for chunk in itertools.chain([first], chunks):
+            print(text_for(out, chunk), end="", flush=True)
     finally:
         print()  # an error message starts on its own line
 

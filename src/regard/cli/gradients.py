@@ -58,7 +58,7 @@ def _check_layer(layer: int, flow: "GradientFlow", run: Path) -> None:
 
 
 def _print_norms(names: Sequence[str], flows: "Sequence[GradientFlow]", layer: int) -> None:
-    """Print the norms at a few distances, each about a quarter farther than the one before."""
+    """Print the norms at a few distances, each about a quarter farther than the previous one."""
     norms = [flow.by_distance(layer) for flow in flows]
     farthest = max(map(len, norms)) - 1
     distances = [0]

@@ -73,7 +73,7 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
         print(f"  {line}", flush=True)
     if baseline is not None and finished.seconds_for_all is None:
         print(f"  {compare_with_baseline(finished.metrics, baseline)}", flush=True)
-    for line in (*untrained_warning(finished, summary), *summary.cautions):
+    for line in (*untrained_warning(finished, summary), *summary.warnings):
         print(f"  {line}", flush=True)
     print_suggestions(next_commands(finished, summary))
 

@@ -13,7 +13,7 @@ MAX_TOKENS = 3  # named in a line
 
 
 def as_text(
-    chain: "TracedChain", pieces: Iterable[str], tokenizer: "Tokenizer", out: TextIO
+    chain: "TracedChain", chunks: Iterable[str], tokenizer: "Tokenizer", out: TextIO
 ) -> Iterator[str]:
     """The chain, then for every sampled token its probability and the effect of each sampler.
 
@@ -24,7 +24,7 @@ def as_text(
     """
     yield str(chain)
     count = 0
-    for _ in concatenate(pieces, [""]):  # the last [""]: tokens that completed no piece of text
+    for _ in concatenate(chunks, [""]):  # the last [""]: tokens that completed no chunk of text
         for number, (token,) in enumerate(chain.tokens[count:], count + 1):
             yield ""
             yield from _token_lines(number, token, tokenizer, out)

@@ -28,7 +28,7 @@ class TextBatch(Batch):
     """Token ids, and the next tokens as targets; -1 is ignored.
 
     In training every position has a target. In an evaluation with sliding windows, only the last
-    positions of a window have one: those that the window before has not scored.
+    positions of a window have one: those that the previous window has not scored.
     """
 
     ids: Int[Tensor, "batch time"]

@@ -280,7 +280,7 @@ def python_source() -> Text:
 
 
 def sines(*, examples: int = 4000, waves: int = 3, noise: float = 0.1, seed: int = 1) -> Series:
-    """The sum of sines with periods of 8 to 100 steps, and of Gaussian noise.
+    """A sum of sines with periods of 8 to 100 steps, plus Gaussian noise.
 
     `noise` is the standard deviation of the noise.
     """

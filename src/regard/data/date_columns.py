@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.dates import MONTH, YEAR, Dates
+from regard.data.dates import MONTH_LENGTH, YEAR_LENGTH, Dates
 from regard.data.tables import SAMPLE_ROWS, Row, Table, is_missing
 from regard.errors import DataError
 
@@ -33,7 +33,7 @@ EPOCH_UNITS = {
     "microseconds": 10**6,
     "nanoseconds": 10**9,
 }
-MAX_DISORDER = 0.1  # fraction of rows whose date is earlier than the one before; they are errors
+MAX_DISORDER = 0.1  # fraction of rows with an earlier date than the previous row; they are errors
 EPOCH_RANGE = (10**8, 10**10)  # in seconds: 1973 to 2286
 DAY_FIRST, MONTH_FIRST = "day/month/year", "month/day/year"
 _YEAR_FIRST = re.compile(r"(\d{4})[-/](\d{1,2})(?:[-/](\d{1,2}))?(?!\d)(.*)")  # 2016-12-31, 2016-12
@@ -44,7 +44,7 @@ _INTEGER = re.compile(r"\s*(\d+)(\.0*)?\s*$")
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _DateParser:
     """How to parse the date of a row; `cell_format` and `iso_length` are those of `Dates`."""
 
     columns: tuple[int, ...]
@@ -64,30 +64,30 @@ def read_dates(table: Table, rows: Sequence[Row]) -> tuple[Dates | None, dict[in
     increase.
     """
     columns = range(len(table.columns))
-    texts = [_text_reading(rows, column) for column in columns]
+    texts = [_text_parser(rows, column) for column in columns]
     candidates = [
         *texts,
-        _parts_reading(table, rows),
-        *(_number_reading(table, rows, column) for column in columns),
+        _parts_parser(table, rows),
+        *(_number_parser(table, rows, column) for column in columns),
     ]
-    readings = [reading for reading in candidates if isinstance(reading, _Reading)]
-    if not readings:
-        unnamed = (_number_reading(table, rows, column, named=False) for column in columns)
-        readings = [reading for reading in unnamed if reading is not None][:1]
+    parsers = [parser for parser in candidates if isinstance(parser, _DateParser)]
+    if not parsers:
+        unnamed = (_number_parser(table, rows, column, named=False) for column in columns)
+        parsers = [parser for parser in unnamed if parser is not None][:1]
     reasons = {
         column: reason
         for refusal in candidates
         if isinstance(refusal, dict)
         for column, reason in refusal.items()
     }
-    if not readings:
+    if not parsers:
         return None, reasons
-    reading = _with_time_of_day(table, rows, readings[0])
-    dates = _parse_rows(table, rows, reading)
-    for other in readings[1:]:
+    parser = _with_time_of_day(table, rows, parsers[0])
+    dates = _parse_rows(table, rows, parser)
+    for other in parsers[1:]:
         if other not in texts and not _is_in_order([other.parse(row) for _, row in rows]):
             continue  # values such as the year of manufacture
-        unused = [column for column in other.columns if column not in reading.columns]
+        unused = [column for column in other.columns if column not in parser.columns]
         reasons |= dict.fromkeys(unused, f"dates as in {dates.columns[0]}")
     return dates, reasons
 
@@ -147,7 +147,7 @@ def _to_utc(date: datetime) -> datetime:
     return date if date.tzinfo is None else date.astimezone(UTC).replace(tzinfo=None)
 
 
-def _text_reading(rows: Sequence[Row], column: int) -> _Reading | dict[int, str] | None:
+def _text_parser(rows: Sequence[Row], column: int) -> _DateParser | dict[int, str] | None:
     """How to read a column of dates as text; the reason if day and month cannot be told apart."""
     sample = [row[column] for _, row in rows[:SAMPLE_ROWS] if not is_missing(row[column])]
     if 2 * sum(map(is_date, sample)) <= len(sample):
@@ -158,13 +158,13 @@ def _text_reading(rows: Sequence[Row], column: int) -> _Reading | dict[int, str]
         if not form:
             return {column: reason}
         month_first = form.startswith(MONTH_FIRST)
-        return _Reading(
+        return _DateParser(
             (column,), lambda row: parse_date(row[column], month_first=month_first), form
         )
     years_first = [match for text in texts if (match := _YEAR_FIRST.match(text))]
     has_days = any(match[3] is not None for match in years_first)
-    length = None if has_days or len(years_first) < len(texts) else MONTH
-    return _Reading((column,), lambda row: parse_date(row[column]), iso_length=length)
+    length = None if has_days or len(years_first) < len(texts) else MONTH_LENGTH
+    return _DateParser((column,), lambda row: parse_date(row[column]), iso_length=length)
 
 
 def _day_or_month_first(cells: Sequence[Any]) -> tuple[str, str]:
@@ -193,7 +193,7 @@ def _day_or_month_first(cells: Sequence[Any]) -> tuple[str, str]:
     return "", f"{example} may be {DAY_FIRST} or {MONTH_FIRST}: write 2016-12-31"
 
 
-def _parts_reading(table: Table, rows: Sequence[Row]) -> _Reading | dict[int, str] | None:
+def _parts_parser(table: Table, rows: Sequence[Row]) -> _DateParser | dict[int, str] | None:
     """How to read dates of several columns: year, month, …; the reason if most dates repeat."""
     lower = [name.lower() for name in table.columns]
     columns: list[int] = []
@@ -203,7 +203,7 @@ def _parts_reading(table: Table, rows: Sequence[Row]) -> _Reading | dict[int, st
             break
         columns.append(column)
     if not columns:
-        return None if table.header or len(lower) < 4 else _first_columns_reading(rows)
+        return None if table.header or len(lower) < 4 else _first_columns_parser(rows)
 
     def parse(row: Sequence[Any]) -> datetime | None:
         return _from_parts(*(row[column] for column in columns))
@@ -214,25 +214,27 @@ def _parts_reading(table: Table, rows: Sequence[Row]) -> _Reading | dict[int, st
     if 2 * sum(first == second for first, second in pairwise(dates)) > len(rows):
         return dict.fromkeys(columns, "repeats, so it is not the date of a row")
     in_order = (*columns[2::-1], *columns[3:])  # day, month, year, hour, minute
-    return _Reading(in_order, parse, iso_length={1: YEAR, 2: MONTH}.get(len(columns)))
-
-
-def _first_columns_reading(rows: Sequence[Row]) -> _Reading | None:
-    """How to read dates of the first three columns: day, month, year, or the reverse."""
-    readings = (
-        _Reading((0, 1, 2), lambda row: _from_parts(row[2], row[1], row[0])),
-        _Reading((2, 1, 0), lambda row: _from_parts(row[0], row[1], row[2])),
+    return _DateParser(
+        in_order, parse, iso_length={1: YEAR_LENGTH, 2: MONTH_LENGTH}.get(len(columns))
     )
-    for reading in readings:
-        dates = [date for _, row in rows if (date := reading.parse(row)) is not None]
+
+
+def _first_columns_parser(rows: Sequence[Row]) -> _DateParser | None:
+    """How to read dates of the first three columns: day, month, year, or the reverse."""
+    parsers = (
+        _DateParser((0, 1, 2), lambda row: _from_parts(row[2], row[1], row[0])),
+        _DateParser((2, 1, 0), lambda row: _from_parts(row[0], row[1], row[2])),
+    )
+    for parser in parsers:
+        dates = [date for _, row in rows if (date := parser.parse(row)) is not None]
         if len(dates) == len(rows) > 1 and dates == sorted(dates) and dates[0] < dates[-1]:
-            return reading
+            return parser
     return None
 
 
-def _number_reading(
+def _number_parser(
     table: Table, rows: Sequence[Row], column: int, *, named: bool = True
-) -> _Reading | None:
+) -> _DateParser | None:
     """How to read a column of dates as numbers.
 
     Its name is that of a time, or (`named=False`) it increases by the same step in all rows. A name
@@ -253,11 +255,11 @@ def _number_reading(
     if unit is None:
         if 2 * sum(_from_digits(number) is not None for number in numbers) <= len(rows):
             return None
-        return _Reading((column,), lambda row: _from_digits(_integer(row[column])), "YYYYMMDD")
+        return _DateParser((column,), lambda row: _from_digits(_integer(row[column])), "YYYYMMDD")
     if 2 * sum(_in_epoch_range(number, unit) for number in numbers) <= len(rows):
         return None
     form = f"{unit} since 1970"
-    return _Reading((column,), lambda row: _from_epoch(_integer(row[column]), unit), form)
+    return _DateParser((column,), lambda row: _from_epoch(_integer(row[column]), unit), form)
 
 
 def _is_in_order(values: Sequence[Any]) -> bool:
@@ -297,26 +299,26 @@ def _integer(cell: Any) -> int | None:
     return cell if isinstance(cell, int) and not isinstance(cell, bool) else None
 
 
-def _with_time_of_day(table: Table, rows: Sequence[Row], reading: _Reading) -> _Reading:
-    """The reading with a column of times of day, if dates without a time repeat."""
-    dates = [reading.parse(row) for _, row in rows]
+def _with_time_of_day(table: Table, rows: Sequence[Row], parser: _DateParser) -> _DateParser:
+    """The parser with a column of times of day, if dates without a time repeat."""
+    dates = [parser.parse(row) for _, row in rows]
     known = [date for date in dates if date is not None]
     repeats = any(first == second for first, second in pairwise(known))
     if not repeats or any(date.time() != time() for date in known):
-        return reading
+        return parser
     sample = rows[:SAMPLE_ROWS]
     for column, name in enumerate(table.columns):
         is_hour = name.lower() in PARTS[3]
         times = [_parse_time(row[column], is_hour) for _, row in sample]
-        if column in reading.columns or 2 * sum(t is not None for t in times) <= len(sample):
+        if column in parser.columns or 2 * sum(t is not None for t in times) <= len(sample):
             continue
 
         def parse(row: Sequence[Any], column: int = column, is_hour: bool = is_hour) -> Any:
-            date, time = reading.parse(row), _parse_time(row[column], is_hour)
+            date, time = parser.parse(row), _parse_time(row[column], is_hour)
             return None if date is None or time is None else datetime.combine(date, time)
 
-        return replace(reading, columns=(*reading.columns, column), parse=parse)
-    return reading
+        return replace(parser, columns=(*parser.columns, column), parse=parse)
+    return parser
 
 
 def _parse_time(cell: Any, is_hour: bool) -> time | None:
@@ -341,14 +343,14 @@ def _from_parts(
     return None
 
 
-def _parse_rows(table: Table, rows: Sequence[Row], reading: _Reading) -> Dates:
-    names = tuple(table.columns[column] for column in reading.columns)
+def _parse_rows(table: Table, rows: Sequence[Row], parser: _DateParser) -> Dates:
+    names = tuple(table.columns[column] for column in parser.columns)
     dates: list[datetime] = []
     for number, row in rows:
-        date = reading.parse(row)
-        cells = ", ".join(repr(row[column]) for column in reading.columns)
+        date = parser.parse(row)
+        cells = ", ".join(repr(row[column]) for column in parser.columns)
         if date is None:
-            form = f" ({reading.cell_format})" if reading.cell_format else ""
+            form = f" ({parser.cell_format})" if parser.cell_format else ""
             raise DataError(
                 f"{table.location(number)}: {', '.join(names)} is {cells}, not a date{form};\n"
                 "correct it, or remove the row"
@@ -363,7 +365,7 @@ def _parse_rows(table: Table, rows: Sequence[Row], reading: _Reading) -> Dates:
             )
         dates.append(date)
     lines = tuple(number for number, _ in rows)
-    return Dates(names, _to_array(dates), lines, reading.cell_format, reading.iso_length)
+    return Dates(names, _to_array(dates), lines, parser.cell_format, parser.iso_length)
 
 
 def _to_array(dates: Sequence[datetime]) -> NDArray[np.datetime64]:

@@ -13,7 +13,8 @@ SHORTEST_MONTH = 28 * DAY
 WEEKDAYS = str.split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 MIN_WEEKS = 4  # of daily rows, from which a weekday without any row is absent, not a gap
 MAX_JITTER = 0.01  # of a step in whole seconds
-YEAR, MONTH, DATE, TIME = 4, 7, 10, 19  # characters of an ISO date up to its year, month, day, time
+# characters of an ISO date up to its year, month, day and time
+YEAR_LENGTH, MONTH_LENGTH, DATE_LENGTH, TIME_LENGTH = 4, 7, 10, 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class Dates:
     values: NDArray[np.datetime64]  # (time), to the millisecond
     lines: tuple[int, ...]  # line number of each row in the file
     cell_format: str = ""  # of the cells, if it is ambiguous: "day/month/year"
-    # characters of an ISO date that are shown, if the cells have no day: YEAR or MONTH
+    # characters of an ISO date that are shown, if the cells have no day: YEAR_LENGTH or
+    # MONTH_LENGTH
     iso_length: int | None = None
 
     @property
@@ -175,5 +177,5 @@ class Dates:
     def format(self, dates: Iterable[np.datetime64]) -> list[str]:
         """Dates in ISO format; without the time where all rows are at midnight."""
         whole_days = (self.values == self._days).all()
-        length = self.iso_length or (DATE if whole_days else TIME)
+        length = self.iso_length or (DATE_LENGTH if whole_days else TIME_LENGTH)
         return [str(date)[:length].replace("T", " ") for date in dates]

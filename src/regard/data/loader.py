@@ -194,7 +194,7 @@ class PairLoader:
     the next shorter bucket, the last batch of the shortest bucket with its own first pairs. With
     n_b batches in bucket b, an epoch has sum_b n_b steps:
 
-        step s -> epoch e and index k = s mod sum n;  p_e(k) names bucket b and its batch j;
+        step s -> epoch e and index k = s mod sum n;  p_e(k) is batch j of bucket b;
         its rows are  p_{e,b}(j·rows … (j + 1)·rows - 1),  modulo the size of the bucket
 
     Pairs that need more than `max_length` positions are dropped; `dropped` is their number.
@@ -263,7 +263,7 @@ class PairLoader:
 
 
 def _bucket_lengths(max_length: int) -> list[int]:
-    """Multiples of 8, each about a quarter more than the one before, up to `max_length`."""
+    """Multiples of 8, each about a quarter more than the previous one, up to `max_length`."""
     lengths, length = [], 8
     while length < max_length:
         lengths.append(length)
@@ -297,7 +297,7 @@ def prefetch(make: Callable[[int], T], start: int, stop: int, ahead: int = 2) ->
     """Yield make(start), …, make(stop - 1), computed by a thread at most `ahead` items in advance.
 
     An exception of `make` is raised instead of its item. The thread ends when the iteration ends,
-    also if that is early.
+    even if it ends early.
     """
     queue: SimpleQueue[T | _Failure] = SimpleQueue()
     free_slots, stopped = threading.Semaphore(ahead), threading.Event()

@@ -19,8 +19,8 @@ from regard.errors import ConfigError, DataError, unknown
 from regard.units import count_noun
 
 MIN_SERIES_FRACTION = 0.5  # of cells that are numbers; the other cells of such a column are errors
-# 12, 4 and 4 months of 30 days, by the rows of the table: hours, and quarters of an hour (Zhou et
-# al. 2021)
+# 12, 4 and 4 months of 30 days, by the number of rows of the table: ETTh (hourly) and ETTm (every
+# 15 minutes) (Zhou et al. 2021)
 ETT_SPLITS = {17_420: (8640, 2880, 2880), 69_680: (34_560, 11_520, 11_520)}
 OTHER_SPLIT = (0.6, 0.2, 0.2)  # of other tables, the same proportions
 

@@ -14,7 +14,7 @@ from regard.explain.attention import attention_maps, text_stack
 from regard.explain.data_frame import data_frame
 from regard.html import html_table
 from regard.nn.block import Block
-from regard.nn.head import Head
+from regard.nn.head import LMHead
 from regard.nn.norm import RMSNorm
 
 if TYPE_CHECKING:
@@ -76,14 +76,14 @@ def copying_scores(model: nn.Module) -> dict[str, Float[Tensor, " heads"]]:
 
         s_h = sum_k Re(e_k) / sum_k |e_k|,      e the eigenvalues of U O_h V_h E
 
-    E is the embedding, U the output matrix, V_h and O_h are the value and output matrices of the
-    head; the gains of the norms between them are included. The same nonzero eigenvalues are
-    computed from V_h E U O_h, which has only head_dim rows and columns.
+    E is the embedding matrix, U the unembedding matrix; V_h and O_h are the value and output
+    matrices of the head. The gains of the norms between them are included. The same nonzero
+    eigenvalues are computed from V_h E U O_h, which has only head_dim rows and columns.
     Elhage et al. 2021.
     """
     side, stack = text_stack(model)
     head, embed = model.head, getattr(model, "embed", None)
-    if not isinstance(head, Head) or not hasattr(embed, "token"):
+    if not isinstance(head, LMHead) or not hasattr(embed, "token"):
         raise ConfigError(
             "copying scores need a model that predicts tokens from embeddings; this one has "
             f"head={type(head).__name__}"
@@ -106,9 +106,9 @@ def copying_scores(model: nn.Module) -> dict[str, Float[Tensor, " heads"]]:
         value = attention.value.weight.double().unflatten(0, (kv_heads, -1))
         value = value.repeat_interleave(heads // kv_heads, 0)  # (heads, head_dim, dim)
         out = attention.out.weight.double().unflatten(1, (heads, -1)).transpose(0, 1)
-        values = torch.linalg.eigvals(value @ embed_unembed @ out)  # (heads, head_dim)
+        eigenvalues = torch.linalg.eigvals(value @ embed_unembed @ out)  # (heads, head_dim)
         scores[f"{side}.blocks.{index}.attention"] = (
-            values.real.sum(-1) / values.abs().sum(-1).clamp_min(1e-300)
+            eigenvalues.real.sum(-1) / eigenvalues.abs().sum(-1).clamp_min(1e-300)
         ).float()
     return scores
 

@@ -17,7 +17,7 @@ from regard.explain.trace import run_eagerly, trace
 from regard.html import html_table
 from regard.nn.attention import Attention
 from regard.nn.block import Block
-from regard.nn.head import Head
+from regard.nn.head import LMHead
 from regard.nn.norm import LayerNorm, LayerNormStd, RMSNorm
 from regard.text import Tokenizer
 
@@ -199,14 +199,14 @@ def direct_logit_attribution(
 
     x is the residual stream after the last layer: the sum of the embeddings, the output O_h y_h of
     each head, the output of each feed-forward layer, and biases. s is the scale of the final norm,
-    g and b are its gain and bias (RMSNorm subtracts no mean). u is the row of the output matrix,
-    with `against` the difference of two rows. The contributions add up to the logit.
+    g and b are its gain and bias (RMSNorm subtracts no mean). u is the row of the unembedding
+    matrix, with `against` the difference of two rows. The contributions add up to the logit.
     Elhage et al. 2021.
     """
     side, stack = text_stack(model)
     blocks, head, norm = _blocks(stack), model.head, stack.norm
     placement = blocks[0].norm_placement.kind
-    linear = type(head) is Head and head.cap is None
+    linear = type(head) is LMHead and head.cap is None
     if (
         placement not in LINEAR_PLACEMENTS
         or not linear
@@ -249,8 +249,8 @@ def direct_logit_attribution(
         vectors, gain = vectors - vectors.mean(-1, keepdim=True), norm.weight.double()
     else:
         scale, gain = (x.square().mean() + norm.eps).sqrt(), norm.gain.double()
-    head = cast(Head, head)
-    u = _output_row(head, token, against)
+    head = cast(LMHead, head)
+    u = _unembedding_row(head, token, against)
     contributions = (vectors * gain / scale) @ u
     result = dict(zip(components, contributions.tolist(), strict=True))
     constant = 0.0
@@ -263,8 +263,8 @@ def direct_logit_attribution(
     return result
 
 
-def _output_row(head: Head, token: int, against: int | None) -> Tensor:
-    """The row of the output matrix for `token`, minus that for `against`."""
+def _unembedding_row(head: LMHead, token: int, against: int | None) -> Tensor:
+    """The row of the unembedding matrix for `token`, minus that for `against`."""
     u = head.matrix[token].double()
     u = u if against is None else u - head.matrix[against].double()
     if head.project is not None:

@@ -89,7 +89,7 @@ def position_similarity(
         rotary                  q . R_{j-i} q / |q|^2 for q = (1, ..., 1)
         ALiBi, T5               the bias of each head
 
-    `head_dim` is the width that rotary positions rotate.
+    `head_dim` is the width that rotary embeddings rotate.
     """
     positions = position_indices(position, length)
     if (vectors := position.embed(positions)) is not None:
@@ -99,7 +99,7 @@ def position_similarity(
     if (rotation := position.rotation(positions)) is not None:
         width = head_dim or getattr(position, "rotary_dim", None)
         if width is None:
-            raise ConfigError("rotary positions need head_dim, the width that they rotate")
+            raise ConfigError("rotary embeddings need head_dim, the width that they rotate")
         rotated = rotation.apply(torch.ones(1, 1, length, width, device=positions.device))[0, 0]
         return (rotated @ rotated.T / width).unsqueeze(0).float()
     if (bias := position.bias(positions, positions)) is not None:

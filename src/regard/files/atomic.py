@@ -129,11 +129,11 @@ def _is_abandoned(path: Path) -> bool:
 
 def sync_to_disk(path: Path) -> None:
     """fsync a file, or a folder, which makes its directory entries durable."""
-    handle = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
 @contextmanager

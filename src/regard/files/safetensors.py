@@ -234,7 +234,7 @@ def open_tensors(folder: Path) -> TensorReader:
 def pickle_error(path: Path) -> CheckpointError:
     """The error for pickled weights, with instructions for converting them."""
     return CheckpointError(
-        f"{path} is a pickle, which can run any code and is not read;\n"
+        f"{path} is a pickle, which can execute arbitrary code and is not read;\n"
         f"{conversion_hint(path.parent)}"
     )
 

@@ -334,7 +334,7 @@ def at_least_float32(logits: Tensor) -> Tensor:
 
 
 def _merge_sequences(first: list[Any], second: list[Any]) -> list[Any]:
-    """A list that contains both lists as subsequences."""
+    """A common supersequence: a list that contains both lists as subsequences."""
     merged = []
     matcher = SequenceMatcher(None, first, second, autojunk=False)
     for tag, i, j, k, m in matcher.get_opcodes():

@@ -274,7 +274,7 @@ def check_prompts(
     for row, prompt in enumerate(prompts):
         if not prompt:
             raise ConfigError(
-                f"prompt {row} is empty; begin with the tokenizer's start id or with some text"
+                f"prompt {row} is empty; begin with the tokenizer's BOS id or with some text"
             )
     if source is not None and len(source.lengths) != len(prompts):
         raise ShapeError(

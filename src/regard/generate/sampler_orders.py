@@ -136,7 +136,7 @@ def arrange(samplers: Iterable[Sampler], order: str) -> tuple[Sampler, ...]:
         if name != "bias" and names.count(name) > 1:
             raise ConfigError(f"{name} is given twice; the order {order} applies each sampler once")
     chosen += [sampler for sampler in system.defaults if sampler_name(sampler) not in names]
-    # stateful samplers must be last, also where a sampler was added to the end of `SAMPLERS`
+    # stateful samplers must be last, even if a sampler was added to the end of `SAMPLERS`
     chosen.sort(key=lambda s: (_is_stateful(s), known.index(str(sampler_name(s)))))
     active = [sampler for sampler in chosen if not _is_off(sampler)]
     return tuple(system.adapt([_with_window(sampler, system.window) for sampler in active]))

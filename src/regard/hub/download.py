@@ -36,7 +36,7 @@ def download(name: str) -> Path:
     folder = Path(path)
     if not any(folder.glob("*.safetensors")):
         raise CheckpointError(
-            f"{name} has no safetensors on the hub; pickle files can run any code and are not "
-            f"read;\n{conversion_hint(folder, name)}"
+            f"{name} has no safetensors on the hub; pickle files can execute arbitrary code and "
+            f"are not read;\n{conversion_hint(folder, name)}"
         )
     return folder

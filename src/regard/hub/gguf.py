@@ -316,7 +316,7 @@ def _write_settings(
         if hf.get(key):
             add(float(hf[key]))
         elif architecture.name == "gemma2":
-            _refuse(f"model ({key})", None, "Gemma 2 has soft caps")
+            _refuse(f"model ({key})", None, "Gemma 2 has logit soft-capping")
 
 
 def _rope_scaling(hf: ConfigDict) -> ConfigDict:

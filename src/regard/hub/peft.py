@@ -185,7 +185,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
         )
     if not path_exists(folder / MODEL) and path_exists(folder / PICKLE):
         raise CheckpointError(
-            f"{folder / PICKLE} is a pickle, which can run any code and is not read;\n"
+            f"{folder / PICKLE} is a pickle, which can execute arbitrary code and is not read;\n"
             "save the adapter again with a newer PEFT on a machine where you trust it"
         )
     tensors = TensorReader(read_header(folder / MODEL))

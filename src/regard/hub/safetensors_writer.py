@@ -43,7 +43,7 @@ class SafetensorsWriter:
         self._unwritten = set(self.entries)
 
     def __enter__(self) -> Self:
-        self._handles: dict[Path, int] = {}
+        self._descriptors: dict[Path, int] = {}
         return self
 
     def __exit__(
@@ -53,11 +53,11 @@ class SafetensorsWriter:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            for handle in self._handles.values() if exc_type is None else ():
-                os.fsync(handle)
+            for descriptor in self._descriptors.values() if exc_type is None else ():
+                os.fsync(descriptor)
         finally:
-            for handle in self._handles.values():
-                os.close(handle)
+            for descriptor in self._descriptors.values():
+                os.close(descriptor)
         if exc_type is None and self._unwritten:
             raise CheckpointError(f"tensor {min(self._unwritten)} was never written")
 
@@ -71,19 +71,19 @@ class SafetensorsWriter:
         """Write a tensor whose bytes arrive in chunks."""
         entry = self.entries[name]
         offset = entry.start
-        handle = self._open(entry.path)
+        descriptor = self._open(entry.path)
         for chunk in chunks:
-            offset = _write_at(handle, chunk, offset)
+            offset = _write_at(descriptor, chunk, offset)
         assert offset == entry.start + entry.size, name
         self._unwritten.remove(name)
 
     def _open(self, path: Path) -> int:
-        """Return the handle of a file; the first call creates it and writes its header."""
-        if path not in self._handles:
+        """Return the file descriptor of a file; the first call creates it and writes its header."""
+        if path not in self._descriptors:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            self._handles[path] = os.open(path, flags, 0o666)  # minus the umask
-            _write_at(self._handles[path], memoryview(self._headers[path]), 0)
-        return self._handles[path]
+            self._descriptors[path] = os.open(path, flags, 0o666)  # minus the umask
+            _write_at(self._descriptors[path], memoryview(self._headers[path]), 0)
+        return self._descriptors[path]
 
 
 def split_into_shards(
@@ -118,9 +118,9 @@ def write_index(folder: Path, entries: Mapping[str, TensorEntry]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _write_at(handle: int, content: memoryview, offset: int) -> int:
+def _write_at(descriptor: int, content: memoryview, offset: int) -> int:
     """Write all of `content` at `offset`; returns the offset after it."""
     while len(content):
-        written = os.pwrite(handle, content, offset)
+        written = os.pwrite(descriptor, content, offset)
         content, offset = content[written:], offset + written
     return offset

@@ -95,7 +95,7 @@ class Rule:
 
     @property
     def internal_names(self) -> tuple[str, ...]:
-        """The internal patterns, as a tuple also when there is only one."""
+        """The internal patterns, as a tuple even if there is only one."""
         return (self.internal,) if isinstance(self.internal, str) else self.internal
 
 

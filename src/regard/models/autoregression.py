@@ -42,12 +42,12 @@ class AutoregressionConfig(Settings):
 class Autoregression(nn.Module):
     r"""AR(p): the next value is a linear function of the last p values.
 
-        x_t = bias + sum_i weight_i x_t-i + noise,      i = 1 … p
+        x_t = bias + sum_i weight_i x_{t-i} + noise,      i = 1 … p
 
     The weights are the least-squares solution for one-step-ahead prediction. Yule 1927.
     """
 
-    weight: Float64[Tensor, " order"]  # of the most recent value first
+    weight: Float64[Tensor, " order"]  # that of the most recent value first
     bias: Float64[Tensor, ""]
 
     def __init__(self, config: AutoregressionConfig) -> None:
@@ -80,7 +80,7 @@ class Autoregression(nn.Module):
         self.bias, self.weight = solution[0], solution[1:].flip(0)
 
     def forward(self, series: Float[Tensor, "batch time"]) -> Float64[Tensor, "batch predictions"]:
-        """One-step-ahead predictions, from the first `order` values of each row on."""
+        """One-step-ahead predictions after each value of a row, from the `order`-th on."""
         order = self.config.order
         if series.shape[1] < order:
             raise ShapeError(

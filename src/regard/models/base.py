@@ -73,7 +73,7 @@ class Language(Protocol):
         counts: Int[Tensor, " rows"] | None = None,
         all_logits: bool = False,
     ) -> tuple[Float[Tensor, "rows scored vocab"], State]:
-        """Read one or more ids per row: prefill, or one decode step. Return the next logits.
+        """Read one or more ids per row (prefill, or a decode step); return the next id's logits.
 
         Rows may be right-padded: `counts` gives the number of valid ids of each row. The logits
         are those after each row's last valid id (scored = 1), or after every id (`all_logits`).
@@ -97,7 +97,7 @@ class SupportsHidden(Language, Protocol):
 
 
 def is_prefix_lm(model: Any) -> bool:
-    """Whether a model reads prompts bidirectionally; also of a `generate.CudaGraphDecoder`."""
+    """Whether a model, or that inside a `CudaGraphDecoder`, reads prompts bidirectionally."""
     inner = getattr(model, "model", model)
     return bool(getattr(getattr(inner, "config", None), "prefix", False))
 

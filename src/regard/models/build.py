@@ -35,7 +35,7 @@ from regard.nn.lora import has_lora
 FAMILIES: dict[str, tuple[type[Any], Callable[[Any], nn.Module]]] = {
     "transformer": (TransformerConfig, Transformer),
     "recurrent": (RecurrentConfig, RecurrentLM),
-    "lstm": (RecurrentConfig, RecurrentLM),  # the name in old runs, when it was the only cell
+    "lstm": (RecurrentConfig, RecurrentLM),  # the former name of "recurrent", in old runs
     "seq2seq": (Seq2SeqConfig, RecurrentEncoderDecoder),
     "feedforward": (FeedForwardConfig, FeedForwardLM),
     "convolution": (ConvolutionConfig, ConvolutionLM),

@@ -131,7 +131,7 @@ class RecurrentCaptionerConfig(ImageGrid, Settings):
 
     @property
     def depths(self) -> tuple[int, int]:
-        """The number of encoder and decoder layers: equal, so that all have an initial state."""
+        """The numbers of encoder and decoder layers: equal, as `bridge` requires."""
         return self.layers, self.layers
 
 
@@ -167,8 +167,8 @@ class RecurrentCaptioner(RecurrentEncoderDecoder):
         c_t = h_i of one region i                        hard attention (`nn.recurrent_attention`)
 
     The decoder is that of `RecurrentEncoderDecoder`. Xu et al. 2015 ("Show, attend and tell"),
-    without their gate and doubly stochastic term, and with features that are trained with the
-    decoder.
+    without their gate and doubly stochastic regularization, and with features that are trained
+    with the decoder.
     """
 
     uses_packed_sequence = False  # all images have the same number of regions

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from regard.config import Settings
 from regard.errors import ConfigError
 from regard.models.ngram_counts import TokenBatch
-from regard.nn.head import Head
+from regard.nn.head import LMHead
 from regard.nn.loss import IGNORE_INDEX, linear_cross_entropy
 
 NOISE_POWER = 0.75  # exponent of the unigram counts in the noise distribution
@@ -76,16 +76,16 @@ def _words_and_noise(u: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return u[: batch * time].view_as(x), u[batch * time :].view(batch, -1, dim)
 
 
-class NegativeSamplingHead(Head):
+class NegativeSamplingHead(LMHead):
     r"""Negative sampling: classify the true word against k words of a noise distribution Q.
 
         loss = - log σ(u_w · h) - k mean_n log σ(- u_n · h),     n ~ Q(n) ∝ (1 + count(n))^0.75
 
-    All words of a row share their noise samples, 8 or one per 8 words: the same expectation as k
-    samples for each word, in a fraction of the time (Ji et al. 2016). The optimal u gives
-    u_w · h = log P(w | C) - log k Q(w) (Levy & Goldberg 2014), so evaluation uses P(w | C) =
-    softmax_w(u_w · h + log Q(w)), which is comparable with a full softmax. Mikolov et al. 2013,
-    where counts are not incremented by 1.
+    All words of a row share their noise samples: 8, or one per 8 words if those are more. This has
+    the same expectation as k samples for each word, in a fraction of the time (Ji et al. 2016). The
+    optimal u gives u_w · h = log P(w | C) - log k Q(w) (Levy & Goldberg 2014), so evaluation uses
+    P(w | C) = softmax_w(u_w · h + log Q(w)), which is comparable with a full softmax. Mikolov et
+    al. 2013, where counts are not incremented by 1.
     """
 
     log_noise: Tensor
@@ -163,7 +163,7 @@ class CBOW(nn.Module):
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.dim)
         nn.init.normal_(self.embed.weight, std=config.dim**-0.5)
-        self.head = Head(config.dim, config.vocab_size)
+        self.head = LMHead(config.dim, config.vocab_size)
         if config.negatives:
             self.head = NegativeSamplingHead(config.dim, config.vocab_size, config.negatives)
 

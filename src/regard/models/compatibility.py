@@ -6,7 +6,7 @@ from typing import Any
 
 from regard.config import Choice, kind_of
 from regard.errors import ConfigError, unknown
-from regard.nn.head import HEADS, Head
+from regard.nn.head import HEADS, LMHead
 from regard.nn.mixture_density import MixtureDensityHead
 from regard.nn.position import POSITIONS, Position
 from regard.nn.score import RELATIVE_SCORES, SCORES_WITH_MATRIX
@@ -102,7 +102,7 @@ def require_common_head(head: Choice) -> None:
 
 def require_generating_head(head: Any, choice: Choice) -> None:
     """Raise `ConfigError` unless the head predicts tokens or pen points, which can be sampled."""
-    if not isinstance(head, Head | MixtureDensityHead):
+    if not isinstance(head, LMHead | MixtureDensityHead):
         raise ConfigError(
             f"head={choice!r} cannot generate: it does not predict the next token; "
             "use a model with head='linear'"

@@ -11,7 +11,7 @@ from regard.config import Settings
 from regard.errors import ConfigError
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import check_sizes
-from regard.nn.head import Head
+from regard.nn.head import LMHead
 from regard.nn.hook_point import CarryHookPoint
 from regard.nn.state import RecurrentState, Source
 
@@ -54,7 +54,7 @@ class FeedForwardLM(LanguageModel):
         self.carry_hook = CarryHookPoint()
         self.hidden_layer = nn.Linear(width, config.hidden_dim)  # H, d
         features = config.hidden_dim + config.direct_connections * width
-        self.head = Head(features, config.vocab_size, bias=True)  # U, W, b
+        self.head = LMHead(features, config.vocab_size, bias=True)  # U, W, b
 
     def forward(self, ids: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time dim"]:
         """The input of the head after each id."""

@@ -34,12 +34,12 @@ class HMMConfig(Settings):
 class HMM(LanguageModel):
     r"""A hidden Markov model: initial, transition and emission probabilities pi, A and B.
 
-        P(x, z) = pi(z_1) B(z_1, x_1) prod_t A(z_t-1, z_t) B(z_t, x_t)
+        P(x, z) = pi(z_1) B(z_1, x_1) prod_{t>1} A(z_{t-1}, z_t) B(z_t, x_t)
 
-    The predictive distribution of the state is the belief b_t(j) = P(z_t = j | x_1 … x_t-1):
+    The predictive distribution of the state is the belief b_t(j) = P(z_t = j | x_1 … x_{t-1}):
 
-        P(x_t | x_1 … x_t-1) = sum_j b_t(j) B(j, x_t)                        the forward algorithm
-        b_t+1(k) = sum_j b_t(j) B(j, x_t) A(j, k) / P(x_t | x_1 … x_t-1)
+        P(x_t | x_1 … x_{t-1}) = sum_j b_t(j) B(j, x_t)                      the forward algorithm
+        b_{t+1}(k) = sum_j b_t(j) B(j, x_t) A(j, k) / P(x_t | x_1 … x_{t-1})
 
     log pi, log A and log B are stored in float64. Baum et al. 1970; Rabiner 1989.
 
@@ -75,19 +75,19 @@ class HMM(LanguageModel):
         if not texts:
             raise DataError("the training data has no scored target; give fit() at least one batch")
         for _ in range(self.config.iterations):
-            emissions = self.em_step(texts)
-        self.log_emission = _normalize((emissions + 1 / self.config.vocab_size).log())
+            emission_counts = self.em_step(texts)
+        self.log_emission = _normalize((emission_counts + 1 / self.config.vocab_size).log())
 
     def em_step(self, texts: Iterable[tuple[Tensor, Tensor]]) -> Float64[Tensor, "states vocab"]:
         """One iteration of Baum-Welch; the likelihood of the texts does not decrease.
 
-            pi(j) ∝ sum P(z_1 = j | x),    A(j, k) ∝ sum_t P(z_t = j, z_t+1 = k | x)
+            pi(j) ∝ sum P(z_1 = j | x),    A(j, k) ∝ sum_t P(z_t = j, z_{t+1} = k | x)
             B(j, v) ∝ sum over x_t = v of P(z_t = j | x)
 
         `texts` are right-padded ids, (batch, time), and the length of each row. Returns the
         expected emission counts.
         """
-        initial, transition, emissions = (
+        initial, transition, emission_counts = (
             torch.zeros_like(logs.exp()) for logs in self._log_parameters()
         )
         for ids, lengths in texts:
@@ -97,7 +97,7 @@ class HMM(LanguageModel):
             backward = self._backward(emission, valid)
             posterior = (forward + backward).softmax(-1) * valid.unsqueeze(-1)
             initial += posterior[:, 0].sum(0)
-            emissions.index_add_(1, ids.flatten(), posterior.flatten(0, 1).T)
+            emission_counts.index_add_(1, ids.flatten(), posterior.flatten(0, 1).T)
             emission_backward = emission + backward  # (batch, time, states)
             for t in range(1, ids.shape[1]):
                 pair = (
@@ -111,10 +111,10 @@ class HMM(LanguageModel):
             # a state that was never visited keeps its parameters
             _normalize(new.log().where(new.sum(-1, keepdim=True) > 0, old))
             for new, old in zip(
-                (initial, transition, emissions), self._log_parameters(), strict=True
+                (initial, transition, emission_counts), self._log_parameters(), strict=True
             )
         )
-        return emissions
+        return emission_counts
 
     def log_likelihood(self, ids: Int[Tensor, "batch time"]) -> Float64[Tensor, " batch"]:
         """log P of each row, summed over all state sequences: the forward algorithm."""
@@ -125,7 +125,7 @@ class HMM(LanguageModel):
     def viterbi(self, ids: Int[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
         """The most likely state sequence of each row. Viterbi 1967.
 
-        best_t(k) = max_j best_t-1(j) A(j, k) B(k, x_t), with a backpointer to the best j
+        best_t(k) = max_j best_{t-1}(j) A(j, k) B(k, x_t), with a backpointer to the best j
         """
         emissions = self._emission(ids)
         best, backpointers = self.log_initial + emissions[:, 0], []

@@ -94,14 +94,14 @@ class NGram(LanguageModel):
         parts = [torch.full(words.shape, 1 / vocab, dtype=torch.float64, device=words.device)]
         for length, histories in enumerate(self._histories(ids)):
             distinct, inverse = histories[scored].unique(return_inverse=True)
-            row, word, probability, backoff, seen = self._smooth(length, distinct)
+            row, word, probability, lower_order_weight, seen = self._smooth(length, distinct)
             if self.smoothing.uniform_backoff:  # below a seen history only the uniform part counts
                 uniform = torch.full_like(parts[0], 1 / vocab)
                 parts = [
                     part.where(~seen[inverse], torch.zeros_like(part) if index else uniform)
                     for index, part in enumerate(parts)
                 ]
-            parts = [part * backoff[inverse] for part in parts]
+            parts = [part * lower_order_weight[inverse] for part in parts]
             keys, target_keys = row * vocab + word, inverse * vocab + words
             index = torch.searchsorted(keys, target_keys).clamp_max(max(0, len(keys) - 1))
             target_probability = torch.zeros_like(parts[0])
@@ -161,10 +161,10 @@ class NGram(LanguageModel):
         p = torch.full((1, vocab), 1 / vocab, dtype=torch.float64, device=histories[0].device)
         for length, history in enumerate(histories):
             history = history if length else history[:1]  # the empty history is the same everywhere
-            row, word, probability, backoff, seen = self._smooth(length, history)
+            row, word, probability, lower_order_weight, seen = self._smooth(length, history)
             if self.smoothing.uniform_backoff:
                 p = p.where(~seen.unsqueeze(-1), 1 / vocab)
-            p *= backoff.unsqueeze(-1)
+            p *= lower_order_weight.unsqueeze(-1)
             p[row, word] += probability
             p = p if length else p.repeat(positions, 1)
         return p
@@ -180,9 +180,9 @@ class NGram(LanguageModel):
         row, word, count = self._tables()[length].followers(histories, self.config.vocab_size)
         total = torch.zeros(len(histories), dtype=torch.float64, device=row.device)
         total.index_add_(0, row, count)
-        probability, backoff = self.smoothing(length, count, row, total.clamp_min(1))
+        probability, lower_order_weight = self.smoothing(length, count, row, total.clamp_min(1))
         seen = total > 0
-        return row, word, probability, backoff.where(seen, 1.0), seen
+        return row, word, probability, lower_order_weight.where(seen, 1.0), seen
 
     def _tables(self) -> list[NGramTable]:
         return cast(list[NGramTable], list(self.tables))

@@ -33,7 +33,7 @@ class NLinearConfig(Settings):
 class NLinear(nn.Module):
     r"""The next values are a linear function of the last ones, relative to the last value.
 
-        x_T+h = x_T + bias_h + sum_i weight_h,i (x_i - x_T),      h = 1 ... horizon
+        x_{T+h} = x_T + bias_h + sum_i weight_{h,i} (x_i - x_T),      h = 1 ... horizon
 
     The weights minimize the squared error of all steps plus ridge |weight|^2, and are shared by all
     series. NLinear of Zeng et al. 2023, solved in closed form (Toner & Darlow 2024).

@@ -13,7 +13,7 @@ from regard.config import Choice, Settings, kind_of, make
 from regard.errors import ConfigError, unknown
 from regard.models.base import LanguageModel, State
 from regard.models.compatibility import SEQ2SEQ_RULES, check_dropout, check_rules, check_sizes
-from regard.nn.head import Head
+from regard.nn.head import LMHead
 from regard.nn.recurrent import CELLS, Recurrent, RecurrentLayer, reversal_index
 from regard.nn.recurrent_attention import AttentionOutput, HardAttention, RecurrentAttention
 from regard.nn.score import SCORES
@@ -88,9 +88,9 @@ class Memory:
     def copy_(self, memory: "Memory") -> None:
         """Copy a memory of the same shape into these buffers."""
         self.allowed.copy_(memory.allowed)
-        for targets, sources in zip(self.hops, memory.hops, strict=True):
-            for target, source in zip(targets, sources, strict=True):
-                target.copy_(source)
+        for buffers, tensors in zip(self.hops, memory.hops, strict=True):
+            for buffer, tensor in zip(buffers, tensors, strict=True):
+                buffer.copy_(tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class RecurrentEncoderDecoder(LanguageModel):
         if config.score is not None and num_vectors:
             self.readout = nn.Linear(num_vectors * dim, dim)
         tied = self.embed if config.tied else None
-        self.head = Head(dim, config.vocab_size, tied=tied, bias=True)
+        self.head = LMHead(dim, config.vocab_size, tied=tied, bias=True)
 
     def _build_encoder(self) -> None:
         """Create the modules that read the source."""

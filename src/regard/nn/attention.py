@@ -175,13 +175,14 @@ class AttentionInputs:
     ) -> "AttentionInputs":
         """The inputs for queries and keys at these positions.
 
-        Without `key_positions` this is self-attention: keys have the positions of the queries.
+        Without `key_positions` the keys have the positions of the queries: self-attention without
+        earlier keys in a KV cache.
         """
-        self_attention = key_positions is None
+        same_positions = key_positions is None
         key_positions = query_positions if key_positions is None else key_positions
         position = Position() if position is None else position
         bias = position.bias(query_positions, key_positions)
-        causal = self_attention and mask.only_causal and bias is None
+        causal = same_positions and mask.only_causal and bias is None
         allowed = None if causal else mask.dense(query_positions, key_positions)
         if bias is not None and allowed is not None:
             bias = bias.masked_fill(~allowed, -torch.inf)
@@ -205,7 +206,7 @@ class AttentionInputs:
         return self.mask.valid(self.query_positions)
 
     def dense(self) -> Bool[Tensor, "#batch 1 #time seen"] | None:
-        """The mask as a boolean tensor, also where the `causal` flag replaces it."""
+        """The mask as a boolean tensor, even where the `causal` flag replaces it."""
         if self.causal:
             return self.mask.dense(self.query_positions, self.key_positions)
         return self.allowed
@@ -397,8 +398,8 @@ def masked_softmax(
 
         w_j = a_j exp(s_j) / sum_i a_i exp(s_i),      a in {0, 1}
 
-    A row in which nothing is allowed becomes zeros, as in torch's fused kernel. Half precision is
-    computed in float32.
+    A row in which nothing is allowed becomes zeros, as in torch's fused kernel. The softmax of
+    half-precision scores is computed in float32.
     """
     dtype = scores.dtype
     scores = scores if dtype == torch.float64 else scores.float()

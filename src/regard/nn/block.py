@@ -106,7 +106,7 @@ NormPlacementKind = Literal[
 class FeedForward(nn.Module):
     r"""y = f(x W_up + b) W_down + c
 
-    f = ReLU (2017), GELU x Φ(x), the tanh approximation of GELU (GPT-2) …
+    f(u) = max(u, 0) (ReLU, 2017), u Φ(u) (GELU), its tanh approximation (GPT-2) …
     """
 
     hidden_hook: HookPoint
@@ -208,7 +208,7 @@ def residual(
     norm_placement: NormPlacement,
     post_norm: Norm | None = None,
 ) -> ResidualStream:
-    """One branch with its residual connection and norms, by the table of this module.
+    """One branch with its residual connection and norms, as in the table of this module.
 
     `norm` is n, `post_norm` m.
     """
@@ -250,7 +250,7 @@ class Block(nn.Module):
     """One layer: self-attention, cross-attention to `memory` if there is one, feed-forward.
 
     It is the counterpart of `torch.nn.TransformerEncoderLayer` and `TransformerDecoderLayer`.
-    `norm_placement` places the norms, by the table of this module. Without `ffn` a layer is
+    `norm_placement` places the norms, as in the table of this module. Without `ffn` a layer is
     attention only (Elhage et al. 2021).
     """
 

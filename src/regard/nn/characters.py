@@ -1,4 +1,4 @@
-"""Word vectors from characters, also for words that are not in the training data."""
+"""Word vectors from characters, even for words that are not in the training data."""
 
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8

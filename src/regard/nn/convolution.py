@@ -16,7 +16,7 @@ class CausalConvolution(nn.Module):
         y_t       = V (tanh(W_f * x)_t * sigmoid(W_g * x)_t) + c
 
     With dilations 1, 2, 4, ... each layer doubles the receptive field. As in the paper's figure,
-    y is both the residual and the skip connection.
+    y goes into both the residual and the skip connection.
     van den Oord et al. 2016.
     """
 

@@ -18,10 +18,10 @@ from regard.nn.options import require_positive
 Hidden = Float[Tensor, "batch time dim"]
 
 
-class Head(nn.Module):
+class LMHead(nn.Module):
     r"""The language model head (LM head, unembedding): logits = W x + b.
 
-    It is not a base class of all heads. With `cap` the logits are soft-capped.
+    Only heads over a vocabulary derive from it. With `cap` the logits are soft-capped.
     Weight tying: with `tied`, W is the weight of that embedding, and the head stores none. If
     `embed_dim` differs from `dim`, x is projected to that width first (OPT 350M). `scaled` divides
     x by sqrt(dim), as T5 does with tied weights.
@@ -81,7 +81,7 @@ class Head(nn.Module):
         __call__ = forward
 
 
-class MaskedLMHead(Head):
+class MaskedLMHead(LMHead):
     r"""BERT's head for masked tokens: logits = W n(f(D x + d)) + b, n a norm (Devlin 2018).
 
     With `next_sentence`, it also predicts from the first hidden state whether the second segment
@@ -240,7 +240,7 @@ class ClassificationHead(nn.Module):
 
 
 class TagHead(nn.Module):
-    """A class for every token: logits_t = W x_t + b."""
+    """Token classification, a class for every token: logits_t = W x_t + b."""
 
     def __init__(self, dim: int, *, classes: int) -> None:
         super().__init__()
@@ -397,7 +397,7 @@ class ForecastHead(nn.Module):
 
 
 HEADS: dict[str, Callable[..., nn.Module]] = {
-    "linear": Head,
+    "linear": LMHead,
     "masked": MaskedLMHead,
     "classification": ClassificationHead,
     "tag": TagHead,
@@ -415,7 +415,7 @@ __all__ = [
     "CRFHead",
     "ClassificationHead",
     "ForecastHead",
-    "Head",
+    "LMHead",
     "LogProbHead",
     "MaskedLMHead",
     "MixtureDensityHead",

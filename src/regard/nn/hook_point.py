@@ -63,8 +63,8 @@ class CarryHookPoint(_Identity):
 def add_hook_points(module: nn.Module, **points: HookPoint | CarryHookPoint) -> None:
     """Register hook points as submodules, and also in the `__dict__` of the module.
 
-    Python finds an attribute in `__dict__` without `nn.Module.__getattr__`, which finds other
-    submodules and takes longer than the identity itself.
+    Reading an attribute in `__dict__` does not call `nn.Module.__getattr__`, which takes longer
+    than the identity itself.
     """
     for name, point in points.items():
         module.add_module(name, point)

@@ -43,7 +43,7 @@ class ConvolutionFeatures(nn.Module):
 
 
 class _Convolution(nn.Module):
-    """relu(norm(K * z)), a LayerNorm over the channels of each region."""
+    """relu(norm(K * z)); `norm` is a LayerNorm over the channels at each position."""
 
     def __init__(self, channels: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ FEATURES: dict[str, type[ConvolutionFeatures] | type[PatchFeatures]] = {
 
 
 class RegionConvolution(nn.Module):
-    """h + relu(norm(K * h)): a 3 × 3 convolution over the grid of regions, with a residual."""
+    """h + relu(norm(K * h)): a residual 3 × 3 convolution over the grid of regions."""
 
     def __init__(self, dim: int, grid: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class RegionConvolution(nn.Module):
 
 
 class RegionPositions(nn.Module):
-    """h_i + p_i: a learned vector for each region is added, as in ViT."""
+    """h_i + p_i: learned position embeddings of the regions, as in ViT."""
 
     def __init__(self, regions: int, dim: int) -> None:
         super().__init__()
@@ -95,5 +95,5 @@ class RegionPositions(nn.Module):
     def forward(
         self, regions: Float[Tensor, "batch regions dim"]
     ) -> Float[Tensor, "batch regions dim"]:
-        """The vectors with the positions of their regions."""
+        """The vectors plus the position embeddings of their regions."""
         return regions + self.table

@@ -6,7 +6,7 @@ from torch import nn
 
 from regard.nn.attention import Attention
 from regard.nn.block import FeedForward
-from regard.nn.head import Head
+from regard.nn.head import LMHead
 from regard.nn.options import require_positive
 
 
@@ -17,7 +17,7 @@ def normal(model: nn.Module, layers: int, std: float = 0.02) -> None:
     """
     require_positive("init 'normal'", std=std)
     for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Embedding | Head) and hasattr(module, "weight"):
+        if isinstance(module, nn.Linear | nn.Embedding | LMHead) and hasattr(module, "weight"):
             nn.init.normal_(module.weight, std=std)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
@@ -45,7 +45,7 @@ def xavier(model: nn.Module) -> None:
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding | Head) and hasattr(module, "weight"):
+        elif isinstance(module, nn.Embedding | LMHead) and hasattr(module, "weight"):
             nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
 
 
@@ -60,7 +60,7 @@ def fan_in(model: nn.Module) -> None:
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding | Head) and hasattr(module, "weight"):
+        elif isinstance(module, nn.Embedding | LMHead) and hasattr(module, "weight"):
             nn.init.normal_(module.weight)
     for module in model.modules():
         if isinstance(module, Attention):

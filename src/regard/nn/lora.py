@@ -89,7 +89,7 @@ class Adapter:
 
     @classmethod
     def of(cls, tensors: dict[str, Tensor], alpha: float) -> "Adapter":
-        """From the saved parameters of a model with `LoRALinear` layers of one alpha."""
+        """From the saved parameters of a model whose `LoRALinear` layers all have this alpha."""
         a, b = (
             {n.removesuffix(f".{p}"): t for n, t in tensors.items() if n.endswith(f".{p}")}
             for p in LORA_PARAMETERS
@@ -138,7 +138,7 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
 
 def default_targets(model: nn.Module) -> list[str]:
     """Queries and values; all linear layers of a model that does not have both."""
-    # `base` is the frozen layer of one that has LoRA already
+    # `base` is the frozen linear layer inside a `LoRALinear`
     names = [name.removesuffix(".base") for name in linear_layers(model)]
     has_both = all(_matches(pattern, names) for pattern in ATTENTION_TARGETS)
     return [*ATTENTION_TARGETS] if has_both else ["*"]

@@ -1,4 +1,4 @@
-"""A mixture density network's output for pen strokes: the offset of the pen, and its state."""
+"""The output layer of a mixture density network (MDN) for pen strokes: offset and pen state."""
 
 import math
 from typing import TYPE_CHECKING, NamedTuple

@@ -19,7 +19,7 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-        """The normalized vectors; computed in float32, also under autocast."""
+        """The normalized vectors; computed in float32, even under autocast."""
         normed = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
         return normed.to(x.dtype)  # autocast gives float32
 
@@ -32,7 +32,7 @@ class LayerNormStd(LayerNorm):
     """
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-        """The normalized vectors; computed in float32, also under autocast."""
+        """The normalized vectors; computed in float32, even under autocast."""
         values = x if x.dtype == torch.float64 else x.float()
         centred = values - values.mean(-1, keepdim=True)
         # the gradient of sqrt at 0 is infinite, so the variance is clamped
@@ -42,7 +42,7 @@ class LayerNormStd(LayerNorm):
 
 
 class BatchNorm(nn.Module):
-    r"""y = (x - m) / sqrt(v + eps) * g + b, by feature (Ioffe & Szegedy 2015).
+    r"""y = (x - m) / sqrt(v + eps) * g + b, per feature (Ioffe & Szegedy 2015).
 
     m and v are the mean and the variance of a feature over all positions of all rows of a batch,
     without padding. In evaluation they are moving averages that training has updated,
@@ -106,7 +106,7 @@ class RMSNorm(nn.Module):
         return self.weight
 
     def forward(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-        """The normalized vectors; computed in float32, also under autocast."""
+        """The normalized vectors; computed in float32, even under autocast."""
         values = x if x.dtype == torch.float64 else x.float()
         weight = self.gain.to(values.dtype)  # the kernel needs both in one dtype
         return F.rms_norm(values, weight.shape, weight, self.eps).to(x.dtype)

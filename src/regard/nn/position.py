@@ -87,7 +87,7 @@ class Sinusoidal(Position):
 
         p_{t,2i} = sin(t / base^(2i/d)),   p_{t,2i+1} = cos(t / base^(2i/d))
 
-    so that p_{t+k} = M_k p_t for a matrix that does not depend on t (Vaswani et al. 2017).
+    so that p_{t+k} = M_k p_t for a matrix M_k that does not depend on t (Vaswani et al. 2017).
     Without `interleaved` all sines come before all cosines, as in the authors' code and in Marian.
     They are added to the embeddings; with `each_layer` to the input of every attention layer; with
     `after_projection` to its queries, keys and values: Q = X W + P, d then the width of a head.
@@ -299,8 +299,8 @@ class Rotary(Position):
     transformers, `scaling` its `rope_scaling`, which extends a trained model to longer contexts.
     With `partial_rotary_factor` only the first part of each head is rotated (GPT-NeoX, Phi).
     `window_base` is the base in layers with a sliding window, which are not scaled (Gemma 3).
-    A scaling that depends on the length of the sequence takes the largest position as length; keys
-    that are already in a KV cache keep their rotation.
+    A scaling that depends on the length of the sequence takes the largest position plus 1 as the
+    length; keys that are already in a KV cache keep their rotation.
     """
 
     def __init__(
@@ -333,7 +333,7 @@ class Rotary(Position):
         self.length_dependent = (
             scaling is not None and kind_of(scaling)[0] in LENGTH_DEPENDENT_SCALINGS
         )
-        # on the CPU, since `scaling` needs values also if the default device is meta
+        # on the CPU, since `scaling` needs values even if the default device is meta
         start = torch.zeros(1, 1, dtype=torch.long, device="cpu")
         self.rotation(start)  # checks the options of `scaling`
 
@@ -372,7 +372,7 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
     power = 2 ** math.floor(math.log2(heads))  # the largest power of two up to `heads`
     slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
     slopes += [2 ** (-4 * h / power) for h in range(1, 2 * power, 2)]
-    device = torch.get_default_device()  # also under the meta device the slopes need values
+    device = torch.get_default_device()  # the slopes need values even on the meta device
     return torch.tensor(slopes[:heads], device="cpu" if device.type == "meta" else device)
 
 
@@ -386,7 +386,7 @@ class ALiBi(Position):
         self.register_buffer("slope", alibi_slopes(heads), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ALiBi":
-        """Compute the slopes again: `to_empty` allocates a meta tensor, but sets no values."""
+        """Compute the slopes again, since `to_empty` leaves the buffer uninitialized."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.slope.copy_(alibi_slopes(len(self.slope)))
         return self

@@ -127,7 +127,7 @@ class RecurrentLayer(nn.Module):
     ) -> tuple[Tensor, CellState]:
         assert self.kernel is not None
         if x.is_cuda and torch.is_autocast_enabled("cuda"):
-            # autocast runs cuDNN RNNs in float16, also if its dtype is bfloat16
+            # autocast runs cuDNN RNNs in float16, even if its dtype is bfloat16
             dtype = self.hidden.weight.dtype
             with torch.autocast("cuda", enabled=False):
                 return self._fused(x.to(dtype), lengths, tuple(v.to(dtype) for v in state))
@@ -374,7 +374,8 @@ class MUT1(RecurrentLayer):
         h~ = tanh(U (r * h) + tanh(x) + b)          candidate state
         h <- (1 - z) * h + z * h~
 
-    W holds r and z, U holds r and h~; `InputWithSkip` gives x in h~. Jozefowicz et al. 2015.
+    W holds r and z, U holds r and h~; `InputWithSkip` provides the x of h~.
+    Jozefowicz et al. 2015.
     """
 
     hook_names = ("reset_gate", "update_gate", "candidate")
@@ -403,7 +404,8 @@ class MUT2(RecurrentLayer):
         h~ = tanh(W x + U (r * h) + b)              candidate state
         h <- (1 - z) * h + z * h~
 
-    W holds z and h~, U holds r, z and h~; `InputWithSkip` gives x in r. Jozefowicz et al. 2015.
+    W holds z and h~, U holds r, z and h~; `InputWithSkip` provides the x of r.
+    Jozefowicz et al. 2015.
     """
 
     hook_names = ("reset_gate", "update_gate", "candidate")

@@ -55,7 +55,7 @@ class ImageSource(Source):
 class KVCache:
     """The keys and values of one attention layer, in preallocated buffers.
 
-    Transformers calls those of all layers `past_key_values`.
+    Hugging Face's transformers calls the caches of all layers `past_key_values`.
     New keys are written at each row's current length, so rows may have different lengths.
     Entries beyond a row's length are masked out in attention and overwritten later.
     """
@@ -132,9 +132,9 @@ class TransformerState:
         """An empty state in the same buffers, with the memory of `initial` if it has one."""
         self.lengths.zero_()
         if initial is not None and self.memory is not None and initial.memory is not None:
-            for targets, sources in zip(self.memory, initial.memory, strict=True):
-                for target, source in zip(targets, sources, strict=True):
-                    target.copy_(source)
+            for buffers, values in zip(self.memory, initial.memory, strict=True):
+                for buffer, value in zip(buffers, values, strict=True):
+                    buffer.copy_(value)
         if initial is not None and self.memory_lengths is not None:
             self.memory_lengths.copy_(cast(Tensor, initial.memory_lengths))
         return replace(self, max_length=0)
@@ -260,6 +260,6 @@ class CapturableRecurrentState(RecurrentState):
         return self
 
     def _store(self, states: list[CellState]) -> None:
-        for targets, sources in zip(self.layers, states, strict=True):
-            for target, source in zip(targets, sources, strict=True):
-                target[:, 0].copy_(source)
+        for buffers, vectors in zip(self.layers, states, strict=True):
+            for buffer, vector in zip(buffers, vectors, strict=True):
+                buffer[:, 0].copy_(vector)

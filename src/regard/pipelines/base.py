@@ -204,7 +204,7 @@ class Pipeline:
         """Raise `DataError` if a split of the data is too small for training."""
 
     def text_bytes(self, data: Any) -> int | None:
-        """The number of bytes of a text, an upper bound of its targets; None for other data."""
+        """The number of bytes of a text, an upper bound on its targets; None for other data."""
         return None
 
     def train_tokenizers(
@@ -363,11 +363,11 @@ def with_scheduled_sampling(
     probability = sampling_schedule(choice, config.train.steps)
 
     def batch_with_mask(index: int) -> Batch:
-        true_batch: Any = batch(index)
+        teacher_forced: Any = batch(index)
         generator = batch_generator(config.train.seed, index)
-        random = torch.rand(true_batch.ids.shape, generator=generator)
+        random = torch.rand(teacher_forced.ids.shape, generator=generator)
         mask = random < probability(index // config.train.accumulate)
-        result: Batch = replace(true_batch, use_prediction=mask)
+        result: Batch = replace(teacher_forced, use_prediction=mask)
         return result
 
     return batch_with_mask

@@ -127,18 +127,18 @@ def describe_truncated(training: int, validation: int, context: int) -> list[str
     ]
 
 
-def class_cautions(
+def class_warnings(
     names: Sequence[str], training: Iterable[int], validation: Iterable[int], unit: str
 ) -> list[str]:
-    """Cautions about classes that a split lacks, and about too many classes.
+    """Warnings about classes that a split lacks, and about too many classes.
 
     `training` and `validation` are the classes of the examples; `unit` is one example: a text, a
     word or an image.
     """
     train_counts, validation_counts = Counter(training), Counter(validation)
-    cautions = []
+    warnings = []
     if 2 * len(train_counts) > train_counts.total():
-        cautions.append(
+        warnings.append(
             f"{len(names):,} classes for {count_noun(train_counts.total(), f'training {unit}')}, "
             "too few to learn most of them; check that the labels are classes"
         )
@@ -152,8 +152,8 @@ def class_cautions(
             which, them = f"the class {listed}", "it"
             if len(absent) > 1:
                 which, them = f"{len(absent):,} of {len(names):,} classes ({listed})", "them"
-            cautions.append(f"no {split} {unit} has {which}: {effect} {them}; add data")
-    return cautions
+            warnings.append(f"no {split} {unit} has {which}: {effect} {them}; add data")
+    return warnings
 
 
 def describe_classes(names: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-TARGET_RANGES = 8  # approximate number of ranges
+RANGES = 8  # approximate number of ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +57,4 @@ def _range_width(lengths: Sequence[int]) -> tuple[int, int]:
     ordered = sorted(lengths)
     low, high = ordered[0], ordered[-1 - len(ordered) // 100]
     widths = (digit * 10**power for power in count() for digit in (1, 2, 5))
-    return next(width for width in widths if width * TARGET_RANGES > high - low), high
+    return next(width for width in widths if width * RANGES > high - low), high

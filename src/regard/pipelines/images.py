@@ -41,7 +41,7 @@ from regard.pipelines.base import (
     with_task_options,
 )
 from regard.pipelines.batching import (
-    class_cautions,
+    class_warnings,
     describe_classes,
     evenly_spaced_indices,
     rows_per_micro_batch,
@@ -84,7 +84,7 @@ class ImagesPipeline(Pipeline):
     def defaults(self, data: Images, task: Choice, *, gpu: bool) -> dict[str, Any]:
         """A small ViT with about four by four patches, since their number determines the cost.
 
-        If training takes more than ten epochs, images are shifted at random, to reduce overfitting.
+        If training takes more than ten epochs, random crops of padded images reduce overfitting.
         """
         side = min(data.side, 128 if gpu else 64)
         patch = max(2, side // (8 if gpu else 4))
@@ -116,10 +116,10 @@ class ImagesPipeline(Pipeline):
     def preview(
         self, config: RunConfig, train: Images, validation: Images, tokenizers: None
     ) -> dict[str, str]:
-        """Cautions about the classes."""
+        """Warnings about the classes."""
         names = image_task(config.task).resolve_class_names(train.class_names)
-        cautions = _cautions(*(data.with_class_names(names) for data in (train, validation)))
-        return {"caution": "; ".join(cautions)} if cautions else {}
+        warnings = _warnings(*(data.with_class_names(names) for data in (train, validation)))
+        return {"warning": "; ".join(warnings)} if warnings else {}
 
     def training_data(
         self,
@@ -153,7 +153,7 @@ class ImagesPipeline(Pipeline):
         data = self.evaluation_data(config, validation, None)
         task = image_task(choice)
         loader = RowLoader(len(train), rows, settings.seed)
-        cautions = _cautions(train, data.validation_data)
+        warnings = _warnings(train, data.validation_data)
 
         def batch(index: int) -> Batch:
             indices = loader.examples(index)
@@ -171,7 +171,7 @@ class ImagesPipeline(Pipeline):
                 f"data       {train.description}{resize_note}",
                 f"validation {validation.description}",
                 describe_classes(names),
-                *(f"caution    {line}" for line in cautions),
+                *(f"warning    {line}" for line in warnings),
             ],
         )
 
@@ -265,10 +265,10 @@ def image_files(folder: Path) -> Inputs:
     return Inputs(f"{len(files):,} images", (({"file": str(file)}, file) for file in files))
 
 
-def _cautions(train: Images, validation: Images) -> list[str]:
-    """Cautions about the classes of two splits, which have the same `class_names`."""
+def _warnings(train: Images, validation: Images) -> list[str]:
+    """Warnings about the classes of two splits, which have the same `class_names`."""
     labels = train.labels.tolist(), validation.labels.tolist()
-    return class_cautions(train.class_names, *labels, "image")
+    return class_warnings(train.class_names, *labels, "image")
 
 
 def image_task(choice: Choice) -> ImageClassification:

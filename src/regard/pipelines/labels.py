@@ -38,7 +38,7 @@ from regard.pipelines.base import (
     with_task_options,
 )
 from regard.pipelines.batching import (
-    class_cautions,
+    class_warnings,
     describe_classes,
     describe_data,
     describe_truncated,
@@ -97,10 +97,10 @@ class LabelsPipeline(Pipeline):
         validation: LabelledText,
         tokenizers: Tokenizer | None,
     ) -> dict[str, str]:
-        """Cautions about the classes."""
+        """Warnings about the classes."""
         names = label_task(config.task).resolve_class_names(train.class_names)
-        cautions = _cautions(*(data.with_class_names(names) for data in (train, validation)))
-        return {"caution": "; ".join(cautions)} if cautions else {}
+        warnings = _warnings(*(data.with_class_names(names) for data in (train, validation)))
+        return {"warning": "; ".join(warnings)} if warnings else {}
 
     def train_tokenizers(
         self,
@@ -159,7 +159,7 @@ class LabelsPipeline(Pipeline):
         description = [
             *describe_data(train, validation, tokenizers),
             describe_classes(names),
-            *(f"caution    {line}" for line in _cautions(labelled, data.validation_data)),
+            *(f"warning    {line}" for line in _warnings(labelled, data.validation_data)),
             *([f"weights    {', '.join(f'{w:.3g}' for w in weights[:12])}"] if weights else []),
             *describe_truncated(texts.truncated, data.too_long, model.context),
         ]
@@ -276,7 +276,7 @@ class TagsPipeline(LabelsPipeline):
     def defaults(self, data: LabelledText, task: Choice, *, gpu: bool) -> dict[str, Any]:
         """A bidirectional LSTM over words and their characters, with a conditional random field.
 
-        Word dropout trains the vector of unknown words. Lample et al. 2016; figures in
+        Word dropout trains the embedding of `<unk>`. Lample et al. 2016; measured in
         docs/results.md.
         """
         settings = _defaults(data, gpu)
@@ -298,17 +298,17 @@ class TagsPipeline(LabelsPipeline):
         return " ".join(map(str, cell)) if isinstance(cell, list) else cell
 
     def train_defaults(self, model: Mapping[str, Any]) -> dict[str, Any]:
-        """Larger batches and a lower learning rate for other models."""
+        """Larger batches and a lower learning rate than those of the default model."""
         return {"steps": 1000, "batch": 64, "lr": 2e-3}
 
 
-def _cautions(train: LabelledText, validation: LabelledText) -> list[str]:
-    """Cautions about the classes of two splits, which have the same `class_names`."""
+def _warnings(train: LabelledText, validation: LabelledText) -> list[str]:
+    """Warnings about the classes of two splits, which have the same `class_names`."""
     training, evaluated = (
         [id for _, classes in data.rows for id in classes] for data in (train, validation)
     )
     unit = "word" if train.kind == "tags" else "text"
-    return class_cautions(train.class_names, training, evaluated, unit)
+    return class_warnings(train.class_names, training, evaluated, unit)
 
 
 def label_task(choice: Choice) -> TextClassification:

@@ -39,8 +39,8 @@ from regard.tasks import TASKS, Causal, CBOWTask, Masked, Task
 from regard.text import Tokenizer, train_tokenizer
 from regard.text.pair_tokenizers import JOINT
 
-# A text of fewer bytes gets a character-level model, since training has many epochs. On a CPU,
-# training on a megabyte of characters has only one or two.
+# A text of fewer bytes gets a character-level model, because training takes many epochs over it. On
+# a CPU, training takes only one or two epochs over a megabyte of characters.
 SMALL_TEXT = 10_000_000
 SMALL_TEXT_CPU = 500_000
 VALIDATION_SEED = 1  # of the random masks in validation: the same for every run

@@ -154,12 +154,12 @@ class AsyncEngine:
                 for delta in deltas.values():
                     yield delta
                 if not queue.empty():
-                    await asyncio.sleep(0)  # other responses are written in between
+                    await asyncio.sleep(0)  # so that other responses can be written
         finally:
             self.cancel(request)
 
     def cancel(self, request: Request) -> None:
-        """Evict the sequences of a request, and drop its further events."""
+        """Remove the sequences of a request, and drop its further events."""
         self._queues.pop(request, None)
         self.worker.cancel(request)
 

@@ -81,16 +81,16 @@ class BatchEngine:
             budget = int(0.4 * torch.cuda.mem_get_info(language.device)[0])
         with torch.inference_mode():
             self.rows = make_rows(language, budget, self.config.max_sequences, capture=capture)
-        self.prefixes = None
+        self.prefix_cache = None
         self.is_prefix_lm = is_prefix_lm(language)
         if isinstance(self.rows, KVRows) and self.config.prefix_memory and not self.is_prefix_lm:
-            self.prefixes = PrefixCache(self.config.prefix_memory * MiB)
+            self.prefix_cache = PrefixCache(self.config.prefix_memory * MiB)
         chunk = self.config.prefill_chunk or (4096 if on_gpu else 256)
         self.prefiller = Prefiller(
             language,
             chunk if on_gpu else min(64, chunk),
             chunk,
-            self.prefixes,
+            self.prefix_cache,
             uses_graph_rows=isinstance(self.rows, GraphRows),
             graphs=make_prefill_graphs(language, self.rows),
             is_prefix_lm=self.is_prefix_lm,
@@ -142,11 +142,11 @@ class BatchEngine:
 
     def totals(self) -> dict[str, int]:
         """All counters by name; they only grow."""
-        prefixes = self.prefixes
+        prefix_cache = self.prefix_cache
         return {
             **asdict(self.counters),
-            "prefix_lookup_tokens": 0 if prefixes is None else prefixes.lookups,
-            "prefix_hit_tokens": 0 if prefixes is None else prefixes.hits,
+            "prefix_lookup_tokens": 0 if prefix_cache is None else prefix_cache.lookups,
+            "prefix_hit_tokens": 0 if prefix_cache is None else prefix_cache.hits,
         }
 
     def requests(self) -> list[Request]:
@@ -163,7 +163,7 @@ class BatchEngine:
         """Decode one token of every sequence and prefill a chunk; return the new events."""
         while self.inbox:
             self.waiting.append(self.inbox.popleft())
-        self._evict_cancelled()
+        self._remove_cancelled()
         self._admit()
         if self.sequences:
             self._decode()
@@ -219,7 +219,7 @@ class BatchEngine:
             self._requeue([ages.index(max(ages))], self.waiting)
 
     def _requeue(self, rows: abc.Sequence[int], queue: deque[Prefill]) -> None:
-        """Evict sequences; they will be prefilled again from their ids."""
+        """Remove sequences from the batch; they will be prefilled again from their ids."""
         assert self.sampling is not None
         for row in rows:
             sequence = self.sequences[row]
@@ -358,7 +358,7 @@ class BatchEngine:
         self._process_sampled(self.sequences, sampled)
 
     def _process_sampled(self, sequences: list[Sequence], sampled: SampledTokens) -> None:
-        """Append the sampled tokens; evict sequences that have ended or filled the context."""
+        """Append the sampled tokens; remove sequences that have ended or filled the context."""
         alive, full = self._append(sequences, sampled)
         ended = {
             id(sequence)
@@ -414,7 +414,7 @@ class BatchEngine:
             errors: dict[int, RegardError] = {}
             for sequence, token, length in zip(step.sequences, ids, failed, strict=True):
                 if id(sequence) not in current:
-                    continue  # it was evicted since
+                    continue  # it has been removed since
                 if length != NOT_FAILED:
                     errors[len(sequences)] = RegardError("no token is left to sample")
                 sequences.append(sequence)
@@ -492,7 +492,7 @@ class BatchEngine:
             self._finish(sequence, "error", error)
         self._keep([])
 
-    def _evict_cancelled(self) -> None:
+    def _remove_cancelled(self) -> None:
         for queue in (self.waiting, self.prefiller.queue):
             cancelled_prefills = [
                 prefill for prefill in queue if all(map(_is_cancelled, prefill.sequences))
@@ -509,7 +509,7 @@ class BatchEngine:
             self._keep([row for row, is_cancelled in enumerate(cancelled) if not is_cancelled])
 
     def _keep(self, rows: list[int]) -> None:
-        """Keep these rows; rows from the end move into the places of evicted ones."""
+        """Keep these rows; rows from the end move into the places of removed ones."""
         kept, order = set(rows), list(range(len(rows)))
         movable = [row for row in rows if row >= len(rows)]
         for row in order:

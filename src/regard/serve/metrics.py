@@ -31,7 +31,7 @@ ENGINE_COUNTERS = (
 ENGINE_GAUGES: Mapping[str, Callable[[BatchEngine], int]] = {
     "running": lambda engine: len(engine.sequences),
     "waiting": lambda engine: len(engine.waiting) + len(engine.inbox),
-    "prefix_bytes": lambda engine: engine.prefixes.bytes if engine.prefixes else 0,
+    "prefix_bytes": lambda engine: engine.prefix_cache.bytes if engine.prefix_cache else 0,
 }
 
 

@@ -24,7 +24,7 @@ from regard.serve.sequences import Prefill
 LENGTH_MULTIPLE = 16  # prompts are padded to it: Triton compiles kernels for each length
 CHUNK_SECONDS = 0.25  # target time of a chunk; all sequences wait for it
 MAX_WAIT = 16  # decode steps that a prompt waits for others
-# cuDNN's attention makes a plan for each new shape, which takes as long as many steps.
+# cuDNN's attention builds a plan for each new shape, which takes as long as many decode steps.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -43,7 +43,7 @@ class Prefiller:
         language: Language,
         chunk: int,
         max_chunk: int,
-        prefixes: PrefixCache | None,
+        prefix_cache: PrefixCache | None,
         *,
         uses_graph_rows: bool,
         graphs: PrefillGraphs | None,
@@ -51,7 +51,8 @@ class Prefiller:
         join: Callable[[list[Prefill], Tensor, State | None], None],
         fail: Callable[[Prefill, Exception], None],
     ) -> None:
-        self.language, self.prefixes, self.uses_graph_rows = language, prefixes, uses_graph_rows
+        self.language, self.prefix_cache = language, prefix_cache
+        self.uses_graph_rows = uses_graph_rows
         self.graphs, self.is_prefix_lm = graphs, is_prefix_lm
         self.chunk, self.max_chunk = chunk, max_chunk
         self.join, self.fail = join, fail
@@ -80,7 +81,7 @@ class Prefiller:
                 if by_graph:
                     self._prefill_by_graph(group)
                 elif self.is_prefix_lm:
-                    self._prefill_prefix(group[0])
+                    self._prefill_prefix_lm(group[0])
                 elif len(group) > 1 or self._is_batchable(group[0]):
                     self._prefill_together(group)
                 else:
@@ -115,7 +116,7 @@ class Prefiller:
         """Whether a CUDA graph can prefill it: one sequence, and no cached prefix."""
         if self.graphs is None or len(prefill.sequences) > 1 or not self._is_batchable(prefill):
             return False
-        cached = self.prefixes is not None and self.prefixes.has_prefix(prefill.ids)
+        cached = self.prefix_cache is not None and self.prefix_cache.has_prefix(prefill.ids)
         return not cached and self.graphs.fits([len(prefill.ids)])
 
     def _is_due(self, running: int) -> bool:
@@ -164,10 +165,10 @@ class Prefiller:
             capacity = max(prefill.max_length(self.language.context) for prefill in group)
         state = self.language.start(len(group), capacity, source)
         cached = [0] * len(group)
-        if self.prefixes is not None and group[0].request.prompt_logprobs is None:
+        if self.prefix_cache is not None and group[0].request.prompt_logprobs is None:
             state = cast(TransformerState, state)
             for row, prefill in enumerate(group):
-                cached[row] = self.prefixes.load(prefill.ids, state, row)
+                cached[row] = self.prefix_cache.load(prefill.ids, state, row)
             if any(cached):
                 lengths = to_device(cached, state.lengths.device)
                 state = replace(state, lengths=lengths, max_length=max(cached), equal_lengths=False)
@@ -205,10 +206,10 @@ class Prefiller:
         first, ids = len(graphs.rows.lengths), [prefill.ids for prefill in group]
         logits = graphs.prefill(ids)
         self.tokens += sum(map(len, ids))
-        if self.prefixes is not None:
-            self.prefixes.lookups += sum(map(len, ids))
+        if self.prefix_cache is not None:
+            self.prefix_cache.lookups += sum(map(len, ids))
             for row, prompt in enumerate(ids, first):
-                self.prefixes.save(prompt, partial(graphs.rows.read, row))
+                self.prefix_cache.save(prompt, partial(graphs.rows.read, row))
         self.join(group, logits, None)
 
     def _prefill_chunk(self, prefill: Prefill) -> None:
@@ -234,7 +235,7 @@ class Prefiller:
         else:
             self._complete([prefill], logits[:, -1], prefill.state)
 
-    def _prefill_prefix(self, prefill: Prefill) -> None:
+    def _prefill_prefix_lm(self, prefill: Prefill) -> None:
         """Prefill the prompt bidirectionally, then the ids that were generated after it."""
         state, _ = self._start([prefill])
         state = mark_prompt_as_prefix(self.language, state)
@@ -247,9 +248,9 @@ class Prefiller:
         self._complete([prefill], logits[:, -1], state)
 
     def _complete(self, group: list[Prefill], logits: Tensor, state: State) -> None:
-        if self.prefixes is not None:
+        if self.prefix_cache is not None:
             for row, prefill in enumerate(group):
-                self.prefixes.save(
+                self.prefix_cache.save(
                     prefill.ids, partial(read_row, cast(TransformerState, state), row)
                 )
         self.join(group, logits, state)

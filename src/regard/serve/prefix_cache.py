@@ -33,7 +33,7 @@ class PrefixCache:
     """The keys and values of earlier prompts, in pages.
 
     A page is found by a SHA-256 digest of all ids up to its end, so it is used only after exactly
-    these ids. The least recently used groups are dropped when they exceed `budget` bytes.
+    these ids. The least recently used groups are evicted when they exceed `budget` bytes.
     """
 
     def __init__(self, budget: int) -> None:
@@ -87,10 +87,10 @@ class PrefixCache:
         for index, key in enumerate(group.hashes):
             self.pages[key] = group, index
         while self.bytes > self.budget:
-            _, dropped = self.groups.popitem(last=False)
-            self.bytes -= dropped.bytes
-            for key in dropped.hashes:
-                if self.pages.get(key, (None,))[0] is dropped:
+            _, evicted = self.groups.popitem(last=False)
+            self.bytes -= evicted.bytes
+            for key in evicted.hashes:
+                if self.pages.get(key, (None,))[0] is evicted:
                     del self.pages[key]
 
 

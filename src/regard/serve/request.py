@@ -41,7 +41,7 @@ class Request:
     logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
     constraints: Sequence[Constraint] = ()  # one per continuation
-    cancelled: bool = False  # set by any thread; its sequences are evicted before the next step
+    cancelled: bool = False  # set by any thread; its sequences are removed before the next step
     ended: set[int] = field(default_factory=set)  # the same for single continuations
     prompt_scores: "list[TokenScore]" = field(default_factory=list)  # of all but the first token
 

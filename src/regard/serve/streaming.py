@@ -40,7 +40,7 @@ async def complete(
 
 
 def submit(http: Request, model: ServedModel, prepared: Sequence[PreparedRequest]) -> None:
-    """Queue the requests; they are cancelled when the response ends, also if one is refused."""
+    """Queue the requests; they are cancelled when the response ends, even if one is refused."""
     async_engine = service_of(http).async_engine
     for item in prepared:
         async_engine.submit(model, item.request)

@@ -78,7 +78,7 @@ class Worker:
         self._wake.set()
 
     def cancel(self, request: Request) -> None:
-        """Evict the sequences of a request before the next step."""
+        """Remove the sequences of a request before the next step."""
         request.cancelled = True
         self._wake.set()
 

@@ -15,7 +15,7 @@ from regard.nn.state import ImageSource
 from regard.tasks.image_classification import (
     check_pixel_settings,
     normalize_pixels,
-    random_shift,
+    random_crop,
 )
 from regard.tasks.seq2seq import Seq2Seq
 
@@ -52,7 +52,7 @@ class Caption(Seq2Seq):
         pixels, sentences, width, regions, training = examples
         images = torch.from_numpy(pixels)
         if training and self.crop_padding:
-            images = random_shift(images, self.crop_padding, generator)
+            images = random_crop(images, self.crop_padding, generator)
         source = ImageSource.of(self.normalize(images), regions)
         return CaptionBatch(source, *self.shift(sentences, width))
 

@@ -24,8 +24,8 @@ Window = Float[Tensor, "batch time input_dim"]
 class Forecast(Task):
     r"""Squared error of the next values of a series.
 
-        direct      (x̂_t+1, …, x̂_t+H) = f(x_t, …, x_t-L+1)
-        recursive   x̂_t+h = f(x̂_t+h-1, …, x̂_t+1, x_t, …),     h = 1 … H
+        direct      (x̂_{t+1}, …, x̂_{t+H}) = f(x_t, …, x_{t-L+1})
+        recursive   x̂_{t+h} = f(x̂_{t+h-1}, …, x̂_{t+1}, x_t, …),     h = 1 … H
 
     L is `context`, H is `horizon`. `mse` and `mae` are the mean squared and absolute errors of all
     H steps and columns, `mse_h` is the mean squared error of step h, which shows how errors grow.
@@ -169,13 +169,15 @@ class Forecast(Task):
                 "needs a model that reads vectors or series; set model.family to recurrent, "
                 "convolution, transformer, linear or autoregression"
             )
-        of_tokens = [name for name in ("segments", "embed_dim") if getattr(model, name, None)]
-        if of_tokens:
+        token_settings = [name for name in ("segments", "embed_dim") if getattr(model, name, None)]
+        if token_settings:
             off = {"segments": "model.segments=0", "embed_dim": "model.embed_dim=none"}
-            settings = " and ".join(f"model.{name}={getattr(model, name)}" for name in of_tokens)
+            settings = " and ".join(
+                f"model.{name}={getattr(model, name)}" for name in token_settings
+            )
             raise ConfigError(
-                f"{settings}: for the embedding of tokens, and a series has rows of numbers "
-                f"instead; set {' '.join(off[name] for name in of_tokens)}, or choose another "
+                f"only an embedding of tokens uses {settings}, and a series has rows of numbers "
+                f"instead; set {' '.join(off[name] for name in token_settings)}, or choose another "
                 "model, as in model.preset=tiny-encoder"
             )
         if getattr(model, "architecture", None) == "encoder" and not self.is_direct:
@@ -289,7 +291,9 @@ class Forecast(Task):
         powers = [1 << power for power in range(self.horizon.bit_length())]
         return {f"mse_{h}": float(errors[h - 1]) for h in sorted({*powers, self.horizon})}
 
-    def forecast_once(self, model: nn.Module, series: Window) -> Float[Tensor, "batch steps out"]:
+    def forecast_once(
+        self, model: nn.Module, series: Window
+    ) -> Float[Tensor, "batch steps variables"]:
         """The rows after a window that one forward pass of the model forecasts."""
         if has_fit(model):
             batch = len(series)
@@ -313,7 +317,7 @@ class Forecast(Task):
 
     def rollout(
         self, model: nn.Module, series: Window, steps: int, *, rows_per_pass: int | None = None
-    ) -> Float[Tensor, "batch steps out"]:
+    ) -> Float[Tensor, "batch steps variables"]:
         """The next `steps` rows, recursively: each forecast is read as input of the next one.
 
         The model always reads the last `context` rows. Of the rows that one forward pass forecasts,

@@ -61,7 +61,7 @@ class ImageClassification(Task):
         pixels, labels, training = examples
         images = torch.from_numpy(pixels)
         if training and self.crop_padding:
-            images = random_shift(images, self.crop_padding, generator)
+            images = random_crop(images, self.crop_padding, generator)
         if training and self.flip:
             flipped = torch.rand(len(images), generator=generator) < 0.5
             images = torch.where(flipped.view(-1, 1, 1, 1), images.flip(-1), images)
@@ -110,7 +110,7 @@ class ImageClassification(Task):
 
 
 def check_pixel_settings(crop_padding: int, mean: list[float], std: list[float]) -> None:
-    """Raise `ConfigError` for settings with which pixels cannot be shifted or normalized."""
+    """Raise `ConfigError` for settings with which images cannot be cropped or normalized."""
     if crop_padding < 0:
         raise ConfigError(f"task.crop_padding={crop_padding} must be 0 or more pixels")
     if len(mean) != len(std) or any(value <= 0 for value in std):
@@ -128,12 +128,12 @@ def normalize_pixels(
     return (images.float() / 255 - centre) / scale
 
 
-def random_shift(
+def random_crop(
     images: UInt8[Tensor, "batch channels height width"], pixels: int, generator: torch.Generator
 ) -> UInt8[Tensor, "batch channels height width"]:
-    """Each image shifted by at most `pixels` vertically and horizontally, padded with black.
+    """Pad each image with `pixels` black pixels on each side; crop it to its size at random.
 
-    The same as a random crop of the padded image (`torchvision.transforms.RandomCrop`).
+    As `torchvision.transforms.RandomCrop` with `padding`.
     """
     count, _, height, width = images.shape
     padded = F.pad(images, (pixels,) * 4)

@@ -1,4 +1,4 @@
-"""Instruction tuning: predict the responses of dialogues, and only them."""
+"""Instruction tuning (supervised fine-tuning, SFT): predict only the responses of dialogues."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

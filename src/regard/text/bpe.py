@@ -14,7 +14,8 @@ def train(texts: Iterable[str], *, vocab_size: int = 8000, lower: bool = False) 
         (a, b) = argmax count(a b),     vocabulary += ab,     until it has `vocab_size` tokens
 
     Pairs are merged within words only and must occur twice, so a short text gives fewer tokens.
-    There is no unknown text: decoding restores any text exactly (with `lower`, in lower case).
+    No text is out of vocabulary: decoding restores any text exactly (with `lower`, in lower
+    case).
     Sennrich et al. 2016; on bytes, Radford et al. 2019.
     """
     check_vocab_size(vocab_size, 256, "256 bytes")

@@ -92,7 +92,8 @@ def unknown_template_parts(tokenizer: Tokenizer, template: str) -> list[str]:
         part for part, _ in split_responses(template, messages, template_variables(tokenizer))
     )
     special_tokens = _pattern(tokenizer.special_texts)
-    plain_texts = [part for own in text.split(_DELIMITER) for part in special_tokens.split(own)]
+    template_texts = text.split(_DELIMITER)
+    plain_texts = [plain for part in template_texts for plain in special_tokens.split(part)]
     return list(
         dict.fromkeys(part for plain in plain_texts for part in tokenizer.unknown_parts(plain))
     )

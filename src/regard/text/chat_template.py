@@ -94,8 +94,7 @@ def _render_jinja(
     template: str, messages: Sequence[Message], add_generation_prompt: bool, variables: Any
 ) -> str:
     table = [{"role": role, "content": content} for role, content in messages]
-    given = {"messages": table, "add_generation_prompt": add_generation_prompt}
-    variables = given | variables
+    variables = {"messages": table, "add_generation_prompt": add_generation_prompt} | variables
     reply = _send_request({"template": template, "variables": variables, "seconds": MAX_SECONDS})
     if "limit" in reply:
         raise ConfigError(f"the chat template {reply['limit']}; set task.chat_template=chatml")
@@ -126,7 +125,7 @@ def _send_request(request: dict[str, Any]) -> dict[str, str]:
         return dict(json.loads(line))
     if code == -getattr(signal, "SIGPROF", 0):
         return {"limit": f"takes more than {MAX_SECONDS} seconds"}
-    return {"limit": f"ends the process that renders it, with code {code}"}
+    return {"limit": f"ends the process that renders it, with exit code {code}"}
 
 
 def _start_process() -> "subprocess.Popen[bytes]":

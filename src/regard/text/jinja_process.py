@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _compiler() -> Any:
-    """A function that compiles the text of a template; it caches the last templates."""
+    """A function that compiles the text of a template; it caches the most recent templates."""
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -68,7 +68,7 @@ def _render(compile_template: Any, request: dict[str, Any]) -> dict[str, str]:
 
 
 def _limit_time(seconds: float) -> None:
-    """End this process, also inside a single operation, after this CPU time."""
+    """End this process, even inside a single operation, after this CPU time."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 

@@ -1,4 +1,4 @@
-"""SentencePiece's `.model` files, read without that library, and llama2.c's `tokenizer.bin`.
+"""SentencePiece's `.model` files and llama2.c's `tokenizer.bin`, read without their libraries.
 
 A `.model` is a protocol buffer: the pieces with their scores and types, and how text is
 normalized. Files are untrusted: every length is checked before it is used.
@@ -29,7 +29,7 @@ UNIGRAM, BPE = 1, 2  # trainer_spec.model_type
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of pieces
 PIECE_TYPES = {NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE}
 CONTROL_TEXT = re.compile(r"<[a-z]+>|</s>|>>.+<<")
-# All splits of a piece of n characters into two copy about n ** 2 characters.
+# Trying all splits of an n-character piece into two parts copies about n ** 2 characters.
 MAX_SPLIT_COST = 200_000_000  # sum over the pieces of a BPE model; Gemma has 16 million
 
 

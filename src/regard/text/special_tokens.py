@@ -57,7 +57,7 @@ class SpecialTokens:
     def read(cls, backend: tokenizers.Tokenizer, tables: Iterable[JSONObject]) -> Self:
         """Read each special token from the first table that has it.
 
-        A token that no table has is the one of `SPECIAL_TOKENS`, if that is in the vocabulary.
+        A token that no table has is taken from `SPECIAL_TOKENS`, if it is in the vocabulary.
 
         A table is a `tokenizer_config.json` or `special_tokens_map.json`, which give texts, or a
         `generation_config.json` or `config.json`, which give ids.
@@ -113,11 +113,11 @@ def _stop_tokens(
     """The EOS token and the others that a table lists; empty if there are no others."""
     if "eos" not in tokens:
         return ()
-    listed = [token for table in tables for token in _tokens(backend, table, STOP_TOKENS_KEY)]
+    by_text = [token for table in tables for token in _tokens(backend, table, STOP_TOKENS_KEY)]
     key = f"{HF_KEYS['eos']}_id"  # in generation_config.json, else in config.json
     first_table = next((table for table in tables if table.get(key) is not None), {})
     by_id = _tokens(backend, {key: first_table.get(key)}, HF_KEYS["eos"])
-    stop_tokens = tuple(dict.fromkeys([tokens["eos"], *listed, *by_id]))
+    stop_tokens = tuple(dict.fromkeys([tokens["eos"], *by_text, *by_id]))
     return stop_tokens if len(stop_tokens) > 1 else ()
 
 

@@ -53,7 +53,7 @@ KINDS = {  # by the model type in tokenizer.json
 class Tokenizer:
     r"""Converts text to token ids and back.
 
-        text -> normalize -> split -> ids
+        text -> normalizer -> pre-tokenizer -> model -> ids
 
     decode(encode(text)) is the text, except for properties that a kind of tokenizer does not
     preserve, such as the number of spaces between words.
@@ -153,7 +153,7 @@ class Tokenizer:
     def encode_special(self, text: str) -> list[int]:
         """The ids of a text whose special tokens become their ids, as in a chat template.
 
-        Not for text of a user, which could then contain control tokens; see `chat_encoding`.
+        Not for user input, which could then contain control tokens; see `chat_encoding`.
         """
         check_text(text)
         self._encode_speed.check(self._encode, text)
@@ -176,7 +176,7 @@ class Tokenizer:
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def encode_array(self, text: str) -> NDArray[np.uint32]:
-        """The ids of a text as an array; for characters one vectorized table lookup.
+        """The ids of a text as an array; for a character-level tokenizer, one table lookup.
 
         ids_i = table[code point of character i]
         """

@@ -243,10 +243,10 @@ class Width(NamedTuple):
 
 
 def check_regex(expression: str) -> Width:
-    r"""Raise ValueError for an expression of Oniguruma's syntax that may backtrack for long.
+    r"""Raise ValueError for a regular expression (Oniguruma) that may backtrack for a long time.
 
     An expression that an unbounded quantifier repeats must not contain another one, nor match the
-    empty string: (a+)+ is refused. Back references, recursion and conditions are refused too.
+    empty string: (a+)+ is refused. Backreferences, recursion and conditionals are refused too.
 
     >>> check_regex(r"\p{L}+|[^\s]{2}")
     Width(shortest=1, longest=inf, unbounded=1, branches=2)

@@ -18,7 +18,7 @@ TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {
 }
 
 MAX_TRAINING_BYTES = 100_000_000
-# Byte-level BPE has no unknown text, so a smaller sample suffices (docs/results.md).
+# With byte-level BPE no text is out of vocabulary, so a smaller sample suffices (docs/results.md).
 MAX_BPE_BYTES = 20_000_000
 WINDOW = 1 << 16  # characters; longer texts are split, so that they can be sampled too
 

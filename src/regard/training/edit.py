@@ -54,11 +54,11 @@ def _raise_if_model_changed(path: Path, before: RunConfig, after: RunConfig) -> 
     """Raise an error that names the changed settings of the model, if there are any."""
     keys = [key for key, value in after.model.items() if before.model.get(key) != value]
     if keys:
-        now, then = (
+        changed, trained = (
             " ".join(f"model.{key}={config.model.get(key)}" for key in keys)
             for config in (after, before)
         )
         raise ConfigError(
-            f"{now} does not fit the weights of {path}, which has {then};\n"
-            f"to train a model with other sizes, begin a new run: regard train DATA {now}"
+            f"{changed} does not fit the weights of {path}, which has {trained};\n"
+            f"to train a model with other sizes, begin a new run: regard train DATA {changed}"
         )

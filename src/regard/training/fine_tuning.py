@@ -9,7 +9,7 @@ from torch import nn
 
 from regard.config import Choice, RunConfig, kind_of, make
 from regard.errors import ConfigError
-from regard.nn.head import Head, LogProbHead, NoHead
+from regard.nn.head import LMHead, LogProbHead, NoHead
 from regard.nn.lora import add_lora, check_options, default_targets
 
 LAYER = re.compile(r"(?!head\.)(?P<stack>.*?)\.(?P<index>\d+)\.")
@@ -159,7 +159,7 @@ class LoRA(Tuning):
         """Add LoRA to the layers and freeze the rest."""
         add_lora(model, **self.options(model))
         head = getattr(model, "head", None)
-        if not isinstance(head, Head | LogProbHead | NoHead | None):
+        if not isinstance(head, LMHead | LogProbHead | NoHead | None):
             head.requires_grad_(True)
 
 
@@ -213,8 +213,8 @@ def describe_tuning(config: RunConfig, model: nn.Module) -> list[str]:
         return []
     trainable, total = count_trainable(model)
     fraction = f"{trainable:,} of {total:,} parameters ({trainable / total:.2%})"
-    caution = frozen_caution(config)
-    return [f"trainable  {words}: {fraction}", *([f"caution    {caution}"] if caution else [])]
+    warning = frozen_warning(config)
+    return [f"trainable  {words}: {fraction}", *([f"warning    {warning}"] if warning else [])]
 
 
 def format_tuning(config: RunConfig, model: nn.Module) -> str:
@@ -237,8 +237,8 @@ def count_trainable(model: nn.Module) -> tuple[int, int]:
     return sum(p.numel() for p in parameters if p.requires_grad), sum(p.numel() for p in parameters)
 
 
-def frozen_caution(config: RunConfig) -> str:
-    """A caution for a run that freezes parameters with random values, else ""."""
+def frozen_warning(config: RunConfig) -> str:
+    """A warning for a run that freezes parameters with random values, else ""."""
     kind = kind_of(config.train.tune)[0]
     if config.train.start is not None or kind == "all":
         return ""

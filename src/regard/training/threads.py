@@ -23,12 +23,13 @@ OTHER_LOAD = 0.2
 MIN_RELATIVE_SPEED = 0.9  # a slower trial ends after MIN_TRIAL_SECONDS
 MIN_TRIAL_SECONDS = 0.5
 MIN_SPEEDUP = 1.15  # another number of threads is kept if steps are faster by this factor
-WAIT_SECONDS, MAX_WAIT_SECONDS = 10.0, 160.0  # between trials; doubled after one without speedup
+# seconds between trials; doubled after a trial without speedup
+TRIAL_INTERVAL, MAX_TRIAL_INTERVAL = 10.0, 160.0
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Threads:
-    """Tries half or twice as many threads on a busy machine, and keeps the faster number.
+    """Tries half or twice as many threads on a busy machine; keeps the number with faster steps.
 
     A number that is set by `train.threads` or `OMP_NUM_THREADS` is kept. Nothing is tried on an
     idle machine, or where the system does not report how long threads wait for a core (Linux does).
@@ -47,7 +48,7 @@ class Threads:
         self.adapts = self.adapts and _wait_seconds() is not None
         self.before_trial: tuple[int, float] | None = None  # threads and speed before a trial
         self.try_fewer = True  # whether the next trial on a busy machine is with fewer threads
-        self.wait_seconds = WAIT_SECONDS
+        self.trial_interval = TRIAL_INTERVAL
         self.next_trial = time.perf_counter() + 2 * WINDOW_SECONDS  # the first steps are slower
         self.start_clock(0)
 
@@ -103,14 +104,14 @@ class Threads:
         assert self.before_trial is not None
         (threads_before, speed_before), self.before_trial = self.before_trial, None
         if speed >= MIN_SPEEDUP * speed_before:
-            self.wait_seconds = WAIT_SECONDS
+            self.trial_interval = TRIAL_INTERVAL
             self.next_trial = time.perf_counter() + (
-                0.0 if 1 < threads < self.max_threads else WAIT_SECONDS
+                0.0 if 1 < threads < self.max_threads else TRIAL_INTERVAL
             )
             return threads
-        self.next_trial = time.perf_counter() + self.wait_seconds
-        self.wait_seconds, self.try_fewer = (
-            min(2 * self.wait_seconds, MAX_WAIT_SECONDS),
+        self.next_trial = time.perf_counter() + self.trial_interval
+        self.trial_interval, self.try_fewer = (
+            min(2 * self.trial_interval, MAX_TRIAL_INTERVAL),
             not self.try_fewer,
         )
         torch.set_num_threads(threads_before)

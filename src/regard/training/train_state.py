@@ -331,7 +331,7 @@ class TrainState:
             time.perf_counter() - started,
             self.stopped_early,
             evaluation.evaluated_on,
-            None if evaluation.is_whole else self.seconds_for_all(),
+            None if evaluation.is_complete else self.seconds_for_all(),
             self.best.step,
         )
 
@@ -364,7 +364,7 @@ class TrainState:
             if stored == make_evaluation(data, stored.metrics, None):
                 return asdict(stored)  # the weights were evaluated before the run was resumed
             is_affordable = estimate is not None and estimate <= seconds
-            if is_affordable and not evaluation.is_whole and not self.strategy.is_sharded:
+            if is_affordable and not evaluation.is_complete and not self.strategy.is_sharded:
                 metrics = evaluate_all(self.strategy.objective.model)
                 if metrics is not None:
                     evaluation = make_evaluation(data, metrics, None)

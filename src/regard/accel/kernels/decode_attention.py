@@ -32,7 +32,7 @@ def _normalize(x, gain, partner_gain, partners, head_dim, eps):
 
 @triton.jit
 def _scores(
-    queries, k, seen, distance, slopes, scale, cap, HAS_CAP: tl.constexpr, ALIBI: tl.constexpr
+    queries, k, allowed, distance, slopes, scale, cap, HAS_CAP: tl.constexpr, ALIBI: tl.constexpr
 ):
     """The scores of keys at these distances; -inf for masked keys."""
     score = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
@@ -40,7 +40,7 @@ def _scores(
         score = soft_cap(score, cap)
     if ALIBI:
         score -= slopes[:, None] * distance[None, :].to(tl.float32)
-    return tl.where(seen[None, :], score, -float("inf"))
+    return tl.where(allowed[None, :], score, -float("inf"))
 
 
 @triton.jit
@@ -101,29 +101,29 @@ def _attention_kernel(
         tl.arange(0, BLOCK_HEAD_DIM),
         split * tiles * TILE + tl.arange(0, TILE),
     )
-    column = d < HEAD_DIM
+    in_head = d < HEAD_DIM
     head_offset = (head * GROUP + query)[:, None] * HEAD_DIM
     out_offset = head_offset + d[None, :]
     out_offset = row * HEADS * HEAD_DIM + (permute_columns(out_offset) if PERMUTE else out_offset)
-    valid = (query < GROUP)[:, None] & column[None, :]
+    valid = (query < GROUP)[:, None] & in_head[None, :]
     position = tl.load(lengths + row)
     has_new_key = position // (TILE * tiles) == split
     keys += row_head * capacity * HEAD_DIM
     values += row_head * capacity * HEAD_DIM
-    seen = (s < position) & (s > position - window)
-    inside = seen[:, None] & column[None, :]
+    allowed = (s < position) & (s > position - window)
+    inside = allowed[:, None] & in_head[None, :]
     k = tl.load(keys + s[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
     v = tl.load(values + s[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
     partner_column = d
     if PACKED_QKV and ROTARY:
-        partner_column = tl.load(partner + d, mask=column, other=0)
-        frequency_index = tl.load(column_frequency_index + d, mask=column, other=-1)
+        partner_column = tl.load(partner + d, mask=in_head, other=0)
+        frequency_index = tl.load(column_frequency_index + d, mask=in_head, other=-1)
         rotated = frequency_index >= 0
         c = tl.load(cos + position * num_frequencies + frequency_index, mask=rotated, other=1.0)
         signed_sin = tl.load(
             sin + position * num_frequencies + frequency_index, mask=rotated, other=0.0
         )
-        signed_sin *= tl.load(sine_sign + d, mask=column, other=0)
+        signed_sin *= tl.load(sine_sign + d, mask=in_head, other=0)
     slopes = tl.zeros((BLOCK_QUERIES,), tl.float32)
     if ALIBI:
         slopes = tl.load(slope + head * GROUP + query, mask=query < GROUP, other=0.0)
@@ -135,30 +135,30 @@ def _attention_kernel(
         partners = tl.load(qkv + head_offset + partner_column[None, :], mask=valid, other=0.0)
         partners = partners.to(tl.float32)
         qkv += (HEADS + head) * HEAD_DIM
-        new_k = tl.load(qkv + d, mask=column, other=0.0).to(tl.float32)[None, :]
-        new_partner = tl.load(qkv + partner_column, mask=column, other=0.0).to(tl.float32)[None, :]
-        new_v = tl.load(qkv + KV_HEADS * HEAD_DIM + d, mask=column, other=0.0).to(dtype)
+        new_k = tl.load(qkv + d, mask=in_head, other=0.0).to(tl.float32)[None, :]
+        new_partner = tl.load(qkv + partner_column, mask=in_head, other=0.0).to(tl.float32)[None, :]
+        new_v = tl.load(qkv + KV_HEADS * HEAD_DIM + d, mask=in_head, other=0.0).to(dtype)
         if QK_NORM:
-            g = tl.load(q_gain + d, mask=column, other=0.0)
-            partner_g = tl.load(q_gain + partner_column, mask=column, other=0.0)
+            g = tl.load(q_gain + d, mask=in_head, other=0.0)
+            partner_g = tl.load(q_gain + partner_column, mask=in_head, other=0.0)
             queries, partners = _normalize(queries, g, partner_g, partners, HEAD_DIM, eps)
-            g = tl.load(k_gain + d, mask=column, other=0.0)
-            partner_g = tl.load(k_gain + partner_column, mask=column, other=0.0)
+            g = tl.load(k_gain + d, mask=in_head, other=0.0)
+            partner_g = tl.load(k_gain + partner_column, mask=in_head, other=0.0)
             new_k, new_partner = _normalize(new_k, g, partner_g, new_partner, HEAD_DIM, eps)
         if ROTARY:
             queries = queries * c[None, :] + partners * signed_sin[None, :]
             new_k = new_k * c[None, :] + new_partner * signed_sin[None, :]
         queries, new_k = queries.to(dtype), new_k.to(dtype)
-        store_mask = column & has_new_key
+        store_mask = in_head & has_new_key
         tl.store(keys + position * HEAD_DIM + d[None, :], new_k, mask=store_mask[None, :])
         tl.store(values + position * HEAD_DIM + d, new_v, mask=store_mask)
         new_v = new_v.to(tl.float32)
     else:
         qkv += row * HEADS * HEAD_DIM
         queries = tl.load(qkv + head_offset + d[None, :], mask=valid, other=0.0).to(dtype)
-        new_k = tl.load(keys + position * HEAD_DIM + d, mask=column, other=0.0)[None, :]
-        new_v = tl.load(values + position * HEAD_DIM + d, mask=column, other=0.0).to(tl.float32)
-    score = _scores(queries, k, seen, position - s, slopes, scale, cap, HAS_CAP, ALIBI)
+        new_k = tl.load(keys + position * HEAD_DIM + d, mask=in_head, other=0.0)[None, :]
+        new_v = tl.load(values + position * HEAD_DIM + d, mask=in_head, other=0.0).to(tl.float32)
+    score = _scores(queries, k, allowed, position - s, slopes, scale, cap, HAS_CAP, ALIBI)
     new_score = tl.sum(queries.to(tl.float32) * new_k.to(tl.float32), 1) * scale
     if HAS_CAP:
         new_score = soft_cap(new_score, cap)
@@ -172,11 +172,11 @@ def _attention_kernel(
     if MANY_TILES:
         for tile in range(1, tl.minimum(tiles, tl.cdiv(position, TILE) - split * tiles)):
             t = s + tile * TILE
-            seen = (t < position) & (t > position - window)
-            inside = seen[:, None] & column[None, :]
+            allowed = (t < position) & (t > position - window)
+            inside = allowed[:, None] & in_head[None, :]
             k = tl.load(keys + t[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
             v = tl.load(values + t[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
-            score = _scores(queries, k, seen, position - t, slopes, scale, cap, HAS_CAP, ALIBI)
+            score = _scores(queries, k, allowed, position - t, slopes, scale, cap, HAS_CAP, ALIBI)
             new_max = tl.maximum(running_max, tl.max(score, 1))
             weights, rescale = tl.exp(score - new_max[:, None]), tl.exp(running_max - new_max)
             total = total * rescale + tl.sum(weights, 1)

@@ -63,7 +63,7 @@ def _matmul_split_k(
 ):
     """The vectors m times rows n of W, over this program's share of the inputs.
 
-    With PACKED_INT8, W is the left factor: tensor cores read it from registers, where it is
+    With PACKED_INT8, W is the left operand: tensor cores read it from registers, where it is
     dequantized.
     """
     INT8_PER_WORD: tl.constexpr = 4 if PACKED_INT8 else 1
@@ -168,7 +168,7 @@ def _project_kernel(
     PERMUTE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """f(W n(x) + b), n the norm; GATED: times the matmul of n(x) with the second half of W."""
+    """f(W n(x) + b), n the norm; GATED: f(gate) times up, the halves of W n(x) + b."""
     m = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     RESULTS: tl.constexpr = OUTPUTS // 2 if GATED else OUTPUTS
     offset = tl.program_id(0) * RESULTS + tl.arange(0, OUTPUTS) // (OUTPUTS // RESULTS)
@@ -221,9 +221,9 @@ def _add_kernel(
     weight,
     scale,
     bias,
-    stream,
+    residual,
     gain,
-    new_stream,
+    new_residual,
     scaled,
     sums,
     partials,
@@ -244,7 +244,7 @@ def _add_kernel(
     PERMUTE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """y = stream + W x + b, g * y with the gain g of the next norm, partial sums of y and y^2."""
+    """y = residual + W x + b, g * y with the gain g of the next norm, partial sums of y and y^2."""
     m = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     offset = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     n = permute_columns(offset) if PERMUTE else offset
@@ -255,7 +255,7 @@ def _add_kernel(
     valid = (m < rows)[:, None] & inside[None, :]
     columns = m[:, None].to(tl.int64) * outputs + offset[None, :]
     # written at least two kernels before
-    residual_in = tl.load(stream + columns, mask=valid, other=0.0)
+    residual_in = tl.load(residual + columns, mask=valid, other=0.0)
     wait_for_previous(PDL)
     y = _matmul_split_k(
         x,
@@ -274,7 +274,7 @@ def _add_kernel(
     y, is_last = _sum_split_k(y, partials, counters, SPLITS, BLOCK_ROWS, OUTPUTS)
     if is_last:
         y = y * scales[None, :] + biases[None, :] + residual_in
-        tl.store(new_stream + columns, y, mask=valid)
+        tl.store(new_residual + columns, y, mask=valid)
         tl.store(scaled + columns, (y * g[None, :]).to(scaled.dtype.element_ty), mask=valid)
         part = sums + tl.program_id(0) * rows + m
         tl.store(part, tl.sum(y, 1), mask=m < rows)
@@ -285,7 +285,7 @@ def _add_kernel(
 def _start_kernel(
     x,
     gain,
-    stream,
+    residual,
     scaled,
     sums,
     width,
@@ -293,7 +293,7 @@ def _start_kernel(
     PERMUTE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The embeddings x as stream, g * x with the gain g of the first norm, sums of x and x^2."""
+    """The embeddings x as residual, g * x with the gain g of the first norm, sums of x and x^2."""
     row = tl.program_id(0).to(tl.int64)
     offset = tl.arange(0, BLOCK)
     column = permute_columns(offset) if PERMUTE else offset
@@ -302,7 +302,7 @@ def _start_kernel(
     wait_for_previous(PDL)
     v = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
     columns = row * width + offset
-    tl.store(stream + columns, v, mask=inside)
+    tl.store(residual + columns, v, mask=inside)
     tl.store(scaled + columns, (v * g).to(scaled.dtype.element_ty), mask=inside)
     tl.store(sums + row, tl.sum(v))
     tl.store(sums + tl.num_programs(0) + row, tl.sum(v * v))
@@ -317,7 +317,7 @@ def reads_packed_int8(layer: PackedLinear, dtype: torch.dtype) -> bool:
 class ResidualStream(NamedTuple):
     """The residual stream x of each row, and the inputs of its next norm."""
 
-    stream: Float[Tensor, "rows dim"]  # float32
+    residual: Float[Tensor, "rows dim"]  # x, in float32
     scaled: Float[Tensor, "rows dim"]  # x times the gain of that norm
     sums: Float[Tensor, "2 parts rows"]  # partial sums of x and of x^2
     permuted: bool  # whether the columns are permuted, for packed int8 weights
@@ -328,7 +328,7 @@ class ResidualStream(NamedTuple):
         x: Float[Tensor, "rows dim"],
         consumer: FusedNormLinear,
     ) -> "ResidualStream":
-        """The stream at the embeddings, for a model whose first linear layer is `consumer`."""
+        """The residual stream at the embeddings; the first linear layer is `consumer`."""
         rows, width = x.shape
         result = cls._of(x, 1, reads_packed_int8(consumer.layer, x.dtype))
         _start_kernel[(rows,)](
@@ -345,9 +345,9 @@ class ResidualStream(NamedTuple):
 
     @classmethod
     def _of(cls, like: Tensor, num_parts: int, permuted: bool) -> "ResidualStream":
-        stream = torch.empty_like(like, dtype=torch.float32)
-        sums = stream.new_empty(2, num_parts, len(like))
-        return cls(stream, torch.empty_like(like), sums, permuted)
+        residual = torch.empty_like(like, dtype=torch.float32)
+        sums = residual.new_empty(2, num_parts, len(like))
+        return cls(residual, torch.empty_like(like), sums, permuted)
 
     def project(
         self,
@@ -399,9 +399,9 @@ class ResidualStream(NamedTuple):
         consumer: FusedNormLinear,
         counters: Tensor,
     ) -> "ResidualStream":
-        """The stream + W x + b, scaled for the norm of `consumer`.
+        """The residual stream + W x + b, scaled for the norm of `consumer`.
 
-        The kernel reads the stream before the previous kernel has ended, so that kernel must not
+        The kernel reads the residual before the previous kernel has ended, so that kernel must not
         be the one that wrote it.
         """
         outputs = len(layer.weight)
@@ -412,7 +412,7 @@ class ResidualStream(NamedTuple):
             layer.weight,
             layer.scale,
             layer.bias,
-            self.stream,
+            self.residual,
             consumer.gain,
             *result[:3],
             _empty_partials(x, grid, options),

@@ -2,14 +2,15 @@
 
 A layer is five kernels, since each takes microseconds to launch: norm, q, k and v with their
 rotation and the KV cache; attention; its output projection and the residual; norm, gate and up;
-down and the residual. Norms of q and k need one more, and so does a norm after each branch.
-`accel.packed_decoder` computes the same in torch.
+down and the residual. Norms of q and k need one more, and so does a norm after each branch. In a
+parallel block, the output projection, down and the residual are one kernel, and norm, gate and up
+run beside attention. `accel.packed_decoder` computes the same in torch.
 
 The residual stream is float32. Weights are floating point, int8 with a scale per output, or int4
 with a scale per output and group of inputs (`accel.packed`). With programmatic dependent launch
 (PDL) each kernel first loads data that the previous kernel does not write, above all its weights,
-and then waits for that kernel, so that memory is read between two kernels too. Results of kernels
-before the previous one are already visible.
+and then waits for that kernel, so that weights are also read while the previous kernel ends.
+Results of kernels before the previous one are already visible.
 """
 
 from typing import NamedTuple
@@ -39,7 +40,8 @@ MAX_PROGRAMS = (1 << 16) - 1  # of CUDA, in the second dimension of a grid
 BLOCK_INPUTS = 2048  # inputs that are multiplied at once, with int8 and int4 weights
 PREFETCHING_PROGRAMS = 576  # number of programs that fit a GPU with two blocks of weights each
 GROUP = tl.constexpr(INT4_GROUP)
-# Elements of W in a program and its warps, by (rows of W per output, bits of a weight): H200.
+# Elements of W in a program and its warps, by (rows of W per output, bits of a weight): the fastest
+# on an H200.
 PROGRAM_SIZES = {
     (1, 8): (1 << 13, 4),
     (2, 8): (1 << 14, 4),
@@ -466,8 +468,8 @@ def _linear_options(
     blocks = options["NUM_BLOCKS"]
     second_blocks = triton.cdiv(second_width, options["BLOCK"])
     fits = rows <= options["OUTPUTS"] * PREFETCHING_PROGRAMS
-    is_pair = blocks + second_blocks == 2 or second_blocks > 0
+    has_two_blocks = blocks + second_blocks == 2 or second_blocks > 0
     return options | {
         "SECOND_NUM_BLOCKS": second_blocks,
-        "PREFETCH": layer.bits >= 16 and rows_per_output == 1 and is_pair and fits,
+        "PREFETCH": layer.bits >= 16 and rows_per_output == 1 and has_two_blocks and fits,
     }

@@ -7,7 +7,7 @@ from torch import Tensor
 
 BLOCK = 1024  # ids of the history that one program reads
 LAGS = 128  # earlier positions that one program compares with the end of the text
-STEPS = 16  # ids that are compared between two checks whether any position still matches
+STEPS = 16  # ids that are compared before the next check whether any position still matches
 
 
 @triton.jit

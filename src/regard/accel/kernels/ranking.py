@@ -110,11 +110,11 @@ def _select_kernel(
         )
     threshold_logit = from_sort_key(low)
     remaining_count, mean = 1.0, 0.0
-    deviations = tl.zeros((GROUPS,), tl.float32)
+    squared_deviations = tl.zeros((GROUPS,), tl.float32)
     if WITH_SIGMA:
         remaining_count = tl.sum(group_counts).to(tl.float32)
         mean = tl.sum(group_sums) / remaining_count
-        num_collected, deviations = _collect(
+        num_collected, squared_deviations = _collect(
             logits,
             vocab,
             threshold_logit,
@@ -170,7 +170,7 @@ def _select_kernel(
     tl.store(row_stats, top)
     if WITH_SIGMA:
         n = tl.load(settings).to(tl.float32)
-        tl.store(row_stats + 1, top - n * tl.sqrt(tl.sum(deviations) / remaining_count))
+        tl.store(row_stats + 1, top - n * tl.sqrt(tl.sum(squared_deviations) / remaining_count))
     tl.debug_barrier()
 
     for start in range(0, num_collected, RANK_BLOCK):
@@ -213,9 +213,9 @@ def _load_parts_tile(part_max, first, parts, PARTS_BLOCK: tl.constexpr, GROUPS: 
 
 
 @triton.jit
-def _slots(take, begin):
-    """An output slot for each taken element, from `begin` on, and the next free slot."""
-    ones = take.to(tl.int32)
+def _slots(selected, begin):
+    """An output slot for each selected element, from `begin` on, and the next free slot."""
+    ones = selected.to(tl.int32)
     counts = tl.sum(ones, 1)
     slot = begin + (tl.cumsum(counts, 0) - counts)[:, None] + tl.cumsum(ones, 1) - 1
     return slot, begin + tl.sum(counts)
@@ -244,10 +244,10 @@ def _collect_from_parts(
     first_ids, num_groups = ids + MAX_RANKED, 0
     for first in range(0, parts, PARTS_BLOCK):
         part, x = _load_parts_tile(part_max, first, parts, PARTS_BLOCK, GROUPS)
-        take = (x >= threshold_logit) & (x > -float("inf"))
-        slot, num_groups = _slots(take, num_groups)
+        selected = (x >= threshold_logit) & (x > -float("inf"))
+        slot, num_groups = _slots(selected, num_groups)
         first_id = part * TOKENS_PER_GROUP * GROUPS + tl.arange(0, GROUPS)[:, None]
-        tl.store(first_ids + slot, first_id, mask=take & (slot < MAX_RANKED))
+        tl.store(first_ids + slot, first_id, mask=selected & (slot < MAX_RANKED))
     tl.debug_barrier()
     num_collected = 0
     if num_groups > MAX_RANKED:
@@ -258,11 +258,11 @@ def _collect_from_parts(
         n = first_id[:, None] + tl.arange(0, TOKENS_PER_GROUP)[None, :] * GROUPS
         x = tl.load(logits + n, mask=n < vocab, other=-float("inf")).to(tl.float32)
         x = tl.where(x == x, x, float("inf"))
-        take = (x >= threshold_logit) & (x > -float("inf"))
-        slot, num_collected = _slots(take, 0)
-        take &= slot < MAX_RANKED
-        tl.store(values + slot, x, mask=take)
-        tl.store(ids + slot, n, mask=take)
+        selected = (x >= threshold_logit) & (x > -float("inf"))
+        slot, num_collected = _slots(selected, 0)
+        selected &= slot < MAX_RANKED
+        tl.store(values + slot, x, mask=selected)
+        tl.store(ids + slot, n, mask=selected)
     return num_collected
 
 
@@ -282,21 +282,21 @@ def _collect(
 ):
     """Collect logits above the threshold, or equal to it with an id below `tie_limit`, unordered.
 
-    All are counted, also those beyond MAX_RANKED. WITH_SIGMA also sums the squared deviations
+    All are counted, including those beyond MAX_RANKED. WITH_SIGMA also sums the squared deviations
     from the mean.
     """
-    num_collected, deviations = 0, tl.zeros((GROUPS,), tl.float32)
+    num_collected, squared_deviations = 0, tl.zeros((GROUPS,), tl.float32)
     for start in range(0, vocab, TOKENS_PER_GROUP * GROUPS):
         n, x = _load_tile(logits, start, vocab, TOKENS_PER_GROUP, GROUPS)
         remaining = x > -float("inf")
         if WITH_SIGMA:
-            deviations += tl.sum(tl.where(remaining, (x - mean) * (x - mean), 0.0), 1)
-        take = remaining & ((x > threshold_logit) | ((x == threshold_logit) & (n < tie_limit)))
-        slot, num_collected = _slots(take, num_collected)
-        take &= slot < MAX_RANKED
-        tl.store(values + slot, x, mask=take)
-        tl.store(ids + slot, n, mask=take)
-    return num_collected, deviations
+            squared_deviations += tl.sum(tl.where(remaining, (x - mean) * (x - mean), 0.0), 1)
+        selected = remaining & ((x > threshold_logit) | ((x == threshold_logit) & (n < tie_limit)))
+        slot, num_collected = _slots(selected, num_collected)
+        selected &= slot < MAX_RANKED
+        tl.store(values + slot, x, mask=selected)
+        tl.store(ids + slot, n, mask=selected)
+    return num_collected, squared_deviations
 
 
 @triton.jit
@@ -310,7 +310,7 @@ def _kth_largest(
     GROUPS: tl.constexpr,
     MAX_RANKED: tl.constexpr,
 ):
-    """The k-th largest logit, and the id from which on its ties do not fit into MAX_RANKED.
+    """The k-th largest logit, and the first id whose tie does not fit into MAX_RANKED.
 
     Used for rows with more than MAX_RANKED logits above the first threshold: many logits are
     equal, or the largest ones are in few groups.
@@ -349,10 +349,10 @@ def _count_collected(
     counts = tl.zeros((GROUPS,), tl.int32)
     for start in range(0, vocab, TOKENS_PER_GROUP * GROUPS):
         n, x = _load_tile(logits, start, vocab, TOKENS_PER_GROUP, GROUPS)
-        take = (x > -float("inf")) & (
+        selected = (x > -float("inf")) & (
             (x > threshold_logit) | ((x == threshold_logit) & (n < tie_limit))
         )
-        counts += tl.sum(take.to(tl.int32), 1)
+        counts += tl.sum(selected.to(tl.int32), 1)
     return tl.sum(counts)
 
 

@@ -119,9 +119,9 @@ function start(host) {
         .replaceAll("_", " ")))));
   data.maps.forEach((m, index) => {
     const line = el("tr", {}, el("th", {scope: "row"}, m.name));
-    const thumbs = bytes(m.thumbs), [, high, wide] = m.thumbShape;
+    const thumbs = bytes(m.thumbs), [, height, width] = m.thumbShape;
     m.headings.forEach((name, h) => {
-      const small = el("canvas", {width: wide, height: high});
+      const small = el("canvas", {width, height});
       const button = el("button", {type: "button", tabindex: "-1", title: m.name + ", " + name,
         "aria-label": `${m.name}, ${name}${m.signed ? "" : ", entropy " + m.entropy[h].toFixed(2)}`,
         onclick: () => choose(index, h)}, small);
@@ -134,17 +134,17 @@ function start(host) {
         const head = Math.min(Math.max(h + step[1], 0), data.maps[to].headings.length - 1);
         choose(to, head).then(() => cells[to][head].button.focus());
       });
-      (cells[index] = cells[index] || []).push({button, small, thumbs, high, wide});
+      (cells[index] = cells[index] || []).push({button, small, thumbs, height, width});
       line.append(el("td", {}, button));
     });
     table.append(line);
   });
   if (data.maps.length > 1 || maxHeads > 1) overview.append(table); else overview.hidden = true;
   const paintThumbs = () => data.maps.forEach((m, n) => cells[n].forEach((cell, h) => {
-    const {small, thumbs, high, wide} = cell;
-    const context = small.getContext("2d"), image = context.createImageData(wide, high);
-    for (let p = 0; p < high * wide; p++) {
-      const step = thumbs[h * high * wide + p] / 255;
+    const {small, thumbs, height, width} = cell;
+    const context = small.getContext("2d"), image = context.createImageData(width, height);
+    for (let p = 0; p < height * width; p++) {
+      const step = thumbs[h * height * width + p] / 255;
       const rgb = m.signed ? blend(SIGNED[theme], step) : blend(theme === "dark" ? DARK : LIGHT, step);
       image.data.set([...rgb, 255], 4 * p);
     }
@@ -199,13 +199,14 @@ function start(host) {
       .map(token => Math.min(token.length, 16)), 1));
     const room = Math.max(160, Math.min(SIDE, space() - left - 12));  // fits a narrow page
     const down = Math.min(26, SIDE / (r1 - r0)), across = Math.min(26, room / (c1 - c0));
-    const square = map().kind !== "states", cell = square ? Math.min(down, across) : across;
-    const tall = square ? cell : down;
-    return {r0, r1, c0, c1, cell, tall, left, top, wide: cell * (c1 - c0), high: tall * (r1 - r0)};
+    const square = map().kind !== "states", cellWidth = square ? Math.min(down, across) : across;
+    const cellHeight = square ? cellWidth : down;
+    return {r0, r1, c0, c1, cellWidth, cellHeight, left, top,
+            width: cellWidth * (c1 - c0), height: cellHeight * (r1 - r0)};
   }
   function paintMap() {
     const g = geometry(), m = map(), ratio = Math.min(window.devicePixelRatio || 1, 2);
-    const width = Math.ceil(g.left + g.wide + 10), height = Math.ceil(g.top + g.high + 10);
+    const width = Math.ceil(g.left + g.width + 10), height = Math.ceil(g.top + g.height + 10);
     canvas.width = width * ratio; canvas.height = height * ratio;
     canvas.style.width = width + "px"; canvas.style.height = height + "px";
     canvas.setAttribute("aria-label", `${m.name}, ${m.headings[selected.head]}: ${g.r1 - g.r0} rows, ` +
@@ -226,41 +227,41 @@ function start(host) {
     }
     inner.putImageData(image, 0, 0);
     context.imageSmoothingEnabled = false;
-    context.drawImage(small, g.left, g.top, g.wide, g.high);
+    context.drawImage(small, g.left, g.top, g.width, g.height);
     const style = getComputedStyle(host);
     context.strokeStyle = style.getPropertyValue("--line");
-    context.strokeRect(g.left - .5, g.top - .5, g.wide + 1, g.high + 1);
+    context.strokeRect(g.left - .5, g.top - .5, g.width + 1, g.height + 1);
     context.fillStyle = style.getPropertyValue("--text");
     context.font = "12px system-ui, sans-serif"; context.textBaseline = "middle";
     const stride = size => Math.max(1, Math.ceil(11 / size));
     context.textAlign = "right";
-    for (let r = g.r0; r < g.r1; r += stride(g.tall))
+    for (let r = g.r0; r < g.r1; r += stride(g.cellHeight))
       context.fillText(truncate(shownLabels("rows")[r], 18), g.left - 5,
-        g.top + (r - g.r0 + .5) * g.tall, g.left - 8);
+        g.top + (r - g.r0 + .5) * g.cellHeight, g.left - 8);
     context.textAlign = "left";
-    for (let c = g.c0; c < g.c1; c += stride(g.cell)) {
+    for (let c = g.c0; c < g.c1; c += stride(g.cellWidth)) {
       context.save();
-      context.translate(g.left + (c - g.c0 + .5) * g.cell, g.top - 5); context.rotate(-Math.PI / 2);
+      context.translate(g.left + (c - g.c0 + .5) * g.cellWidth, g.top - 5); context.rotate(-Math.PI / 2);
       context.fillText(truncate(shownLabels("columns")[c], 16), 0, 0, g.top - 8);
       context.restore();
     }
     context.strokeStyle = style.getPropertyValue("--mark"); context.lineWidth = 2;
     const {row, column} = selected;
     if (row >= g.r0 && row < g.r1 && column >= g.c0 && column < g.c1)
-      context.strokeRect(g.left + (column - g.c0) * g.cell, g.top + (row - g.r0) * g.tall,
-        Math.max(g.cell, 3), Math.max(g.tall, 3));
+      context.strokeRect(g.left + (column - g.c0) * g.cellWidth, g.top + (row - g.r0) * g.cellHeight,
+        Math.max(g.cellWidth, 3), Math.max(g.cellHeight, 3));
     painted = g;
   }
   const cellAt = event => {
     const box = canvas.getBoundingClientRect(), g = painted;
-    const x = (event.clientX - box.left - g.left) / g.cell;
-    const y = (event.clientY - box.top - g.top) / g.tall;
+    const x = (event.clientX - box.left - g.left) / g.cellWidth;
+    const y = (event.clientY - box.top - g.top) / g.cellHeight;
     if (x < 0 || y < 0 || x >= g.c1 - g.c0 || y >= g.r1 - g.r0) return null;
     let best = [Math.floor(y) + g.r0, Math.floor(x) + g.c0];
-    if (g.cell < 1 || g.tall < 1) {  // the largest of the cells under the pointer
+    if (g.cellWidth < 1 || g.cellHeight < 1) {  // the largest of the cells under the pointer
       const [r, c] = best;
-      for (let i = r; i < Math.min(r + Math.ceil(1 / g.tall), g.r1); i++)
-        for (let j = c; j < Math.min(c + Math.ceil(1 / g.cell), g.c1); j++)
+      for (let i = r; i < Math.min(r + Math.ceil(1 / g.cellHeight), g.r1); i++)
+        for (let j = c; j < Math.min(c + Math.ceil(1 / g.cellWidth), g.c1); j++)
           if (Math.abs(value(i, j)) > Math.abs(value(...best))) best = [i, j];
     }
     return best;
@@ -362,21 +363,21 @@ function start(host) {
         el("td", {}, format(value(selected.row, c)))))));
   }
   function paintArcs() {
-    const m = map(), [, rows, columns] = m.shape, height = 18;
+    const m = map(), [, rows, columns] = m.shape, rowHeight = 18;
     const range = (size, center) => {
       const first = Math.max(0, Math.min(center - ARC_TOKENS / 2, size - ARC_TOKENS));
       return [first, Math.min(size, first + ARC_TOKENS)];
     };
     const [r0, r1] = range(rows, selected.row);
     const [c0, c1] = range(columns, m.kind === "cross" ? 0 : selected.row);
-    const high = height * Math.max(r1 - r0, c1 - c0) + 8;
+    const height = rowHeight * Math.max(r1 - r0, c1 - c0) + 8;
     const width = Math.min(560, space()), [from, to] = [.34 * width, .66 * width];
     const longest = Math.min(24, Math.floor((from - 6) / 7));  // characters of a label
-    arcs.setAttribute("width", width); arcs.setAttribute("height", high);
+    arcs.setAttribute("width", width); arcs.setAttribute("height", height);
     arcs.setAttribute("aria-label", `${m.name}, ${m.headings[selected.head]}: lines from each token on ` +
       "the left to the tokens on the right that it attends to");
     arcs.replaceChildren();
-    const y = (n, first) => (n - first + .5) * height + 4;
+    const y = (n, first) => (n - first + .5) * rowHeight + 4;
     for (let r = r0; r < r1; r++) for (let c = c0; c < c1; c++) {
       const w = Math.abs(value(r, c)) / m.top;
       if (w < (r === selected.row ? .005 : .05)) continue;
@@ -423,15 +424,15 @@ function start(host) {
     context.drawImage(images.get(selected.map), 0, 0, overlay.width, overlay.height);
     let largest = 0;
     for (let c = prefixTokens; c < m.shape[2]; c++) largest = Math.max(largest, value(selected.row, c));
-    const wide = overlay.width / grid[1], high = overlay.height / grid[0];
+    const patchWidth = overlay.width / grid[1], patchHeight = overlay.height / grid[0];
     for (let c = prefixTokens; c < m.shape[2]; c++) {
       const place = c - prefixTokens, x = place % grid[1], y = Math.floor(place / grid[1]);
       const strength = Math.sqrt(Math.max(value(selected.row, c), 0) / (largest || 1));
       context.fillStyle = `rgba(0,0,0,${.75 * (1 - strength)})`;
-      context.fillRect(x * wide, y * high, wide, high);
+      context.fillRect(x * patchWidth, y * patchHeight, patchWidth, patchHeight);
       if (c === (m.kind === "self" ? selected.row : selected.column)) {
         context.strokeStyle = "#ff5252"; context.lineWidth = 2;
-        context.strokeRect(x * wide + 1, y * high + 1, wide - 2, high - 2);
+        context.strokeRect(x * patchWidth + 1, y * patchHeight + 1, patchWidth - 2, patchHeight - 2);
       }
     }
   }
@@ -473,7 +474,7 @@ function start(host) {
     const [, rows, columns] = m.shape, parts = [];
     if (m.pooled) parts.push(`each value is the largest of several: ${m.full.join(" \u00d7 ")} tokens ` +
       `in ${rows} \u00d7 ${columns} cells`);
-    if (selected.view === "map" && Math.min(painted.cell, painted.tall) < 1)
+    if (selected.view === "map" && Math.min(painted.cellWidth, painted.cellHeight) < 1)
       parts.push("each pixel is the largest of several cells; zoom in to see all");
     if (more) parts.push(more);
     parts.push(m.signed ? `linear scale, largest ${format(m.max)}`

@@ -20,10 +20,11 @@ class ContrastiveSearch:
 
         v* = argmax over the k most probable v of   (1 - alpha) P(v) - alpha max_j cos(h_v, h_j)
 
-    h_v is the hidden state of v, h_j are those of the prompt and of the tokens so far. P is over
-    the whole vocabulary. alpha = 0 is greedy, and so is k = 1. A step runs the model on all k
-    candidates, and so costs as much as a beam search of width k. The returned score is log P of
-    the continuation with its stop id. Su et al. 2022.
+    h_v is the hidden state of v, h_j are those of the prompt and of the tokens so far; max_j cos is
+    the degeneration penalty, alpha the `penalty_alpha` of transformers. P is over the whole
+    vocabulary. alpha = 0 is greedy, and so is k = 1. A step runs the model on all k candidates, and
+    so costs as much as a beam search of width k. The returned score is log P of the continuation
+    with its stop id. Su et al. 2022.
     """
 
     k: int = 5

@@ -1,9 +1,9 @@
 """Gemma 1, 2 and 3 (Gemma Team 2024, 2025): causal language model, classifier, tagger.
 
 Gemma differs from LLaMA: scaled embeddings, RMS norms that multiply by 1 + weight, a GELU gate and
-tied weights. Gemma 2 adds a norm after each sublayer, alternating sliding windows and soft caps on
-scores and logits. Gemma 3 has norms on queries and keys instead of soft caps, and another RoPE
-base in layers with a sliding window.
+tied weights. Gemma 2 adds a norm after each sublayer, sliding windows in every second layer, and
+soft-capping of scores and logits. Gemma 3 has norms on queries and keys instead of soft-capping,
+and another RoPE base in layers with a sliding window.
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """T5 (Raffel et al. 2020) and T5 v1.1: encoder-decoder, or the encoder alone.
 
 Differs from BART: RMS norms before each sublayer, no biases, unscaled scores and relative position
-biases. T5 has ReLU and tied weights, v1.1 a GELU gate and an output matrix. With tied weights the
-last hidden states are scaled before the output matrix; transformers 5 stores this as
-`scale_decoder_outputs`, older versions only as `tie_word_embeddings`. A T5 that transformers 5
+biases. T5 has ReLU and tied weights, v1.1 a GELU gate and a separate output matrix. With
+tied weights the last hidden states are scaled before the output matrix; transformers 5 stores this
+as `scale_decoder_outputs`, older versions only as `tie_word_embeddings`. A T5 that transformers 5
 makes with `tie_word_embeddings=False` is tied and not scaled.
 """
 
@@ -58,7 +58,7 @@ def _head(hf: ConfigDict) -> ConfigDict:
 
 
 def _correct_settings(hf: ConfigDict, names: Collection[str]) -> ConfigDict:
-    """transformers 5 writes `tie_word_embeddings: true` also for a file with an output matrix."""
+    """transformers 5 writes `tie_word_embeddings: true` even if the output matrix is separate."""
     if hf.get("scale_decoder_outputs") is not False:
         return hf
     return hf | {"tie_word_embeddings": "lm_head.weight" not in names}

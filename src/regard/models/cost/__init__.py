@@ -11,7 +11,7 @@ from regard.models.cost.parts import BFLOAT16_BYTES, FLOAT32_BYTES, stacks
 from regard.models.cost.state_memory import state_size
 from regard.models.presets import ModelConfig
 from regard.nn.block import Block
-from regard.nn.head import Head
+from regard.nn.head import LMHead
 from regard.nn.hook_point import HookPoint
 
 ADAMW_MOMENTS = 2  # AdamW's moments per parameter
@@ -26,7 +26,7 @@ class Cost:
     to be as long as its target.
 
         forward FLOPs     = 2 N + 4 A T h d_h    per token: N weights of matmuls, A attention layers
-        training FLOPs    = 3 forward            the backward pass is two
+        training FLOPs    = 3 forward            backward takes twice the FLOPs of forward
         decoding FLOPs    = forward of one token that attends to T positions, its own included;
                             the source is already encoded
         KV cache          = 2 A k d_h            values per token, k the number of KV heads
@@ -65,7 +65,7 @@ class Cost:
     gradient_bytes: int
     optimizer_bytes: int  # AdamW's moments, always float32
     training_bytes: int  # weights, gradients and moments
-    mixed_training_bytes: int  # and a bfloat16 copy of the weights of matmuls
+    mixed_training_bytes: int  # the same, with a bfloat16 copy of the weights of matmuls
     activation_bytes: int
     checkpointed_bytes: int  # activations with activation checkpointing
     mixed_activation_bytes: int  # in bfloat16, compiled
@@ -119,7 +119,7 @@ def cost(config: ModelConfig) -> Cost:
         checkpointed_bytes=checkpointed,
         mixed_activation_bytes=mixed,
         mixed_checkpointed_bytes=mixed_checkpointed,
-        logits_per_token=len(head.matrix) if isinstance(head, Head) else 0,
+        logits_per_token=len(head.matrix) if isinstance(head, LMHead) else 0,
         attention_layers=sum(
             1 + (block.cross is not None) for stack in stacks(model) for block in stack.layers
         ),
@@ -169,7 +169,7 @@ def _matmul_weights(model: nn.Module) -> int:
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
     }
     head = getattr(model, "head", None)
-    if isinstance(head, Head):
+    if isinstance(head, LMHead):
         sizes[id(head.matrix)] = head.matrix.numel()
     return sum(sizes.values())
 

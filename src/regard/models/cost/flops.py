@@ -14,7 +14,7 @@ from regard.models.cost.parts import (
     visible_keys,
 )
 from regard.nn.attention import Attention
-from regard.nn.head import Head, TagHead
+from regard.nn.head import LMHead, TagHead
 from regard.nn.recurrent_attention import RecurrentAttention
 from regard.nn.score import (
     Additive,
@@ -50,7 +50,7 @@ def decode_flops(model: nn.Module, time: int) -> int:
     """FLOPs of one decode step after `time - 1` tokens; 0 for a model that does not generate."""
     decoder, body = decoder_stack(model), non_transformer_body(model)
     head = getattr(model, "head", None)
-    generates = isinstance(head, Head) and hasattr(model, "start")
+    generates = isinstance(head, LMHead) and hasattr(model, "start")
     if not generates or (decoder is None and body is None):
         return 0
     total = _head_flops(head, 1) + matmul_flops(body)
@@ -120,7 +120,7 @@ def _attention_flops(attention: Attention | RecurrentAttention, keys: int, queri
 
 def _head_flops(head: Any, time: int) -> float:
     """FLOPs of the head on a row; a language modelling head computes logits at every position."""
-    if isinstance(head, Head):
+    if isinstance(head, LMHead):
         layers = [getattr(head, name, None) for name in ("project", "dense")]
         return time * (2 * head.matrix.numel() + sum(map(matmul_flops, layers)))
     return (time if isinstance(head, TagHead) else 1) * matmul_flops(head)

@@ -13,7 +13,7 @@ from regard.models.cost.parts import (
     visible_keys,
 )
 from regard.models.seq2seq import RecurrentEncoderDecoder
-from regard.nn.head import ForecastHead, Head, LogProbHead
+from regard.nn.head import ForecastHead, LMHead, LogProbHead
 from regard.nn.recurrent import RecurrentLayer
 from regard.nn.state import RecurrentState
 
@@ -56,7 +56,7 @@ def _fixed_size(model: nn.Module, time: int) -> int:
         )
         memory = time * sum(2 * attention.dim for attention in recurrent_attentions(model))
         return cells + model.config.dim * model.config.input_feeding + memory
-    generates = isinstance(getattr(model, "head", None), Head | LogProbHead)
+    generates = isinstance(getattr(model, "head", None), LMHead | LogProbHead)
     if not generates or not hasattr(model, "start") or not non_transformer_body(model):
         return 0
     state = cast(Any, model).start(1, time)

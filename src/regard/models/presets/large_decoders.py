@@ -51,7 +51,7 @@ def galactica() -> TransformerConfig:
 def palm() -> TransformerConfig:
     """Chowdhery et al. 2022, table 1 and section 2.
 
-    Parallel attention and feed-forward, multi-query attention, heads of 256,
+    Parallel attention and feed-forward, multi-query attention, heads of width 256,
     and logits divided by sqrt(dim).
     """
     return TransformerConfig(

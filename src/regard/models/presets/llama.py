@@ -159,7 +159,7 @@ def gemma2(
 
 def phi(dim: int, layers: int, partial_rotary_factor: float) -> TransformerConfig:
     """Gunasekar et al. 2023, section 2, and Li et al. 2023: parallel attention and
-    feed-forward, RoPE on part of each head, biases everywhere, also of the logits.
+    feed-forward, RoPE on part of each head, biases everywhere, even in the LM head.
     """
     return TransformerConfig(
         vocab_size=51_200,

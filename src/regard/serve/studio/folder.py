@@ -1,4 +1,4 @@
-"""The runs of a studio: every run in one folder, also those that appear while it is served."""
+"""The runs of a studio: every run in one folder, including those that appear while it is served."""
 
 import re
 from collections.abc import Sequence

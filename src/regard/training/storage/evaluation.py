@@ -23,13 +23,13 @@ class Evaluation:
     stride: int | None = None  # of a language model: tokens by which the windows advance
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all validation data was evaluated."""
         return self.targets is not None and self.targets == self.total
 
     @property
     def overlap(self) -> Fraction:
-        """The fraction of a window that the window before it has scored."""
+        """The fraction of a window that overlaps the previous window."""
         if self.stride is None or self.context is None:
             return Fraction(0)
         return 1 - Fraction(self.stride, self.context)
@@ -55,7 +55,7 @@ def few_targets_warning(task: type[Task], total: int | None) -> list[str]:
     if total is None or total >= FEW_TARGETS:
         return []
     name = task.target_name.removesuffix("s") if total == 1 else task.target_name
-    return [f"caution    {describe_few(total, f'{name} to predict')}"]
+    return [f"warning    {describe_few(total, f'{name} to predict')}"]
 
 
 def describe_few(count: int, unit: str) -> str:

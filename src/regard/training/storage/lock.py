@@ -36,17 +36,17 @@ def hold_lock(directory: Directory) -> Iterator[Callable[[], bool]]:
     if locks_folder is False:
         raise _held_error(directory, "wait until it ends, or stop it")
     try:
-        with _open_file(directory) as handle:
-            locks_file = _flock(handle)
+        with _open_file(directory) as descriptor:
+            locks_file = _flock(descriptor)
             if locks_file is False:
                 raise _held_error(directory, "wait until it ends, or stop it")
             if not (locks_folder or locks_file):
-                _check_owner(directory, handle)
-            _write_owner(handle, f"{os.getpid()} on {platform.node()}")
+                _check_owner(directory, descriptor)
+            _write_owner(descriptor, f"{os.getpid()} on {platform.node()}")
             try:
-                yield lambda: not locks_folder and not _is_lock_file(directory, handle)
+                yield lambda: not locks_folder and not _is_lock_file(directory, descriptor)
             finally:
-                _write_owner(handle, "")
+                _write_owner(descriptor, "")
     finally:
         _unlock(directory.descriptor)
 
@@ -54,32 +54,32 @@ def hold_lock(directory: Directory) -> Iterator[Callable[[], bool]]:
 @contextmanager
 def _open_file(directory: Directory) -> Iterator[int]:
     try:
-        handle = directory.open_descriptor(LOCK, os.O_RDWR | os.O_CREAT)
+        descriptor = directory.open_descriptor(LOCK, os.O_RDWR | os.O_CREAT)
     except CheckpointError:
         raise
     except OSError as error:
         raise CheckpointError(write_error_message(directory.path / LOCK, error)) from error
     try:
-        yield handle
+        yield descriptor
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
-def _flock(handle: int | None) -> bool | None:
+def _flock(descriptor: int | None) -> bool | None:
     """Lock an open file or folder; False: another process holds the lock; None: unsupported."""
-    if sys.platform == "win32" or handle is None:
+    if sys.platform == "win32" or descriptor is None:
         return None
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:  # NFS: EBADF for a folder; a file system without locks: ENOLCK
         return False if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else None
     return True
 
 
-def _unlock(handle: int | None) -> None:
-    if sys.platform != "win32" and handle is not None:
+def _unlock(descriptor: int | None) -> None:
+    if sys.platform != "win32" and descriptor is not None:
         with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _held_error(directory: Directory, advice: str) -> CheckpointError:
@@ -90,13 +90,13 @@ def _held_error(directory: Directory, advice: str) -> CheckpointError:
     return CheckpointError(f"{directory.path} is in use by {by};\n{advice}")
 
 
-def _check_owner(directory: Directory, handle: int) -> None:
+def _check_owner(directory: Directory, descriptor: int) -> None:
     """Without locks: raise if the process named in the file may still run."""
     if sys.platform == "win32":
         logger.warning(
             "on Windows a run folder is not locked: do not train twice in %s", directory.path
         )
-    elif _may_be_alive(_read_owner(handle)):
+    elif _may_be_alive(_read_owner(descriptor)):
         file = directory.path / LOCK
         advice = f"wait until it ends; if it no longer runs, remove {file}"
         raise _held_error(directory, advice)
@@ -116,25 +116,25 @@ def _may_be_alive(owner: str) -> bool:
     return True
 
 
-def _is_lock_file(directory: Directory, handle: int) -> bool:
+def _is_lock_file(directory: Directory, descriptor: int) -> bool:
     """Whether the file `lock` in the folder is still the open file."""
     try:
         other = directory.open_descriptor(LOCK)
     except OSError:
         return False
     try:
-        return os.path.sameopenfile(other, handle)
+        return os.path.sameopenfile(other, descriptor)
     finally:
         os.close(other)
 
 
-def _read_owner(handle: int) -> str:
-    os.lseek(handle, 0, os.SEEK_SET)
-    return os.read(handle, 200).decode(errors="replace")
+def _read_owner(descriptor: int) -> str:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return os.read(descriptor, 200).decode(errors="replace")
 
 
-def _write_owner(handle: int, name: str) -> None:
+def _write_owner(descriptor: int, name: str) -> None:
     with suppress(OSError):  # the disk may be full
-        os.ftruncate(handle, 0)
-        os.lseek(handle, 0, os.SEEK_SET)
-        os.write(handle, name.encode())
+        os.ftruncate(descriptor, 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.write(descriptor, name.encode())

@@ -68,7 +68,7 @@ const headers = () => ({"Content-Type": "application/json", ...(key ? {Authoriza
 function askKey() {
   keyDialog ??= new Promise(resolve => {
     const dialog = $("key-dialog");
-    showError($("key-error"), key ? new Error("the studio does not accept this key") : null);
+    showError($("key-error"), key ? new Error("the studio does not accept this API key") : null);
     dialog.addEventListener("close", () => {
       key = $("key").value;
       sessionStorage.setItem("regard-key", key);

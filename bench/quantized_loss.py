@@ -1,7 +1,7 @@
 """The loss and greedy ids of stories260K, or of a run, with int8 and int4 weights, on a CPU.
 
-    REGARD_DATA=… python bench/rounded_loss.py
-    python bench/rounded_loss.py --run runs/my --text FILE
+    REGARD_DATA=… python bench/quantized_loss.py
+    python bench/quantized_loss.py --run runs/my --text FILE
 
 The weights of the blocks are replaced by the dequantized weights of `--int8` and `--int4` (with
 int4 the head has 8 bits); the model is computed in float32. The text is 64 samples of the model, of
