@@ -262,7 +262,7 @@ def test_a_run_with_a_chat_template_responds(visit, text_run, chat_run, tmp_path
     page.select_option("#generate-run", "chat")
     template = page.get_by_role("checkbox", name="Apply the chat template")
     template.wait_for()
-    assert "as regard chat does" in page.inner_text("#prompt-chat-field")
+    assert "as in regard chat" in page.inner_text("#prompt-chat-field")
     page.click("#formatted summary")
     page.locator("#formatted-text", has_text="<|im_start|>user").wait_for()
 
