@@ -25,6 +25,7 @@ from regard.explain import (
     AttentionMap,
     ablate,
     attention_maps,
+    attention_rollout,
     direct_logit_attribution,
     find_heads,
     gradient_flow,
@@ -34,7 +35,6 @@ from regard.explain import (
     logit_lens,
     position_similarity,
     probe,
-    rollout,
     steer,
     token_score,
     trace,
@@ -189,7 +189,7 @@ def check_measures(device):
 
     def rollout_weights(model, device):
         maps = attention_maps(model, lambda: model(ids.to(device)))
-        return rollout([weights[0] for weights in maps.values()])
+        return attention_rollout([weights[0] for weights in maps.values()])
 
     def flow(model, device):
         def loss():

@@ -73,7 +73,7 @@ class Regard:
         for _ in range(min(TURN_STEPS, self.total - self.done)):
             step = next(self.steps)
             self.ema.update(step.index)
-            self.targets += int(step.targets)
+            self.targets += int(step.num_targets)
             self.done += 1
         self.turn_seconds.append(clock() - start)
         self.seconds += self.turn_seconds[-1]

@@ -35,7 +35,7 @@ BASE = {
     "bias": False,
     "tied": False,
 }
-SCALED_BY_LENGTH = [  # scalings that depend on the length of the sequence
+LENGTH_DEPENDENT = [  # scalings that depend on the length of the sequence
     {"kind": "dynamic", "factor": 2.0, "original_context": 4},
     {
         "kind": "longrope",
@@ -76,7 +76,7 @@ CHOICES = {
         {"kind": "rotary", "partial_rotary_factor": 0.5, "interleaved": True},
         {"kind": "rotary", "base": 50.0},
         {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}},
-        *({"kind": "rotary", "scaling": scaling} for scaling in SCALED_BY_LENGTH),
+        *({"kind": "rotary", "scaling": scaling} for scaling in LENGTH_DEPENDENT),
         {"kind": "rotary", "window_base": 50.0},
         {"kind": "learned", "each_layer": True},
         {"kind": "sinusoidal", "each_layer": True},
@@ -363,9 +363,9 @@ def test_what_no_description_knows_is_refused(change):
     assert path.unsupported_reasons["packed"]
 
 
-@pytest.mark.parametrize("scaling", SCALED_BY_LENGTH, ids=lambda scaling: scaling["kind"])
+@pytest.mark.parametrize("scaling", LENGTH_DEPENDENT, ids=lambda scaling: scaling["kind"])
 def test_scalings_by_length_are_refused_for_that_reason(scaling):
-    assert {scaling["kind"] for scaling in SCALED_BY_LENGTH} == set(LENGTH_DEPENDENT_SCALINGS)
+    assert {scaling["kind"] for scaling in LENGTH_DEPENDENT} == set(LENGTH_DEPENDENT_SCALINGS)
     description = inspect_decoder(build(position={"kind": "rotary", "scaling": scaling}))
     for unsupported_reason in (packed_unsupported_reason, triton_unsupported_reason):
         assert "depends on the length" in unsupported_reason(description)

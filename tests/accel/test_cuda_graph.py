@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.accel import cuda_graph
-from regard.accel.cuda_graph import WARM_UP_STEPS, CudaGraphUpdate
+from regard.accel.cuda_graph import WARM_UP_STEPS, CudaGraphTrainingStep
 from regard.data.batch import TextBatch
 from regard.models.build import build_model
 from regard.models.transformer import TransformerConfig
@@ -43,36 +43,36 @@ def capture():
     return FakeCapture()
 
 
-def test_every_step_gives_what_the_update_gives(capture):
-    update = CudaGraphUpdate(summed, capture)
+def test_every_replay_gives_what_the_step_gives(capture):
+    step = CudaGraphTrainingStep(summed, capture)
     for n in range(12):
         group = [batch(n, time=3 + n % 2), batch(n + 1)]
         expected = summed(group)
-        assert update(group) == expected
+        assert step(group) == expected
     assert capture.captured == 2
 
 
 def test_results_of_one_step_outlive_the_next(capture):
-    update = CudaGraphUpdate(summed, capture)
-    results = [update([batch(n)])[0] for n in range(WARM_UP_STEPS + 3)]
+    step = CudaGraphTrainingStep(summed, capture)
+    results = [step([batch(n)])[0] for n in range(WARM_UP_STEPS + 3)]
     assert [result.item() for result in results] == [66.0 * n for n in range(WARM_UP_STEPS + 3)]
 
 
 def test_a_shape_is_captured_once_after_it_has_warmed_up(capture):
-    update = CudaGraphUpdate(summed, capture)
+    step = CudaGraphTrainingStep(summed, capture)
     for n in range(WARM_UP_STEPS):
-        update([batch(n)])
+        step([batch(n)])
     assert capture.captured == 0
     for n in range(4):
-        update([batch(n)])
+        step([batch(n)])
     assert capture.captured == 1
 
 
 def test_there_are_only_so_many_graphs(capture, monkeypatch):
     monkeypatch.setattr(cuda_graph, "MAX_GRAPHS", 2)
-    update = CudaGraphUpdate(summed, capture)
+    step = CudaGraphTrainingStep(summed, capture)
     for n in range(5 * (WARM_UP_STEPS + 2)):
-        assert update([batch(n, time=n % 5 + 1)]) == summed([batch(n, time=n % 5 + 1)])
+        assert step([batch(n, time=n % 5 + 1)]) == summed([batch(n, time=n % 5 + 1)])
     assert capture.captured == 2
 
 

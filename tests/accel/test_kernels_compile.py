@@ -25,7 +25,7 @@ from regard.accel.kernels import (
     penalties,
     sampling,
 )
-from regard.accel.support import MAX_SHARED_HEADS
+from regard.accel.support import MAX_QUERY_HEADS_PER_KV_HEAD
 from regard.accel.triton_decoder import TritonDecoder
 from regard.models.build import preset
 from regard.models.transformer import Transformer
@@ -191,7 +191,7 @@ def test_the_end_of_a_chain(compiled, dtype, first):
 @pytest.mark.parametrize("rows", [1, 64])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("width", [64, 128, 256])
-@pytest.mark.parametrize("group", [2, MAX_SHARED_HEADS])
+@pytest.mark.parametrize("group", [2, MAX_QUERY_HEADS_PER_KV_HEAD])
 def test_attention_of_wide_heads(compiled, rows, dtype, width, group):
     keys, lengths = torch.zeros(rows, 2, 2048, width, dtype=dtype), torch.zeros(rows).long()
     qkv = torch.zeros(rows, (2 * group + 4) * width, dtype=dtype)

@@ -50,7 +50,7 @@ def test_the_panel_shows_progress_losses_speed_and_a_sample(begun):
     seen = drawn(picture)
     for part in ("50 of 100 steps", "1:01 left", "1.500", "2,000 targets", "1.750", "to be or not"):
         assert part in seen
-    picture.show(Evaluated(60, {"loss": 1.75}, True, "x", part="the first 9 of 10 tokens"))
+    picture.show(Evaluated(60, {"loss": 1.75}, True, "x", evaluated_on="the first 9 of 10 tokens"))
     picture.show_progress("evaluating", 1024, 4096)
     seen = drawn(picture)
     assert "the first 9 of 10 tokens" in seen
@@ -96,7 +96,7 @@ def test_plain_lines_come_with_evaluations_and_every_ten_seconds(begun, capsys, 
     assert capsys.readouterr().err.startswith("step 20 of 100  loss 1.500")
     lines.show(Evaluated(20, {"loss": 1.75}, True, "x"))
     assert "validation: loss 1.7500" in capsys.readouterr().err
-    lines.show(Evaluated(20, {"loss": 1.75}, True, "x", part="the first 9 of 10 tokens"))
+    lines.show(Evaluated(20, {"loss": 1.75}, True, "x", evaluated_on="the first 9 of 10 tokens"))
     assert "validation (the first 9 of 10 tokens): loss 1.7500" in capsys.readouterr().err
     now = 20.0
     lines.show_progress("evaluating", 512, 4096)

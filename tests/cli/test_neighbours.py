@@ -22,7 +22,7 @@ def test_a_text_and_the_task_are_enough(regard, materials):
     assert "model      cbow, " in completed.err
     assert "regard neighbours run some words" in completed.err
     assert "accuracy" in regard("evaluate", "run").out
-    assert "logits of the center word" in regard("info", "run").out
+    assert "logits of the centre word" in regard("info", "run").out
 
 
 def test_neighbours_are_listed_under_their_query(regard, vectors):

@@ -119,4 +119,4 @@ def test_a_model_of_other_ids_is_refused(regard, text_run, foreign_run):
     for option in ("--draft", "--amateur"):
         completed = regard("generate", text_run, "the", option, foreign_run)
         assert completed.code == 2
-        assert f"the {option[2:]} {foreign_run} has another tokenizer" in completed.err
+        assert f"the tokenizer of the {option[2:]} {foreign_run} differs" in completed.err

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.errors import ConfigError, ShapeError
-from regard.explain import AttentionMap, draw_maps, html_maps
+from regard.explain import AttentionMap, StateMap, draw_maps, html_maps
 from regard.explain.image_attention import ImageAttentionMap
 from regard.explain.render.figure import encode, page
 from regard.explain.token_map import AttentionMaps, PatchGridImage
@@ -104,12 +104,14 @@ def test_a_map_is_saved_by_its_suffix(tmp_path, suffix):
         assert b"head 0" not in content
 
 
-def test_a_wrong_suffix_or_head_is_refused(tmp_path):
+def test_a_wrong_suffix_head_or_gate_is_refused(tmp_path):
     attention = AttentionMap(["a"], ["x"], numbers(2, 1, 1))
     with pytest.raises(ConfigError, match=r"written as \.svg, \.png, \.pdf, \.html, not '\.gif'"):
         attention.save(tmp_path / "x.gif")
     with pytest.raises(ConfigError, match="head 2: there are 2 heads, 0 to 1"):
         attention.figure(2)
+    with pytest.raises(ConfigError, match="gate 2: there are 2 gates, 0 to 1"):
+        StateMap(["a"], ["0"], numbers(2, 1, 1), ["input_gate", "state"]).figure(2)
 
 
 def test_without_matplotlib_or_pandas_the_way_out_is_said(tmp_path, monkeypatch):

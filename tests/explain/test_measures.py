@@ -11,6 +11,7 @@ from regard.explain import (
     ablate,
     attention_distance,
     attention_entropy,
+    attention_rollout,
     copying_scores,
     direct_logit_attribution,
     duplicate_token_score,
@@ -24,7 +25,6 @@ from regard.explain import (
     position_similarity,
     previous_token_score,
     probe,
-    rollout,
     token_score,
     trace,
     tsne,
@@ -111,8 +111,8 @@ def test_rollout_multiplies_the_layers_with_their_residuals():
     first, second = torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4, 4)
     layers = [weights.softmax(-1)[0] for weights in (first, second)]
     a, b = (0.5 * torch.eye(4) + 0.5 * weights.mean(0) for weights in layers)
-    torch.testing.assert_close(rollout(layers), b @ a)
-    torch.testing.assert_close(rollout(layers).sum(-1), torch.ones(4))
+    torch.testing.assert_close(attention_rollout(layers), b @ a)
+    torch.testing.assert_close(attention_rollout(layers).sum(-1), torch.ones(4))
 
 
 def test_gradient_times_attention_is_that_of_the_open_path(monkeypatch):

@@ -9,7 +9,7 @@ from regard.errors import RegardError
 from regard.explain import ablate, patch, steer, trace
 from regard.explain.trace import Trace
 from regard.models.ngram import NGram, NGramConfig
-from regard.models.seq2seq import Memory, RecurrentEncoderDecoder, Seq2SeqConfig, _run_fused
+from regard.models.seq2seq import MemoryKV, RecurrentEncoderDecoder, Seq2SeqConfig, _run_fused
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.hook_point import HookPoint
 from regard.nn.recurrent import Recurrent
@@ -269,9 +269,11 @@ def test_an_alignment_is_replaced_in_a_forward_pass_and_in_decoding(choices):
     assert activations["decoder.0.update_gate_hook"].shape == (2, 4, 8)
     assert (edited - plain).abs().max() > 1e-3
     torch.testing.assert_close(stepped, edited)
-    initial, memory = model._encode(source)
-    hops = [(k[:, :, :1], v[:, :, :1]) for k, v in memory.hops]  # the rest of the source removed
-    expected, *_ = model._decode(ids, initial, Memory(hops, memory.allowed[..., :1]), _run_fused)
+    initial, memory_kv = model._encode(source)
+    hops = [(k[:, :, :1], v[:, :, :1]) for k, v in memory_kv.hops]  # the rest of the source removed
+    expected, *_ = model._decode(
+        ids, initial, MemoryKV(hops, memory_kv.allowed[..., :1]), _run_fused
+    )
     torch.testing.assert_close(edited, expected)
 
 

@@ -127,7 +127,7 @@ def test_the_state_has_the_bytes_of_its_buffers(change, architecture):
     model, (_, given) = build_model(config), row(config)
     state = model.start(1, TIME, given.get("source"))
     growing = sum(part.nbytes for layer in state.layers for part in (layer.keys, layer.values))
-    source = sum(part.nbytes for pair in state.memory or [] for part in pair)
+    source = sum(part.nbytes for pair in state.memory_kv or [] for part in pair)
     counted = cost(config)
     assert counted.state_bytes_per_token == growing / TIME
     assert counted.state_bytes == counted.window_bytes == growing + source

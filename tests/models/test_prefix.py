@@ -66,11 +66,11 @@ def test_training_scores_what_follows_a_random_prefix(model):
     batch = Causal().collate_with_prefixes(
         (block[:, :-1], block[:, 1:]), torch.Generator().manual_seed(1)
     )
-    assert batch.prefixes.unique().numel() > 1
+    assert batch.prefix_lengths.unique().numel() > 1
     for row in range(3):
         scored = (batch.targets[row] != IGNORE_INDEX).nonzero().flatten()
-        assert scored.tolist() == list(range(int(batch.prefixes[row]) - 1, 15))
-    hidden = model(batch.ids, mask=Mask.prefix(batch.prefixes))
+        assert scored.tolist() == list(range(int(batch.prefix_lengths[row]) - 1, 15))
+    hidden = model(batch.ids, mask=Mask.prefix(batch.prefix_lengths))
     expected = model.head.loss(hidden, batch.targets)
     torch.testing.assert_close(Causal().loss(model, batch), expected)
     window = TextBatch(batch.ids, ids[:, 1:][:, -4:])  # of an evaluation: 4 tokens are scored

@@ -4,15 +4,15 @@ import torch
 import regard
 from regard.errors import ConfigError
 from regard.models.build import build_model
-from regard.nn.characters import MAX_WORD_BYTES, CharacterConvolution, word_bytes
+from regard.nn.characters import MAX_WORD_BYTES, CharacterConvolution, utf8_bytes
 
 
 def test_the_vector_of_a_word_is_that_of_the_formula():
     layer = CharacterConvolution(5, embed_dim=3).double()
     words = ["Aé", "", "x" * 60]
-    characters = torch.tensor([[word_bytes(word) for word in words]], dtype=torch.uint8)
-    assert characters.shape == (1, 3, MAX_WORD_BYTES)
-    vectors = layer(characters)[0]
+    word_bytes = torch.tensor([[utf8_bytes(word) for word in words]], dtype=torch.uint8)
+    assert word_bytes.shape == (1, 3, MAX_WORD_BYTES)
+    vectors = layer(word_bytes)[0]
     weight, bias = layer.convolution.weight, layer.convolution.bias
     for word, vector in zip(words, vectors, strict=True):
         letters = list(word.encode()[:MAX_WORD_BYTES])
@@ -26,8 +26,8 @@ def test_the_vector_of_a_word_is_that_of_the_formula():
 
 def test_padding_changes_nothing():
     layer = CharacterConvolution(5)
-    characters = torch.tensor([[word_bytes("Word")]], dtype=torch.uint8)
-    torch.testing.assert_close(layer(characters), layer(characters[..., :4]))
+    word_bytes = torch.tensor([[utf8_bytes("Word")]], dtype=torch.uint8)
+    torch.testing.assert_close(layer(word_bytes), layer(word_bytes[..., :4]))
 
 
 def test_an_encoder_over_lower_case_tokens_reads_the_case_of_words():
@@ -35,10 +35,10 @@ def test_an_encoder_over_lower_case_tokens_reads_the_case_of_words():
     model = build_model(regard.preset("tiny-encoder", **fields)).eval()
     ids = torch.tensor([[1, 2]])
     names, words = (
-        torch.tensor([[word_bytes(first), word_bytes("x")]], dtype=torch.uint8)
+        torch.tensor([[utf8_bytes(first), utf8_bytes("x")]], dtype=torch.uint8)
         for first in ("May", "may")
     )
-    assert not torch.allclose(model(ids, characters=names), model(ids, characters=words))
+    assert not torch.allclose(model(ids, word_bytes=names), model(ids, word_bytes=words))
     with pytest.raises(ConfigError, match="reads the characters of words"):
         model(ids)
     with pytest.raises(

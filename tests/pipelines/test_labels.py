@@ -129,10 +129,10 @@ def test_the_most_probable_sequence_comes_first_with_the_probability_of_each_tag
         run.model.head.out.weight.mul_(0.01)
     answers = run.predict(text)
     ids = torch.tensor([run.tokenizer.encode(text)])
-    from regard.nn.characters import word_bytes
+    from regard.nn.characters import utf8_bytes
 
-    letters = torch.tensor([[word_bytes(word) for word in text.split()]], dtype=torch.uint8)
-    x = run.model(ids, lengths=torch.tensor([5]), characters=letters)
+    letters = torch.tensor([[utf8_bytes(word) for word in text.split()]], dtype=torch.uint8)
+    x = run.model(ids, lengths=torch.tensor([5]), word_bytes=letters)
     tagged = torch.ones(1, 5, dtype=torch.bool)
     names = run.config.task["class_names"]
     best = run.model.head.decode(x, tagged)[0].tolist()

@@ -415,7 +415,7 @@ def test_the_kv_memory_is_that_of_the_buffers_and_of_prompts(capture):
     engine = BatchEngine(
         make("tiny-decoder").model, EngineConfig(max_sequences=64), capture=capture
     )
-    context, size = engine.language.context, engine.rows.bytes_per_id
+    context, size = engine.language.context, engine.rows.bytes_per_token
     rows = type(engine.rows)(engine.language, 7 * context * size, *([64] if capture else []))
     assert rows.fits(5, context, 2 * context) == (not capture)
     assert rows.fits(5, context, context)
@@ -428,7 +428,7 @@ def test_the_kv_memory_is_that_of_the_buffers_and_of_prompts(capture):
 
 def test_what_never_fits_is_refused_and_the_next_is_answered():
     engine = decoder(max_sequences=64)
-    engine.rows.budget = 3 * 64 * engine.rows.bytes_per_id  # three rows
+    engine.rows.budget = 3 * 64 * engine.rows.bytes_per_token  # three rows
     expected = decoder().run([request(4)])
     for each in (request(n=20), request(4)):
         engine.submit(each)
@@ -465,12 +465,12 @@ def test_log_probabilities_are_those_of_the_model():
     with torch.inference_mode():
         log_probs = model.head(model(torch.tensor([ids])))[0].log_softmax(-1)
     chosen = log_probs[:-1].gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1).tolist()
-    scores = [*scored.prompt_scores, *(event.score for event in events)]
-    assert [score.token for score in scores] == ids[1:]
-    assert [score.logprob for score in scores] == pytest.approx(chosen)
+    logprobs = [*scored.prompt_token_logprobs, *(event.logprobs for event in events)]
+    assert [each.token for each in logprobs] == ids[1:]
+    assert [each.logprob for each in logprobs] == pytest.approx(chosen)
     best = log_probs[:-1].topk(2)
-    for position, score in enumerate(scores):
-        ids, values = zip(*score.top, strict=True)
+    for position, each in enumerate(logprobs):
+        ids, values = zip(*each.top, strict=True)
         assert [*ids] == best.indices[position, : len(ids)].tolist()
         assert [*values] == pytest.approx(best.values[position, : len(ids)].tolist())
 

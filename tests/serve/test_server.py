@@ -31,13 +31,13 @@ from regard.nn.attention import Attention
 from regard.serve import jobs
 from regard.serve.engine import EngineConfig
 from regard.serve.engine_request import prepare
-from regard.serve.request import Event, Request, TokenScore
+from regard.serve.request import Event, Request, TokenLogprobs
 from regard.serve.worker import (
     FIRST_STEP_SECONDS,
     FIRST_STEP_SECONDS_CPU,
     STALL_SECONDS,
     EngineStopped,
-    Worker,
+    EngineThread,
 )
 from serve.conftest import serving
 
@@ -178,7 +178,7 @@ def test_log_probabilities_of_prompt_and_answer(client, live, run):
         assert max(best.values()) >= own
     assert max(table["top_logprobs"][-1].values()) == table["token_logprobs"][-1]
     model = live[1].app.state.service.models.loaded["cats"]
-    impossible = TokenScore(1, -math.inf, array("q", [1]), array("d", [-math.inf]))
+    impossible = TokenLogprobs(1, -math.inf, array("q", [1]), array("d", [-math.inf]))
     json.dumps(logprob_table(model, None, [impossible], 1), allow_nan=False)
     _, only = client("/v1/completions", {**body, "max_tokens": 0})
     assert only["choices"][0]["text"] == "the cat"
@@ -592,7 +592,7 @@ def test_a_slow_step_does_not_hide_later_ones_for_ever(monkeypatch):
     monkeypatch.setattr("regard.serve.worker.RECENT_STEPS", 10)
     now = [0.0]
     monkeypatch.setattr("regard.serve.worker.time.monotonic", lambda: now[0])
-    worker, engine = Worker(lambda events: None), on_device("cuda")
+    worker, engine = EngineThread(lambda events: None), on_device("cuda")
 
     def limit_of_step(seconds):
         return step_limit(worker, engine, lambda: now.append(now.pop() + seconds))
@@ -628,14 +628,14 @@ def step_limit(worker, engine, work=lambda: None):
 
 
 def test_a_first_step_that_hangs_is_seen_sooner_where_nothing_is_compiled():
-    worker = Worker(lambda events: None)
+    worker = EngineThread(lambda events: None)
     assert step_limit(worker, on_device("cuda")) == FIRST_STEP_SECONDS
     assert step_limit(worker, on_device("cpu")) == FIRST_STEP_SECONDS_CPU <= FIRST_STEP_SECONDS / 10
 
 
 def test_a_request_that_ends_in_the_step_that_fails_gets_its_last_token():
     delivered = []
-    worker, engine = Worker(delivered.extend), on_device("cpu")
+    worker, engine = EngineThread(delivered.extend), on_device("cpu")
     ended, running = (Request([1], Chain(), 1, 0) for _ in range(2))
     engine.events = [Event(ended, 0, token=5), Event(ended, 0, finish_reason="length")]
     engine.requests = lambda: [running]
@@ -649,7 +649,7 @@ def test_a_request_that_ends_in_the_step_that_fails_gets_its_last_token():
 
 
 def test_a_request_that_is_submitted_while_the_engine_fails_is_refused(monkeypatch):
-    worker = Worker(lambda events: None)
+    worker = EngineThread(lambda events: None)
     monkeypatch.setattr(worker._thread, "is_alive", lambda: True)
 
     def submit(request):
@@ -664,7 +664,7 @@ def test_steps_use_the_threads_of_the_largest_model(monkeypatch):
     """Two models that are loaded at the same time do not know of each other."""
     threads = []
     monkeypatch.setattr("regard.serve.worker.torch.set_num_threads", threads.append)
-    worker, idle = Worker(lambda events: None), SimpleNamespace(busy=False)
+    worker, idle = EngineThread(lambda events: None), SimpleNamespace(busy=False)
     worker.add("large", idle, 4)
     worker.add("small", idle, 1)
     worker.start()

@@ -38,7 +38,7 @@ from regard.serve.studio import trainer as trainer_module
 from regard.serve.studio.app import create_studio
 from regard.serve.studio.folder import FolderModels, RunsFolder
 from regard.serve.studio.trainer import SUFFIXES, Busy, Trainer
-from regard.serve.worker import Worker
+from regard.serve.worker import EngineThread
 from regard.text.chat_template import CHATML, render
 from serve.conftest import serving
 
@@ -420,7 +420,7 @@ def test_weights_that_change_while_they_are_loaded_are_loaded_again(folder, monk
         return ServedModel(name, None, None)
 
     monkeypatch.setattr(Models, "_load", load)
-    models = FolderModels([folder], Worker(lambda events: None), EngineConfig())
+    models = FolderModels([folder], EngineThread(lambda events: None), EngineConfig())
 
     async def visit():
         first = asyncio.create_task(models.get("cats"))

@@ -20,7 +20,7 @@ pytest.importorskip("fastapi")
 
 from cli.conftest import materials, trained  # noqa: F401 -- fixtures
 from regard.serve.studio.app import create_studio
-from regard.serve.worker import Worker
+from regard.serve.worker import EngineThread
 from serve.conftest import serving
 
 HOSTILE = "<img src=x onerror=\"document.title='run'\">"
@@ -299,8 +299,8 @@ def test_a_run_with_a_chat_template_responds(visit, text_run, chat_run, tmp_path
 
 def test_a_second_generation_can_be_stopped(visit, text_run, tmp_path, monkeypatch):
     """The end of the first, which it replaces, does not hide the button."""
-    step = Worker._step
-    monkeypatch.setattr(Worker, "_step", lambda *args: time.sleep(0.02) or step(*args))
+    step = EngineThread._step
+    monkeypatch.setattr(EngineThread, "_step", lambda *args: time.sleep(0.02) or step(*args))
     shutil.copytree(text_run, tmp_path / "runs" / "cats")
     page = visit(tmp_path / "runs")
     show(page, "Generate")

@@ -145,5 +145,5 @@ def test_micro_batches_give_the_weights_of_the_whole_batch():
         objective = Objective(model, CBOWTask(label_smoothing=0.1)).train()
         plain = torch.optim.SGD(objective.parameters(), fused=True)
         (step,) = train(objective, parts, [plain], lambda step: 0.1, accumulate=len(parts))
-        found.append((step.loss, step.targets, model.state_dict()))
+        found.append((step.loss, step.num_targets, model.state_dict()))
     torch.testing.assert_close(*found, rtol=0, atol=1e-12)

@@ -119,7 +119,7 @@ def dialogue_batch():
         targets=ids[:, 1:].masked_fill(at % 6 < 2, -1),
         documents=1 + at // 6,
         positions=at % 6,
-        prefixes=torch.full((3,), 2),
+        prefix_lengths=torch.full((3,), 2),
     )
 
 

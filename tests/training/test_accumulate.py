@@ -30,7 +30,7 @@ def test_micro_batches_of_every_task_give_the_weights_of_the_whole_batch(name):
         parts = [rows(batch, *pair) for pair in pairwise(bounds)]
         plain = torch.optim.SGD(objective.parameters(), fused=True)
         (step,) = train(objective, parts, [plain], lambda step: 0.1, accumulate=len(parts))
-        found.append((step.loss, step.targets, objective.state_dict()))
+        found.append((step.loss, step.num_targets, objective.state_dict()))
     torch.testing.assert_close(*found, rtol=0, atol=1e-12)
     before = make_objective(name, dropout=0.0)[0].state_dict()
     assert any(not torch.equal(before[each], value) for each, value in found[0][2].items())

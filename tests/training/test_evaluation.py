@@ -108,7 +108,7 @@ def test_by_default_a_run_is_evaluated_at_its_start_and_at_its_end(data, tmp_pat
 def test_a_number_over_a_part_says_so(finished):
     events, path = finished
     (evaluated,) = (event for event in events if isinstance(event, Evaluated))
-    assert evaluated.part == "the first 200 of 286 tokens"
+    assert evaluated.evaluated_on == "the first 200 of 286 tokens"
     (row,) = (row for row in RunFolder(path).rows() if "validation" in row)
     assert (row["validation_targets"], row["validation_total"]) == (200, 286)
 

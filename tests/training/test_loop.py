@@ -66,7 +66,7 @@ def test_the_loss_is_the_mean_over_the_scored_targets_of_the_step():
     sums = [float(objective(batch).detach()) for batch in batches]
     counts = [int((batch.targets != -1).sum()) for batch in batches]
     (step,) = train(objective, batches, plain(objective), lambda step: 0.1, accumulate=2)
-    assert float(step.targets) == sum(counts)
+    assert float(step.num_targets) == sum(counts)
     assert float(step.loss) == pytest.approx(sum(sums) / sum(counts), abs=1e-6)
 
 
@@ -187,7 +187,7 @@ def test_three_steps_can_be_taken_from_an_endless_stream():
 def test_training_ends_with_the_batches_and_the_last_step_may_be_smaller():
     objective = make_objective()
     steps = train(objective, [text_batch()] * 5, plain(objective), lambda step: 0.1, accumulate=2)
-    assert [float(step.targets) for step in steps] == [64, 64, 32]
+    assert [float(step.num_targets) for step in steps] == [64, 64, 32]
     assert next(steps, None) is None
 
 

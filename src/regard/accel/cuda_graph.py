@@ -10,7 +10,7 @@ from regard.accel.cublaslt import AUTOTUNE_AT_CALL
 from regard.data.batch import Batch, tensors
 
 Results = tuple[Tensor, ...]
-Update = Callable[[Sequence[Batch]], Results]
+TrainingStep = Callable[[Sequence[Batch]], Results]
 # Steps of a shape before it is captured: optimizers create their state and matmuls are autotuned,
 # which cannot happen during a capture.
 WARM_UP_STEPS = 3
@@ -27,34 +27,35 @@ class _Graph:
     results: Results
 
 
-class CudaGraphUpdate:
-    """An update that is captured as a CUDA graph for each shape of batches, and then replayed.
+class CudaGraphTrainingStep:
+    """A training step, captured as a CUDA graph for each shape of batches and then replayed.
 
     The kernels of a small model take less time than their launches; a replay launches all of them
-    at once. The update must not depend on host values: learning rates are tensors, and the
+    at once. The step must not depend on host values: learning rates are tensors, and the
     generator's seed is read at each replay.
     """
 
     def __init__(
         self,
-        update: Update,
+        training_step: TrainingStep,
         capture: Callable[[Callable[[], Results]], tuple[Callable[[], None], Results]]
         | None = None,
     ) -> None:
-        self.update, self.capture = update, _Capture() if capture is None else capture
+        self.training_step = training_step
+        self.capture = _Capture() if capture is None else capture
         self.steps: dict[tuple[torch.Size, ...], int] = {}
         self.graphs: dict[tuple[torch.Size, ...], _Graph] = {}
 
     def __call__(self, micro_batches: Sequence[Batch]) -> Results:
-        """Run the update, eagerly or by replaying its graph."""
+        """Run the step, eagerly or by replaying its graph."""
         inputs = [tensor for batch in micro_batches for tensor in tensors(batch)]
         shape = tuple(tensor.shape for tensor in inputs)
         graph = self.graphs.get(shape)
         if graph is None:
             count = self.steps[shape] = self.steps.get(shape, 0) + 1
             if count <= WARM_UP_STEPS or len(self.graphs) == MAX_GRAPHS:
-                return self.update(micro_batches)
-            replay, results = self.capture(lambda: self.update(micro_batches))
+                return self.training_step(micro_batches)
+            replay, results = self.capture(lambda: self.training_step(micro_batches))
             graph = self.graphs[shape] = _Graph(inputs, replay, results)
         for buffer, tensor in zip(graph.inputs, inputs, strict=True):
             buffer.copy_(tensor)  # a no-op for the batches of the capture itself

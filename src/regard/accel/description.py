@@ -88,15 +88,15 @@ class BlockDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class DecoderDescription:
     """A decoder-only Transformer with a linear head."""
 
     blocks: tuple[BlockDescription, ...]  # of each layer
     position: str
     position_in_each_layer: bool
-    rotated_dims: int  # of each query and key
+    rotary_dim: int  # of each query and key
     interleaved: bool
-    scaled_by_length: bool  # rotary scaling that depends on the length of the sequence
+    length_dependent: bool  # rotary scaling that depends on the length of the sequence
     has_window_base: bool  # layers with a window have another RoPE base (`window_base`)
     biases_scores: bool
     final_norm: str | None
@@ -110,7 +110,7 @@ class UnsupportedModelError(Exception):
     """Raised for a model that no fast path supports; the message is the reason."""
 
 
-def inspect_decoder(model: object) -> Description:
+def inspect_decoder(model: object) -> DecoderDescription:
     """The structure of a model; raise `UnsupportedModelError` if a part of it is not known here."""
     if type(model) is not Transformer:
         raise UnsupportedModelError(f"{type(model).__name__} is not a Transformer")
@@ -126,13 +126,13 @@ def inspect_decoder(model: object) -> Description:
     if type(head) is not LMHead:
         raise UnsupportedModelError(f"head {type(head).__name__} is not a linear head")
     position, weight = stack.position, model.embed.token.weight
-    return Description(
+    return DecoderDescription(
         blocks=tuple(map(_inspect_block, stack.layers, stack.windows)),
         position=POSITION_NAMES[type(position)],
         position_in_each_layer=position.each_layer,
-        rotated_dims=position.rotary_dim if isinstance(position, Rotary) else 0,
+        rotary_dim=position.rotary_dim if isinstance(position, Rotary) else 0,
         interleaved=isinstance(position, Rotary) and position.interleaved,
-        scaled_by_length=isinstance(position, Rotary) and position.length_dependent,
+        length_dependent=isinstance(position, Rotary) and position.length_dependent,
         has_window_base=position.for_sliding_window() is not position,
         biases_scores=type(position).bias is not Position.bias,
         final_norm=_norm_name(stack.norm),

@@ -45,8 +45,8 @@ class PackedDecoder:
     """A Transformer decoder with packed weights and a fast path for single-token steps.
 
     Everything else (prefill, several ids, all logits) calls the model's `step`; both use the same
-    state. If FBGEMM or oneDNN multiply by the packed weights, and without gradients and autocast,
-    it is the `step` of `prefill_model`, a copy of the modules that uses the packed weights.
+    state. Where FBGEMM or oneDNN computes the matmuls, and gradients and autocast are off, the
+    `step` of `prefill_model` runs instead: a copy of the modules that uses the packed weights.
     `support.packed_unsupported_reason` must return None for the model. The model must not change
     afterwards, because tables and packed weights would be out of date; `start` and prefill check
     this.

@@ -20,7 +20,7 @@ from regard.errors import ConfigError
 from regard.models.base import Language
 from regard.models.transformer import Transformer
 
-INT4_REFUSED = "int4 is not supported here: {}; leave it out"
+INT4_UNSUPPORTED = "int4 is not supported here: {}; leave it out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def decoding_path(
         description = inspect_decoder(model)
     except UnsupportedModelError as error:
         if int4:
-            raise ConfigError(INT4_REFUSED.format(error)) from None
+            raise ConfigError(INT4_UNSUPPORTED.format(error)) from None
         return DecodingPath("plain", model, {"packed": str(error)})
     transformer, unsupported_reasons = cast(Transformer, model), {}
     weight = transformer.embed.token.weight
@@ -63,7 +63,7 @@ def decoding_path(
 
         return DecodingPath("triton", TritonDecoder(transformer, int8=int8, int4=int4))
     if int4:
-        raise ConfigError(INT4_REFUSED.format(reason))
+        raise ConfigError(INT4_UNSUPPORTED.format(reason))
     unsupported_reasons["triton"] = reason
     if reason := packed_unsupported_reason(description):
         return DecodingPath("plain", model, {**unsupported_reasons, "packed": reason})

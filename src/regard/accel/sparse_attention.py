@@ -43,7 +43,9 @@ def needs_sparse_attention(inputs: AttentionInputs, capped: bool) -> bool:
     """
     mask, time = inputs.mask, inputs.query_positions.shape[1]
     sparse = (
-        mask.window_size is not None or mask.document_ids is not None or mask.prefixes is not None
+        mask.window_size is not None
+        or mask.document_ids is not None
+        or mask.prefix_lengths is not None
     )
     whole_blocks = time % BLOCK == 0 and inputs.key_positions.shape[1] == time
     return whole_blocks and (sparse or capped or inputs.bias is not None)
@@ -233,7 +235,7 @@ def block_mask(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> "B
     time, seen = query_positions.shape[1], key_positions.shape[1]
     nonempty, full = _nonempty_and_full_blocks(mask, query_positions, key_positions)
     partial = nonempty & ~full
-    documents, prefixes, lengths = mask.document_ids, mask.prefixes, mask.key_lengths
+    documents, prefix_lengths, lengths = mask.document_ids, mask.prefix_lengths, mask.key_lengths
     positions_per_row = query_positions.shape[0] > 1
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -242,7 +244,7 @@ def block_mask(mask: Mask, query_positions: Tensor, key_positions: Tensor) -> "B
         result = key >= 0
         if mask.is_causal:
             causal = key <= query
-            result = causal if prefixes is None else causal | (key < prefixes[b])
+            result = causal if prefix_lengths is None else causal | (key < prefix_lengths[b])
         if mask.window_size is not None:
             result = result & ((query - key).abs() < mask.window_size)
         if lengths is not None:
@@ -282,8 +284,8 @@ def _nonempty_and_full_blocks(
     nonempty = full = torch.ones(shape, dtype=torch.bool, device=query_low.device)
     if mask.is_causal:
         causal_nonempty, causal_full = key_low <= query_high, key_high <= query_low
-        if mask.prefixes is not None:
-            prefix = mask.prefixes.view(-1, 1, 1)
+        if mask.prefix_lengths is not None:
+            prefix = mask.prefix_lengths.view(-1, 1, 1)
             causal_nonempty = causal_nonempty | (key_low < prefix)
             causal_full = causal_full | (key_high < prefix)
         nonempty, full = nonempty & causal_nonempty, full & causal_full

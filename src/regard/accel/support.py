@@ -1,8 +1,8 @@
-"""Which models each fast decoder supports, and the reason if it does not."""
+"""Which models each fast decoder supports, and why it does not support the others."""
 
 import torch
 
-from regard.accel.description import Description
+from regard.accel.description import DecoderDescription
 
 PACKED_NORM_PLACEMENTS = ("pre", "parallel", "parallel_norms")
 TRITON_ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu")
@@ -11,17 +11,19 @@ TRITON_POSITIONS = ("none", "sinusoidal", "learned", "rotary", "alibi")
 TRITON_NORM_PLACEMENTS = (*PACKED_NORM_PLACEMENTS, "sandwich", "post", "deepnorm")
 RMS_NORMS = ("rms", "rms_plus_one")
 # the decoders have one fixed table of rotations for all layers
-SCALED_BY_LENGTH = "the rotary scaling depends on the length of the sequence"
+LENGTH_DEPENDENT = "the rotary scaling depends on the length of the sequence"
 WINDOW_BASE = "layers with a sliding window have another RoPE base (window_base)"
-MAX_SHARED_HEADS = 32  # query heads per KV head: the shared memory of a GPU must hold them
+MAX_QUERY_HEADS_PER_KV_HEAD = (
+    32  # query heads per KV head: the shared memory of a GPU must hold them
+)
 
 
-def packed_unsupported_reason(description: Description) -> str | None:
+def packed_unsupported_reason(description: DecoderDescription) -> str | None:
     """Why `PackedDecoder` cannot run a model; None if it can."""
     if description.position_in_each_layer:
         return "positions are added in every layer"
-    if description.scaled_by_length:
-        return SCALED_BY_LENGTH
+    if description.length_dependent:
+        return LENGTH_DEPENDENT
     if description.has_window_base:
         return WINDOW_BASE
     if len({block.norm_placement for block in description.blocks}) > 1:
@@ -36,7 +38,7 @@ def packed_unsupported_reason(description: Description) -> str | None:
     return None
 
 
-def cpu_unsupported_reason(description: Description) -> str | None:
+def cpu_unsupported_reason(description: DecoderDescription) -> str | None:
     """Why `CpuDecodeStep` cannot run a packed model; None if it can."""
     if description.device.type != "cpu" or description.dtype != torch.float32:
         return f"it needs float32 on a CPU, not {description.dtype} on {description.device}"
@@ -53,14 +55,14 @@ def cpu_unsupported_reason(description: Description) -> str | None:
     return None
 
 
-def triton_unsupported_reason(description: Description) -> str | None:
+def triton_unsupported_reason(description: DecoderDescription) -> str | None:
     """Why `TritonDecoder` cannot run a model on a GPU; None if it can."""
     if description.position_in_each_layer:
         return "positions are added in every layer"
     if description.position not in TRITON_POSITIONS:
         return f"position={description.position!r} has no kernel"
-    if description.scaled_by_length:
-        return SCALED_BY_LENGTH
+    if description.length_dependent:
+        return LENGTH_DEPENDENT
     if description.has_window_base:
         return WINDOW_BASE
     shapes = {(block.heads, block.kv_heads, block.head_dim) for block in description.blocks}
@@ -74,14 +76,14 @@ def triton_unsupported_reason(description: Description) -> str | None:
         if block.head_dim not in TRITON_HEAD_DIMS or block.value_dim != block.head_dim:
             widths = f"head_dim={block.head_dim}, value_dim={block.value_dim}"
             return f"{widths}: they must be equal, even and from 16 to 256"
-        if block.heads > MAX_SHARED_HEADS * block.kv_heads:
-            return f"more than {MAX_SHARED_HEADS} query heads share a KV head"
+        if block.heads > MAX_QUERY_HEADS_PER_KV_HEAD * block.kv_heads:
+            return f"more than {MAX_QUERY_HEADS_PER_KV_HEAD} query heads share a KV head"
         if block.activation not in TRITON_ACTIVATIONS:
             return f"activation={block.activation!r} has no kernel"
     return None
 
 
-def gemm_unsupported_reason(description: Description) -> str | None:
+def gemm_unsupported_reason(description: DecoderDescription) -> str | None:
     """Why `TritonDecoder` cannot decode several rows with its gemm kernels; None if it can."""
     if description.final_norm is None or description.head_scale != 1.0 or description.head_projects:
         return "the head does not follow a norm directly"
@@ -91,7 +93,7 @@ def gemm_unsupported_reason(description: Description) -> str | None:
     return None
 
 
-def prefill_unsupported_reason(description: Description) -> str | None:
+def prefill_unsupported_reason(description: DecoderDescription) -> str | None:
     """Why `TritonDecoder` leaves prompts to the model; None if its kernels can run them."""
     if description.position != "rotary":
         return f"position={description.position!r} is not rotary"

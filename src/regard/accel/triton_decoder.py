@@ -14,7 +14,7 @@ from regard.accel.kernels import gemv, prefill
 from regard.accel.kernels.common import FFNActivation, RotaryPairs
 from regard.accel.kernels.decode_attention import MAX_KV_HEADS, AttentionOptions, attend
 from regard.accel.kernels.gemm import ResidualStream, reads_packed_int8
-from regard.accel.kernels.residual import BranchNorm, add_branch
+from regard.accel.kernels.residual import OutputNorm, add_branch
 from regard.accel.packed import FusedNormLinear, PackedBlock
 from regard.accel.packed_decoder import ConcatenatedPrompts, PackedDecoder
 from regard.accel.sparse_attention import FLASH_DTYPES, causal_window_attention, varlen_attention
@@ -49,14 +49,15 @@ class TritonLayer:
     activation: FFNActivation
     parallel: bool  # attention and feed-forward network read the same input
     post: bool  # norms follow the sum with x, as in the 2017 Transformer
-    branch_norms: tuple[BranchNorm, BranchNorm] | None  # of the outputs of the two branches
+    # after each branch: of its output (sandwich) or of the residual sum (post, deepnorm)
+    output_norms: tuple[OutputNorm, OutputNorm] | None
 
     def add(self, x: Tensor, y: Tensor, layer: FusedNormLinear, branch: int) -> Tensor:
         """x + `layer`(y), the end of branch 0 (attention) or 1 (feed-forward), with its norms."""
-        if self.branch_norms is None:
+        if self.output_norms is None:
             return gemv.linear(y, layer, residual=x)
         norm, residual_scale = (
-            self.branch_norms[branch],
+            self.output_norms[branch],
             self.packed.block.norm_placement.residual_scale,
         )
         y = gemv.linear(y, layer)
@@ -120,7 +121,7 @@ class TritonDecoder(PackedDecoder):
         kind = block.norm_placement.kind
         post = kind in ("post", "deepnorm")
         norm, ffn_norm = block.attention_norm, block.ffn_norm or block.attention_norm
-        branch_norms = {
+        output_norms = {
             "sandwich": (block.attention_post_norm, block.ffn_post_norm),
             "post": (norm, ffn_norm),
             "deepnorm": (norm, ffn_norm),
@@ -149,7 +150,7 @@ class TritonDecoder(PackedDecoder):
             ),
             block.norm_placement.parallel,
             post,
-            branch_norms and tuple(BranchNorm.of(cast(nn.Module, n)) for n in branch_norms),  # type: ignore[arg-type]
+            output_norms and tuple(OutputNorm.of(cast(nn.Module, n)) for n in output_norms),  # type: ignore[arg-type]
         )
 
     def step(

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from regard.generate.traced_chain import TracedChain
     from regard.models.build import preset
     from regard.pipelines.base import Progress
-    from regard.pipelines.by_length import ByLength
+    from regard.pipelines.by_length import MetricsByLength
     from regard.text import Tokenizer
     from regard.training.events import (
         Evaluated,
@@ -136,7 +136,7 @@ _NAMES = {
     "regard.generate.traced_chain": ("TracedChain",),
     "regard.models.build": ("preset",),
     "regard.pipelines.base": ("Progress",),
-    "regard.pipelines.by_length": ("ByLength",),
+    "regard.pipelines.by_length": ("MetricsByLength",),
     "regard.text": ("Tokenizer",),
     "regard.training.events": (
         *("NGramBaselineEvaluated", "Evaluated", "Event", "RunFinished", "RunStarted"),
@@ -154,7 +154,6 @@ __all__ = [
     "OUT_SUFFIXES",
     "SAMPLERS",
     "AttentionMap",
-    "ByLength",
     "Comparison",
     "Diagnosis",
     "Evaluated",
@@ -163,6 +162,7 @@ __all__ = [
     "History",
     "ImportedRun",
     "LectureFigure",
+    "MetricsByLength",
     "ModelDiff",
     "ModelInfo",
     "NGramBaselineEvaluated",

@@ -18,7 +18,7 @@ from regard.explain.render.figure import encode, page, save, to_svg
 from regard.html import html_table
 from regard.models.build import resolve
 from regard.pipelines.base import Progress
-from regard.pipelines.by_length import ByLength
+from regard.pipelines.by_length import MetricsByLength
 from regard.pipelines.text import default_stride
 from regard.tasks import TASKS
 from regard.training.storage.evaluation import Evaluation
@@ -41,7 +41,7 @@ class Comparison:
     histories: list[History]
     settings: dict[str, Values]  # settings that differ, one value per run
     translations: list[str] = field(default_factory=list)  # translations of `text`, one per run
-    by_length: list[ByLength] = field(default_factory=list)
+    by_length: list[MetricsByLength] = field(default_factory=list)
     evaluation_notes: list[str] = field(default_factory=list)  # on runs evaluated again
 
     @property
@@ -187,7 +187,7 @@ def compare(
     """Compare the logged metrics, the cost and the settings of runs.
 
     The metrics are those of all validation data. A run that was evaluated on a part of it, or with
-    another stride than the others, is evaluated again.
+    a different stride from the others, is evaluated again.
 
     With `text`, each run translates it; with `by_length`, each is evaluated separately on short
     and long examples of its validation data, or of `data`.
@@ -201,14 +201,14 @@ def compare(
     several_families = len({history.config.model["family"] for history in histories}) > 1
     settings = _differences([_settings(history, several_families) for history in histories])
     translations: list[str] = []
-    lengths: list[ByLength] = []
+    metrics_by_length: list[MetricsByLength] = []
     for path in paths if text is not None or by_length else ():
         run = load(path)
         if text is not None:
             translations.append(run.translate(text))
         if by_length:
-            lengths.append(run.evaluate_by_length(*data))
-    return Comparison(run_names(paths), histories, settings, translations, lengths, notes)
+            metrics_by_length.append(run.evaluate_by_length(*data))
+    return Comparison(run_names(paths), histories, settings, translations, metrics_by_length, notes)
 
 
 def _with_comparable_evaluations(

@@ -115,7 +115,7 @@ class LineDisplay(NoDisplay):
                 latest = self.latest
                 step = "" if latest is None else f" of {latest.steps:,}  loss {latest.loss:.3f}"
                 best = "  best so far" if event.is_best else ""
-                part = f" ({event.part})" if event.part else ""
+                part = f" ({event.evaluated_on})" if event.evaluated_on else ""
                 self._print(f"step {event.step:,}{step}  validation{part}: {metrics}{best}")
                 for line in activation_lines(event):
                     self._print(f"  {line}")
@@ -181,8 +181,8 @@ class _StateDisplay(NoDisplay):
             )  # by `train.best_metric`
             best = "best so far  " if latest.is_best else best
             rows.append(("validation", f"{losses[-1]:.3f}", f"{best}{sparkline(losses)}"))
-            if latest.part:
-                rows.append(("", "", latest.part))
+            if latest.evaluated_on:
+                rows.append(("", "", latest.evaluated_on))
         return rows
 
     def caption(self, latest: StepLogged) -> str:

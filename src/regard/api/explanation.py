@@ -105,11 +105,11 @@ def all_attention(
         return encoder_decoder_attention(
             run.model,
             captioned.source,
-            AxisLabels.of_patches(captioned.shown.grid),
+            AxisLabels.of_patches(captioned.image.grid),
             run.tokenizer,
             captioned.ids,
             pattern=pattern or _layer_patterns(run, layers),
-            image=captioned.shown,
+            image=captioned.image,
             **selection,
         )
     if isinstance(run.tokenizers, PairTokenizers):
@@ -208,7 +208,7 @@ def text_head_effects(run: "Run", text: str, mean: bool) -> dict[str, Tensor]:
     return head_effects(run.model, loss, mean=mean)
 
 
-def text_lens(run: "Run", text: str) -> LensPredictions:
+def text_logit_lens(run: "Run", text: str) -> LensPredictions:
     """The next token that each layer would predict at each position of a text."""
     _require_language_model(run, "logit_lens")
     ids = context_ids(run, text)

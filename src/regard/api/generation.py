@@ -210,7 +210,8 @@ def _compatible_model(run: "Run", other: Any, role: str = "amateur") -> Language
     model = _language_model(other)
     if other.tokenizer.fingerprint() != run.tokenizer.fingerprint():
         raise ConfigError(
-            f"the {role} {other.folder.path} has another tokenizer than {run.folder.path};\n"
+            f"the tokenizer of the {role} {other.folder.path} differs from that of "
+            f"{run.folder.path};\n"
             "train it with the same data and data.tokenizer, or start both from the same run"
         )
     return cast(Language, cast(nn.Module, model).to(run.device))

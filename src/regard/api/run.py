@@ -20,7 +20,7 @@ from regard.api.explanation import (
     text_attribution,
     text_gradients,
     text_head_effects,
-    text_lens,
+    text_logit_lens,
 )
 from regard.api.forecasting import (
     backtest_validation,
@@ -75,7 +75,7 @@ from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoi
 from regard.models.build import check_weights, load_model, resolve, weights
 from regard.pipelines import Pipeline, pipeline_of, tokenizer_fingerprint
 from regard.pipelines.base import Progress, Tokenizers
-from regard.pipelines.by_length import ByLength
+from regard.pipelines.by_length import MetricsByLength
 from regard.pipelines.pairs import pair_task
 from regard.pipelines.series_forecasts import ColumnForecast
 from regard.pipelines.strokes import stroke_task
@@ -95,8 +95,8 @@ if TYPE_CHECKING:
 def load(path: Path | str, device: str = "auto", *, adapter: Path | str | None = None) -> "Run":
     """Open a run folder, or a Hugging Face checkpoint folder as if it were one.
 
-    `adapter` is merged into the weights: a run with a LoRA adapter or a folder of PEFT, given by
-    its path or by its name in the folder `adapters` of the run.
+    `adapter` is merged into the weights: a run with a LoRA adapter or a PEFT folder, given by its
+    path or by its name in the folder `adapters` of the run.
 
     >>> regard.load(run.folder.path).config.name
     'cats'
@@ -638,7 +638,7 @@ class Run:
 
     def evaluate_by_length(
         self, *data: Choice, beam: int | None = None, length_penalty: float | None = None
-    ) -> ByLength:
+    ) -> MetricsByLength:
         """The metrics of predictions or translations, for short and for long texts separately.
 
         >>> translator.evaluate_by_length(beam=1).unit
@@ -750,7 +750,7 @@ class Run:
         >>> run.logit_lens("the cat")
         LensPredictions(2 layers, 7 tokens)
         """
-        return text_lens(self, text)
+        return text_logit_lens(self, text)
 
     def attribution(self, text: str | tuple[str, ...], output: str | None = None) -> Attribution:
         """The contribution of each token to the most probable class or next token, or to `output`.

@@ -21,7 +21,7 @@ from regard.pipelines import (
     validation_metrics,
 )
 from regard.pipelines.base import EvalData, Progress
-from regard.pipelines.by_length import ByLength
+from regard.pipelines.by_length import MetricsByLength
 from regard.training.storage.evaluation import Evaluation, make_evaluation
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def evaluation_search(run: "Run", beam: int | None, length_penalty: float | None
     return translation_search(None, beam, length_penalty)
 
 
-def evaluate_by_length(run: "Run", data: Sequence[Choice], search: Search) -> ByLength:
+def evaluate_by_length(run: "Run", data: Sequence[Choice], search: Search) -> MetricsByLength:
     """The metrics of short and of long texts."""
     eval_data = prepare_evaluation(run.config, validation_data(run, data), run.tokenizers)
     return run.pipeline.evaluate_by_length(eval_data, run.model, search=search)

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from regard.config import kind_of
 from regard.errors import ConfigError
 from regard.explain.render import strokes
-from regard.explain.render.curves import TRUTH, Curve, Panel, Points, draw_curves, printable
+from regard.explain.render.curves import TRUTH, Curve, MetricPanel, Points, draw_curves, printable
 from regard.explain.render.figure import encode, page, to_svg
-from regard.pipelines.by_length import ByLength
+from regard.pipelines.by_length import MetricsByLength
 from regard.pipelines.series_forecasts import RECURSIVE_WINDOWS, ColumnForecast
 from regard.tasks import TASKS, Forecast, Task
 from regard.training.tracking.history import History, downsample
@@ -53,7 +53,7 @@ def history_curves(names: Sequence[str], histories: Sequence[History]) -> "Figur
         unit = _loss_unit(histories) if metric == "loss" else UNITS.get(metric, title)
         is_validation_metric = any(metric in history.validation for history in histories)
         from_zero = is_validation_metric and any(score in metric for score in SCORES)
-        panels.append(Panel(title, unit, curves, from_zero=from_zero))
+        panels.append(MetricPanel(title, unit, curves, from_zero=from_zero))
     return draw_curves(names, panels)
 
 
@@ -124,11 +124,11 @@ def forecast_figure(
     return draw_curves(names, panels, caption=caption, dashes=True)
 
 
-def _values_panel(title: str, end: ColumnForecast, curves: Sequence[Curve]) -> Panel:
+def _values_panel(title: str, end: ColumnForecast, curves: Sequence[Curve]) -> MetricPanel:
     """Values of a column over the dates of the rows, or over the row numbers."""
     has_dates = end.dates is not None
     x_label = ", ".join(end.date_columns) if has_dates else "row"
-    return Panel(
+    return MetricPanel(
         printable(title),
         printable(end.column),
         curves,
@@ -139,10 +139,10 @@ def _values_panel(title: str, end: ColumnForecast, curves: Sequence[Curve]) -> P
     )
 
 
-def _error_panel(curves: Sequence[Curve]) -> Panel:
+def _error_panel(curves: Sequence[Curve]) -> MetricPanel:
     """The error of each step; dots where only some steps were measured."""
     every_step = all(len(curve.validation) == curve.validation[-1][0] for curve in curves)
-    return Panel(
+    return MetricPanel(
         "error by forecast step",
         "mean squared error",
         curves,
@@ -169,7 +169,7 @@ def _curve_from(run: int, end: ColumnForecast, start: int, values: Sequence[floa
     return Curve(run, [], list(zip(positions, values, strict=True)))
 
 
-def by_length_curves(names: Sequence[str], runs: Sequence[ByLength]) -> "Figure":
+def by_length_curves(names: Sequence[str], runs: Sequence[MetricsByLength]) -> "Figure":
     """A panel per metric: the metric over the length of the example, a curve per run."""
     metrics = dict.fromkeys(name for run in runs for name in run.ranges[0].metrics)
     panels = []
@@ -187,7 +187,7 @@ def by_length_curves(names: Sequence[str], runs: Sequence[ByLength]) -> "Figure"
             for index, run in enumerate(runs)
         ]
         title = metric.replace("_", " ")
-        panels.append(Panel(title, title, curves, from_zero=True))
+        panels.append(MetricPanel(title, title, curves, from_zero=True))
     return draw_curves(names, panels, x_label=f"source length in {runs[0].unit}")
 
 

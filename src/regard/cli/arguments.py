@@ -50,7 +50,8 @@ Penalty = Annotated[
     Option(
         "--length-penalty",
         metavar="POWER",
-        help="Divide log P by the length to this power, 1 by default; 0 disables it.",
+        help="Length penalty: divide log P by the length raised to this power, 1 by default; "
+        "0 disables it.",
     ),
 ]
 SearchOption = Annotated[

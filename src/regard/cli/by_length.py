@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 from regard.cli.output import align_columns, format_number
 
 if TYPE_CHECKING:
-    from regard.api import ByLength
+    from regard.api import MetricsByLength
 
 
-def as_lines(result: "ByLength") -> list[str]:
+def as_lines(result: "MetricsByLength") -> list[str]:
     """The metrics of one run: a line per range of lengths, a column per metric."""
     names = list(result.ranges[0].metrics)
     rows = [
@@ -23,8 +23,8 @@ def as_lines(result: "ByLength") -> list[str]:
     return align_columns([(result.unit, "examples", *names), *rows], range(1, 2 + len(names)))
 
 
-def as_groups(runs: "Sequence[ByLength]") -> dict[str, list[tuple[str, ...]]]:
-    """The metrics of several runs: a group per metric, in it a line per range of lengths."""
+def as_groups(runs: "Sequence[MetricsByLength]") -> dict[str, list[tuple[str, ...]]]:
+    """The metrics of several runs: a group per metric, with a line per range of lengths."""
     tables = [{_range(span): span for span in run.ranges} for run in runs]
     ranges = {key: span.longest for table in tables for key, span in table.items()}
     metrics = dict.fromkeys(name for run in runs for name in run.ranges[0].metrics)
@@ -41,7 +41,7 @@ def as_groups(runs: "Sequence[ByLength]") -> dict[str, list[tuple[str, ...]]]:
     }
 
 
-def as_table(result: "ByLength") -> dict[str, Any]:
+def as_table(result: "MetricsByLength") -> dict[str, Any]:
     """The result as a table, for --json."""
     spans = [
         {"shortest": span.shortest, "longest": span.longest, "examples": span.examples}

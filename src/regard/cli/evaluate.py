@@ -21,7 +21,7 @@ from regard.cli.output import (
 from regard.errors import ConfigError, reject_options
 
 if TYPE_CHECKING:
-    from regard.api import ByLength
+    from regard.api import MetricsByLength
 
 
 def evaluate(
@@ -125,7 +125,7 @@ def evaluate(
         print_status(f"{name}: {signature}")
 
 
-def _print_by_length(name: str, result: "ByLength", out: Path | None, as_json: bool) -> None:
+def _print_by_length(name: str, result: "MetricsByLength", out: Path | None, as_json: bool) -> None:
     from regard.cli.by_length import as_lines, as_table
 
     if as_json:

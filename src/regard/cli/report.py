@@ -107,7 +107,9 @@ def describe_evaluation(finished: "RunFinished") -> str:
         return f"on {finished.evaluated_on}"
     run = shlex.quote(str(finished.folder))
     seconds = format_duration(finished.seconds_for_all)
-    return f"on {finished.evaluated_on} (all of them take about {seconds}: regard evaluate {run})"
+    return (
+        f"on {finished.evaluated_on} (evaluating all takes about {seconds}: regard evaluate {run})"
+    )
 
 
 def compare_with_baseline(metrics: dict[str, float], baseline: "NGramBaselineEvaluated") -> str:

@@ -35,7 +35,7 @@ class TextBatch(Batch):
     targets: Int[Tensor, "batch scored"]
     # Scheduled sampling: where the model reads its own prediction instead of `ids`.
     use_prediction: Bool[Tensor, "batch time"] | None = None
-    prefixes: Int[Tensor, " batch"] | None = None  # prefix lengths of a prefix LM
+    prefix_lengths: Int[Tensor, " batch"] | None = None  # of a prefix LM
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class DialogueBatch(Batch):
     targets: Int[Tensor, "batch time"]
     documents: Int[Tensor, "batch time"]  # index of the dialogue in the row, from 1; 0 is padding
     positions: Int[Tensor, "batch time"]  # in the dialogue
-    prefixes: Int[Tensor, " batch"]  # number of tokens before the first response of the row
+    prefix_lengths: Int[Tensor, " batch"]  # number of tokens before the first response of the row
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class TagBatch(Batch):
     ids: Int[Tensor, "batch time"]
     lengths: Int[Tensor, " batch"]
     targets: Int[Tensor, "batch time"]
-    characters: UInt8[Tensor, "batch time bytes"] | None = None  # of the word of each token
+    word_bytes: UInt8[Tensor, "batch time bytes"] | None = None  # of the word of each token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

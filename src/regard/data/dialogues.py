@@ -109,8 +109,8 @@ def _first_object(path: Path) -> Mapping[str, Any]:
 def from_json(path: Path) -> Dialogues:
     """Read a dialogue from each line or from each object of an array; an error names its location.
 
-    The description names the keys that are read, if they have other names than their role, and
-    those that are not part of a dialogue. Objects with an empty response are skipped and counted.
+    The description names the keys that are read, if their names differ from their roles, and those
+    that are not part of a dialogue. Objects with an empty response are skipped and counted.
     """
     rows: list[tuple[Message, ...]] = []
     left_out: dict[str, None] = {}  # keys

@@ -86,7 +86,7 @@ class Series:
         return training, self._slice(train, count, train, f"the last {count_noun(count, 'row')}")
 
     def split_as_ett(self) -> tuple["Series", "Series"]:
-        """The usual splits of a table of ETT; of other tables, the same proportions."""
+        """The usual splits of an ETT table; for other tables, the same proportions."""
         sizes = ETT_SPLITS.get(len(self))
         known = " or ".join(f"{rows:,}" for rows in ETT_SPLITS)
         reason = ", the usual split of ETT"
@@ -165,9 +165,9 @@ def from_table(table: Table) -> Series:
     dates, reasons = read_dates(table, rows)
     # Day, month and year are not columns of the series. Other columns of dates as numbers are, if
     # the user names them, as in earlier versions.
-    hidden = () if dates is None or len(dates.columns) < 3 else dates.columns[:3]
+    date_parts = () if dates is None or len(dates.columns) < 3 else dates.columns[:3]
     counts = [
-        0 if name in hidden else sum(_number(row[index]) is not None for _, row in rows)
+        0 if name in date_parts else sum(_number(row[index]) is not None for _, row in rows)
         for index, name in enumerate(table.columns)
     ]
     numeric = [i for i, count in enumerate(counts) if count > MIN_SERIES_FRACTION * len(rows)]
@@ -181,19 +181,20 @@ def from_table(table: Table) -> Series:
                 "and without commas, or remove the column"
             )
     date_names = () if dates is None else dates.columns
-    values = [i for i in numeric if i not in reasons and table.columns[i] not in date_names]
-    if not values:  # reading a column with missing values reports the first of them
-        values = [i for i, count in enumerate(counts) if count and i not in numeric]
-        numeric = sorted({*numeric, *values})
-    if not values:
+    value_columns = [i for i in numeric if i not in reasons and table.columns[i] not in date_names]
+    if not value_columns:  # reading a column with missing values reports the first of them
+        value_columns = [i for i, count in enumerate(counts) if count and i not in numeric]
+        numeric = sorted({*numeric, *value_columns})
+    if not value_columns:
         raise DataError(f"{table.path} has no column of numbers to forecast\n{table.listing()}")
     columns = {table.columns[index]: _numbers(table, rows, index) for index in numeric}
     indexes = {
         index: reason
-        for index in values
+        for index in value_columns
         if (reason := row_number_reason(table, np.array(columns[table.columns[index]]), index))
     }
-    reasons |= indexes if len(indexes) < len(values) else {}  # there is something else to forecast
+    if len(indexes) < len(value_columns):  # there is something else to forecast
+        reasons |= indexes
     left_out = {
         name: reasons.get(index) or _left_out_reason(table, rows, index)
         for index, name in enumerate(table.columns)

@@ -102,9 +102,9 @@ def from_npz(path: Path) -> Strokes:
 
     The training split has the arrays `train_xyp`, the points (dx, dy, lift) of all drawings one
     after the other, and `train_off`, the index of the first point of each drawing and the number of
-    points; optional are `train_label`, the class of each drawing, and `train_text`, the text that
-    each drawing shows. The names in the other splits begin with `valid_` and `test_`. An archive of
-    one split may omit the prefix: `xyp`, `off`, ….
+    points. `train_label`, the class of each drawing, and `train_text`, the text that each drawing
+    shows, are optional. The names in the other splits begin with `valid_` and `test_`. An archive
+    of one split may omit the prefix: `xyp`, `off`, ….
     """
     hint = "the points of all drawings as one array 'xyp' and where they start as 'off'"
     arrays = read_arrays(path, lambda name: name.endswith((POINTS, OFFSETS, LABELS, TEXTS)), hint)

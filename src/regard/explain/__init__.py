@@ -4,9 +4,9 @@ from regard.explain.ablation import head_effects
 from regard.explain.attention import attention_maps
 from regard.explain.attribution import (
     Attribution,
+    attention_rollout,
     gradient_times_attention,
     integrated_gradients,
-    rollout,
     token_score,
 )
 from regard.explain.gradient import GradientFlow, gradient_flow
@@ -24,11 +24,11 @@ from regard.explain.lens import (
     LensPredictions,
     TunedLens,
     direct_logit_attribution,
-    layer_states,
     logit_lens,
+    residual_stream,
     tune_lens,
 )
-from regard.explain.linear_probe import Probe, probe
+from regard.explain.linear_probe import ProbeResult, probe
 from regard.explain.projection import pca, position_similarity, tsne
 from regard.explain.render.maps import draw_maps, html_maps
 from regard.explain.render.terminal import heads_overview, heatmap
@@ -42,7 +42,7 @@ __all__ = [
     "GradientFlow",
     "HeadScores",
     "LensPredictions",
-    "Probe",
+    "ProbeResult",
     "StateMap",
     "StateMaps",
     "TokenMap",
@@ -51,6 +51,7 @@ __all__ = [
     "attention_distance",
     "attention_entropy",
     "attention_maps",
+    "attention_rollout",
     "copying_scores",
     "direct_logit_attribution",
     "draw_maps",
@@ -64,14 +65,13 @@ __all__ = [
     "html_maps",
     "induction_score",
     "integrated_gradients",
-    "layer_states",
     "logit_lens",
     "patch",
     "pca",
     "position_similarity",
     "previous_token_score",
     "probe",
-    "rollout",
+    "residual_stream",
     "steer",
     "token_score",
     "trace",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 STEPS, MAX_DELTA = (50, 400), 0.01
 
 
-def rollout(
+def attention_rollout(
     layers: Sequence[Float[Tensor, "heads time time"]], *, residual: float = 0.5
 ) -> Float[Tensor, "time time"]:
     r"""Attention rollout: the attention of each position to the input tokens through all layers.
@@ -36,12 +36,12 @@ def rollout(
     Rows sum to 1. Abnar & Zuidema 2020.
     """
     if not layers:
-        raise ConfigError("rollout needs the self-attention of at least one layer")
+        raise ConfigError("attention rollout needs the self-attention of at least one layer")
     result = torch.eye(layers[0].shape[-1], dtype=layers[0].dtype, device=layers[0].device)
     for weights in layers:
         if weights.shape[-1] != weights.shape[-2]:
             raise ShapeError(
-                "rollout needs self-attention weights of shape (heads, time, time), not "
+                "attention rollout needs self-attention weights of shape (heads, time, time), not "
                 f"{tuple(weights.shape)}"
             )
         attention = weights.mean(0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError, RegardError
 from regard.explain.data_frame import data_frame
-from regard.explain.render.curves import Curve, Panel, draw_curves
+from regard.explain.render.curves import Curve, MetricPanel, draw_curves
 from regard.explain.render.figure import encode, save
 from regard.explain.render.token_text import visible
 from regard.explain.trace import matching_modules, run_eagerly
@@ -130,7 +130,7 @@ def draw_gradients(names: Sequence[str], flows: Sequence[GradientFlow], layer: i
         )
         for run, values in enumerate(norms)
     ]
-    panel = Panel("gradient of the last token's loss", "norm", curves)
+    panel = MetricPanel("gradient of the last token's loss", "norm", curves)
     caption = "norm of the gradient of the last token's loss at each earlier position"
     return draw_curves(names, [panel], x_label="positions back", caption=caption)
 

@@ -40,7 +40,7 @@ class ImageAttentionMap(AttentionMap):
         the mean of the weights of all patches.
         """
         assert self.image is not None
-        selected = self if head is None else self.one_head(head)
+        selected = self if head is None else self.one_map(head)
         if self.kind == "cross":
             names, weights = self.rows, selected.mean()
         else:

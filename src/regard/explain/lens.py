@@ -28,7 +28,7 @@ LINEAR_PLACEMENTS = ("pre", "parallel", "parallel_norms")  # the residual stream
 
 
 @torch.no_grad()
-def layer_states(
+def residual_stream(
     model: nn.Module, ids: Int[Tensor, "batch time"]
 ) -> list[Float[Tensor, "batch time dim"]]:
     """The residual stream before the first layer and after each layer, without the final norm."""
@@ -68,7 +68,7 @@ def logit_lens(
     """
     _, stack = text_stack(model)
     norm = nn.Identity() if stack.norm is None else stack.norm
-    states = layer_states(model, ids)
+    states = residual_stream(model, ids)
     if positions is not None:
         states = [state[:, list(positions)] for state in states]
     if lens is not None:
@@ -112,7 +112,7 @@ def tune_lens(
         parameter.requires_grad_(False)
     try:
         for ids in batches:
-            states = layer_states(model, ids)
+            states = residual_stream(model, ids)
             if lens is None or optimizer is None:
                 lens = TunedLens(states[0].shape[-1], len(states) - 1).to(states[0])
                 optimizer = torch.optim.Adam(lens.parameters(), lr)

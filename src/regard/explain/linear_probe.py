@@ -12,7 +12,7 @@ from regard.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeResult:
     """How well a linear classifier predicts a label from a layer, on data it was not fitted to."""
 
     accuracy: float
@@ -28,7 +28,7 @@ def probe(
     folds: int = 5,
     l2: float = 1e-3,
     seed: int = 0,
-) -> Probe:
+) -> ProbeResult:
     r"""The accuracy of a linear probe by cross-validation.
 
         min_W,b  mean_n -log softmax(W x_n + b)_{y_n} + l2 |W|^2
@@ -50,13 +50,13 @@ def probe(
     correct = 0
     for fold in range(folds):
         train, test = fold_of != fold, fold_of == fold
-        center, scale = x[train].mean(0), x[train].std(0).clamp_min(1e-8)
-        weight, bias = _fit_probe((x[train] - center) / scale, labels[train], classes, l2)
-        predicted = ((x[test] - center) / scale @ weight + bias).argmax(-1)
+        centre, scale = x[train].mean(0), x[train].std(0).clamp_min(1e-8)
+        weight, bias = _fit_probe((x[train] - centre) / scale, labels[train], classes, l2)
+        predicted = ((x[test] - centre) / scale @ weight + bias).argmax(-1)
         correct += int((predicted == labels[test]).sum())
     accuracy = correct / count
     low, high = wilson(correct, count)
-    return Probe(accuracy, low, high, float(labels.bincount().max()) / count)
+    return ProbeResult(accuracy, low, high, float(labels.bincount().max()) / count)
 
 
 def _fit_probe(x: Tensor, labels: Tensor, classes: int, l2: float) -> tuple[Tensor, Tensor]:
@@ -81,7 +81,7 @@ def wilson(successes: int, count: int, z: float = 1.96) -> tuple[float, float]:
     [0.826, 0.945]
     """
     p = successes / count
-    center = p + z * z / (2 * count)
+    centre = p + z * z / (2 * count)
     half_width = z * math.sqrt(p * (1 - p) / count + z * z / (4 * count * count))
     denominator = 1 + z * z / count
-    return (center - half_width) / denominator, (center + half_width) / denominator
+    return (centre - half_width) / denominator, (centre + half_width) / denominator

@@ -29,7 +29,8 @@ Kind = Literal["self", "cross"]
 class TokenMap:
     """Matrices of one module, such as one for each head, with the labels of rows and columns.
 
-    `names` are those of the matrices, by default head 0, head 1 …
+    `names` are those of the matrices, by default head 0, head 1 … The argument `head` of the
+    methods is the index of a matrix, also where the matrices are gates.
     """
 
     rows: list[str]
@@ -37,6 +38,7 @@ class TokenMap:
     values: Float[Tensor, "maps rows columns"]
     names: list[str] | None = None
     title: ClassVar[str] = "values"
+    noun: ClassVar[str] = "head"  # what one matrix is called
 
     def __post_init__(self) -> None:
         size = (len(self.rows), len(self.columns))
@@ -76,12 +78,12 @@ class TokenMap:
         high = attention_vmax(0.0, len(self.columns))
         if head is None and self.rows == self.columns and self.kind != "cross":
             return heads_overview(self.values, width=width, colour=colour, high=high)
-        values = self.mean() if head is None else self.one_head(head).values[0]
+        values = self.mean() if head is None else self.one_map(head).values[0]
         return heatmap(values, self.rows, self.columns, width=width, colour=colour, high=high)
 
     def figure(self, head: int | None = None, *, title: str = "") -> "Figure":
         """All heads side by side, or one of them, as a matplotlib figure."""
-        selected = self if head is None else self.one_head(head)
+        selected = self if head is None else self.one_map(head)
         return draw_maps(
             selected.values,
             self.rows,
@@ -98,19 +100,19 @@ class TokenMap:
         suffix = Path(path).suffix
         check_suffix(suffix)
         if suffix == ".html":
-            selected = self if head is None else self.one_head(head)
+            selected = self if head is None else self.one_map(head)
             _save_page(self.title, {title or self.title: selected}, path)
         else:
             save(encode(self.figure(head, title=title), suffix), path)
 
     def to_pandas(self, head: int | None = None) -> "DataFrame":
         """The values of one head, or their mean, as a table of rows × columns."""
-        values = self.mean() if head is None else self.one_head(head).values[0]
+        values = self.mean() if head is None else self.one_map(head).values[0]
         return data_frame(values.tolist(), index=self.rows, columns=self.columns)
 
-    def one_head(self, head: int) -> "TokenMap":
-        """The map of one head."""
-        check_indices([head], len(self.values), "head")
+    def one_map(self, head: int) -> "TokenMap":
+        """The map of one head, or of one gate."""
+        check_indices([head], len(self.values), self.noun)
         chosen = slice(head, head + 1)
         return replace(self, values=self.values[chosen], names=self.headings[chosen])
 
@@ -151,6 +153,7 @@ class StateMap(TokenMap):
     """The gates and the state of a recurrent cell, one matrix for each: tokens × units."""
 
     title: ClassVar[str] = "states"
+    noun: ClassVar[str] = "gate"
 
     def __repr__(self) -> str:
         _, rows, columns = self.values.shape
@@ -170,7 +173,7 @@ class TokenMaps(dict[str, Map]):
 
     def figure(self, head: int | None = None) -> "Figure":
         """All layers and heads, or one head of each layer, as a matplotlib figure."""
-        selected = self._select_head(head)
+        selected = self._select(head)
         modules = {
             name: (token_map.values, token_map.headings) for name, token_map in selected.items()
         }
@@ -184,14 +187,14 @@ class TokenMaps(dict[str, Map]):
         suffix = Path(path).suffix
         check_suffix(suffix)
         if suffix == ".html":
-            _save_page(self.title, self._select_head(head), path)
+            _save_page(self.title, self._select(head), path)
         else:
             save(encode(self.figure(head), suffix), path)
 
-    def _select_head(self, head: int | None) -> Mapping[str, TokenMap]:
+    def _select(self, head: int | None) -> Mapping[str, TokenMap]:
         if head is None:
             return self
-        return {name: token_map.one_head(head) for name, token_map in self.items()}
+        return {name: token_map.one_map(head) for name, token_map in self.items()}
 
 
 class AttentionMaps(TokenMaps[AttentionMap]):

@@ -145,7 +145,7 @@ class CudaGraphLoop:
         captured = self.sampling
         return (
             (chain is self.chain or (not _has_per_row_settings(chain) and chain == self.chain))
-            and cast(Capturable, self.state).has_capacity(capacity)
+            and cast(Capturable, self.state).matches_capacity(capacity)
             and (source and source.ids.shape) == (self.source and self.source.ids.shape)
             and sampling.history.shape == captured.history.shape
             and sampling.stop == captured.stop

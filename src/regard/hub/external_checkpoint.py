@@ -268,7 +268,7 @@ def open_checkpoint(path: Path | str) -> ExternalCheckpoint:
 def plan_weights(
     model_type: ModelType, config: Any, tensors: TensorReader, path: Path
 ) -> tuple[Shapes, WeightPlan]:
-    """The shapes of the model's tensors and the plan that fills them; raises on a misfit."""
+    """The shapes of the model's tensors and the plan that fills them; raises on a mismatch."""
     problems, shapes, plan = _plan(model_type, config, tensors)
     if problems:
         raise CheckpointError(
@@ -317,8 +317,8 @@ def _plan(
     problems = [f"{name} is missing" for name in _missing_tensors(plan, model_type, config, shapes)]
     unexpected = (name for name in plan.unexpected if not _is_ignored(model_type, name))
     problems += [f"{quote(name)} is unexpected" for name in unexpected]
-    misfits = (_misfit(mapping, tensors, shapes) for mapping in plan.mappings)
-    return problems + [problem for problem in misfits if problem is not None], shapes, plan
+    mismatches = (_mismatch(mapping, tensors, shapes) for mapping in plan.mappings)
+    return problems + [problem for problem in mismatches if problem is not None], shapes, plan
 
 
 def _missing_tensors(
@@ -338,7 +338,7 @@ def _is_ignored(model_type: ModelType, name: str) -> bool:
     return any(matches(p, name) or matches(p, short) for p in model_type.ignored_tensors)
 
 
-def _misfit(mapping: TensorMapping, tensors: TensorReader, shapes: Shapes) -> str | None:
+def _mismatch(mapping: TensorMapping, tensors: TensorReader, shapes: Shapes) -> str | None:
     """The problem with the dtype or the shape of an external tensor; None if it fits."""
     name, entry = mapping.external, tensors.entries[mapping.external]
     expected = [shapes[internal] for internal in mapping.internal]

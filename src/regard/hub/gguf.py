@@ -306,7 +306,7 @@ def _write_settings(
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(float(scaling["factor"]))
     elif kind not in ("default", "llama3"):
-        _refuse("model.position.scaling", kind, "supported are linear and llama3")
+        _refuse("model.position.scaling", kind, "only linear and llama3 are supported")
     if architecture.name in ("gemma2", "gemma3"):
         writer.add_sliding_window(hf["sliding_window"])
     for key, add in (

@@ -66,7 +66,7 @@ SUPPORTED_VALUES = {  # other values of these settings change the computation of
 
 
 def is_adapter(path: Path) -> bool:
-    """Whether a folder holds an adapter of PEFT."""
+    """Whether a folder holds a PEFT adapter."""
     return path_exists(path / CONFIG)
 
 
@@ -228,7 +228,7 @@ def read_adapter(folder: Path, config: ModelConfig) -> Adapter:
         if module in factors:
             a, b = factors[module]["A"], factors[module]["B"]
             if a.dim() != 2 or not len(a) or a.shape[1] != expected[0][1]:
-                raise _misfit(folder, mapping, "lora_A", a)
+                raise _mismatch(folder, mapping, "lora_A", a)
             sizes = [torch.Size((s[0], len(a))) for s in expected]
             rows = _split(folder, mapping, _row_layout(mapping.layout), "lora_B", b, sizes)
             scale = _scale(settings, module, len(a))
@@ -265,11 +265,11 @@ def _split(
     except (RuntimeError, IndexError):  # the tensor cannot be split
         parts = []
     if [part.shape for part in parts] != shapes:
-        raise _misfit(folder, mapping, what, tensor)
+        raise _mismatch(folder, mapping, what, tensor)
     return parts
 
 
-def _misfit(folder: Path, mapping: TensorMapping, what: str, tensor: Tensor) -> CheckpointError:
+def _mismatch(folder: Path, mapping: TensorMapping, what: str, tensor: Tensor) -> CheckpointError:
     return CheckpointError(
         f"{folder / MODEL}: {what} of {quote(mapping.external)} has shape {tuple(tensor.shape)}, "
         "which does not fit the model; use the adapter with the model it was trained on"

@@ -66,8 +66,8 @@ def compare(
 ) -> float:
     """The largest absolute difference between the outputs of both libraries for random input.
 
-    `load` returns the model that was exported to `folder`; or to `folder` and `adapter`, a folder
-    of PEFT for the model in `folder`.
+    `load` returns the model that was exported to `folder`; or to `folder` and `adapter`, a PEFT
+    folder for the model in `folder`.
     """
     import transformers
 
@@ -137,7 +137,7 @@ def _select_output(output: Any, kind: str) -> Tensor:
 
 
 def _with_adapter(hf_model: Any, adapter: Path) -> Any:
-    """The model with an adapter of PEFT."""
+    """The model with a PEFT adapter."""
     import peft
 
     with warnings.catch_warnings():

@@ -39,7 +39,7 @@ class Capturable(State, Protocol):
     def with_static_shapes(self) -> State:
         """The same state, with shapes that do not depend on the lengths of the rows."""
 
-    def has_capacity(self, capacity: int) -> bool:
+    def matches_capacity(self, capacity: int) -> bool:
         """Whether the buffers are those of a state that was started with this capacity."""
 
     def reset(self, initial: Any = None) -> State:

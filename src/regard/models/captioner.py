@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.config import Choice, Settings, kind_of
 from regard.errors import ConfigError, ShapeError, unknown
 from regard.models.compatibility import SEQ2SEQ_RULES, check_dropout, check_rules, check_sizes
-from regard.models.seq2seq import Memory, RecurrentEncoderDecoder
+from regard.models.seq2seq import MemoryKV, RecurrentEncoderDecoder
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.attention import Mask
 from regard.nn.image_features import FEATURES, RegionConvolution, RegionPositions
@@ -189,7 +189,7 @@ class RecurrentCaptioner(RecurrentEncoderDecoder):
         )
         self.region_positions = RegionPositions(config.regions, dim)
 
-    def _encode(self, source: Any) -> tuple[list[CellState], Memory]:
+    def _encode(self, source: Any) -> tuple[list[CellState], MemoryKV]:
         images = check_images(source, self.config)
         regions = self.image_embed(images.to(next(self.image_embed.parameters()).dtype))
         h = self.region_positions(self.image_layers(regions))
@@ -197,7 +197,7 @@ class RecurrentCaptioner(RecurrentEncoderDecoder):
         allowed = torch.ones(len(h), 1, 1, h.shape[1], dtype=torch.bool, device=h.device)
         vectors = self._cells()[0].state_vectors
         states = self._initial_states([(h.mean(1),) * vectors] * self.config.layers)
-        return states, Memory(hops, allowed)
+        return states, MemoryKV(hops, allowed)
 
 
 def check_images(source: Any, config: Any) -> Tensor:

@@ -18,7 +18,7 @@ from regard.nn.head import LMHead
 from regard.nn.loss import IGNORE_INDEX, linear_cross_entropy
 
 NOISE_POWER = 0.75  # exponent of the unigram counts in the noise distribution
-NOISE_SAMPLES = 8  # minimum number of noise samples per row
+MIN_NOISE_SAMPLES = 8  # per row
 WORDS_PER_SAMPLE = 8  # longer rows have one noise sample per this many words
 
 
@@ -117,7 +117,7 @@ class NegativeSamplingHead(LMHead):
                 f"task.label_smoothing={label_smoothing} needs a full softmax; "
                 "set model.negatives=0"
             )
-        per_row = max(NOISE_SAMPLES, targets.shape[1] // WORDS_PER_SAMPLE)
+        per_row = max(MIN_NOISE_SAMPLES, targets.shape[1] // WORDS_PER_SAMPLE)
         noise = torch.multinomial(self.log_noise.exp(), len(x) * per_row, replacement=True)
         u = F.embedding(torch.cat([targets.clamp_min(0).flatten(), noise]), self.weight)
         # (batch, time), (batch, noise, time)

@@ -38,10 +38,10 @@ class NGramConfig(Settings):
 class NGram(LanguageModel):
     r"""An interpolated n-gram model.
 
-        P(w | h) = p(hw) + g(h) P(w | h'),      and 1 / V for P(w | h') if h is empty
+        P(w | h) = α(w | h) + γ(h) P(w | h'),      and 1 / V for P(w | h') if h is empty
 
     h' is the history h without its oldest id. The smoothing gives the discounted probability
-    p(hw) and the interpolation weight g(h) of the lower order; see `models.smoothing`.
+    α(w | h) and the interpolation weight γ(h) of the lower order; see `models.smoothing`.
     Shannon 1948.
 
     `forward` returns log-probabilities, so the head is the identity.
@@ -85,7 +85,7 @@ class NGram(LanguageModel):
     ) -> Float64[Tensor, "scored orders"]:
         r"""The contribution of each order to P(target), the uniform distribution first.
 
-            P(w | h) = sum_n p(h_n w) prod_{m > n} g(h_m),      h_n the last n ids of h
+            P(w | h) = sum_n α(w | h_n) prod_{m > n} γ(h_m),      h_n the last n ids of h
 
         There is a row for each scored target; it sums to P(target).
         """
@@ -174,8 +174,8 @@ class NGram(LanguageModel):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The smoothed probabilities after these histories of `length` ids.
 
-        For each id w that was seen after a history h: its row, w and p(hw). For each row: g(h), and
-        whether h was seen. An unseen history backs off entirely to the lower order: g(h) = 1.
+        For each id w that was seen after a history h: its row, w and α(w | h). For each row: γ(h),
+        and whether h was seen. An unseen history backs off entirely to the lower order: γ(h) = 1.
         """
         row, word, count = self._tables()[length].followers(histories, self.config.vocab_size)
         total = torch.zeros(len(histories), dtype=torch.float64, device=row.device)

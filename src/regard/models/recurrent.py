@@ -138,18 +138,18 @@ class RecurrentLM(LanguageModel):
         ids: Inputs,
         *,
         lengths: Int[Tensor, " batch"] | None = None,
-        characters: UInt8[Tensor, "batch time bytes"] | None = None,
+        word_bytes: UInt8[Tensor, "batch time bytes"] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """The hidden states of the top layer, which `head` maps to logits.
 
         Rows may be right-padded: `lengths` gives the number of valid ids, which only a
-        bidirectional model needs. `characters` are the bytes of the word of each id.
+        bidirectional model needs. `word_bytes` are the bytes of the word of each id.
         """
         x = self._embed(ids)
         if self.characters is not None:
-            if characters is None:
-                raise ConfigError("this model reads the characters of words; give `characters`")
-            x = torch.cat([x, self.characters(characters)], -1)
+            if word_bytes is None:
+                raise ConfigError("this model reads the characters of words; give `word_bytes`")
+            x = torch.cat([x, self.characters(word_bytes)], -1)
         h, _ = self.layers(x, lengths if self.config.bidirectional else None)
         return self._with_input(h, x)
 

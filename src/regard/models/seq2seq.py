@@ -74,21 +74,21 @@ class Seq2SeqConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryKV:
     """The keys and values of the source for each hop, (rows, heads, source, head_dim)."""
 
     hops: list[tuple[Tensor, Tensor]]
     allowed: Bool[Tensor, "rows 1 1 source"]  # False on padding
 
-    def select(self, rows: Int[Tensor, " selected"]) -> "Memory":
-        """The memory of these rows, in this order."""
+    def select(self, rows: Int[Tensor, " selected"]) -> "MemoryKV":
+        """The keys and values of these rows, in this order."""
         hops = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.hops]
-        return Memory(hops, self.allowed.index_select(0, rows))
+        return MemoryKV(hops, self.allowed.index_select(0, rows))
 
-    def copy_(self, memory: "Memory") -> None:
-        """Copy a memory of the same shape into these buffers."""
-        self.allowed.copy_(memory.allowed)
-        for buffers, tensors in zip(self.hops, memory.hops, strict=True):
+    def copy_(self, memory_kv: "MemoryKV") -> None:
+        """Copy keys and values of the same shape into these buffers."""
+        self.allowed.copy_(memory_kv.allowed)
+        for buffers, tensors in zip(self.hops, memory_kv.hops, strict=True):
             for buffer, tensor in zip(buffers, tensors, strict=True):
                 buffer.copy_(tensor)
 
@@ -98,7 +98,7 @@ class Seq2SeqState:
     """The decoding state: the states of the decoder, and the keys and values of the source."""
 
     decoder: CapturableRecurrentState  # of each layer, then the fed-back attentional vector
-    memory: Memory
+    memory_kv: MemoryKV
 
     @property
     def lengths(self) -> Int[Tensor, " rows"]:
@@ -108,7 +108,7 @@ class Seq2SeqState:
     def select(self, rows: Int[Tensor, " selected"]) -> "Seq2SeqState":
         """The state of these rows, in this order."""
         return Seq2SeqState(
-            cast(CapturableRecurrentState, self.decoder.select(rows)), self.memory.select(rows)
+            cast(CapturableRecurrentState, self.decoder.select(rows)), self.memory_kv.select(rows)
         )
 
     def rewind(self, lengths: Int[Tensor, " rows"]) -> "Seq2SeqState":
@@ -119,15 +119,15 @@ class Seq2SeqState:
         """The same state for a decode step that is captured as a CUDA graph."""
         return replace(self, decoder=self.decoder.with_static_shapes())
 
-    def has_capacity(self, capacity: int) -> bool:
+    def matches_capacity(self, capacity: int) -> bool:
         """True: a row can hold any number of ids."""
-        return self.decoder.has_capacity(capacity)
+        return self.decoder.matches_capacity(capacity)
 
     def reset(self, initial: "Seq2SeqState | None" = None) -> "Seq2SeqState":
         """The state `initial`, which has read no id, in the same buffers."""
         assert initial is not None
         self.decoder.reset(initial.decoder)
-        self.memory.copy_(initial.memory)
+        self.memory_kv.copy_(initial.memory_kv)
         return self
 
 
@@ -225,8 +225,8 @@ class RecurrentEncoderDecoder(LanguageModel):
         self, ids: Int[Tensor, "batch time"], *, source: Source
     ) -> tuple[Float[Tensor, "batch time dim"], Float[Tensor, "batch time"] | None]:
         """z after each id, and log P of the sampled positions of hard attention (else None)."""
-        initial, memory = self._encode(source)
-        z, _, attention_outputs = self._decode(ids, initial, memory, _run_fused)
+        initial, memory_kv = self._encode(source)
+        z, _, attention_outputs = self._decode(ids, initial, memory_kv, _run_fused)
         if not (self.samples_attention and self.training):
             return z, None
         hops = self.config.hops
@@ -245,9 +245,9 @@ class RecurrentEncoderDecoder(LanguageModel):
         """Encode the source. The size of the state does not depend on `capacity`."""
         if source is None:
             raise ConfigError("an encoder-decoder needs a source; pass source=Source(ids, lengths)")
-        initial, memory = self._encode(source)
+        initial, memory_kv = self._encode(source)
         return Seq2SeqState(
-            cast(CapturableRecurrentState, CapturableRecurrentState.initial(initial)), memory
+            cast(CapturableRecurrentState, CapturableRecurrentState.initial(initial)), memory_kv
         )
 
     def step(
@@ -275,7 +275,7 @@ class RecurrentEncoderDecoder(LanguageModel):
         """z after each id, and the state after `ids`."""
         assert isinstance(state, Seq2SeqState)
         initial = state.decoder.current()
-        z, layer_states, _ = self._decode(ids, initial, state.memory, _run_loop)
+        z, layer_states, _ = self._decode(ids, initial, state.memory_kv, _run_loop)
         snapshots = [
             tuple(torch.cat([old.unsqueeze(1), new], 1) for old, new in zip(*layer, strict=True))
             for layer in zip(initial, layer_states, strict=True)
@@ -283,7 +283,7 @@ class RecurrentEncoderDecoder(LanguageModel):
         decoder = cast(CapturableRecurrentState, state.decoder.advance(snapshots, counts))
         return z, replace(state, decoder=decoder)
 
-    def _encode(self, source: Source) -> tuple[list[CellState], Memory]:
+    def _encode(self, source: Source) -> tuple[list[CellState], MemoryKV]:
         """The initial states of the decoder, and the keys and values of the source."""
         ids, lengths = source.ids, source.lengths
         positions = torch.arange(ids.shape[1], device=ids.device)
@@ -297,8 +297,8 @@ class RecurrentEncoderDecoder(LanguageModel):
         if self.direction_projection is not None:
             h = self.direction_projection(h).tanh()
         hops = [attention.keys_values(h) for attention in self._attentions()]
-        memory = Memory(hops, (positions < lengths.unsqueeze(1))[:, None, None])
-        return self._initial_states(final_states), memory
+        memory_kv = MemoryKV(hops, (positions < lengths.unsqueeze(1))[:, None, None])
+        return self._initial_states(final_states), memory_kv
 
     def _initial_states(self, final_states: list[CellState]) -> list[CellState]:
         """s_0 of each layer from the encoder's final states, and z_0 = 0 with input feeding."""
@@ -315,7 +315,7 @@ class RecurrentEncoderDecoder(LanguageModel):
         return [*states, (torch.zeros_like(states[0][0]),)] if self.config.input_feeding else states
 
     def _decode(
-        self, ids: Tensor, initial: list[CellState], memory: Memory, run_layer: "RunLayer"
+        self, ids: Tensor, initial: list[CellState], memory_kv: MemoryKV, run_layer: "RunLayer"
     ) -> tuple[Tensor, list[CellState], list[list[AttentionOutput]]]:
         """z after each id, the states that `run_layer` returns, and the attention of each step.
 
@@ -324,13 +324,13 @@ class RecurrentEncoderDecoder(LanguageModel):
         config, e = self.config, self._dropout(self.embed(ids))
         sequential = config.input_feeding or config.attention_placement == "bahdanau"
         if config.score is None or not sequential:
-            z, states, attention_outputs = self._decode_layerwise(e, initial, memory, run_layer)
+            z, states, attention_outputs = self._decode_layerwise(e, initial, memory_kv, run_layer)
         else:
-            z, states, attention_outputs = self._decode_stepwise(e, initial, memory)
+            z, states, attention_outputs = self._decode_stepwise(e, initial, memory_kv)
         return self._dropout(z), states, attention_outputs
 
     def _decode_layerwise(
-        self, e: Tensor, initial: list[CellState], memory: Memory, run_layer: "RunLayer"
+        self, e: Tensor, initial: list[CellState], memory_kv: MemoryKV, run_layer: "RunLayer"
     ) -> tuple[Tensor, list[CellState], list[list[AttentionOutput]]]:
         """Layer by layer, each over all steps at once, with one attention over all steps."""
         x, all_states, attention_outputs = e, [], []
@@ -338,17 +338,17 @@ class RecurrentEncoderDecoder(LanguageModel):
             if index:
                 x = self._dropout(x)
             if index == 1 and self.config.attention_placement == "between" and len(self.attention):
-                attention_outputs.append(self._attend(x, memory))
+                attention_outputs.append(self._attend(x, memory_kv))
                 x = torch.cat([x, attention_outputs[0][-1].context_vectors], -1)
             x, states = run_layer(cell, x, state)
             all_states.append(states)
         if self.readout is not None:
-            attention_outputs.append(self._attend(x, memory))
+            attention_outputs.append(self._attend(x, memory_kv))
             x = self.readout(torch.cat([x, attention_outputs[0][-1].context_vectors], -1)).tanh()
         return x, all_states, attention_outputs
 
     def _decode_stepwise(
-        self, e: Tensor, initial: list[CellState], memory: Memory
+        self, e: Tensor, initial: list[CellState], memory_kv: MemoryKV
     ) -> tuple[Tensor, list[CellState], list[list[AttentionOutput]]]:
         """Step by step through all layers: the next input depends on the attention of this step.
 
@@ -365,7 +365,7 @@ class RecurrentEncoderDecoder(LanguageModel):
         for n, x in enumerate(inputs):
             step = (n, len(inputs))
             if previous_z is None:
-                attention_outputs.append(self._attend(states[-1][0].unsqueeze(1), memory, step))
+                attention_outputs.append(self._attend(states[-1][0].unsqueeze(1), memory_kv, step))
             extra_input = (
                 attention_outputs[-1][-1].context_vectors.squeeze(1)
                 if previous_z is None
@@ -375,7 +375,7 @@ class RecurrentEncoderDecoder(LanguageModel):
             states = self._step_cells(x, states, step)
             if previous_z is not None:
                 s = states[-1][0]
-                attention_outputs.append(self._attend(s.unsqueeze(1), memory, step))
+                attention_outputs.append(self._attend(s.unsqueeze(1), memory_kv, step))
                 c = attention_outputs[-1][-1].context_vectors.squeeze(1)
                 previous_z = self.readout(torch.cat([s, c], -1)).tanh()
             states_by_step.append([*states, (previous_z,)] if previous_z is not None else states)
@@ -401,13 +401,13 @@ class RecurrentEncoderDecoder(LanguageModel):
         return next_states
 
     def _attend(
-        self, q: Tensor, memory: Memory, step: tuple[int, int | None] = (0, None)
+        self, q: Tensor, memory_kv: MemoryKV, step: tuple[int, int | None] = (0, None)
     ) -> list[AttentionOutput]:
         """The output of each hop; `step` is the index of the first q and the number of steps."""
         first, steps = step
         outputs: list[AttentionOutput] = []
-        for attention, (k, v) in zip(self._attentions(), memory.hops, strict=True):
-            outputs.append(attention(q, k, v, memory.allowed, first=first, steps=steps))
+        for attention, (k, v) in zip(self._attentions(), memory_kv.hops, strict=True):
+            outputs.append(attention(q, k, v, memory_kv.allowed, first=first, steps=steps))
             q = q + outputs[-1].context_vectors
         return outputs
 

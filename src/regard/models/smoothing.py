@@ -14,18 +14,18 @@ from regard.nn.options import require_positive
 
 DEFAULT_DISCOUNTS = (0.5, 1.0, 1.5)  # of counts 1, 2 and 3+, where they cannot be estimated
 
-Smoothed = tuple[Float64[Tensor, " matches"], Float64[Tensor, " rows"]]  # p(hw), g(h)
+Smoothed = tuple[Float64[Tensor, " matches"], Float64[Tensor, " rows"]]  # α(w | h), γ(h)
 
 
 class Smoothing(nn.Module):
-    """P(w | h) = p(hw) + g(h) P(w | h'): h' is the history h without its oldest id.
+    """P(w | h) = α(w | h) + γ(h) P(w | h'): h' is the history h without its oldest id.
 
-    `forward` returns the discounted probability p(hw) of each seen n-gram and the interpolation
-    weight g(h) of each row's history. An unseen history backs off to the shorter one; below the
+    `forward` returns the discounted probability α(w | h) of each seen n-gram and the interpolation
+    weight γ(h) of each row's history. An unseen history backs off to the shorter one; below the
     unigram the distribution is uniform.
     """
 
-    uniform_backoff = False  # g(h) weighs the uniform distribution instead of P(w | h')
+    uniform_backoff = False  # γ(h) weighs the uniform distribution instead of P(w | h')
 
     def fit(self, tables: Sequence[NGramTable], vocab_size: int) -> None:
         """Estimate discounts and replace counts by continuation counts, where needed."""
@@ -37,7 +37,7 @@ class Smoothing(nn.Module):
         row: Int[Tensor, " matches"],
         total: Float64[Tensor, " rows"],
     ) -> Smoothed:
-        """p and g of n-grams whose histories have `length` ids.
+        """α and γ of n-grams whose histories have `length` ids.
 
         `row` is the row of each n-gram, `total` the count of each row's history, at least 1.
         """
@@ -50,14 +50,14 @@ class Smoothing(nn.Module):
 class WittenBell(Smoothing):
     """Interpolated Witten-Bell smoothing.
 
-        p(hw) = c(hw) / (c(h) + t(h)),      g(h) = t(h) / (c(h) + t(h))
+        α(w | h) = c(hw) / (c(h) + t(h)),      γ(h) = t(h) / (c(h) + t(h))
 
     c(h) = sum_w c(hw), and t(h) is the number of distinct ids that followed h. Witten & Bell
     1991, interpolated as in Chen & Goodman 1998.
     """
 
     def forward(self, length: int, count: Tensor, row: Tensor, total: Tensor) -> Smoothed:
-        """p and g of Witten-Bell."""
+        """α and γ of Witten-Bell."""
         t = torch.zeros_like(total).index_add_(0, row, count.sign())
         return count / (total + t)[row], t / (total + t)
 
@@ -79,7 +79,7 @@ class AddK(Smoothing):
         self.total_pseudo_count = k * vocab_size
 
     def forward(self, length: int, count: Tensor, row: Tensor, total: Tensor) -> Smoothed:
-        """p and g of additive smoothing."""
+        """α and γ of additive smoothing."""
         smoothed_total = total + self.total_pseudo_count
         return count / smoothed_total[row], self.total_pseudo_count / smoothed_total
 
@@ -87,7 +87,7 @@ class AddK(Smoothing):
 class KneserNey(Smoothing):
     """Modified, interpolated Kneser-Ney smoothing: absolute discounting of continuation counts.
 
-        p(hw) = (a(hw) - D(a(hw))) / a(h),      g(h) = sum_w D(a(hw)) / a(h)
+        α(w | h) = (a(hw) - D(a(hw))) / a(h),      γ(h) = sum_w D(a(hw)) / a(h)
         D(1), D(2), D(3 or more) = 1 - 2 Y n2/n1,  2 - 3 Y n3/n2,  3 - 4 Y n4/n3
         Y = n1 / (n1 + 2 n2)
 
@@ -118,7 +118,7 @@ class KneserNey(Smoothing):
         self.discounts = torch.tensor(discounts, dtype=torch.float64, device=shorter.device)
 
     def forward(self, length: int, count: Tensor, row: Tensor, total: Tensor) -> Smoothed:
-        """p and g of Kneser-Ney."""
+        """α and γ of Kneser-Ney."""
         discount = F.pad(self.discounts[length], (1, 0))[count.long().clamp_max(3)]
         total_discount = torch.zeros_like(total).index_add_(0, row, discount)
         return (count - discount) / total[row], total_discount / total

@@ -245,20 +245,20 @@ class Transformer(LanguageModel):
         lengths: Int[Tensor, " batch"] | None = None,
         positions: Int[Tensor, "#batch time"] | None = None,
         segments: Int[Tensor, "batch time"] | None = None,
-        characters: UInt8[Tensor, "batch time bytes"] | None = None,
+        word_bytes: UInt8[Tensor, "batch time bytes"] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """The hidden states of `ids`. A decoder is causal, except within a prefix of `mask`.
 
         Rows may be right-padded: `lengths` gives the number of valid ids of each, which an encoder
-        masks. A decoder needs no such mask: no position attends to later ones. `characters` are
+        masks. A decoder needs no such mask: no position attends to later ones. `word_bytes` are
         the bytes of the word of each id.
         """
         positions = self._positions(ids) if positions is None else positions
         x = self.embed(ids, segments)
         if self.characters is not None:
-            if characters is None:
-                raise ConfigError("this model reads the characters of words; give `characters`")
-            x = x + self.characters(characters)
+            if word_bytes is None:
+                raise ConfigError("this model reads the characters of words; give `word_bytes`")
+            x = x + self.characters(word_bytes)
         if self.decoder is None:
             assert self.encoder is not None
             mask = mask if lengths is None else mask & Mask.lengths(lengths)
@@ -291,15 +291,15 @@ class Transformer(LanguageModel):
                 like.new_zeros(*shape, attention.head_dim), like.new_zeros(*shape, value_dim)
             )
 
-        memory = None
+        memory_kv = None
         if self.encoder is not None:
             encoder_output, _ = self._encode(source)
-            memory = [cast(Attention, b.cross).keys_values(encoder_output) for b in blocks]
+            memory_kv = [cast(Attention, b.cross).keys_values(encoder_output) for b in blocks]
         return TransformerState(
             [empty_cache(block.attention) for block in blocks],
             torch.zeros(rows, dtype=torch.long, device=like.device),
             capacity,
-            memory=memory,
+            memory_kv=memory_kv,
             memory_lengths=None if source is None else source.lengths,
         )
 

@@ -31,7 +31,7 @@ class Mask:
     """
 
     is_causal: bool = False
-    prefixes: Int[Tensor, " batch"] | None = None
+    prefix_lengths: Int[Tensor, " batch"] | None = None
     window_size: int | None = None
     key_lengths: Int[Tensor, " batch"] | None = None
     document_ids: Int[Tensor, "batch seen"] | None = None
@@ -49,7 +49,7 @@ class Mask:
     @classmethod
     def prefix(cls, lengths: Int[Tensor, " batch"]) -> "Mask":
         """Causal, but bidirectional within the first `lengths` tokens of each row."""
-        return cls(is_causal=True, prefixes=lengths)
+        return cls(is_causal=True, prefix_lengths=lengths)
 
     @classmethod
     def window(cls, window_size: int) -> "Mask":
@@ -70,10 +70,10 @@ class Mask:
 
     def __and__(self, other: "Mask") -> "Mask":
         if self.is_causal and other.is_causal:  # a plain causal mask is one with prefix 0
-            both = (self.prefixes, other.prefixes)
-            prefixes = None if any(p is None for p in both) else torch.minimum(*both)  # type: ignore[arg-type]
+            both = (self.prefix_lengths, other.prefix_lengths)
+            prefix_lengths = None if any(p is None for p in both) else torch.minimum(*both)  # type: ignore[arg-type]
         else:
-            prefixes = self.prefixes if self.is_causal else other.prefixes
+            prefix_lengths = self.prefix_lengths if self.is_causal else other.prefix_lengths
         windows = [w for w in (self.window_size, other.window_size) if w is not None]
         lengths = [n for n in (self.key_lengths, other.key_lengths) if n is not None]
         if self.document_ids is not None and other.document_ids is not None:
@@ -82,7 +82,7 @@ class Mask:
             )
         return Mask(
             is_causal=self.is_causal or other.is_causal,
-            prefixes=prefixes,
+            prefix_lengths=prefix_lengths,
             window_size=min(windows, default=None),
             key_lengths=torch.minimum(*lengths) if len(lengths) == 2 else next(iter(lengths), None),
             document_ids=other.document_ids if self.document_ids is None else self.document_ids,
@@ -91,12 +91,12 @@ class Mask:
     @property
     def only_causal(self) -> bool:
         """Whether the `is_causal` flag of torch's fused kernel is enough."""
-        return self.is_causal and self.prefixes is None and self._no_other_rule
+        return self.is_causal and self.prefix_lengths is None and self._no_other_rule
 
     @property
     def only_causal_window(self) -> bool:
         """Whether the mask is causal with a sliding window, and nothing else."""
-        others = (self.prefixes, self.key_lengths, self.document_ids)
+        others = (self.prefix_lengths, self.key_lengths, self.document_ids)
         return self.is_causal and self.window_size is not None and all(x is None for x in others)
 
     @property
@@ -121,8 +121,8 @@ class Mask:
         rules = []
         if self.is_causal:
             causal = j <= i
-            if self.prefixes is not None:
-                causal = causal | (j < self.prefixes.view(-1, 1, 1))
+            if self.prefix_lengths is not None:
+                causal = causal | (j < self.prefix_lengths.view(-1, 1, 1))
             rules.append(causal)
         if self.window_size is not None:
             rules.append((i - j).abs() < self.window_size)

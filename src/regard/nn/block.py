@@ -417,7 +417,7 @@ class Stack(nn.Module):
         }
         memory_inputs = None
         if memory_mask is not None:
-            seen = memory.shape[1] if memory is not None else state.memory[0][0].shape[2]  # type: ignore[union-attr, index]
+            seen = memory.shape[1] if memory is not None else state.memory_kv[0][0].shape[2]  # type: ignore[union-attr, index]
             memory_inputs = AttentionInputs.of(
                 memory_mask, positions, torch.arange(seen, device=x.device).unsqueeze(0)
             )
@@ -428,7 +428,9 @@ class Stack(nn.Module):
                 inputs=inputs_by_window[self.windows[index]],
                 memory_inputs=memory_inputs,
                 state=None if state is None else state.layers[index],
-                memory_kv=None if state is None or state.memory is None else state.memory[index],
+                memory_kv=None
+                if state is None or state.memory_kv is None
+                else state.memory_kv[index],
             )
         return x if norm is None else norm(x)
 

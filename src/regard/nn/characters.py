@@ -22,13 +22,13 @@ class CharacterConvolution(nn.Module):
         self.convolution = nn.Conv1d(embed_dim, dim, 3, padding=1)
 
     def forward(
-        self, characters: UInt8[Tensor, "batch time bytes"]
+        self, word_bytes: UInt8[Tensor, "batch time bytes"]
     ) -> Float[Tensor, "batch time dim"]:
         """The vector of each word; bytes of 0 are padding."""
-        flat = characters.flatten(0, 1)  # (batch * time, bytes)
+        flat = word_bytes.flatten(0, 1)  # (batch * time, bytes)
         x = self.convolution(self.embed(flat.long()).mT)  # (batch * time, dim, bytes)
         pooled: Tensor = (F.relu(x) * (flat > 0).unsqueeze(1)).amax(2)
-        return pooled.unflatten(0, characters.shape[:2])
+        return pooled.unflatten(0, word_bytes.shape[:2])
 
 
 class CharacterEmbedding(nn.Module):
@@ -43,17 +43,17 @@ class CharacterEmbedding(nn.Module):
         self.project = nn.Linear(width, dim, bias=False)
 
     def forward(
-        self, characters: UInt8[Tensor, "batch time bytes"]
+        self, word_bytes: UInt8[Tensor, "batch time bytes"]
     ) -> Float[Tensor, "batch time dim"]:
         """The vector of each word; bytes of 0 are padding."""
-        x: Tensor = self.project(self.convolution(characters))
+        x: Tensor = self.project(self.convolution(word_bytes))
         return x
 
 
-def word_bytes(word: str) -> list[int]:
+def utf8_bytes(word: str) -> list[int]:
     """The first bytes of a word, padded with zeros.
 
-    >>> word_bytes("né")[:4]
+    >>> utf8_bytes("né")[:4]
     [110, 195, 169, 0]
     """
     data = list(word.encode("utf-8", "replace").replace(b"\0", b"")[:MAX_WORD_BYTES])

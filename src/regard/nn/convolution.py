@@ -39,8 +39,8 @@ class CausalConvolution(nn.Module):
 
 
 def slice_rows(
-    seen: Float[Tensor, "rows seen dim"], begin: Int[Tensor, " rows"], size: int
+    x: Float[Tensor, "rows seen dim"], begin: Int[Tensor, " rows"], size: int
 ) -> Float[Tensor, "rows time dim"]:
     """`size` vectors of each row, starting at the row's index in `begin`."""
-    rows = torch.arange(len(seen), device=seen.device).unsqueeze(1)
-    return seen[rows, begin.unsqueeze(1) + torch.arange(size, device=seen.device)]
+    rows = torch.arange(len(x), device=x.device).unsqueeze(1)
+    return x[rows, begin.unsqueeze(1) + torch.arange(size, device=x.device)]

@@ -64,7 +64,7 @@ def matmul(
     out: Float[Tensor, "rows outputs"] | None = None,
     add: bool = False,
 ) -> Float[Tensor, "rows outputs"]:
-    """a @ b, written to `out` if it is given, or added to it; the sum is in the dtype of `out`."""
+    """a @ b, written to `out` if it is given; with `add`, accumulated into `out`, in its dtype."""
     if not add or out is None:
         return torch.mm(a, b, out=out)
     if out.dtype == a.dtype:

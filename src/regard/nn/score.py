@@ -216,10 +216,10 @@ class Shaw(Score):
         """The content term and the position term, both scaled."""
         i, j = query_positions.unsqueeze(-1), key_positions.unsqueeze(-2)
         limit = self.max_distance
-        bucket = (j - i).clamp(-limit, limit) + limit  # (batch, time, seen)
+        clipped_distance = (j - i).clamp(-limit, limit) + limit  # (batch, time, seen)
         by_distance = q @ self.relative.weight.T  # (batch, heads, time, distances)
-        bucket = bucket.unsqueeze(1).expand(*by_distance.shape[:-1], -1)
-        return self.scale * (q @ k.transpose(-1, -2) + by_distance.gather(-1, bucket))
+        clipped_distance = clipped_distance.unsqueeze(1).expand(*by_distance.shape[:-1], -1)
+        return self.scale * (q @ k.transpose(-1, -2) + by_distance.gather(-1, clipped_distance))
 
 
 class TransformerXL(Score):

@@ -89,7 +89,7 @@ class TransformerState:
     lengths: Int[Tensor, " rows"]
     capacity: int  # maximum number of ids per row
     max_length: int = 0  # an upper bound of `lengths`, known without a device synchronization
-    memory: list[tuple[Tensor, Tensor]] | None = None  # keys and values of cross-attention
+    memory_kv: list[tuple[Tensor, Tensor]] | None = None  # keys and values of cross-attention
     memory_lengths: Int[Tensor, " rows"] | None = None
     equal_lengths: bool = True  # every row has `max_length` ids
     prefix: bool = False  # the next ids are a prefix, within which attention is bidirectional
@@ -101,8 +101,8 @@ class TransformerState:
             self,
             layers=[layer.select(rows) for layer in self.layers],
             lengths=self.lengths.index_select(0, rows),
-            memory=self.memory
-            and [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.memory],
+            memory_kv=self.memory_kv
+            and [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.memory_kv],
             memory_lengths=None
             if self.memory_lengths is None
             else self.memory_lengths.index_select(0, rows),
@@ -124,15 +124,15 @@ class TransformerState:
         """
         return replace(self, max_length=self.capacity - 1, equal_lengths=False, static=True)
 
-    def has_capacity(self, capacity: int) -> bool:
+    def matches_capacity(self, capacity: int) -> bool:
         """Whether the buffers have exactly this capacity."""
         return self.capacity == capacity
 
     def reset(self, initial: "TransformerState | None" = None) -> "TransformerState":
-        """An empty state in the same buffers, with the memory of `initial` if it has one."""
+        """An empty state in the same buffers, with the `memory_kv` of `initial` if it has one."""
         self.lengths.zero_()
-        if initial is not None and self.memory is not None and initial.memory is not None:
-            for buffers, values in zip(self.memory, initial.memory, strict=True):
+        if initial is not None and self.memory_kv is not None and initial.memory_kv is not None:
+            for buffers, values in zip(self.memory_kv, initial.memory_kv, strict=True):
                 for buffer, value in zip(buffers, values, strict=True):
                     buffer.copy_(value)
         if initial is not None and self.memory_lengths is not None:
@@ -232,7 +232,7 @@ class CapturableRecurrentState(RecurrentState):
         lengths, index = self.lengths.clone(), torch.zeros_like(self.index)
         return CapturableRecurrentState(layers, lengths, index, static=True)
 
-    def has_capacity(self, capacity: int) -> bool:
+    def matches_capacity(self, capacity: int) -> bool:
         """True: a row can hold any number of ids."""
         return True
 

@@ -16,7 +16,7 @@ from regard.errors import ConfigError
 from regard.generate import Search
 from regard.models.build import resolve
 from regard.models.presets import ModelConfig
-from regard.pipelines.by_length import ByLength
+from regard.pipelines.by_length import MetricsByLength
 from regard.seeds import batch_generator
 from regard.tasks import Task
 from regard.tasks.scheduled_sampling import sampling_schedule
@@ -135,7 +135,7 @@ class Pipeline:
     """
 
     name: ClassVar[str]  # `Data.kind` of its data and `Task.data_kind` of its tasks
-    needs: ClassVar[str] = "data of its own kind"  # its data in words, for messages
+    data_description: ClassVar[str] = "data of its own kind"  # for messages
     tokenizer_type: ClassVar[type | None] = None  # Tokenizer, PairTokenizers or None
     exclusive: ClassVar[bool] = False  # it opens every path that it recognizes, whatever the task
     predicts_from_files: ClassVar[bool] = False  # an input is an image file, not a text
@@ -255,7 +255,9 @@ class Pipeline:
         """All metrics on the validation data; `search` is for models that generate text."""
         return validation_metrics(data, model, device, None, progress)
 
-    def evaluate_by_length(self, data: EvalData, model: nn.Module, *, search: Search) -> ByLength:
+    def evaluate_by_length(
+        self, data: EvalData, model: nn.Module, *, search: Search
+    ) -> MetricsByLength:
         """Metrics for short and for long texts."""
         raise ConfigError(f"there is no evaluation by length for {self.name}")
 

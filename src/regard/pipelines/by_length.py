@@ -19,7 +19,7 @@ class LengthRange:
 
 
 @dataclass(frozen=True, slots=True)
-class ByLength:
+class MetricsByLength:
     """Metrics for each range of lengths, shortest first."""
 
     unit: str  # words; characters where no text has more than one word
@@ -28,7 +28,7 @@ class ByLength:
 
 def metrics_by_length(
     texts: Sequence[str], evaluate: Callable[[Sequence[int]], dict[str, float]]
-) -> ByLength:
+) -> MetricsByLength:
     """Evaluate texts of similar length together; `evaluate` gets the indices of their rows.
 
     Ranges are equally wide, with round widths: 1-5, 6-10, …  The last one also holds the longest
@@ -45,7 +45,7 @@ def metrics_by_length(
         in_range = [lengths[row] for row in rows]
         mean = sum(in_range) / len(in_range)
         ranges.append(LengthRange(min(in_range), max(in_range), mean, len(rows), evaluate(rows)))
-    return ByLength("words" if has_words else "characters", ranges)
+    return MetricsByLength("words" if has_words else "characters", ranges)
 
 
 def _range_width(lengths: Sequence[int]) -> tuple[int, int]:

@@ -62,14 +62,16 @@ class CaptionsPipeline(Pipeline):
     """Images with captions, resized to `model.image_size`."""
 
     name: ClassVar[str] = "captions"
-    needs: ClassVar[str] = "a folder of images, with a table of their file names and captions"
+    data_description: ClassVar[str] = (
+        "a folder of images, with a table of their file names and captions"
+    )
     tokenizer_type: ClassVar[type | None] = Tokenizer
     exclusive: ClassVar[bool] = True
     predicts_from_files: ClassVar[bool] = True
     evaluates_with_search: ClassVar[bool] = True
 
     def recognizes(self, path: Path) -> bool:
-        """A folder of images, and in it a table with their names and captions."""
+        """A folder of images that contains a table of their names and captions."""
         return bool(caption_tables(path))
 
     def reads_as_table(self, path: Path, columns: Mapping[str, Any], kind: str | None) -> bool:
@@ -225,8 +227,8 @@ class CaptionsPipeline(Pipeline):
     ) -> dict[str, Any]:
         """Loss, BLEU, chrF and exact match of the captions, and the scores of a baseline.
 
-        The baseline is the caption of the training image whose pixels are nearest. Where the data
-        has bounding boxes, the `pointing_game` is evaluated too.
+        The baseline is the caption of the nearest training image in pixel space. Where the data has
+        bounding boxes, the `pointing_game` is evaluated too.
         """
         captions: Captions = data.validation_data
         task, tokenizer = cast(Caption, data.task), cast(Tokenizer, data.tokenizers)
@@ -312,7 +314,7 @@ class CaptionedImage:
 
     source: ImageSource
     ids: list[int]
-    shown: PatchGridImage
+    image: PatchGridImage
 
 
 def caption_image(run: TrainedModel, image: Any, caption: str | None = None) -> CaptionedImage:
@@ -378,7 +380,7 @@ def pointing_game(data: EvalData, model: nn.Module) -> float:
 
 
 def nearest_captions(train: Captions, captions: Captions) -> list[str]:
-    """For each image, the caption of the training image with the nearest pixels (the baseline)."""
+    """For each image, the caption of the nearest training image in pixel space (the baseline)."""
 
     def vectors(data: Captions) -> NDArray[np.float32]:
         pixels = [

@@ -57,7 +57,7 @@ def open_data(
         a name in BUILTINS        generated; a table gives its options
                                   (a file of such a name is opened as ./name)
 
-    Refused are a run, a model, and a folder of images with neither a table nor classes. Each file
+    A run, a model, and a folder of images with neither a table nor classes are refused. Each file
     may be gzip, with any name. The `description` of the result says what was read and what was
     skipped. `kind` is the kind of data that the task learns from: with "tags", any
     file is read as .conll; with "labels", "scores" or "series", as a table; with "dialogues" or

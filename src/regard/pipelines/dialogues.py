@@ -47,7 +47,9 @@ class DialoguesPipeline(Pipeline):
     """JSON objects with messages, or with a prompt and a response each."""
 
     name: ClassVar[str] = "dialogues"
-    needs: ClassVar[str] = "JSONL or a JSON array of messages, or of prompts and responses"
+    data_description: ClassVar[str] = (
+        "JSONL or a JSON array of messages, or of prompts and responses"
+    )
     tokenizer_type: ClassVar[type | None] = Tokenizer
 
     def recognizes(self, path: Path) -> bool:

@@ -15,7 +15,7 @@ from regard.data.token_store import PairStore
 from regard.errors import ConfigError
 from regard.models.presets import ModelConfig
 from regard.models.transformer import TransformerConfig
-from regard.nn.characters import MAX_WORD_BYTES, word_bytes
+from regard.nn.characters import MAX_WORD_BYTES, utf8_bytes
 from regard.nn.loss import IGNORE_INDEX
 from regard.pipelines.batching import batches_of_similar_length, concatenate
 from regard.pipelines.text_pairs import pair_template
@@ -72,7 +72,7 @@ class EncodedText(NamedTuple):
     ids: NDArray[np.int64]
     classes: NDArray[np.int64]
     truncated: bool  # to the context of the model
-    characters: NDArray[np.uint8] | None = None  # of the word of each token, if a model reads them
+    word_bytes: NDArray[np.uint8] | None = None  # of the word of each token, if a model reads them
     second_start: int = 0  # of two texts, the position at which the second begins
 
 
@@ -94,7 +94,7 @@ def encode(
     ]
     encoded = iter(tokenizer.encode_batch(words))
     reads_characters = getattr(model, "char_dim", 0)
-    no_characters = [word_bytes("")]
+    no_bytes = [utf8_bytes("")]
     for parts, classes in data.rows:
         ids: list[int] = []
         targets: list[int] = []
@@ -102,7 +102,7 @@ def encode(
         for part, label in zip(parts, classes, strict=True):
             word_ids = next(encoded) or [placeholder_id(tokenizer)]
             ids += word_ids
-            token_bytes += [word_bytes(part)] * len(word_ids) if reads_characters else []
+            token_bytes += [utf8_bytes(part)] * len(word_ids) if reads_characters else []
             ignored = [IGNORE_INDEX] * (len(word_ids) - 1)
             targets += [label, *ignored] if token == "first" else [*ignored, label]
         text_ids = np.array([*before, *ids[:max_tokens], *after])
@@ -112,15 +112,15 @@ def encode(
         tags = np.array(
             [*[IGNORE_INDEX] * len(before), *targets[:max_tokens], *[IGNORE_INDEX] * len(after)]
         )
-        characters = None
+        word_bytes = None
         if reads_characters:
             rows = [
-                *no_characters * len(before),
+                *no_bytes * len(before),
                 *token_bytes[:max_tokens],
-                *no_characters * len(after),
+                *no_bytes * len(after),
             ]
-            characters = np.array(rows, dtype=np.uint8)
-        yield EncodedText(text_ids, tags, len(ids) > max_tokens, characters)
+            word_bytes = np.array(rows, dtype=np.uint8)
+        yield EncodedText(text_ids, tags, len(ids) > max_tokens, word_bytes)
 
 
 def _encode_pairs(
@@ -147,7 +147,7 @@ class EncodedTexts:
     """Encoded texts and their classes, stored as the sources and targets of pairs."""
 
     store: PairStore
-    characters: list[NDArray[np.uint8]] | None  # of the words of each text
+    word_bytes: list[NDArray[np.uint8]] | None  # of the words of each text
     truncated: int  # number of texts
     second_starts: list[int] | None  # of pairs, where the second begins, if the model has segments
 
@@ -159,11 +159,11 @@ class EncodedTexts:
         rows = list(encode(data, tokenizer, model, _tagged_token(task)))
         sides = [[row.ids for row in rows], [row.classes for row in rows]]
         store = PairStore(*concatenate(sides[0]), *concatenate(sides[1]), data.fingerprint())
-        characters = [row.characters for row in rows if row.characters is not None]
+        word_bytes = [row.word_bytes for row in rows if row.word_bytes is not None]
         truncated = sum(row.truncated for row in rows)
         segmented = data.is_paired and pair_template(model, tokenizer).segmented
         second_starts = [row.second_start for row in rows] if segmented else None
-        return cls(store, characters or None, truncated, second_starts)
+        return cls(store, word_bytes or None, truncated, second_starts)
 
     def batch(
         self, task: TextTask, rows: Sequence[int], width: int, generator: torch.Generator
@@ -178,12 +178,12 @@ class EncodedTexts:
             positions = torch.arange(width)
             segments = ((positions >= starts) & (positions < lengths)).long()
             return replace(cast(LabelBatch, batch), segments=segments)
-        if self.characters is None:
+        if self.word_bytes is None:
             return batch
-        characters = torch.zeros(len(rows), width, MAX_WORD_BYTES, dtype=torch.uint8)
-        for row, index in zip(characters, rows, strict=True):
-            row[: len(self.characters[index])] = torch.from_numpy(self.characters[index])
-        return replace(cast(TagBatch, batch), characters=characters)
+        word_bytes = torch.zeros(len(rows), width, MAX_WORD_BYTES, dtype=torch.uint8)
+        for row, index in zip(word_bytes, rows, strict=True):
+            row[: len(self.word_bytes[index])] = torch.from_numpy(self.word_bytes[index])
+        return replace(cast(TagBatch, batch), word_bytes=word_bytes)
 
     def collate(self, task: TextTask, rows: PairIndices, generator: torch.Generator) -> Batch:
         """A batch of the texts with the indices of a loader."""

@@ -57,7 +57,7 @@ class ImagesPipeline(Pipeline):
     """Images with a class each, resized to `model.image_size`."""
 
     name: ClassVar[str] = "images"
-    needs: ClassVar[str] = "images and their classes: .npz, IDX, or a folder per class"
+    data_description: ClassVar[str] = "images and their classes: .npz, IDX, or a folder per class"
     exclusive: ClassVar[bool] = True
     predicts_from_files: ClassVar[bool] = True
 

@@ -46,7 +46,7 @@ from regard.pipelines.batching import (
     seeded_batches,
     sequential_batches,
 )
-from regard.pipelines.by_length import ByLength, metrics_by_length
+from regard.pipelines.by_length import MetricsByLength, metrics_by_length
 from regard.pipelines.encoded_texts import EncodedTexts, special_ids
 from regard.pipelines.tokenizer_cache import train_cached_tokenizer
 from regard.seeds import batch_generator
@@ -63,7 +63,7 @@ class LabelsPipeline(Pipeline):
     """Texts with a class each, in batches of similar length."""
 
     name: ClassVar[str] = "labels"
-    needs: ClassVar[str] = (
+    data_description: ClassVar[str] = (
         "texts and their classes: two columns of a table (data.text=… data.label=…)"
     )
     tokenizer_type: ClassVar[type | None] = Tokenizer
@@ -216,7 +216,9 @@ class LabelsPipeline(Pipeline):
             lines.append(f"{text}\n→ {' '.join(predicted)}\n= {' '.join(true)}")
         return "\n".join(lines)
 
-    def evaluate_by_length(self, data: EvalData, model: nn.Module, *, search: Search) -> ByLength:
+    def evaluate_by_length(
+        self, data: EvalData, model: nn.Module, *, search: Search
+    ) -> MetricsByLength:
         """Accuracy for short and for long texts."""
         task, tokenizer = cast(TextClassification, data.task), cast(Tokenizer, data.tokenizers)
         texts = EncodedTexts.encode(task, data.validation_data, tokenizer, data.model)
@@ -250,7 +252,7 @@ class TagsPipeline(LabelsPipeline):
     """Texts with a class for each word."""
 
     name: ClassVar[str] = "tags"
-    needs: ClassVar[str] = "words and their tags: CoNLL files, or two columns of a table"
+    data_description: ClassVar[str] = "words and their tags: CoNLL files, or two columns of a table"
     exclusive: ClassVar[bool] = True
     model_task_options: ClassVar[tuple[str, ...]] = ("word_dropout",)
 

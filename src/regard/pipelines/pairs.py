@@ -35,7 +35,7 @@ from regard.pipelines.base import (
     with_scheduled_sampling,
 )
 from regard.pipelines.batching import pair_loader, seeded_batches, sequential_batches
-from regard.pipelines.by_length import ByLength, metrics_by_length
+from regard.pipelines.by_length import MetricsByLength, metrics_by_length
 from regard.pipelines.tokenizer_cache import cached_tokenizer
 from regard.tasks import TASKS, Seq2Seq
 from regard.tasks.metrics import bleu, chrf, exact_match
@@ -49,7 +49,7 @@ class PairsPipeline(Pipeline):
     """Pairs of a source and a target text, in batches of similar length."""
 
     name: ClassVar[str] = "pairs"
-    needs: ClassVar[str] = (
+    data_description: ClassVar[str] = (
         "a source and a target: two columns of a table (data.source=… data.target=…), or two files"
     )
     tokenizer_type: ClassVar[type | None] = PairTokenizers
@@ -221,7 +221,9 @@ class PairsPipeline(Pipeline):
         task = pair_task(run.config, tokenizers)
         return translate(run.model, task, tokenizers, sentences, search=BeamSearch())
 
-    def evaluate_by_length(self, data: EvalData, model: nn.Module, *, search: Search) -> ByLength:
+    def evaluate_by_length(
+        self, data: EvalData, model: nn.Module, *, search: Search
+    ) -> MetricsByLength:
         """Translation metrics by the length of the source; BLEU if any target has four words."""
         rows = list(data.validation_data.rows())
         translations = _translations(data, model, [source for source, _ in rows], search)

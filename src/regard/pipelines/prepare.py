@@ -95,7 +95,7 @@ def check_data_kind(task: str, data: Data) -> None:
         )
         raise ConfigError(
             f"task={task!r} learns from {pipeline.name}, and {data.name} holds {data.kind};\n"
-            f"it needs {pipeline.needs}\ntasks for {data.kind}: {tasks}"
+            f"it needs {pipeline.data_description}\ntasks for {data.kind}: {tasks}"
         )
 
 

@@ -32,7 +32,7 @@ from regard.pipelines.batching import (
     seeded_batches,
     sequential_batches,
 )
-from regard.pipelines.by_length import ByLength, metrics_by_length
+from regard.pipelines.by_length import MetricsByLength, metrics_by_length
 from regard.pipelines.encoded_texts import EncodedTexts
 from regard.pipelines.labels import SAMPLE_TEXTS, LabelsPipeline, add_head, input_parts
 from regard.tasks import TASKS, TextRegression
@@ -46,7 +46,7 @@ class ScoresPipeline(LabelsPipeline):
     """Texts with a number each, in batches of similar length."""
 
     name: ClassVar[str] = "scores"
-    needs: ClassVar[str] = (
+    data_description: ClassVar[str] = (
         "texts and their numbers: two columns of a table (data.text=… data.label=…)"
     )
 
@@ -157,7 +157,9 @@ class ScoresPipeline(LabelsPipeline):
             for (parts, (true,)), number in zip(rows, predicted, strict=True)
         )
 
-    def evaluate_by_length(self, data: EvalData, model: nn.Module, *, search: Search) -> ByLength:
+    def evaluate_by_length(
+        self, data: EvalData, model: nn.Module, *, search: Search
+    ) -> MetricsByLength:
         """Errors and correlations for short and for long texts."""
         task, tokenizer = cast(TextRegression, data.task), cast(Tokenizer, data.tokenizers)
         rows = [parts for parts, _ in data.validation_data.rows]

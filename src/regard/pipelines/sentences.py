@@ -44,7 +44,7 @@ class SentencesPipeline(Pipeline):
     """Two columns of texts, or lines, with task=contrastive."""
 
     name: ClassVar[str] = "sentences"
-    needs: ClassVar[str] = "two columns of texts with the same meaning, or lines of text"
+    data_description: ClassVar[str] = "two columns of texts with the same meaning, or lines of text"
     tokenizer_type: ClassVar[type | None] = Tokenizer
 
     def reads_on_request(self, path: Path) -> bool:

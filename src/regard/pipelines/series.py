@@ -48,7 +48,7 @@ class SeriesPipeline(Pipeline):
     """Numeric columns in chronological order; the validation data is the end of the series."""
 
     name: ClassVar[str] = "series"
-    needs: ClassVar[str] = "columns of numbers"
+    data_description: ClassVar[str] = "columns of numbers"
 
     def from_table(self, table: Table, roles: Roles) -> Series:
         """The columns of numbers of a table."""

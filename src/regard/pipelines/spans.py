@@ -58,7 +58,7 @@ class SpansPipeline(Pipeline):
     """Questions and contexts, in windows of similar length."""
 
     name: ClassVar[str] = "spans"
-    needs: ClassVar[str] = (
+    data_description: ClassVar[str] = (
         "questions, contexts and answers: SQuAD's JSON, or columns of a table with these names"
     )
     tokenizer_type: ClassVar[type | None] = Tokenizer

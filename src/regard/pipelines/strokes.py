@@ -40,7 +40,7 @@ class StrokesPipeline(Pipeline):
     """Drawings as pen strokes (dx, dy, lift)."""
 
     name: ClassVar[str] = "strokes"
-    needs: ClassVar[str] = "an .npz archive of pen strokes: arrays xyp and off"
+    data_description: ClassVar[str] = "an .npz archive of pen strokes: arrays xyp and off"
     exclusive: ClassVar[bool] = True
 
     def recognizes(self, path: Path) -> bool:

@@ -51,7 +51,7 @@ class TextPipeline(Pipeline):
     """Documents of text, as one stream of tokens that is cut into blocks of `model.context`."""
 
     name: ClassVar[str] = "text"
-    needs: ClassVar[str] = "text files, or a column of texts"
+    data_description: ClassVar[str] = "text files, or a column of texts"
     tokenizer_type: ClassVar[type | None] = Tokenizer
 
     def recognizes(self, path: Path) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from regard.generate.decode import IncrementalDetokenizer
 from regard.generate.stop_strings import StopStringFilter
 from regard.serve.models import ServedModel
-from regard.serve.request import Event, FinishReason, Request, TokenScore
-from regard.serve.worker import EngineStopped, Worker
+from regard.serve.request import Event, FinishReason, Request, TokenLogprobs
+from regard.serve.worker import EngineStopped, EngineThread
 
 MAX_EVENTS = 64  # engine events that are processed at a time
 HANG_SECONDS = 10.0  # after which the requests of an engine that hangs fail
@@ -22,7 +22,7 @@ class Delta:
     index: int
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    scores: list[TokenScore] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
 
@@ -32,28 +32,28 @@ class Continuation:
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    scores: list[TokenScore] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason = "length"
 
     def add(self, delta: Delta) -> None:
         """Append a delta."""
         self.text += delta.text
         self.tokens += delta.tokens
-        self.scores += delta.scores
+        self.logprobs += delta.logprobs
         self.finish_reason = delta.finish_reason or self.finish_reason
 
     @property
     def mean_logprob(self) -> float:
         """The mean log-probability of its tokens."""
-        scores = [score.logprob for score in self.scores]
-        return sum(scores) / len(scores) if scores else 0.0
+        logprobs = [token.logprob for token in self.logprobs]
+        return sum(logprobs) / len(logprobs) if logprobs else 0.0
 
 
 class AsyncEngine:
     """Submits requests to the engine thread, and passes its events to the waiting coroutines."""
 
     def __init__(self) -> None:
-        self.worker = Worker(self._deliver)
+        self.worker = EngineThread(self._deliver)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[Request, asyncio.Queue[Event]] = {}
         self._watchdog_task: asyncio.Task[None] | None = None
@@ -140,8 +140,8 @@ class AsyncEngine:
                     if event.token is not None:
                         delta.tokens.append(event.token)
                         delta.text += stop_filter.append(text.append(event.token))
-                        if event.score is not None:
-                            delta.scores.append(event.score)
+                        if event.logprobs is not None:
+                            delta.logprobs.append(event.logprobs)
                     else:
                         delta.text += stop_filter.append(text.end())
                         delta.text += "" if stop_filter.stopped else stop_filter.end()

@@ -18,9 +18,9 @@ from regard.models.base import Language, State, is_prefix_lm
 from regard.serve.prefill import Prefiller
 from regard.serve.prefill_graphs import make_prefill_graphs
 from regard.serve.prefix_cache import PrefixCache
-from regard.serve.request import Event, FinishReason, Request, TokenScore
+from regard.serve.request import Event, FinishReason, Request, TokenLogprobs
 from regard.serve.rows import GraphRows, KVRows, make_rows, to_device
-from regard.serve.sampling import SampledTokens, join_sampling_states, sample_rows
+from regard.serve.sampling import SampledTokens, concatenate_sampling_states, sample_rows
 from regard.serve.sequences import Counters, Prefill, Sequence
 
 MiB = 2**20
@@ -238,7 +238,7 @@ class BatchEngine:
         else:
             self.rows.join(state, rows, lengths, max_length)
         try:
-            sampling = reduce(join_sampling_states, self._sampling_states(group))
+            sampling = reduce(concatenate_sampling_states, self._sampling_states(group))
             if rows != list(range(len(group))):
                 logits = logits[to_device(rows, logits.device)]
             chain = self._merge_chains(sequences)
@@ -257,7 +257,7 @@ class BatchEngine:
         if self.sampling is None:
             self.sampling, self.last_ids = sampling, new_ids
         else:
-            self.sampling = join_sampling_states(self.sampling, sampling)
+            self.sampling = concatenate_sampling_states(self.sampling, sampling)
             self.last_ids = torch.cat([self.last_ids, new_ids])
         self.chain = self._merge_chains(self.sequences)
         if overlaps:
@@ -308,7 +308,8 @@ class BatchEngine:
             generators,
             sampling.stop,
         )
-        # Creates the state now: `join_sampling_states` would fill it with 0, not with NOT_FAILED.
+        # Creates the state now: `concatenate_sampling_states` would fill it with 0, not with
+        # NOT_FAILED.
         failure_lengths(sampling)
         return sampling
 
@@ -437,12 +438,12 @@ class BatchEngine:
             if token is None:
                 self._finish(sequence, "error", sampled.errors[row])
             is_alive = token is not None and self._append_token(
-                sequence, token, sampled.scores[row]
+                sequence, token, sampled.logprobs[row]
             )
             if is_alive and limit is not None and len(sequence.window) > limit:
                 if sequence.request.source is None:
                     del sequence.window[: -max(1, limit // 2)]
-                    sequence.prefix = len(sequence.window)
+                    sequence.prefix_length = len(sequence.window)
                     full.append(row)
                 else:  # the target of a translation is not truncated and continued
                     self._finish(sequence, "length")
@@ -450,7 +451,7 @@ class BatchEngine:
             alive.append(is_alive)
         return alive, full
 
-    def _append_token(self, sequence: Sequence, token: int, score: TokenScore | None) -> bool:
+    def _append_token(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> bool:
         request = sequence.request
         if token in request.stop:
             self._finish(sequence, "stop")
@@ -465,7 +466,7 @@ class BatchEngine:
         sequence.new_tokens += 1
         sequence.tokens_since_prefill += 1
         self.counters.generation_tokens += 1
-        self.events.append(Event(request, sequence.index, token, score))
+        self.events.append(Event(request, sequence.index, token, logprobs))
         if sequence.new_tokens == request.max_new_tokens:
             self._finish(sequence, "length")
             return False

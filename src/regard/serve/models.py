@@ -25,7 +25,7 @@ from regard.generate.sampling_state import SamplingState
 from regard.models.base import Language
 from regard.serve.constraint import JsonSchemas
 from regard.serve.engine import BatchEngine, EngineConfig
-from regard.serve.worker import Worker
+from regard.serve.worker import EngineThread
 from regard.text import PairTokenizers, Tokenizer
 from regard.training.setup.device import free_memory, usable_cores
 from regard.training.storage.initial_weights import ADAPTERS, adapter_names
@@ -106,7 +106,7 @@ class Models:
     def __init__(
         self,
         paths: Sequence[Path],
-        worker: Worker,
+        worker: EngineThread,
         config: EngineConfig,
         *,
         device: str = "auto",

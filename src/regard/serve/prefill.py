@@ -18,7 +18,7 @@ from regard.nn.state import Source, TransformerState
 from regard.serve.prefill_graphs import PrefillGraphs
 from regard.serve.prefix_cache import PrefixCache, read_row
 from regard.serve.rows import to_device
-from regard.serve.sampling import score_tokens
+from regard.serve.sampling import compute_logprobs
 from regard.serve.sequences import Prefill
 
 LENGTH_MULTIPLE = 16  # prompts are padded to it: Triton compiles kernels for each length
@@ -75,7 +75,7 @@ class Prefiller:
             return
         by_graph = self._suits_graph(self.queue[0])
         group = self._next_group(by_graph)
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         try:
             with sdpa_kernel(BACKENDS):
                 if by_graph:
@@ -90,7 +90,7 @@ class Prefiller:
             raise
         except Exception as error:
             self._fail(group, error)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start_time
         if seconds > 2 * CHUNK_SECONDS and self.chunk > 16:  # a large model on a slow machine
             self.chunk //= 2
         elif seconds < CHUNK_SECONDS:
@@ -216,20 +216,19 @@ class Prefiller:
         if prefill.state is None:
             prefill.state, (prefill.prefilled,) = self._start([prefill])
         ids = prefill.ids[prefill.prefilled : prefill.prefilled + self.chunk]
-        scored = prefill.request.prompt_logprobs is not None
+        needs_logprobs = prefill.request.prompt_logprobs is not None
         tensor = to_device(ids, prefill.state.lengths.device).unsqueeze(0)
-        logits, prefill.state = self.language.step(tensor, prefill.state, all_logits=scored)
+        logits, prefill.state = self.language.step(tensor, prefill.state, all_logits=needs_logprobs)
         self.tokens += len(ids)
         prefill.prefilled += len(ids)
-        if scored and prefill.sequences[0].new_tokens == 0:
+        if needs_logprobs and prefill.sequences[0].new_tokens == 0:
             targets = prefill.ids[prefill.prefilled - len(ids) + 1 : prefill.prefilled + 1]
             if targets:
-                scores = score_tokens(
+                prefill.request.prompt_token_logprobs += compute_logprobs(
                     logits[0, : len(targets)],
                     targets,
                     cast(int, prefill.request.prompt_logprobs),
                 )
-                prefill.request.prompt_scores += scores
         if prefill.prefilled < len(prefill.ids):
             self.queue.append(prefill)
         else:
@@ -239,8 +238,8 @@ class Prefiller:
         """Prefill the prompt bidirectionally, then the ids that were generated after it."""
         state, _ = self._start([prefill])
         state = mark_prompt_as_prefix(self.language, state)
-        prefix = prefill.sequences[0].prefix
-        for ids in (prefill.ids[:prefix], prefill.ids[prefix:]):
+        prefix_length = prefill.sequences[0].prefix_length
+        for ids in (prefill.ids[:prefix_length], prefill.ids[prefix_length:]):
             if ids:
                 tensor = to_device(ids, state.lengths.device).unsqueeze(0)
                 logits, state = self.language.step(tensor, state)

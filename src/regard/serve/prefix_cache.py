@@ -12,14 +12,14 @@ from torch import Tensor
 
 from regard.nn.state import TransformerState
 
-PAGE = 16  # ids
+PAGE = 16  # tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageGroup:
     """The pages that one prompt has added, in one copy of its keys and values."""
 
-    keys: Tensor  # (layers, kv_heads, ids, head_dim)
+    keys: Tensor  # (layers, kv_heads, tokens, head_dim)
     values: Tensor
     hashes: list[bytes]  # of the pages
 
@@ -40,7 +40,7 @@ class PrefixCache:
         self.budget, self.bytes = budget, 0
         self.pages: dict[bytes, tuple[PageGroup, int]] = {}  # the group and the index in it
         self.groups: OrderedDict[int, PageGroup] = OrderedDict()
-        self.hits = self.lookups = 0  # ids
+        self.hits = self.lookups = 0  # tokens
 
     def load(self, ids: Sequence[int], state: TransformerState, row: int) -> int:
         """Copy the longest cached prefix of `ids` into a row; return its length.
@@ -95,7 +95,7 @@ class PrefixCache:
 
 
 def read_row(state: TransformerState, row: int, span: slice) -> tuple[Tensor, Tensor]:
-    """Copies of the keys and values of a row of a state: (layers, kv_heads, ids, head_dim)."""
+    """Copies of the keys and values of a row of a state: (layers, kv_heads, tokens, head_dim)."""
     keys = torch.stack([cache.keys[row, :, span] for cache in state.layers])
     return keys, torch.stack([cache.values[row, :, span] for cache in state.layers])
 

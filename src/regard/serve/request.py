@@ -43,11 +43,13 @@ class Request:
     constraints: Sequence[Constraint] = ()  # one per continuation
     cancelled: bool = False  # set by any thread; its sequences are removed before the next step
     ended: set[int] = field(default_factory=set)  # the same for single continuations
-    prompt_scores: "list[TokenScore]" = field(default_factory=list)  # of all but the first token
+    prompt_token_logprobs: "list[TokenLogprobs]" = field(
+        default_factory=list
+    )  # of all but the first token
 
 
 @dataclass(frozen=True, slots=True)
-class TokenScore:
+class TokenLogprobs:
     """The log-probability of a token according to the model, and those of the most probable tokens.
 
     `top_ids` and `top_logprobs` are arrays to save memory: responses may have many of them.
@@ -71,6 +73,6 @@ class Event:
     request: Request
     index: int  # of the continuation
     token: int | None = None
-    score: TokenScore | None = None
+    logprobs: TokenLogprobs | None = None
     finish_reason: FinishReason | None = None
     error: Exception | None = None

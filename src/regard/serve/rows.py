@@ -14,7 +14,7 @@ from regard.accel.cpu_decoder import CpuDecoderState, Workspace
 from regard.models.base import Language, State
 from regard.nn.state import KVCache, TransformerState
 
-CAPACITY_MULTIPLE = 64  # ids
+CAPACITY_MULTIPLE = 64  # tokens
 # batch sizes for which a CUDA graph is captured
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 
@@ -28,7 +28,7 @@ class Rows(Protocol):
     def join(
         self, state: State, rows: Sequence[int], lengths: Sequence[int], max_length: int
     ) -> None:
-        """Append these rows of a prefilled state, which will hold up to `max_length` ids."""
+        """Append these rows of a prefilled state, which will hold up to `max_length` tokens."""
 
     def keep(self, order: Sequence[int]) -> None:
         """Keep these rows, in this order; order[i] >= i."""
@@ -80,9 +80,9 @@ class KVRows:
 
     def __init__(self, language: Language, budget: int) -> None:
         self.language, self.budget = language, budget
-        # one row of one id: the buffers have its shapes, dtypes and device
+        # one row of one token: the buffers have its shapes, dtypes and device
         self.example_state = cast(TransformerState, language.start(1, 1))
-        self.bytes_per_id = sum(
+        self.bytes_per_token = sum(
             cache.keys.nbytes + cache.values.nbytes for cache in self.example_state.layers
         )
         self.rows = self.capacity = 0  # of the buffers
@@ -95,8 +95,8 @@ class KVRows:
     def fits(self, rows: int, capacity: int, prompt_tokens: int) -> bool:
         """Whether rows and prompts fit into the budget; a single row always fits."""
         buffer_rows, buffer_capacity = self._buffer_size(rows, max([capacity, *self.max_lengths]))
-        ids = buffer_rows * buffer_capacity + prompt_tokens
-        return rows == 1 or ids * self.bytes_per_id <= self.budget
+        num_tokens = buffer_rows * buffer_capacity + prompt_tokens
+        return rows == 1 or num_tokens * self.bytes_per_token <= self.budget
 
     def _buffer_size(self, rows: int, capacity: int) -> tuple[int, int]:
         """The rows and capacity to allocate; buffers do not shrink while they are in use."""
@@ -106,7 +106,7 @@ class KVRows:
         context = self.language.context
         capacity = capacity if context is None else min(capacity, context)
         # a quarter of the budget is for prompts
-        max_rows = 3 * self.budget // (4 * capacity * self.bytes_per_id)
+        max_rows = 3 * self.budget // (4 * capacity * self.bytes_per_token)
         rounded = min(1 << (rows - 1).bit_length(), max(rows, max_rows))
         return max(rounded, self.rows if self.lengths else 0), capacity
 
@@ -208,7 +208,7 @@ class GraphRows(KVRows):
         super().__init__(language, budget)
         assert language.context is not None
         self.capacity = language.context
-        rows_in_budget = budget // (self.capacity * self.bytes_per_id)
+        rows_in_budget = budget // (self.capacity * self.bytes_per_token)
         self.rows = max(1, min(rows, rows_in_budget - 1))  # the memory of one row is for prompts
         keys, values = self.example_state.layers[0].keys, self.example_state.layers[0].values
         layers, device = len(self.example_state.layers), keys.device
@@ -224,9 +224,9 @@ class GraphRows(KVRows):
 
     def fits(self, rows: int, capacity: int, prompt_tokens: int) -> bool:
         """Whether there are enough rows, and enough memory for the prompts in prefill."""
-        prompt_budget = self.budget - self.rows * self.capacity * self.bytes_per_id
+        prompt_budget = self.budget - self.rows * self.capacity * self.bytes_per_token
         return rows <= self.rows and (
-            rows == 1 or prompt_tokens * self.bytes_per_id <= prompt_budget
+            rows == 1 or prompt_tokens * self.bytes_per_token <= prompt_budget
         )
 
     def step(self, last_ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
@@ -285,7 +285,7 @@ class GraphRows(KVRows):
             part[:, target, :, :length] = part[:, source, :, :length]
 
     def read(self, row: int, span: slice) -> tuple[Tensor, Tensor]:
-        """Copies of the keys and values of a row: (layers, kv_heads, ids, head_dim)."""
+        """Copies of the keys and values of a row: (layers, kv_heads, tokens, head_dim)."""
         keys, values = (part[:, row, :, span].clone() for part in self.buffers)
         return keys, values
 

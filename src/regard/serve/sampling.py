@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from regard.errors import RegardError
 from regard.generate.chain import NOT_FAILED, Chain, at_least_float32
 from regard.generate.sampling_state import RowGenerators, SamplingState
-from regard.serve.request import TokenScore
+from regard.serve.request import TokenLogprobs
 from regard.serve.sequences import Sequence
 
 
@@ -22,14 +22,17 @@ class SampledTokens:
 
     ids: Tensor
     tokens: list[int | None]  # None: the row has failed
-    scores: list[TokenScore | None]
+    logprobs: list[TokenLogprobs | None]
     errors: dict[int, RegardError]  # of the rows that have failed
 
 
 def sample_rows(
     sequences: abc.Sequence[Sequence], chain: Chain, logits: Tensor, sampling: SamplingState
 ) -> SampledTokens:
-    """Sample the next id of each sequence; a sequence whose tokens are all masked fails alone."""
+    """Sample the next id of each sequence.
+
+    If all tokens of a sequence are masked, only that sequence fails.
+    """
     masked_logits = logits
     if any(sequence.request.constraints for sequence in sequences):
         masked_logits = at_least_float32(logits).clone()
@@ -53,16 +56,17 @@ def sample_rows(
             sampling.row_states["failed"][row] = NOT_FAILED
             tokens[row] = None
     sampling.append(ids)
-    scores: list[TokenScore | None] = [None] * len(sequences)
-    scored = [
+    logprobs: list[TokenLogprobs | None] = [None] * len(sequences)
+    rows_with_logprobs = [
         row for row, sequence in enumerate(sequences) if sequence.request.logprobs is not None
     ]
-    if scored:
-        top = max(cast(int, sequences[row].request.logprobs) for row in scored)
-        sampled = ids[scored].tolist()
-        for row, score in zip(scored, score_tokens(logits[scored], sampled, top), strict=True):
-            scores[row] = score
-    return SampledTokens(ids, tokens, scores, errors)
+    if rows_with_logprobs:
+        top = max(cast(int, sequences[row].request.logprobs) for row in rows_with_logprobs)
+        sampled = ids[rows_with_logprobs].tolist()
+        computed = compute_logprobs(logits[rows_with_logprobs], sampled, top)
+        for row, token_logprobs in zip(rows_with_logprobs, computed, strict=True):
+            logprobs[row] = token_logprobs
+    return SampledTokens(ids, tokens, logprobs, errors)
 
 
 def _all_masked(logits: Tensor, masked_logits: Tensor) -> bool:
@@ -70,8 +74,8 @@ def _all_masked(logits: Tensor, masked_logits: Tensor) -> bool:
     return bool(logits.amax().isfinite()) and float(masked_logits.amax()) == -torch.inf
 
 
-def join_sampling_states(first: SamplingState, second: SamplingState) -> SamplingState:
-    """Two states as one, with the rows of the first before those of the second.
+def concatenate_sampling_states(first: SamplingState, second: SamplingState) -> SamplingState:
+    """Concatenate two states along the rows.
 
     Where only one has the state of a sampler, the other's rows do not use that sampler.
     """
@@ -103,17 +107,17 @@ def join_sampling_states(first: SamplingState, second: SamplingState) -> Samplin
     )
 
 
-def score_tokens(logits: Tensor, tokens: abc.Sequence[int], top: int) -> list[TokenScore]:
+def compute_logprobs(logits: Tensor, tokens: abc.Sequence[int], top: int) -> list[TokenLogprobs]:
     """The log-probability of a token in each row of logits, and the `top` most probable."""
     log_probs = at_least_float32(logits).log_softmax(-1)
     index = torch.tensor(tokens, device=logits.device).unsqueeze(1)
-    chosen = log_probs.gather(1, index).squeeze(1).tolist()
+    token_logprobs = log_probs.gather(1, index).squeeze(1).tolist()
     if not top:
-        return [TokenScore(*pair) for pair in zip(tokens, chosen, strict=True)]
+        return [TokenLogprobs(*pair) for pair in zip(tokens, token_logprobs, strict=True)]
     best = log_probs.topk(min(top, log_probs.shape[1]))
     return [
-        TokenScore(token, logprob, array("q", ids), array("d", values))
+        TokenLogprobs(token, logprob, array("q", ids), array("d", values))
         for token, logprob, ids, values in zip(
-            tokens, chosen, best.indices.tolist(), best.values.tolist(), strict=True
+            tokens, token_logprobs, best.indices.tolist(), best.values.tolist(), strict=True
         )
     ]

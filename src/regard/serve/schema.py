@@ -20,7 +20,7 @@ MAX_TOKENS = 4096  # new tokens of a response
 MAX_CHOICES = 16
 MAX_RESPONSE = 2**17  # tokens and log-probabilities of all choices of a response
 MAX_LOGPROBS = 20
-MAX_STOPS, MAX_STOP = 4, 256  # stop strings, and characters of each
+MAX_STOP_STRINGS, MAX_STOP_LENGTH = 4, 256  # stop strings, and characters of each
 MAX_TEXT = 200_000  # characters of a prompt
 MAX_PROMPTS = 64
 MAX_FIELDS = 256  # of a body
@@ -39,7 +39,7 @@ Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Texts = Annotated[list[Text], list_length(4, at_least=2)]  # the texts of one input
 Image = Annotated[str, Field(max_length=2**21)]  # an image file in base64, or its data: URL
 Column = Annotated[list[Number], list_length(MAX_TEXT)]  # of a series
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Seed = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 
 # Fields of OpenAI's and vLLM's API that become samplers.
@@ -81,7 +81,7 @@ class Sampling(Body):
 
     seed: Seed | None = None
     n: Annotated[StrictInt, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stop: Stop | Annotated[list[Stop], list_length(MAX_STOPS, at_least=0)] | None = None
+    stop: Stop | Annotated[list[Stop], list_length(MAX_STOP_STRINGS, at_least=0)] | None = None
     stream: StrictBool | None = None
     stream_options: dict[str, Any] | None = None
     temperature: Annotated[Number, Field(ge=0, le=100)] | dict[str, Any] | None = None

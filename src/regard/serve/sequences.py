@@ -14,7 +14,7 @@ class Sequence:
     request: Request
     index: int  # of the continuation in its request
     window: list[int]  # the ids that the model has read, and the newest
-    prefix: int = 0  # ids of the window that a prefix LM reads bidirectionally
+    prefix_length: int = 0  # tokens of the window that a prefix LM reads bidirectionally
     new_tokens: int = 0
     tokens_since_prefill: int = 0  # new tokens since it was last prefilled
 
@@ -35,7 +35,7 @@ class Prefill:
         return self.sequences[0].request
 
     def max_length(self, context: int | None) -> int:
-        """The largest number of ids that each of its sequences will have."""
+        """The largest number of tokens that each of its sequences will have."""
         length = len(self.ids) + self.request.max_new_tokens - self.sequences[0].new_tokens - 1
         return max(1, length if context is None else min(length, context))
 

@@ -13,7 +13,8 @@ from regard.serve.request import Event, Request
 
 # A step counts as hanging after this time, or 4 times the slowest recent step if that is longer.
 STALL_SECONDS = 1.5
-RECENT_STEPS = 1000  # that `slowest` covers, at least: a slow step does not count for ever
+# `slowest` is the maximum over at least this many recent steps, so that a slow step is forgotten
+RECENT_STEPS = 1000
 # Limits of the first step of a model, which is slower: on a CPU nothing is compiled, on other
 # devices kernels may be.
 FIRST_STEP_SECONDS_CPU = 60.0
@@ -25,7 +26,7 @@ class EngineStopped(RegardError):
     """The engine thread has ended, or hangs; no request can be answered."""
 
 
-class Worker:
+class EngineThread:
     """Runs the steps of several engines in one thread, in turn.
 
     `deliver` is called with the events of each step, in the engine thread; it must not block.
@@ -90,8 +91,8 @@ class Worker:
             return "the engine thread is not running"
         current = self._current_step
         if current is not None:
-            began, limit = current
-            if time.monotonic() - began > limit:
+            start_time, limit = current
+            if time.monotonic() - start_time > limit:
                 return f"the engine has not finished a step for {limit:.1f} seconds"
         return None
 
@@ -108,7 +109,8 @@ class Worker:
                     used_threads = threads
                 idle = not busy
                 while busy:
-                    self._step(busy.pop(0))  # no variable keeps an engine that is unloaded
+                    # pop: no local variable holds a reference to an unloaded engine
+                    self._step(busy.pop(0))
                 if idle:
                     self._wake.wait(timeout=1.0)
         except BaseException as error:
@@ -122,10 +124,10 @@ class Worker:
         if is_first:
             on_cpu = engine.language.device.type == "cpu"
             limit = max(limit, FIRST_STEP_SECONDS_CPU if on_cpu else FIRST_STEP_SECONDS)
-        began = time.monotonic()
-        self._current_step = began, limit
+        start_time = time.monotonic()
+        self._current_step = start_time, limit
         events = engine.step()
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start_time
         self._current_step = None
         self._record(seconds / 4 if is_first else seconds)  # the first step is slower than others
         if events:

@@ -89,11 +89,11 @@ class Causal(Task):
         """
         if not getattr(getattr(model, "config", None), "prefix", False):
             return {}
-        prefixes = batch.prefixes
-        if prefixes is None:
+        prefix_lengths = batch.prefix_lengths
+        if prefix_lengths is None:
             rows, time = batch.ids.shape
-            prefixes = batch.ids.new_full((rows,), time - batch.targets.shape[1] + 1)
-        return {"mask": Mask.prefix(prefixes)}
+            prefix_lengths = batch.ids.new_full((rows,), time - batch.targets.shape[1] + 1)
+        return {"mask": Mask.prefix(prefix_lengths)}
 
     def collate_with_prefixes(
         self, examples: tuple[np.ndarray, np.ndarray], generator: torch.Generator
@@ -105,10 +105,10 @@ class Causal(Task):
         """
         batch = self.collate(examples, generator)
         rows, time = batch.ids.shape
-        prefixes = torch.randint(1, time + 1, (rows,), generator=generator)
-        in_prefix = torch.arange(time) < prefixes.unsqueeze(1) - 1
+        prefix_lengths = torch.randint(1, time + 1, (rows,), generator=generator)
+        in_prefix = torch.arange(time) < prefix_lengths.unsqueeze(1) - 1
         targets = batch.targets.masked_fill(in_prefix, IGNORE_INDEX)
-        return replace(batch, targets=targets, prefixes=prefixes)
+        return replace(batch, targets=targets, prefix_lengths=prefix_lengths)
 
     def count(self, batch: TextBatch) -> Int[Tensor, ""]:
         """How many tokens are predicted."""

@@ -61,7 +61,7 @@ class Instruct(Task):
         ids = torch.zeros(len(rows), width, dtype=torch.long)
         targets = torch.full_like(ids, IGNORE_INDEX)
         documents, positions = torch.zeros_like(ids), torch.zeros_like(ids)
-        prefixes = torch.zeros(len(rows), dtype=torch.long)
+        prefix_lengths = torch.zeros(len(rows), dtype=torch.long)
         for row, dialogues in enumerate(rows):
             first = 0
             for document, (tokens, scored) in enumerate(dialogues, 1):
@@ -73,15 +73,17 @@ class Instruct(Task):
                 documents[row, columns] = document
                 positions[row, columns] = torch.arange(length)
                 first += length
-            prefixes[row] = int(np.argmax(dialogues[0][1]))  # tokens before the first response
-        return DialogueBatch(ids, targets, documents, positions, prefixes)
+            prefix_lengths[row] = int(
+                np.argmax(dialogues[0][1])
+            )  # tokens before the first response
+        return DialogueBatch(ids, targets, documents, positions, prefix_lengths)
 
     def loss(self, model: nn.Module, batch: DialogueBatch) -> Float[Tensor, ""]:
         """Summed cross-entropy of the responses."""
         label_smoothing = self.label_smoothing if model.training else 0.0
         mask = Mask.documents(batch.documents)
         if getattr(model.config, "prefix", False):
-            mask = Mask.prefix(batch.prefixes) & mask
+            mask = Mask.prefix(batch.prefix_lengths) & mask
         hidden = model(batch.ids, mask=mask, positions=batch.positions)
         loss: Tensor = model.head.loss(hidden, batch.targets, label_smoothing=label_smoothing)  # type: ignore[operator, union-attr]
         return loss

@@ -73,7 +73,7 @@ class Tag(TextClassification):
 
     def hidden(self, model: nn.Module, batch: Any) -> Float[Tensor, "batch time dim"]:
         """The hidden states of every token."""
-        extra = {} if batch.characters is None else {"characters": batch.characters}
+        extra = {} if batch.word_bytes is None else {"word_bytes": batch.word_bytes}
         x: Tensor = model(batch.ids, lengths=batch.lengths, **extra)
         return x
 

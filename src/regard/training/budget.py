@@ -312,5 +312,5 @@ def make_budget(
     """The budget of a run: `minutes` from `started` on, or `train.steps`."""
     if config.minutes is None:
         return StepBudget(config, evaluations, save_every)
-    plan = None if saved is None else saved.state().get("time_plan")
-    return TimeBudget(config, evaluations, save_every, ranks, started, plan)
+    time_plan = None if saved is None else saved.state().get("time_plan")
+    return TimeBudget(config, evaluations, save_every, ranks, started, time_plan)

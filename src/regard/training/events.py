@@ -70,7 +70,7 @@ class Evaluated:
     is_best: bool
     sample: str
     activations: ActivationStatistics = field(default_factory=dict)  # of `train.log`
-    part: str = ""  # the targets evaluated, as "the first 200 of 325 tokens"; "": all of them
+    evaluated_on: str = ""  # the targets, as "the first 200 of 325 tokens"; "": all of them
 
 
 @dataclass(frozen=True, slots=True)

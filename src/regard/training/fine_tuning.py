@@ -208,13 +208,13 @@ def cast_frozen_weights(model: nn.Module, dtype: torch.dtype) -> None:
 
 def describe_tuning(config: RunConfig, model: nn.Module) -> list[str]:
     """Lines for the heading that count the trainable parameters; empty if all are trained."""
-    words = format_tuning(config, model)
-    if not words:
+    method = format_tuning(config, model)
+    if not method:
         return []
     trainable, total = count_trainable(model)
     fraction = f"{trainable:,} of {total:,} parameters ({trainable / total:.2%})"
     warning = frozen_warning(config)
-    return [f"trainable  {words}: {fraction}", *([f"warning    {warning}"] if warning else [])]
+    return [f"trainable  {method}: {fraction}", *([f"warning    {warning}"] if warning else [])]
 
 
 def format_tuning(config: RunConfig, model: nn.Module) -> str:

@@ -170,7 +170,7 @@ def export_run(
     plan = plan_export(prefixed_rules(target_type, exported_config), shapes)
     assert not plan.missing, plan.missing  # the rules of a model type cover all its models
     require_new_path(out, EXISTS_HINT)
-    unchecked = compare_unsupported_reason(model, free_memory(torch.device("cpu")))
+    unverified_reason = compare_unsupported_reason(model, free_memory(torch.device("cpu")))
     with atomic_folder(out) as temporary:
         write_external(tensors, plan.mappings, shapes, temporary, transform)
         dtype_name = str(dtype).removeprefix("torch.")
@@ -183,7 +183,7 @@ def export_run(
                 f"not fit {target_type.name}; choose another --model-type"
             )
         difference = None
-        if unchecked is None and verify:
+        if unverified_reason is None and verify:
 
             def load() -> torch.nn.Module:
                 state = folder.load_weights()
@@ -192,7 +192,8 @@ def export_run(
                 return load_model(model, state, str(folder.model))
 
             difference = compare(temporary, model, load)
-    return ExportResult(out, target_type.name, hf_config["architectures"][0], difference, unchecked)
+    architecture = hf_config["architectures"][0]
+    return ExportResult(out, target_type.name, architecture, difference, unverified_reason)
 
 
 def _compose(first: TensorTransform | None, fold: TensorTransform) -> TensorTransform:

@@ -67,7 +67,7 @@ class Log:
             return
         values = torch.stack(
             [
-                torch.stack([s.loss.float(), s.grad_norm.float(), s.targets.float(), s.skipped])
+                torch.stack([s.loss.float(), s.grad_norm.float(), s.num_targets.float(), s.skipped])
                 for s in self.pending
             ]
         ).tolist()

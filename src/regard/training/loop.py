@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.accel import compile_for_training
-from regard.accel.cuda_graph import CudaGraphUpdate, Update
+from regard.accel.cuda_graph import CudaGraphTrainingStep, TrainingStep
 from regard.data.batch import Batch
 from regard.models.build import load_weights, weights
 from regard.seeds import step_seed
@@ -112,7 +112,7 @@ class Step:
     loss: Tensor  # mean over the step's targets
     grad_norm: Tensor
     lr: float
-    targets: Tensor
+    num_targets: Tensor
     skipped: Tensor  # 1.0 if loss or gradient was not finite and the weights were not changed
 
 
@@ -148,7 +148,7 @@ def train(
     ranks, device = strategy.ranks, next(objective.parameters()).device
     param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
 
-    def update(micro_batches: Sequence[Batch]) -> tuple[Tensor, ...]:
+    def training_step(micro_batches: Sequence[Batch]) -> tuple[Tensor, ...]:
         counts = torch.stack([objective.task.count(batch) for batch in micro_batches])
         targets = strategy.all_reduce_sum(count_on_device(device, counts.sum())).clamp_min(1)
         total = torch.zeros((), device=device)
@@ -167,9 +167,9 @@ def train(
             optimizer.zero_grad(set_to_none=True)
         return total / targets, norm, targets, skipped
 
-    run_update: Update = update
+    run_step: TrainingStep = training_step
     if capture:
-        run_update = CudaGraphUpdate(update)
+        run_step = CudaGraphTrainingStep(training_step)
         for group in param_groups:
             group["lr"] = torch.tensor(group["lr"], device=device)
     stream = iter(batches)
@@ -185,7 +185,7 @@ def train(
             else:
                 group["lr"] = group_lr
         _seed_generators(step_seed(seed, index, ranks.rank), device)  # for dropout
-        loss, norm, targets, skipped = run_update(micro_batches)
+        loss, norm, targets, skipped = run_step(micro_batches)
         yield Step(index, loss, norm, lr(index), targets, skipped)
         index += 1
 

@@ -83,10 +83,10 @@ class Muon(torch.optim.Optimizer):
         update_scale = 1.0 if self.found_inf is None else 1.0 - self.found_inf  # 0 skips the step
         if self.found_inf is not None:  # where, since NaN times 0 is NaN
             grads = [torch.where(self.found_inf > 0, 0.0, grad) for grad in grads]
-        grad_weight = (1 - group["momentum"]) * update_scale
+        lerp_weight = (1 - group["momentum"]) * update_scale
         momenta = [state["momentum"] for state in states]
         for momentum, grad in zip(momenta, grads, strict=True):
-            momentum.lerp_(grad, grad_weight)
+            momentum.lerp_(grad, lerp_weight)
         update = torch.stack(
             [g.lerp(m, group["momentum"]) for g, m in zip(grads, momenta, strict=True)]
         )

@@ -171,7 +171,7 @@ def _run_rank0(
     progress: Progress | None,
 ) -> Iterator[Event]:
     """Train in one process, or as rank 0, which sends the other ranks the launch plan."""
-    plan = LaunchPlan(
+    launch_plan = LaunchPlan(
         folder=str(folder.path),
         config=to_table(config),
         step=None if saved is None else saved.step,
@@ -180,31 +180,42 @@ def _run_rank0(
         timeout=config.train.timeout,
     )
     with (
-        attach_trackers(folder, config, plan.step or 0),
-        process_group(plan, send_plan(plan)) as ranks,
+        attach_trackers(folder, config, launch_plan.step or 0),
+        process_group(launch_plan, send_plan(launch_plan)) as ranks,
     ):
         ranks.all_or_fail(lambda: None)  # wait until the other ranks have prepared the data
         yield from _train(
-            config, data, folder, device, saved, ranks, started, shard=plan.shard, progress=progress
+            config,
+            data,
+            folder,
+            device,
+            saved,
+            ranks,
+            started,
+            shard=launch_plan.shard,
+            progress=progress,
         )
 
 
 def run_worker() -> Iterator[Event]:
     """Train as rank > 0: wait for rank 0's launch plan, prepare the same data, join the run."""
-    plan, store = receive_plan()
-    if plan is None:
+    launch_plan, store = receive_plan()
+    if launch_plan is None:
         return
-    config, folder = build(RunConfig, plan.config), WorkerFolder(plan.folder)
+    config, folder = build(RunConfig, launch_plan.config), WorkerFolder(launch_plan.folder)
 
     def prepare() -> tuple[torch.device, TrainingData]:
         tokenizers = folder.load_tokenizers(config)
         return prepare_device(config), prepare_training(config, tokenizers, is_new=False)
 
-    with process_group(plan, store) as ranks:
+    with process_group(launch_plan, store) as ranks:
         device, data = ranks.all_or_fail(prepare)
-        saved = None if plan.step is None else checkpoint.of_step(folder.checkpoints, plan.step)
+        step = launch_plan.step
+        saved = None if step is None else checkpoint.of_step(folder.checkpoints, step)
         started = time.perf_counter()  # rank 0 broadcasts its time plan
-        yield from _train(config, data, folder, device, saved, ranks, started, shard=plan.shard)
+        yield from _train(
+            config, data, folder, device, saved, ranks, started, shard=launch_plan.shard
+        )
 
 
 def _train(
@@ -221,8 +232,8 @@ def _train(
 ) -> Iterator[Event]:
     """Build the model, initialize or restore it, and train it."""
     settings, start = config.train, 0 if saved is None else saved.step
-    plan = plan_evaluations(settings, data)
-    budget = make_budget(config, plan, save_interval(settings), ranks, started, saved)
+    evaluations = plan_evaluations(settings, data)
+    budget = make_budget(config, evaluations, save_interval(settings), ranks, started, saved)
     torch.manual_seed(settings.seed)
     model = build_model(data.model)
     parameters = sum(p.numel() for p in model.parameters())
@@ -245,7 +256,7 @@ def _train(
     ema = EMA(strategy.local_model, settings.ema)
     threads = Threads(settings, device, ranks.world_size)
     state = TrainState(
-        config, data, folder, device, strategy, all_optimizers, ema, plan, budget, threads
+        config, data, folder, device, strategy, all_optimizers, ema, evaluations, budget, threads
     )
     state.restore(saved)
     yield from _train_from(start, state, progress)

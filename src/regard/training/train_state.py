@@ -54,7 +54,7 @@ Results = tuple[dict[str, float], str, ActivationStatistics]
 
 
 @dataclass(slots=True)
-class Best:
+class BestEvaluation:
     """The best evaluation so far."""
 
     step: int | None = None
@@ -105,7 +105,7 @@ class TrainState:
     plan: EvaluationPlan
     budget: StepBudget
     threads: Threads
-    best: Best = field(default_factory=Best)
+    best: BestEvaluation = field(default_factory=BestEvaluation)
     evaluation_pending: bool = False  # a signal postponed the evaluation after the last step
     seconds_per_target: float | None = None  # of the last evaluation in this session
 
@@ -133,7 +133,7 @@ class TrainState:
         state = ranks.all_or_fail(partial(read_state, saved))
         cublaslt.prefer_algorithms(state.get("matmuls", {}))
         model, optimizer, ema = ranks.all_or_fail(partial(self._read_tensors, saved, state))
-        self.best = Best(**state["best"])
+        self.best = BestEvaluation(**state["best"])
         best_model = ranks.all_or_fail(self._read_best if ranks.is_rank0 else lambda: None)
         strategy.load(model, str(saved.path))
         load_state_tensors(strategy.local_model, self.optimizers, optimizer)
@@ -149,7 +149,7 @@ class TrainState:
                 folder.save_weights(best_model, self.config)
 
         ranks.on_rank0(discard_later_steps)  # after every rank has read its tensors
-        self.best = Best(**ranks.broadcast(asdict(self.best)))
+        self.best = BestEvaluation(**ranks.broadcast(asdict(self.best)))
 
     def _read_tensors(
         self, saved: checkpoint.Checkpoint, state: dict[str, Any]
@@ -187,7 +187,7 @@ class TrainState:
         if not self.best.is_stored(self.folder):
             tensors = self.best.read_model(self.folder, self.data.model, self.config.train.tune)
             if tensors is None:
-                self.best = Best()
+                self.best = BestEvaluation()
         targets = self.data.targets(self.plan.limit)
         if self.best.targets in (None, targets):
             return tensors
@@ -304,8 +304,8 @@ class TrainState:
 
         ranks.on_rank0(write_logs)
         self.budget.mark_evaluated(step)
-        part = self.data.task.describe_part(targets, total)
-        yield Evaluated(step, metrics, is_best, sample, activations, part)
+        evaluated_on = self.data.task.describe_part(targets, total)
+        yield Evaluated(step, metrics, is_best, sample, activations, evaluated_on)
 
     def seconds_for_all(self) -> float | None:
         """The estimated seconds of an evaluation of all data; None before the first evaluation."""

@@ -1,6 +1,6 @@
 import pytest
 
-from regard.explain.render.curves import TRUTH, Curve, Panel, draw_curves
+from regard.explain.render.curves import TRUTH, Curve, MetricPanel, draw_curves
 from regard.explain.render.figure import encode, to_svg
 
 FALLING = [(step, 9.0 / step + 1) for step in range(1, 101)]
@@ -10,7 +10,10 @@ VALIDATION = [(step, 9.0 / step + 1.2) for step in (20, 40, 60, 80, 100)]
 def drawn(runs=2, names=None, validation=VALIDATION, training=FALLING, **options):
     curves = [Curve(run, training, validation) for run in range(runs)]
     names = names or [f"run {number}" for number in range(runs)]
-    panels = [Panel("loss", "nats", curves, **options), Panel("accuracy", "share", curves)]
+    panels = [
+        MetricPanel("loss", "nats", curves, **options),
+        MetricPanel("accuracy", "share", curves),
+    ]
     return draw_curves(names, panels)
 
 
@@ -95,17 +98,19 @@ def test_one_point_a_flat_line_and_negative_values_can_be_drawn(points):
 
 def test_a_model_that_takes_no_steps_is_a_line_across():
     curves = [Curve(0, FALLING, VALIDATION), Curve(1, [], [], level=1.5)]
-    figure = draw_curves(["net", "ngram"], [Panel("loss", "nats", curves)])
+    figure = draw_curves(["net", "ngram"], [MetricPanel("loss", "nats", curves)])
     across = lines(figure)[-1]
     assert list(across.get_ydata()) == [1.5, 1.5]
     assert list(across.get_xdata()) == [0, 1]  # of the width of the panel
     assert "a model fitted without gradients" in legend(figure)[1]
-    encode(draw_curves(["ngram"], [Panel("loss", "nats", curves[1:])]), ".svg")
+    encode(draw_curves(["ngram"], [MetricPanel("loss", "nats", curves[1:])]), ".svg")
 
 
 def test_true_values_are_in_the_legend():
     curves = [Curve(TRUTH, [], [(-1, 1.0), (0, 9.0)]), Curve(0, [], [(0, 9.0), (1, 8.0)])]
-    figure = draw_curves(["ar"], [Panel("forecast", "value", curves, linear=True, dots=False)])
+    figure = draw_curves(
+        ["ar"], [MetricPanel("forecast", "value", curves, linear=True, dots=False)]
+    )
     assert legend(figure)[0] == ["ar", "true values"]
     assert figure.axes[0].get_yscale() == "linear"
     assert figure.axes[0].get_xlim()[0] < -0.9
@@ -114,7 +119,7 @@ def test_true_values_are_in_the_legend():
 def test_dates_are_on_the_axis_and_lines_that_coincide_have_dashes():
     days = [(10957.0 + day, 1.0) for day in range(40)]  # 2000-01-01 is day 10,957
     curves = [Curve(TRUTH, [], days), *(Curve(run, [], days) for run in range(4))]
-    panel = Panel("forecast", "value", curves, linear=True, dots=False, dates=True)
+    panel = MetricPanel("forecast", "value", curves, linear=True, dots=False, dates=True)
     figure = draw_curves(["a", "b", "c", "d"], [panel], dashes=True)
     figure.canvas.draw()
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]

@@ -52,7 +52,7 @@ def _residual_kernel(
     tl.store(out + row * width + columns, y.to(out.dtype.element_ty), mask=inside)
 
 
-class BranchNorm(NamedTuple):
+class OutputNorm(NamedTuple):
     """A norm with its gain in float32."""
 
     gain: Float[Tensor, " dim"]
@@ -61,7 +61,7 @@ class BranchNorm(NamedTuple):
     is_layer_norm: bool  # else RMSNorm
 
     @classmethod
-    def of(cls, norm: nn.Module) -> "BranchNorm":
+    def of(cls, norm: nn.Module) -> "OutputNorm":
         """The norm of a block."""
         if isinstance(norm, LayerNorm):
             return cls(norm.weight.detach().float(), norm.bias, norm.eps, True)
@@ -72,7 +72,7 @@ class BranchNorm(NamedTuple):
 def add_branch(
     x: Float[Tensor, "rows dim"],
     branch: Float[Tensor, "rows dim"],
-    norm: BranchNorm,
+    norm: OutputNorm,
     *,
     post: bool,
     residual_scale: float = 1.0,

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.errors import ConfigError
 from regard.explain.attention import has_attention
 from regard.explain.figures.figure_model import FigureModel
-from regard.explain.figures.panels import FigureData, Heatmap, Lines, Panel, Table
+from regard.explain.figures.panels import FigureData, Heatmap, LinePlot, Panel, Table
 from regard.explain.render.token_text import attention_vmax
 from regard.explain.trace import trace
 from regard.nn.attention import Attention, AttentionInputs, Mask
@@ -62,7 +62,7 @@ def score_variance(
         "with the factor 1/√d it is 1. Without it, the softmax gives nearly all the weight to one "
         "key, and its gradient vanishes.",
         panels=[
-            Lines(
+            LinePlot(
                 title="variance",
                 x_label="d",
                 y_label="variance of a score",
@@ -71,7 +71,7 @@ def score_variance(
                 log_x=True,
                 log_y=True,
             ),
-            Lines(
+            LinePlot(
                 title=f"largest of {vectors} attention weights",
                 x_label="d",
                 y_label="mean largest weight",

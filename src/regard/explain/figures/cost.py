@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.errors import ConfigError
-from regard.explain.figures.panels import FigureData, Lines, Panel, Point, Table
+from regard.explain.figures.panels import FigureData, LinePlot, Panel, Point, Table
 from regard.nn.attention import Attention, AttentionInputs, Mask, split_heads
 from regard.nn.convolution import CausalConvolution
 from regard.nn.recurrent import LSTM
@@ -98,6 +98,7 @@ def cost(
         convolution              k n d^2
         sliding-window attention r n d
 
+    n is the length, d the width, k the kernel size and r the window.
     The exponent is the slope of a line fitted to the logarithms. Memory is that of the activations
     saved for the backward pass; time is that of the forward pass, the shortest of `repeats`.
     Attention runs without a fused kernel, so that it materializes its weights.
@@ -136,7 +137,7 @@ def cost(
     ]
     quantities = [key.partition(" ")[0] for key in measurements]
     panels: list[Panel] = [
-        Lines(title=key, x_label="length n", y_label=key, series=series, log_x=True, log_y=True)
+        LinePlot(title=key, x_label="length n", y_label=key, series=series, log_x=True, log_y=True)
         for key, series in measurements.items()
     ]
     header = ["layer", *(f"{key} at {lengths[-1]:,}" for key in measurements)]

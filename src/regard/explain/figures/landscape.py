@@ -10,7 +10,7 @@ from regard.explain.figures.figure_model import FigureModel, untrained_note
 from regard.explain.figures.panels import FigureData, Panel, Surface
 from regard.explain.gradient import require_gradients
 
-WINDOW, ROWS = 32, 16  # the largest number of tokens in a window, and of windows
+MAX_WINDOW, MAX_ROWS = 32, 16  # tokens in a window, and windows
 LR = 3e-3  # for training a preset
 
 
@@ -43,7 +43,7 @@ def loss_landscape(
         require_gradients(model.module)
         windows = windows_of(model, text)
         if not model.trained and steps:
-            fit(model.module, windows, steps)
+            train(model.module, windows, steps)
         surfaces[model.name] = surface(model.module, windows, coordinates, seed)
     middle = grid // 2
     panels: list[Panel] = [
@@ -83,8 +83,8 @@ def windows_of(model: FigureModel, text: str) -> Int[Tensor, "rows time"]:
     if len(ids) < 2:
         raise ConfigError(f"the text has {len(ids)} tokens; loss-landscape needs at least 2")
     context = getattr(model.module, "context", None)
-    size = min(WINDOW, len(ids) - 1, context or WINDOW) + 1
-    rows = min(ROWS, len(ids) // size)
+    size = min(MAX_WINDOW, len(ids) - 1, context or MAX_WINDOW) + 1
+    rows = min(MAX_ROWS, len(ids) // size)
     return torch.tensor(ids[: rows * size], device=model.device).view(rows, size)
 
 
@@ -95,7 +95,7 @@ def loss_of(model: nn.Module, windows: Int[Tensor, "rows time"]) -> Float[Tensor
     return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 
 
-def fit(model: nn.Module, windows: Int[Tensor, "rows time"], steps: int) -> None:
+def train(model: nn.Module, windows: Int[Tensor, "rows time"], steps: int) -> None:
     """Train a model on the windows, with all windows in every step."""
     optimizer = torch.optim.AdamW(model.parameters(), LR)
     for _ in range(steps):

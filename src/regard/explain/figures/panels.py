@@ -33,7 +33,7 @@ class Heatmap:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lines:
+class LinePlot:
     """Curves of points (x, y); `reference_lines` are thin dashed lines, such as the theory."""
 
     title: str = ""
@@ -126,7 +126,18 @@ class Surface:
     y_label: str = ""
 
 
-Panel = Table | Heatmap | Lines | Bars | Scatter | Tree | Network | Segmentations | Surface
+Panel = Table | Heatmap | LinePlot | Bars | Scatter | Tree | Network | Segmentations | Surface
+KINDS: dict[type[Any], str] = {  # names of the panels in JSON
+    Table: "table",
+    Heatmap: "heatmap",
+    LinePlot: "lines",
+    Bars: "bars",
+    Scatter: "scatter",
+    Tree: "tree",
+    Network: "network",
+    Segmentations: "segmentations",
+    Surface: "surface",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +151,6 @@ class FigureData:
 
     def table(self) -> dict[str, Any]:
         """The figure as plain lists and dicts, for JSON."""
-        panels = [{"kind": type(panel).__name__.lower(), **asdict(panel)} for panel in self.panels]
+        panels = [{"kind": KINDS[type(panel)], **asdict(panel)} for panel in self.panels]
         plain = {"title": self.title, "caption": self.caption, "numbers": dict(self.numbers)}
         return {**plain, "panels": panels}

@@ -6,7 +6,7 @@ from torch import nn
 from regard.config import make
 from regard.errors import ConfigError, unknown
 from regard.explain.figures.figure_model import FigureModel
-from regard.explain.figures.panels import FigureData, Heatmap, Lines, Panel
+from regard.explain.figures.panels import FigureData, Heatmap, LinePlot, Panel
 from regard.explain.projection import position_indices, position_similarity
 from regard.nn.position import POSITIONS, ALiBi, Position, Rotary, T5Bias
 
@@ -100,7 +100,7 @@ def _panels(kind: str, encoding: Position, length: int) -> list[Panel]:
             ]
             for head in range(0, bias.shape[1], max(1, bias.shape[1] // 4))
         }
-        curves = Lines(
+        curves = LinePlot(
             title=f"{kind}: bias of a key by its distance",
             x_label="key position - query position",
             y_label="bias",

@@ -2,7 +2,7 @@
 
 from regard.errors import ConfigError
 from regard.explain.figures.figure_model import FigureModel, check_positive, untrained_note
-from regard.explain.figures.panels import FigureData, Heatmap, Lines, Panel
+from regard.explain.figures.panels import FigureData, Heatmap, LinePlot, Panel
 from regard.explain.gradient import require_gradients
 from regard.nn.recurrent import RecurrentLayer
 
@@ -71,7 +71,7 @@ def gradient_flow(models: list[FigureModel], text: str, *, layer: int = 0) -> Fi
         "each position before it: a curve that falls steeply is a vanishing gradient, a rising one "
         f"an exploding gradient.{untrained_note(models)}",
         panels=[
-            Lines(
+            LinePlot(
                 x_label="positions back",
                 y_label="gradient norm",
                 series=series,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.errors import ConfigError
 from regard.explain.figures.figure_model import FigureModel
-from regard.explain.figures.panels import FigureData, Lines, Network, Panel, Point, Table
+from regard.explain.figures.panels import FigureData, LinePlot, Network, Panel, Point, Table
 from regard.nn.attention import Attention
 from regard.nn.convolution import CausalConvolution
 from regard.nn.recurrent import LSTM
@@ -118,8 +118,8 @@ def path_lengths(
         convolution              1                   n / k, dilated log_k n
         sliding-window attention 1                   n / r
 
-    The table is for one layer. Path lengths are counted in the graph of the positions that a layer
-    connects.
+    n is the length, k the kernel size and r the window. The table is for one layer. Path lengths
+    are counted in the graph of the positions that a layer connects.
     """
     if not 2 <= positions <= MAX_POSITIONS or layers < 1 or kernel_size < 2 or window < 2:
         raise ConfigError(
@@ -170,7 +170,7 @@ def path_lengths(
         panels=[
             recurrence,
             attention,
-            Lines(
+            LinePlot(
                 title="maximum path length",
                 x_label="length n",
                 y_label="layers or steps",
@@ -234,7 +234,7 @@ def parameter_count(
         caption="The parameters of a dense layer grow with the square of the length of the input; "
         "those of attention, convolution and recurrence do not depend on it.",
         panels=[
-            Lines(
+            LinePlot(
                 x_label="length n",
                 y_label="parameters",
                 series=sizes,

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from regard.errors import ConfigError
 from regard.explain.figures.figure_model import FigureModel, check_positive
-from regard.explain.figures.panels import Bars, FigureData, Lines, Segmentations, Table
+from regard.explain.figures.panels import Bars, FigureData, LinePlot, Segmentations, Table
 from regard.explain.render.token_text import visible
 from regard.text import TOKENIZERS, Tokenizer, train_tokenizer
 
@@ -101,7 +101,7 @@ def bpe_merges(
                 header=["merge", "pair", "count", "new token", "tokens of the text", "example"],
                 rows=rows,
             ),
-            Lines(
+            LinePlot(
                 title="length of the text",
                 x_label="merges",
                 y_label="tokens",

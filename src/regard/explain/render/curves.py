@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Points = Sequence[tuple[float, float]]
 
 WIDTH, HEIGHT = 5.2, 3.6  # size of a panel in inches
-WARMUP_DIVISOR = 10  # the first tenth of a training curve may be cropped
+INITIAL_DIVISOR = 10  # the first tenth of a training curve may be cropped
 LOG_RATIO = 3.0  # an axis is logarithmic if its largest value is this many times its smallest
 MAX_TICKS = 9  # ticks of a logarithmic axis
 MIN_LOG_VALUE = 1e-100  # the smallest value of a logarithmic axis
@@ -41,7 +41,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class MetricPanel:
     """One metric of all runs."""
 
     title: str
@@ -56,7 +56,7 @@ class Panel:
 
 def draw_curves(
     names: Sequence[str],
-    panels: Sequence[Panel],
+    panels: Sequence[MetricPanel],
     x_label: str = "steps",
     caption: str = "thick, with dots: validation",
     *,
@@ -103,8 +103,8 @@ def draw_curves(
     return figure
 
 
-def _draw_panel(axes: Any, panel: Panel, x_label: str, dashes: bool) -> None:
-    curves = _without_warmup(panel.curves)
+def _draw_panel(axes: Any, panel: MetricPanel, x_label: str, dashes: bool) -> None:
+    curves = _without_steep_start(panel.curves)
     values = [
         *(value for curve in curves for _, value in (*curve.training, *curve.validation)),
         *(curve.level for curve in curves if curve.level is not None),
@@ -177,7 +177,7 @@ def _line_style(run: int, dashes: bool = False) -> dict[str, Any]:
     }
 
 
-def _without_warmup(curves: Sequence[Curve]) -> list[Curve]:
+def _without_steep_start(curves: Sequence[Curve]) -> list[Curve]:
     """The curves without the steep start of training, which would flatten everything after it.
 
     Nothing else is cut: a diverging run stays visible.
@@ -185,7 +185,7 @@ def _without_warmup(curves: Sequence[Curve]) -> list[Curve]:
     later = [
         point
         for curve in curves
-        for point in (*curve.validation, *curve.training[len(curve.training) // WARMUP_DIVISOR :])
+        for point in (*curve.validation, *curve.training[len(curve.training) // INITIAL_DIVISOR :])
     ]
     top = max((value for _, value in later), default=math.inf)
     return [

@@ -16,8 +16,8 @@ from regard.explain.render.diagram_lines import (
     NARROW,
     STREAM,
     WIDTH,
-    Lines,
     Part,
+    TextLines,
     in_stream,
     input_line,
     output_line,
@@ -30,12 +30,16 @@ from regard.explain.render.diagram_lines import (
 from regard.explain.render.token_text import ordinal
 
 ASCII = str.maketrans("│─┌┐└┘├┤┬┴┼╭╮╰╯▶◀▼⊕◇×→", "|-+++++++++++++><v+ox>")
-NORMS = {"layer": "LayerNorm", "layer_std": "LayerNorm, divided by std + eps", "batch": "BatchNorm"}
-NORMS |= {"rms": "RMSNorm", "rms_plus_one": "RMSNorm, scaled by 1 + g"}
-FFNS = {"relu": "ReLU", "relu2": "squared ReLU", "gelu": "GELU", "gelu_tanh": "GELU (tanh)"}
-FFNS |= {"silu": "SiLU", "reglu": "ReGLU", "swiglu": "SwiGLU", "geglu": "GeGLU"}
-FFNS |= {"geglu_tanh": "GeGLU (tanh)"}
-CELLS = {
+NORM_NAMES = {
+    "layer": "LayerNorm",
+    "layer_std": "LayerNorm, divided by std + eps",
+    "batch": "BatchNorm",
+}
+NORM_NAMES |= {"rms": "RMSNorm", "rms_plus_one": "RMSNorm, scaled by 1 + g"}
+FFN_NAMES = {"relu": "ReLU", "relu2": "squared ReLU", "gelu": "GELU", "gelu_tanh": "GELU (tanh)"}
+FFN_NAMES |= {"silu": "SiLU", "reglu": "ReGLU", "swiglu": "SwiGLU", "geglu": "GeGLU"}
+FFN_NAMES |= {"geglu_tanh": "GeGLU (tanh)"}
+CELL_NAMES = {
     "elman": "Elman cell",
     "update_gate": "cell with an update gate",
     "gru": "GRU",
@@ -44,7 +48,7 @@ CELLS = {
     "mut2": "MUT2 cell",
     "mut3": "MUT3 cell",
 }
-HEADS = {
+HEAD_NAMES = {
     "masked": "logits of the masked tokens",
     "classification": "class of the sequence",
     "tag": "class of each token",
@@ -58,23 +62,23 @@ HEADS = {
 ADDED_POSITIONS = ("learned", "sinusoidal")  # position encodings added to the embedding
 
 
-def diagram(family: str, config: Any, *, ascii: bool = False) -> Lines:
+def diagram(family: str, config: Any, *, ascii: bool = False) -> TextLines:
     """The lines of a model's diagram, at most 80 columns wide, in Unicode or ASCII."""
     lines = DIAGRAMS[family](config)
     return [line.translate(ASCII).rstrip() if ascii else line.rstrip() for line in lines]
 
 
-def _transformer(config: Any) -> Lines:
+def _transformer(config: Any) -> TextLines:
     if config.architecture != "encoder-decoder":
         return _column(config, config.architecture, WIDTH)
     left, right = (_column(config, side, NARROW) for side in ("encoder", "decoder"))
     return side_by_side(left, right)
 
 
-def _vision(config: Any) -> Lines:
+def _vision(config: Any) -> TextLines:
     (height, width), patch = config.image_sides, config.patch_sides
     embedding = [f"patches of {patch[0]} × {patch[1]} × {config.channels} → {config.dim:,}"]
-    embedding += ["prepended [CLS] vector"] if config.cls else []
+    embedding += ["prepended class token"] if config.cls else []
     embedding += _added_position(config)
     return [
         *input_line(f"image of {height} × {width}"),
@@ -85,14 +89,14 @@ def _vision(config: Any) -> Lines:
     ]
 
 
-def _recurrent(config: Any) -> Lines:
+def _recurrent(config: Any) -> TextLines:
     kind, options = kind_of(config.cell)
     cell_options = {key: "off" if value is False else value for key, value in options.items()}
-    cell = f"{CELLS.get(kind, kind)}{_format_options(cell_options)}"
+    cell = f"{CELL_NAMES.get(kind, kind)}{_format_options(cell_options)}"
     direction = ", bidirectional" if config.bidirectional else ""
     input_width = f"{config.input_width:,}"
 
-    def layer(width: int) -> Lines:
+    def layer(width: int) -> TextLines:
         part = f"{cell} {width:,} → {config.dim:,}{direction}, recurrent in time"
         return in_stream([part], WIDTH - 2, STREAM - 1)
 
@@ -120,8 +124,8 @@ def _recurrent(config: Any) -> Lines:
     ]
 
 
-def _soft_window(config: Any) -> Lines:
-    cell = CELLS.get(kind_of(config.cell)[0], kind_of(config.cell)[0])
+def _soft_window(config: Any) -> TextLines:
+    cell = CELL_NAMES.get(kind_of(config.cell)[0], kind_of(config.cell)[0])
     dim, width = config.dim, config.vocab_size
     window = f"soft window over the text: {config.components} Gaussian components, monotonic"
     upper_layer = f"{cell} {2 * dim + width:,} → {dim:,}, recurrent in time"
@@ -135,9 +139,9 @@ def _soft_window(config: Any) -> Lines:
     ]
 
 
-def _seq2seq(config: Any) -> Lines:
+def _seq2seq(config: Any) -> TextLines:
     kind, options = kind_of(config.cell)
-    cell = f"{CELLS.get(kind, kind)}{_format_options(options)} {config.dim:,}"
+    cell = f"{CELL_NAMES.get(kind, kind)}{_format_options(options)} {config.dim:,}"
     encoder_layers, decoder_layers = config.depths
     direction = ", reversed source" if config.reversed_source else ""
     direction = ", bidirectional" if config.bidirectional else direction
@@ -163,7 +167,7 @@ def _seq2seq(config: Any) -> Lines:
     ]
 
 
-def _feedforward(config: Any) -> Lines:
+def _feedforward(config: Any) -> TextLines:
     context, hidden = config.order - 1, config.hidden_dim
     width = context * config.dim
     direct = f" and {width:,}" if config.direct_connections else ""
@@ -171,13 +175,13 @@ def _feedforward(config: Any) -> Lines:
         f"embedding {config.vocab_size:,} × {config.dim:,}",
         f"concatenation of the last {context} embeddings: {width:,}",
         f"tanh layer {width:,} → {hidden:,}"
-        + (", and a skip connection" if config.direct_connections else ""),
+        + (", and direct connections to the output" if config.direct_connections else ""),
         f"head: {hidden:,}{direct} → {config.vocab_size:,}, untied",
     ]
     return [*input_line("ids"), *in_stream(parts, WIDTH), *output_line("logits of the next token")]
 
 
-def _convolution(config: Any) -> Lines:
+def _convolution(config: Any) -> TextLines:
     dilated = f"dilated 1 to {2 ** (config.layers - 1):,}"
     part = (
         f"gated convolution: kernel {config.kernel_size}, {dilated}; skip connection to the output"
@@ -193,12 +197,16 @@ def _convolution(config: Any) -> Lines:
     ]
 
 
-def _bag(config: Any) -> Lines:
+def _bag(config: Any) -> TextLines:
     parts = [f"counts of {config.vocab_size:,} words", "head: linear"]
-    return [*input_line("ids"), *in_stream(parts, WIDTH), *output_line(HEADS["classification"])]
+    return [
+        *input_line("ids"),
+        *in_stream(parts, WIDTH),
+        *output_line(HEAD_NAMES["classification"]),
+    ]
 
 
-def _cbow(config: Any) -> Lines:
+def _cbow(config: Any) -> TextLines:
     window, vocab = config.window, f"{config.vocab_size:,}"
     parts = [
         f"embedding {vocab} × {config.dim:,}",
@@ -207,10 +215,10 @@ def _cbow(config: Any) -> Lines:
     ]
     if config.negatives:
         parts[-1] += f"; in training, negative sampling with {config.negatives}"
-    return [*input_line("ids"), *in_stream(parts, WIDTH), *output_line("logits of the center word")]
+    return [*input_line("ids"), *in_stream(parts, WIDTH), *output_line("logits of the centre word")]
 
 
-def _ngram(config: Any) -> Lines:
+def _ngram(config: Any) -> TextLines:
     context = f" after up to {config.order - 1} ids" if config.order > 1 else ""
     return [
         *input_line("ids"),
@@ -219,7 +227,7 @@ def _ngram(config: Any) -> Lines:
     ]
 
 
-def _hmm(config: Any) -> Lines:
+def _hmm(config: Any) -> TextLines:
     states = f"transitions between {config.states:,} hidden states"
     return [
         *input_line("ids"),
@@ -228,7 +236,7 @@ def _hmm(config: Any) -> Lines:
     ]
 
 
-def _autoregression(config: Any) -> Lines:
+def _autoregression(config: Any) -> TextLines:
     return [
         *input_line("values"),
         *in_stream([f"linear in the last {config.order} values, with bias"], WIDTH),
@@ -236,15 +244,15 @@ def _autoregression(config: Any) -> Lines:
     ]
 
 
-def _linear(config: Any) -> Lines:
+def _linear(config: Any) -> TextLines:
     sizes = f"{config.context:,} → {config.horizon:,}"
     part = f"linear layer {sizes}, on differences from the last value"
     return [*input_line("values"), *in_stream([part], WIDTH), *output_line("the next values")]
 
 
-def _recurrent_captioner(config: Any) -> Lines:
+def _recurrent_captioner(config: Any) -> TextLines:
     kind, options = kind_of(config.cell)
-    cell = f"{CELLS.get(kind, kind)}{_format_options(options)} {config.dim:,}"
+    cell = f"{CELL_NAMES.get(kind, kind)}{_format_options(options)} {config.dim:,}"
     score, score_options = kind_of(config.score)
     hard = "" if config.hard_attention is None else f", hard ({config.hard_attention})"
     details = f"{score}{_format_options(score_options)}{hard}; {config.attention_placement}"
@@ -272,7 +280,7 @@ def _image_embedding(config: Any) -> list[Part]:
     return [f"{grid}: {projection} → {config.dim:,}"]
 
 
-DIAGRAMS: dict[str, Callable[[Any], Lines]] = {
+DIAGRAMS: dict[str, Callable[[Any], TextLines]] = {
     "captioner": _transformer,
     "soft_window": _soft_window,
     "recurrent_captioner": _recurrent_captioner,
@@ -291,7 +299,7 @@ DIAGRAMS: dict[str, Callable[[Any], Lines]] = {
 }
 
 
-def _column(config: Any, side: str, width: int) -> Lines:
+def _column(config: Any, side: str, width: int) -> TextLines:
     """One stack with its embedding and head."""
     is_encoder_decoder = config.architecture == "encoder-decoder"
     name = _input_name(config)
@@ -347,7 +355,7 @@ def _added_position(config: Any) -> list[Part]:
 
 
 def _norm(config: Any) -> Part:
-    return NORMS.get(config.norm, str(config.norm))
+    return NORM_NAMES.get(config.norm, str(config.norm))
 
 
 def _final_norm(config: Any) -> list[Part]:
@@ -405,7 +413,7 @@ def _format(value: Any) -> str:
 
 def _ffn(config: Any) -> Part:
     sizes = f"{config.dim:,} → {config.resolved_ffn_dim:,} → {config.dim:,}"
-    return f"feed-forward: {sizes}, {FFNS.get(config.ffn, config.ffn)}"
+    return f"feed-forward: {sizes}, {FFN_NAMES.get(config.ffn, config.ffn)}"
 
 
 def _head(config: Any) -> Part:
@@ -415,7 +423,7 @@ def _head(config: Any) -> Part:
         if kind == "forecast":
             horizon, outputs = options.get("horizon", 1), options.get("outputs", 1)
             return f"head: the next {horizon:,} values of {outputs:,} column{'s'[: outputs > 1]}"
-        return f"head: {HEADS.get(kind, kind)}{classes}"
+        return f"head: {HEAD_NAMES.get(kind, kind)}{classes}"
     is_tied = getattr(config, "shares_embedding", getattr(config, "tied", False))
     tied = "tied to the embedding" if is_tied else "untied"
     width = getattr(config, "embed_dim", None) or getattr(config, "head_width", config.dim)
@@ -429,18 +437,18 @@ def _output_name(config: Any) -> str:
         encoder = getattr(config, "architecture", "decoder") == "encoder"
         return "logits" if encoder else "logits of the next token"
     return (
-        HEADS.get(kind, kind)
+        HEAD_NAMES.get(kind, kind)
         if kind in ("masked", "pooled", "forecast", "mixture", "none")
         else "logits"
     )
 
 
-def _layers(config: Any, side: str, width: int) -> Lines:
+def _layers(config: Any, side: str, width: int) -> TextLines:
     """The repeated layers, each with its residual branches."""
     encoder, decoder = config.depths
     count = encoder if side == "encoder" else decoder
     inner = width - 2
-    inside: Lines = []
+    inside: TextLines = []
     if config.norm_placement in ("parallel", "parallel_norms"):
         inside += _parallel(config, side, inner)
     else:
@@ -453,7 +461,7 @@ def _layers(config: Any, side: str, width: int) -> Lines:
     return repeat_frame(inside, count, width, shared)
 
 
-def _branch(config: Any, part: Part, width: int) -> Lines:
+def _branch(config: Any, part: Part, width: int) -> TextLines:
     norm, norm_placement = _norm(config), config.norm_placement
     if norm_placement == "no_residual":
         return in_stream([norm, part], width, STREAM - 1)
@@ -465,7 +473,7 @@ def _branch(config: Any, part: Part, width: int) -> Lines:
     return lines
 
 
-def _parallel(config: Any, side: str, width: int) -> Lines:
+def _parallel(config: Any, side: str, width: int) -> TextLines:
     """Attention and feed-forward side by side."""
     box_width = width - STREAM - 4
     left, right = box_width // 2, box_width - box_width // 2 + 1

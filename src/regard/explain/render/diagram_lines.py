@@ -7,10 +7,10 @@ WIDTH, NARROW, GAP = 60, 36, 5  # width of a single column, of one of two column
 STREAM = 3  # column of the residual stream
 
 Part = str  # a module: its name, and after a colon its details
-Lines = list[str]
+TextLines = list[str]
 
 
-def stacked_boxes(parts: Sequence[Part], width: int) -> Lines:
+def stacked_boxes(parts: Sequence[Part], width: int) -> TextLines:
     """A box for each part, one under the other."""
     rule = "─" * (width - 2)
     lines = [f"┌{rule}┐"]
@@ -24,7 +24,7 @@ def stacked_boxes(parts: Sequence[Part], width: int) -> Lines:
     return [*lines, f"└{rule}┘"]
 
 
-def residual_branch(box: Lines, width: int) -> Lines:
+def residual_branch(box: TextLines, width: int) -> TextLines:
     """A residual branch: a box to the right of the stream, with arrows out and back."""
     margin = " " * (STREAM - 1)
     first, *middle, last = box
@@ -32,7 +32,7 @@ def residual_branch(box: Lines, width: int) -> Lines:
     return [pad(line, width) for line in [*lines, f"{margin}⊕◀──{last}"]]
 
 
-def in_stream(parts: Sequence[Part], width: int, column: int = STREAM) -> Lines:
+def in_stream(parts: Sequence[Part], width: int, column: int = STREAM) -> TextLines:
     """Modules that process the residual stream itself, as boxes on it."""
     first, *middle, last = stacked_boxes(parts, width)
     return [
@@ -42,7 +42,7 @@ def in_stream(parts: Sequence[Part], width: int, column: int = STREAM) -> Lines:
     ]
 
 
-def repeat_frame(inside: Lines, count: int, width: int, note: str = "") -> Lines:
+def repeat_frame(inside: TextLines, count: int, width: int, note: str = "") -> TextLines:
     """A frame around repeated layers."""
     title = f" {count} ×{note} "
     rule = "─" * (width - 2)
@@ -55,12 +55,12 @@ def repeat_frame(inside: Lines, count: int, width: int, note: str = "") -> Lines
     ]
 
 
-def input_line(name: str) -> Lines:
+def input_line(name: str) -> TextLines:
     """The input of the model, above the residual stream."""
     return [f"{' ' * STREAM}{name}", f"{' ' * STREAM}│"]
 
 
-def output_line(name: str) -> Lines:
+def output_line(name: str) -> TextLines:
     """The output of the model, below an arrow."""
     return [f"{' ' * STREAM}▼", f"{' ' * STREAM}{name}"]
 
@@ -70,7 +70,7 @@ def pad(line: str, width: int) -> str:
     return line + " " * (width - len(line))
 
 
-def side_by_side(encoder: Lines, decoder: Lines) -> Lines:
+def side_by_side(encoder: TextLines, decoder: TextLines) -> TextLines:
     """Encoder and decoder side by side, with an arrow from the memory to cross-attention."""
     target = next(n for n, line in enumerate(decoder) if "cross-attention" in line)
     start = len(encoder) - 1

@@ -8,7 +8,7 @@ from regard.explain.figures.panels import (
     Bars,
     Cell,
     Heatmap,
-    Lines,
+    LinePlot,
     Network,
     Point,
     Scatter,
@@ -67,7 +67,7 @@ def _heat_size(panel: Heatmap) -> tuple[float, float]:
     return width, grid_height + column_label + 1.1
 
 
-def _lines_size(panel: Lines) -> tuple[float, float]:
+def _lines_size(panel: LinePlot) -> tuple[float, float]:
     return 5.2, 3.4
 
 
@@ -113,7 +113,7 @@ def _surface_size(panel: Surface) -> tuple[float, float]:
 SIZES: dict[type[Any], Callable[[Any], tuple[float, float]]] = {
     Table: _table_size,
     Heatmap: _heat_size,
-    Lines: _lines_size,
+    LinePlot: _lines_size,
     Bars: bars_size,
     Scatter: _scatter_size,
     Tree: _tree_size,

@@ -10,7 +10,7 @@ from regard.explain.figures.panels import (
     Bars,
     FigureData,
     Heatmap,
-    Lines,
+    LinePlot,
     Network,
     Scatter,
     Segmentations,
@@ -182,7 +182,7 @@ def _label_axes(
     return [*lines, *(["; ".join(axes)] if axes else [])]
 
 
-def _lines(panel: Lines, width: int, colour: bool) -> list[str]:
+def _lines(panel: LinePlot, width: int, colour: bool) -> list[str]:
     series = {**panel.series, **panel.reference_lines}
     places = sorted({x for points in series.values() for x, _ in points})
     places = places[:: -(-len(places) // MAX_CURVE_ROWS) or 1]
@@ -314,7 +314,7 @@ def _surface(panel: Surface, width: int, colour: bool) -> list[str]:
 TEXT: dict[type[Any], Callable[[Any, int, bool], list[str]]] = {
     Table: _table,
     Heatmap: _heat,
-    Lines: _lines,
+    LinePlot: _lines,
     Bars: _bars,
     Scatter: _scatter,
     Tree: _tree,

@@ -9,7 +9,7 @@ from regard.explain.figures.panels import (
     Bars,
     FigureData,
     Heatmap,
-    Lines,
+    LinePlot,
     Network,
     Scatter,
     Segmentations,
@@ -185,7 +185,7 @@ def _colour_bar(axes: Any, mappable: Any, **options: Any) -> None:
     bar.solids.set_rasterized(True)  # one image in an SVG file instead of 256 shapes
 
 
-def _draw_lines(axes: Any, panel: Lines) -> None:
+def _draw_lines(axes: Any, panel: LinePlot) -> None:
     from matplotlib.ticker import LogLocator
 
     few = max(map(len, panel.series.values()), default=0) <= 40
@@ -346,7 +346,7 @@ def _draw_surface(axes: Any, panel: Surface) -> None:
 DRAW: dict[type[Any], Callable[[Any, Any], None]] = {
     Table: _draw_table,
     Heatmap: _draw_heat,
-    Lines: _draw_lines,
+    LinePlot: _draw_lines,
     Bars: _draw_bars,
     Scatter: _draw_scatter,
     Tree: _draw_tree,

@@ -78,8 +78,10 @@ class DynamicTemperature(LogitsProcessor):
     def process(self, logits: Tensor, sampling: SamplingState | None) -> Tensor:
         """Divide by T."""
         count = (logits > -torch.inf).sum(-1, keepdim=True)
-        relative = entropy(logits) / count.clamp_min(2).to(logits.dtype).log()
-        temperature = self.low + (self.high - self.low) * relative.clamp(0, 1) ** self.exponent
+        normalized_entropy = entropy(logits) / count.clamp_min(2).to(logits.dtype).log()
+        temperature = (
+            self.low + (self.high - self.low) * normalized_entropy.clamp(0, 1) ** self.exponent
+        )
         return torch.where(count > 1, divide_by_temperature(logits, temperature), logits)
 
 

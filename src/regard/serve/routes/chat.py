@@ -13,7 +13,7 @@ from regard.serve.api_errors import ApiError
 from regard.serve.async_engine import Continuation
 from regard.serve.engine_request import PreparedRequest, chat_prompt, prepare
 from regard.serve.models import ServedModel
-from regard.serve.request import TokenScore
+from regard.serve.request import TokenLogprobs
 from regard.serve.schema import ChatBody, Message, Sampling
 from regard.serve.service import check_body, service_of
 from regard.serve.streaming import (
@@ -73,7 +73,9 @@ def _chat_response(
         {
             "index": index,
             "message": {"role": "assistant", "content": trim(continuation.text), "refusal": None},
-            "logprobs": {"content": [_chat_logprob(model, score) for score in continuation.scores]}
+            "logprobs": {
+                "content": [_chat_logprob(model, token) for token in continuation.logprobs]
+            }
             if body.logprobs
             else None,
             "finish_reason": openai_finish_reason(continuation.finish_reason),
@@ -113,14 +115,14 @@ def trim(text: str) -> str:
     return text.removeprefix(" ")
 
 
-def _chat_logprob(model: ServedModel, score: TokenScore) -> dict[str, Any]:
+def _chat_logprob(model: ServedModel, logprobs: TokenLogprobs) -> dict[str, Any]:
     def entry(token: int, logprob: float) -> dict[str, Any]:
         text = model.piece(token)
         raw = list(model.tokenizer.token_bytes(token))
         return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": raw}
 
-    return entry(score.token, score.logprob) | {
-        "top_logprobs": [entry(token, logprob) for token, logprob in score.top]
+    return entry(logprobs.token, logprobs.logprob) | {
+        "top_logprobs": [entry(token, logprob) for token, logprob in logprobs.top]
     }
 
 
@@ -143,8 +145,8 @@ async def _chat_chunks(
             text = trim(text)
             started.add(delta.index)
         logprobs = None
-        if delta.scores and body.logprobs:
-            logprobs = {"content": [_chat_logprob(model, score) for score in delta.scores]}
+        if delta.logprobs and body.logprobs:
+            logprobs = {"content": [_chat_logprob(model, token) for token in delta.logprobs]}
         if text or logprobs:
             choice = {
                 "index": delta.index,

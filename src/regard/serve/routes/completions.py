@@ -14,7 +14,7 @@ from regard.serve.api_errors import ApiError
 from regard.serve.async_engine import Continuation
 from regard.serve.engine_request import PreparedRequest, prepare
 from regard.serve.models import ServedModel
-from regard.serve.request import TokenScore
+from regard.serve.request import TokenLogprobs
 from regard.serve.schema import CompletionBody, as_prompts
 from regard.serve.service import check_body, service_of
 from regard.serve.streaming import (
@@ -93,7 +93,10 @@ def _completion_response(
     n, choices, tokens = body.n or 1, [], 0
     for prompt_index, (item, continuations) in enumerate(zip(prepared, completed, strict=True)):
         if body.max_tokens == 0:  # the engine generates at least one
-            continuations = [Continuation(finish_reason=one.finish_reason) for one in continuations]
+            continuations = [
+                Continuation(finish_reason=continuation.finish_reason)
+                for continuation in continuations
+            ]
         tokens += sum(len(continuation.tokens) for continuation in continuations)
         if len(continuations) > n:  # best_of
             continuations = sorted(continuations, key=lambda c: -c.mean_logprob)[:n]
@@ -122,7 +125,7 @@ async def _completion_chunks(
     tokens, started = 0, set()
     async for prompt_index, delta in deltas(http, model, prepared):
         if body.max_tokens == 0:  # the engine generates at least one
-            delta.text, delta.tokens, delta.scores = "", [], []
+            delta.text, delta.tokens, delta.logprobs = "", [], []
         tokens += len(delta.tokens)
         item, index = prepared[prompt_index], prompt_index * n + delta.index
         text = delta.text
@@ -131,7 +134,7 @@ async def _completion_chunks(
             text = item.text + text
         logprobs = None
         if body.logprobs is not None:
-            logprobs = logprob_table(model, item if echo else None, delta.scores, body.logprobs)
+            logprobs = logprob_table(model, item if echo else None, delta.logprobs, body.logprobs)
         started.add(index)
         if text or delta.finish_reason or logprobs:
             choice = {
@@ -151,33 +154,36 @@ def _completion_logprobs(
     if body.logprobs is None:
         return None
     prompt = item if body.echo else None
-    return logprob_table(model, prompt, continuation.scores, body.logprobs)
+    return logprob_table(model, prompt, continuation.logprobs, body.logprobs)
 
 
 def logprob_table(
-    model: ServedModel, prompt: PreparedRequest | None, scores: Sequence[TokenScore], top: int
+    model: ServedModel,
+    prompt: PreparedRequest | None,
+    logprobs: Sequence[TokenLogprobs],
+    top: int,
 ) -> dict[str, Any]:
     """Log-probabilities in the form of /v1/completions; with `prompt`, from its first token on."""
-    rows: list[tuple[int, TokenScore | None]] = [(score.token, score) for score in scores]
+    rows: list[tuple[int, TokenLogprobs | None]] = [(each.token, each) for each in logprobs]
     if prompt is not None:
         ids = prompt.request.prompt
-        prompt_scores = prompt.request.prompt_scores
-        rows = [(ids[0], None), *((score.token, score) for score in prompt_scores), *rows]
+        prompt_logprobs = prompt.request.prompt_token_logprobs
+        rows = [(ids[0], None), *((each.token, each) for each in prompt_logprobs), *rows]
     tokens = [model.piece(token) for token, _ in rows]
     offsets = [0, *accumulate(map(len, tokens))][: len(tokens)]
     best: list[dict[str, float] | None] = []
-    for _, score in rows:
-        if score is None:
+    for _, each in rows:
+        if each is None:
             best.append(None)
             continue
         table: dict[str, float] = {}
-        for token, logprob in score.top[:top]:
+        for token, logprob in each.top[:top]:
             table.setdefault(model.piece(token), max(logprob, MIN_LOGPROB))
         best.append(table)
     return {
         "tokens": tokens,
         "token_logprobs": [
-            None if score is None else max(score.logprob, MIN_LOGPROB) for _, score in rows
+            None if each is None else max(each.logprob, MIN_LOGPROB) for _, each in rows
         ],
         "top_logprobs": best if top else None,
         "text_offset": offsets,

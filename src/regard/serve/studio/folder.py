@@ -15,7 +15,7 @@ from regard.hub.external_checkpoint import is_external_checkpoint
 from regard.pipelines import pipeline_of
 from regard.serve.engine import EngineConfig
 from regard.serve.models import Models, ServedModel
-from regard.serve.worker import Worker
+from regard.serve.worker import EngineThread
 from regard.tasks import TASKS
 from regard.training.setup.resume_checks import is_finished
 from regard.training.storage import checkpoint
@@ -162,7 +162,7 @@ class FolderModels(Models):
     def __init__(
         self,
         paths: Sequence[Path],
-        worker: Worker,
+        worker: EngineThread,
         config: EngineConfig,
         *,
         device: str = "auto",

@@ -195,7 +195,7 @@ class Sharded(_Distributed):
         for name in local.keys() | tensors.keys():
             if name not in local or name not in tensors or local[name].shape != tensors[name].shape:
                 raise CheckpointError(
-                    f"{name} in {path} is missing, unexpected or of another shape than in the model"
+                    f"{name} in {path} is missing, unexpected, or differs in shape from the model's"
                 )
             local[name].copy_(tensors[name])
         for name, buffer in self.buffers.items():

@@ -111,7 +111,7 @@ def open_adapter(
 ) -> tuple[Adapter, RunConfig]:
     """An adapter for a run with these settings, and the settings of the run with it.
 
-    `adapter` is a run, or a folder of PEFT: a path, or a name in the folder `adapters` of `run`.
+    `adapter` is a run, or a PEFT folder: a path, or a name in the folder `adapters` of `run`.
     If it was trained on dialogues, its task, which has the chat template, and its data replace
     those of the run.
     """
@@ -123,7 +123,7 @@ def open_adapter(
     if not path_exists(path / "config.json"):
         names = ", ".join(adapter_names(run)) or "none"
         raise ConfigError(
-            f"no adapter at {adapter}; give a run with train.tune=lora, a folder of PEFT, or one "
+            f"no adapter at {adapter}; give a run with train.tune=lora, a PEFT folder, or one "
             f"of those in {Path(run) / ADAPTERS}: {names}"
         )
     folder = RunFolder(path)

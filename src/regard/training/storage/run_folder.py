@@ -56,7 +56,7 @@ MOVED, LOST = 1, 2  # values of `RunFolder.status`
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run: its config.json has a format number."""
+    """Whether a folder is a run: its config.json has a format version."""
     try:
         return "format" in read_json(path / "config.json")
     except (CheckpointError, OSError):
@@ -308,8 +308,8 @@ class RunFolder:
     def append(self, row: dict[str, Any]) -> None:
         """Append a row to metrics.jsonl and send it to the trackers."""
         self._append(self.metrics, json.dumps(row) + "\n")
-        for track in self.trackers:
-            track(row)
+        for tracker in self.trackers:
+            tracker(row)
 
     def append_sample(self, step: int, sample: str) -> None:
         """Append a sample of the model's output after `step` to samples.txt, and its SVG."""
