@@ -16,6 +16,7 @@ from regard.api.display import (
     NoDisplay,
     NotebookDisplay,
     make_display,
+    show_events,
 )
 from regard.api.overrides import format_overrides
 from regard.config import RunConfig, build, merge, parse_overrides, to_table
@@ -39,6 +40,17 @@ def drawn(picture, columns=80):
     picture.console = Console(file=stream, width=columns, force_terminal=True)
     picture.console.print(picture.panel())
     return stream.getvalue()
+
+
+def test_a_loss_that_is_not_finite_is_shown(begun):
+    picture = LiveDisplay()
+    for loss in (4.0, float("nan"), float("inf"), 2.0):
+        picture.show(Evaluated(50, {"loss": loss}, False, ""))
+    assert picture.metric_rows()[0][2] == "█××▁"
+
+
+def test_a_run_without_a_last_event_has_no_result():
+    assert show_events(lambda progress: iter(()), quiet=True) is None
 
 
 def test_the_panel_shows_progress_losses_speed_and_a_sample(begun):

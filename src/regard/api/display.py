@@ -392,13 +392,17 @@ def show_events(
     quiet: bool,
     on_event: Callable[[Event], None] | None = None,
     progress: "Progress | None" = None,
-) -> RunFinished:
-    """Display the events of a run as they come, pass them to `on_event`, and return the last."""
+) -> RunFinished | None:
+    """Display the events of a run as they come, pass them to `on_event`, and return the last.
+
+    Returns None on a rank above 0 that does not train, as of a model fitted without gradients.
+    """
     if progress is not None and not callable(progress):
         raise ConfigError(
             f"progress={progress!r} must be a function, called while the data is prepared; "
             "quiet=True turns the display off"
         )
+    event: Event | None = None
     with make_display(quiet) as display:
 
         def show_progress(phase: str, done: int, total: int) -> None:
@@ -410,5 +414,4 @@ def show_events(
             display.show(event)
             if on_event is not None:
                 on_event(event)
-    assert isinstance(event, RunFinished)
-    return event
+    return event if isinstance(event, RunFinished) else None

@@ -1,5 +1,6 @@
 """The events and the progress of a run as lines of text."""
 
+import math
 import textwrap
 import time
 
@@ -126,12 +127,18 @@ def activation_lines(event: Evaluated) -> list[str]:
 
 
 def sparkline(values: list[float], limit: int = 24) -> str:
-    """The last values as a row of small bars.
+    """The last values as a row of small bars; × for NaN and infinity.
 
-    >>> sparkline([4.0, 2.0, 1.0])
-    '█▃▁'
+    >>> sparkline([4.0, 2.0, 1.0]), sparkline([4.0, math.nan, 1.0])
+    ('█▃▁', '█×▁')
     """
     values = values[-limit:]
-    low, high = min(values), max(values)
-    span = high - low
-    return "".join(BARS[round(7 * (v - low) / span)] if span else BARS[0] for v in values)
+    finite = list(filter(math.isfinite, values))
+    low, span = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
+
+    def bar(value: float) -> str:
+        if not math.isfinite(value):
+            return "×"
+        return BARS[round(7 * (value - low) / span)] if span else BARS[0]
+
+    return "".join(map(bar, values))

@@ -59,7 +59,7 @@ def train(
 
     Progress is shown unless `quiet`: on stderr, or in the notebook's cell. `on_event` is called
     with every event of the run, `progress` while the data is prepared. A study that was
-    interrupted continues.
+    interrupted continues. A rank above 0 that does not train, as of an n-gram model, returns None.
 
     >>> model = regard.preset("gru", dim=8)
     >>> trained = regard.train(text, "train.batch=2", model=model, steps=2, quiet=True)
@@ -80,7 +80,7 @@ def train(
         on_event=on_event,
         progress=progress,
     )
-    return load(finished.folder)
+    return None if finished is None else load(finished.folder)
 
 
 def train_events(
@@ -265,7 +265,7 @@ def summarize(path: Path | str) -> RunSummary:
     folder = RunFolder(path)
     config = folder.load_config()
     without_gradients = is_fitted_without_gradients(config.model["family"])
-    task = TASKS[kind_of(config.task)[0]]
+    task = TASKS[kind_of(config.task)[0]]  # of a trained run; imported ones may have none
     return RunSummary(
         config=config,
         baseline=read_ngram_baseline(folder),

@@ -36,7 +36,9 @@ EXAMPLES = {  # example inputs of the commands, by task; the default is DEFAULT_
 
 def show_progress(events: "Callable[[Progress], Iterator[Event]]") -> "RunFinished":
     """Display the events of a run as they come; return the last."""
-    return show_events(events, quiet=common_options.quiet)
+    finished = show_events(events, quiet=common_options.quiet)
+    assert finished is not None
+    return finished
 
 
 def print_result(finished: "RunFinished", *, as_json: bool) -> None:
