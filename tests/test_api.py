@@ -537,12 +537,25 @@ def test_forecasts_are_drawn_over_the_true_values(tmp_path):
     truth, *forecasts = [line for line in forecast.lines if len(line.get_xdata())]
     assert (truth.get_xdata()[0], truth.get_xdata()[-1]) == (3965, 4000)  # rows of the series
     run = regard.load(tmp_path / "ar24")
-    assert run.predict() == run.forecast()  # of the series that it was trained on
+    assert run.predict() == run.forecast() == run.forecast("sines")  # all rows that it has seen
+    with pytest.raises(ConfigError, match="data is for by_length"):
+        regard.compare(run, data=["sines"])
     end = run.backtest()
     assert list(truth.get_ydata())[-12:] == end.truth
     assert list(forecasts[1].get_ydata()) == [end.history[-1], *end.forecast]
     steps = [list(line.get_xdata()) for line in error.lines if len(line.get_xdata())]
     assert steps == [[*range(1, 13)]] * 2
+
+
+def test_a_forecast_continues_the_validation_data(tmp_path):
+    rows = [n % 7 + n / 100 for n in range(300)]
+    for name, part in (("train", rows[:200]), ("later", rows[200:])):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["height", *map(str, part)]))
+    words = ["model.family=autoregression", "model.order=7", "task.horizon=3"]
+    words.append(f"data.validation={tmp_path / 'later.csv'}")
+    run = regard.train(tmp_path / "train.csv", *words, out=tmp_path / "run", quiet=True)
+    assert run.forecast() == run.forecast(tmp_path / "later.csv")
+    assert run.forecast() != run.forecast(tmp_path / "train.csv")
 
 
 def test_displays_are_short_and_escaped(place):

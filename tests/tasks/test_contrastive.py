@@ -144,6 +144,8 @@ def test_sentences_are_trained_evaluated_and_searched(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)["red old"]
     assert [text for text, _ in found] == ["OLD RED", "WARM LONG"]
     (tmp_path / "image.txt").write_bytes(b"\x89PNG")
+    path = tmp_path / "lines.txt"
+    assert run.similar("red old", str(path)) == run.similar("red old", path)
     for name, message in (("none", "no file"), ("image.txt", "not UTF-8")):
         with pytest.raises(DataError, match=message):
             run.similar("red old", tmp_path / name)

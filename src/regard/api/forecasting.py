@@ -9,7 +9,7 @@ from regard.api.run_figures import forecast_figure
 from regard.config import Choice
 from regard.errors import RegardError
 from regard.explain.render.curves import Points
-from regard.pipelines import open_data, prepare_evaluation
+from regard.pipelines import open_data, open_split, prepare_evaluation
 from regard.pipelines.series import series_task
 from regard.pipelines.series_forecasts import (
     ColumnForecast,
@@ -92,4 +92,10 @@ def _task(run: "Run") -> Forecast:
 
 
 def _open_series(run: "Run", path: Path | str | None) -> Any:
-    return open_data(run.config.data.path if path is None else str(path), kind="series")
+    """The series at a path, or else the data of the run up to the end of the validation data."""
+    if path is not None:
+        return open_data(str(path), kind="series")
+    _, validation = open_split(run.config, is_new=False)
+    if validation.history is None:  # from a file of its own
+        return validation
+    return open_data(run.config.data.path, kind="series")  # the rows of all splits

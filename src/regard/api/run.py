@@ -423,8 +423,9 @@ class Run:
     def forecast(self, series: str | Path | None = None, *, steps: int | None = None) -> Any:
         """The next values of a series: a list, or for several columns a dict of lists.
 
-        `series` is a file or a built-in; without it, the data of the run, validation included. A
-        forecast of more `steps` than the horizon, which is the default, is recursive.
+        `series` is a file or a built-in; without it, the data of the run, validation included, or
+        the data of `data.validation` alone. A forecast of more `steps` than the horizon, which is
+        the default, is recursive.
 
         >>> len(series.forecast(steps=3))
         3
@@ -546,14 +547,14 @@ class Run:
     def similar(
         self,
         texts: str | Sequence[str],
-        among: Sequence[str] | Path | None = None,
+        among: Sequence[str] | Path | str | None = None,
         *,
         top: int = 10,
     ) -> dict[str, list[tuple[str, float]]]:
         """The texts with the most similar embeddings and their cosines, best first.
 
-        `among` are the texts to search, or a file with one on each line; by default those of the
-        validation data.
+        `among` is a list of texts to search, or the path of a file with one on each line; by
+        default they are those of the validation data.
 
         >>> [(best, cosine), _] = near.similar("12 cats", ["12 cats", "no dog"], top=2)["12 cats"]
         >>> best, round(cosine, 4)

@@ -37,15 +37,16 @@ def text_embeddings(run: "Run", texts: str | Sequence[str]) -> Tensor:
 
 
 def similar_texts(
-    run: "Run", texts: str | Sequence[str], among: Sequence[str] | Path | None, top: int
+    run: "Run", texts: str | Sequence[str], among: Sequence[str] | Path | str | None, top: int
 ) -> Neighbours:
     """The texts among others, by default the validation data, with the most similar embeddings."""
     queries = [texts] if isinstance(texts, str) else list(texts)
     if among is None:
         rows = cast(Any, validation_data(run)).rows
         among = [text for row in rows for text in row]
-    elif isinstance(among, Path):
-        among = [line for line in read_lines(among, scan(among)) if line.strip()]
+    elif isinstance(among, str | Path):
+        path = Path(among)
+        among = [line for line in read_lines(path, scan(path)) if line.strip()]
     among = list(dict.fromkeys(among))
     embed = text_embeddings
     return nearest_texts(queries, embed(run, queries), among, embed(run, among), top)
