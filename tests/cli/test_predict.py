@@ -2,6 +2,7 @@
 
 import csv
 import json
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,32 @@ def tag_run(tmp_path_factory):
     model = {"dim": 8, "context": 8}
     library.train(str(folder / "names.conll"), out=folder / "run", model=model, train=train)
     return folder / "run"
+
+
+def test_the_columns_do_not_depend_on_the_number_of_masks(regard):
+    Path("cats.txt").write_text("".join(f"the cat {n} sat on the mat\n" for n in range(60)))
+    words = ["model.preset=tiny-encoder", "task=masked", "data.tokenizer=char", "train.steps=1"]
+    words += ["model.dim=8", "model.layers=1", "model.heads=2", "model.context=32", "train.batch=2"]
+    assert regard("train", "cats.txt", *words, "--out", "run").code == 0
+    Path("new.csv").write_text("text\nthe <mask>at s<mask>t\nthe <mask>at\n")
+    assert regard("predict", "run", "--data", "new.csv", "--out", "out.csv").code == 0
+    two, one = table("out.csv")
+    assert (len(two["prediction"].split(" ")), len(json.loads(two["probability"]))) == (2, 2)
+    assert 0 < float(one["probability"]) <= 1
+
+
+def test_values_that_json_does_not_have_are_written_as_others(regard, label_run):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    when = datetime(2024, 5, 1, 12)
+    columns = {"text": ["fine"], "when": [when], "score": [float("nan")]}
+    parquet.write_table(arrow.table(columns), "new.parquet")
+    assert regard("predict", label_run, "--data", "new.parquet", "--out", "out.jsonl").code == 0
+    completed = regard("predict", label_run, "--data", "new.parquet", "--json")
+    for text in (Path("out.jsonl").read_text(), completed.out):
+        row = json.loads(text)
+        assert (row["when"], row["score"]) == ("2024-05-01 12:00:00", None)
 
 
 def test_rows_of_a_table_are_predicted_into_another(regard, label_run):

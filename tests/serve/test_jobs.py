@@ -1,6 +1,7 @@
 """The work of the routes other than generation, called without a server."""
 
 import pytest
+import torch
 
 import regard
 from regard.errors import ConfigError
@@ -31,6 +32,20 @@ def test_a_text_is_lowered_as_the_training_data_was(materials, tmp_path):
     for text in ("The CAT", "the cat"):
         assert jobs.tokenize(model, text, add_special_tokens=True) == model.run._prompt(text)
     assert jobs.embed(model, ["The CAT"]) == jobs.embed(model, ["the cat"])
+
+
+def test_embeddings_are_those_of_the_run(tmp_path):
+    rows = [f"{n} red cats,{n} dark dogs" for n in range(40)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["first,second", *rows]))
+    words = [*TINY, "task=contrastive", "model.context=32", "train.steps=1", "train.batch=4"]
+    for pool in ("mean", "first"):
+        words = [*words, "data.tokenizer=char", f"task.pool={pool}"]
+        model = served(trained(tmp_path / pool, tmp_path / "pairs.csv", words))
+        (vector,), count = jobs.embed(model, ["3 red cats"])
+        torch.testing.assert_close(torch.tensor(vector), model.run.embed("3 red cats"))
+        ids = jobs.tokenize(model, "3 red cats", add_special_tokens=True)
+        assert count == len(ids)
+        assert (ids[0], ids[-1]) == (model.tokenizer.cls_id, model.tokenizer.sep_id)
 
 
 def test_the_chat_template_is_that_of_the_run(text_run, pair_run, chat_run):

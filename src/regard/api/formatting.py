@@ -1,9 +1,12 @@
-"""Numbers, durations and text for a terminal."""
+"""Numbers, durations and text for a terminal, and values for JSON."""
 
+import json
+import math
 import os
 import shutil
 import unicodedata
-from typing import TextIO
+from collections.abc import Mapping
+from typing import Any, TextIO
 
 from regard.units import with_prefix as with_prefix
 
@@ -57,3 +60,21 @@ def format_duration(seconds: float) -> str:
     total_minutes, whole_seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(total_minutes, 60)
     return f"{hours}:{minutes:02}:{whole_seconds:02}" if hours else f"{minutes}:{whole_seconds:02}"
+
+
+def to_json(value: Any) -> str:
+    """A value as JSON in one line; NaN and infinities become null, dates of a table strings."""
+    return json.dumps(replace_non_finite(value), ensure_ascii=False, allow_nan=False, default=str)
+
+
+def replace_non_finite(value: Any) -> Any:
+    """A value for JSON, which has no NaN and no infinities: they become None.
+
+    >>> replace_non_finite({"loss": math.nan, "scores": (1.0, math.inf)})
+    {'loss': None, 'scores': [1.0, None]}
+    """
+    if isinstance(value, Mapping):
+        return {key: replace_non_finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_non_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

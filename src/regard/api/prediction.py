@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.api.formatting import to_json
 from regard.data.columns import find_input, text_pair
 from regard.data.table_files import is_table, read_table
 from regard.data.tables import Table, text_cell
@@ -193,13 +194,16 @@ def _prediction_columns(run: "Run", prediction: Any, top: int) -> Row:
     """The columns that a prediction adds to its row."""
     if isinstance(prediction, str | float):  # a translation, or a number
         return {"prediction": prediction}
-    if run.predicts_words or len(prediction) != 1:
-        predictions = [classes[0][0] if top == 1 else classes for classes in prediction]
-        return {"prediction": predictions}
+    is_one = not run.predicts_words and len(prediction) == 1
     if top > 1:
-        return {"prediction": prediction[0]}
-    ((best, probability),) = prediction[0]
-    return {"prediction": best, "probability": round(probability, 6)}
+        return {"prediction": prediction[0] if is_one else prediction}
+    best = [classes[0][0] for classes in prediction]
+    if run.predicts_words:
+        return {"prediction": best}
+    probabilities = [round(classes[0][1], 6) for classes in prediction]  # one for each <mask>
+    if is_one:
+        return {"prediction": best[0], "probability": probabilities[0]}
+    return {"prediction": best, "probability": probabilities}
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
@@ -216,7 +220,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
         for row in rows:
             count += 1
             if path.suffix not in DELIMITERS:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                file.write(to_json(row) + "\n")
                 continue
             if writer is None:
                 delimiter = DELIMITERS[path.suffix]

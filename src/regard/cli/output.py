@@ -1,7 +1,5 @@
 """Terminal output: results go to stdout, progress and messages to stderr; plain text in pipes."""
 
-import json
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +14,7 @@ from regard.api.formatting import format_size as format_size
 from regard.api.formatting import is_interactive as is_interactive
 from regard.api.formatting import strip_control as strip_control
 from regard.api.formatting import terminal_width as terminal_width
+from regard.api.formatting import to_json
 from regard.errors import CheckpointError, ConfigError, DataError, reject_options
 from regard.files.atomic import atomic_file
 
@@ -59,15 +58,7 @@ def spinner(text: str) -> Iterator[None]:
 
 def print_json(value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
     """Print one JSON object, or a list of them, on one line; infinities and NaN become null."""
-    print(json.dumps(_replace_non_finite(value), ensure_ascii=False, allow_nan=False))
-
-
-def _replace_non_finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _replace_non_finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_non_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    print(to_json(value))
 
 
 def text_for(stream: TextIO, text: str) -> str:

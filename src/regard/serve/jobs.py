@@ -19,6 +19,8 @@ from regard.generate.decode import generate, pad_prompts, prefill
 from regard.generate.traced_chain import TracedChain
 from regard.models.base import Language
 from regard.nn.state import Source
+from regard.pipelines.encoded_texts import special_ids_around
+from regard.pipelines.sentences import contrastive_task
 from regard.pipelines.series import series_task
 from regard.serve.engine_request import chat_prompt, check_token, encode_source, source_ids
 from regard.serve.models import ServedModel
@@ -39,9 +41,9 @@ def tokenize(model: ServedModel, text: str, *, add_special_tokens: bool) -> list
     """The ids of a text, with the special ids that the model reads if `add_special_tokens`."""
     if model.takes_source:
         return encode_source(model, text, add_special_tokens=add_special_tokens)
-    tokenizer = model.tokenizer
-    prefix = tokenizer.prefix_ids if add_special_tokens else []
-    return [*prefix, *tokenizer.encode(model.run._normalize(text))]
+    config = cast(Any, model.run.model.config)
+    before, after = special_ids_around(config, model.tokenizer) if add_special_tokens else ([], [])
+    return [*before, *model.tokenizer.encode(model.run._normalize(text)), *after]
 
 
 def detokenize(model: ServedModel, ids: list[int]) -> str:
@@ -72,8 +74,12 @@ def tokenizer_info(model: ServedModel) -> dict[str, Any]:
 
 @torch.inference_mode()
 def embed(model: ServedModel, inputs: Sequence[str | list[int]]) -> tuple[list[list[float]], int]:
-    """The L2-normalized mean of the hidden states of each text, and the number of tokens."""
-    network = model.run.model
+    """The L2-normalized mean of the hidden states of each text, and the number of tokens.
+
+    For a run with `task.pool=first`, the first hidden state instead of the mean, as `run.embed`.
+    """
+    network, task = model.run.model, model.run.config.task
+    uses_first = "embed" in model.run.methods and contrastive_task(task).pool == "first"
     if model.takes_source or not hasattr(network, "head") or hasattr(network, "fit"):
         raise ConfigError(
             f"the model {model.name!r} has no embeddings; use a decoder, an encoder or a recurrent "
@@ -91,9 +97,9 @@ def embed(model: ServedModel, inputs: Sequence[str | list[int]]) -> tuple[list[l
                 "shorten it"
             )
         check_token(max(ids), model.tokenizer.vocab_size, "input")
-        hidden = network(torch.tensor([ids], device=model.run.device))
-        mean = hidden[0].float().mean(0)
-        vectors.append((mean / mean.norm().clamp_min(1e-12)).tolist())
+        hidden = network(torch.tensor([ids], device=model.run.device))[0].float()
+        vector = hidden[0] if uses_first else hidden.mean(0)
+        vectors.append((vector / vector.norm().clamp_min(1e-12)).tolist())
         token_count += len(ids)
     return vectors, token_count
 

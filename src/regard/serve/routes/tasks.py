@@ -3,12 +3,12 @@
 import asyncio
 import base64
 import struct
-from math import isfinite
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from regard.api.formatting import replace_non_finite
 from regard.serve import jobs
 from regard.serve.schema import (
     DetokenizeBody,
@@ -32,17 +32,7 @@ class FiniteJSONResponse(JSONResponse):
         try:
             return super().render(content)
         except ValueError:
-            return super().render(_replace_nonfinite(content))
-
-
-def _replace_nonfinite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _replace_nonfinite(item) for key, item in value.items()}
-    return (
-        [_replace_nonfinite(item) for item in value] if isinstance(value, list | tuple) else value
-    )
+            return super().render(replace_non_finite(content))
 
 
 @router.post("/tokenize")
@@ -75,7 +65,7 @@ async def tokenizer_info(http: Request) -> dict[str, Any]:
 
 @router.post("/v1/embeddings")
 async def embeddings(http: Request, body: EmbeddingsBody) -> Response:
-    """A vector for each text: the L2-normalized mean of the hidden states."""
+    """A vector for each text: the L2-normalized mean, or first, of the hidden states."""
     headers = check_body(body)
     service = service_of(http)
     model = await service.model(http, body.model)
