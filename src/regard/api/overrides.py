@@ -1,6 +1,7 @@
 """Settings as `key=value` arguments of the command line, and as keyword arguments in Python."""
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -125,7 +126,7 @@ def format_override(key: str, value: Any) -> str:
     plain = f"{key}={value}" if isinstance(value, str) else None
     if plain is not None and list(_leaves(parse_overrides([plain]))) == [value]:
         return shlex.quote(plain)
-    return shlex.quote(f"{key}={_toml(value)}")
+    return shlex.quote(f"{key}={format_toml(value)}")
 
 
 def _task_choice(task: Choice) -> Choice:
@@ -142,14 +143,28 @@ def _changes(table: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str,
     }
 
 
-def _toml(value: Any) -> str:
+def format_toml(value: Any) -> str:
+    """A value as TOML, without spaces.
+
+    >>> print(format_toml({"multiplier": 0.8, "breakers": ["\\n"], "on": True}))
+    {multiplier=0.8,breakers=["\\n"],on=true}
+    """
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}={_toml(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{_toml_key(k)}={format_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(_toml, value))}]"
+        return f"[{','.join(map(format_toml, value))}]"
     if isinstance(value, bool):
         return "true" if value else "false"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    return _toml_string(value) if isinstance(value, str) else repr(value)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_string(key)
+
+
+def _toml_string(text: str) -> str:
+    # TOML has no surrogate pairs as escapes, and requires one for DEL
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _leaves(table: Any) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from typer import Option
 
 from regard import api
 from regard.cli.arguments import AdapterOption, Folder
-from regard.cli.output import print_status, spinner, stdin_lines
+from regard.cli.output import print_status, spinner, stdin_lines, text_for
 
 
 def chat(
@@ -63,7 +63,7 @@ def chat(
         options = {"sampler": sampler} if sampler else {}
         response = ""
         for chunk in loaded_run.chat(history, max_new_tokens=max_new_tokens, seed=seed, **options):
-            print(chunk, end="", flush=True)
+            print(text_for(sys.stdout, chunk), end="", flush=True)
             response += chunk
         print(flush=True)
         history.append(("assistant", response or " "))

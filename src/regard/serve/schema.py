@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from regard.api.overrides import format_toml
 from regard.errors import ConfigError
 from regard.generate.samplers import SAMPLERS
 
@@ -301,22 +302,21 @@ def to_spec(name: str, value: Any) -> str:
     """A sampler's value from JSON as the text that `regard generate -s` takes.
 
     >>> to_spec("dry", {"multiplier": 0.8, "allowed_length": 3})
-    'dry={multiplier = 0.8, allowed_length = 3}'
+    'dry={multiplier=0.8,allowed_length=3}'
     """
-    return f"{name}={_toml(value)}"
+    _check_entries(name, value)
+    return f"{name}={format_toml(value)}"
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        pairs = (f"{_key(key)} = {_toml(item)}" for key, item in value.items())
-        return "{" + ", ".join(pairs) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value[: MAX_LIST + 1])) + "]"
-    return json.dumps(value)
-
-
-def _key(key: Any) -> str:
-    return key if str(key).isidentifier() else json.dumps(str(key))
+def _check_entries(name: str, value: Any) -> None:
+    """Raise if the value of a sampler contains null, or a list or a table that is too large."""
+    if value is None:
+        raise ConfigError(f"{name}: null is not a value of a sampler; leave it out")
+    if isinstance(value, list | dict):
+        if len(value) > MAX_LIST:
+            raise ConfigError(f"{name}: {len(value):,} entries are more than {MAX_LIST:,}")
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_entries(name, item)
 
 
 def _check_text(value: Any) -> None:
