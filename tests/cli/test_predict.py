@@ -129,6 +129,14 @@ def test_values_that_json_does_not_have_are_written_as_others(regard, label_run)
         assert (row["when"], row["score"]) == ("2024-05-01 12:00:00", None)
 
 
+def test_lists_in_a_table_are_json(tmp_path):
+    rows = [{"scores": [0.5, float("nan")], "days": [datetime(2024, 5, 1)]}]
+    assert library.api.write_rows(tmp_path / "out.csv", rows) == 1
+    (row,) = table(tmp_path / "out.csv")
+    assert json.loads(row["scores"]) == [0.5, None]
+    assert json.loads(row["days"]) == ["2024-05-01 00:00:00"]
+
+
 def test_rows_of_a_table_are_predicted_into_another(regard, label_run):
     Path("new.csv").write_text('id,review\n7,"a glad, zebra day"\n8,dull\n')
     completed = regard("predict", label_run, "--data", "new.csv", "--out", "out.csv")

@@ -188,6 +188,17 @@ def test_log_probabilities_of_prompt_and_answer(client, live, run):
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "the cat"
 
 
+@pytest.mark.parametrize("echo", [False, True])
+def test_log_probabilities_are_the_same_when_they_are_streamed(client, echo):
+    body = {"prompt": ["the cat", "so"], "max_tokens": 8, "seed": 1, "logprobs": 1, "echo": echo}
+    _, answer = client("/v1/completions", body)
+    chunks = [chunk["choices"][0] for chunk in client.stream("/v1/completions", body)]
+    for choice in answer["choices"]:
+        parts = [chunk["logprobs"] for chunk in chunks if chunk["index"] == choice["index"]]
+        for key, values in choice["logprobs"].items():
+            assert [value for part in parts for value in part[key]] == values
+
+
 def test_chat_and_responses_continue_a_conversation(client, run):
     messages = [{"role": "user", "content": "the cat"}]
     body = {"messages": messages, "max_tokens": 12, "seed": 3, "logprobs": True, "top_logprobs": 2}
@@ -209,11 +220,23 @@ def test_chat_and_responses_continue_a_conversation(client, run):
     _, answer = client("/v1/responses", body)
     assert answer["output"][0]["content"][0]["text"] == text
     assert answer["status"] in ("completed", "incomplete")
+    assert answer["output"][0]["status"] == answer["status"]
     events = client.stream("/v1/responses", body)
     assert "".join(e["delta"] for e in events if e["type"].endswith("text.delta")) == text
     assert events[-1]["response"]["output"] == [
         {**answer["output"][0], "id": events[-1]["response"]["output"][0]["id"]}
     ]
+
+
+def test_only_the_first_space_of_a_response_is_removed(client, monkeypatch):
+    monkeypatch.setattr("regard.serve.async_engine.MAX_EVENTS", 1)  # a delta for every token
+    space, end = client("/tokenize", {"prompt": " t"})[1]["tokens"]
+    sampler = ["force={tokens=[%d, %d, %d]}" % (space, space, end)]  # noqa: UP031 -- braces
+    body = {"input": "the cat", "max_output_tokens": 3, "sampler": sampler}
+    _, answer = client("/v1/responses", body)
+    assert answer["output"][0]["content"][0]["text"] == " t"
+    events = client.stream("/v1/responses", body)
+    assert "".join(e["delta"] for e in events if e["type"].endswith("text.delta")) == " t"
 
 
 def test_text_and_ids(client, run):

@@ -22,6 +22,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from cli.conftest import TINY, trained
+from hub.runs import make_checkpoint, model_config
 from regard import api, pipelines
 from regard.cli import training_process
 from regard.cli.studio import _exit_on_hangup
@@ -435,6 +436,14 @@ def test_weights_that_change_while_they_are_loaded_are_loaded_again(folder, monk
 
     asyncio.run(visit())
     assert len(loads) == 2
+
+
+def test_an_imported_run_without_a_task_is_listed(tmp_path):
+    make_checkpoint(tmp_path / "theirs", model_config(head="none"))
+    api.import_checkpoint(tmp_path / "theirs", tmp_path / "runs" / "imported")
+    (run,) = RunsFolder(tmp_path / "runs").list()
+    assert (run["name"], run["task"], run["methods"]) == ("imported", "none", [])
+    assert run["problem"] is None
 
 
 def test_one_broken_run_does_not_hide_the_others(studio, monkeypatch):

@@ -37,7 +37,7 @@ OPTIONAL_PACKAGES = [
     ),
     OptionalPackage(
         "matplotlib",
-        "--out of regard explain, compare and evaluate as .svg, .png and .pdf",
+        "figures: --out of regard show, explain, compare, evaluate and predict; regard studio",
         "pip install 'regard[plot]'",
     ),
     OptionalPackage(

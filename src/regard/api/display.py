@@ -395,7 +395,7 @@ def show_events(
 ) -> RunFinished | None:
     """Display the events of a run as they come, pass them to `on_event`, and return the last.
 
-    Returns None on a rank above 0 that does not train, as of a model fitted without gradients.
+    Returns None on a rank above 0 that does not train, as for a model fitted without gradients.
     """
     if progress is not None and not callable(progress):
         raise ConfigError(

@@ -336,7 +336,7 @@ def _encode_texts(run: "Run", input: Any) -> tuple[list[int], Tensor | None]:
 
 
 def _source(run: "Run", text: str) -> Source:
-    """The source of a run on pairs, as its encoder reads it."""
+    """The ids of a text as the source of a run on pairs, with the special ids of the source."""
     if not text.strip():
         raise ConfigError("the text is empty; give at least one token")
     ids = cast(PairTokenizers, run.tokenizers).source.encode(run._normalize(text))

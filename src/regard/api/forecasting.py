@@ -45,9 +45,9 @@ def future_figure(
 ) -> "Figure":
     """The next values of a column, and one-step-ahead forecasts of its last true values."""
     task = _task(run)
-    end = forecast_future(run.model, task, _open_series(run, path), steps, column)
-    method = task.forecast_method(run.model, len(end.forecast))
-    return forecast_figure(end, errors_by_step(run), method)
+    column_forecast = forecast_future(run.model, task, _open_series(run, path), steps, column)
+    method = task.forecast_method(run.model, len(column_forecast.forecast))
+    return forecast_figure(column_forecast, errors_by_step(run), method)
 
 
 def evaluation_figure(
@@ -56,10 +56,10 @@ def evaluation_figure(
     """The last values of a column of the validation data with its forecasts, and the errors."""
     task = _task(run)
     series = cast(Any, validation_data(run, data, test=test))
-    end = backtest(run.model, task, series, column)
+    column_forecast = backtest(run.model, task, series, column)
     method = task.forecast_method(run.model, task.horizon)
     recursive = list(enumerate(recursive_errors(run.model, task, series), 1))
-    return forecast_figure(end, _errors_by_step(run, series), method, recursive)
+    return forecast_figure(column_forecast, _errors_by_step(run, series), method, recursive)
 
 
 def backtest_validation(run: "Run") -> ColumnForecast:

@@ -103,7 +103,7 @@ class ModelInfo:
         return config_table(self.config)
 
     @property
-    def choices(self) -> dict[str, Any]:
+    def applicable_settings(self) -> dict[str, Any]:
         """The settings that apply and are not None or False."""
         return {key: v for key, v in _applicable(self.config).items() if v not in (None, False)}
 
@@ -116,7 +116,7 @@ class ModelInfo:
 
     @property
     def position_name(self) -> str:
-        """What the cost counts: a token, or a position of a model that reads vectors."""
+        """The word for a position of the input: "token", or "position" if a model reads vectors."""
         return "position" if _has_vector_head(self.config) else "token"
 
     def diagram(self, *, ascii: bool = False) -> list[str]:

@@ -25,7 +25,7 @@ from regard.models.presets import ModelConfig
 from regard.tasks import TASKS
 
 SIZES = ("dim", "layers", "heads", "context")  # listed even where they are the default
-DERIVED = ("family", "vocab_size", "source_vocab_size")  # not choices, or listed elsewhere
+DERIVED = ("family", "vocab_size", "source_vocab_size")  # from the tokenizer, or listed separately
 TASK_DERIVED = ("mean", "std", "class_names")  # computed from the data
 WITHOUT_TOKENIZER = ("images", "series", "strokes")  # kinds of data
 TOP_LEVEL = tuple(field.name for field in fields(RunConfig))  # settings without a table
@@ -163,7 +163,7 @@ def _toml_key(key: str) -> str:
 
 
 def _toml_string(text: str) -> str:
-    # TOML has no surrogate pairs as escapes, and requires one for DEL
+    # TOML does not allow escaped surrogate pairs, and requires that DEL is escaped
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

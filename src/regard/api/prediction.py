@@ -1,7 +1,6 @@
 """Predictions for the rows of a file, with the columns of the file."""
 
 import csv
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -235,7 +234,7 @@ def _cell(value: Any) -> Any:
         return value
     if isinstance(value, Sequence) and all(isinstance(item, str) for item in value):
         return " ".join(value)
-    return json.dumps(value, ensure_ascii=False)
+    return to_json(value)
 
 
 def unknown_parts(run: "Run", text: str | tuple[str, ...]) -> list[str]:

@@ -344,7 +344,7 @@ class Run:
     def chain(self, specs: str | Sequence[str] | None = None, order: str | None = None) -> Chain:
         """A chain of samplers, in which tokens may be named by their text: `ban=["the"]`.
 
-        `order` names the library whose order and defaults apply: hf, llama.cpp, textgen.
+        `order` names the library whose order and defaults apply: regard, hf, llama.cpp, textgen.
 
         >>> print(run.chain(["temperature=0.7", "top_p=0.9"]))
         temperature=0.7 → top_p=0.9 → sample
@@ -469,8 +469,8 @@ class Run:
     def backtest(self) -> ColumnForecast:
         """The end of the validation series, in its first column, and its forecasts.
 
-        >>> end = series.backtest()
-        >>> len(end.truth) == len(end.forecast) == len(end.one_step)
+        >>> forecast = series.backtest()
+        >>> len(forecast.truth) == len(forecast.forecast) == len(forecast.one_step)
         True
         """
         return backtest_validation(self)

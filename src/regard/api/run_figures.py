@@ -72,7 +72,7 @@ def _curve(run: int, history: History, metric: str) -> Curve:
 
 
 def forecast_curves(
-    names: Sequence[str], ends: Sequence[ColumnForecast], errors: Sequence[Points]
+    names: Sequence[str], forecasts: Sequence[ColumnForecast], errors: Sequence[Points]
 ) -> "Figure":
     """The end of each run's validation series with its forecast, and the errors by steps ahead.
 
@@ -80,20 +80,23 @@ def forecast_curves(
     """
     panels = []
     runs_by_series: dict[tuple[float, ...], list[int]] = {}  # a panel for each series
-    for run, end in enumerate(ends):
-        runs_by_series.setdefault((*end.history[-1:], *end.truth), []).append(run)
+    for run, forecast in enumerate(forecasts):
+        runs_by_series.setdefault((*forecast.history[-1:], *forecast.truth), []).append(run)
     for runs in runs_by_series.values():
-        end = ends[runs[0]]
-        curves = [_true_values(end), *(_multi_step_values(run, ends[run]) for run in runs)]
-        title = f"forecast of the last {count_noun(len(end.forecast), 'validation value')}"
-        panels.append(_values_panel(title, end, curves))
+        forecast = forecasts[runs[0]]
+        curves = [
+            _true_values(forecast),
+            *(_multi_step_values(run, forecasts[run]) for run in runs),
+        ]
+        title = f"forecast of the last {count_noun(len(forecast.forecast), 'validation value')}"
+        panels.append(_values_panel(title, forecast, curves))
     curves = [Curve(run, [], points) for run, points in enumerate(errors)]
     panels.append(_error_panel(curves))
     return draw_curves(names, panels, caption=ERROR_CAPTION, dashes=True)
 
 
 def forecast_figure(
-    end: ColumnForecast, errors: Points, method: str, recursive_errors: Points = ()
+    forecast: ColumnForecast, errors: Points, method: str, recursive_errors: Points = ()
 ) -> "Figure":
     """The end of a series with its forecasts of one run, and the errors by steps ahead.
 
@@ -101,18 +104,18 @@ def forecast_figure(
     are fed back row by row.
     """
     names = [f"{method} forecast"]
-    names += ["recursive forecast, row by row"] if end.recursive else []
+    names += ["recursive forecast, row by row"] if forecast.recursive else []
     names.append("one step ahead")
-    steps = len(end.forecast)
-    known = len(end.truth)  # no values for a forecast of the future
-    curves = [_true_values(end), _multi_step_values(0, end)]
-    if end.recursive:
-        last = len(end.history) - 1
-        curves.append(_curve_from(1, end, last, [end.history[-1], *end.recursive]))
-    start = len(end.history) - (0 if known else len(end.one_step))
-    curves.append(_curve_from(len(names) - 1, end, start, end.one_step))
-    title = f"{end.column}: {'the last' if known else 'the next'} {count_noun(steps, 'value')}"
-    panels = [_values_panel(title, end, curves)]
+    steps = len(forecast.forecast)
+    known = len(forecast.truth)  # no values for a forecast of the future
+    curves = [_true_values(forecast), _multi_step_values(0, forecast)]
+    if forecast.recursive:
+        last = len(forecast.history) - 1
+        curves.append(_curve_from(1, forecast, last, [forecast.history[-1], *forecast.recursive]))
+    start = len(forecast.history) - (0 if known else len(forecast.one_step))
+    curves.append(_curve_from(len(names) - 1, forecast, start, forecast.one_step))
+    title = f"{forecast.column}: {'the last' if known else 'the next'} {count_noun(steps, 'value')}"
+    panels = [_values_panel(title, forecast, curves)]
     caption = ""
     if errors:
         caption = ERROR_CAPTION
@@ -124,13 +127,13 @@ def forecast_figure(
     return draw_curves(names, panels, caption=caption, dashes=True)
 
 
-def _values_panel(title: str, end: ColumnForecast, curves: Sequence[Curve]) -> MetricPanel:
+def _values_panel(title: str, forecast: ColumnForecast, curves: Sequence[Curve]) -> MetricPanel:
     """Values of a column over the dates of the rows, or over the row numbers."""
-    has_dates = end.dates is not None
-    x_label = ", ".join(end.date_columns) if has_dates else "row"
+    has_dates = forecast.dates is not None
+    x_label = ", ".join(forecast.date_columns) if has_dates else "row"
     return MetricPanel(
         printable(title),
-        printable(end.column),
+        printable(forecast.column),
         curves,
         x_label=printable(x_label),
         linear=True,
@@ -151,27 +154,31 @@ def _error_panel(curves: Sequence[Curve]) -> MetricPanel:
     )
 
 
-def _true_values(end: ColumnForecast) -> Curve:
-    return _curve_from(TRUTH, end, 0, [*end.history, *end.truth])
+def _true_values(forecast: ColumnForecast) -> Curve:
+    return _curve_from(TRUTH, forecast, 0, [*forecast.history, *forecast.truth])
 
 
-def _multi_step_values(run: int, end: ColumnForecast) -> Curve:
-    return _curve_from(run, end, len(end.history) - 1, [end.history[-1], *end.forecast])
+def _multi_step_values(run: int, forecast: ColumnForecast) -> Curve:
+    return _curve_from(
+        run, forecast, len(forecast.history) - 1, [forecast.history[-1], *forecast.forecast]
+    )
 
 
-def _curve_from(run: int, end: ColumnForecast, start: int, values: Sequence[float]) -> Curve:
+def _curve_from(run: int, forecast: ColumnForecast, start: int, values: Sequence[float]) -> Curve:
     """Values from the row `start` of the history on, over days since 1970 or row numbers."""
-    if end.dates is None:
-        positions = [float(end.first_row + start + index) for index in range(len(values))]
+    if forecast.dates is None:
+        positions = [float(forecast.first_row + start + index) for index in range(len(values))]
     else:
-        seconds = end.dates[start : start + len(values)].astype("datetime64[s]").astype(np.int64)
+        seconds = (
+            forecast.dates[start : start + len(values)].astype("datetime64[s]").astype(np.int64)
+        )
         positions = (seconds / DAY).tolist()
     return Curve(run, [], list(zip(positions, values, strict=True)))
 
 
-def by_length_curves(names: Sequence[str], runs: Sequence[MetricsByLength]) -> "Figure":
+def by_length_curves(names: Sequence[str], results: Sequence[MetricsByLength]) -> "Figure":
     """A panel per metric: the metric over the length of the example, a curve per run."""
-    metrics = dict.fromkeys(name for run in runs for name in run.ranges[0].metrics)
+    metrics = dict.fromkeys(name for result in results for name in result.ranges[0].metrics)
     panels = []
     for metric in metrics:
         curves = [
@@ -180,15 +187,15 @@ def by_length_curves(names: Sequence[str], runs: Sequence[MetricsByLength]) -> "
                 [],
                 [
                     (span.mean, span.metrics[metric])
-                    for span in run.ranges
+                    for span in result.ranges
                     if metric in span.metrics
                 ],
             )
-            for index, run in enumerate(runs)
+            for index, result in enumerate(results)
         ]
         title = metric.replace("_", " ")
         panels.append(MetricPanel(title, title, curves, from_zero=True))
-    return draw_curves(names, panels, x_label=f"source length in {runs[0].unit}")
+    return draw_curves(names, panels, x_label=f"source length in {results[0].unit}")
 
 
 def encode_figure(figure: "Figure", suffix: str, tables: Sequence[str] = ()) -> bytes:

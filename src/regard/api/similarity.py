@@ -39,7 +39,7 @@ def text_embeddings(run: "Run", texts: str | Sequence[str]) -> Tensor:
 def similar_texts(
     run: "Run", texts: str | Sequence[str], among: Sequence[str] | Path | str | None, top: int
 ) -> Neighbours:
-    """The texts among others, by default the validation data, with the most similar embeddings."""
+    """For each text, those of `among` (or the validation data) with the most similar embeddings."""
     queries = [texts] if isinstance(texts, str) else list(texts)
     if among is None:
         rows = cast(Any, validation_data(run)).rows

@@ -51,15 +51,15 @@ def train(
 ) -> Any:
     """Train a model and return its `Run`; for a recipe with several runs, return the `Study`.
 
-    `data_or_recipe` is a file or folder of your own data, a recipe, or None where the settings name
-    the data (`data={"source": …, "target": …}`). Settings are `key=value` strings as on the command
-    line, or keywords: those above, every other field of `train` and `data` (`patience=3`), or a
-    whole table (`train={"max_grad_norm": 0.5}`). `model` is a preset's name, a configuration
-    (`regard.preset`) or a table. `regard.settings()` lists all settings.
+    `data_or_recipe` is a file or folder of your own data, a recipe, a `RunConfig`, or None where
+    the settings name the data (`data={"source": …, "target": …}`). Settings are `key=value` strings
+    as on the command line, or keywords: those above, every other field of `train` and `data`
+    (`patience=3`), or a whole table (`train={"max_grad_norm": 0.5}`). `model` is a preset's name, a
+    configuration (`regard.preset`) or a table. `regard.settings()` lists all settings.
 
     Progress is shown unless `quiet`: on stderr, or in the notebook's cell. `on_event` is called
     with every event of the run, `progress` while the data is prepared. A study that was
-    interrupted continues. A rank above 0 that does not train, as of an n-gram model, returns None.
+    interrupted continues. A rank above 0 that does not train, as for an n-gram model, returns None.
 
     >>> model = regard.preset("gru", dim=8)
     >>> trained = regard.train(text, "train.batch=2", model=model, steps=2, quiet=True)

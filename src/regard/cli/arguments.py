@@ -14,7 +14,11 @@ from regard.errors import ConfigError
 
 Folder = Annotated[
     Path,
-    Argument(metavar="RUN", help="A run folder written by `regard train`.", show_default=False),
+    Argument(
+        metavar="RUN",
+        help="A run folder, written by `regard train` or `regard import`.",
+        show_default=False,
+    ),
 ]
 Overrides = Annotated[
     list[str],

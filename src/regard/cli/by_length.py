@@ -23,17 +23,17 @@ def as_lines(result: "MetricsByLength") -> list[str]:
     return align_columns([(result.unit, "examples", *names), *rows], range(1, 2 + len(names)))
 
 
-def as_groups(runs: "Sequence[MetricsByLength]") -> dict[str, list[tuple[str, ...]]]:
+def as_groups(results: "Sequence[MetricsByLength]") -> dict[str, list[tuple[str, ...]]]:
     """The metrics of several runs: a group per metric, with a line per range of lengths."""
-    tables = [{_range(span): span for span in run.ranges} for run in runs]
+    tables = [{_range(span): span for span in result.ranges} for result in results]
     ranges = {key: span.longest for table in tables for key, span in table.items()}
-    metrics = dict.fromkeys(name for run in runs for name in run.ranges[0].metrics)
+    metrics = dict.fromkeys(name for result in results for name in result.ranges[0].metrics)
 
     def cell(span: Any, metric: str) -> str:
         return format_number(span.metrics[metric]) if span and metric in span.metrics else "-"
 
     return {
-        f"{metric}, by {runs[0].unit}": [
+        f"{metric}, by {results[0].unit}": [
             (key, *(cell(table.get(key), metric) for table in tables))
             for key in sorted(ranges, key=ranges.__getitem__)
         ]

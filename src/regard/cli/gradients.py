@@ -68,7 +68,7 @@ def _print_norms(names: Sequence[str], flows: "Sequence[GradientFlow]", layer: i
     rows = [("distance", *(["token"] if same_tokens else []), *names)]
     for distance in distances:
         token = repr(text_for(sys.stdout, flows[0].tokens[-1 - distance])) if same_tokens else None
-        cells = [f"{run[distance]:.3g}" if distance < len(run) else "-" for run in norms]
+        cells = [f"{column[distance]:.3g}" if distance < len(column) else "-" for column in norms]
         rows.append((str(distance), *([] if token is None else [token]), *cells))
     right = [0, *range(1 + same_tokens, len(rows[0]))]
     first, *lines = align_columns(rows, right)

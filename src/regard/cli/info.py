@@ -71,7 +71,7 @@ def info(
         return
     _print_heading(model)
     print_section("diagram", model.diagram(ascii=not supports_box_characters(sys.stdout)))
-    rows = [row for key, value in model.choices.items() for row in _rows(key, value)]
+    rows = [row for key, value in model.applicable_settings.items() for row in _rows(key, value)]
     print_section("settings", align_columns(rows))
     if model.fine_tuning:
         *options, (_, trainable), (_, total) = model.fine_tuning.items()
@@ -102,17 +102,17 @@ def info(
 
 
 def _print_presets(as_json: bool) -> None:
-    """Print all presets, one line per family name."""
+    """Print all presets; those with the same first word, such as gpt2, are on one line."""
     with spinner("loading the presets"):
         names = api.presets()
     if as_json:
         print_json({"presets": names})
         return
-    families: dict[str, list[str]] = {}
+    by_first_word: dict[str, list[str]] = {}
     for name in names:
-        families.setdefault(name.split("-")[0], []).append(name)
-    for members in families.values():
-        line = ", ".join(members)
+        by_first_word.setdefault(name.split("-")[0], []).append(name)
+    for group in by_first_word.values():
+        line = ", ".join(group)
         print(textwrap.fill(line, LINE_WIDTH, subsequent_indent="  ", break_on_hyphens=False))
 
 
@@ -169,7 +169,7 @@ def _rows(key: str, value: Any) -> list[tuple[str, str]]:
 
 
 def _memory(cost: Any, position: str) -> list[tuple[str, str, str, str]]:
-    """Bytes in float32 and in bfloat16, with notes; `position` is a token, where it is one."""
+    """Bytes in float32 and in bfloat16, with notes; `position` is `ModelInfo.position_name`."""
     positions = f"{cost.context:,} {position}s"
     rows: list[tuple[str, int, int | None, str]] = [
         ("weights", cost.weight_bytes, cost.weight_bytes // 2, "4 or 2 bytes each"),

@@ -64,7 +64,7 @@ def predict(
         Option(
             metavar="FILE",
             help="Write the predictions as .csv, .tsv or .jsonl, with the columns of --data; the "
-            "forecast of a series also as a figure, .svg or .png.",
+            "forecast of a series also as a figure, .svg, .png, .pdf or .html.",
         ),
     ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite an existing FILE.")] = False,

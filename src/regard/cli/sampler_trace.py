@@ -20,7 +20,7 @@ def as_text(
     1  ' the'   model 12.1 %   sampled 19.3 %
        model                                                 9.20 bits
        temperature=0.8               10,000 left             8.93 bits   ' the' 12.1 → 19.3
-       top_p=0.95                       812 left   95.0 %    7.70 bits   - 9,188: ' ox' 0.01
+       top_p=0.95                       812 left   95.0 %    7.70 bits   - 9,188: ' ox' 0.010
     """
     yield str(chain)
     count = 0

@@ -115,7 +115,7 @@ class AsyncEngine:
         If the caller stops iterating, the request is cancelled.
         """
         queue = self._queues[request]
-        decoders = [
+        detokenizers = [
             (
                 IncrementalDetokenizer(model.tokenizer, request.prompt),
                 StopStringFilter(stop_strings),
@@ -136,14 +136,14 @@ class AsyncEngine:
                     if event.index not in unfinished:
                         continue
                     delta = deltas.setdefault(event.index, Delta(event.index))
-                    text, stop_filter = decoders[event.index]
+                    detokenizer, stop_filter = detokenizers[event.index]
                     if event.token is not None:
                         delta.tokens.append(event.token)
-                        delta.text += stop_filter.append(text.append(event.token))
+                        delta.text += stop_filter.append(detokenizer.append(event.token))
                         if event.logprobs is not None:
                             delta.logprobs.append(event.logprobs)
                     else:
-                        delta.text += stop_filter.append(text.end())
+                        delta.text += stop_filter.append(detokenizer.end())
                         delta.text += "" if stop_filter.stopped else stop_filter.end()
                         delta.finish_reason = event.finish_reason
                     if stop_filter.stopped:

@@ -45,7 +45,7 @@ class StateRows:
         self.state: State | None = None
 
     def fits(self, rows: int, capacity: int, prompt_tokens: int) -> bool:
-        """Always true: the states are small."""
+        """Always true: the memory of these states is not limited."""
         return True
 
     def join(

@@ -122,20 +122,23 @@ async def _completion_chunks(
     n: int,
     base: dict[str, Any],
 ) -> AsyncIterator[dict[str, Any]]:
-    tokens, started = 0, set()
+    tokens = 0
+    lengths: dict[int, int] = {}  # characters of the tokens so far, by the index of the choice
     async for prompt_index, delta in deltas(http, model, prepared):
         if body.max_tokens == 0:  # the engine generates at least one
             delta.text, delta.tokens, delta.logprobs = "", [], []
         tokens += len(delta.tokens)
         item, index = prepared[prompt_index], prompt_index * n + delta.index
         text = delta.text
-        echo = body.echo and index not in started
+        echo = body.echo and index not in lengths
         if echo:
             text = item.text + text
-        logprobs = None
+        logprobs, length = None, lengths.get(index, 0)
         if body.logprobs is not None:
-            logprobs = logprob_table(model, item if echo else None, delta.logprobs, body.logprobs)
-        started.add(index)
+            prompt = item if echo else None
+            logprobs = logprob_table(model, prompt, delta.logprobs, body.logprobs, length)
+            length += sum(map(len, logprobs["tokens"]))
+        lengths[index] = length
         if text or delta.finish_reason or logprobs:
             choice = {
                 "index": index,
@@ -162,28 +165,32 @@ def logprob_table(
     prompt: PreparedRequest | None,
     logprobs: Sequence[TokenLogprobs],
     top: int,
+    offset: int = 0,
 ) -> dict[str, Any]:
-    """Log-probabilities in the form of /v1/completions; with `prompt`, from its first token on."""
-    rows: list[tuple[int, TokenLogprobs | None]] = [(each.token, each) for each in logprobs]
+    """Log-probabilities in the form of /v1/completions; with `prompt`, from its first token on.
+
+    `offset` is the length of the text before the first token.
+    """
+    rows: list[tuple[int, TokenLogprobs | None]] = [(entry.token, entry) for entry in logprobs]
     if prompt is not None:
         ids = prompt.request.prompt
         prompt_logprobs = prompt.request.prompt_token_logprobs
-        rows = [(ids[0], None), *((each.token, each) for each in prompt_logprobs), *rows]
+        rows = [(ids[0], None), *((entry.token, entry) for entry in prompt_logprobs), *rows]
     tokens = [model.piece(token) for token, _ in rows]
-    offsets = [0, *accumulate(map(len, tokens))][: len(tokens)]
+    offsets = list(accumulate(map(len, tokens), initial=offset))[: len(tokens)]
     best: list[dict[str, float] | None] = []
-    for _, each in rows:
-        if each is None:
+    for _, entry in rows:
+        if entry is None:
             best.append(None)
             continue
         table: dict[str, float] = {}
-        for token, logprob in each.top[:top]:
+        for token, logprob in entry.top[:top]:
             table.setdefault(model.piece(token), max(logprob, MIN_LOGPROB))
         best.append(table)
     return {
         "tokens": tokens,
         "token_logprobs": [
-            None if each is None else max(each.logprob, MIN_LOGPROB) for _, each in rows
+            None if entry is None else max(entry.logprob, MIN_LOGPROB) for _, entry in rows
         ],
         "top_logprobs": best if top else None,
         "text_offset": offsets,

@@ -49,7 +49,7 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
         output = {
             "type": "message",
             "id": item_id,
-            "status": "completed",
+            "status": status,
             "role": "assistant",
             "content": [part],
         }
@@ -103,10 +103,11 @@ async def responses(http: Request, body: ResponsesBody) -> Response:
             item={**message, "status": "in_progress", "content": []},
         )
         yield event("response.content_part.added", **location, part=empty)
-        text, tokens, reason = "", 0, None
+        text, tokens, reason, has_begun = "", 0, None, False
         async for _, delta in deltas(http, model, [prepared]):
             tokens += len(delta.tokens)
-            added = delta.text if text else trim(delta.text)
+            added = delta.text if has_begun else trim(delta.text)
+            has_begun = has_begun or bool(delta.text)
             text, reason = text + added, delta.finish_reason or reason
             if added:
                 yield event("response.output_text.delta", **location, delta=added, logprobs=[])

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from regard.api.training import summarize
 from regard.config import RunConfig, kind_of
 from regard.errors import ConfigError, RegardError
 from regard.hub.chat_template_file import read_chat_template
@@ -79,7 +78,7 @@ class RunsFolder:
                     "has_template": read_chat_template(path) is not None,
                     "model": "checkpoint",
                 }
-            config = summarize(path).config
+            config = RunFolder(path).load_config()
             task = TASKS.get(kind_of(config.task)[0])
             return {
                 **entry,

@@ -48,7 +48,7 @@ const structure = name => get(`/studio/structure?${new URLSearchParams({name})}`
 
 function drawStructure(card, model) {
   const parts = Object.entries(model.parts);
-  const size = model.parameters ? `${number(model.parameters)} parameters` : "counts, no parameters";
+  const size = model.parameters ? `${number(model.parameters)} parameters` : "fitted without gradients";
   card.replaceChildren(el("h2", {}, displayName(model.name)),
     el("p", {class: "hint"}, `${model.kind}, ${model.family}, ${size}`),
     el("pre", {class: "diagram", tabindex: "0", "aria-label": `Diagram of ${displayName(model.name)}`}, model.diagram),
