@@ -6,7 +6,8 @@ Prompts of 128 ids, 256 new tokens, sampled on the device with temperature 0.8 a
 the copy bandwidth of the GPU, then for each decoder: tokens/s of the whole call, tokens/s without
 prefill, the time to the first token, and the bandwidth at which weights are read, relative to the
 copy bandwidth. The best of several repeats is printed. `--peer` adds transformers with a static KV
-cache, which it compiles; `--out` writes a profile of the kernels of each decoder.
+cache, which it compiles; `--out` writes a profile of the kernels of each decoder; `--tune` also
+times batch size 1 with other program sizes of the gemv kernels.
 """
 
 import argparse

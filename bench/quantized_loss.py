@@ -3,11 +3,11 @@
     REGARD_DATA=… python bench/quantized_loss.py
     python bench/quantized_loss.py --run runs/my --text FILE
 
-The weights of the blocks are replaced by the dequantized weights of `--int8` and `--int4` (with
-int4 the head has 8 bits); the model is computed in float32. The text is 64 samples of the model, of
-200 tokens at temperature 1, or for a run the first tokens of FILE. Prints nats per token, the mean
-KL divergence of the next-token distributions from those of the original weights, and the number of
-greedy ids before the first that differs.
+The weights of the blocks are quantized as `regard generate --int8` and `--int4` do it (with int4
+the head has 8 bits) and dequantized; the model is computed in float32. The text is 64 samples of
+the model, of 200 tokens at temperature 1, or for a run the first tokens of FILE. Prints nats per
+token, the mean KL divergence of the next-token distributions from those of the original weights,
+and the number of greedy ids before the first that differs.
 """
 
 import argparse

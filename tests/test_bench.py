@@ -43,3 +43,13 @@ def test_attributes_of_imported_modules_exist(script):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             module = modules.get(node.value.id)
             assert module is None or hasattr(module, node.attr), f"{module.__name__}.{node.attr}"
+
+
+@pytest.mark.parametrize("model", ["same", "default"])
+def test_regard_is_evaluated_on_consecutive_blocks_as_nanogpt_is(model, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    bench = importlib.import_module("shakespeare_cpu")
+    text = tmp_path / "input.txt"
+    text.write_text("to be, or not to be, that is the question\n" * 50)
+    run = bench.Regard(model, str(text), *(bench.SAME if model == "same" else []))
+    assert run.data.stride == run.data.model.context

@@ -287,7 +287,7 @@ def constant(steps: int, warmup: int = 0) -> Schedule:
 
 
 def linear(steps: int, warmup: int = 0, min_lr_factor: float = 0.0) -> Schedule:
-    """Linear decay from 1 after warm-up to m = `min_lr_factor` at the end: 1 - (1 - m) u.
+    """Linear decay after warm-up: 1 - (1 - m) u, u from 0 to 1 at the end, m = `min_lr_factor`.
 
     u = (s - warmup) / (steps - warmup), at step s counted from 0.
     """
@@ -298,7 +298,7 @@ def linear(steps: int, warmup: int = 0, min_lr_factor: float = 0.0) -> Schedule:
 
 
 def cosine(steps: int, warmup: int = 0, min_lr_factor: float = 0.1) -> Schedule:
-    """Cosine decay from 1 to m = `min_lr_factor`: m + (1 - m) (1 + cos(pi u)) / 2, u as `linear`.
+    """Cosine decay after warm-up: m + (1 - m) (1 + cos(pi u)) / 2, u and m as in `linear`.
 
     Loshchilov & Hutter 2017, without their restarts.
     """

@@ -1,4 +1,4 @@
-"""Decoders of 2022: GPT-NeoX and Pythia, OPT, BLOOM."""
+"""GPT-NeoX, Pythia, OPT and BLOOM."""
 
 from collections.abc import Callable
 from dataclasses import replace
