@@ -163,7 +163,7 @@ def test_a_test_part_and_words_for_classes_are_taken(tmp_path):
     )
     found = open_data(path)
     assert found.class_names == ("cat", "cow", "dog")
-    assert found.test.labels.tolist() == [2, 1]
+    assert found.validation.labels.tolist() == [2, 1]
 
 
 def test_a_number_stands_for_a_named_class_but_not_for_another_number(tmp_path):
@@ -308,7 +308,7 @@ def test_folders_for_training_and_testing_are_separate(zoo, tmp_path):
     shutil.copytree(zoo, both / "test")
     (both / "test" / "dog" / "0.png").unlink()
     found = open_data(str(both))
-    assert (found.name, len(found), len(found.test)) == ("both", 6, 5)
+    assert (found.name, len(found), len(found.validation)) == ("both", 6, 5)
 
 
 def test_colour_anywhere_means_colour_everywhere(zoo):
@@ -335,6 +335,17 @@ def test_an_image_that_is_cut_short_is_named(zoo):
     found = open_data(str(zoo))
     with pytest.raises(DataError, match=r"1.png is a corrupted image"):
         found.read(np.array([1]), 8)
+
+
+def test_the_validation_folder_comes_before_the_test_folder(zoo, tmp_path):
+    folder = tmp_path / "three"
+    for name in ("train", "val", "test"):
+        shutil.copytree(zoo, folder / name)
+    (folder / "val" / "dog" / "0.png").unlink()
+    training, validation = open_data(str(folder)).split(0.1, seed=1)
+    assert len(validation) == len(training) - 1
+    count = len(validation)
+    assert validation.description == f"the validation split of the data, {count} images"
 
 
 def test_a_folder_of_text_with_some_pictures_is_text(zoo):

@@ -1,6 +1,7 @@
 """Series of numbers: what a table holds, what is left out, and what is refused."""
 
 import gzip
+import json
 import math
 from datetime import date, timedelta
 
@@ -314,6 +315,19 @@ def test_a_step_is_in_whole_seconds_or_not_known(tmp_path, milliseconds, step):
     opened = open_data(write_file(tmp_path / "a.csv", f"timestamp,x\n{rows}"))
     assert opened.dates.step == step
     assert not step or not len(opened.dates.gaps)
+
+
+def test_a_gap_is_located_in_its_file(tmp_path):
+    days = [date(2020, 1, 1) + timedelta(days=n) for n in range(60) if n != 20]
+    records = [{"date": str(day), "sales": day.day} for day in days]
+    opened = open_data(write_file(tmp_path / "a.json", json.dumps(records)))
+    assert "with 1 gap, the first after row 20; " in opened.description
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for name, part in (("a.csv", days[:10]), ("b.csv", days[10:])):
+        write_file(folder / name, "date,sales\n" + "".join(f"{day},{day.day}\n" for day in part))
+    opened = open_data(str(folder))
+    assert f"with 1 gap, the first after {folder / 'b.csv'}, line 11; " in opened.description
 
 
 def test_weekdays_without_rows_are_no_gaps_and_have_no_forecasts(tmp_path):

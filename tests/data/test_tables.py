@@ -469,6 +469,35 @@ def test_class_names_of_parquet_files_are_those_of_hugging_face(tmp_path):
     assert len(open_split(settings(str(tmp_path / "two"), label="y"))[1]) == len(ROWS)
 
 
+@pytest.mark.parametrize("format", ["file", "stream"])
+def test_both_formats_of_arrow_are_read(format, tmp_path):
+    pyarrow, ipc = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.ipc")
+    table = pyarrow.table({"text": TEXTS, "label": LABELS})
+    new = {"file": ipc.new_file, "stream": ipc.new_stream}[format]
+    with new(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+    opened = open_data(str(tmp_path / "a.arrow"))
+    assert opened.texts() == TEXTS
+    assert opened.description == f"labels, {len(TEXTS)} texts, 2 classes, Arrow"
+    content = (tmp_path / "a.arrow").read_bytes()
+    (tmp_path / "a.arrow").write_bytes(content[:40])
+    with pytest.raises(DataError, match=r"a\.arrow is not Arrow: "):
+        open_data(str(tmp_path / "a.arrow"))
+
+
+def test_a_column_that_is_left_out_is_named_beside_the_usual_names(tmp_path):
+    rows = [(str(n), text, label) for n, (text, label) in enumerate(ROWS)]
+    path = write(tmp_path, "a.csv", delimited(",", ("id", "text", "label"), rows))
+    assert open_data(path).description.endswith("; text=text, label=label; left out: id")
+
+
+def test_documents_of_a_table_are_not_called_files(tmp_path):
+    path = write(tmp_path, "a.jsonl", json_lines([{"text": text} for text in TEXTS]))
+    text = open_data(path, kind="text")
+    note = f"overlap: {len(TEXTS)} of the {len(TEXTS)} documents are in the training data"
+    assert text.note_overlap(text).description.endswith(note)
+
+
 def test_a_data_set_of_the_hub_goes_by_its_name(monkeypatch):
     datasets = pytest.importorskip("datasets")
     asked = []

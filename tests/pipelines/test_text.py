@@ -12,7 +12,7 @@ from regard.cli import main
 from regard.config import RunConfig, build, merge
 from regard.errors import ConfigError, DataError, ShapeError
 from regard.models.build import resolve
-from regard.pipelines import prepare_training
+from regard.pipelines import open_split, prepare_training
 from regard.pipelines.text import TextPipeline
 from regard.tasks import Masked
 from regard.tasks.vocab_info import encode_with_masks
@@ -153,6 +153,23 @@ def test_a_text_of_a_megabyte_is_tokenized_into_sub_words_on_a_cpu(tmp_path):
         (1_000_000, True): ("char", 256),
         (10_000_000, True): ({"kind": "bpe", "vocab_size": 20_000}, 256),
     }
+
+
+def test_the_vocabulary_does_not_come_from_separate_validation_data(tmp_path):
+    """Neither from a file of its own nor from the validation split of a dataset."""
+    for name, word in (("train", "abc"), ("validation", "xyz")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": f"{word} {word}"}) + "\n")
+    train, validation = (str(tmp_path / f"{name}.jsonl") for name in ("train", "validation"))
+    for data, known in (
+        ({"path": str(tmp_path)}, "abc "),
+        ({"path": train, "validation": [validation]}, "abc "),
+        ({"path": validation, "validation_fraction": 0.5}, "xyz "),
+    ):
+        settings = {"name": "x", "task": "causal", "train": {"steps": 1}}
+        settings |= {"model": {"preset": "tiny-decoder"}, "data": {**data, "tokenizer": "char"}}
+        config = build(RunConfig, settings)
+        tokenizer = TextPipeline().train_tokenizers(config, *open_split(config), None)
+        assert [c for c in "abcxyz " if tokenizer.encode(c) != [tokenizer.unk_id]] == [*known]
 
 
 @pytest.mark.parametrize(

@@ -328,6 +328,13 @@ def test_word_pieces_continue_with_a_double_sharp():
     assert tokenizer.decode(tokenizer.encode("pugs hugging")) == "pugs hugging"
 
 
+def test_the_bytes_of_word_pieces_are_those_of_the_text():
+    tokenizer = TOKENIZERS["wordpiece"](["hug hugs pug pugs hugging bugs"] * 5, vocab_size=30)
+    ids = tokenizer.encode("nugs")
+    assert len(ids) > 1
+    assert b"".join(map(tokenizer.token_bytes, ids)) == b"nugs"
+
+
 def test_word_pieces_say_when_the_characters_alone_are_too_many():
     text = "".join(map(chr, range(0x430, 0x450)))
     with pytest.raises(ConfigError, match=r"size=50 .* at least 71:\n.*64 characters"):

@@ -214,7 +214,7 @@ class Run:
         """
         if self._task is None:
             return ("text",)
-        return self.pipeline.inputs(self.config)
+        return self.pipeline.input_names(self.config)
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -14,6 +14,7 @@ from regard.data.text_files import suffix
 from regard.errors import DataError
 
 HUB_PREFIX = "hf://datasets/"  # a dataset of the Hugging Face hub: hf://datasets/owner/name
+ARROW_MAGIC = b"ARROW1"  # the first bytes of a file in the Arrow file format (Feather version 2)
 SPLITS = {  # names of splits in files and datasets, and the split that they mean
     "train": "train",
     "training": "train",
@@ -39,7 +40,7 @@ def from_arrow(path: Path) -> Table:
             schema = parquet.read_schema(path)
         else:
             with pyarrow.memory_map(str(path)) as source:
-                schema = ipc.open_stream(source).schema
+                schema, _ = _open_ipc(ipc, source)
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path} is not {format}: {reason}") from None
@@ -55,7 +56,7 @@ def from_arrow(path: Path) -> Table:
                 yield from file.iter_batches(SAMPLE_ROWS)
         else:
             with pyarrow.memory_map(str(path)) as source:
-                yield from ipc.open_stream(source)
+                yield from _open_ipc(ipc, source)[1]
 
     def objects() -> Iterator[tuple[int, dict[str, Any]]]:
         rows = (row for batch in batches() for row in batch.to_pylist())
@@ -69,6 +70,17 @@ def from_arrow(path: Path) -> Table:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return from_objects(path, format, digest, objects, "row")
+
+
+def _open_ipc(ipc: Any, source: Any) -> tuple[Any, Iterator[Any]]:
+    """The schema and the record batches of Arrow's file format, or of its stream format."""
+    is_file_format = source.read(len(ARROW_MAGIC)) == ARROW_MAGIC
+    source.seek(0)
+    if not is_file_format:
+        reader = ipc.open_stream(source)
+        return reader.schema, iter(reader)
+    reader = ipc.open_file(source)
+    return reader.schema, map(reader.get_batch, range(reader.num_record_batches))
 
 
 def from_hub(path: str, split: str) -> Table | None:

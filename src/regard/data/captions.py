@@ -149,7 +149,7 @@ def caption_tables(folder: Path) -> list[Table]:
     if not folder.is_dir() or is_table(folder):
         return []
     entries = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
-    mostly_images = count_images(folder).are_most
+    mostly_images = count_images(folder).mostly_images
     has_classes = bool(class_folders(folder))
     suffixes = TEXT_TABLE_SUFFIXES if mostly_images and not has_classes else TABLE_SUFFIXES
     files = [file for file in entries if file.is_file() and suffix(file) in suffixes]
@@ -175,7 +175,7 @@ def _image_table(path: Path) -> Table | str:
 
 
 def caption_table(folder: Path) -> Table:
-    """The one table in a folder that names images; raises `DataError` if there are others."""
+    """The table in a folder that names images; raises `DataError` unless there is exactly one."""
     tables = caption_tables(folder)
     if not tables:
         raise image_folder_error(folder)
@@ -199,7 +199,7 @@ class ImageCount:
     others: Sequence[Path]  # files that are not images
 
     @property
-    def are_most(self) -> bool:
+    def mostly_images(self) -> bool:
         """Whether most files are images."""
         return self.images + len(self.other_formats) > len(self.others)
 

@@ -22,7 +22,7 @@ _WORD = re.compile(r"[^\W\d_]{4,}")
 
 
 @dataclass(frozen=True, slots=True)
-class Sentences:
+class SelectedSentences:
     """The distinct sentences of a text, and why others are left out."""
 
     kept: list[str]
@@ -42,7 +42,7 @@ class Sentences:
         return f"{note}; left out: {reasons}" if reasons else note
 
 
-def find_sentences(data: Text, min_length: int, max_length: int) -> Sentences:
+def find_sentences(data: Text, min_length: int, max_length: int) -> SelectedSentences:
     """The distinct sentences of a text, of `min_length` to `max_length` characters.
 
     A sentence begins with a digit or with a letter that is not in lower case, ends with . ! or ?
@@ -62,7 +62,7 @@ def find_sentences(data: Text, min_length: int, max_length: int) -> Sentences:
             other_characters.update(
                 _other_characters(sentence) if reason == OTHER_CHARACTERS else ()
             )
-    return Sentences([*kept], left_out, other_characters)
+    return SelectedSentences([*kept], left_out, other_characters)
 
 
 def _split_sentences(data: Text) -> Iterator[str]:

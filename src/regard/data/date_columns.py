@@ -186,7 +186,7 @@ def _day_or_month_first(cells: Sequence[Any]) -> tuple[str, str]:
     in_order = [form for form, dates in by_form.items() if dates == sorted(dates)]
     if len(in_order) == 1:
         return f"{in_order[0]}, since the rows are then in order", ""
-    gaps = {form: len(Dates((), _to_array(by_form[form]), ()).gaps) for form in in_order}
+    gaps = {form: len(Dates((), _to_array(by_form[form])).gaps) for form in in_order}
     if len(set(gaps.values())) == 2:
         return f"{min(gaps, key=lambda form: gaps[form])}, since fewer rows are then missing", ""
     example = next(cell for cell, date in zip(cells, day_first, strict=True) if date is not None)
@@ -364,8 +364,12 @@ def _parse_rows(table: Table, rows: Sequence[Row], parser: _DateParser) -> Dates
                 "remove repeated ones"
             )
         dates.append(date)
-    lines = tuple(number for number, _ in rows)
-    return Dates(names, _to_array(dates), lines, parser.cell_format, parser.iso_length)
+    numbers = [number for number, _ in rows]
+
+    def location(index: int) -> str:
+        return table.short_location(numbers[index])
+
+    return Dates(names, _to_array(dates), location, parser.cell_format, parser.iso_length)
 
 
 def _to_array(dates: Sequence[datetime]) -> NDArray[np.datetime64]:

@@ -1,10 +1,12 @@
 """Dates of the rows of a series: their order, their step, and the dates that come next."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from regard.units import count_noun
 
 MINUTE, HOUR, DAY, WEEK = 60, 3600, 86400, 7 * 86400  # seconds
 STEP_NAMES = {WEEK: "week", DAY: "day", HOUR: "hour", MINUTE: "minute", 1: "second"}
@@ -23,7 +25,8 @@ class Dates:
 
     columns: tuple[str, ...]  # the columns that they were read from
     values: NDArray[np.datetime64]  # (time), to the millisecond
-    lines: tuple[int, ...]  # line number of each row in the file
+    # the location of a row in its file, by its index, for messages
+    location: Callable[[int], str] = field(default="row {}".format, repr=False)
     cell_format: str = ""  # of the cells, if it is ambiguous: "day/month/year"
     # characters of an ISO date that are shown, if the cells have no day: YEAR_LENGTH or
     # MONTH_LENGTH
@@ -135,10 +138,9 @@ class Dates:
             return span
         if not len(gaps):
             return f"{span}, {frequency}"
-        count, line = len(gaps), self.lines[gaps[0]]
         return (
-            f"{span}, {frequency} with {count:,} gap{'s' * (count > 1)}, the first after line "
-            f"{line:,}; the rows are treated as consecutive"
+            f"{span}, {frequency} with {count_noun(len(gaps), 'gap')}, the first after "
+            f"{self.location(int(gaps[0]))}; the rows are treated as consecutive"
         )
 
     @property

@@ -54,7 +54,8 @@ class Images:
     is_square: bool  # whether all images are side × side
     read: Callable[[NDArray[np.int64], Size], Pixels] = field(repr=False)
     digest: str = field(repr=False)
-    test: "Images | None" = field(default=None, repr=False)  # the dataset's test split
+    # the dataset's validation split, or else its test split
+    validation: "Images | None" = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -62,10 +63,10 @@ class Images:
     def split(self, fraction: float, seed: int) -> tuple["Images", "Images"]:
         """Images for training and for validation.
 
-        Validation images are the test split, if there is one, else a random `fraction`.
+        Validation images are the validation or test split of the dataset, else a random `fraction`.
         """
-        if self.test is not None:
-            return replace(self, test=None), self.test
+        if self.validation is not None:
+            return replace(self, validation=None), self.validation
         return split_rows(self, "images", fraction, seed)
 
     def subset(self, rows: NDArray[np.int64], description: str) -> "Images":
@@ -76,7 +77,7 @@ class Images:
             labels=self.labels[rows],
             read=lambda indices, size: self.read(rows[indices], size),
             digest=json_digest(self.digest, rows.tolist()),
-            test=None,
+            validation=None,
         )
 
     def note_overlap(self, train: "Images") -> "Images":
@@ -204,8 +205,8 @@ def from_npz(path: Path) -> Images:
         )
     images = from_arrays(stem(path), *train, str(path))
     if test is None:
-        return _with_test(images)
-    return _with_test(images, from_arrays(stem(path), *test, f"{path} (test)"))
+        return _with_validation(images)
+    return _with_validation(images, from_arrays(stem(path), *test, f"{path} (test)"))
 
 
 def _first_pair(
@@ -227,7 +228,7 @@ def from_idx(folder: Path) -> Images:
         raise DataError(f"{folder} has {len(train)} sets of training images; keep one of them")
     images = _read_idx_split(folder, train[0], splits)
     test = [split for split in splits if split != train[0]]
-    return _with_test(images, _read_idx_split(folder, test[0], splits) if test else None)
+    return _with_validation(images, _read_idx_split(folder, test[0], splits) if test else None)
 
 
 def _read_idx_split(folder: Path, split: str, splits: Mapping[str, Path]) -> Images:
@@ -265,16 +266,17 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
 
 
 def from_folder(folder: Path) -> Images:
-    """A folder of images for each class, optionally within train/ and test/ (or val/)."""
+    """A folder of images for each class, optionally within train/ and val/ (or else test/)."""
     if class_folders(folder / "train"):
-        test_folders = [folder / name for name in ("test", "val", "validation")]
-        test = next((path for path in test_folders if class_folders(path)), None)
+        validation_folders = [folder / name for name in ("validation", "val", "test")]
+        validation = next((path for path in validation_folders if class_folders(path)), None)
         name = folder.resolve().name
         images = replace(_read_class_folders(folder / "train"), name=name)
-        return _with_test(
-            images, None if test is None else replace(_read_class_folders(test), name=name)
-        )
-    return _with_test(_read_class_folders(folder))
+        if validation is None:
+            return _with_validation(images)
+        split = "test" if validation.name == "test" else "validation"
+        return _with_validation(images, replace(_read_class_folders(validation), name=name), split)
+    return _with_validation(_read_class_folders(folder))
 
 
 def class_folders(folder: Path) -> dict[str, list[Path]]:
@@ -411,25 +413,30 @@ def open_image(path: Path, content: bytes) -> Any:
         raise DataError(f"{path} is not a PNG, JPEG, WebP or GIF image: {error}") from None
 
 
-def _with_test(images: Images, test: Images | None = None) -> Images:
-    """Add the test split, after checks: several classes, and equal channels in both splits."""
+def _with_validation(
+    images: Images, validation: Images | None = None, split: str = "test"
+) -> Images:
+    """Add the validation data, which is a `split` of the dataset.
+
+    Raises `DataError` unless there are several classes, and equal channels in both splits.
+    """
     if len(images.class_names) < 2:
         raise DataError(
             f"{images.name} has one class only, {images.class_names[0]!r}; "
             "classification needs two or more"
         )
-    if test is None:
+    if validation is None:
         return images
-    if test.channels != images.channels:
+    if validation.channels != images.channels:
         raise DataError(
             f"{images.name}: training images have {images.channels} channels, "
-            f"test images {test.channels}"
+            f"{split} images {validation.channels}"
         )
-    test = replace(
-        test.with_class_names(images.class_names),
-        description=f"the test split of the data, {len(test):,} images",
+    validation = replace(
+        validation.with_class_names(images.class_names),
+        description=f"the {split} split of the data, {len(validation):,} images",
     )
-    return replace(images, test=test)
+    return replace(images, validation=validation)
 
 
 def _description(count: int, sizes: str, channels: int, classes: int) -> str:

@@ -151,8 +151,9 @@ def from_table(table: Table, roles: Roles) -> LabelledText:
                 parts = [text_cell(location, row[column]) for column in text_columns]
                 yield location, parts, [_label(location, row[label_column])]
 
-    # The columns of a table with a header need no mention where they have the usual names.
-    note = "" if roles.columns == {"text": "text", "label": "label"} else roles.note
+    # Two columns that have the usual names need no mention.
+    has_usual_names = roles.columns == {"text": "text", "label": "label"}
+    note = "" if has_usual_names and not roles.unused else roles.note
     hint = f"{table.listing()}\nchoose another: data.tags=COLUMN"
     data = _from_located_rows(kind, table.name, table.path, f"{table.format}{note}", rows(), hint)
     return replace(data, columns=roles.columns_to_save)

@@ -1,6 +1,7 @@
 """Loaders: which examples a step trains on, as a function of (seed, step).
 
-Resuming therefore needs no loader state. Tasks collate the examples into batches.
+Resuming therefore needs no loader state. Tasks collate the examples into batches. With gradient
+accumulation, a step of a loader is one micro-batch.
 """
 
 import threading

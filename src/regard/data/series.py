@@ -161,7 +161,7 @@ def from_table(table: Table) -> Series:
         (number, row) for number, row in table.rows() if any(cell not in ("", None) for cell in row)
     ]
     if not rows:
-        raise DataError(f"{table.path} has no row after its first line")
+        raise DataError(f"{table.path} has no row with a value")
     dates, reasons = read_dates(table, rows)
     # Day, month and year are not columns of the series. Other columns of dates as numbers are, if
     # the user names them, as in earlier versions.

@@ -90,6 +90,7 @@ class Text:
     documents: tuple[Document, ...] = field(repr=False)
     lower: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)  # of a table: text
+    is_split_off: bool = False  # validation text that `split` took from the training data
 
     @property
     def size(self) -> int:
@@ -146,6 +147,7 @@ class Text:
                 self,
                 description=f"the last {count_noun(validation_size, 'byte')}",
                 documents=tuple(validation),
+                is_split_off=True,
             ),
         )
 
@@ -159,10 +161,12 @@ class Text:
         return replace(self, lower=True, description=f"{self.description}, in lower case")
 
     def note_overlap(self, train: "Text") -> "Text":
-        """This validation text; the description says how many files are in the training data."""
+        """This text; the description says how many of its documents are in the training data."""
         train_digests = {document.digest for document in train.documents}
         count = sum(document.digest in train_digests for document in self.documents)
-        return describe_overlap(self, count, len(self.documents), "files")
+        are_files = all(isinstance(document.origin, Path) for document in self.documents)
+        unit = "files" if are_files else "documents"
+        return describe_overlap(self, count, len(self.documents), unit)
 
     def fingerprint(self) -> str:
         """A sha256 of the content and its division into documents."""

@@ -177,7 +177,7 @@ def _scan_stream(path: Path, stream: BinaryIO) -> Scan:
         last_byte = data[-1:]
     if is_blank:
         problem = "is empty" if offset == start else f"holds only whitespace ({offset} bytes)"
-        raise NotTextError(f"{path} {problem}; there is no text to train on", "empty")
+        raise NotTextError(f"{path} {problem}; give a file with text", "empty")
     return Scan(digest.hexdigest(), start, offset, crlf)
 
 

@@ -100,7 +100,7 @@ class TrainingData(EvalData):
 
     batch: Callable[[int], Batch]  # micro-batch index → batch, a pure function of the seed
     example_ids: Callable[[int], list[int]]  # micro-batch index → rows, or token offsets
-    all_batches: Callable[[], Iterator[Batch]]  # the data once, in order, for `fit`
+    all_batches: Callable[[], Iterator[Batch]]  # the data once, not shuffled, for `fit`
     description: list[str]  # lines of the heading: data, validation, tokenizer, …
     # metrics of simple predictions on the validation data, by name: of a series, of a regression
     baselines: Callable[[], dict[str, dict[str, float]]] | None = None
@@ -261,7 +261,7 @@ class Pipeline:
         """Metrics for short and for long texts."""
         raise ConfigError(f"there is no evaluation by length for {self.name}")
 
-    def inputs(self, config: RunConfig) -> tuple[str, ...]:
+    def input_names(self, config: RunConfig) -> tuple[str, ...]:
         """The names of the inputs of a prediction: a text, or two, such as question and context."""
         return ("text",)
 

@@ -90,7 +90,7 @@ class CaptionsPipeline(Pipeline):
         """The captions in lower case."""
         return data.lowercase()
 
-    def inputs(self, config: RunConfig) -> tuple[str, ...]:
+    def input_names(self, config: RunConfig) -> tuple[str, ...]:
         """An image."""
         return ("file",)
 

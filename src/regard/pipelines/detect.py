@@ -59,11 +59,12 @@ def open_data(
 
     A run, a model, and a folder of images with neither a table nor classes are refused. Each file
     may be gzip, with any name. The `description` of the result says what was read and what was
-    skipped. `kind` is the kind of data that the task learns from: with "tags", any
-    file is read as .conll; with "labels", "scores" or "series", as a table; with "dialogues" or
-    "sentences", as dialogues or as pairs of sentences; with "text", a table that is ambiguous is
-    read as plain text. `columns` are the settings that name columns (`text`, `text2`, `label`,
-    `tags`, and `columns` of a .conll file); with a path, `source` and `target` name columns too.
+    skipped. `kind` is the kind of data that the task learns from: with "tags", a file is read as
+    .conll, unless columns are named or it is a table other than .csv and .tsv; with "labels",
+    "scores" or "series", as a table; with "dialogues" or "sentences", as dialogues or as pairs of
+    sentences; with "text", a table that is ambiguous is read as plain text. `columns` are the
+    settings that name columns (`text`, `text2`, `label`, `tags`, and `columns` of a .conll file);
+    with a path, `source` and `target` name columns too.
     """
     data, _ = _open(path, source, target, kind, columns or {})
     return _lowercase(data, lower)
@@ -253,7 +254,7 @@ def _open(
             )
         return TagsPipeline().open(file_path, columns["columns"]), None
     pipeline = _pipeline_for(file_path, kind)
-    if pipeline.name == "text" and kind is None and count_images(file_path).are_most:
+    if pipeline.name == "text" and kind is None and count_images(file_path).mostly_images:
         raise image_folder_error(file_path)
     if pipeline.reads_as_table(file_path, columns, kind):
         return _open_table(file_path, columns, kind, training)

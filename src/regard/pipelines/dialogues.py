@@ -204,7 +204,7 @@ class DialoguesPipeline(Pipeline):
         tokenizers: Tokenizer,
         progress: Progress | None = None,
     ) -> EvalData:
-        """All validation dialogues in order, packed."""
+        """All validation dialogues, packed."""
         return self._evaluation(config, data, tokenizers)[0]
 
     def _evaluation(

@@ -34,7 +34,7 @@ def special_ids_around(model: ModelConfig, tokenizer: Tokenizer) -> tuple[list[i
 
 
 def room_for_text(model: ModelConfig, tokenizer: Tokenizer) -> int:
-    """The tokens of a text that fit into the context of a model, besides the special ids."""
+    """The number of tokens of a text that fit into the context, besides the special ids."""
     room = model.context - sum(map(len, special_ids_around(model, tokenizer)))
     if room < 1:
         raise ConfigError(

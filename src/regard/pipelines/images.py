@@ -72,17 +72,17 @@ class ImagesPipeline(Pipeline):
         return False
 
     def open(self, path: Path) -> Images:
-        """The images of a file or folder, with a test split where it has one."""
+        """The images of a file or folder, with a validation or test split where it has one."""
         if not path.is_dir():
             return from_npz(path)
         return from_idx(path) if _has_idx_files(path) else from_folder(path)
 
     def validation_split(self, data: Images) -> Images:
-        """The test split, where the data has one."""
-        return data if data.test is None else data.test
+        """The validation or test split, where the data has one."""
+        return data if data.validation is None else data.validation
 
     def defaults(self, data: Images, task: Choice, *, gpu: bool) -> dict[str, Any]:
-        """A small ViT with about four by four patches, since their number determines the cost.
+        """A small ViT with about 4 × 4 patches, on a GPU 8 × 8: their number determines the cost.
 
         If training takes more than ten epochs, random crops of padded images reduce overfitting.
         """

@@ -178,7 +178,7 @@ class LabelsPipeline(Pipeline):
         tokenizers: Tokenizer,
         progress: Progress | None = None,
     ) -> EvalData:
-        """All validation texts in order; `task.class_names` must be set."""
+        """All validation texts, shortest first; `task.class_names` must be set."""
         task, model = label_task(config.task), resolve(config.model)
         labelled = data.with_class_names(task.class_names)
         texts = EncodedTexts.encode(task, labelled, tokenizers, model)
@@ -241,7 +241,7 @@ class LabelsPipeline(Pipeline):
         texts = [item if isinstance(item, tuple) else str(item) for item in inputs]
         return predict_classes(run.model, task, tokenizer, texts, top)
 
-    def inputs(self, config: RunConfig) -> tuple[str, ...]:
+    def input_names(self, config: RunConfig) -> tuple[str, ...]:
         """A text, or two texts if the classes of the training data belong to pairs."""
         if not kind_of(config.task)[1].get("paired"):
             return ("text",)

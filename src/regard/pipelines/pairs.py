@@ -156,7 +156,7 @@ class PairsPipeline(Pipeline):
         tokenizers: PairTokenizers,
         progress: Progress | None = None,
     ) -> EvalData:
-        """All validation pairs in order."""
+        """All validation pairs, shortest first."""
         source, target = tokenizers.source, tokenizers.target
         source_vocab_size = None if tokenizers.shares_ids else source.vocab_size
         model = resolve(

@@ -110,7 +110,7 @@ class ScoresPipeline(LabelsPipeline):
         tokenizers: Tokenizer,
         progress: Progress | None = None,
     ) -> EvalData:
-        """All validation texts in order."""
+        """All validation texts, shortest first."""
         task, model = regression_task(config.task), resolve(config.model)
         texts = EncodedTexts.encode(task, data, tokenizers, model)
         loader = encoded_text_loader(config, model, texts.store)

@@ -62,7 +62,7 @@ class ColumnForecast:
     history: list[float]  # values before the forecast
     truth: list[float]  # values that are forecast; empty after the end of the series
     forecast: list[float]  # multi-step: from `history` only
-    one_step: list[float]  # one step ahead: each from all true values before it
+    one_step: list[float]  # one step ahead: each from the true values before it
     # of a direct model: row by row, each from the forecasts before it; empty for other models
     recursive: list[float]
     first_row: int  # the row of the first value of `history`, from 1

@@ -84,7 +84,7 @@ class SpansPipeline(Pipeline):
         """The questions and contexts in lower case."""
         return data.lowercase()
 
-    def inputs(self, config: RunConfig) -> tuple[str, ...]:
+    def input_names(self, config: RunConfig) -> tuple[str, ...]:
         """A question and a context."""
         return ("question", "context")
 
@@ -270,7 +270,7 @@ class SpanWindows:
     store: PairStore  # ids; begin and end of the context, first and last token of the answer
     windows: WindowOffsets
     segmented: bool  # question and context are two segments
-    stride: int
+    stride: int  # between the windows of a question; the smallest of all questions
     without_answer: int  # number of windows
     truncated: int  # number of questions
 

@@ -96,9 +96,9 @@ class TextPipeline(Pipeline):
     ) -> Tokenizer:
         """Train on all of the text, so that every character of it is in the vocabulary.
 
-        If the validation text is a separate file, train on the training text only.
+        Separate validation data (`data.validation`, or a split of the dataset) is not read.
         """
-        texts = [train] if config.data.validation else [train, validation]
+        texts = [train, validation] if validation.is_split_off else [train]
 
         def write(folder: Path) -> None:
             total = sum(text.size for text in texts)
@@ -164,7 +164,7 @@ class TextPipeline(Pipeline):
         tokenizers: Tokenizer,
         progress: Progress | None = None,
     ) -> EvalData:
-        """Consecutive blocks of the validation text."""
+        """Sliding windows of the validation text, or blocks; see `_validation_batches`."""
         task = text_task(config, tokenizers)
         report_bytes = _with_label(progress, "tokenizing validation text")
         store = _token_store(task, data, tokenizers, report_bytes)

@@ -64,7 +64,7 @@ def split_responses(
 ) -> list[tuple[str, bool]]:
     """Split a dialogue into parts, each with whether it is a response.
 
-    A response includes the text that ends its turn.
+    A response includes the text that ends its turn. Messages after the last response are left out.
 
     >>> split_responses("chatml", [("user", "1 + 1?"), ("assistant", "2")])[1]
     ('2<|im_end|>\\n', True)

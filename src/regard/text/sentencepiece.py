@@ -39,7 +39,7 @@ class Piece:
 
     text: str
     score: float
-    kind: int = NORMAL
+    type: int = NORMAL
 
 
 @dataclass(kw_only=True, slots=True)
@@ -131,8 +131,8 @@ def build_tokenizer(
     '<pad>' and '>>fr<<' belong to both languages.
     """
     backend = tokenizers.Tokenizer(BACKEND_MODELS[model.model_type](model, ids))
-    added = [piece for piece in model.pieces if piece.kind in _added_types(model)]
-    prefix_once = model.add_dummy_prefix and any(piece.kind == USER_DEFINED for piece in added)
+    added = [piece for piece in model.pieces if piece.type in _added_types(model)]
+    prefix_once = model.add_dummy_prefix and any(piece.type == USER_DEFINED for piece in added)
     steps: list[Any] = []
     if model.precompiled_charsmap:
         steps.append(normalizers.Precompiled(model.precompiled_charsmap))
@@ -159,7 +159,7 @@ def build_tokenizer(
     )
     backend.add_tokens(
         [
-            AddedToken(piece.text, normalized=False, special=piece.kind != USER_DEFINED)
+            AddedToken(piece.text, normalized=False, special=piece.type != USER_DEFINED)
             for piece in added
             if ids is None or piece.text in ids
         ]
@@ -173,13 +173,13 @@ def _added_types(model: SentencePieceModel) -> set[int]:
 
 def _unigram(model: SentencePieceModel, ids: dict[str, int] | None) -> models.Model:
     """Keep the scores of the file; a user-defined piece outscores every segmentation of it."""
-    normal_scores = [piece.score for piece in model.pieces if piece.kind == NORMAL]
+    normal_scores = [piece.score for piece in model.pieces if piece.type == NORMAL]
     best = max(normal_scores, default=0.0)
     scores = {}
     for piece in model.pieces:
         user_score = len(piece.text) * best - 0.1
-        scores[piece.text] = user_score if piece.kind == USER_DEFINED else piece.score
-    unknown = next(piece.text for piece in model.pieces if piece.kind == UNKNOWN)
+        scores[piece.text] = user_score if piece.type == USER_DEFINED else piece.score
+    unknown = next(piece.text for piece in model.pieces if piece.type == UNKNOWN)
     if ids is None:
         names = [piece.text for piece in model.pieces]
         return models.Unigram(
@@ -198,17 +198,17 @@ def _bpe(model: SentencePieceModel, ids: dict[str, int] | None) -> models.Model:
     if ids is not None:
         _fail("a BPE model with a separate vocab.json is not supported")
     ids = {piece.text: id for id, piece in enumerate(model.pieces)}
-    usable = {piece.text for piece in model.pieces if piece.kind in (NORMAL, USER_DEFINED)}
+    usable = {piece.text for piece in model.pieces if piece.type in (NORMAL, USER_DEFINED)}
     merges = []
     for piece in model.pieces:
-        if piece.kind != NORMAL:
+        if piece.type != NORMAL:
             continue
         for cut in range(1, len(piece.text)):
             left, right = piece.text[:cut], piece.text[cut:]
             if left in usable and right in usable:
                 merges.append((-piece.score, ids[piece.text], cut, left, right))
     merges.sort()
-    unknown = next(piece.text for piece in model.pieces if piece.kind == UNKNOWN)
+    unknown = next(piece.text for piece in model.pieces if piece.type == UNKNOWN)
     return models.BPE(
         ids,
         [(left, right) for *_, left, right in merges],
@@ -228,9 +228,9 @@ def _check(model: SentencePieceModel) -> None:
         _fail("treat_whitespace_as_suffix is not supported")
     if len({piece.text for piece in model.pieces}) < len(model.pieces):
         _fail("a piece appears twice")
-    if not any(piece.kind == UNKNOWN for piece in model.pieces):
+    if not any(piece.type == UNKNOWN for piece in model.pieces):
         _fail("it has no unknown piece")
-    if model.byte_fallback and len([piece for piece in model.pieces if piece.kind == BYTE]) != 256:
+    if model.byte_fallback and len([piece for piece in model.pieces if piece.type == BYTE]) != 256:
         _fail("it uses byte_fallback but lacks some of the 256 byte pieces")
     if model.precompiled_charsmap:
         check_charsmap(model.precompiled_charsmap)
@@ -246,20 +246,20 @@ def _check(model: SentencePieceModel) -> None:
 
 
 def _parse_piece(data: bytes) -> Piece:
-    text, score, kind = "", 0.0, NORMAL
+    text, score, piece_type = "", 0.0, NORMAL
     for number, value in _fields(data):
         if number == 1:
             text = _bytes(value).decode()
         elif number == 2:
             (score,) = struct.unpack("<f", _bytes(value))
         elif number == 3:
-            kind = value if value in PIECE_TYPES else _fail(f"unknown piece type {value!r}")
+            piece_type = value if value in PIECE_TYPES else _fail(f"unknown piece type {value!r}")
     if not text or len(text) > MAX_TOKEN_LENGTH or not math.isfinite(score):
         _fail(
             f"a piece has {len(text)} characters and score {score}; it must have 1 to "
             f"{MAX_TOKEN_LENGTH:,} characters and a finite score"
         )
-    return Piece(text, score, kind)
+    return Piece(text, score, piece_type)
 
 
 def _set(model: SentencePieceModel, name: str, value: int | bytes) -> None:

@@ -232,7 +232,10 @@ class Tokenizer:
         return token.replace(METASPACE, " ") if self.kind in ("bpe", "unigram") else token
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes that a token adds to a text; they may be an incomplete character."""
+        """The bytes that a token adds to a text; they may be an incomplete character.
+
+        The space that decoding inserts between two words is not included.
+        """
         self._check_id(id)
         token: str = self._backend.id_to_token(id) or ""
         if token in self._special_token_ids:
@@ -241,7 +244,8 @@ class Tokenizer:
             return bytes(_BYTES[character] for character in token if character in _BYTES)
         if re.fullmatch("<0x[0-9A-F]{2}>", token):  # byte fallback
             return bytes([int(token[3:5], 16)])
-        return self.piece(id).encode()
+        piece = self.piece(id)
+        return (piece.removeprefix("##") if self.kind == "wordpiece" else piece).encode()
 
     def special_id(self, name: str) -> int | None:
         """The id of a special token by its role; None if the vocabulary has none.

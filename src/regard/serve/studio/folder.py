@@ -85,7 +85,9 @@ class RunsFolder:
                 "ready": (path / "model.safetensors").is_file(),
                 "methods": [] if task is None else list(task.methods),
                 "data_kind": None if task is None else task.data_kind,
-                "inputs": ["text"] if task is None else list(pipeline_of(config).inputs(config)),
+                "inputs": ["text"]
+                if task is None
+                else list(pipeline_of(config).input_names(config)),
                 "has_template": run_template(RunFolder(path), config) is not None,
                 "task": kind_of(config.task)[0],
                 "model": config.model.get("preset") or config.model.get("family"),
