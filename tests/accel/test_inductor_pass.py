@@ -13,12 +13,13 @@ from regard.accel import compile as compiling
 from regard.accel import cublaslt, inductor_pass, matmul
 from regard.accel.compile import attach_fused_layers, compile_for_training, prepare_tracing
 from regard.data.batch import TextBatch
-from regard.models.build import build_model, preset
+from regard.models.build import build_model, preset, resolve
 from regard.nn import attention
 from regard.nn.attention import Mask
 from regard.nn.block import FFNS, Block, FeedForward, NormPlacement, Stack, gelu_tanh
 from regard.nn.norm import LayerNorm
 from regard.nn.position import Position, Rotary
+from regard.nn.state import Source
 from regard.tasks import Causal
 from regard.training.loop import Objective
 from regard.training.setup.device import checkpoint_activations
@@ -102,6 +103,28 @@ def test_a_compiled_model_with_fused_layers_has_the_same_gradients(
         assert "GeluMLP" in str(calls[0].graph) or "autograd_function_apply" in str(calls[0].graph)
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_the_loop_of_a_soft_window_is_not_unrolled_in_a_compiled_graph():
+    prepare_tracing()
+    table = {"family": "soft_window", "vocab_size": 4, "dim": 6, "components": 2}
+    model = build_model(resolve(table))
+    source = Source(torch.tensor([[0, 1, 2]]), torch.tensor([3]))
+    sizes = []
+    for time in (2, 6):
+        torch._dynamo.reset()
+        graphs = []
+
+        def backend(graph, inputs, graphs=graphs):
+            graphs.append(graph)
+            return graph
+
+        compiled = torch.compile(model, backend=backend, dynamic=False)
+        points = torch.randn(1, time, 5)
+        torch.testing.assert_close(compiled(points, source=source), model(points, source=source))
+        sizes.append(sum(len(graph.graph.nodes) for graph in graphs))
+    assert sizes[0] == sizes[1]
+
+
 def stack_of(position, **options):
     blocks = [
         Block(
@@ -123,6 +146,21 @@ def test_only_matching_layers_get_a_fused_forward():
     for other in (stack_of(Rotary(4)), stack_of(Position(), qk_norm=LayerNorm)):
         attach_fused_layers(other)
         assert not any("_fused_qkv" in vars(block.attention) for block in other.layers)
+
+
+def test_keys_without_a_bias_are_projected_as_without_the_fused_layer(monkeypatch):
+    score = {"kind": "disentangled", "position_projections": True}
+    sizes = {"vocab_size": 16, "dim": 8, "layers": 1, "heads": 2, "context": 6}
+    layer = build_model(preset("deberta-base", score=score, **sizes)).encoder.layers[0].attention
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    assert layer.query.bias is not None
+    assert layer.key.bias is None
+    x = torch.randn(3, 6, 8)
+    monkeypatch.setattr(compiling, "is_large_in_graph", lambda x, weight: True)
+    fused = compiling._split_gradient_qkv(layer, x)
+    for expected, projected in zip(layer._fused_qkv(x), fused, strict=True):
+        torch.testing.assert_close(projected, expected)
 
 
 def test_a_copy_of_a_model_with_fused_layers_runs_its_own_weights():

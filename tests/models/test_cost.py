@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.models.build import build_model, preset
 from regard.models.cost import cost
 from regard.models.transformer import TransformerConfig
-from regard.nn.state import Source
+from regard.nn.state import ImageSource, Source
 
 TIME = 32
 SMALL = TransformerConfig(vocab_size=50, dim=64, layers=2, heads=4, context=TIME)
@@ -105,6 +105,18 @@ def test_one_more_token_takes_the_flops_that_torch_counts(change):
         with count_flops() as counter:
             model.step(ids[:, :1], state)
     assert cost(config).decode_flops_per_token == counter.get_total_flops()
+
+
+def test_a_decode_step_of_a_captioner_does_not_read_the_image_again():
+    sizes = {"vocab_size": 50, "dim": 32, "image_size": 32, "patch_size": 8, "context": 16}
+    for encoder_layers in (0, 2):
+        config = preset("show-attend-tell", **sizes, encoder_layers=encoder_layers)
+        model, images = build_model(config).eval(), torch.randn(1, 3, 32, 32)
+        with torch.no_grad():
+            state = model.start(1, 16, ImageSource.of(images, config.regions))
+            with count_flops() as counter:
+                model.step(torch.tensor([[1]]), state)
+        assert cost(config).decode_flops_per_token == counter.get_total_flops()
 
 
 def test_an_encoder_and_counts_do_not_generate():

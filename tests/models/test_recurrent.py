@@ -197,3 +197,21 @@ def test_one_hot_inputs_select_columns_of_the_input_matrix():
 def test_a_source_is_refused():
     with pytest.raises(ConfigError, match="takes no source"):
         small().start(1, 5, source=Source(torch.zeros(1, 1).long(), torch.ones(1).long()))
+
+
+@pytest.mark.parametrize("options", [{"input_skip": True}, {"bidirectional": False}])
+def test_ends_are_read_only_from_vectors_of_two_directions(options):
+    head = {"kind": "classification", "classes": 2, "pool": "ends"}
+    table = {"family": "recurrent", "vocab_size": VOCAB, "bidirectional": True, "head": head}
+    resolve(table)
+    with pytest.raises(ConfigError, match="needs bidirectional=true and input_skip=false"):
+        resolve({**table, **options})
+
+
+def test_the_pools_in_the_error_are_those_of_the_head():
+    table = {"family": "recurrent", "vocab_size": VOCAB, "bidirectional": True}
+    forecast = {"input_dim": 2, "head": {"kind": "forecast", "outputs": 2}}
+    with pytest.raises(ConfigError, match="to 'mean' or 'flatten'"):
+        resolve({**table, **forecast})
+    with pytest.raises(ConfigError, match="to 'ends', 'mean' or 'max'"):
+        resolve({**table, "head": {"kind": "classification", "classes": 2}})

@@ -197,7 +197,7 @@ def test_what_cannot_be_read_or_written_is_refused():
 
     with pytest.raises(ConfigError, match="family ngram has no head for classes"):
         add_head({"preset": "ngram"}, TextClassification(), classes=3, vocab_size=11)
-    with pytest.raises(ConfigError, match="only one direction has read the whole text"):
+    with pytest.raises(ConfigError, match="only one direction has read the whole input"):
         preset("lstm", bidirectional=True, head={"kind": "classification", "pool": "last"})
     with pytest.raises(
         ConfigError,

@@ -26,6 +26,7 @@ from regard.accel.float8 import attach_float8
 from regard.accel.matmul import gelu_mlp, is_large_in_graph, qkv_linear
 from regard.accel.onednn_matmul import ATTACHED as ONEDNN_ATTACHED
 from regard.models.seq2seq import RecurrentEncoderDecoder
+from regard.models.soft_window import SoftWindowLM
 from regard.nn.attention import Attention, AttentionInputs, split_heads
 from regard.nn.block import FeedForward, Stack, gelu_tanh
 from regard.nn.head import CRFHead
@@ -80,6 +81,7 @@ EAGER_METHODS = (
     (RecurrentLayer, "_loop_padded"),
     (RecurrentLayer, "_fused"),
     (RecurrentEncoderDecoder, "_decode_stepwise"),
+    (SoftWindowLM, "_read"),
     (CRFHead, "_log_partition"),
 )
 
@@ -156,9 +158,7 @@ def _split_gradient_qkv(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor
     if not is_large_in_graph(x, attention.query.weight):
         return Attention._fused_qkv(attention, x)
     layers = (attention.query, attention.key, attention.value)
-    has_bias = attention.query.bias is not None
-    bias = torch.cat([layer.bias for layer in layers]) if has_bias else None
-    q, k, v = qkv_linear(x, [layer.weight for layer in layers], bias)
+    q, k, v = qkv_linear(x, [layer.weight for layer in layers], attention.qkv_bias())
     kv_heads = attention.kv_heads
     return split_heads(q, attention.heads), split_heads(k, kv_heads), split_heads(v, kv_heads)
 

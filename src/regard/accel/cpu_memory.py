@@ -1,7 +1,8 @@
 """Reuse of freed memory on a CPU.
 
-glibc gives large blocks back to the kernel when they are freed, and the kernel clears every page of
-the next one. The logits of a large vocabulary are such blocks, allocated and freed in every step.
+glibc returns large blocks to the operating system when they are freed, and the operating system
+clears every page of the next one. The logits of a large vocabulary are such blocks, allocated and
+freed in every step.
 """
 
 import ctypes

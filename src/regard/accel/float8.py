@@ -101,8 +101,8 @@ def float8_linear(
 def attach_float8(model: nn.Module) -> None:
     """Give the linear layers of blocks an FP8 forward, which compiled training steps use.
 
-    Layers with adapters, with sizes that are not a multiple of 16 and with small inputs keep the
-    original forward.
+    The original forward runs for sizes that are not a multiple of 16 and for small inputs. With
+    LoRA, the matmul with the frozen weight is in FP8, those of the low-rank update are not.
     """
     for block in model.modules():
         if not isinstance(block, Block):

@@ -42,7 +42,8 @@ class PackedLinear:
     torch contains for x86, multiplies int8 and float16 weights on a CPU:
 
         float16   x and y are in float32
-        int8      x ≈ c (h + r / 254), h and its rounding error r in int8: two rows of a matmul
+        int8      x ≈ c (h + r / 254), c the scale of x; h and its rounding error r are int8, two
+                  rows of a matmul
     """
 
     weight: (

@@ -45,9 +45,9 @@ def decoding_path(
 
     The model's weights are packed in place: parameters keep their names and values, but become
     views of larger tensors. With `int8`, `int4` or, on a CPU, `float16`, decode steps use weights
-    of that type; prefill uses them too where FBGEMM multiplies by them (`packed.has_fbgemm`), and
-    the original weights elsewhere. Only the Triton path has int4: where it does not apply,
-    `ConfigError` is raised.
+    of that type; prefill uses them too where FBGEMM multiplies by them (int8:
+    `packed.has_exact_int8`, float16: `packed.has_fbgemm`), and the original weights elsewhere.
+    Only the Triton path has int4: where it does not apply, `ConfigError` is raised.
     """
     try:
         description = inspect_decoder(model)

@@ -65,7 +65,7 @@ class TritonLayer:
 
 
 class TritonDecoder(PackedDecoder):
-    """A `PackedDecoder` that runs every layer of a decode step in five to eight Triton kernels.
+    """A `PackedDecoder` that runs every layer of a decode step in four to eight Triton kernels.
 
     `support.triton_unsupported_reason` must return None for the model. Several rows and prefill
     use faster kernels where `support.gemm_unsupported_reason` and

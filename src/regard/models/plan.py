@@ -97,7 +97,7 @@ class TrainingPlan:
     evaluation_weight_bytes: int  # FSDP: all bfloat16 weights, gathered at once for an evaluation
     activation_bytes: int  # of one sequence
     logits_bytes: int  # of one chunk of the loss
-    sequences: int  # per GPU; 0 if one sequence or the evaluation does not fit
+    sequences: int  # per GPU; 0 if they, or one evaluation, do not fit in memory
     used_bytes: int  # peak memory with this number of sequences
     tokens_per_second: float
     bottleneck: str  # of a step: "compute" or "communication"
@@ -125,7 +125,8 @@ def training_plans(
 
     `sequences` is the number of sequences per GPU; None: as many as fit in memory.
 
-    N GPUs, P parameters, n sequences of T tokens that take F FLOPs each; bytes per GPU:
+    N GPUs, P parameters, n sequences of T tokens, F FLOPs per token; the activations are those of
+    one sequence. Bytes per GPU:
 
         DDP     16 P + 2 per weight of a matmul + n · activations
         FSDP    16 P / N + 8 (P outside the layers + 2 P of the largest layer) + n · activations
@@ -133,11 +134,11 @@ def training_plans(
 
     A step takes the longer of
 
-        compute          n · T (F_matmul / (peak · utilization) + F_attention / (0.83 peak)
-                         + 4 activation bytes / bandwidth), times 4/3 with activation checkpointing,
+        compute          n (T F_matmul / (peak · utilization) + T F_attention / (0.83 peak)
+                         + 4 activations / bandwidth), times 4/3 with activation checkpointing,
                          + 40 P / bandwidth + 0.4 ms for each attention layer;
                          divided by 0.82 if N > 1
-        communication    8 P (N-1)/N / (link · utilization)
+        communication    8 P (N-1)/N / (link · link_utilization)
 
     since the two overlap. DDP all-reduces the gradients in float32; FSDP all-gathers the weights
     in bfloat16 twice and reduce-scatters the gradients in float32: 8 bytes per parameter each.

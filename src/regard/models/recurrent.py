@@ -56,10 +56,18 @@ class RecurrentConfig(Settings):
         if kind not in CELLS:
             raise ConfigError(unknown("cell", kind, CELLS))
         require_common_head(self.head)
-        if self.bidirectional and option(self.head, HEADS, "pool") in ("first", "last"):
+        pool = option(self.head, HEADS, "pool")
+        if self.bidirectional and pool in ("first", "last"):
+            is_forecast = kind_of(self.head)[0] == "forecast"
+            pools = "'mean' or 'flatten'" if is_forecast else "'ends', 'mean' or 'max'"
             raise ConfigError(
                 f"head={self.head!r} reads one position, where with bidirectional=true only one "
-                "direction has read the whole text;\nset head.pool to 'ends', 'mean' or 'max'"
+                f"direction has read the whole input;\nset head.pool to {pools}"
+            )
+        if pool == "ends" and (not self.bidirectional or self.input_skip):
+            raise ConfigError(
+                "head.pool='ends' splits the vector of a position into two directions: it needs "
+                "bidirectional=true and input_skip=false;\nchoose another head.pool, or set these"
             )
 
     @property

@@ -146,9 +146,9 @@ class Mask:
 class AttentionInputs:
     """The inputs of attention other than x: mask, positions, biases and rotations.
 
-    Made once per forward pass and used by every layer. With `causal`, the fused kernel's causal
-    mode is enough; otherwise `allowed` and `bias` are dense, and `bias` is -inf wherever `allowed`
-    is False.
+    Made once per forward pass for all layers with the same sliding window, or without one.
+    With `causal`, the fused kernel's causal mode is enough; otherwise `allowed` and `bias` are
+    dense, and `bias` is -inf wherever `allowed` is False.
     """
 
     mask: Mask
@@ -314,21 +314,24 @@ class Attention(nn.Module):
         return all(type(layer) is nn.Linear for layer in (self.query, self.key, self.value))
 
     def _uses_fused_qkv(self) -> bool:
-        """False for decoding, where concatenating would copy the weights for every token."""
+        """Only in training: in decoding, concatenating would copy the weights for every token."""
         return self.training and self.can_fuse_qkv
 
     def _fused_qkv(
         self, x: Tensor, linear: Callable[..., Tensor] = F.linear
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Project `x` to q, k and v with one matmul on the concatenated weights."""
-        layers = (self.query, self.key, self.value)
-        weights = [layer.weight for layer in layers]
+        weights = [layer.weight for layer in (self.query, self.key, self.value)]
+        return self.split_qkv(linear(x, torch.cat(weights), self.qkv_bias()))
+
+    def qkv_bias(self) -> Float[Tensor, " width"] | None:
+        """The concatenated biases of q, k and v; zeros for k if only the keys have none."""
         bias = None
         if self.query.bias is not None:
             k_bias = self.key.bias
             k_bias = self.query.bias.new_zeros(len(self.key.weight)) if k_bias is None else k_bias
             bias = torch.cat([self.query.bias, k_bias, self.value.bias])
-        return self.split_qkv(linear(x, torch.cat(weights), bias))
+        return bias
 
     def split_qkv(self, qkv: Float[Tensor, "batch time width"]) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, split into heads, from the output of one matmul; keys are normalized."""

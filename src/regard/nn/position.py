@@ -56,8 +56,8 @@ class Position(nn.Module):
     """No position encoding (NoPE), and the base class of all position encodings.
 
     A subclass overrides `embed`, `rotation` or `bias`. `positions` holds the absolute position of
-    every token, so KV caches and packed documents need no special case. Each method is called once
-    per forward pass, for all layers.
+    every token, so KV caches and packed documents need no special case. The methods are called once
+    per forward pass for all layers with the same sliding window, not in every layer.
     """
 
     each_layer = False  # add `embed` to the input of attention in every layer, not once
@@ -297,10 +297,10 @@ class Rotary(Position):
 
     so that q_t . k_s depends on t - s only (RoPE, Su et al. 2021). `base` is `rope_theta` of
     transformers, `scaling` its `rope_scaling`, which extends a trained model to longer contexts.
-    With `partial_rotary_factor` only the first part of each head is rotated (GPT-NeoX, Phi).
-    `window_base` is the base in layers with a sliding window, which are not scaled (Gemma 3).
-    A scaling that depends on the length of the sequence takes the largest position plus 1 as the
-    length; keys that are already in a KV cache keep their rotation.
+    With `partial_rotary_factor` only the first part of each head is rotated, and d is the width of
+    this part (GPT-NeoX, Phi). `window_base` is the base in layers with a sliding window, which are
+    not scaled (Gemma 3). A scaling that depends on the length of the sequence takes the largest
+    position plus 1 as the length; keys that are already in a KV cache keep their rotation.
     """
 
     def __init__(

@@ -19,7 +19,10 @@ IS_INTERPRETED = tl.constexpr(INTERPRETED)
 
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr):
-    """With PDL, wait until the previous kernel has ended; its results can be read afterwards."""
+    """With PDL, wait until the previous kernel has ended, then call `launch_next`.
+
+    Results of the previous kernel can be read afterwards.
+    """
     if PDL:
         gdc_wait()
         launch_next(PDL)
@@ -27,7 +30,7 @@ def wait_for_previous(PDL: tl.constexpr):
 
 @triton.jit
 def launch_next(PDL: tl.constexpr):
-    """With PDL, let the next kernel start as soon as all programs of this one have started."""
+    """With PDL, let the next kernel start once every program has called this, or ended."""
     if PDL:
         gdc_launch_dependents()
 

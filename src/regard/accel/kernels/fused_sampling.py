@@ -210,7 +210,8 @@ def sample(
     """Sample one token per row by the samplers of `generate.fused_chain.FusedTail`.
 
     At most `MAX_RANKED` tokens are ranked: of those that tie with the k-th, the ones with the
-    lowest ids. `failure_lengths` is updated as by `sampling.sample_token`.
+    lowest ids. `has_gaps`: for each sampler, whether an earlier one may have removed a token and
+    kept a less likely one. `failure_lengths` is updated as by `sampling.sample_token`.
     """
     rows, vocab = logits.shape
     ranked = rank_logits(logits, settings, MAX_RANKED, with_sigma=ops[0] == SIGMA_OF_ROW)

@@ -2,7 +2,7 @@
 
 A layer is five kernels, since each takes microseconds to launch: norm, q, k and v with their
 rotation and the KV cache; attention; its output projection and the residual; norm, gate and up;
-down and the residual. Norms of q and k need one more, and so does a norm after each branch. In a
+down and the residual. Norms of q and k need one more, and so does each norm after a branch. In a
 parallel block, the output projection, down and the residual are one kernel, and norm, gate and up
 run beside attention. `accel.packed_decoder` computes the same in torch.
 

@@ -101,8 +101,8 @@ def sample_token(
 ) -> Int[Tensor, " rows"]:
     """One token per row from softmax(logits), by the next random number of each row.
 
-    For a row without a finite logit, `failure_lengths` is set to its length when this first
-    happened.
+    For a row whose largest logit is not finite (all are -inf, or one is inf or NaN),
+    `failure_lengths` is set to its length when this first happened.
     """
     rows, vocab = logits.shape
     ids = torch.empty(rows, dtype=torch.long, device=logits.device)

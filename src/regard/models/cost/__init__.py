@@ -23,13 +23,14 @@ class Cost:
     r"""Parameters, FLOPs and memory of a model for one row of T tokens, T the context.
 
     Bytes are for float32 unless stated otherwise; a multiply-add is two FLOPs. A source is assumed
-    to be as long as its target.
+    to be as long as its target. d is the width of the model, h the number of heads, d_h their
+    width, k the number of KV heads.
 
         forward FLOPs     = 2 N + 4 A T h d_h    per token: N weights of matmuls, A attention layers
         training FLOPs    = 3 forward            backward takes twice the FLOPs of forward
         decoding FLOPs    = forward of one token that attends to T positions, its own included;
                             the source is already encoded
-        KV cache          = 2 A k d_h            values per token, k the number of KV heads
+        KV cache          = 2 A k d_h            values per token
         training memory   = 4 + 4 + 8            bytes per parameter: weights, gradients, moments
 
     A sliding window of w < T replaces T. A causal mask does not halve the FLOPs, as in Chowdhery
@@ -73,7 +74,7 @@ class Cost:
     logits_per_token: int  # in the loss, which computes them in chunks; 0 without a vocabulary
     attention_layers: int  # cross-attention counts as one; 0 without a Transformer
     separate_norms: int  # norms outside the kernels of linear layers: of q and k, after a branch
-    biased_layers: int  # layers with biases or LayerNorm
+    biased_layers: int  # layers with a bias, in a linear layer or a norm
     layer_parameters: int  # of the largest layer
     non_layer_parameters: int  # outside the layers: embeddings, head, final norm
     state_bytes_per_token: int  # of the KV cache; 0 for a state of fixed size

@@ -26,6 +26,9 @@ from regard.nn.score import (
     TransformerXL,
 )
 
+# of recurrent encoder-decoders and captioners: they run once, in `start`, not in a decode step
+SOURCE_MODULES = ("encoder", "direction_projection", "bridge", "image_embed", "image_layers")
+
 
 def forward_flops(model: nn.Module, time: int) -> int:
     """FLOPs per token of a forward pass over a row of `time` tokens."""
@@ -47,14 +50,14 @@ def forward_flops(model: nn.Module, time: int) -> int:
 
 
 def decode_flops(model: nn.Module, time: int) -> int:
-    """FLOPs of one decode step after `time - 1` tokens; 0 for a model that does not generate."""
+    """FLOPs of a decode step after `time - 1` tokens; 0 if a model does not generate tokens."""
     decoder, body = decoder_stack(model), non_transformer_body(model)
     head = getattr(model, "head", None)
     generates = isinstance(head, LMHead) and hasattr(model, "start")
     if not generates or (decoder is None and body is None):
         return 0
     total = _head_flops(head, 1) + matmul_flops(body)
-    for name in ("encoder", "direction_projection", "bridge"):  # these run once, in `start`
+    for name in SOURCE_MODULES:
         total -= 0 if body is None else matmul_flops(getattr(model, name, None))
     for attention in recurrent_attentions(model):
         total -= matmul_flops(attention.key) + matmul_flops(attention.value)
