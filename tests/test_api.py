@@ -418,6 +418,7 @@ def test_prompts_are_folded_as_the_text_was(place, tmp_path):
         ran.generate(text, max_new_tokens=9, seed=1) for text in ("THE CAT", "the cat")
     )
     assert shouted == whispered
+    assert ran.attribution("the ca", output="T").output == "t"
 
 
 @pytest.mark.parametrize("over", [{"device": "gpu"}, {"data": "x"}, {"minutes": "x"}])

@@ -94,7 +94,7 @@ def shown():
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_data_text_and_a_picture(name, shown, tmp_path):
     figure = shown(name)
-    table = json.loads(json.dumps(figure.table()))
+    table = json.loads(json.dumps(figure.to_dict()))
     assert table["figure"] == name
     assert len(table["panels"]) == len(figure.data.panels) > 0
     for width in (50, 80, 120):

@@ -91,6 +91,34 @@ def test_copying_scores_are_those_of_the_whole_matrix(norm):
         assert float(score) == pytest.approx(expected, abs=1e-5)
 
 
+@torch.no_grad()
+def test_copying_scores_include_the_gain_of_every_norm_on_the_path():
+    branch_norms = decoder(norm_placement="sandwich", embed_norm=True, norm="rms", bias=False)
+    stream_norms = decoder(norm_placement="post", embed_norm=True, norm="rms", bias=False)
+    for model in (branch_norms, stream_norms):
+        stack, (lower, upper) = model.decoder, model.decoder.blocks
+        before = [stack.embed_norm, lower.attention_norm, lower.ffn_norm]
+        after = [upper.attention_norm, upper.ffn_norm]
+        if model is branch_norms:
+            before = [stack.embed_norm, upper.attention_norm]
+            after = [upper.attention_post_norm, stack.norm]
+        table, attention = model.embed.token.weight, upper.attention
+        embed, unembed = table.T, table
+        for norm in before:
+            embed = torch.diag(norm.weight) @ embed
+        for norm in after:
+            unembed = unembed @ torch.diag(norm.weight)
+        scores = copying_scores(model)["decoder.blocks.1.attention"]
+        for head in range(4):
+            value = attention.value.weight.unflatten(0, (4, 4))[head]
+            out = attention.out.weight.unflatten(1, (4, 4))[:, head]
+            values = torch.linalg.eigvals(unembed @ out @ value @ embed)
+            expected = float(values.real.sum() / values.abs().sum())
+            assert float(scores[head]) == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(RegardError, match="copying scores need residual connections"):
+        copying_scores(decoder(norm_placement="no_residual"))
+
+
 def test_every_head_of_a_decoder_is_scored_with_the_same_numbers_each_time():
     model = decoder().float()
     scores = find_heads(model)
@@ -166,6 +194,13 @@ def test_integrated_gradients_add_up_and_are_exact_for_a_linear_model():
     assert abs(missing) < 1e-5
 
 
+def test_the_attribution_of_a_next_token_needs_exactly_one():
+    model, tokenizer = decoder(), train_tokenizer("char", ["abcd"])
+    for output, message in (("ab", "it has 2: 'a', 'b'"), ("", "it has 0")):
+        with pytest.raises(RegardError, match=f"must be one token, the next one; {message}$"):
+            attribute(model, tokenizer, [1, 2, 3], output)
+
+
 @pytest.mark.parametrize("position", ["rotary", "learned"])
 def test_attributions_add_up_where_the_score_is_steep_at_the_baseline(position):
     model, tokenizer = decoder(position=position), train_tokenizer("char", ["abcd"])
@@ -211,6 +246,8 @@ def test_a_tuned_lens_is_nearer_to_the_last_layer_than_the_logit_lens():
 
     tuned = divergence(logit_lens(model, fresh, lens=lens))
     assert tuned < 0.7 * divergence(logit_lens(model, fresh))
+    with pytest.raises(RegardError, match="lens of 2 layers cannot translate the states of 3"):
+        logit_lens(decoder(layers=3).float(), fresh, lens=lens)
 
 
 @torch.no_grad()

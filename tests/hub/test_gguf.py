@@ -51,6 +51,8 @@ MODELS = {  # a name of ours: the preset, settings that differ, and the model ty
     "phi-3": ("phi-3-mini", WIDE | {"kv_heads": 1, "window": None}, "phi3"),
     "gpt2": ("gpt2", WIDE, "gpt2"),
 }
+UNCAPPED = MODELS["gemma-2"][1] | {"score": "scaled_dot"}
+CAPPED = GEMMA_3 | {"head": {"kind": "linear", "cap": 30.0}}
 QUICK = ("llama-3.1", "gemma-2", "gpt2")
 
 
@@ -177,6 +179,8 @@ def test_q4_k_is_read_by_the_gguf_package():
         ("gpt2", {}, "bpe", {"type": "q2_k"}, "type='q2_k' must be one of f32, f16, q8_0, q4_k"),
         ("gpt2", {}, "bpe", {"type": "f16", "format": "onnx"}, "type='f16' is for format='gguf'"),
         ("gpt2", {"head": CLASSES}, "bpe", {"model_type": "gpt2"}, "model.head"),
+        ("gemma-2-2b", UNCAPPED, "bpe", {"model_type": "gemma2"}, "model.score.cap=None.*Gemma 2"),
+        ("gemma-2-2b", CAPPED, "bpe", {"model_type": "gemma3_text"}, "model.head.cap=30.0 cannot"),
     ],
 )
 def test_what_the_format_cannot_say_is_refused(preset, fields, kind, options, message, tmp_path):

@@ -225,7 +225,8 @@ def text_attribution(run: "Run", text: Any, output: str | None) -> Attribution:
     names: list[str] | None = getattr(make(run.config.task, TASKS, "task"), "class_names", None)
     if names is None:
         run._require("gradients", "predict the next token or the class of a text")
-        return attribute(run.model, run.tokenizer, context_ids(run, text), output)
+        token = None if output is None else run._normalize(output)
+        return attribute(run.model, run.tokenizer, context_ids(run, text), token)
     ids, segments = _encode_texts(run, text)
     return attribute(run.model, run.tokenizer, ids, output, names, segments)
 

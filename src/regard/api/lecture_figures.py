@@ -67,9 +67,9 @@ class LectureFigure:
 
         return draw(self.data)
 
-    def table(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The data as plain lists and dicts."""
-        return {"figure": self.name, **self.data.table()}
+        return {"figure": self.name, **self.data.to_dict()}
 
     def save(self, path: Path | str) -> None:
         """Write the figure as .svg, .png, .pdf or .html, by the suffix of `path`."""

@@ -69,7 +69,7 @@ def show(
     if out is not None:
         figure.save(out)
     if as_json:
-        print_json(figure.table())
+        print_json(figure.to_dict())
     elif out is not None:
         print(out)
     else:

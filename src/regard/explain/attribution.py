@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-# `attribute` integrates in 50 steps, or in 400 if the delta is more than 1 % of the score
+# `attribute` integrates in 50 steps, or in 400 if the convergence delta is then more than 1 % of
+# the difference of the scores
 STEPS, MAX_DELTA = (50, 400), 0.01
 
 
@@ -219,7 +220,14 @@ def attribute(
         with torch.no_grad():
             output_index = int(logits(run(batch))[0].argmax())
     elif class_names is None:
-        output_index = tokenizer.encode(output)[0]
+        output_ids = tokenizer.encode(output)
+        if len(output_ids) != 1:
+            pieces = ", ".join(repr(tokenizer.piece(id)) for id in output_ids[:8])
+            raise ConfigError(
+                f"output={output!r} must be one token, the next one; it has {len(output_ids)}"
+                f"{': ' if pieces else ''}{pieces}"
+            )
+        output_index = output_ids[0]
     elif output in class_names:
         output_index = list(class_names).index(output)
     else:

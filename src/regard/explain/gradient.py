@@ -40,11 +40,15 @@ def gradient_flow(
 
     h_t is everything that later positions can read of position t in one layer: the recurrent
     state of a cell (for an LSTM, h and c together), or the vector that attention or a convolution
-    reads. For a cell  d loss / d h_t = U' (d loss / d h_{t+1} * f'(W x_{t+1} + U h_t + b)),
+    reads. For an Elman network whose loss reads the last state only,
+
+        d loss / d h_t = U' (d loss / d h_{t+1} * f'(W x_{t+1} + U h_t + b)),
+
     U' the transpose of U: the gradient shrinks or grows with every step back (vanishing and
-    exploding gradients). Layers are named by their path, from the input up; `pattern` selects among
-    them. Recurrent cells run as explicit loops, since the fused kernel exposes no intermediate
-    gradient. Bengio et al. 1994, Pascanu et al. 2013.
+    exploding gradients). Layers are named by their path, from the input up, followed by ' for each
+    further call of a shared layer; `pattern` selects among them. Recurrent cells run as explicit
+    loops, since the fused kernel exposes no intermediate gradient. Bengio et al. 1994, Pascanu et
+    al. 2013.
     """
     recorded: list[tuple[str, Tensor]] = []
     with ExitStack() as stack, torch.enable_grad():

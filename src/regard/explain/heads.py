@@ -77,7 +77,8 @@ def copying_scores(model: nn.Module) -> dict[str, Float[Tensor, " heads"]]:
         s_h = sum_k Re(e_k) / sum_k |e_k|,      e the eigenvalues of U O_h V_h E
 
     E is the embedding matrix, U the unembedding matrix; V_h and O_h are the value and output
-    matrices of the head. The gains of the norms between them are included. The same nonzero
+    matrices of the head. The gains of the norms between them are included: where the norms are on
+    the residual stream (post, deepnorm), also those of the other layers. The same nonzero
     eigenvalues are computed from V_h E U O_h, which has only head_dim rows and columns.
     Elhage et al. 2021.
     """
@@ -88,9 +89,13 @@ def copying_scores(model: nn.Module) -> dict[str, Float[Tensor, " heads"]]:
             "copying scores need a model that predicts tokens from embeddings; this one has "
             f"head={type(head).__name__}"
         )
+    if stack.layers[0].norm_placement.kind == "no_residual":
+        raise ConfigError("copying scores need residual connections; this model has none")
     table = cast(Any, embed).token.weight.double()
     project = getattr(embed, "project", None)
     table = table if project is None else table @ project.weight.double().T
+    if stack.embed_norm is not None:
+        table = table * _gain(stack.embed_norm)
     unembed = head.matrix.double()  # (vocab, width)
     if head.project is not None:
         unembed = unembed @ head.project.weight.double()
@@ -101,7 +106,13 @@ def copying_scores(model: nn.Module) -> dict[str, Float[Tensor, " heads"]]:
     scores = {}
     for index, block in enumerate(cast(list[Block], list(stack.blocks))):
         attention = block.attention
-        embed_unembed = (table * _gain(block.attention_norm)).T @ unembed  # (dim, dim): E^T U
+        before, after = _norms_on_path(stack.layers, index)
+        scaled_table, scaled_unembed = table, unembed  # the transpose of E, and U
+        for norm in before:
+            scaled_table = scaled_table * _gain(norm)
+        for norm in after:
+            scaled_unembed = scaled_unembed * _gain(norm)
+        embed_unembed = scaled_table.T @ scaled_unembed  # (dim, dim): E U
         heads, kv_heads = attention.heads, attention.kv_heads
         value = attention.value.weight.double().unflatten(0, (kv_heads, -1))
         value = value.repeat_interleave(heads // kv_heads, 0)  # (heads, head_dim, dim)
@@ -111,6 +122,23 @@ def copying_scores(model: nn.Module) -> dict[str, Float[Tensor, " heads"]]:
             eigenvalues.real.sum(-1) / eigenvalues.abs().sum(-1).clamp_min(1e-300)
         ).float()
     return scores
+
+
+def _norms_on_path(layers: Sequence[Block], index: int) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The norms in the layers between the embedding and a layer's heads, and after the heads."""
+    block = layers[index]
+    if block.norm_placement.needs_final_norm:  # the norms are on the branches
+        post_norm = block.attention_post_norm
+        return [block.attention_norm], [] if post_norm is None else [post_norm]
+    norms = [
+        [getattr(layer, name, None) for name in ("attention_norm", "cross_norm", "ffn_norm")]
+        for layer in layers
+    ]
+    before, after = (
+        [norm for layer_norms in part for norm in layer_norms if norm is not None]
+        for part in (norms[:index], norms[index:])
+    )
+    return before, after
 
 
 def _gain(norm: nn.Module) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, ShapeError
 from regard.explain.attention import text_stack
 from regard.explain.data_frame import data_frame
 from regard.explain.render.token_text import visible
@@ -24,7 +24,8 @@ from regard.text import Tokenizer
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-LINEAR_PLACEMENTS = ("pre", "parallel", "parallel_norms")  # the residual stream is a plain sum
+# norm placements in which the output of a branch is added to the residual stream as it is
+LINEAR_PLACEMENTS = ("pre", "parallel", "parallel_norms")
 
 
 @torch.no_grad()
@@ -92,8 +93,14 @@ class TunedLens(nn.Module):
 
     def translate(self, states: Sequence[Tensor]) -> list[Tensor]:
         """The states of all layers but the last, translated, and the last as it is."""
-        pairs = zip(self.layers, states, strict=False)
-        return [*(state + layer(state) for layer, state in pairs), states[-1]]
+        *lower, last = states
+        if len(lower) != len(self.layers):
+            raise ShapeError(
+                f"a lens of {len(self.layers)} layers cannot translate the states of {len(lower)}; "
+                "tune one for this model"
+            )
+        pairs = zip(self.layers, lower, strict=True)
+        return [*(state + layer(state) for layer, state in pairs), last]
 
 
 def tune_lens(

@@ -38,7 +38,7 @@ class WordVectors:
 
     @cached_property
     def words(self) -> dict[str, int]:
-        """The id of every word; if a piece exists with and without a leading space, the former."""
+        """The id of every word; of two pieces that differ in a leading space, the one with it."""
         pieces = [(self.tokenizer.piece(id), id) for id in range(self.tokenizer.vocab_size)]
         words = sorted((piece.startswith(" "), piece.strip(" "), id) for piece, id in pieces)
         special = set(self.tokenizer.special_ids)

@@ -80,10 +80,10 @@ def trace(
     matches no hook point selects such modules, as `decoder.blocks.*.ffn` does: their outputs are
     recorded or replaced; if an output is a tuple, its first element. If a hook point is called
     several times, its last output is recorded. A recurrent layer computes gates, states and
-    alignments step by step: an edit is called at each step with the sequence so far, which is NaN
-    at later steps, and must not depend on later steps; later steps see the replaced value. Inside
-    the `with` block, compiled functions run eagerly, with a warning if `model` itself is compiled,
-    and `Run.generate` decodes with the model's own modules, without packed weights and CUDA graphs.
+    alignments step by step: an edit is called at each step with the whole sequence, in which later
+    steps are NaN; its result must not depend on them, and they see the replaced value. Inside the
+    `with` block, compiled functions run eagerly, with a warning if `model` itself is compiled, and
+    `Run.generate` decodes with the model's own modules, without packed weights and CUDA graphs.
     """
     activations = Trace()
     if _is_compiled(model):

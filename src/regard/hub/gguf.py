@@ -309,14 +309,17 @@ def _write_settings(
         _refuse("model.position.scaling", kind, "only linear and llama3 are supported")
     if architecture.name in ("gemma2", "gemma3"):
         writer.add_sliding_window(hf["sliding_window"])
-    for key, add in (
-        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
-        ("final_logit_softcapping", writer.add_final_logit_softcapping),
+    for key, setting, add in (
+        ("attn_logit_softcapping", "model.score.cap", writer.add_attn_logit_softcapping),
+        ("final_logit_softcapping", "model.head.cap", writer.add_final_logit_softcapping),
     ):
-        if hf.get(key):
-            add(float(hf[key]))
-        elif architecture.name == "gemma2":
-            _refuse(f"model ({key})", None, "Gemma 2 has logit soft-capping")
+        cap = hf.get(key)
+        if architecture.name == "gemma2":
+            if not cap:
+                _refuse(setting, cap, "llama.cpp always soft-caps the scores and logits of Gemma 2")
+            add(float(cap))
+        elif cap:  # llama.cpp would ignore it
+            _refuse(setting, cap)
 
 
 def _rope_scaling(hf: ConfigDict) -> ConfigDict:

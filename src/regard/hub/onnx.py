@@ -70,7 +70,10 @@ class _Decoder(nn.Module):
 
 
 def write_onnx(model: Transformer, path: Path) -> float:
-    """Write the model to `path`; return the largest difference of ONNX Runtime's outputs."""
+    """Write the model to `path`; return how far ONNX Runtime's outputs are from torch's.
+
+    This is the largest difference; for outputs above 10, divided by a tenth of the largest one.
+    """
     try:
         import onnxruntime
         import onnxscript  # noqa: F401 -- torch.onnx needs it

@@ -18,7 +18,7 @@ import torch
 
 import regard
 from regard.errors import ConfigError
-from regard.explain import AttentionMap, AttentionMaps, StateMap, StateMaps
+from regard.explain import AttentionMap, AttentionMaps, StateMap, StateMaps, attention_entropy
 from regard.explain.render import explorer as module
 from regard.explain.token_map import PatchGridImage
 
@@ -76,6 +76,16 @@ def test_maps_beyond_the_limit_are_pooled_and_say_so(monkeypatch):
     table = meta(page)["maps"][0]
     assert (table["shape"], table["full"], table["pooled"]) == ([1, 10, 10], [20, 20], True)
     assert stored(page, 0, 0).max() == pytest.approx(float(weights.max()), abs=1e-4)
+
+
+def test_the_entropy_of_a_head_is_that_of_its_weights_before_pooling(monkeypatch):
+    weights, tokens = causal(2, 20), [str(n) for n in range(20)]
+    monkeypatch.setattr(module, "MAX_CELLS", 100)
+    page = AttentionMaps({"a": AttentionMap(tokens, tokens, weights)})._repr_html_()
+    expected = [*attention_entropy(weights).mean(-1), attention_entropy(weights.mean(0)).mean()]
+    assert meta(page)["maps"][0]["entropy"] == pytest.approx([float(x) for x in expected])
+    states = StateMap(tokens, tokens, weights, ["reset_gate", "state"])  # no probabilities
+    assert meta(states._repr_html_())["maps"][0]["entropy"] == []
 
 
 def test_all_layers_are_saved_as_a_page_or_a_figure(tmp_path):

@@ -187,7 +187,7 @@ def saved_bytes(layer: Callable[[Tensor], Tensor], x: Tensor) -> int:
 
 @torch.no_grad()
 def flops(layer: Callable[[Tensor], Tensor], x: Tensor) -> int:
-    """The FLOPs of all matmuls of a forward pass."""
+    """The FLOPs of all matmuls and convolutions of a forward pass."""
     with FlopCounterMode(display=False) as counter:
         layer(x)
     total: int = counter.get_total_flops()

@@ -16,7 +16,7 @@ from regard.explain.figures.panels import Bars, FigureData, Table
 def next_token(model: FigureModel, text: str, *, top: int = 4) -> FigureData:
     r"""The probability of each token of a text, and the most probable tokens at its position.
 
-    log P(t_1 ... t_N) = sum_n log P(t_n | t_1 ... t_{n-1})
+    log P(t_2 ... t_N | t_1) = sum_{n=2}^N log P(t_n | t_1 ... t_{n-1})
     """
     model.require_language_model("next-token")
     check_positive(top=top)

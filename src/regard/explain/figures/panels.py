@@ -149,7 +149,7 @@ class FigureData:
     panels: Sequence[Panel]
     numbers: Mapping[str, float] = field(default_factory=dict)
 
-    def table(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The figure as plain lists and dicts, for JSON."""
         panels = [{"kind": KINDS[type(panel)], **asdict(panel)} for panel in self.panels]
         plain = {"title": self.title, "caption": self.caption, "numbers": dict(self.numbers)}

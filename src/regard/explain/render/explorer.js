@@ -123,7 +123,7 @@ function start(host) {
     m.headings.forEach((name, h) => {
       const small = el("canvas", {width, height});
       const button = el("button", {type: "button", tabindex: "-1", title: m.name + ", " + name,
-        "aria-label": `${m.name}, ${name}${m.signed ? "" : ", entropy " + m.entropy[h].toFixed(2)}`,
+        "aria-label": `${m.name}, ${name}${m.entropy.length ? ", entropy " + m.entropy[h].toFixed(2) : ""}`,
         onclick: () => choose(index, h)}, small);
       button.addEventListener("keydown", event => {
         const step = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0],

@@ -1,4 +1,4 @@
-"""Attention maps as an interactive page: all layers and heads, one large, for files and notebooks.
+"""Maps as an interactive page for files and notebooks: all layers and heads, one of them enlarged.
 
 The page is self-contained: its data, style and script are in it, and nothing is requested. Weights
 are stored as deflated 16-bit integers and read when a head is shown.
@@ -75,6 +75,9 @@ def _module_data(
     if len(weights) > 1 and token_map.kind != "states":
         weights, headings = torch.cat([weights, weights.mean(0, keepdim=True)]), [*headings, "mean"]
     full = list(weights.shape[1:])
+    entropy = []  # of the weights before pooling
+    if token_map.kind != "states" and value_range(weights)[0] >= 0:
+        entropy = [-torch.xlogy(head, head).sum(-1).mean().item() for head in weights]
     if factor > 1:
         size = [max(1, int(side / factor)) for side in full]
         weights = F.adaptive_max_pool2d(weights, size)
@@ -84,7 +87,6 @@ def _module_data(
     top = (largest or 1.0) if signed else attention_vmax(largest, full[1])
     relative = thumb / top
     shades = (relative + 1) / 2 if signed else relative.sqrt()
-    entropy = [] if signed else (-torch.xlogy(weights, weights).sum(-1).mean(-1)).tolist()
     table = {
         "name": name,
         "kind": token_map.kind,

@@ -34,7 +34,7 @@ def label(text: str) -> str:
 
 
 def cell_text(cell: Cell) -> str:
-    """A cell of a table: numbers with four significant digits."""
+    """A cell of a table: a float has four significant digits, or no decimals from 10,000 on."""
     if cell is None:
         return "-"
     if isinstance(cell, float):

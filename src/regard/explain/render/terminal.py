@@ -45,9 +45,9 @@ def heatmap(
 
     A cell's shade grows with the square root of its weight, so that small weights are visible. It
     grows linearly if `low`, the value of the weakest shade, is given, if `signed`, or if a value is
-    below 0; values below 0 have separate shades. `high` is the value of the strongest shade, by
-    default the largest value; the last line is a legend. Columns beyond `width` are left out, and a
-    line says how many.
+    below 0; values below 0 have separate shades. The strongest shade is that of the largest value,
+    or of `high` if that is larger; a map that is signed or has a value below 0 ignores `high`. The
+    last line is a legend. Columns beyond `width` are left out, and a line says how many.
     """
     if tuple(weights.shape) != (len(rows), len(columns)):
         raise ShapeError(
@@ -130,11 +130,11 @@ def heads_overview(
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """The largest magnitude, the values of the weakest and the strongest shade, and the kind."""
+    """How shades grow: linearly from `low` to `high`; from 0 if `low` is None, see `shade`."""
 
-    largest: float
+    largest: float  # the largest magnitude
     high: float
-    low: float | None  # the weakest shade of a linear scale; None: a square-root scale
+    low: float | None  # None: from 0, on a square-root scale, or a linear one if signed
     signed: bool
 
     @classmethod
