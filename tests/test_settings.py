@@ -14,6 +14,7 @@ from regard.cli import main
 from regard.config import DataConfig, TrainConfig, make
 from regard.errors import ConfigError
 from regard.models.build import FAMILIES, build_model, resolve
+from regard.renamed import OTHER_LIBRARIES
 from regard.tasks import TASKS
 from regard.text import TOKENIZERS
 from regard.training.fine_tuning import TUNINGS
@@ -118,8 +119,25 @@ def test_a_pattern_is_a_key_a_part_a_glob_or_the_name_of_a_choice():
     ]
     assert keys("rotary") == ["model.position"]
     assert keys("warmup") == ["train.schedule"]
+    assert keys("position.base") == keys("model.position.base") == ["model.position"]
     with pytest.raises(ConfigError, match=r"did you mean 'train\.steps'"):
         regard.settings("train.stepz")
+
+
+def test_names_of_other_libraries_are_answered_with_the_setting():
+    for other, name in OTHER_LIBRARIES.items():
+        assert regard.settings(name), other
+    for argument, suggestion in {
+        "learning_rate=1e-3": "train.lr",
+        "rope_theta=500000": "model.position.base",
+        "train.weight_decay=0.1": "optimizer.weight_decay",
+        "model.n_embd=128": "dim",
+        "train.schedule.warmup_steps=9": "warmup",
+    }.items():
+        with pytest.raises(ConfigError, match=f"did you mean '{suggestion}'"):
+            regard.train("numbers", argument)
+    with pytest.raises(ConfigError, match=r"did you mean 'position\.base'"):
+        regard.settings("rope_theta")
 
 
 def test_rows_say_who_uses_a_setting():

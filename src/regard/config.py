@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from regard.errors import ConfigError, unknown
 from regard.html import html_table
-from regard.renamed import current_names
+from regard.renamed import OTHER_LIBRARIES, current_names
 
 Choice = str | Mapping[str, Any]
 T = TypeVar("T")
@@ -173,7 +173,11 @@ class RunConfig(Settings):
 
 TABLES = {  # the common settings of each table, and one of them as an example
     "data": ({f.name for f in fields(DataConfig)}, "path"),
-    "model": ({"preset", "family", "dim", "layers", "heads", "context", "dropout"}, "preset"),
+    "model": (
+        {"preset", "family", "dim", "layers", "heads", "kv_heads", "ffn", "ffn_dim", "context"}
+        | {"dropout", "position", "norm", "window", "tied"},
+        "preset",
+    ),
     "train": ({f.name for f in fields(TrainConfig)}, "steps"),
 }
 
@@ -414,8 +418,8 @@ def check_overrides(table: Mapping[str, Any]) -> None:
         if not isinstance(table.get(key, {}), dict):
             raise ConfigError(f"{key} is a table, set as in {key}.{example}=…, not {table[key]!r}")
         for top_key in table:
-            for name in (top_key, *current_names(top_key)):
-                if name in names:
+            for name in (top_key, *current_names(top_key), OTHER_LIBRARIES.get(top_key, "")):
+                if name.partition(".")[0] in names:
                     raise ConfigError(f"unknown key {top_key!r}; did you mean '{key}.{name}'?")
     build(RunConfig, {"name": "", **table})
 

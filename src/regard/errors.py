@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
-from regard.renamed import current_names
+from regard.renamed import OTHER_LIBRARIES, current_names
 
 MAX_WORD, MAX_LINE = 300, 1_000  # characters of a word and of a line of a message
 
@@ -93,6 +93,8 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     "unknown sampler 'topp'; did you mean 'top_p'?"
     >>> unknown("key", "rate", ["lr", "steps"])
     "unknown key 'rate'; it is called 'lr' now"
+    >>> unknown("key", "rope_theta", ["layers", "position"])
+    "unknown key 'rope_theta'; did you mean 'position.base'?"
     """
     names = sorted(known)
     renamed = [new for new in current_names(name) if new in names]
@@ -100,6 +102,8 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
         return f"unknown {what} {name!r}; did you mean {' or '.join(map(repr, renamed))}?"
     if renamed:
         return f"unknown {what} {name!r}; it is called {renamed[0]!r} now"
+    if (other := OTHER_LIBRARIES.get(name)) and other.partition(".")[0] in names:
+        return f"unknown {what} {name!r}; did you mean {other!r}?"
     equal_ignoring_case = [known_name for known_name in names if known_name.lower() == name.lower()]
     close = equal_ignoring_case or get_close_matches(name, names, n=1, cutoff=0.65)
     known_names = f"known: {list_names(names)}" if names else "there are none"

@@ -1,7 +1,7 @@
-"""Former names of settings, of their values and of tensors.
+"""Former names of settings, of their values and of tensors, and names in other libraries.
 
-Run folders with these names are read with the current ones, and messages about an unknown name
-suggest the current one.
+Run folders with former names are read with the current ones. Messages about an unknown name suggest
+the current one, also for names that PyTorch, transformers or nanoGPT use.
 """
 
 import re
@@ -124,6 +124,61 @@ MESSAGES = {
     "max_answer": "max_answer_length",
     "classify": "text_classification",  # or image_classification, in VALUES
     "label": "image_classification",  # or text_classification, in VALUES
+}
+
+# Names of settings in PyTorch, transformers and nanoGPT → here; for messages only.
+OTHER_LIBRARIES = {
+    "learning_rate": "lr",
+    "weight_decay": "optimizer.weight_decay",
+    "batch_size": "batch",
+    "per_device_train_batch_size": "batch",
+    "gradient_accumulation_steps": "accumulate",
+    "max_steps": "steps",
+    "max_iters": "steps",
+    "epochs": "steps",
+    "num_train_epochs": "steps",
+    "lr_scheduler_type": "schedule",
+    "warmup_steps": "schedule.warmup",
+    "warmup_iters": "schedule.warmup",
+    "warmup": "schedule.warmup",
+    "grad_clip": "max_grad_norm",
+    "gradient_checkpointing": "activation_checkpointing",
+    "early_stopping_patience": "patience",
+    "eval_steps": "evaluate_every",
+    "eval_interval": "evaluate_every",
+    "save_steps": "save_every",
+    "label_smoothing_factor": "label_smoothing",
+    "vocab": "vocab_size",
+    "hidden_size": "dim",
+    "d_model": "dim",
+    "n_embd": "dim",
+    "num_layers": "layers",
+    "num_hidden_layers": "layers",
+    "n_layer": "layers",
+    "num_heads": "heads",
+    "num_attention_heads": "heads",
+    "nhead": "heads",
+    "n_head": "heads",
+    "num_key_value_heads": "kv_heads",
+    "intermediate_size": "ffn_dim",
+    "dim_feedforward": "ffn_dim",
+    "d_ff": "ffn_dim",
+    "hidden_act": "ffn",
+    "activation": "ffn",
+    "activation_function": "ffn",
+    "max_position_embeddings": "context",
+    "n_positions": "context",
+    "block_size": "context",
+    "max_seq_len": "context",
+    "rope_theta": "position.base",
+    "rope_scaling": "position.scaling",
+    "partial_rotary_factor": "position.partial_rotary_factor",
+    "sliding_window": "window",
+    "layer_norm_eps": "norm_eps",
+    "rms_norm_eps": "norm_eps",
+    "norm_first": "norm_placement",
+    "tie_word_embeddings": "tied",
+    "attn_pdrop": "attention_dropout",
 }
 
 

@@ -90,7 +90,7 @@ def test_metrics_cost_and_differing_settings_are_side_by_side(regard, runs):
     assert titles == ["validation", "cost", "settings"]
 
 
-def test_logged_taps_have_rows_and_curves(regard, runs, tmp_path):
+def test_logged_activations_have_rows_and_curves(regard, runs, tmp_path):
     with open(runs[0] / "metrics.jsonl", "a") as file:
         for step, mean in ((5, 0.5), (10, 0.25)):
             row = {"step": step, "activations": {"layers.0.gate": {"mean": mean, "zeros": None}}}

@@ -117,7 +117,7 @@ def test_plain_lines_come_with_evaluations_and_every_ten_seconds(begun, capsys, 
     assert capsys.readouterr().err == "evaluating: 1,024 of 4,096 targets, 1:00 left\n"
 
 
-def test_logged_taps_are_shown_at_every_evaluation(begun, capsys, monkeypatch):
+def test_logged_activations_are_shown_at_every_evaluation(begun, capsys, monkeypatch):
     activations = {"layers.0.gate": {"mean": 0.25, "norm": 12.5, "zeros": None}}
     event = Evaluated(20, {"loss": 1.75}, True, "x", activations)
     picture = LiveDisplay()

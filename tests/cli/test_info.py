@@ -2,6 +2,7 @@
 
 import io
 import json
+from typing import get_args
 
 import pytest
 
@@ -10,6 +11,7 @@ from regard.cli.info import supports_box_characters
 from regard.explain.render.diagram import diagram
 from regard.models.build import build_model, family_of, preset
 from regard.models.presets import PRESETS
+from regard.nn.block import NormPlacementKind
 
 KINDS = ["gpt2", "gpt-neox-20b", "palm-540b", "opt-350m", "gemma-2-27b", "qwen3-8b", "gopher-280b"]
 KINDS += ["glm-130b", "albert-base", "t5-11b", "marian-en-de", "vit-b16", "lstm", "ngram"]
@@ -72,6 +74,7 @@ def test_a_diagram_shows_the_norm_placement():
     assert drawn("gpt2", norm_placement="sandwich").count("LayerNorm") == 5
     assert drawn("gpt2", norm_placement="no_residual").count("LayerNorm") == 3
     assert not any("⊕" in line for line in drawn("gpt2", norm_placement="no_residual"))
+    assert all(drawn("gpt2", norm_placement=kind) for kind in get_args(NormPlacementKind))
     assert "LayerNorm             │ LayerNorm" in drawn("gpt-neox")
     assert "attention             │ feed-forward" in drawn("phi-2")
 

@@ -1,3 +1,5 @@
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
@@ -5,10 +7,10 @@ from torch import nn
 from regard.errors import ConfigError
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.attention import AttentionInputs, Mask
-from regard.nn.block import NormPlacement, deepnorm_constants, residual
+from regard.nn.block import NormPlacement, NormPlacementKind, deepnorm_constants, residual
 from regard.nn.norm import LayerNorm
 
-ORDERS = {
+PLACEMENTS = {
     "pre": lambda x, f, n, m, a: x + f(n(x)),
     "post": lambda x, f, n, m, a: n(x + f(x)),
     "sandwich": lambda x, f, n, m, a: x + m(f(n(x))),
@@ -17,17 +19,22 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("kind", ORDERS)
-def test_every_order_computes_its_formula(kind):
+def test_every_placement_has_a_formula_here():
+    parallel = {"parallel", "parallel_norms"}  # in `test_parallel_branches_read_the_same_stream`
+    assert PLACEMENTS.keys() | parallel == set(get_args(NormPlacementKind))
+
+
+@pytest.mark.parametrize("kind", PLACEMENTS)
+def test_every_placement_computes_its_formula(kind):
     f, n, m = nn.Linear(6, 6), LayerNorm(6), LayerNorm(6)
     for norm in (n, m):
         nn.init.normal_(norm.weight)
     x = torch.randn(2, 3, 6)
     y = residual(x, f, n, NormPlacement(kind, 1.7), m)
-    torch.testing.assert_close(y, ORDERS[kind](x, f, n, m, 1.7), rtol=0, atol=0)
+    torch.testing.assert_close(y, PLACEMENTS[kind](x, f, n, m, 1.7), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", ORDERS)
+@pytest.mark.parametrize("kind", PLACEMENTS)
 def test_the_output_of_a_stack_is_normalized_exactly_once(kind):
     stack = Transformer(
         TransformerConfig(vocab_size=5, dim=8, layers=1, heads=2, norm_placement=kind)

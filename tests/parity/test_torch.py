@@ -95,7 +95,7 @@ def randomise(module):
     return module
 
 
-ORDERS = pytest.mark.parametrize("norm_placement", ["pre", "post"])
+PLACEMENTS = pytest.mark.parametrize("norm_placement", ["pre", "post"])
 FFNS = pytest.mark.parametrize("ffn", ["relu", "gelu"])
 SIZES = {"vocab_size": 7, "dim": 16, "layers": 2, "heads": 4, "ffn_dim": 24, "position": "none"}
 
@@ -110,7 +110,7 @@ def theirs_like(layer, stack, norm_placement, ffn):
     return randomise(stack(one, 2, norm=norm, **nested)).double()
 
 
-@ORDERS
+@PLACEMENTS
 @FFNS
 def test_an_encoder_is_that_of_torch(norm_placement, ffn):
     theirs = theirs_like(nn.TransformerEncoderLayer, nn.TransformerEncoder, norm_placement, ffn)
@@ -126,7 +126,7 @@ def test_an_encoder_is_that_of_torch(norm_placement, ffn):
     torch.testing.assert_close(y[real], expected[real], rtol=0, atol=1e-10)
 
 
-@ORDERS
+@PLACEMENTS
 @FFNS
 def test_a_decoder_is_that_of_torch(norm_placement, ffn):
     theirs = theirs_like(nn.TransformerDecoderLayer, nn.TransformerDecoder, norm_placement, ffn)

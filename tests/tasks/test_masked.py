@@ -18,8 +18,8 @@ from regard.models.build import build_model, preset
 from regard.nn.attention import Mask
 from regard.tasks import Masked
 from regard.tasks.masked import unigram_metrics
-from regard.tasks.vocab_info import VocabInfo
-from regard.text import SPECIAL_TOKENS, train_tokenizer
+from regard.tasks.vocab_info import CONTINUATION_RULES, VocabInfo
+from regard.text import SPECIAL_TOKENS, TOKENIZERS, train_tokenizer
 from regard.training.loop import Objective
 
 TEXT = (
@@ -141,6 +141,10 @@ def spans(kind, ids):
     if kind == "wordpiece":
         return [set(owner[slice(*found.span())]) for found in re.finditer(r"\S+", text)]
     return [set(owner[slice(*found.span())]) for found in re.finditer(r" ?[^\W_]+|<0x..>", text)]
+
+
+def test_every_tokenizer_says_where_its_words_begin():
+    assert CONTINUATION_RULES.keys() == SIZES.keys() == TOKENIZERS.keys()
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])

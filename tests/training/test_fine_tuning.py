@@ -25,7 +25,7 @@ from regard.training.fine_tuning import (
 from regard.training.loop import Objective
 from regard.training.loop import train as training_steps
 from regard.training.optim import optimizers
-from regard.training.setup.initial_settings import settings_from
+from regard.training.setup.start_settings import settings_from
 from regard.training.storage import initial_weights
 from regard.training.storage.run_folder import RunFolder
 from training.objectives import text_batch

@@ -181,7 +181,7 @@ def test_in_bfloat16_positions_are_not_rounded(one_of_one):
 
 
 @forked
-def test_taps_are_logged_alike_on_one_rank_with_ddp_and_with_fsdp(data, tmp_path, launch):
+def test_activations_are_logged_alike_on_one_rank_with_ddp_and_with_fsdp(data, tmp_path, launch):
     text, log = data / "cats.txt", ["decoder.blocks.*.attention.q", "decoder.blocks.1.out"]
     folders = [tmp_path / name for name in ("one", "ddp", "fsdp")]
     results, _ = launch(

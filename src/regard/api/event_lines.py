@@ -114,7 +114,7 @@ def threads_line(event: ThreadsChanged) -> str:
 
 
 def activation_lines(event: Evaluated) -> list[str]:
-    """A line for each hook point of `train.log`: mean, norm and fraction of zeros."""
+    """A line for each hook point of `train.log` with its statistics."""
     width = max(map(len, event.activations), default=0)
     lines = []
     for name, statistics in event.activations.items():

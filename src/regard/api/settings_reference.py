@@ -81,6 +81,10 @@ def settings(pattern: str = "") -> list[dict[str, Any]]:
     matches = matches or [row for row in rows if fnmatchcase(row["key"], pattern)]
     matches = matches or [row for row in rows if pattern in row["key"]]
     matches = matches or [row for row in rows if pattern in _choice_words(row)]
+    setting, _, option = pattern.rpartition(".")  # as in model.position.base
+    matches = matches or [
+        row for row in rows if row["key"].endswith(setting) and option in _choice_words(row)
+    ]
     if not matches:
         known = {word for row in rows for word in (row["key"], *_choice_words(row))}
         known |= {row["key"].rpartition(".")[2] for row in rows}

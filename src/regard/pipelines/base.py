@@ -128,10 +128,14 @@ class TextWithSvg(str):
 
 
 class Pipeline:
-    """One kind of data. Subclass it, and add an instance to `PIPELINES` under its `name`.
+    """One kind of data, or one more file format of a kind.
 
-    A subclass must define `open`, `training_data` and `evaluation_data`; the other methods have
-    defaults.
+    A new kind of data: a subclass that defines `open`, `training_data` and `evaluation_data`, with
+    an instance in `PIPELINES` under its `name`. The other methods have defaults.
+
+    A new file format: a subclass of the pipeline of its kind that overrides `recognizes` and
+    `open`, with an instance under any other key. It keeps `name`; after `open`, the pipeline in
+    `PIPELINES[name]` does the rest.
     """
 
     name: ClassVar[str]  # `Data.kind` of its data and `Task.data_kind` of its tasks

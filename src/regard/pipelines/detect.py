@@ -310,7 +310,9 @@ def _validation_table(path: Choice | None, training: Table | None) -> Table | No
 
 def _pipeline_for(path: Path, kind: str | None) -> Pipeline:
     """The pipeline that recognizes a path, or that of `kind` if it may open the path too."""
-    recognized = next(p for p in reversed(PIPELINES.values()) if p.recognizes(path))
+    recognized = next((p for p in reversed(PIPELINES.values()) if p.recognizes(path)), None)
+    if recognized is None:  # only if a caller has replaced "text", which recognizes every path
+        raise DataError(f"no pipeline recognizes {path}; pipelines: {', '.join(PIPELINES)}")
     requested = PIPELINES.get(kind) if kind is not None else None
     if requested is None or recognized.exclusive or not requested.reads_on_request(path):
         return recognized

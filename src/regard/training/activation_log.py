@@ -67,7 +67,7 @@ def activation_statistics(
 
 
 def statistics(x: Tensor) -> dict[str, float | None]:
-    """Mean, norm and fraction of zeros; None where a value is not finite."""
+    """The statistics of an activation by name; None where one is not finite."""
     x = x.detach().float()
     values = {
         "mean": x.mean(),

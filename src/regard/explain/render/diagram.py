@@ -465,8 +465,13 @@ def _branch(config: Any, part: Part, width: int) -> TextLines:
     norm, norm_placement = _norm(config), config.norm_placement
     if norm_placement == "no_residual":
         return in_stream([norm, part], width, STREAM - 1)
-    boxed = {"pre": [norm, part], "sandwich": [norm, part, norm]}.get(norm_placement, [part])
-    lines = residual_branch(stacked_boxes(boxed, width - STREAM - 4), width)
+    boxed = {
+        "pre": [norm, part],
+        "sandwich": [norm, part, norm],
+        "post": [part],
+        "deepnorm": [part],
+    }
+    lines = residual_branch(stacked_boxes(boxed[norm_placement], width - STREAM - 4), width)
     if norm_placement in ("post", "deepnorm"):
         scaled = "" if norm_placement == "post" else " of the scaled stream plus the branch"
         lines.append(pad(f"{' ' * (STREAM - 1)}◇ {norm}{scaled}", width))

@@ -35,8 +35,8 @@ from regard.pipelines import (
 from regard.tasks import TASKS
 from regard.training.setup.device import pick_device
 from regard.training.setup.fit_to_minutes import fit_to_minutes
-from regard.training.setup.initial_settings import settings_from
 from regard.training.setup.setting_checks import check_train_config
+from regard.training.setup.start_settings import settings_from
 from regard.training.storage.initial_weights import open_initial_run
 
 # The settings of `train` that affect models that are fitted without gradients.

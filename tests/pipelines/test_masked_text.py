@@ -1,4 +1,4 @@
-"""Runs that learn to fill in what is hidden: packed files, judging, resuming, using."""
+"""Masked language models on text: packed files, evaluation, resuming, predictions."""
 
 import json
 import re
