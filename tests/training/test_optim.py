@@ -133,6 +133,12 @@ def test_tables_of_positions_are_not_hidden_matrices():
     assert not any(map(is_hidden, tables))
 
 
+@pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan")])
+def test_muon_refuses_a_momentum_that_is_no_average(momentum):
+    with pytest.raises(ConfigError, match=r"train.optimizer: momentum=.* must be at least 0"):
+        optimizers({"kind": "muon", "momentum": momentum}, tiny(), 0.1)
+
+
 def test_muon_manages_with_hidden_matrices_only_and_with_none():
     model = tiny()
     for param_name, param in model.named_parameters():

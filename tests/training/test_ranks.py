@@ -15,13 +15,14 @@ from safetensors.torch import save_file
 import regard
 from regard.data.batch import ImageBatch, MaskedBatch, PairBatch, TextBatch
 from regard.nn.state import Source
-from regard.tasks import Causal, Seq2Seq
+from regard.tasks import Causal
 from regard.training import run
 from regard.training.loop import Objective
-from regard.training.parallel.ranks import Ranks
+from regard.training.parallel.ranks import Ranks, UnscoredRow
 from regard.training.parallel.strategy import Sharded
 from regard.training.storage.checkpoint import latest, of_step, read_tensors
 from regard.training.storage.run_folder import RunFolder, new_folder
+from training.objectives import OBJECTIVES, make_objective
 from training.runs import Crash, config, interrupt, text_batch, tiny
 
 SCRIPT = Path(__file__).with_name("ranks.py")
@@ -370,29 +371,36 @@ BATCHES = {
 def test_every_row_is_one_rank_s_and_who_has_none_takes_part_without_counting(kind, size):
     batch = BATCHES[kind]
     shares = [Ranks(rank, size).shard_batch(batch) for rank in range(size)]
-    scored = [share for share in shares if (share.targets != -1).any()]
+    scored = [share for share in shares if not isinstance(share, UnscoredRow)]
+    rows = [share.row if isinstance(share, UnscoredRow) else share for share in shares]
     assert torch.equal(torch.cat([share.targets for share in scored]), batch.targets)
-    sizes = [len(share.targets) for share in shares]
+    sizes = [len(row.targets) for row in rows]
     assert min(sizes) == 1 if size >= 5 else max(sizes) - min(sizes) <= 1
-    for share in shares:
+    for row in rows:
         if kind == "pairs":
-            assert len(share.source.ids) == len(share.source.lengths) == len(share.ids)
+            assert len(row.source.ids) == len(row.source.lengths) == len(row.ids)
         if kind == "masked":
-            assert ((share.next_sentence_targets == -1) == (share.targets == -1).all(1)).all()
+            assert len(row.next_sentence_targets) == len(row.targets)
     assert len(scored) == min(size, 5)
 
 
 def test_the_losses_of_the_shares_add_up_to_that_of_the_batch():
-    model, task, batch = tiny(), Causal(), text_batch(5, unscored=0.3)
+    objective, batch = Objective(tiny(), Causal()), text_batch(5, unscored=0.3)
     shares = [Ranks(rank, 7).shard_batch(batch) for rank in range(7)]
-    parts = [task.loss(model, share) for share in shares]
-    torch.testing.assert_close(sum(parts), task.loss(model, batch), rtol=0, atol=1e-5)
-    assert sum(int(task.count(share)) for share in shares) == int(task.count(batch))
+    parts = [objective(share) for share in shares]
+    torch.testing.assert_close(sum(parts), objective(batch), rtol=0, atol=1e-5)
+    assert sum(int(objective.count(share)) for share in shares) == int(objective.count(batch))
 
 
-def test_a_seq2seq_share_that_is_empty_costs_nothing():
-    share = Ranks(0, 8).shard_batch(BATCHES["pairs"])
-    assert int(Seq2Seq().count(share)) == 0
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_rank_without_rows_adds_no_loss_no_gradient_and_no_target(name):
+    objective, batch = make_objective(name)
+    row = Ranks(0, 8).shard_batch(batch)
+    loss = objective(row)
+    loss.backward()
+    assert loss == 0
+    assert objective.count(row) == 0
+    assert all(p.grad is None or not p.grad.any() for p in objective.parameters())
 
 
 @pytest.mark.parametrize(("size", "accumulate"), [(1, 3), (2, 4), (2, 3), (3, 3)])

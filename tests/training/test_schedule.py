@@ -89,3 +89,20 @@ def test_an_unknown_schedule_or_option_gets_a_suggestion():
         schedule("cosin", STEPS)
     with pytest.raises(ConfigError, match="did you mean 'warmup'"):
         schedule({"kind": "cosine", "warmups": 3}, STEPS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [
+        *((kind, {"warmup": -1}) for kind in SCHEDULES),
+        *((kind, {"min_lr_factor": -0.1}) for kind in ("linear", "cosine", "warmup_stable_decay")),
+        *((kind, {"min_lr_factor": 1.5}) for kind in ("linear", "cosine", "warmup_stable_decay")),
+        ("cosine", {"min_lr_factor": math.nan}),
+        ("warmup_stable_decay", {"decay_fraction": -0.5}),
+        ("warmup_stable_decay", {"decay_fraction": 3.0}),
+    ],
+)
+def test_an_option_out_of_range_is_refused(kind, option):
+    (name,) = option
+    with pytest.raises(ConfigError, match=rf"schedule: {name}=.* must be at least 0"):
+        schedule({"kind": kind, **option}, STEPS)

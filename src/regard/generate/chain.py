@@ -119,7 +119,7 @@ class Chain:
 
     @property
     def greedy(self) -> bool:
-        """Whether a sampler keeps a single token, so that nothing is sampled at random."""
+        """Whether a `Temperature` is 0, so that the argmax is taken and nothing is sampled."""
         return any(isinstance(sampler, Temperature) and sampler.greedy for sampler in self.samplers)
 
     @property

@@ -50,7 +50,10 @@ class SampleStdTopNSigma(TopNSigma):
 
 
 def _as_llama_cpp(samplers: list[Sampler]) -> list[Sampler]:
-    """Top-k keeps exactly k; mirostat replaces all but the temperature; one temperature only."""
+    """Top-k keeps exactly k; a dynamic temperature replaces the constant one.
+
+    With mirostat, only bias, ban and the temperature are applied before it.
+    """
     samplers = [replace(s, exact=True) if isinstance(s, TopK) else s for s in samplers]
     names = [sampler_name(sampler) for sampler in samplers]
     if set(names) & set(MIROSTAT):

@@ -17,9 +17,11 @@ from regard.tasks.masked import prediction_metrics
 
 @dataclass(frozen=True, kw_only=True)
 class CBOWTask(Task):
-    r"""- sum_t log P(id_t | the words around it), or the negative sampling loss instead.
+    r"""Continuous bag of words (CBOW): predict every word from the words around it.
 
-    Continuous bag of words: every word of a row is the centre word once. Mikolov et al. 2013.
+        loss = - sum_t log P(id_t | the words around it),     or that of negative sampling
+
+    Every word of a row is the centre word once. Mikolov et al. 2013.
     """
 
     data_kind: ClassVar[str] = "text"

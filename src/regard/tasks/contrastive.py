@@ -26,7 +26,8 @@ class Contrastive(Task):
     t is the temperature. With pairs of texts this is the multiple negatives ranking loss (Henderson
     et al. 2017; Reimers & Gurevych 2019 in sentence-transformers). With the same text twice,
     embedded with different dropout masks, it is SimCSE (Gao et al. 2021). With gradient
-    accumulation the negatives are those of the micro-batch.
+    accumulation the negatives are those of the micro-batch, and if several ranks share a
+    micro-batch, those in the rows of the same rank.
     """
 
     data_kind: ClassVar[str] = "sentences"
@@ -36,7 +37,7 @@ class Contrastive(Task):
     methods: ClassVar[tuple[str, ...]] = ("neighbours", "embed")
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     temperature: float = 0.05  # temperature of the softmax over the texts of a batch
-    pool: Literal["mean", "first"] = "mean"  # the mean of all states, or the first (<cls>)
+    pool: Literal["mean", "first"] = "mean"  # the mean of all hidden states, or the first (<cls>)
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:

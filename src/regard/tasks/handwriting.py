@@ -29,10 +29,10 @@ class Handwriting(Task):
         P(drawing) = prod_t P(dx_t, dy_t, pen_t | points before t)
 
     Offsets are divided by their standard deviation in the training data. At each step the model
-    reads the previous point, zeros at the first step: dx, dy, the pen state as a one-hot vector
-    and, where drawings have classes, the class of the drawing. A model with a soft window also
-    reads the text of the drawing. `loss` is the negative log-likelihood of a point in nats, by the
-    density of the scaled offsets: it may be negative.
+    reads dx, dy and the pen state (one-hot) of the previous point, which are zeros at the first
+    step, and the class of the drawing (one-hot), where drawings have classes. A model with a soft
+    window also reads the text of the drawing. `loss` is the negative log-likelihood of a point in
+    nats, by the density of the scaled offsets: it may be negative.
     """
 
     data_kind: ClassVar[str] = "strokes"

@@ -55,7 +55,9 @@ class _Spans:
 
 @dataclass(frozen=True, kw_only=True)
 class Span(Task):
-    r"""P(start, end | question, context) = softmax_i(s_i) softmax_j(e_j)      (Devlin et al. 2018)
+    r"""Extractive question answering: the start and end of the answer in the context.
+
+        P(start, end | question, context) = softmax_i(s_i) softmax_j(e_j)      (Devlin et al. 2018)
 
     s_i and e_i are the two logits of token i. A context that is too long is read in overlapping
     windows; where a window does not hold the answer, start and end are at <cls>. The predicted
@@ -183,7 +185,11 @@ class Span(Task):
     def _rank(
         self, texts: Mapping[str, float], totals: list[float], null: float
     ) -> list[tuple[str, float]]:
-        """Answers by score, with "no answer" at its rank; the probabilities of all sum to 1."""
+        """Answers with their probabilities, by score, and "no answer" at its rank.
+
+        The probabilities of all spans of all windows and of "no answer" sum to 1; `texts` has only
+        the best spans.
+        """
         ranked = sorted(texts.items(), key=lambda item: -item[1])
         if self.no_answer:
             totals = [*totals, null]
@@ -195,7 +201,10 @@ class Span(Task):
         return [(text, float(np.exp(score - total))) for text, score in ranked]
 
     def _best_spans(self, batch: SpanBatch, logits: Tensor, top: int) -> _Spans:
-        """s_i + e_j of the spans within the context of each window, and the `top` largest."""
+        """The largest s_i + e_j within the context of each window.
+
+        There are 4 · `top` of them, since several spans may have the same text.
+        """
         start, end = logits.float().unbind(2)  # (batch, time)
         positions = torch.arange(start.shape[1], device=start.device)
         begin, stop = batch.context.unsqueeze(2).unbind(1)  # (batch, 1)

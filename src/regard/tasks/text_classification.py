@@ -25,7 +25,7 @@ class TextClassification(Task):
     r"""P(class | text): cross-entropy of the class, with label smoothing.
 
     The model reads the whole text, or two texts (`pipelines.text_pairs`), such as a premise and a
-    hypothesis; its head reads one state or pools all of them.
+    hypothesis; its head reads one hidden state or pools all of them.
     """
 
     data_kind: ClassVar[str] = "labels"

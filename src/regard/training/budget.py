@@ -272,7 +272,10 @@ class TimeBudget(StepBudget):
         self.steps = self.plan.steps
 
     def max_final_seconds(self, training_seconds: float) -> float:
-        """How long the evaluation of all validation data may take: until the deadline."""
+        """How long the evaluation of all validation data may take: until the deadline.
+
+        It may always take 2 % of the time budget.
+        """
         remaining = self.deadline - time.perf_counter() - self.exit_seconds
         return max(remaining, 0.02 * self.seconds)
 

@@ -35,9 +35,9 @@ def plan_evaluations(settings: TrainConfig, data: TrainingData) -> EvaluationPla
     """Plan an evaluation at the start and ten more, which together cost at most a tenth of the run.
 
     The cost is counted in forward passes per target: 3 in a training step (the backward pass
-    costs 2), context / stride in an evaluation. If ten evaluations of 200,000 targets cost too
-    much, each gets fewer targets, at least as many as 8 steps have. If they still cost too much,
-    there are fewer evaluations, at least one at the start and one at the end.
+    costs 2), context / stride in an evaluation. If all evaluations, of 200,000 targets each, cost
+    too much, each gets fewer targets, at least as many as 8 steps have. If they still cost too
+    much, there are fewer evaluations, at least one at the start and one at the end.
     `train.evaluate_every` and `train.evaluate_targets` take precedence if they are set.
     """
     steps, every = settings.steps, settings.evaluate_every

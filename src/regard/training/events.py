@@ -43,9 +43,9 @@ class SimpleBaselinesEvaluated:
 class StepLogged:
     """Steps were taken and logged."""
 
-    step: int
-    steps: int
-    loss: float
+    step: int  # the last of them
+    steps: int  # of the whole run
+    loss: float  # moving average
     lr: float
     grad_norm: float
     targets_per_second: float

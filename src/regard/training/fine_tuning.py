@@ -43,7 +43,8 @@ def layer_depths(model: nn.Module) -> dict[str, int]:
 def lr_scales(model: nn.Module, layer_decay: float) -> dict[str, float] | None:
     """The factor of the learning rate of each parameter: layer_decay ** depth from the output.
 
-    Layer-wise learning-rate decay (Howard & Ruder 2018, Clark et al. 2020); None if it is 1.
+    Layer-wise learning-rate decay (Howard & Ruder 2018, Clark et al. 2020). None if `layer_decay`
+    is 1.
     """
     if layer_decay == 1:
         return None

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.accel import compile_for_training
@@ -20,7 +20,7 @@ from regard.data.batch import Batch
 from regard.models.build import load_weights, weights
 from regard.seeds import step_seed
 from regard.tasks import Task
-from regard.training.parallel.ranks import SINGLE, Ranks
+from regard.training.parallel.ranks import SINGLE, Ranks, UnscoredRow
 
 T = TypeVar("T")
 
@@ -33,8 +33,16 @@ class Objective(nn.Module):
         self.model, self.task = model, task
 
     def forward(self, batch: Batch) -> Float[Tensor, ""]:
-        """The summed loss."""
+        """The summed loss; 0 for an `UnscoredRow`."""
+        if isinstance(batch, UnscoredRow):
+            return 0.0 * self.task.loss(self.model, batch.row)
         return self.task.loss(self.model, batch)
+
+    def count(self, batch: Batch) -> Int[Tensor, ""]:
+        """The number of scored targets; 0 for an `UnscoredRow`."""
+        if isinstance(batch, UnscoredRow):
+            return torch.zeros_like(self.task.count(batch.row))
+        return self.task.count(batch)
 
 
 class ParallelStrategy:
@@ -79,7 +87,7 @@ class ParallelStrategy:
         return numbers
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        """Clip the gradient to this norm, unless it is 0; returns the norm before clipping."""
+        """Clip the gradient to `max_norm`, unless that is 0; returns the norm before clipping."""
         parameters = [p for p in self.local_model.parameters() if p.requires_grad]
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm if max_norm else torch.inf)
 
@@ -149,7 +157,7 @@ def train(
     param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
 
     def training_step(micro_batches: Sequence[Batch]) -> tuple[Tensor, ...]:
-        counts = torch.stack([objective.task.count(batch) for batch in micro_batches])
+        counts = torch.stack([objective.count(batch) for batch in micro_batches])
         targets = strategy.all_reduce_sum(count_on_device(device, counts.sum())).clamp_min(1)
         total = torch.zeros((), device=device)
         for number, batch in enumerate(micro_batches, 1):

@@ -58,6 +58,8 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         weight_decay: float = 0.0,
     ) -> None:
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum={momentum} must be at least 0 and below 1")
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -163,7 +165,7 @@ def muon(
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a parameter name belongs to a hidden layer: not an embedding, head or norm."""
+    """Whether this is the name of a weight in a hidden layer, not of an embedding or a head."""
     in_layer = ".blocks." in name or name.startswith("layers.")
     return in_layer and name.endswith(".weight") and "relative" not in name
 
@@ -274,23 +276,34 @@ def load_state_tensors(
                     optimizer.state[param][key] = value.to(device)
 
 
-def _with_warmup(warmup: int, decay: Schedule) -> Schedule:
-    """Linear warm-up, followed by the schedule `decay`."""
+def _check_options(warmup: int, **fractions: float) -> None:
+    """Raise unless the warm-up is at least 0 and all fractions lie between 0 and 1."""
     if warmup < 0:
         raise ConfigError(f"schedule: warmup={warmup} must be at least 0")
+    for name, value in fractions.items():
+        if not 0 <= value <= 1:
+            raise ConfigError(f"schedule: {name}={value} must be at least 0 and at most 1")
+
+
+def _with_warmup(warmup: int, decay: Schedule) -> Schedule:
+    """Linear warm-up, followed by the schedule `decay`."""
     return lambda step: (step + 1) / warmup if step < warmup else decay(step)
 
 
 def constant(steps: int, warmup: int = 0) -> Schedule:
     """Constant 1 after a linear warm-up: (s + 1) / warmup at step s, counted from 0."""
+    _check_options(warmup)
     return _with_warmup(warmup, lambda step: 1.0)
 
 
 def linear(steps: int, warmup: int = 0, min_lr_factor: float = 0.0) -> Schedule:
     """Linear decay after warm-up: 1 - (1 - m) u, u from 0 to 1 at the end, m = `min_lr_factor`.
 
-    u = (s - warmup) / (steps - warmup), at step s counted from 0.
+        u = (s - warmup) / (steps - warmup)
+
+    at step s, counted from 0.
     """
+    _check_options(warmup, min_lr_factor=min_lr_factor)
     decay_steps = max(steps - warmup, 1)
     return _with_warmup(
         warmup, lambda step: 1 - (1 - min_lr_factor) * min((step - warmup) / decay_steps, 1)
@@ -302,6 +315,7 @@ def cosine(steps: int, warmup: int = 0, min_lr_factor: float = 0.1) -> Schedule:
 
     Loshchilov & Hutter 2017, without their restarts.
     """
+    _check_options(warmup, min_lr_factor=min_lr_factor)
     decay_steps = max(steps - warmup, 1)
 
     def decay(step: float) -> float:
@@ -313,6 +327,7 @@ def cosine(steps: int, warmup: int = 0, min_lr_factor: float = 0.1) -> Schedule:
 
 def inverse_sqrt(steps: int, warmup: int = 4000) -> Schedule:
     """min(t / warmup, sqrt(warmup / t)), t = s + 1 (Vaswani et al. 2017), with a peak of 1."""
+    _check_options(warmup)
     peak = max(warmup, 1)
     return lambda step: min((step + 1) / peak, math.sqrt(peak / (step + 1)))
 
@@ -324,6 +339,7 @@ def warmup_stable_decay(
 
     Hu et al. 2024.
     """
+    _check_options(warmup, decay_fraction=decay_fraction, min_lr_factor=min_lr_factor)
     start = steps - int(decay_fraction * steps)
     decay_steps = max(steps - start, 1)
     return _with_warmup(

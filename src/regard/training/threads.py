@@ -31,8 +31,9 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 class Threads:
     """Tries half or twice as many threads on a busy machine; keeps the number with faster steps.
 
-    A number that is set by `train.threads` or `OMP_NUM_THREADS` is kept. Nothing is tried on an
-    idle machine, or where the system does not report how long threads wait for a core (Linux does).
+    On an idle machine only a number that was lowered before is raised again. A number that is set
+    by `train.threads` or `OMP_NUM_THREADS` is kept, and so is any number where the system does not
+    report how long threads wait for a core (Linux does).
     With another number of threads, sums are computed in another order, which changes the last bits
     of the results.
     """

@@ -118,8 +118,8 @@ class TrainState:
     def restore(self, saved: checkpoint.Checkpoint | None) -> None:
         """Load model, optimizers and EMA from a checkpoint and truncate the logs to its step.
 
-        Without a checkpoint only the logs are truncated. Then config.json is written, since the
-        settings are now known to fit.
+        Without a checkpoint only the logs are truncated. In both cases config.json is written
+        last, when the settings are known to fit.
         """
         folder, ranks = self.folder, self.strategy.ranks
         if saved is None:

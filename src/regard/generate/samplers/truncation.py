@@ -1,7 +1,8 @@
 """Truncation samplers: top-k, nucleus (top-p), min-p, typical, XTC and others.
 
-They remove tokens by their logits. Each computes the softmax over the remaining tokens, keeps
-tokens that tie with its threshold, and keeps at least the `min_keep` most probable tokens.
+They remove tokens by their logits, and compute the softmax over the remaining tokens. Samplers with
+a threshold keep the tokens that tie with it. Those with a setting `min_keep` keep at least so many
+tokens: the most probable ones, or with typical sampling those nearest to the entropy.
 """
 
 import math

@@ -54,7 +54,10 @@ def token_limits(
         max_new_tokens = [max_new_tokens] * len(prompts)
     limits = list(max_new_tokens)
     if len(limits) != len(prompts):
-        raise ShapeError(f"{len(limits)} limits for {len(prompts)} prompts; give one per prompt")
+        raise ShapeError(
+            f"max_new_tokens has {len(limits)} limits for {len(prompts)} prompts; "
+            "give one per prompt"
+        )
     for limit in limits:
         check_prompts(prompts, limit, source)
     if model.context is None:

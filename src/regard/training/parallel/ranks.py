@@ -12,7 +12,7 @@ import platform
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -25,7 +25,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from regard.data.batch import Batch, map_tensors, tensors
 from regard.errors import RegardError
-from regard.nn.head import IGNORE_INDEX
 from regard.training.parallel import launch
 
 T = TypeVar("T")
@@ -123,29 +122,31 @@ class Ranks:
     def shard_batch(self, batch: Batch) -> Batch:
         """The rows n·rank/world_size … n·(rank + 1)/world_size - 1 of a batch of n rows.
 
-        If the range is empty, one row without scored targets, because every rank must take part
-        in each step.
+        If the range is empty, an `UnscoredRow`.
         """
         rows = len(tensors(batch)[0])
         begin, end = (rows * rank // self.world_size for rank in (self.rank, self.rank + 1))
         if begin < end:
             return map_tensors(batch, lambda tensor: tensor[begin:end])
-        return unscored_row(batch)
+        return UnscoredRow.of(batch)
 
 
 SINGLE = Ranks()
 
 
-def unscored_row(batch: Batch) -> Batch:
-    """One row of a batch, with every target ignored: its loss and gradient are zero."""
-    row: Any = map_tensors(batch, lambda tensor: tensor[:1])
-    targets = {
-        field.name: torch.full_like(value, IGNORE_INDEX)
-        for field in fields(row)
-        if field.name.endswith("targets") and (value := getattr(row, field.name)) is not None
-    }
-    result: Batch = replace(row, **targets)
-    return result
+@dataclass(frozen=True, slots=True)
+class UnscoredRow(Batch):
+    """One row of a batch, for a rank that has none, because every rank must take part in each step.
+
+    `training.loop.Objective` multiplies its loss by 0, and its count is 0.
+    """
+
+    row: Batch
+
+    @classmethod
+    def of(cls, batch: Batch) -> "UnscoredRow":
+        """The first row of a batch."""
+        return cls(map_tensors(batch, lambda tensor: tensor[:1]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,7 +32,7 @@ from regard.pipelines.base import TrainingData
 from regard.training.loop import Objective, ParallelStrategy, SingleProcess
 from regard.training.optim import Muon
 from regard.training.parallel import launch
-from regard.training.parallel.ranks import Ranks, unscored_row
+from regard.training.parallel.ranks import Ranks, UnscoredRow
 from regard.training.setup.device import (
     autocast,
     checkpoint_activations,
@@ -60,7 +60,7 @@ class Replicated(_Distributed):
 
     def __init__(self, objective: Objective, ranks: Ranks, batch: Batch) -> None:
         super().__init__(objective, ranks)
-        row = unscored_row(batch).to(next(objective.parameters()).device)
+        row = UnscoredRow.of(batch).to(next(objective.parameters()).device)
         _freeze_unused(objective, row)
         self.loss = self.ddp = DistributedDataParallel(objective, gradient_as_bucket_view=True)
         # DDP orders its all-reduces by the arrival of the first gradients. A first step with zero
@@ -73,7 +73,7 @@ class Replicated(_Distributed):
 
 
 def _warm_up(module: nn.Module, row: Batch) -> None:
-    """Run forward and backward on a row without scored targets."""
+    """Run forward and backward on a row that is not scored: all gradients are 0."""
     module(row).backward()
     module.zero_grad(set_to_none=True)
 
@@ -125,7 +125,7 @@ class Sharded(_Distributed):
         # FSDP2 makes the module of the first forward pass its root. That must be the objective, and
         # an evaluation calls the model only.
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-            _warm_up(objective, unscored_row(batch).to(device))
+            _warm_up(objective, UnscoredRow.of(batch).to(device))
 
     def compile(self, *, float8: bool = False) -> None:
         """Compile block by block: between blocks, weights are gathered and freed."""

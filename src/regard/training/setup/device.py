@@ -162,7 +162,7 @@ def checkpoint_activations(model: nn.Module) -> None:
 
 
 def free_memory(device: torch.device) -> int:
-    """The free memory of a device in bytes."""
+    """The free memory of a device in bytes; where it is unknown, the memory of the machine."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")

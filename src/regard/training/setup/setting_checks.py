@@ -165,12 +165,13 @@ def _check_step_memory(config: RunConfig) -> None:
     """Raise if the activations of one layer in one micro-batch do not fit into memory."""
     model = smallest_model(config)
     context, dim = model.context, getattr(model, "dim", 1)
-    rows = rows_per_step(config.train, context)
+    rows, accumulate = rows_per_step(config.train, context), config.train.accumulate
     device = pick_device(config.device)
-    needed, free = 4 * dim * context * rows // config.train.accumulate, free_memory(device)
+    needed, free = 4 * dim * context * rows // accumulate, free_memory(device)
     if needed > free:
+        micro_batches = f", in {accumulate:,} micro-batches," if accumulate > 1 else ""
         raise ConfigError(
-            f"{rows:,} rows of {context:,} tokens per step need {format_bytes(needed)} for one "
-            f"layer alone; {device.type} has {format_bytes(free)}\n"
+            f"{rows:,} rows of {context:,} tokens per step{micro_batches} need "
+            f"{format_bytes(needed)} for one layer alone; {device.type} has {format_bytes(free)}\n"
             "lower train.batch, train.tokens or model.context, or raise train.accumulate"
         )

@@ -425,7 +425,7 @@ def _read_rows(paths: list[Path], rank: int, world_size: int) -> dict[str, Tenso
 
 def _join_rows(slices: list[Any], rank: int, world_size: int) -> Tensor:
     counts = [shard.get_shape()[0] for shard in slices]
-    # as torch shards: the last ranks may have fewer rows or none
+    # rows are split as FSDP2 splits them: the last ranks may have fewer or none
     per_rank = -(-sum(counts) // world_size)
     begin, end = per_rank * rank, per_rank * (rank + 1)
     rows = []
