@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,9 @@ class Regard(TimedRun):
         start = time.perf_counter()
         self.name, self.device = name, device
         config = configure(text, parse_overrides([*overrides, f"device={device.type}"]))
-        self.data = prepare_training(config)
+        # consecutive blocks, as for nanoGPT
+        train_settings = replace(config.train, evaluate_stride=config.model["context"])
+        self.data = prepare_training(replace(config, train=train_settings))
         settings = config.train
         torch.manual_seed(settings.seed)
         self.model = build_model(self.data.model).to(device)

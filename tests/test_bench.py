@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted([*ROOT.glob("bench/*.py"), *ROOT.glob("tools/*.py")])
@@ -53,3 +54,13 @@ def test_regard_is_evaluated_on_consecutive_blocks_as_nanogpt_is(model, tmp_path
     text.write_text("to be, or not to be, that is the question\n" * 50)
     run = bench.Regard(model, str(text), *(bench.SAME if model == "same" else []))
     assert run.data.stride == run.data.model.context
+
+
+def test_on_a_gpu_regard_is_evaluated_on_consecutive_blocks_too(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    bench = importlib.import_module("shakespeare_gpu")
+    text = tmp_path / "input.txt"
+    text.write_text("to be, or not to be, that is the question\n" * 50)
+    sizes = ["model.dim=8", "model.layers=1", "model.heads=1", "model.context=16", "train.steps=1"]
+    run = bench.Regard("regard", str(text), torch.device("cpu"), [*bench.OURS, *sizes])
+    assert run.data.stride == run.data.model.context == 16
