@@ -25,6 +25,7 @@ INT8_RANGE = torch.tensor([[-128.0, 127.0]], device="cpu")
 # quantization step of an int8 activation / that of its rounding error
 ERROR_SCALE = torch.tensor(254.0, device="cpu")
 ZERO = torch.tensor(0.0, device="cpu")  # torch would convert a number at each call
+INT8_SUM = torch.tensor([[1.0, 1 / 254]], device="cpu")  # of a rounded activation and its error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,6 +173,8 @@ class PackedLinear:
         self, out: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "rows outputs"]:
         """Write W x + b to `out`."""
+        if self.fbgemm and self.scale is not None:
+            return _linear_int8(x, self.fbgemm, self.scale, self.bias, out)
         if self.transposed is None:
             return out.copy_(self(x))
         if self.bias is None:
@@ -315,13 +318,15 @@ def _linear_int8(
     fbgemm: tuple[Any, ...],
     weight_scale: Float[Tensor, " outputs"],
     bias: Float[Tensor, "*rows outputs"] | None,
+    out: Float[Tensor, "rows outputs"] | None = None,
 ) -> Float[Tensor, "rows outputs"]:
     """W x + b in int8: each x is two rows of one matmul, its rounded values and rounding errors.
 
     Each row of x has its own scale, so that no row depends on the others. FBGEMM chooses a scale
-    by the range of its input: with `INT8_RANGE` it is 1.
+    by the range of its input: with `INT8_RANGE` it is 1. The result is written to `out`, if given.
     """
-    rows, range_columns = len(x), INT8_RANGE.expand(len(x), 2)
+    rows = len(x)
+    range_columns = INT8_RANGE if rows == 1 else INT8_RANGE.expand(rows, 2)
     number = x.abs().max().item() / 127 if rows == 1 else 0.0
     if 0.0 < number < torch.inf:  # one row: calls that take a number have less overhead
         x, scale = torch.add(ZERO, x, alpha=1 / number), None
@@ -332,9 +337,9 @@ def _linear_int8(
     error = x.sub_(rounded).mul_(ERROR_SCALE)
     parts = torch.cat((rounded, range_columns, error, range_columns), 1).view(2 * rows, -1)
     y = torch.fbgemm_linear_int8_weight_fp32_activation(parts, *fbgemm)
-    y = torch.add(y[::2], y[1::2], alpha=1 / 254)
+    y = torch.mm(INT8_SUM, y) if rows == 1 else torch.add(y[::2], y[1::2], alpha=1 / 254)
     y = y if scale is None else y.mul_(scale)
-    return torch.addcmul(ZERO if bias is None else bias, y, weight_scale, value=number)
+    return torch.addcmul(ZERO if bias is None else bias, y, weight_scale, value=number, out=out)
 
 
 def _quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
