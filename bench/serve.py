@@ -445,8 +445,9 @@ def measure_http(arguments: argparse.Namespace) -> None:
 
 
 def measure_engine(arguments: argparse.Namespace) -> None:
+    from regard.accel import pack
     from regard.serve.engine import BatchEngine, EngineConfig
-    from regard.serve.models import pack_for_serving
+    from regard.training.setup.device import free_memory
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     streams, count = arguments.streams, arguments.requests or 4 * arguments.streams
@@ -473,7 +474,7 @@ def measure_engine(arguments: argparse.Namespace) -> None:
 
             peer = AutoModelForCausalLM.from_pretrained(arguments.peer).eval()
     with torch.inference_mode():
-        language = pack_for_serving(model)
+        language = pack(model, free_memory=free_memory(model.device))
     if peer is not None:
         work = workload(count, vocab, arguments.longest or context)
         run_peer(peer, work, streams, arguments.seconds / 3).show()  # compiles

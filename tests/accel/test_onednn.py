@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from contract.test_models import make
-from regard.accel import onednn, pack
+from regard.accel import onednn, pack, select
 from regard.accel.onednn import OnednnLinear, attach_onednn_weights, copied_bytes
 from regard.accel.packed import PackedLinear
+from regard.errors import RegardError
 from regard.generate import generate, parse_chain
 
 pytestmark = pytest.mark.skipif(
@@ -87,3 +88,32 @@ def test_the_model_itself_stays_as_it_is():
     assert all("forward" not in vars(module) for module in model.modules())
     model(torch.tensor([[1, 2, 3]])).sum().backward()
     assert model.decoder.blocks[0].ffn.up.weight.grad is not None
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8", "float16"])
+def test_weights_are_copied_where_that_is_faster_and_the_memory_suffices(monkeypatch, precision):
+    monkeypatch.setattr(select, "is_onednn_faster", lambda: True)
+    options = {} if precision == "float32" else {precision: True}
+    model = make("gpt2").model.float()
+    size = copied_bytes(model)
+
+    def copies(**more):
+        with torch.no_grad():
+            return pack(model, **options, **more).layers[0].qkv.onednn is not None
+
+    assert copies(free_memory=2 * size + 1) == (precision == "float32")
+    assert not copies(free_memory=2 * size)
+    assert not copies()
+    monkeypatch.setattr(select, "is_onednn_faster", lambda: False)
+    assert not copies(free_memory=2 * size + 1)
+
+
+@torch.no_grad()
+def test_a_decoder_with_copies_notices_a_write_to_a_large_weight(monkeypatch):
+    monkeypatch.setattr(select, "is_onednn_faster", lambda: True)
+    model = make("gpt2").model.float()
+    decoder = pack(model, free_memory=1 << 40)
+    decoder.start(1, 8)
+    model.decoder.blocks[1].ffn.up.weight.data[0, 0] += 1
+    with pytest.raises(RegardError, match=r"ffn\.up\.weight has changed since"):
+        decoder.start(1, 8)

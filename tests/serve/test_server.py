@@ -369,7 +369,7 @@ def test_a_prefill_does_not_compare_all_weights(live):
 
 def test_weights_are_copied_where_that_is_faster_and_fits(text_run, monkeypatch, run):
     monkeypatch.setattr("regard.accel.onednn.MIN_ELEMENTS", 64)
-    monkeypatch.setattr("regard.serve.models.is_onednn_faster", lambda: True)
+    monkeypatch.setattr("regard.accel.select.is_onednn_faster", lambda: True)
     for memory, copied in ((10**9, True), (10**4, False)):
         monkeypatch.setattr("regard.serve.models.free_memory", lambda device, m=memory: m)
         with serving([text_run]) as (address, server):

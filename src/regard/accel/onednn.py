@@ -1,10 +1,11 @@
-"""Linear layers with oneDNN, which torch contains, for decode steps of several rows on a CPU.
+"""Linear layers with oneDNN, which torch contains, for decoding on a CPU.
 
 Large weights are copied to oneDNN's layout: blocks, in the order in which its matmul reads them.
 MKL, which `F.linear` calls, is slow on some processors: on an AMD EPYC 9005, all matmuls of GPT-2
 124M for 8 rows take 46 ms of one core with MKL and 19 ms with oneDNN (docs/results.md).
 """
 
+import sys
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -12,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.accel.fingerprint import ModelFingerprint
 from regard.accel.onednn_matmul import has_full_width_avx512
 from regard.accel.packed import PackedBlock, PackedLinear
 from regard.accel.packed_decoder import PackedDecoder, with_packed_layers
@@ -46,7 +48,7 @@ def attach_onednn_weights(decoder: PackedDecoder) -> None:
     decoder.layers = [blocks[packed] for packed in decoder.layers]
     decoder.head = _convert(decoder.head)
     decoder.prefill_model = with_packed_layers(decoder.model, decoder.layers, decoder.head)
-    decoder.frozen = True
+    decoder.fingerprint = ModelFingerprint(decoder.model, copied_elements=sys.maxsize)
 
 
 def copied_bytes(model: Transformer) -> int:

@@ -9,6 +9,8 @@ from torch import nn
 
 from regard.accel.description import UnsupportedModelError, inspect_decoder
 from regard.accel.kernels import kernels_unsupported_reason
+from regard.accel.onednn import attach_onednn_weights, copied_bytes
+from regard.accel.onednn_matmul import is_onednn_faster
 from regard.accel.packed_decoder import PackedDecoder
 from regard.accel.support import (
     cpu_unsupported_reason,
@@ -39,7 +41,12 @@ class DecodingPath:
 
 
 def decoding_path(
-    model: Language, *, int8: bool = False, float16: bool = False, int4: bool = False
+    model: Language,
+    *,
+    int8: bool = False,
+    float16: bool = False,
+    int4: bool = False,
+    free_memory: int = 0,
 ) -> DecodingPath:
     """The fastest decoder of a model on its device.
 
@@ -48,6 +55,9 @@ def decoding_path(
     of that type; prefill uses them too where FBGEMM multiplies by them (int8:
     `packed.has_exact_int8`, float16: `packed.has_fbgemm`), and the original weights elsewhere.
     Only the Triton path has int4: where it does not apply, `ConfigError` is raised.
+
+    On a CPU, large float32 weights are copied to oneDNN's layout where that is faster and the
+    copies take less than half of `free_memory` bytes; copying takes as long as 100 steps gain.
     """
     try:
         description = inspect_decoder(model)
@@ -70,14 +80,23 @@ def decoding_path(
     decoder = PackedDecoder(transformer, int8=int8, float16=float16)
     if reason := cpu_unsupported_reason(description):
         return DecodingPath("packed", decoder, {**unsupported_reasons, "packed_cpu": reason})
+    full_precision = not (int8 or float16)
+    if full_precision and is_onednn_faster() and 0 < 2 * copied_bytes(transformer) < free_memory:
+        attach_onednn_weights(decoder)
     return DecodingPath("packed_cpu", decoder, unsupported_reasons)
 
 
 def pack(
-    model: Language, *, int8: bool = False, float16: bool = False, int4: bool = False
+    model: Language,
+    *,
+    int8: bool = False,
+    float16: bool = False,
+    int4: bool = False,
+    free_memory: int = 0,
 ) -> Language:
     """The fastest decoder of a model, or the model itself; see `decoding_path`."""
-    return decoding_path(model, int8=int8, float16=float16, int4=int4).language
+    path = decoding_path(model, int8=int8, float16=float16, int4=int4, free_memory=free_memory)
+    return path.language
 
 
 @dataclass(frozen=True, slots=True)

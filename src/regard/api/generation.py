@@ -32,6 +32,7 @@ from regard.pipelines.dialogues import fit_prompt
 from regard.pipelines.pairs import translate
 from regard.text import PairTokenizers, Tokenizer
 from regard.text.chat_encoding import response_end
+from regard.training.setup.device import free_memory
 from regard.training.storage.initial_weights import run_template
 
 if TYPE_CHECKING:
@@ -319,7 +320,8 @@ class DecoderCache:
                 raise ConfigError(f"{' and '.join(requested)} cannot be combined; give one of them")
             if float16:
                 self._check_float16()
-            path = decoding_path(cast(Language, self.model), **precisions)
+            model = cast(Language, self.model)
+            path = decoding_path(model, **precisions, free_memory=free_memory(model.device))
             if requested and path.name == "plain":
                 raise ConfigError(
                     f"{requested[0]} is not supported by this model: "

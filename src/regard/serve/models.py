@@ -14,9 +14,6 @@ from typing import Any, cast
 import torch
 
 from regard.accel import pack
-from regard.accel.onednn import attach_onednn_weights, copied_bytes
-from regard.accel.onednn_matmul import is_onednn_faster
-from regard.accel.packed_decoder import PackedDecoder
 from regard.api.generation import SMALL_MODEL, chain_for
 from regard.api.run import Run, load
 from regard.errors import CheckpointError, ConfigError
@@ -174,9 +171,9 @@ class Models:
         run = load(self.paths[name], self.device, adapter=self.adapters.get(name))
         engine = None
         if isinstance(run.model, Language) and run.tokenizers is not None and _generates(run):
-            engine = BatchEngine(
-                pack_for_serving(run.model), self.config, stop=run.tokenizer.stop_ids
-            )
+            with torch.inference_mode():
+                language = pack(run.model, free_memory=free_memory(run.model.device))
+            engine = BatchEngine(language, self.config, stop=run.tokenizer.stop_ids)
             self.worker.add(name, engine, 1 if run.parameters < SMALL_MODEL else self.threads)
         model = ServedModel(name, run, engine)
         _freeze_gc()
@@ -218,21 +215,6 @@ class Models:
         for name, engine in self.engines().items():
             totals.setdefault(name, Counter()).update(engine.totals())
         return totals
-
-
-@torch.inference_mode()
-def pack_for_serving(model: Language) -> Language:
-    """The fastest decoder of a model for many rows.
-
-    On a CPU, its large weights are copied to oneDNN's layout where that is faster and fits.
-    """
-    language = pack(model)
-    on_cpu = isinstance(language, PackedDecoder) and language.uses_cpu_decoder
-    if on_cpu and is_onednn_faster():
-        decoder = cast(PackedDecoder, language)
-        if 2 * copied_bytes(decoder.model) < free_memory(decoder.device):
-            attach_onednn_weights(decoder)
-    return language
 
 
 def _freeze_gc() -> None:
