@@ -138,6 +138,11 @@ def test_a_config_equals_the_one_built_from_its_table():
         ("x=a=b", "a=b"),
         ("x=data/my file.txt", "data/my file.txt"),
         ("x=", ""),
+        ("x=2024-11-01", "2024-11-01"),  # no setting is a date
+        ("x=2024-11-01T08:30:00", "2024-11-01T08:30:00"),
+        ("x=12:30:00", "12:30:00"),
+        ("x=1\ny=2", "1\ny=2"),  # not the setting x alone
+        ("x=[\n1,\n2]", [1, 2]),
     ],
 )
 def test_a_value_is_toml_or_else_a_plain_word(word, value):

@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from datetime import date, time
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -439,7 +440,11 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(f"{argument!r} is not key=value, as in train.steps=2000")
         try:
             toml = _DECIMAL.sub(r"\g<1>0\2", text)
-            value = tomllib.loads(f"value = {toml}")["value"]
+            parsed = tomllib.loads(f"value = {toml}")
+            value = parsed["value"]
+            # no setting is a date; further lines of a text may parse as further keys
+            if isinstance(value, date | time) or len(parsed) > 1:
+                value = text
         except (ValueError, RecursionError):
             value = text
         *path, last = key.split(".")

@@ -120,6 +120,13 @@ def test_a_header_longer_than_the_file_is_refused(length, tmp_path):
         read_header(write_raw(tmp_path / "x", b"{}", b"", length))
 
 
+@pytest.mark.parametrize("size", [0, 7])
+def test_a_file_without_the_length_of_its_header_is_refused(size, tmp_path):
+    (tmp_path / "x").write_bytes(bytes(size))
+    with pytest.raises(CheckpointError, match=f"it has {size} bytes, and the length .* takes 8"):
+        read_header(tmp_path / "x")
+
+
 @given(kept=st.integers(0, 300))
 def test_a_truncated_file_is_refused_wherever_it_ends(kept, tmp_path_factory):
     path = tmp_path_factory.mktemp("cut") / "x.safetensors"

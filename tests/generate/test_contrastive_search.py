@@ -12,9 +12,12 @@ from regard.generate import (
     Chain,
     ContrastiveDecoding,
     ContrastiveSearch,
+    PromptLookup,
     generate,
+    generate_speculative,
     parse_chain,
 )
+from regard.generate.decode import prefill
 from regard.models.base import Language
 from regard.models.build import build_model
 from regard.models.ngram import NGramConfig
@@ -206,6 +209,27 @@ def test_expert_and_amateur_are_searched_and_drawn_from_like_one_model(name):
     for write in ways:
         assert write(neutral) == write(expert)
     assert any(write(both) != write(expert) for write in ways)
+
+
+def test_a_prefix_lm_reads_the_prompt_in_both_directions_as_expert_and_as_amateur():
+    prefix = made(TransformerConfig(**SIZES, prefix=True))
+    causal = made(TransformerConfig(**SIZES))  # of the same weights
+    prompts = [[1, 5, 2, 8], [2, 3, 1], [7]]
+
+    def logits(model):
+        return prefill(model, prompts, 24, None)[0]
+
+    assert not torch.allclose(logits(prefix)[:2], logits(causal)[:2])
+    p, q = logits(prefix).log_softmax(-1), logits(causal).log_softmax(-1)
+    for expert, amateur, log_p, log_q in [(prefix, causal, p, q), (causal, prefix, q, p)]:
+        both = ContrastiveDecoding(expert, amateur, alpha=0.0, beta=0.5)
+        expected = (1.5 * log_p - 0.5 * log_q).float()
+        assert torch.allclose(logits(both).float(), expected, atol=1e-5)
+    neutral = ContrastiveDecoding(prefix, causal, alpha=0.0, beta=0.0)
+    written = generate(neutral, prompts, GREEDY, max_new_tokens=30)  # more than the context
+    assert written == generate(prefix, prompts, GREEDY, max_new_tokens=30)
+    with pytest.raises(ConfigError, match="does not support a prefix LM"):
+        generate_speculative(neutral, prompts, GREEDY, draft=PromptLookup(), max_new_tokens=3)
 
 
 def test_a_token_that_the_amateur_rules_out_stays_finite(table_model):

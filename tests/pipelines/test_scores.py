@@ -156,6 +156,7 @@ def test_correlations_equal_their_definitions():
     assert correlation(a, b) == pytest.approx(np.corrcoef(a, b)[0, 1])
     assert ranks(a).tolist() == [1.0, 2.5, 2.5, 5.0, 4.0]
     assert correlation(np.ones(5), b) == 0.0
+    assert correlation(np.full(3, 0.1), np.full(3, 0.1)) == 0.0  # whose mean is not exactly 0.1
     assert is_better("spearman", {"spearman": 0.9}, {"spearman": 0.8})
     metrics = TextRegression(std=2.0).metrics_of_predictions(a, b)
     assert metrics["loss"] == pytest.approx(np.square(a - b).mean() / 4)

@@ -153,6 +153,19 @@ def test_a_recursive_network_learns_the_next_row_at_every_position(name):
     assert metrics["mse_1"] != pytest.approx(metrics["mse_3"])
 
 
+def test_a_recursive_network_is_trained_on_the_rows_that_it_forecasts_from():
+    torch.manual_seed(0)
+    task = task_of(direct=False, patch_stride=2)
+    model = network("gru", task)
+    series, targets = torch.randn(4, 8, 2), torch.randn(4, 3, 2)
+    predicted = model.head(model(series[:, 1::2]))[:, 0]  # every second row, up to the last
+    expected = (predicted - targets[:, 0]).square().sum().item()
+    batch = WindowBatch(series, targets)
+    assert torch.equal(task.forecast_once(model, series)[:, 0], predicted)
+    assert task.loss(model, batch).item() == pytest.approx(expected, rel=1e-4)
+    assert int(task.count(batch)) == 4 * 2
+
+
 def test_settings_that_do_not_fit_are_refused():
     for fields, told in [
         ({"column": None, "covariates": ["c1"]}, "also set task.column"),

@@ -164,6 +164,7 @@ def test_metrics_are_exact_whatever_the_batches():
         ({"crop_padding": -1}, "crop_padding=-1 must be 0 or more"),
         ({"mean": [0.5]}, "one value per channel"),
         ({"mean": [0.5], "std": [0.0]}, "above 0"),
+        ({"mean": [0.5], "std": [math.nan]}, "above 0"),
     ],
 )
 def test_options_without_sense_are_refused(options, said):
@@ -179,6 +180,15 @@ def test_names_are_given_to_numbers_only():
     for own in (["0", "1", "2"], ["1", "2"], ["Katze", "Hund"]):
         with pytest.raises(ConfigError, match="numbers its classes from 0"):
             task.resolve_class_names(own)
+
+
+@pytest.mark.parametrize(
+    ("names", "dataset_names"),
+    [(["cat", "cat"], ["0", "1"]), (["cat", "dog", "cat"], ["cat", "dog"])],
+)
+def test_two_classes_cannot_have_one_name(names, dataset_names):
+    with pytest.raises(ConfigError, match=r"task\.class_names has 'cat' twice"):
+        ImageClassification(class_names=names).resolve_class_names(dataset_names)
 
 
 def test_a_batch_is_a_function_of_seed_and_number(place):

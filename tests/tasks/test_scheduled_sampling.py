@@ -98,6 +98,8 @@ def test_a_share_stays_a_share_for_ever():
         ({"kind": "linear", "max_probability": 2.0}, "must lie between 0 and 1"),
         ({"kind": "exponential", "k": 1.0}, "must lie between 0 and 1"),
         ({"kind": "sigmoid", "k": 0.5}, "must be at least 1"),
+        ({"kind": "sigmoid", "k": math.nan}, "must be at least 1"),
+        ({"kind": "sigmoid", "k": math.inf}, "must be at least 1"),
     ],
 )
 def test_a_share_that_is_none_is_refused(choice, said):

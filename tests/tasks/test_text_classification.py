@@ -1,5 +1,6 @@
 """One class for a text, one for each of its words: the loss, the metrics, and what is refused."""
 
+import math
 import os
 from pathlib import Path
 
@@ -211,3 +212,12 @@ def test_what_cannot_be_read_or_written_is_refused():
     both = build_model(resolve({**READERS["both ways"], "tied": False}))
     with pytest.raises(ConfigError, match="a bidirectional model cannot generate"):
         both.start(1, 4)
+
+
+def test_class_weights_are_numbers_from_0_on():
+    from regard.errors import ConfigError
+
+    for weights in ([1.0, -0.5], [math.nan, 1.0], [1.0, math.nan]):
+        with pytest.raises(ConfigError, match="must be at least 0"):
+            TextClassification(class_weights=weights)
+    assert TextClassification(class_weights=[0.0, 2.0]).class_weights == [0.0, 2.0]

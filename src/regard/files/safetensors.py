@@ -162,6 +162,9 @@ def _parse_header(path: Path) -> tuple[dict[str, Any], int, int]:
     try:
         with open_regular_file(path) as file:
             size = os.fstat(file.fileno()).st_size
+            if size < 8:
+                problem = f"it has {size} bytes, and the length of the header alone takes 8"
+                raise _corruption_error(path, problem)
             (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
             if length > min(size - 8, MAX_HEADER_BYTES):
                 raise _corruption_error(path, f"a header of {length:,} bytes in a file of {size:,}")

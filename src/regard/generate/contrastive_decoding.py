@@ -1,13 +1,13 @@
 """Contrastive decoding: the log probabilities of an expert minus those of an amateur model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.models.base import Language, State
+from regard.models.base import Language, State, mark_prompt_as_prefix
 from regard.nn.state import Source
 
 MIN_LOG_Q = -70.0  # lower bound of log Q, for tokens with Q = 0
@@ -74,11 +74,15 @@ class ContrastiveDecoding:
     ) -> tuple[Float[Tensor, "rows scored vocab"], "ContrastiveState"]:
         """Run both models; see `Language.step`."""
         assert isinstance(state, ContrastiveState)
+        expert_state, amateur_state = state.expert, state.amateur
+        if state.prefix:
+            expert_state = mark_prompt_as_prefix(self.expert, expert_state)
+            amateur_state = mark_prompt_as_prefix(self.amateur, amateur_state)
         expert_logits, expert_state = self.expert.step(
-            ids, state.expert, counts=counts, all_logits=all_logits
+            ids, expert_state, counts=counts, all_logits=all_logits
         )
         amateur_logits, amateur_state = self.amateur.step(
-            ids, state.amateur, counts=counts, all_logits=all_logits
+            ids, amateur_state, counts=counts, all_logits=all_logits
         )
         log_p = expert_logits.float().log_softmax(-1)
         log_q = amateur_logits.float().log_softmax(-1).clamp_min(MIN_LOG_Q)
@@ -94,6 +98,7 @@ class ContrastiveState:
 
     expert: State
     amateur: State
+    prefix: bool = False  # the next ids are a prompt, which a prefix LM reads bidirectionally
 
     @property
     def lengths(self) -> Int[Tensor, " rows"]:
@@ -102,7 +107,7 @@ class ContrastiveState:
 
     def select(self, rows: Int[Tensor, " selected"]) -> "ContrastiveState":
         """The states of these rows, in this order."""
-        return ContrastiveState(self.expert.select(rows), self.amateur.select(rows))
+        return replace(self, expert=self.expert.select(rows), amateur=self.amateur.select(rows))
 
     def rewind(self, lengths: Int[Tensor, " rows"]) -> "ContrastiveState":
         """Forget all but the first `lengths` ids of each row."""

@@ -54,11 +54,15 @@ class TokenTrace:
 class TracedChain(Chain):
     """A chain that records, for every token it samples, the effect of each sampler.
 
-    After decoding, `tokens[step][row]` is the trace of one token:
+    After decoding one prompt, `tokens[step][0]` is the trace of each token, that of a stop id
+    included:
 
         chain = TracedChain(chain.samplers)
-        generate(model, prompts, chain, max_new_tokens=20)
+        generate(model, [prompt], chain, max_new_tokens=20)
         chain.tokens[0][0].samplers
+
+    Of several prompts, `tokens[step]` has one trace for each row that is still decoded: `generate`
+    drops rows that have ended, so the index of a prompt changes.
     """
 
     top: int = 5  # how many removed or changed tokens of a sampler are recorded
@@ -93,7 +97,7 @@ class TracedChain(Chain):
         return ids
 
     def table(self, piece: Callable[[int], str]) -> list[dict[str, Any]]:
-        """The traces of the first row as plain dicts, for JSON; `piece` gives the text of an id."""
+        """The traces of one prompt as plain dicts, for JSON; `piece` gives the text of an id."""
 
         def with_pieces(value: Any) -> Any:
             if isinstance(value, list):

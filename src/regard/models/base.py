@@ -97,9 +97,14 @@ class SupportsHidden(Language, Protocol):
 
 
 def is_prefix_lm(model: Any) -> bool:
-    """Whether a model, or that inside a `CudaGraphDecoder`, reads prompts bidirectionally."""
-    inner = getattr(model, "model", model)
-    return bool(getattr(getattr(inner, "config", None), "prefix", False))
+    """Whether a model reads prompts bidirectionally.
+
+    Of a `CudaGraphDecoder` or a `ContrastiveDecoding`: whether a model inside it does.
+    """
+    inner = [getattr(model, name, None) for name in ("model", "expert", "amateur")]
+    if any(part is not None for part in inner):
+        return any(is_prefix_lm(part) for part in inner if part is not None)
+    return bool(getattr(getattr(model, "config", None), "prefix", False))
 
 
 def mark_prompt_as_prefix(model: Any, state: Any) -> Any:

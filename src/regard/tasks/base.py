@@ -1,5 +1,6 @@
 """`Task`, the base class of all tasks: batches from examples, the loss, and the metrics."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, cast
 
@@ -130,6 +131,10 @@ def resolve_class_names(setting: list[str], dataset_names: Sequence[str]) -> lis
     """
     if not setting:
         return list(dataset_names)
+    if repeated := [name for name, count in Counter(setting).items() if count > 1]:
+        raise ConfigError(
+            f"task.class_names has {repeated[0]!r} twice; give each class its own name"
+        )
     if {*dataset_names} <= {*setting}:
         return setting
     numbers = [str(number) for number in range(len(dataset_names))]

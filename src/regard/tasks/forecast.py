@@ -218,7 +218,7 @@ class Forecast(Task):
 
     def loss(self, model: nn.Module, batch: WindowBatch) -> Float[Tensor, ""]:
         """Summed squared error of the forecast rows, or of the next row at every position."""
-        if not self._predicts_every_position(model):
+        if has_fit(model) or not self._scores_every_position:
             forecast = self.forecast_once(model, batch.series)
             targets = batch.targets[:, : forecast.shape[1]]
             return (forecast - targets).square().sum()
@@ -236,21 +236,18 @@ class Forecast(Task):
         if self.is_direct:
             return torch.tensor(batch.targets.numel())
         rows, time, _ = batch.series.shape
-        every_position = self.normalization == "off" and self.patch_length == 1
-        return torch.tensor(rows * batch.targets.shape[2] * (time if every_position else 1))
+        scored = time if self._scores_every_position else 1
+        return torch.tensor(rows * batch.targets.shape[2] * scored)
 
     def evaluation_count(self, batch: WindowBatch) -> int:
         """All values that are forecast."""
         return batch.targets.numel()
 
-    def _predicts_every_position(self, model: nn.Module) -> bool:
+    @property
+    def _scores_every_position(self) -> bool:
         """Whether every position of a window predicts the next row (teacher forcing)."""
-        return (
-            not self.is_direct
-            and self.normalization == "off"
-            and self.patch_length == 1
-            and not has_fit(model)
-        )
+        reads_each_row = self.patch_length == 1 and self.patch_stride in (None, 1)
+        return not self.is_direct and self.normalization == "off" and reads_each_row
 
     def metrics(self, model: nn.Module, batches: Iterable[WindowBatch]) -> dict[str, float]:
         """Errors over the horizon and by step."""

@@ -113,7 +113,7 @@ def check_pixel_settings(crop_padding: int, mean: list[float], std: list[float])
     """Raise `ConfigError` for settings with which images cannot be cropped or normalized."""
     if crop_padding < 0:
         raise ConfigError(f"task.crop_padding={crop_padding} must be 0 or more pixels")
-    if len(mean) != len(std) or any(value <= 0 for value in std):
+    if len(mean) != len(std) or not all(value > 0 for value in std):
         raise ConfigError(
             f"task.mean={mean} and task.std={std} need one value per channel, "
             "and those of std must be above 0"

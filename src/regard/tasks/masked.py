@@ -255,9 +255,11 @@ class Masked(Task):
         lengths: Int[np.ndarray, " batch"],
         generator: torch.Generator,
     ) -> tuple[list[list[NDArray[Any]]], NDArray[np.int64]]:
-        """A and B of every row, split at the end of a sentence, and 1 where B does not follow A.
+        """A and B of every row, and 1 where B does not follow A.
 
-        A sentence B from another row also begins at a sentence start, and has the same length.
+        A row is split after the last end of a sentence near its middle, or near its middle if there
+        is none. A part B from another row likewise begins after the end of a sentence if there is
+        one, and has the length of the B that it replaces.
         """
         rows, width = text.shape
         random = torch.rand(rows, 3, generator=generator, dtype=torch.float64).tolist()

@@ -39,7 +39,7 @@ def exponential(steps: int, k: float = 0.999) -> Schedule:
 
 def sigmoid(steps: int, k: float = 100.0) -> Schedule:
     """1 - k / (k + exp(s / k)) at step s: near 0 at first, steepest at s = k log k."""
-    if k < 1:
+    if not 1 <= k < math.inf:
         raise ConfigError(f"task.scheduled_sampling: k={k} must be at least 1, such as 100")
     return lambda step: 1.0 - k / (k + math.exp(min(step / k, 700.0)))
 

@@ -52,7 +52,8 @@ class TextClassification(Task):
             raise ConfigError(
                 f"task.word_dropout={self.word_dropout} must be at least 0 and below 1"
             )
-        if self.class_weights != "balanced" and min([*self.class_weights, 0.0]) < 0:
+        weights = [] if self.class_weights == "balanced" else self.class_weights
+        if not all(weight >= 0 for weight in weights):
             raise ConfigError(f"task.class_weights={self.class_weights} must be at least 0")
 
     def collate(

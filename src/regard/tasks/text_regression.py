@@ -110,6 +110,8 @@ def regression_metrics(predicted: Numbers, true: Numbers) -> dict[str, float]:
 
 def correlation(a: Numbers, b: Numbers) -> float:
     """Pearson's r; 0 where one side is constant."""
+    if np.ptp(a) == 0 or np.ptp(b) == 0:  # the differences from the mean may be rounding errors
+        return 0.0
     a, b = a - a.mean(), b - b.mean()
     scale = float(np.sqrt(np.square(a).sum() * np.square(b).sum()))
     return float((a * b).sum()) / scale if scale else 0.0

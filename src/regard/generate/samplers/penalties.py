@@ -205,7 +205,8 @@ class DRY(LogitsProcessor):
     multiplier: float = setting(0.0, off=0.0)
     base: float = 1.75
     allowed_length: int = 2  # ids that may be repeated without a penalty
-    # ids to look back; None: 1,024; the cost is quadratic in the window
+    # ids to look back; None: the default of the `SamplerOrder`, or 1,024; the cost is quadratic in
+    # the window
     window: Window = setting(None, per_row=False, kw_only=True)
     # sequence breakers: ids at which a repeated passage ends
     breakers: tuple[int, ...] = setting((), per_row=False, kw_only=True)
