@@ -206,7 +206,11 @@ def make(choice: Choice, kinds: Mapping[str, Callable[..., T]], what: str, **pro
     if kind not in kinds:
         raise ConfigError(unknown(what, kind, kinds))
     signature = inspect.signature(kinds[kind])
-    parameters = signature.parameters
+    parameters = [  # without *args and **kwargs, those of a class that defines no __init__
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
     for name in options:
         if name not in parameters or name in provided:
             known = [parameter for parameter in parameters if parameter not in provided]

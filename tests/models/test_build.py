@@ -6,8 +6,15 @@ import sys
 import pytest
 import torch
 
-from regard.errors import CheckpointError
-from regard.models.build import build_model, build_on_meta, load_model, preset, weights
+from regard.errors import CheckpointError, ConfigError
+from regard.models.build import (
+    build_model,
+    build_on_meta,
+    load_model,
+    preset,
+    resolve,
+    weights,
+)
 
 SMALL = {"vocab_size": 30, "dim": 16, "layers": 2, "heads": 2}
 
@@ -53,3 +60,10 @@ def test_weights_of_another_model_are_refused_by_name():
         CheckpointError, match=r"(?s)norm\.weight is missing.*extra is not a weight of this model"
     ):
         load_model(config, saved, "here")
+
+
+def test_a_preset_of_another_family_is_refused():
+    with pytest.raises(ConfigError, match=r"is of model\.family='transformer', not 'ngram'"):
+        resolve({"preset": "gpt2", "family": "ngram"})
+    assert resolve({"preset": "gpt2", "family": "transformer"}) == resolve({"preset": "gpt2"})
+    assert resolve({"preset": "gru", "family": "lstm"}) == resolve({"preset": "gru"})  # as before

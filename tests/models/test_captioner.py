@@ -1,5 +1,8 @@
-"""Captioners: which modules they consist of."""
+"""Captioners: which modules they consist of, and settings that are refused."""
 
+import pytest
+
+from regard.errors import ConfigError
 from regard.models import seq2seq
 from regard.models.build import build_model, resolve
 
@@ -18,3 +21,9 @@ def test_a_recurrent_captioner_builds_no_recurrent_encoder(monkeypatch):
     model = build_model(resolve({"preset": "show-attend-tell", "vocab_size": 9, "dim": 8}))
     assert len(built) == 1
     assert not hasattr(model, "encoder")
+
+
+@pytest.mark.parametrize("preset", ["show-attend-tell", "tiny-captioner"])
+def test_regions_of_no_pixels_are_refused(preset):
+    with pytest.raises(ConfigError, match="patch_size=0 must be at least 1"):
+        resolve({"preset": preset, "patch_size": 0})

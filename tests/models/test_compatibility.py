@@ -51,9 +51,18 @@ NONSENSE = [
         {"score": {"kind": "scaled_dot", "scale_dim": 0}},
         "'scaled_dot': scale_dim=0 must be more than 0",
     ),
-    ({"score": {"kind": "dot", "cap": 0.0}}, "dot score: cap=0.0 must be more than 0"),
+    (
+        {"score": {"kind": "scaled_dot", "cap": -1.0}},
+        "score 'scaled_dot': cap=-1.0 must be more than 0",
+    ),
+    ({"score": {"kind": "cosine", "cap": 5.0}}, "'cosine': unknown option 'cap'; there are none"),
+    ({"score": {"kind": "dot", "cap": 0.0}}, "score 'dot': cap=0.0 must be more than 0"),
     ({"position": {"kind": "learned", "offset": -1}}, "offset=-1 must be at least 0"),
     ({"position": {"kind": "rotary", "base": 0.0}}, "'rotary': base=0.0 must be more than 0"),
+    (
+        {"position": {"kind": "rotary", "window_base": 0.0}},
+        "'rotary': window_base=0.0 must be more than 0",
+    ),
     ({"position": {"kind": "sinusoidal", "base": -1.0}}, "base=-1.0 must be more than 0"),
     (
         {"position": {"kind": "rotary", "scaling": {"kind": "linear", "factor": 0.0}}},

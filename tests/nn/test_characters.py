@@ -30,6 +30,16 @@ def test_padding_changes_nothing():
     torch.testing.assert_close(layer(word_bytes), layer(word_bytes[..., :4]))
 
 
+@pytest.mark.parametrize("init", ["normal", "zero_init_residual", "xavier", "fan_in"])
+def test_padding_is_zero_whatever_the_initialization(init):
+    fields = {"vocab_size": 9, "dim": 8, "layers": 1, "heads": 2, "char_dim": 3, "init": init}
+    layer = build_model(regard.preset("tiny-encoder", **fields)).characters.convolution
+    assert (layer.embed.weight[0] == 0).all()
+    assert (layer.embed.weight[1:] != 0).any(1).all()
+    word_bytes = torch.tensor([[utf8_bytes("Word")]], dtype=torch.uint8)
+    torch.testing.assert_close(layer(word_bytes), layer(word_bytes[..., :4]))
+
+
 def test_an_encoder_over_lower_case_tokens_reads_the_case_of_words():
     fields = {"vocab_size": 9, "dim": 8, "layers": 1, "heads": 2, "context": 4, "char_dim": 3}
     model = build_model(regard.preset("tiny-encoder", **fields)).eval()

@@ -94,6 +94,11 @@ def test_targets_are_globs_and_those_that_match_nothing_are_an_error():
         add_lora(model, ["*.query", "*.q_proj"], rank=2, alpha=2.0)
     with pytest.raises(ConfigError, match="rank=0"):
         add_lora(model, ["*"], rank=0, alpha=2.0)
+    for alpha in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=f"lora: alpha={alpha} must be more than 0"):
+            add_lora(model, ["*"], rank=2, alpha=alpha)
+    with pytest.raises(ConfigError, match=r"targets=\[\] chooses no linear layer"):
+        add_lora(model, [], rank=2, alpha=2.0)
     chosen = add_lora(model, ["*.blocks.0.*.query"], rank=2, alpha=2.0)
     assert chosen == ["decoder.blocks.0.attention.query"]
     with pytest.raises(ConfigError, match="use the adapter with the model that it was trained on"):

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -155,7 +156,8 @@ def test_edit_changes_the_settings_and_what_the_weights_carry(run, capsys):
     assert edited.evaluate()["loss"] != before
     with pytest.raises(CheckpointError, match="differs from the checkpoint of step 2"):
         list(resume(run, {"train": {"steps": 3}}))
-    assert regard.edit(run, model={"norm_eps": 1e-5}) == ["model.norm_eps: 0.5 → 1e-05"]
+    model = replace(edited.model.config, norm_eps=1e-5)  # of the same family
+    assert regard.edit(run, model=model) == ["model.norm_eps: 0.5 → 1e-05"]
     assert (run / "model.safetensors").read_bytes() == weights
     list(resume(run, {"train": {"steps": 3}}))
 
@@ -171,6 +173,7 @@ def test_edit_accepts_what_was_changed_by_hand(run, capsys):
 def test_edit_refuses_what_does_not_fit_the_weights(run, capsys):
     files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     wrong = ["model.dim=16", "model.layers=2", "model.nothing=1", "train.lr=fast", "train.lr=-1"]
+    wrong += ["model.preset=tiny-decoder", "model.family=ngram"]
     wrong += ["train.batch=0", "train.schedule=up", "train.optimizer=best", "minutes=-1"]
     for words in ([word] for word in wrong):
         code, said = command(capsys, "edit", run, *words)

@@ -58,6 +58,16 @@ def test_depths_count_layers_from_the_output():
     )
 
 
+def test_what_follows_the_last_layer_has_depth_0_and_what_embeds_an_image_is_deepest():
+    luong = layer_depths(build_model(preset("luong", vocab_size=9, dim=8)))
+    assert (luong["readout.weight"], luong["decoder.3.input.weight"]) == (0, 1)
+    wavenet = layer_depths(build_model(preset("convolution", vocab_size=9, dim=8, layers=2)))
+    assert (wavenet["mix.weight"], wavenet["layers.1.out.weight"]) == (0, 1)
+    captioner = layer_depths(build_model(preset("tiny-captioner", vocab_size=9, dim=8, heads=2)))
+    images = {depth for name, depth in captioner.items() if name.startswith("image_embed.")}
+    assert images == {captioner["embed.token.weight"]} == {3}
+
+
 def test_each_tuning_trains_what_it_says():
     everything = {name for name, _ in model(tied=False).named_parameters()}
     block = {name for name in everything if ".blocks.2." in name}
@@ -73,6 +83,9 @@ def test_each_tuning_trains_what_it_says():
     assert {name.rpartition(".")[2] for name in trained("lora")} == {"lora_A", "lora_B"}
     with pytest.raises(ConfigError, match="no parameter is trainable"):
         trained("head")
+    without = build_model(preset("tiny-encoder", vocab_size=9, dim=8, heads=2, head="none"))
+    with pytest.raises(ConfigError, match="the head has no parameters of its own"):
+        tuning("head").prepare(without)
     for choice in (
         {"kind": "last_layers", "layers": 0},
         {"kind": "gradual_unfreezing", "every": 0},
@@ -186,9 +199,10 @@ def test_a_layer_over_characters_is_new_where_the_base_has_none(world):
     assert {n for n in before if n.startswith("characters.")} <= new
     assert "embed.token.weight" not in new
     assert layer_depths(model)["characters.project.weight"] == 0
-    adapter = replace(config, train=replace(train, tune={"kind": "lora", "rank": 2}))
-    with pytest.raises(ConfigError, match="does not train a new character-level layer"):
-        initial_weights.load_initial_weights(adapter, model)
+    for tune in ({"kind": "lora", "rank": 2}, "head"):
+        frozen = replace(config, train=replace(train, tune=tune))
+        with pytest.raises(ConfigError, match="does not train a new character-level layer"):
+            initial_weights.load_initial_weights(frozen, model)
 
 
 def test_a_run_with_an_adapter_saves_only_it_and_resumes_to_the_bit(world):

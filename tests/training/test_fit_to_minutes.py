@@ -63,6 +63,23 @@ def test_a_model_without_layers_keeps_its_size(data, seconds):
     assert seconds == [(16, False)]
 
 
+def test_a_recurrent_encoder_decoder_keeps_its_size_and_its_attention(data, seconds):
+    given = config(data / "pairs.tsv", {"task": "seq2seq"}, batch=4)
+    for preset in ("sutskever", "bahdanau"):
+        sizes = {"vocab_size": 9, "source_vocab_size": None, "dim": 16, "layers": 1}
+        model = config_table(resolve({"preset": preset, **sizes}))
+        chosen = fit_to_minutes(replace(given, minutes=4000, model=model)).model
+        assert {**chosen, "vocab_size": 9} == model
+
+
+@pytest.mark.parametrize(("minutes", "expected"), [(50, (64, 2, 2)), (4000, (256, 8, 4))])
+def test_key_and_value_heads_divide_the_heads_of_every_size(minutes, expected, data, seconds):
+    over = {"model": {"preset": "modern", "dim": 32, "heads": 4, "context": 8}}
+    given = config(data / "cats.txt", over, batch=4)
+    chosen = fit_to_minutes(replace(given, minutes=minutes)).model
+    assert (chosen["dim"], chosen["heads"], chosen["kv_heads"]) == expected
+
+
 def test_a_compiled_step_is_timed_for_the_chosen_size_only(data, seconds):
     given = config(data / "cats.txt", batch=4)
     given = replace(given, minutes=4000)

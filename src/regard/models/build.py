@@ -77,11 +77,17 @@ def resolve(table: Mapping[str, Any], **derived: Any) -> ModelConfig:
         if not isinstance(name, str) or name not in PRESETS:
             raise ConfigError(unknown("preset", str(name), PRESETS))
         config = PRESETS[name]()
-        family, base = family_of(config), to_table(config)
+        preset_family, base = family_of(config), to_table(config)
+        family = preset_family if family is None else family
     family = "transformer" if family is None else family
     if not isinstance(family, str) or family not in FAMILIES:
         raise ConfigError(unknown("model family", str(family), FAMILIES))
     cls = FAMILIES[family][0]
+    if name is not None and cls is not FAMILIES[preset_family][0]:
+        raise ConfigError(
+            f"model.preset={name!r} is of model.family={preset_family!r}, not {family!r}; "
+            "leave out one of them"
+        )
     known = {field.name for field in dataclasses.fields(cls)}
     applicable = {name: value for name, value in derived.items() if name in known}
     resolved: ModelConfig = build(cls, merge(merge(base, fields), applicable), "model")

@@ -118,6 +118,7 @@ class RecurrentCaptionerConfig(ImageGrid, Settings):
         if self.encoder_layers < 0:
             raise ConfigError(f"encoder_layers={self.encoder_layers} must be at least 0")
         check_dropout(self)
+        self.check_grid()
         if self.regions > self.context and kind_of(self.score)[0] == "location":
             raise ConfigError(
                 f"score='location' has a row for each of context={self.context} positions, but an "
@@ -126,7 +127,6 @@ class RecurrentCaptionerConfig(ImageGrid, Settings):
         for name, choice, kinds in (("cell", self.cell, CELLS), ("score", self.score, SCORES)):
             if (kind := kind_of(choice)[0]) not in kinds:
                 raise ConfigError(unknown(name, kind, kinds))
-        self.check_grid()
         check_rules(self, SEQ2SEQ_RULES)
 
     @property

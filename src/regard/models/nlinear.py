@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from regard.config import Settings
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError, DataError, ShapeError
 from regard.models.autoregression import SeriesBatch
 from regard.models.compatibility import check_sizes
 
@@ -27,7 +27,7 @@ class NLinearConfig(Settings):
     def __post_init__(self) -> None:
         check_sizes(self, "context", "horizon")
         if not 0 <= self.ridge < float("inf"):
-            raise ConfigError(f"ridge={self.ridge} must be at least 0")
+            raise ConfigError(f"ridge={self.ridge} must be at least 0 and finite")
 
 
 class NLinear(nn.Module):
@@ -77,6 +77,11 @@ class NLinear(nn.Module):
 
     def forward(self, series: Float[Tensor, "batch time"]) -> Float64[Tensor, "batch horizon"]:
         """The `horizon` values after each row."""
+        if series.shape[1] < self.context:
+            raise ShapeError(
+                f"a series of {series.shape[1]} values is shorter than context={self.context}; "
+                f"give at least {self.context} values"
+            )
         last_value = series[:, -1:].to(self.weight)
         inputs = series[:, -self.context :].to(self.weight)
         return last_value + (inputs - last_value) @ self.weight.mT + self.bias

@@ -253,6 +253,7 @@ class Transformer(LanguageModel):
         masks. A decoder needs no such mask: no position attends to later ones. `word_bytes` are
         the bytes of the word of each id.
         """
+        self._check_source(source)
         positions = self._positions(ids) if positions is None else positions
         x = self.embed(ids, segments)
         if self.characters is not None:
@@ -275,6 +276,7 @@ class Transformer(LanguageModel):
         """An empty KV cache for `rows` rows of up to `capacity` ids; the source is encoded here."""
         if self.decoder is None:
             raise ConfigError("an encoder does not generate; use a decoder or an encoder-decoder")
+        self._check_source(source)
         require_generating_head(self.head, self.config.head)
         if capacity > self.config.context and kind_of(self.config.position)[0] == "learned":
             raise ShapeError(
@@ -351,6 +353,13 @@ class Transformer(LanguageModel):
         return self.encoder(
             embed(source.ids), positions=self._positions(source.ids), mask=mask
         ), mask
+
+    def _check_source(self, source: Source | None) -> None:
+        if source is not None and self.config.architecture != "encoder-decoder":
+            raise ConfigError(
+                f"a Transformer with architecture={self.config.architecture!r} takes no source; "
+                "an encoder-decoder does"
+            )
 
     def _positions(self, ids: Tensor) -> Tensor:
         if ids.shape[1] > self.config.context:

@@ -15,8 +15,8 @@ class ConvolutionFeatures(nn.Module):
         z_0 = image,    z_i = relu(norm(K_i * z_{i-1}))   3 × 3, stride 2, i = 1 .. log2(patch_size)
         h   = P z + p                                     of each region, row by row
 
-    The receptive field of a vector is 2 patch_size - 1 pixels wide: its region and a margin around
-    it.
+    The receptive field of a vector is 2 patch_size - 1 pixels wide: its region, and a margin of
+    patch_size - 1 pixels above it and to its left.
     """
 
     def __init__(self, channels: int, dim: int, patch_size: int) -> None:

@@ -23,12 +23,13 @@ def normal(model: nn.Module, layers: int, std: float = 0.02) -> None:
             nn.init.zeros_(module.bias)
     for out in _output_projections(model):
         nn.init.normal_(out.weight, std=std / (2 * layers) ** 0.5)
+    _zero_padding(model)
 
 
 def zero_init_residual(model: nn.Module, layers: int, std: float = 0.02) -> None:
     """As `normal`, but output projections of attention and FFN are 0 (Fixup, Zhang et al. 2019).
 
-    Residual branches then add nothing, and every block is the identity at initialization.
+    Residual branches then add nothing: with pre-norm every block is the identity at initialization.
     """
     normal(model, layers, std)
     for out in _output_projections(model):
@@ -47,6 +48,7 @@ def xavier(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding | LMHead) and hasattr(module, "weight"):
             nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+    _zero_padding(model)
 
 
 def fan_in(model: nn.Module) -> None:
@@ -66,6 +68,7 @@ def fan_in(model: nn.Module) -> None:
         if isinstance(module, Attention):
             std = (module.query.in_features * module.head_dim) ** -0.5
             nn.init.normal_(module.query.weight, std=std)
+    _zero_padding(model)
 
 
 def init_deepnorm(stack: nn.Module, gain: float) -> None:
@@ -80,6 +83,13 @@ def init_deepnorm(stack: nn.Module, gain: float) -> None:
             for layer in module.children():
                 if isinstance(layer, nn.Linear):
                     nn.init.xavier_normal_(layer.weight, gain=gain)
+
+
+def _zero_padding(model: nn.Module) -> None:
+    """Set the embeddings of padding (`padding_idx`) to 0, as `torch.nn.Embedding` does."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            nn.init.zeros_(module.weight.data[module.padding_idx])
 
 
 def _output_projections(model: nn.Module) -> list[nn.Linear]:

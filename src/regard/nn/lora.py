@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
+from regard.nn.options import require_positive
 
 LORA_PARAMETERS = ("lora_A", "lora_B")
 ATTENTION_TARGETS = ("*.query", "*.value")  # as in the paper
@@ -144,10 +145,11 @@ def default_targets(model: nn.Module) -> list[str]:
     return [*ATTENTION_TARGETS] if has_both else ["*"]
 
 
-def check_options(rank: int, dropout: float) -> None:
+def check_options(rank: int, alpha: float, dropout: float) -> None:
     """Raise if an option of LoRA is out of range."""
     if not rank >= 1:
         raise ConfigError(f"lora: rank={rank} must be at least 1")
+    require_positive("lora", alpha=alpha)
     if not 0 <= dropout < 1:
         raise ConfigError(f"lora: dropout={dropout} must lie in [0, 1)")
 
@@ -160,7 +162,9 @@ def add_lora(
     Returns the names of these layers. They are replaced in the model; no other parameter changes.
     """
     targets, layers = list(targets), linear_layers(model)
-    check_options(rank, dropout)
+    check_options(rank, alpha, dropout)
+    if not targets:
+        raise ConfigError("lora: targets=[] chooses no linear layer; leave out targets")
     names = [n for n in layers if any(fnmatchcase(n, pattern) for pattern in targets)]
     for pattern in targets:
         if not _matches(pattern, layers):

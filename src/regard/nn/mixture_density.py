@@ -31,8 +31,8 @@ class MixtureDensityHead(nn.Module):
 
         P(dx, dy, pen | x) = sum_m pi_m N(dx, dy; mu_m, sigma_m, rho_m) · P(pen)
 
-    Computed in log space: log_softmax for pi, logsumexp over the components, log sigma clamped to
-    [-6, 6] and |rho| at most 0.99, so that the loss is finite for every output of the network.
+    Computed in log space: log_softmax for pi, logsumexp over the components. log sigma is clamped
+    to [-6, 6] and |rho| is at most 0.99, so that neither can make the loss infinite.
     With a bias b, sampling uses sigma exp(-b) and pi^(1 + b): neater drawings (Graves 2013). The
     paper has a Bernoulli variable for the pen; here a third pen state ends the drawing (Ha & Eck
     2018).

@@ -318,7 +318,7 @@ class Rotary(Position):
                 f"position 'rotary': partial_rotary_factor={partial_rotary_factor} must lie in "
                 "(0, 1]"
             )
-        require_positive("position 'rotary'", base=base)
+        require_positive("position 'rotary'", base=base, window_base=window_base)
         rotary_dim = int(head_dim * partial_rotary_factor)
         if rotary_dim % 2 or rotary_dim == 0:
             raise ShapeError(

@@ -54,7 +54,7 @@ class Dot(Score):
 
     def __init__(self, scale: float = 1.0, cap: float | None = None) -> None:
         super().__init__()
-        require_positive("dot score", cap=cap)
+        require_positive("score 'dot'", cap=cap)
         self.scale, self.cap, self.fused = scale, cap, cap is None
 
     def forward(
@@ -77,7 +77,7 @@ class ScaledDot(Dot):
     def __init__(
         self, head_dim: int, scale_dim: int | None = None, cap: float | None = None
     ) -> None:
-        require_positive("score 'scaled_dot'", scale_dim=scale_dim)
+        require_positive("score 'scaled_dot'", scale_dim=scale_dim, cap=cap)
         super().__init__((head_dim if scale_dim is None else scale_dim) ** -0.5, cap)
 
 

@@ -26,6 +26,10 @@ def edit_run(path: Path, overrides: Mapping[str, Any]) -> list[str]:
     folder.read_config()  # raises if this is not a run folder
     with folder.hold_lock():
         before = folder.read_config()
+        model_overrides = overrides.get("model", {})
+        for key in ("family", "preset"):
+            if key in model_overrides and model_overrides[key] != before.model.get(key):
+                raise ConfigError(f"model.{key} cannot be changed: the weights determine it")
         config = build(RunConfig, merge(to_table(before), overrides))
         model = resolve(config.model)
         make(config.task, TASKS, "task")

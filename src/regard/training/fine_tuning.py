@@ -12,15 +12,18 @@ from regard.errors import ConfigError
 from regard.nn.head import LMHead, LogProbHead, NoHead
 from regard.nn.lora import add_lora, check_options, default_targets
 
-LAYER = re.compile(r"(?!head\.)(?P<stack>.*?)\.(?P<index>\d+)\.")
+LAYER = re.compile(r"(?!head\.|image_embed\.)(?P<stack>.*?)\.(?P<index>\d+)\.")
+# modules between the last layer and the head, and character-level layers
+OUTPUT_MODULES = ("head.", "readout.", "mix.", "characters.")
 
 
 def layer_depths(model: nn.Module) -> dict[str, int]:
     """The depth of each parameter from the output: 0 the head and final norm, 1 the last layer, …
 
-    The embeddings are one deeper than the first layer. A character-level layer, which a run adds to
-    the model that it starts from, has depth 0. An encoder and a decoder are counted separately. A
-    head that is tied to the embedding belongs to the embedding.
+    What is between the last layer and the head also has depth 0, and so has a character-level
+    layer, which a run adds to the model that it starts from. The embeddings are one deeper than the
+    first layer. An encoder and a decoder are counted separately. A head that is tied to the
+    embedding belongs to the embedding.
     """
     matches = {name: LAYER.match(name) for name, _ in model.named_parameters()}
     stack_sizes: dict[str, int] = {}
@@ -32,9 +35,8 @@ def layer_depths(model: nn.Module) -> dict[str, int]:
     def depth(name: str, match: re.Match[str] | None) -> int:
         if match is not None:
             return stack_sizes[match["stack"]] - int(match["index"])
-        is_output = name.startswith(("head.", "characters.")) or re.match(
-            r"(encoder|decoder)\.norm\.", name
-        )
+        is_norm = re.match(r"(encoder|decoder)\.norm\.", name)
+        is_output = is_norm is not None or name.startswith(OUTPUT_MODULES)
         return 0 if is_output else deepest + 1
 
     return {name: depth(name, match) for name, match in matches.items()}
@@ -69,8 +71,8 @@ class Tuning:
             parameter.requires_grad_(self.is_trainable(name, depths[name], step))
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError(
-                "train.tune: no parameter is trainable, because the head is tied to the embedding; "
-                "use train.tune=last_layers"
+                "train.tune: no parameter is trainable: the head has no parameters of its own, or "
+                "it is tied to the embedding; use train.tune=last_layers"
             )
 
     def is_trainable(self, name: str, depth: int, step: int) -> bool:
@@ -149,7 +151,7 @@ class LoRA(Tuning):
     default_lr = 1e-3  # ten times that of full fine-tuning
 
     def __post_init__(self) -> None:
-        check_options(self.rank, self.dropout)
+        check_options(self.rank, self.alpha, self.dropout)
 
     def options(self, model: nn.Module) -> dict[str, Any]:
         """With the targets in this model."""

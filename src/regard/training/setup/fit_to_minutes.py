@@ -5,11 +5,13 @@ The number of steps is a first estimate, and so are the settings that depend on 
 """
 
 import inspect
+import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from itertools import chain, cycle, islice
+from typing import Any
 
 import torch
 
@@ -23,6 +25,7 @@ from regard.models.build import (
     is_fitted_without_gradients,
     resolve,
 )
+from regard.models.transformer import StackConfig
 from regard.pipelines import prepare_training
 from regard.pipelines.base import TrainingData
 from regard.training.budget import ema_decay
@@ -89,11 +92,9 @@ def fit_to_minutes(
     every_token_is_target = data.task.tokens_per_target(data.model) == 1
     tokens_per_parameter = TARGETS_PER_PARAMETER if every_token_is_target else TOKENS_PER_PARAMETER
     best: RunConfig | None = None
-    for size in SIZES if choose_model and "heads" in table else [None]:  # of a Transformer
-        model = table
-        if size is not None:
-            dim, layers = size
-            model = {**table, "dim": dim, "layers": layers, "heads": dim // HEAD_DIM}
+    choose_model &= isinstance(data.model, StackConfig)  # a Transformer
+    for size in SIZES if choose_model else [None]:
+        model = table if size is None else _with_size(table, *size)
         min_tokens = tokens_per_parameter * count_parameters(resolve(model))
         if best is not None and best.train.steps * tokens_per_step < min_tokens:
             break  # too few, even with the faster steps of the smaller size
@@ -105,6 +106,13 @@ def fit_to_minutes(
     if training_path(config.train, device).compile:
         best = with_steps(best, compiled=True)
     return replace(best, train=fit_to_steps(best.train, keep))
+
+
+def _with_size(table: dict[str, Any], dim: int, layers: int) -> dict[str, Any]:
+    """A Transformer's settings with another size; `kv_heads` still divides the number of heads."""
+    heads, kv_heads = dim // HEAD_DIM, table["kv_heads"]
+    kv_heads = None if kv_heads is None else math.gcd(kv_heads, heads)
+    return {**table, "dim": dim, "layers": layers, "heads": heads, "kv_heads": kv_heads}
 
 
 def long_warmup_warning(settings: TrainConfig) -> list[str]:

@@ -188,9 +188,9 @@ def load_initial_weights(config: RunConfig, model: nn.Module) -> None:
     start = open_initial_run(cast(str, config.train.start))
     tensors = start.tensors()
     if config.model.get("char_dim") and not start.config.model.get("char_dim"):
-        if has_adapter(config):
+        if (kind := kind_of(config.train.tune)[0]) in ("lora", "head"):
             raise ConfigError(
-                "train.tune=lora does not train a new character-level layer;\n"
+                f"train.tune={kind} does not train a new character-level layer;\n"
                 "leave out model.char_dim, or set train.tune=all"
             )
         tensors |= {name: w for name, w in weights(model).items() if name.startswith("characters.")}
