@@ -70,7 +70,7 @@ def test_mistakes_are_errors(regard, text_run, lstm_run, ngram_run):
         assert completed.code == 2
         return completed.err
 
-    assert "1 layers, 0 to 0" in error(lstm_run, TEXT, "--gradients", "--layer", 3)
+    assert "has only layer 0" in error(lstm_run, TEXT, "--gradients", "--layer", 3)
     assert "fitted without gradients" in error(ngram_run, TEXT, "--gradients")
     assert "at least 2 are needed" in error(lstm_run, "t", "--gradients")
     for words in (["--head", 0], ["--words"]):

@@ -253,6 +253,14 @@ def test_a_misspelt_setting_gets_a_suggestion_and_a_setting_its_other_defaults(r
     assert "cells false" in regard("settings", "train.baseline").out
 
 
+def test_a_sampler_with_its_option_gets_no_hint(refused):
+    for words in (["--seed", "x"], ["--count", "0"], ["twice"]):
+        error = refused(2, "generate", "runs/my", "the", "-s", "top_k=40", *words)
+        assert "it is a sampler" not in error
+    assert "missing argument 'RUN'" in (error := refused(2, "generate", "-s", "greedy"))
+    assert "it is a sampler" not in error
+
+
 @pytest.mark.parametrize("words", [["temperature=0.5"], ["greedy"], ["--top-k", "5"]])
 def test_a_sampler_without_its_option_gets_a_hint(refused, words):
     written = "top_k=5" if words[0] == "--top-k" else words[0]

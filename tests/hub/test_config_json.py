@@ -90,6 +90,13 @@ def test_fractions_of_a_turn_have_three_names():
     assert read_config(phi)[1].position == {"kind": "rotary", "partial_rotary_factor": 0.25}
 
 
+def test_an_old_name_of_bloom_that_is_null_is_not_read():
+    table = {"model_type": "bloom", "hidden_size": 96, "n_layer": 3}
+    _, config = read_config(table | {"n_embed": None, "seq_length": None})
+    assert (config.dim, config.layers, config.context) == (96, 3, 2048)
+    assert read_config(table | {"n_embed": 128})[1].dim == 128
+
+
 def test_layer_types_of_which_every_nth_is_full_are_a_window():
     kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
     table = {"model_type": "gemma2", "num_hidden_layers": 6, "layer_types": kinds}
@@ -170,7 +177,9 @@ def test_a_family_can_be_asked_for():
     config = preset("modern")
     assert write_config(config)[0].name == "llama"
     assert write_config(config, "mistral")[1]["sliding_window"] is None
-    with pytest.raises(ConfigError, match=r"(?s)gpt2 does not support all.*norm = 'rms'"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)gpt2 does not support all .*; it differs in\n.*norm = 'rms'"
+    ):
         write_config(config, "gpt2")
     with pytest.raises(ConfigError, match="unknown model_type 'gtp2'"):
         write_config(config, "gtp2")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import normalizers
 
 import regard
 from hub.runs import TEXT, make_run, model_config, tokenizer
@@ -20,7 +21,7 @@ from regard.hub.gguf import architecture_of
 from regard.hub.gguf_q4_k import quantize_q4_k
 from regard.hub.gguf_tokenizer import write_vocabulary
 from regard.hub.llama_cpp import compare_llama_cpp
-from regard.text import train_tokenizer
+from regard.text import Tokenizer, train_tokenizer
 from regard.text.chat_template import CHATML_JINJA, render
 from regard.training import import_export
 
@@ -190,6 +191,13 @@ def test_what_the_format_cannot_say_is_refused(preset, fields, kind, options, me
     with pytest.raises(ConfigError, match=message):
         regard.export(tmp_path / "run", tmp_path / "out", **{"format": "gguf", **options})
     assert not (tmp_path / "out").exists()
+
+
+def test_the_normalizer_that_llama_cpp_lacks_is_named():
+    backend = tokenizer("bpe").backend
+    backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    with pytest.raises(ConfigError, match="has no normalizer Lowercase before BPE"):
+        write_vocabulary(None, Tokenizer(backend), 10_000, "gpt2")
 
 
 @pytest.mark.parametrize(

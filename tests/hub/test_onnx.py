@@ -21,6 +21,17 @@ def model(name, **fields):
     return Transformer(config).eval()
 
 
+@pytest.mark.parametrize("context", [4, 6, 8, 9, 64])
+@pytest.mark.parametrize("name", ["tiny-decoder", "tiny-encoder", "tiny-encoder-decoder"])
+def test_the_inputs_that_are_compared_fit_into_the_context(name, context):
+    ours = model(name, position="learned", kv_heads=4, ffn_dim=64)
+    ours = Transformer(replace(ours.config, context=context)).eval()
+    module, _, _ = onnx._export_module(ours)
+    for size in onnx.SIZES:
+        with torch.no_grad():
+            module(*onnx._random_inputs(ours, *size))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "fields"),

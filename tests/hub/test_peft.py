@@ -113,6 +113,23 @@ def test_peft_computes_our_logits_and_we_theirs(name, tmp_path):
     assert (wanted - expected).abs().max().item() > 0.01
 
 
+def test_a_pattern_that_begins_with_a_caret_is_that_of_the_whole_name(tmp_path):
+    from peft.utils.other import get_pattern_key
+
+    _, ours, config = checkpoint(tmp_path / "base", "gpt2")
+    add_lora(ours, ["*.out"], rank=2, alpha=6.0)
+    (tmp_path / "ours").mkdir()
+    write_adapter(tmp_path / "ours", Adapter.of(weights(ours), 6.0), config, base="x")
+    settings = json.loads((tmp_path / "ours" / CONFIG).read_text())
+    full = "transformer.h.0.attn.c_proj"
+    for pattern, matches in ((f"^{full}", True), ("^attn.c_proj", False), ("attn.c_proj", True)):
+        settings["alpha_pattern"] = {pattern: 60.0}
+        (tmp_path / "ours" / CONFIG).write_text(json.dumps(settings))
+        *_, scale = read_adapter(tmp_path / "ours", config).layers["decoder.blocks.0.attention.out"]
+        assert scale == (30.0 if matches else 3.0)
+        assert (get_pattern_key([pattern], full) == pattern) == matches
+
+
 def test_what_is_not_understood_is_refused_with_what_was_seen(tmp_path):
     _, ours, config = checkpoint(tmp_path / "base", "gpt2")
     add_lora(ours, ["*.query"], rank=2, alpha=6.0)

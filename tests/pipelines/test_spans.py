@@ -70,6 +70,10 @@ def test_a_file_of_squad_is_learned_and_answers_are_predicted(run, tmp_path, cap
         (context, "lima"),
         (pairs[3], "rome"),
     ]
+    assert command("predict", folder, "who ?", "bob", "where ?", context, "-n", "4") == 0
+    short, long = capsys.readouterr().out.splitlines()  # a context of one word has fewer answers
+    assert short.startswith("who ? | bob")
+    assert len(short.split("%")) < len(long.split("%"))
     assert command("predict", folder, "who ?") == 2
     assert "give 2 texts per input (given: 1)" in capsys.readouterr().err
     table = tmp_path / "new.csv"

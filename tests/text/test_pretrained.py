@@ -337,6 +337,22 @@ def test_albert_lowers_text_and_drops_accents(tmp_path):
     assert tokenizer.with_special_tokens([5], [6]) == ([cls, 5, sep, 6, sep], [0, 0, 0, 1, 1])
 
 
+@pytest.mark.parity
+def test_deberta_lowers_text_if_its_settings_say_so(tmp_path):
+    write(tmp_path, **SLOW["deberta-v2"], tokenizer_config_json={"do_lower_case": True})
+    tokenizer = load_pretrained(tmp_path, {"model_type": "deberta-v2"})
+    assert tokenizer.encode("The CAT") == tokenizer.encode("the cat")
+    write(tmp_path, tokenizer_config_json={"split_by_punct": True})
+    with pytest.raises(CheckpointError, match="split_by_punct=true is not supported"):
+        load_pretrained(tmp_path, {"model_type": "deberta-v2"})
+    write(tmp_path, tokenizer_config_json={"do_lower_case": True})
+    write(tmp_path, config_json={"model_type": "deberta-v2"})
+    pytest.importorskip("sentencepiece", reason="transformers reads .model files with it")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs("The CATS")["input_ids"][1:-1] == tokenizer.encode("The CATS")
+
+
 def test_marian_splits_each_side_by_its_own_pieces_and_shares_the_ids(tmp_path):
     source = [("<unk>", 0.0, files.UNKNOWN), ("▁", -1.0), ("▁ab", -2.0), ("a", -3.0), ("b", -3.0)]
     target = [("<unk>", 0.0, files.UNKNOWN), ("▁", -1.0), ("ab", -2.0), ("a", -3.0), ("c", -3.0)]
@@ -362,6 +378,27 @@ def test_marian_splits_each_side_by_its_own_pieces_and_shares_the_ids(tmp_path):
     assert again.shares_ids
     assert again.source.fingerprint() == pair.source.fingerprint()
     assert again.target.bos_id == 9
+
+
+def test_marian_with_separate_vocabularies_has_ids_of_its_own_for_the_target(tmp_path):
+    source = [("<unk>", 0.0, files.UNKNOWN), ("▁", -1.0), ("▁ab", -2.0), ("a", -3.0)]
+    target = [("<unk>", 0.0, files.UNKNOWN), ("▁", -1.0), ("ab", -2.0), ("c", -3.0)]
+    write(
+        tmp_path,
+        source_spm=files.sentencepiece(source),
+        target_spm=files.sentencepiece(target),
+        vocab_json={t: id for id, t in enumerate(["</s>", "<unk>", "▁", "▁ab", "a", "<pad>"])},
+        tokenizer_config_json={"separate_vocabs": True},
+    )
+    with pytest.raises(CheckpointError, match=r"has no target_vocab\.json, but separate_vocabs"):
+        load_pretrained(tmp_path, {"model_type": "marian"})
+    order = ["</s>", "c", "▁", "<unk>", "<pad>", "ab"]
+    write(tmp_path, target_vocab_json={token: id for id, token in enumerate(order)})
+    pair = load_pretrained(tmp_path, {"model_type": "marian", "decoder_start_token_id": 4})
+    assert (pair.source.encode("ab"), pair.target.encode("abc")) == ([3], [2, 5, 1])
+    assert pair.target.decode([2, 5, 1, 0]) == "abc"
+    assert (pair.target.bos_id, pair.target.eos_id, pair.source.pad_id) == (4, 0, 5)
+    assert not pair.shares_ids
 
 
 def test_llama2c_gives_the_pieces_of_its_model(tmp_path):
@@ -547,6 +584,13 @@ def test_word_pieces_are_read_from_lines(tmp_path):
     )
     write(tmp_path, tokenizer_config_json={"do_lower_case": False, "tokenize_chinese_chars": False})
     assert load_pretrained(tmp_path, {"model_type": "bert"}).encode("été The 日日") == [8, 1, 1]
+
+
+def test_pieces_of_words_that_another_program_finds_are_refused(tmp_path):
+    write(tmp_path, vocab_txt="\n".join(WORDS))
+    config = {"model_type": "bert", "tokenizer_class": "BertJapaneseTokenizer"}
+    with pytest.raises(CheckpointError, match="BertJapaneseTokenizer, which is not supported"):
+        load_pretrained(tmp_path, config)
 
 
 def test_text_is_not_lowercased_if_pieces_have_capitals_and_no_setting_says_so(tmp_path):

@@ -220,7 +220,9 @@ def _usage_message(error: Any, arguments: Sequence[str]) -> tuple[str, int]:
             message = message.replace(": Input should be", f": {value!r} should be")
     message = message.replace(": Value error, ", ": ")
     command = error.ctx.command_path if error.ctx is not None else "regard"
-    hint = _hint(getattr(error, "option_name", None), command, arguments)
+    extra = re.search(r"unexpected extra argument\S* \((.*)\)", message)
+    extra_words = extra[1].split() if extra is not None else []
+    hint = _hint(getattr(error, "option_name", None), command, arguments, extra_words)
     if command == "regard" and arguments and message.startswith("No such command"):
         name = next(word for word in arguments if not word.startswith("-"))
         message = f"no such command {name!r}"
@@ -229,7 +231,7 @@ def _usage_message(error: Any, arguments: Sequence[str]) -> tuple[str, int]:
         instead = EQUIVALENT_COMMANDS.get(name) or (f"did you mean {close[0]!r}?" if close else "")
         message += f"; {instead}\n" if instead else "\n"
         message += f"commands: {', '.join(known)}"
-    if hint is None and command == "regard generate" and "unexpected extra argument" in message:
+    if hint is None and command == "regard generate" and extra is not None:
         hint = "quote a text of several words: 'To be, or not to be'"
     if hint is not None and (option := getattr(error, "option_name", None)) is not None:
         message = f"no such option: {option}"  # without the similar options that click suggests
@@ -237,8 +239,13 @@ def _usage_message(error: Any, arguments: Sequence[str]) -> tuple[str, int]:
     return f"{message[:1].lower()}{message[1:]}{hint}\ntry: {command} --help", error.exit_code
 
 
-def _hint(option: str | None, command: str, arguments: Sequence[str]) -> str | None:
-    """How to write a sampler or setting that was given as an option or as an extra argument."""
+def _hint(
+    option: str | None, command: str, arguments: Sequence[str], extra_words: Sequence[str]
+) -> str | None:
+    """How to write an argument, sampler or setting that was given as an option, or an extra word.
+
+    `extra_words` are those that the command has no argument for.
+    """
     if option in FORMER_OPTIONS.get(command, {}):
         return f"it is called {FORMER_OPTIONS[command][option]} now"
     if option is not None and option in POSITIONAL_OPTIONS.get(command, {}):
@@ -248,8 +255,8 @@ def _hint(option: str | None, command: str, arguments: Sequence[str]) -> str | N
         sampler = as_sampler(option, arguments) if option is not None else None
         if sampler is not None:
             return f"it is a sampler, so write {sampler}"
-        for word in arguments:
-            if option is None and (word == "greedy" or word.partition("=")[0] in api.SAMPLERS):
+        for word in extra_words:
+            if word == "greedy" or word.partition("=")[0] in api.SAMPLERS:
                 return f"it is a sampler, so write -s {shlex.quote(word)}"
     if command in ("regard train", "regard resume", "regard quickstart") and option is not None:
         name = option.lstrip("-").replace("-", "_")

@@ -54,7 +54,8 @@ def _lists(flow: "GradientFlow") -> dict[str, list[float]]:
 def _check_layer(layer: int, flow: "GradientFlow", run: Path) -> None:
     layers = len(flow.layers)
     if not 0 <= layer < layers:
-        raise ConfigError(f"--layer {layer}: {run} has {layers} layers, 0 to {layers - 1}")
+        known = "only layer 0" if layers == 1 else f"{layers} layers, 0 to {layers - 1}"
+        raise ConfigError(f"--layer {layer}: {run} has {known}")
 
 
 def _print_norms(names: Sequence[str], flows: "Sequence[GradientFlow]", layer: int) -> None:

@@ -190,7 +190,8 @@ def _print_predictions(run: "Run", predicted: Iterable[tuple[dict[str, Any], Any
         ):
             cells = (f"{_printable(name)} {probability:.1%}" for name, probability in classes)
             rows.append((label, *cells))
-    for line in align_columns(rows) if rows else []:
+    width = max(map(len, rows), default=0)  # a short context has fewer answers than --top
+    for line in align_columns([row + ("",) * (width - len(row)) for row in rows]):
         print(line, flush=True)
 
 

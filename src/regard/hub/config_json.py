@@ -153,16 +153,16 @@ def write_config(
                     return candidate, hf
                 failures.append((distance, candidate.name, differences))
     _, nearest, differences = min(failures, key=lambda failure: failure[0])
-    subject = f"{model_type} does not support"
+    problem = f"{model_type} does not support all settings of this model; it differs in"
     if model_type is None:
-        subject = "no Hugging Face model type supports"
+        problem = (
+            "no Hugging Face model type supports all settings of this model; the nearest, "
+            f"{nearest}, differs in"
+        )
     listed = "".join(f"\n  {difference}" for difference in list(differences)[:6])
     changes = [change for change in differences.values() if change is not None]
     smallest = f"\nthe smallest change: train with {' '.join(changes)}" if changes else ""
-    raise ConfigError(
-        f"{subject} all settings of this model; the nearest, {nearest}, differs in"
-        f"{listed}{smallest}"
-    )
+    raise ConfigError(f"{problem}{listed}{smallest}")
 
 
 def find_head(config: ModelConfig, kind: str) -> Choice | None:

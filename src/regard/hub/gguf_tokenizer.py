@@ -89,8 +89,8 @@ def _write_bpe(
         pair.split(" ") if isinstance(pair, str) else pair for pair in table["model"]["merges"]
     ]
     if any(step["type"] == "ByteLevel" for step in pre_tokenizers):
-        if any(step["type"] != "NFC" for step in normalizers):
-            _refuse(tokenizer, f"llama.cpp has no normalizer {normalizers[0]['type']} before BPE")
+        if others := [step["type"] for step in normalizers if step["type"] != "NFC"]:
+            _refuse(tokenizer, f"llama.cpp has no normalizer {others[0]} before BPE")
         if not merges:  # GGUF cannot store an empty list
             _refuse(tokenizer, "it has no merges, which llama.cpp needs for BPE")
         writer.add_tokenizer_model("gpt2")

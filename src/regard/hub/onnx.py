@@ -24,7 +24,8 @@ from regard.nn.attention import Attention
 from regard.nn.state import KVCache, Source, TransformerState
 
 TOLERANCE = 1e-4  # for float32 outputs up to 10
-EXAMPLE_ROWS, EXAMPLE_TIME, EXAMPLE_PAST = 2, 5, 3  # of the inputs that are traced
+# Rows, time and past of the inputs that are compared; the first are traced too.
+SIZES = ((2, 5, 3), (1, 7, 0), (3, 1, 8))
 
 
 class _Encoder(nn.Module):
@@ -82,7 +83,7 @@ def write_onnx(model: Transformer, path: Path) -> float:
             f"ONNX files need {error.name}; install it with: pip install 'regard[onnx]'"
         ) from error
     module, names, dims = _export_module(model)
-    inputs = _random_inputs(model, EXAMPLE_ROWS, EXAMPLE_TIME, EXAMPLE_PAST)
+    inputs = _random_inputs(model, *SIZES[0])
     with _silence(), torch.no_grad():
         program = torch.onnx.export(
             module,
@@ -97,7 +98,7 @@ def write_onnx(model: Transformer, path: Path) -> float:
         program.save(str(path))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     difference = 0.0
-    for rows, time, past in ((EXAMPLE_ROWS, EXAMPLE_TIME, EXAMPLE_PAST), (1, 7, 0), (3, 1, 8)):
+    for rows, time, past in SIZES:
         inputs = _random_inputs(model, rows, time, past)
         with torch.no_grad():
             expected = _flatten(module(*inputs))
@@ -138,8 +139,11 @@ def _export_module(model: Transformer) -> tuple[nn.Module, tuple[list[str], list
 
 
 def _random_inputs(model: Transformer, rows: int, time: int, past: int) -> tuple[Any, ...]:
-    """Random inputs of the exported module."""
+    """Random inputs of the exported module, shortened if the context of the model is small."""
     generator, config = torch.Generator().manual_seed(rows), model.config
+    if time + past > config.context:
+        past = min(past, config.context // 2)
+    time = min(time, config.context - max(1, past))  # the target of a pair has one token more
 
     def ids(vocab_size: int, length: int) -> Tensor:
         return torch.randint(vocab_size, (rows, length), generator=generator)

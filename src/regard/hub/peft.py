@@ -2,8 +2,8 @@
 
 PEFT names a layer as transformers does: base_model.model.transformer.h.0.attn.c_attn.lora_A.weight.
 Where one matrix in transformers holds several layers of a model here (GPT-2's c_attn is query, key
-and value), their updates are written as one update with the A of theirs, if it is the same in all,
-or else as one update whose rank is the sum of theirs,
+and value), their updates are written as one update. If all of them have the same A, it is the A of
+that update; otherwise its rank is the sum of theirs,
 
     A = [A_q; A_k; A_v],      B = diag(B_q, B_k, B_v),      alpha / r unchanged
 
@@ -325,4 +325,4 @@ def _patterns(table: Mapping[str, float]) -> Iterator[tuple[str, float]]:
             raise ConfigError(
                 f"alpha_pattern: {quote(pattern)} is not a regular expression: {error}"
             ) from None
-        yield pattern.removeprefix("^"), value
+        yield pattern, value

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from regard.config import Choice, kind_of
 from regard.errors import ConfigError
+from regard.files.untrusted import quote
 from regard.hub.model_type import ConfigDict
 
 ROTATED = re.compile(r".*\.attention\.(query|key|q_norm|k_norm)\.\w+")
@@ -64,7 +65,9 @@ def read_rope(
     rope: ConfigDict = {}
     for key in ("rope_scaling", "rope_parameters"):
         value = hf.get(key) or {}
-        if not isinstance(value, dict) or any(isinstance(v, dict) for v in value.values()):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{key}={quote(value)} must be an object of RoPE settings")
+        if any(isinstance(v, dict) for v in value.values()):
             raise ConfigError(
                 f"{key}={value!r} is not supported: all layers have the same RoPE frequencies here"
             )

@@ -84,7 +84,7 @@ def write_tokenizers(
 
 
 def _add_template(tokenizer: Tokenizer, single: str, pair: str) -> Tokenizer:
-    """Let a tokenizer trained here add the special tokens that the tasks of regard add instead."""
+    """Let a tokenizer trained here add special tokens itself; in regard, the task adds them."""
     return with_post_processor(tokenizer, single, pair) if tokenizer.is_native else tokenizer
 
 

@@ -21,6 +21,7 @@ from regard.text.tokenizer_limits import check_added_tokens, check_token_lengths
 from regard.text.vocab_files import read_bpe, read_vocab, read_wordpiece
 
 SETTINGS_FILES = ("tokenizer_config.json", *CONFIG_FILES)
+TARGET_VOCAB = "target_vocab.json"
 
 # Templates: special tokens around one text and around two; `:1` is the second segment.
 NO_SPECIAL = ("A", "A B:1")
@@ -49,6 +50,15 @@ def _albert_normalizers(settings: JSONObject) -> list[Any]:
     return steps
 
 
+def _deberta_normalizers(settings: JSONObject) -> list[Any]:
+    if settings.get("split_by_punct", False):
+        raise CheckpointError(
+            "split_by_punct=true is not supported;\n"
+            "save the tokenizer with transformers as a tokenizer.json first"
+        )
+    return [normalizers.Lowercase()] if settings.get("do_lower_case", False) else []
+
+
 SENTENCEPIECE_TOKENS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 BERT_TOKENS = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
 ALBERT_TOKENS = BERT_TOKENS | {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "pad": "<pad>"}
@@ -65,7 +75,9 @@ ROBERTA = TokenizerDefaults(ROBERTA_TOKENS, ("cls A sep", "cls A sep sep B sep")
 LLAMA = TokenizerDefaults({"bos": "<s>", "eos": "</s>", "unk": "<unk>"}, BOS)
 GEMMA = TokenizerDefaults(SENTENCEPIECE_TOKENS | {"bos": "<bos>", "eos": "<eos>"}, BOS)
 CAMEMBERT = ROBERTA
-DEBERTA = TokenizerDefaults(BERT_TOKENS | {"bos": "[CLS]", "eos": "[SEP]"}, CLS)
+DEBERTA_TOKENS = BERT_TOKENS | {"bos": "[CLS]", "eos": "[SEP]"}
+DEBERTA = TokenizerDefaults(DEBERTA_TOKENS, CLS)
+DEBERTA_V2 = TokenizerDefaults(DEBERTA_TOKENS, CLS, normalizers=_deberta_normalizers)
 MARIAN = TokenizerDefaults(T5_TOKENS, ("A eos", "A B eos"))
 T5 = TokenizerDefaults(T5_TOKENS, EOS, sentinels=100)
 
@@ -75,7 +87,7 @@ DEFAULTS = {  # by model_type
     "bert": BERT,
     "camembert": CAMEMBERT,
     "deberta": DEBERTA,
-    "deberta-v2": DEBERTA,
+    "deberta-v2": DEBERTA_V2,
     "distilbert": BERT,
     "gemma": GEMMA,
     "gemma2": GEMMA,
@@ -273,15 +285,24 @@ def _read_llama2c(
 def _read_marian(
     paths: list[Path], settings: JSONObject, defaults: TokenizerDefaults
 ) -> PairTokenizers:
-    """Source and target have different pieces; the ids of all are in one vocab.json."""
-    *sides, vocab = paths
-    ids = read_vocab(vocab)
-    if sorted(ids.values()) != list(range(len(ids))):
+    """Source and target have different pieces; the ids of all are in one vocab.json.
+
+    With `separate_vocabs`, those of the target are in target_vocab.json.
+    """
+    source, target, vocab = paths
+    target_vocab = vocab.with_name(TARGET_VOCAB) if settings.get("separate_vocabs") else vocab
+    if not target_vocab.exists():
         raise CheckpointError(
-            f"{vocab} is corrupted: its ids must be 0 to {len(ids) - 1} without gaps"
+            f"{vocab.parent} has no {TARGET_VOCAB}, but separate_vocabs=true in its "
+            "tokenizer_config.json"
         )
     pair = []
-    for side in sides:
+    for side, id_file in ((source, vocab), (target, target_vocab)):
+        ids = read_vocab(id_file)
+        if sorted(ids.values()) != list(range(len(ids))):
+            raise CheckpointError(
+                f"{id_file} is corrupted: its ids must be 0 to {len(ids) - 1} without gaps"
+            )
         backend = sentencepiece.build_tokenizer(sentencepiece.read_model(side), ids)
         languages = [token for token in ids if token.startswith(">>") and token.endswith("<<")]
         backend.add_tokens([AddedToken(token, normalized=False) for token in languages])
@@ -299,7 +320,7 @@ READERS: tuple[tuple[tuple[str, ...], Reader, TokenizerDefaults], ...] = (
     (("vocab.txt",), _read_wordpiece, BERT),
     (("tokenizer.model",), _read_sentencepiece, LLAMA),
     (("spiece.model",), _read_sentencepiece, SENTENCEPIECE),
-    (("spm.model",), _read_sentencepiece, DEBERTA),
+    (("spm.model",), _read_sentencepiece, DEBERTA_V2),
     (("sentencepiece.bpe.model",), _read_fairseq, CAMEMBERT),
     (("*.spm",), _read_sentencepiece, SENTENCEPIECE),
     (("tok*.bin",), _read_llama2c, LLAMA),

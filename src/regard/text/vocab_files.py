@@ -16,6 +16,7 @@ CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 QWEN = "|".join([CONTRACTION, WORD, r"\p{N}", PUNCTUATION, r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
+BERT_JAPANESE = "BertJapaneseTokenizer"
 SPLIT_PATTERNS = {"qwen2": QWEN, "qwen3": QWEN}  # by model_type; others split as GPT-2 does
 
 
@@ -49,6 +50,11 @@ def read_wordpiece(vocab: Path, settings: JSONObject) -> tokenizers.Tokenizer:
 
     Without `do_lower_case`, text is lowercased if no piece has an upper-case letter.
     """
+    if settings.get("tokenizer_class") == BERT_JAPANESE:
+        raise CheckpointError(
+            f"{vocab} belongs to {BERT_JAPANESE}, which is not supported: it first splits text "
+            "into words with a Japanese morphological analyzer"
+        )
     try:
         pieces = read_text(vocab).split("\n")
     except UnicodeDecodeError:

@@ -108,7 +108,10 @@ def pretraining(hf: ConfigDict) -> ConfigDict:
 def read_settings(hf: ConfigDict) -> ConfigDict:
     """Read the activation; raises for a model without segment embeddings."""
     if hf["type_vocab_size"] < 1:
-        raise ConfigError("type_vocab_size=0 is not supported: at least one segment is needed")
+        raise ConfigError(
+            f"type_vocab_size={hf['type_vocab_size']} is not supported: at least one segment is "
+            "needed"
+        )
     return {"ffn": read_activation(hf["hidden_act"])}
 
 

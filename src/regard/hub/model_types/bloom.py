@@ -34,8 +34,9 @@ def _rules(config: Any) -> list[Rule]:
 
 
 def _read(hf: ConfigDict) -> ConfigDict:
-    old = {name: hf[key] for key, name in OLD_FIELDS.items() if key in hf}
-    return {**old, "context": hf.get("seq_length", 2048)}  # ALiBi has no table of this length
+    old = {name: hf[key] for key, name in OLD_FIELDS.items() if hf.get(key) is not None}
+    context = hf.get("seq_length")
+    return {**old, "context": 2048 if context is None else context}  # ALiBi has no position table
 
 
 def _write(config: Any) -> ConfigDict:

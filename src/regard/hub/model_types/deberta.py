@@ -104,7 +104,7 @@ def _read_score(hf: ConfigDict) -> Any:
         raise ConfigError(
             f"relative_attention={hf['relative_attention']} with pos_att_type="
             f"{'|'.join(terms)} and share_att_key={hf['share_att_key']} is not supported: only "
-            "relative_attention with p2c|c2p and share_att_key=true, as in versions 2 and 3"
+            "relative_attention=true with p2c|c2p and share_att_key=true"
         )
     max_positions = hf["max_relative_positions"]
     score = {
