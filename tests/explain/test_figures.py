@@ -36,6 +36,7 @@ from regard.explain.figures.panels import (
 from regard.explain.figures.positions import KINDS
 from regard.explain.figures.sampling import beam_tree
 from regard.explain.figures.tokens import merge, merge_steps, word_counts
+from regard.explain.gradient import GradientFlow
 from regard.explain.projection import position_similarity, tsne
 from regard.explain.render.panel_layout import CHARACTER_WIDTH, label_offsets, overlap, scatter_axes
 from regard.explain.render.panel_text import TEXT, text
@@ -248,6 +249,24 @@ def test_shannon_counts_and_entropies():
     (table,) = regard.show("shannon", "abcd" * 20, orders=3, length=30).data.panels
     assert [round(row[1], 9) for row in table.rows] == [2, 2, 0, 0]
     assert table.rows[2][2] in "abcd" * 20  # of order 2 the text repeats itself
+
+
+def test_a_text_may_be_shorter_than_the_order_of_shannon():
+    counts = ngram_counts("ab", 4)
+    assert counts == {("a", "b", "a"): Counter("b"), ("b", "a", "b"): Counter("a")}
+    (table,) = regard.show("shannon", "ab", orders=6, length=8).data.panels
+    assert all(row[2] in ("abababab", "babababa") for row in table.rows[2:])
+
+
+def test_gradients_of_zero_and_infinity_are_not_drawn():
+    norms = torch.tensor([torch.inf, 2.0, 0.0])
+    flow = GradientFlow(list("abc"), {"layers.0": norms})
+    run = _untrained_run("tiny-decoder", {"preset": "tiny-decoder"}, [BE])
+    model = replace(_model_of_run(run, "d", trained=False), gradients=lambda text: flow)
+    data = FIGURES["gradient-flow"].compute(models=[model], text=BE)
+    assert data.panels[0].series == {"d": [(1, 2.0)]}
+    assert not data.numbers  # the ratio to the last norm, which is 0
+    draw(data)
 
 
 def test_the_variance_of_scores_is_d_and_1():
@@ -548,6 +567,18 @@ def test_the_pronoun_of_a_decoder_cannot_see_what_comes_later():
         (("bpe-merges", "lstm", "a b a b"), {}, "has a word tokenizer, which has no merges"),
         (("bpe-merges", "ab"), {}, "no pair of characters occurs twice"),
         (("temperature",), {"values": (0.0,)}, "must be temperatures above 0"),
+        (("temperature",), {"values": (1.0, math.nan)}, "must be temperatures above 0"),
+        (("temperature",), {"top": 0}, "top=0 must be at least 1"),
+        (("samplers",), {"top": -1}, "top=-1 must be at least 1"),
+        (("permutation",), {"heads": 0}, "heads=0 must be at least 1"),
+        (("positions",), {"kinds": ()}, "kinds=[] is empty; give some of sinusoidal"),
+        (("receptive-field",), {"layers": 0}, "layers=0 must be at least 1"),
+        (("receptive-field",), {"dilations": ()}, "dilations=[] one or more numbers"),
+        (("cost",), {"lengths": (8, 8)}, "must be two or more different numbers"),
+        (("cost",), {"heads": 0}, "heads=0 must be at least 1"),
+        (("cost",), {"kernel_size": 0}, "kernel_size=0 must be at least 1"),
+        (("loss-landscape", "a b c"), {"span": math.nan}, "span=nan finite and above 0"),
+        (("word-vectors", "cbow", "a b c d"), {"words": -1}, "words=-1 must be at least 1"),
         (("temperature", "a b"), {}, "needs a run or a preset as well"),
         (("samplers", "lstm"), {}, "needs a text as well"),
         (("samplers",), {"samplers": ("topp=1",)}, "did you mean 'top_p'"),

@@ -168,3 +168,11 @@ def test_gradient_norms_have_a_short_display_a_table_and_a_picture(tmp_path):
     assert list(flow.to_pandas()["layers.0"]) == [0.5, 0.25]
     flow.save(tmp_path / "norms.svg")
     assert "layers.0" in (tmp_path / "norms.svg").read_text()
+
+
+@pytest.mark.parametrize("norms", [[0.0, 0.0], [torch.inf, 1.0], [torch.inf, 0.0]])
+def test_norms_that_vanish_or_explode_have_a_figure(norms):
+    flow = GradientFlow(["a", "b"], {"layers.0": torch.tensor(norms)})
+    (axes,) = flow.figure().axes
+    finite = sum(0 < norm < torch.inf for norm in norms)
+    assert max(len(line.get_xdata()) for line in axes.lines) == finite

@@ -190,3 +190,9 @@ def test_cross_attention_of_a_copy_is_shown_as_the_mean_with_tokens():
     text = AttentionMap(["a", "b"], ["a", "b"], weights, kind="cross").text()
     assert text.splitlines()[1].startswith("a ██")
     assert "head 1" in AttentionMap(["a", "b"], ["a", "b"], weights).text()
+
+
+def test_maps_in_bfloat16_are_drawn():
+    attention = AttentionMap(["a", "b"], ["a", "b"], numbers(2, 2, 2).bfloat16())
+    svg(attention.figure())
+    svg(AttentionMaps(layer=attention).figure())

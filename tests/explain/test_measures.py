@@ -294,6 +294,43 @@ def test_a_probe_finds_what_is_there_and_nothing_where_there_is_nothing():
     assert found.low < found.accuracy < found.high
     with pytest.raises(RegardError, match="at least 2 classes"):
         probe(x, torch.zeros(200, dtype=torch.long))
+    for same in (labels.int(), labels.bool()):
+        assert probe(x, same) == found
+    assert probe(x[:4], labels[:4], folds=2).majority == 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((torch.zeros(9, 2), torch.ones(9, dtype=torch.long)), {}, "9 examples of 1 class"),
+        ((torch.zeros(9, 2), torch.arange(9) % 2), {"folds": 1}, "folds=1 must be at least 2"),
+        ((torch.zeros(3, 2), torch.arange(3) % 2), {"folds": 2}, "and 4 examples"),
+        ((torch.zeros(9, 2), torch.arange(8) % 2), {}, "9 activations do not match 8 labels"),
+        ((torch.zeros(9, 2), torch.arange(9) - 1), {}, "integers of at least 0"),
+        ((torch.full((9, 2), torch.nan), torch.arange(9) % 2), {}, "contain NaN or infinity"),
+    ],
+)
+def test_what_cannot_be_probed_is_refused(arguments, options, message):
+    with pytest.raises(RegardError, match=message):
+        probe(*arguments, **options)
+
+
+def test_heads_are_found_on_distinct_tokens_of_the_vocabulary():
+    model = decoder()
+    scores, again = find_heads(model, tokens=[1, 2, 3]), find_heads(model, tokens=[1, 2, 2, 3, 1])
+    assert torch.equal(scores.scores["induction"], again.scores["induction"])
+    for options, message in (
+        ({"tokens": [1, 2, 9]}, "token 9: there are 9 tokens, 0 to 8"),
+        ({"rows": 0}, "rows=0 must be at least 1"),
+        ({"length": 1}, "length=1, 9 tokens or context=16 is too few"),
+    ):
+        with pytest.raises(RegardError, match=message):
+            find_heads(model, **options)
+
+
+def test_tsne_needs_a_positive_perplexity():
+    with pytest.raises(RegardError, match="perplexity=0 must be above 0"):
+        tsne(torch.randn(9, 3), perplexity=0)
 
 
 def test_pca_and_tsne_keep_groups_apart():

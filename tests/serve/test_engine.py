@@ -475,6 +475,54 @@ def test_log_probabilities_are_those_of_the_model():
         assert [*values] == pytest.approx(best.values[position, : len(ids)].tolist())
 
 
+def test_each_request_has_as_many_log_probabilities_as_it_asks_for():
+    engine = decoder()
+    requests = [request(n, logprobs=top, max_new_tokens=3) for n, top in ((3, 0), (4, 2), (5, 5))]
+    for each in requests:
+        engine.submit(each)
+    tops = {each: set() for each in requests}
+    while engine.busy:
+        for event in engine.step():
+            if event.token is not None:
+                tops[event.request].add(len(event.logprobs.top))
+    assert list(tops.values()) == [{0}, {2}, {5}]
+
+
+def test_a_prompt_that_runs_out_of_memory_has_each_log_probability_once(monkeypatch):
+    engine = decoder(prefill_chunk=3)
+    scored = request(7, prompt_logprobs=1, max_new_tokens=1)
+    engine.submit(request(2, max_new_tokens=30, stop=()))
+    while not engine.sequences:
+        engine.step()
+    step, calls = engine.language.step, []
+
+    def scarce(ids, *args, **options):
+        if options.get("all_logits"):
+            calls.append(ids)
+            if len(calls) == 2:  # after a chunk of the prompt
+                raise torch.OutOfMemoryError("no memory")
+        return step(ids, *args, **options)
+
+    monkeypatch.setattr(engine.language, "step", scarce)
+    engine.submit(scored)
+    while engine.busy:
+        engine.step()
+    assert len(calls) > 3
+    assert [each.token for each in scored.prompt_token_logprobs] == scored.prompt[1:]
+
+
+def test_a_continuation_that_a_stop_string_has_ended_counts_as_finished():
+    engine = decoder()
+    both = request(n=2, stop=())
+    engine.submit(both)
+    engine.step()
+    both.ended.add(0)
+    both.cancelled = True  # the other one
+    reasons = {event.index: event.finish_reason for event in engine.step() if event.finish_reason}
+    assert reasons == {0: "stop", 1: "cancelled"}
+    assert (engine.counters.finished, engine.counters.cancelled) == (1, 1)
+
+
 def test_a_long_text_does_not_hold_up_short_ones():
     engine = decoder(max_sequences=1, time_slice=5)
     long, short = request(2, max_new_tokens=40), request(3, max_new_tokens=2)

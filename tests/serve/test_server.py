@@ -29,6 +29,7 @@ from regard.errors import ConfigError
 from regard.generate.chain import Chain
 from regard.nn.attention import Attention
 from regard.serve import jobs
+from regard.serve.async_engine import Continuation
 from regard.serve.engine import EngineConfig
 from regard.serve.engine_request import prepare
 from regard.serve.request import Event, Request, TokenLogprobs
@@ -160,6 +161,13 @@ def test_several_choices_have_the_seeds_that_follow(client, run):
         for _, single in singles
     }
     assert best["text"] == max(scores, key=scores.get)
+
+
+def test_an_empty_continuation_is_the_best_of_none():
+    likely = Continuation(tokens=[1], logprobs=[TokenLogprobs(1, -0.1)])
+    rare = Continuation(tokens=[2], logprobs=[TokenLogprobs(2, -9.0)])
+    assert max([Continuation(), rare, likely], key=lambda c: c.mean_logprob) is likely
+    assert max([Continuation(), rare], key=lambda c: c.mean_logprob) is rare
 
 
 def test_log_probabilities_of_prompt_and_answer(client, live, run):
@@ -419,7 +427,7 @@ BAD = {
     "sampler": [["nonsense=1"], ["top_p=5"], ["ban=[1000000]"]],
     "order": ["nonsense"],
     "typical": [7],
-    "dry": [{"nonsense": 1}],
+    "dry": [{"nonsense": 1}, {"a\ud800": 1}],
     "tools": [[{"type": "function"}]],
     "previous_response_id": ["resp_1"],
     "guided_json": [{"type": "object"}],

@@ -149,6 +149,7 @@ def test_settings_that_name_files_are_refused(studio):
         {"name": "new", "recipe": "/etc/passwd"},
         {"name": "new", "text": "a", "suffix": "/../x"},
         {"name": "cats", "text": "a text"},
+        {"name": "new", "text": "a text", "settings": ["data.tokenizer=char\0"]},
     ):
         assert ask(address, "/studio/train", body)[0] == 400
     choices = ask(address, "/studio/choices")[2]

@@ -1,5 +1,6 @@
 """Gradient flow: the norm of a loss's gradient with respect to the state of each position."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -123,14 +124,18 @@ class GradientFlow:
 
 
 def draw_gradients(names: Sequence[str], flows: Sequence[GradientFlow], layer: int = 0) -> "Figure":
-    """Gradient norm over distance from the last position; norms of zero are left out."""
+    """Gradient norm over distance from the last position, without norms of zero or infinity."""
     norms = [flow.by_distance(layer) for flow in flows]
     stride = -(-max(map(len, norms)) // MAX_POINTS)
     curves = [
         Curve(
             run,
             [],
-            [(back, values[back]) for back in range(0, len(values), stride) if values[back] > 0],
+            [
+                (back, values[back])
+                for back in range(0, len(values), stride)
+                if 0 < values[back] < math.inf
+            ],
         )
         for run, values in enumerate(norms)
     ]

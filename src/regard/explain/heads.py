@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.errors import ConfigError
 from regard.explain.attention import attention_maps, text_stack
 from regard.explain.data_frame import data_frame
+from regard.explain.trace import check_indices
 from regard.html import html_table
 from regard.nn.block import Block
 from regard.nn.head import LMHead
@@ -220,14 +221,19 @@ def find_heads(
             "find_heads needs a decoder: its scores measure attention to earlier tokens"
         )
     size = int(cast(int, model.vocab_size))
-    pool = torch.arange(size) if tokens is None else torch.tensor(list(tokens))
+    distinct = range(size) if tokens is None else list(dict.fromkeys(tokens))
+    check_indices(distinct, size, "token")
+    pool = torch.tensor(distinct)
     context = getattr(model, "context", None)
-    length = min(length, len(pool), (context or 2 * length) // 2)
-    if length < 2:
+    if rows < 1:
+        raise ConfigError(f"rows={rows} must be at least 1")
+    available = min(len(pool), (context or 2 * length) // 2)
+    if min(length, available) < 2:
         raise ConfigError(
-            f"{len(pool)} tokens and context={context} are too few: find_heads repeats a sequence "
-            "of at least 2 tokens"
+            f"length={length}, {len(pool)} tokens or context={context} is too few: find_heads "
+            "repeats a sequence of at least 2 tokens"
         )
+    length = min(length, available)
     generator = torch.Generator().manual_seed(seed)
     sequences = torch.stack(
         [pool[torch.randperm(len(pool), generator=generator)[:length]] for _ in range(rows)]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, ShapeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,25 @@ def probe(
     fitted with L-BFGS on standardized x, on all folds but the one that is predicted. The interval
     is Wilson's. Compare with `majority`. Alain & Bengio 2016.
     """
-    count, classes = len(labels), int(labels.max()) + 1 if len(labels) else 0
-    if classes < 2 or count < folds:
+    if folds < 2:
+        raise ConfigError(f"folds={folds} must be at least 2: each is predicted from the others")
+    if len(x) != len(labels):
+        raise ShapeError(f"{len(x)} activations do not match {len(labels)} labels")
+    count, distinct = len(labels), len(labels.unique())
+    fewest = 4 if folds == 2 else folds  # so that the probe is fitted to at least 2
+    if distinct < 2 or count < fewest:
         raise ConfigError(
-            f"a probe needs at least 2 classes and {folds} examples; there are {count} examples of "
-            f"{classes} class{'es' * (classes != 1)}"
+            f"a probe needs at least 2 classes and {fewest} examples; there are {count} examples "
+            f"of {distinct} class{'es' * (distinct != 1)}"
         )
-    x, labels = x.detach().double(), labels.to(x.device)
+    if labels.is_floating_point() or int(labels.min()) < 0:
+        raise ConfigError("the labels of a probe must be integers of at least 0")
+    if not x.isfinite().all():
+        raise ConfigError(
+            "the activations of a probe must be finite; these contain NaN or infinity"
+        )
+    x, labels = x.detach().double(), labels.to(x.device, torch.long)
+    classes = int(labels.max()) + 1
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     fold_of = torch.empty(count, dtype=torch.long)
     fold_of[order] = torch.arange(count) % folds

@@ -42,6 +42,8 @@ def tsne(
     count = len(x)
     if count < 4:
         raise ShapeError(f"t-SNE needs at least 4 points, not {count}")
+    if not perplexity > 0:
+        raise ConfigError(f"perplexity={perplexity} must be above 0")
     perplexity = min(perplexity, (count - 1) / 3)
     p = _neighbour_probabilities(x.double(), perplexity)
     generator = torch.Generator().manual_seed(seed)

@@ -73,7 +73,8 @@ class TokenMap:
     def text(self, head: int | None = None, *, width: int = 100, colour: bool = False) -> str:
         """A heat map of one head or of all heads, for a terminal.
 
-        All heads of self-attention are drawn side by side, those of cross-attention as their mean.
+        All heads of self-attention are drawn side by side. Of cross-attention, of some rows only,
+        and of gates and states, the mean is drawn.
         """
         high = attention_vmax(0.0, len(self.columns))
         if head is None and self.rows == self.columns and self.kind != "cross":

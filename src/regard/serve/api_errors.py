@@ -47,7 +47,9 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.headers = status, dict(headers or {})
-        self.error = {"message": shorten(message), "type": kind, "param": param, "code": code}
+        # a message may quote a lone surrogate of the body, which UTF-8 cannot encode
+        message = shorten(message).encode(errors="backslashreplace").decode()
+        self.error = {"message": message, "type": kind, "param": param, "code": code}
 
 
 def as_api_error(error: Exception) -> ApiError:

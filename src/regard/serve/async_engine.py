@@ -1,6 +1,7 @@
 """Turns the events of the engine thread into text deltas, in the event loop of the server."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -44,9 +45,9 @@ class Continuation:
 
     @property
     def mean_logprob(self) -> float:
-        """The mean log-probability of its tokens."""
+        """The mean log-probability of its tokens; -inf if it has none, so that any other wins."""
         logprobs = [token.logprob for token in self.logprobs]
-        return sum(logprobs) / len(logprobs) if logprobs else 0.0
+        return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
 
 class AsyncEngine:

@@ -13,7 +13,8 @@ from regard.errors import ConfigError, RegardError
 from regard.text import Tokenizer
 
 MAX_SCHEMA = 64 * 1024  # characters
-MAX_MULTIPLE = 100_000  # product of all multipleOf: the states of an automaton, 0.2 s to compile
+# product of all multipleOf, of those below 1 the inverse: states of an automaton, 0.2 s to compile
+MAX_MULTIPLE = 100_000
 
 
 class JsonConstraint:
@@ -92,8 +93,8 @@ class JsonSchemas:
             )
         if prod(_multiples(schema)) > MAX_MULTIPLE:
             raise ConfigError(
-                f"response_format: the product of all multipleOf is more than {MAX_MULTIPLE:,}; "
-                "use smaller values"
+                "response_format: the product of all multipleOf, or of 1 / multipleOf where it is "
+                f"below 1, is more than {MAX_MULTIPLE:,}; use values closer to 1, or fewer of them"
             )
         from llguidance import LLMatcher
 
@@ -108,7 +109,7 @@ class JsonSchemas:
 
 
 def _multiples(schema: Any) -> Iterator[float]:
-    """The values of all multipleOf in a schema, and the inverse of those below 1."""
+    """The values of all multipleOf in a schema; of those below 1, the inverse."""
     if isinstance(schema, list):
         for item in schema:
             yield from _multiples(item)

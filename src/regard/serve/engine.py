@@ -501,12 +501,12 @@ class BatchEngine:
             for prefill in cancelled_prefills:
                 queue.remove(prefill)
                 for sequence in prefill.sequences:
-                    self._finish(sequence, "cancelled")
+                    self._finish(sequence, _reason_of_removal(sequence))
         cancelled = list(map(_is_cancelled, self.sequences))
         if any(cancelled):
             for sequence, is_cancelled in zip(self.sequences, cancelled, strict=True):
                 if is_cancelled:
-                    self._finish(sequence, "cancelled")
+                    self._finish(sequence, _reason_of_removal(sequence))
             self._keep([row for row, is_cancelled in enumerate(cancelled) if not is_cancelled])
 
     def _keep(self, rows: list[int]) -> None:
@@ -538,3 +538,8 @@ class BatchEngine:
 
 def _is_cancelled(sequence: Sequence) -> bool:
     return sequence.request.cancelled or sequence.index in sequence.request.ended
+
+
+def _reason_of_removal(sequence: Sequence) -> FinishReason:
+    """ "stop" if a stop string has ended the continuation, even if its request is cancelled."""
+    return "stop" if sequence.index in sequence.request.ended else "cancelled"

@@ -11,7 +11,7 @@ HELP = {  # of each metric; those that end in _total are counters, the others ga
     "open_requests": "requests in progress",
     "requests_total": "requests that were queued",
     "finished_total": "sequences that were completed",
-    "cancelled_total": "sequences whose client disconnected",
+    "cancelled_total": "sequences that were cancelled, as when the client disconnects",
     "failed_total": "sequences that failed",
     "prompt_tokens_total": "prompt tokens prefilled",
     "generation_tokens_total": "tokens that were generated",

@@ -215,6 +215,8 @@ class Prefiller:
     def _prefill_chunk(self, prefill: Prefill) -> None:
         if prefill.state is None:
             prefill.state, (prefill.prefilled,) = self._start([prefill])
+            if prefill.sequences[0].new_tokens == 0:  # of an attempt that ran out of memory
+                prefill.request.prompt_token_logprobs.clear()
         ids = prefill.ids[prefill.prefilled : prefill.prefilled + self.chunk]
         needs_logprobs = prefill.request.prompt_logprobs is not None
         tensor = to_device(ids, prefill.state.lengths.device).unsqueeze(0)

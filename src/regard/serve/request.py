@@ -1,7 +1,7 @@
 """Requests to the engine, and the events by which it answers."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from jaxtyping import Float
@@ -42,7 +42,8 @@ class Request:
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
     constraints: Sequence[Constraint] = ()  # one per continuation
     cancelled: bool = False  # set by any thread; its sequences are removed before the next step
-    ended: set[int] = field(default_factory=set)  # the same for single continuations
+    # continuations that a stop string has ended, by index; removed before the next step
+    ended: set[int] = field(default_factory=set)
     prompt_token_logprobs: "list[TokenLogprobs]" = field(
         default_factory=list
     )  # of all but the first token
@@ -64,6 +65,12 @@ class TokenLogprobs:
     def top(self) -> list[tuple[int, float]]:
         """The most probable tokens with their log-probabilities, best first."""
         return list(zip(self.top_ids, self.top_logprobs, strict=True))
+
+    def truncate(self, count: int) -> "TokenLogprobs":
+        """The same with at most `count` of the most probable tokens."""
+        if len(self.top_ids) <= count:
+            return self
+        return replace(self, top_ids=self.top_ids[:count], top_logprobs=self.top_logprobs[:count])
 
 
 @dataclass(slots=True)  # not frozen: one is made for every token

@@ -65,7 +65,8 @@ def sample_rows(
         sampled = ids[rows_with_logprobs].tolist()
         computed = compute_logprobs(logits[rows_with_logprobs], sampled, top)
         for row, token_logprobs in zip(rows_with_logprobs, computed, strict=True):
-            logprobs[row] = token_logprobs
+            requested = cast(int, sequences[row].request.logprobs)
+            logprobs[row] = token_logprobs.truncate(requested)
     return SampledTokens(ids, tokens, logprobs, errors)
 
 

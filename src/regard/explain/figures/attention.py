@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.errors import ConfigError
 from regard.explain.attention import has_attention
-from regard.explain.figures.figure_model import FigureModel
+from regard.explain.figures.figure_model import FigureModel, check_positive
 from regard.explain.figures.panels import FigureData, Heatmap, LinePlot, Panel, Table
 from regard.explain.render.token_text import attention_vmax
 from regard.explain.trace import trace
@@ -129,6 +129,7 @@ def permutation(
 
     With sinusoidal positions added to X this does not hold. Weights and word vectors are random.
     """
+    check_positive(dim=dim, heads=heads)
     words = text.split()
     if not 2 <= len(words) <= 40:
         raise ConfigError(f"the text has {len(words)} words; permutation needs 2 to 40")

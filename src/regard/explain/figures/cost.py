@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.errors import ConfigError
+from regard.explain.figures.figure_model import check_positive
 from regard.explain.figures.panels import FigureData, LinePlot, Panel, Point, Table
 from regard.nn.attention import Attention, AttentionInputs, Mask, split_heads
 from regard.nn.convolution import CausalConvolution
@@ -103,10 +104,11 @@ def cost(
     saved for the backward pass; time is that of the forward pass, the shortest of `repeats`.
     Attention runs without a fused kernel, so that it materializes its weights.
     """
-    if len(lengths) < 2 or min(lengths) < 1 or repeats < 1 or window < 2:
+    check_positive(dim=dim, heads=heads, kernel_size=kernel_size)
+    if len(set(lengths)) < 2 or min(lengths) < 1 or repeats < 1 or window < 2:
         raise ConfigError(
-            f"lengths={list(lengths)} must be two or more numbers of at least 1, repeats={repeats} "
-            f"at least 1 and window={window} at least 2"
+            f"lengths={list(lengths)} must be two or more different numbers of at least 1, "
+            f"repeats={repeats} at least 1 and window={window} at least 2"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

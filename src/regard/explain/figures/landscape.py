@@ -1,5 +1,7 @@
 """The loss around the weights of a model, over two random directions."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -31,9 +33,10 @@ def loss_landscape(
     trained on the text for `steps` steps. If no run is given, two small decoders are compared, with
     and without residual connections.
     """
-    if grid < 3 or span <= 0 or steps < 0:
+    if grid < 3 or not 0 < span < math.inf or steps < 0:
         raise ConfigError(
-            f"grid={grid} must be at least 3, span={span} above 0 and steps={steps} at least 0"
+            f"grid={grid} must be at least 3, span={span} finite and above 0, and steps={steps} at "
+            "least 0"
         )
     grid += 1 - grid % 2  # so that the weights themselves are in the middle
     coordinates = [span * (2 * n / (grid - 1) - 1) for n in range(grid)]

@@ -103,9 +103,8 @@ def ngram_counts(symbols: Sequence[str], order: int) -> dict[tuple[str, ...], Co
     if order == 0:
         return {(): Counter(dict.fromkeys(sorted(set(symbols)), 1))}
     counts: dict[tuple[str, ...], Counter[str]] = {}
-    circular = [*symbols, *symbols[: order - 1]]
     for start in range(len(symbols)):
-        *history, symbol = circular[start : start + order]
+        *history, symbol = (symbols[(start + n) % len(symbols)] for n in range(order))
         counts.setdefault(tuple(history), Counter())[symbol] += 1
     return counts
 

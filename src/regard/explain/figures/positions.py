@@ -32,6 +32,8 @@ def positions(
         if value < 2:
             raise ConfigError(f"{name}={value} must be at least 2")
     if model is None:
+        if not kinds:
+            raise ConfigError(f"kinds=[] is empty; give some of {', '.join(KINDS)}")
         for kind in kinds:
             if kind not in KINDS:
                 raise ConfigError(unknown("position encoding", kind, KINDS))

@@ -1,5 +1,7 @@
 """Figures of recurrent networks: gates over a text, and gradients through time."""
 
+import math
+
 from regard.errors import ConfigError
 from regard.explain.figures.figure_model import FigureModel, check_positive, untrained_note
 from regard.explain.figures.panels import FigureData, Heatmap, LinePlot, Panel
@@ -63,8 +65,11 @@ def gradient_flow(models: list[FigureModel], text: str, *, layer: int = 0) -> Fi
             )
         norms = flow.by_distance(layer)
         name = model.name if model.name not in series else f"{model.name} ({len(series)})"
-        series[name] = [(distance, norm) for distance, norm in enumerate(norms) if norm > 0]
-        numbers[f"{name}: norm {len(norms) - 1} positions back / last"] = norms[-1] / norms[0]
+        series[name] = [
+            (distance, norm) for distance, norm in enumerate(norms) if 0 < norm < math.inf
+        ]
+        if norms[0] > 0:
+            numbers[f"{name}: norm {len(norms) - 1} positions back / last"] = norms[-1] / norms[0]
     return FigureData(
         title="Gradient flow through time",
         caption="The norm of the gradient of the last token's loss with respect to the state of "

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.explain.figures.figure_model import FigureModel
+from regard.explain.figures.figure_model import FigureModel, check_positive
 from regard.explain.figures.panels import Bars, FigureData, Node, Panel, Tree
 from regard.generate import parse_chain
 from regard.generate.chain import Chain
@@ -37,8 +37,9 @@ def temperature(
 
     P_T(w) = exp(z_w / T) / sum_v exp(z_v / T)
     """
-    if min(values, default=0) <= 0:
+    if not values or not all(value > 0 for value in values):  # NaN is not above 0
         raise ConfigError(f"values={list(values)} must be temperatures above 0")
+    check_positive(top=top)
     labels, logits, _, origin = _distribution(model, text, "temperature")
     probabilities = {T: (logits / T).softmax(-1) for T in values}
     best = logits.topk(min(top, len(logits))).indices.tolist()
@@ -68,6 +69,7 @@ def samplers(
     top: int = 12,
 ) -> FigureData:
     """The next-token distribution before and after each sampler of a chain."""
+    check_positive(top=top)
     labels, logits, history, origin = _distribution(model, text, "samplers")
     chain: Chain = parse_chain(samplers, order)
     stop = () if model is None else model.require_tokenizer().stop_ids

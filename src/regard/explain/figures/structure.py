@@ -7,7 +7,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from regard.errors import ConfigError
-from regard.explain.figures.figure_model import FigureModel
+from regard.explain.figures.figure_model import FigureModel, check_positive
 from regard.explain.figures.panels import FigureData, LinePlot, Network, Panel, Point, Table
 from regard.nn.attention import Attention
 from regard.nn.convolution import CausalConvolution
@@ -38,11 +38,13 @@ def receptive_field(
             )
         (kernel_size,) = convolutions[0].filter.kernel_size
         dilations = tuple(layer.filter.dilation[0] for layer in convolutions)
-    dilations = tuple(2**n for n in range(layers)) if dilations is None else dilations
+    if dilations is None:
+        check_positive(layers=layers)
+        dilations = tuple(2**n for n in range(layers))
     if kernel_size < 2 or not dilations or min(dilations) < 1:
         raise ConfigError(
-            f"kernel_size={kernel_size} must be at least 2, and dilations={list(dilations)} at "
-            "least 1"
+            f"kernel_size={kernel_size} must be at least 2, and dilations={list(dilations)} one or "
+            "more numbers of at least 1"
         )
     fields = [
         receptive_field_size(kernel_size, dilations[:count]) for count in range(len(dilations) + 1)

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from regard.errors import ConfigError
-from regard.explain.figures.figure_model import FigureModel
+from regard.explain.figures.figure_model import FigureModel, check_positive
 from regard.explain.figures.panels import FigureData, Scatter
 from regard.explain.neighbours import WordVectors
 from regard.explain.projection import pca, tsne
@@ -23,6 +23,7 @@ def word_vectors(
     Shown are the words of the text, or the first words of the vocabulary, which are the most
     frequent. `projection=tsne` keeps neighbours together (`explain.tsne`).
     """
+    check_positive(words=words)
     vectors = WordVectors.from_model(model.module, model.require_tokenizer())
     if text is None:
         by_id = sorted(vectors.words.items(), key=lambda item: item[1])

@@ -109,7 +109,7 @@ def _draw_panel(axes: Any, panel: MetricPanel, x_label: str, dashes: bool) -> No
         *(value for curve in curves for _, value in (*curve.training, *curve.validation)),
         *(curve.level for curve in curves if curve.level is not None),
     ]
-    low, high = min(values), max(values)
+    low, high = min(values, default=0.0), max(values, default=0.0)
     logarithmic = (
         not panel.from_zero and not panel.linear and low > MIN_LOG_VALUE and high / low >= LOG_RATIO
     )

@@ -106,7 +106,7 @@ def draw_maps(
             left = GAP + row_width + column * step
             axes = axes_at(left, top + above, grid_width, grid_height)
             axes.pcolormesh(
-                values.numpy(force=True),
+                values.float().numpy(force=True),
                 norm=scale,
                 cmap=colours.cmap,
                 rasterized=len(rows) * len(columns) > VECTOR_CELLS,
@@ -160,7 +160,7 @@ def draw_overview(
                 corner = (left + column * step) / width, 1 - (top + HEADING + THUMB) / height
                 axes = figure.add_axes((*corner, THUMB / width, THUMB / height), label=name)
                 axes.imshow(
-                    weights.numpy(force=True),
+                    weights.float().numpy(force=True),
                     norm=scale,
                     cmap=colours,
                     aspect="auto",

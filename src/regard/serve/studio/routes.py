@@ -152,8 +152,8 @@ async def train(http: Request, body: TrainBody) -> dict[str, Any]:
     """Train a new run on a text, or by a recipe."""
     trainer = studio_of(http).trainer
     for word in body.settings:
-        key, separator, _ = word.partition("=")
-        if not separator or not SETTING.fullmatch(key):
+        key, separator, value = word.partition("=")
+        if not separator or not SETTING.fullmatch(key) or "\0" in value:  # no process accepts NUL
             raise ConfigError(
                 f"settings: {word[:80]!r} cannot be set here; use NAME=VALUE with a name of "
                 f"{', '.join(SETTINGS)}"
