@@ -770,3 +770,24 @@ def test_what_a_text_run_says_of_its_inside(place):
     assert run.find_heads().layers[0] == "decoder.blocks.0.attention"
     with pytest.raises(RegardError, match="Transformer has none"):
         run.states("the cat")
+
+
+def test_calls_without_an_input_are_refused(place):
+    run = regard.load(place / "runs" / "cats.txt")
+    with pytest.raises(ConfigError, match="no run to compare"):
+        regard.compare()
+    with pytest.raises(ConfigError, match="at least 2 are needed"):
+        run.head_effects("a")  # nothing is predicted: the loss would be NaN
+
+
+@pytest.mark.parametrize("top", [0, -1, True, 1.5, "2", None])
+def test_top_is_an_integer_of_at_least_1(place, top):
+    run = regard.load(place / "runs" / "cats.txt")
+    with pytest.raises(ConfigError, match="must be an integer of at least 1"):
+        run.neighbours("c", top=top)
+
+
+def test_a_path_may_begin_with_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "cats.txt").write_text("cats")
+    assert run_name("~/cats.txt", None) == run_name(None, "~/cats.txt") == "cats"

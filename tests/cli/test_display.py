@@ -18,6 +18,7 @@ from regard.api.display import (
     make_display,
     show_events,
 )
+from regard.api.event_lines import RemainingTime
 from regard.api.overrides import format_overrides
 from regard.config import RunConfig, build, merge, parse_overrides, to_table
 from regard.training.events import Evaluated, RunFinished, RunStarted, StepLogged
@@ -204,3 +205,18 @@ def test_the_display_fits_the_place(notebook, monkeypatch):
     assert isinstance(make_display(quiet=False), LineDisplay)
     monkeypatch.setattr("regard.api.process.rank", lambda: 1)
     assert type(make_display(quiet=False)) is NoDisplay
+
+
+def test_the_remaining_time_is_estimated_anew_when_a_phase_is_repeated(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    remaining = RemainingTime()
+    for time, done, expected in (
+        (0.0, 1, ""),
+        (100.0, 100, ", 0:00 left"),
+        (100.0, 1, ""),
+        (110.0, 50, ", 0:10 left"),
+    ):
+        clock[0] = time
+        remaining.add("evaluating", done, 100)
+        assert str(remaining) == expected

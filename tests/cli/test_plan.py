@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+import regard
+from regard.errors import ConfigError
+
 
 def test_a_plan_shows_memory_speed_and_assumptions(regard):
     completed = regard("plan", "llama-7b", "--gpus", 8, "--memory", 80)
@@ -94,3 +97,8 @@ def test_what_cannot_be_planned_is_refused_with_the_way_out(regard, words, messa
     assert (completed.code, completed.out) == (2, "")
     assert message in completed.err
     assert len(completed.err.splitlines()) <= 5
+
+
+def test_the_number_of_gpus_is_an_integer():
+    with pytest.raises(ConfigError, match=r"gpus=1\.5 must be an integer"):
+        regard.plan("gpt2", gpus=1.5)

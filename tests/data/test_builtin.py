@@ -265,3 +265,14 @@ def test_a_claim_about_heights_is_true_if_the_statements_imply_it():
         labels[label] += 1
     assert set(lengths) == {1, 2, 3}
     assert labels["true"] == labels["false"]
+
+
+@pytest.mark.parametrize("options", [{"noise": float("inf")}, {"noise": float("nan")}])
+def test_the_noise_of_sines_is_finite(options):
+    with pytest.raises(ConfigError, match="finite"):
+        BUILTINS["sines"](examples=4, **options)
+
+
+def test_the_seed_of_shapes_is_not_negative():
+    with pytest.raises(ConfigError, match="seed=-1"):
+        BUILTINS["shapes"](examples=4, seed=-1)

@@ -26,3 +26,13 @@ def test_keys_beside_the_messages_are_left_out_although_they_are_those_of_a_prom
     data = from_json(path)
     assert data.rows == [ROWS]
     assert data.description.endswith("1 responses; left out: prompt, input")
+
+
+def test_a_key_whose_value_is_null_is_as_if_it_were_missing(tmp_path):
+    path = tmp_path / "nulls.jsonl"
+    for talk in (
+        {"messages": None, "conversations": TALK},
+        {"messages": None, "prompt": None, "instruction": "q", "answer": None, "response": "a"},
+    ):
+        path.write_text(json.dumps(talk))
+        assert from_json(path).rows == [ROWS]

@@ -14,6 +14,7 @@ from regard.data.images import Images, as_pixels, class_folders, file_pixels, re
 from regard.data.loader import RowLoader
 from regard.errors import ConfigError, DataError
 from regard.pipelines import open_data
+from regard.pipelines.images import image_files
 
 GENERATOR = np.random.default_rng(0)
 
@@ -426,3 +427,21 @@ def test_arrays_that_are_larger_than_the_memory_are_not_unpacked(tmp_path, monke
         open_data(str(path))
     monkeypatch.setattr("regard.data.npz_files._memory", lambda: size)
     assert open_data(str(path))
+
+
+@pytest.mark.parametrize("names", [("x", "y"), ("xyp", "off")])
+def test_files_of_an_archive_that_are_not_arrays_are_refused(tmp_path, names):
+    path = tmp_path / "raw.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, "not an array")
+    with pytest.raises(DataError, match=r"'(x|xyp)' is not a NumPy array"):
+        open_data(str(path))
+
+
+def test_hidden_files_of_a_folder_are_not_predicted(tmp_path):
+    for name in ("a.png", "._a.png", ".cache/b.png"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"")
+    assert [file.name for _, file in image_files(tmp_path).rows] == ["a.png"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from regard.config import RunConfig, build
-from regard.data.series import Series
+from regard.data.series import Series, from_columns
 from regard.errors import ConfigError, DataError
 from regard.pipelines import open_data
 from regard.pipelines.detect import open_split
@@ -389,3 +389,11 @@ def test_the_split_of_ett_is_in_proportion_for_other_tables(rows, sizes, told):
     assert told in train.description
     with pytest.raises(ConfigError, match=r"data.split must be a list or 'ett', not 'etth'"):
         build(RunConfig, {"name": "x", "data": {"split": "etth"}})
+
+
+@pytest.mark.parametrize("size", [float("nan"), float("inf"), 0.0])
+def test_the_sizes_of_a_split_are_finite_numbers_above_0(size):
+    series = from_columns("s", "", {"x": range(40)})
+    for sizes in ([size, 0.2], [0.5, 0.2, size]):
+        with pytest.raises(ConfigError, match="must be two or three numbers above 0"):
+            series.split_by_sizes(sizes)

@@ -4,12 +4,13 @@ import bz2
 import gzip
 import json
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from regard.config import RunConfig, build
-from regard.data.columns import find_roles
+from regard.data.columns import find_input, find_roles
 from regard.data.table_files import read_table
 from regard.data.text import Text
 from regard.errors import ConfigError, DataError
@@ -564,3 +565,63 @@ def test_inferred_columns_of_pairs_are_kept_in_lower_case(tmp_path):
     found = open_data(str(tmp_path / "pairs.csv"), kind="pairs", lower=True)
     assert found.columns == {"source": "en", "target": "fr"}
     assert next(found.rows()) == ("the cat number 0 sleeps here", "le chat 0 dort bien ici")
+
+
+def test_a_first_row_with_the_number_of_a_named_column_is_not_a_header(tmp_path):
+    path = tmp_path / "labels.csv"
+    path.write_text("".join(f"{text},{2 - n % 2}\n" for n, text in enumerate("abcdefgh")))
+    assert path.read_text().startswith("a,2\n")
+    data = open_data(str(path), kind="labels", columns={"text": 1, "label": 2})
+    assert (len(data), data.class_names) == (8, ("1", "2"))
+
+
+@pytest.mark.parametrize("named", [{}, {"text": "satz", "label": "klasse"}])
+def test_the_header_of_a_validation_file_in_a_folder_is_that_of_the_training_file(tmp_path, named):
+    rows = [f"{text.replace(',', '')} {n},{label}\n" for n, (text, label) in enumerate(ROWS * 3)]
+    (tmp_path / "train.csv").write_text("satz,klasse\n" + "".join(rows))
+    (tmp_path / "test.csv").write_text("satz,klasse\n" + "".join(rows[:2]))
+    table = {"task": "text_classification", "data": {"path": str(tmp_path), **named}}
+    train, validation = open_split(build(RunConfig, {"name": "x", "model": {}, **table}))
+    assert (len(train), len(validation)) == (24, 2)
+    assert validation.class_names == train.class_names == ("bad", "good")
+
+
+def test_integers_that_no_float_can_represent_are_reported_with_their_line(tmp_path):
+    path = tmp_path / "large.jsonl"
+    numbers = [*range(20), 10**400]
+    path.write_text("".join(json.dumps({"text": f"t {n}", "score": n}) + "\n" for n in numbers))
+    with pytest.raises(DataError, match="line 21: score is"):
+        open_data(str(path), kind="scores")
+    path.write_text("".join(json.dumps({"value": n}) + "\n" for n in numbers))
+    with pytest.raises(DataError, match="line 21: value is"):
+        open_data(str(path), kind="series")
+
+
+def test_decimals_of_parquet_files_are_numbers(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "prices.parquet"
+    values = [Decimal(n * n % 37) / 4 for n in range(40)]
+    column = pyarrow.array([*values[:-1], None], pyarrow.decimal128(10, 2))
+    parquet.write_table(pyarrow.table({"text": [f"t {n}" for n in range(40)], "n": column}), path)
+    rows = [row for _, row in read_table(path).rows()]
+    assert [cell for _, cell in rows] == [*map(float, values[:-1]), None]
+    prices = pyarrow.table({"price": pyarrow.array(values, pyarrow.decimal128(10, 2))})
+    parquet.write_table(prices, path)
+    assert open_data(str(path)).column("price").tolist() == [*map(float, values)]
+
+
+def test_a_table_with_a_header_alone_has_no_rows(tmp_path):
+    path = tmp_path / "empty.csv"
+    path.write_text("source,target\n")
+    with pytest.raises(DataError, match="it has no rows"):
+        open_data(str(path))
+
+
+def test_the_input_column_of_a_prediction_may_be_named_by_its_number(tmp_path):
+    path = tmp_path / "columns.csv"
+    path.write_text("id,None,text\n" + "".join(f"{n},a day,a night\n" for n in range(5)))
+    table = read_table(path)
+    assert find_input(table, "labels", None, 2) == ("None", "")
+    assert find_input(table, "labels", None, None) == find_input(table, "labels", None, 9)
+    assert find_input(table, "labels", None, None) == ("text", "")

@@ -388,6 +388,9 @@ def test_chat_remembers_the_dialogue_and_works_through_a_pipe(world, capsys, mon
     assert 256 * 3 / 4 < len(seen[-1]) < 256
     with pytest.raises(ConfigError, match="no room for a response"):
         run.chat("a" * 230)
+    for wrong in ([], ["ag"], [("user", "ag", "x")]):
+        with pytest.raises(ConfigError, match=r"pair of a role and a text|no message"):
+            run.chat(wrong)
     assert render("chatml", [("user", "x")]).endswith("<|im_end|>\n")
 
 

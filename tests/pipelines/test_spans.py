@@ -320,3 +320,22 @@ def test_no_answer_is_ranked_by_its_score(null, threshold, texts):
     task = Span(no_answer=True, no_answer_threshold=threshold)
     ranked = task._rank({"b": 2.0, "a": 3.0, "c": 1.0}, [3.5], null)
     assert [text for text, _ in ranked] == texts
+
+
+def test_windows_advance_even_where_the_context_has_room_for_two_tokens():
+    tokenizer = train_tokenizer("word", ["who did it ada did it"])
+    question = Question("1", "who", "ada did it", ((("ada"), 0),))
+    for context, windows in ((5, 3), (6, 2)):
+        model = resolve(
+            {"preset": "tiny-encoder", "context": context, "head": "span"},
+            vocab_size=tokenizer.vocab_size,
+        )
+        assert len(SpanWindows.encode(Span(), [question], tokenizer, model).store) == windows
+
+
+def test_an_answer_that_is_a_number_is_refused(tmp_path):
+    path = tmp_path / "number.jsonl"
+    row = {"question": "when?", "context": "in 1801", "answer": 1801, "answer_start": 3}
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match="an answer must be a text"):
+        open_data(str(path), kind="spans")

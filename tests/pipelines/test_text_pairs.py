@@ -7,6 +7,7 @@ import torch
 
 import regard
 from cli.commands import command
+from regard.api.prediction import read_inputs
 from regard.data.columns import text_pair
 from regard.data.labels import from_rows
 from regard.errors import ConfigError, DataError
@@ -126,3 +127,27 @@ def test_columns_of_two_texts_are_found_by_their_names(tmp_path):
     with pytest.raises(DataError, match="no text with a label"):
         open_data(str(path))
     assert text_pair(["a", "b", "x1", "y2"]) is None
+
+
+def test_columns_that_training_named_by_numbers_are_those_of_predictions(tmp_path):
+    path = tmp_path / "numbers.csv"
+    rows = [f"{n},a b {n},c d e {n},{n % 2}" for n in range(40)]
+    path.write_text("\n".join(["id,premise,hypothesis,label", *rows]))
+    columns = {"text": 3, "text2": 2, "label": 4}
+    model = {"preset": "lstm", "dim": 8, "layers": 1}
+    out = tmp_path / "run"
+    run = regard.train(str(path), data=columns, model=model, steps=1, batch=4, out=out, quiet=True)
+    inputs = read_inputs(run, path)
+    assert next(iter(inputs.rows))[1] == ("c d e 0", "a b 0")
+
+
+def test_the_header_of_a_short_file_is_found_by_the_columns_of_the_training_data(tmp_path):
+    path, short = tmp_path / "german.csv", tmp_path / "short.csv"
+    rows = [f"ein langer Satz {n},{'gut' if n % 2 else 'schlecht'}" for n in range(40)]
+    path.write_text("\n".join(["satz,klasse", *rows]))
+    short.write_text("satz\nnoch ein Satz\n")
+    model = {"preset": "lstm", "dim": 8, "layers": 1}
+    columns = {"text": "satz", "label": "klasse"}
+    out = tmp_path / "run"
+    run = regard.train(str(path), data=columns, model=model, steps=1, batch=4, out=out, quiet=True)
+    assert [text for _, text in read_inputs(run, short).rows] == ["noch ein Satz"]

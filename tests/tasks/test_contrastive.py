@@ -149,4 +149,19 @@ def test_sentences_are_trained_evaluated_and_searched(tmp_path, capsys):
     for name, message in (("none", "no file"), ("image.txt", "not UTF-8")):
         with pytest.raises(DataError, match=message):
             run.similar("red old", tmp_path / name)
+    for texts in (lambda: run.embed([]), lambda: run.similar("red", []), lambda: run.similar([])):
+        with pytest.raises(ConfigError, match="no text to embed"):
+            texts()
+    with pytest.raises(ConfigError, match="top=0"):
+        run.similar("red old", top=0)
     assert run.similar("red old", top=2)["red old"][0][1] <= 1.0001
+
+
+def test_a_batch_is_not_wider_than_a_context_that_is_no_multiple_of_8(tmp_path):
+    path = tmp_path / "long.txt"
+    path.write_text("".join(f"{' '.join(['word', str(n)] * 20)}\n" for n in range(60)))
+    settings = {"path": str(path), "tokenizer": "char"}
+    config = configure(None, {"data": settings, "task": "contrastive", "model": {"context": 20}})
+    data = prepare_training(config)
+    batches = [data.batch(0), *data.validation_batches(None), *data.all_batches()]
+    assert {batch.first.ids.shape[1] for batch in batches} == {20}

@@ -291,6 +291,8 @@ def test_a_table_of_numbers_is_trained_on_evaluated_and_forecast(tmp_path, monke
     assert "all training values of column 'same' are equal" in said.err
     said = invoke(capsys, "train", "line.csv", "task.column=upp", "--out", "x")
     assert "did you mean 'up'?" in said.err
+    with pytest.raises(ConfigError, match=r"steps=2\.5 must be an integer"):
+        regard.load("run").forecast(steps=2.5)
     said = invoke(capsys, "evaluate", "run", "--test")
     assert (said.code, "has no test split" in said.err) == (2, True)
 
@@ -408,7 +410,7 @@ def test_several_columns_by_a_network_and_their_pictures(tmp_path, monkeypatch, 
     assert said.code != 0
     run = regard.load("run")
     assert set(run.forecast(steps=2)) == {"a", "b"}
-    with pytest.raises(ConfigError, match="steps=0 must be at least 1"):
+    with pytest.raises(ConfigError, match="steps=0 must be an integer of at least 1"):
         run.forecast(steps=0)
 
 

@@ -15,7 +15,9 @@ from regard.errors import ConfigError, DataError
 from regard.explain.render.strokes import strokes, to_svg, to_text
 from regard.models.build import build_model, resolve
 from regard.nn.mixture_density import END, MixtureDensityHead, log_density
+from regard.pipelines import prepare_training
 from regard.tasks.handwriting import Handwriting
+from regard.training.setup.configure import configure
 
 NETWORKS = {
     "lstm": {"preset": "lstm", "dim": 12, "layers": 1},
@@ -272,3 +274,14 @@ def test_a_text_is_drawn_and_its_window_explained(tmp_path, monkeypatch, capsys)
     np.savez("more.npz", xyp=np.eye(40, 3), off=np.arange(0, 41, 2))
     said = invoke(capsys, "train", "more.npz", "model.family=soft_window", "--out", "no")
     assert "drawings have no texts for model.family=soft_window" in said.err
+
+
+def test_a_split_without_labels_has_no_classes(tmp_path):
+    drawings = {"xyp": np.eye(40, 3), "off": np.arange(0, 41, 2)}
+    valid = {"valid_xyp": np.eye(4, 3), "valid_off": np.array([0, 2, 4])}
+    path = tmp_path / "partly.npz"
+    np.savez(path, **drawings, **valid, label=np.array(["a", "b"] * 10))
+    with pytest.raises(DataError, match="drawings have classes none"):
+        prepare_training(configure(str(path)))
+    np.savez(path, **drawings, **valid, valid_label=np.array(["a", "b"]))
+    assert prepare_training(configure(str(path))).task.class_names == []

@@ -12,7 +12,7 @@ from regard.api.overrides import WITHOUT_TOKENIZER
 from regard.api.run import Run, load
 from regard.api.run_figures import by_length_curves, forecast_curves, history_curves
 from regard.config import Choice, kind_of, to_table
-from regard.errors import RegardError, reject_options
+from regard.errors import ConfigError, RegardError, reject_options
 from regard.explain.data_frame import data_frame
 from regard.explain.render.figure import encode, page, save, to_svg
 from regard.html import html_table
@@ -197,6 +197,8 @@ def compare(
     """
     if not by_length:
         reject_options("data is for by_length=True", {"data": data or None})
+    if not runs:
+        raise ConfigError("there is no run to compare; give at least one")
     paths = [run.folder.path if isinstance(run, Run) else run for run in runs]
     histories = [read_history(path) for path in paths]
     histories, notes = _with_comparable_evaluations(histories, progress)

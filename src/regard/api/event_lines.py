@@ -26,8 +26,8 @@ class RemainingTime:
         self.done = self.total = 0
 
     def add(self, phase: str, done: int, total: int) -> None:
-        """Record the progress of a phase; a new phase restarts the clock."""
-        if phase != self.phase:
+        """Record the progress of a phase; a new phase, or the same again, restarts the clock."""
+        if phase != self.phase or done < self.done:
             self.phase, self.started = phase, time.monotonic()
         self.done, self.total = done, total
 

@@ -204,7 +204,12 @@ def text_head_effects(run: "Run", text: str, mean: bool) -> dict[str, Tensor]:
         source, ids = source_and_translation(run, text)
         loss = next_token_loss(run.model, ids, source=source)
     else:
-        loss = next_token_loss(run.model, context_ids(run, text))
+        ids = context_ids(run, text)
+        if len(ids) < 2:
+            raise ConfigError(
+                "the text has 1 token; at least 2 are needed: each is predicted from those before"
+            )
+        loss = next_token_loss(run.model, ids)
     return head_effects(run.model, loss, mean=mean)
 
 

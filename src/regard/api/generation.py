@@ -136,6 +136,11 @@ def stream_response(
     """Respond to the last message of a dialogue, and yield the response in chunks."""
     template = require_template(run)
     dialogue = [("user", messages)] if isinstance(messages, str) else list(messages)
+    for message in dialogue:
+        if not (isinstance(message, tuple | list) and len(message) == 2):
+            raise ConfigError(f"a message must be a pair of a role and a text, not {message!r}")
+    if not dialogue:
+        raise ConfigError("there is no message to respond to; give at least one")
     dialogue = [(role, run._normalize(text)) for role, text in dialogue]
     tokenizer = run.tokenizer
     ids, max_new_tokens = fit_prompt(

@@ -84,6 +84,8 @@ def plan(
     >>> regard.plan("llama-7b", gpus=8).best.sharded
     True
     """
+    if not isinstance(gpus, int):
+        raise ConfigError(f"gpus={gpus!r} must be an integer")
     if gpus == 1:
         reject_options("a link is between two GPUs, and gpus=1", {"link": link})
     if gpu_type not in GPU_SPECS:

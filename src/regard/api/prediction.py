@@ -53,13 +53,14 @@ def read_inputs(run: "Run", path: Path | str, column: str | None = None) -> Inpu
 
 
 def _table_rows(run: "Run", path: Path, column: str | None) -> Inputs:
-    table = read_table(path, names=[str(column)] if column is not None else [])
+    default = run.pipeline.input_column(run.config)
+    names = [str(name) for name in (column, default, *run.inputs) if name is not None]
+    table = read_table(path, names=names)
     for name in ADDED_COLUMNS:
         if name in table.columns:
             raise DataError(f"{path} has a column {name!r} already; rename it or leave it out")
     if len(run.inputs) > 1:
         return _two_texts(run, table, column)
-    default = run.pipeline.input_column(run.config)
     name, note = find_input(table, run.pipeline.name, column, default)
     index = table.column(name)
 
@@ -80,7 +81,7 @@ def _two_texts(run: "Run", table: Table, column: str | None) -> Inputs:
         raise ConfigError(
             f"column={column!r}: the run reads two columns; in the table, name them {names}"
         )
-    known = set(run.inputs) <= set(table.columns)
+    known = all(table.find(name) is not None for name in run.inputs)
     pair = run.inputs if known else text_pair(table.columns) or run.inputs
     indices = [table.column(name) for name in pair]
 
@@ -149,8 +150,15 @@ def input_texts(run: "Run", texts: Sequence[str]) -> Iterator[tuple[Row, Any]]:
     return ((dict(zip(names, group, strict=True)), group) for group in groups)
 
 
+def check_top(top: int) -> None:
+    """Raise `ConfigError` unless `top`, a number of classes or texts, is at least 1."""
+    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
+        raise ConfigError(f"top={top!r} must be an integer of at least 1")
+
+
 def predict_values(run: "Run", inputs: Any, top: int) -> Any:
     """The prediction for one input, or for each of a list; a tuple of texts may be one input."""
+    check_top(top)
     if inputs is None:
         if "forecast" in run.methods:
             return run.forecast(steps=None)

@@ -100,7 +100,8 @@ def validation_data(run: "Run", data: Sequence[Choice] = (), *, test: bool = Fal
     if getattr(validation, "test", None) is None:
         raise ConfigError(
             "the data of this run has no test split; only a time series with data.split=[…, …, …] "
-            "has one; to evaluate other data: regard evaluate RUN DATA"
+            "and an archive of strokes with test_ arrays have one; to evaluate other data: regard "
+            "evaluate RUN DATA"
         )
     return cast(Data, validation.test)
 

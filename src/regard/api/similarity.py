@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
+from regard.api.prediction import check_top
 from regard.api.run_evaluation import validation_data
 from regard.data.text_files import read_lines, scan
 from regard.errors import ConfigError
@@ -21,6 +22,7 @@ Neighbours = dict[str, list[tuple[str, float]]]
 
 def nearest_words(run: "Run", words: str | Sequence[str], top: int) -> Neighbours:
     """The words with the most similar embedding vectors and their cosines, best first."""
+    check_top(top)
     vectors = WordVectors.from_model(run.model, run.tokenizer)
     split = words.split() if isinstance(words, str) else words
     queries = parse_terms(run._normalize(word) for word in split)
@@ -32,6 +34,8 @@ def text_embeddings(run: "Run", texts: str | Sequence[str]) -> Tensor:
     run._require("embed", "embed texts")
     task, tokenizer = contrastive_task(run.config.task), cast(Tokenizer, run.tokenizers)
     listed = [texts] if isinstance(texts, str) else list(texts)
+    if not listed:
+        raise ConfigError("there is no text to embed; give at least one")
     vectors = embed_texts(run.model, task, tokenizer, list(map(run._normalize, listed)))
     return vectors[0] if isinstance(texts, str) else vectors
 
@@ -40,6 +44,7 @@ def similar_texts(
     run: "Run", texts: str | Sequence[str], among: Sequence[str] | Path | str | None, top: int
 ) -> Neighbours:
     """For each text, those of `among` (or the validation data) with the most similar embeddings."""
+    check_top(top)
     queries = [texts] if isinstance(texts, str) else list(texts)
     if among is None:
         rows = cast(Any, validation_data(run)).rows

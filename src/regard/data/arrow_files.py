@@ -53,10 +53,18 @@ def from_arrow(path: Path) -> Table:
     def batches() -> Iterator[Any]:
         if format == "Parquet":
             with parquet.ParquetFile(path) as file:
-                yield from file.iter_batches(SAMPLE_ROWS)
+                yield from map(floats, file.iter_batches(SAMPLE_ROWS))
         else:
             with pyarrow.memory_map(str(path)) as source:
-                yield from _open_ipc(ipc, source)[1]
+                yield from map(floats, _open_ipc(ipc, source)[1])
+
+    def floats(batch: Any) -> Any:
+        """The batch with floats in columns of decimals (`DECIMAL` in SQL)."""
+        for index, column in enumerate(batch.schema):
+            if pyarrow.types.is_decimal(column.type):
+                values = batch.column(index).cast(pyarrow.float64())
+                batch = batch.set_column(index, column.name, values)
+        return batch
 
     def objects() -> Iterator[tuple[int, dict[str, Any]]]:
         rows = (row for batch in batches() for row in batch.to_pylist())

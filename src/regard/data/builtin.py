@@ -4,7 +4,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
 from itertools import pairwise
-from math import pi, sin
+from math import inf, pi, sin
 from pathlib import Path
 from random import Random
 from string import ascii_lowercase
@@ -286,8 +286,8 @@ def sines(*, examples: int = 4000, waves: int = 3, noise: float = 0.1, seed: int
     """
     _check_range("examples", examples, 2)
     _check_range("waves", waves, 1)
-    if not noise >= 0:
-        raise ConfigError(f"noise={noise!r} must be 0 or more")
+    if not 0 <= noise < inf:
+        raise ConfigError(f"noise={noise!r} must be a finite number, 0 or more")
     random = Random(seed)
     components = [(random.uniform(8, 100), random.uniform(0, 2 * pi)) for _ in range(waves)]
     values = [
@@ -302,6 +302,7 @@ def shapes(*, examples: int = 6000, side: int = 48, seed: int = 1) -> Captions:
     """One or two coloured shapes on a grey background: "a red circle above a blue square"."""
     _check_range("examples", examples, 2)
     _check_range("side", side, 32, 256)
+    _check_range("seed", seed, 0)
     random = Random(seed)
     rng = np.random.Generator(np.random.PCG64(seed))
     pixels = np.empty((examples, 3, side, side), np.uint8)

@@ -129,8 +129,8 @@ def find_input(
     """
     if column is not None:
         return table.columns[table.column(column)], ""
-    if str(training_column) in table.columns:
-        return str(training_column), ""
+    if training_column is not None and (name := table.find(str(training_column))) is not None:
+        return name, ""
     profiles = read_profiles(table)
     names = {
         "pairs": [source for source, _ in PAIR_COLUMNS],

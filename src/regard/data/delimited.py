@@ -35,9 +35,10 @@ _MAX_CELL_SIZE = 1 << 30  # characters; the default of csv is 131,072
 def from_delimited(path: Path, training: Table | None = None, names: Collection[str] = ()) -> Table:
     """The table in a file of delimited text; the delimiter and the header are inferred.
 
-    The first row is a header if it has one of the column `names` that the user has given. For
-    validation data, the table of the `training` data decides which of its columns have decimal
-    commas; in other columns they are inferred.
+    The first row is a header if it has one of the column `names` that the user has given; those
+    that are numbers of columns, from 1, do not count. For validation data, the table of the
+    `training` data decides which of its columns have decimal commas; in other columns they are
+    inferred.
     """
     scanned = scan(path)
     delimiter = _delimiter(path)
@@ -55,7 +56,8 @@ def from_delimited(path: Path, training: Table | None = None, names: Collection[
         raise DataError(f"{path} has no cell with a value in its first {SAMPLE_ROWS} lines")
     sample = [row for _, row in numbered_sample]
     width = len(sample[0])
-    is_named = not {cell.strip() for cell in sample[0]}.isdisjoint(names)
+    column_numbers = {str(number) for number in range(1, width + 1)}  # not names of a header
+    is_named = not {cell.strip() for cell in sample[0]}.isdisjoint({*names} - column_numbers)
     header = is_named or _is_header(sample[0], sample[1:])
     columns = tuple(
         (sample[0][index].strip() if header else "") or str(index + 1) for index in range(width)

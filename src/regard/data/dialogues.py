@@ -174,11 +174,19 @@ def _nonempty_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def _keys_by_role(value: Mapping[str, Any]) -> dict[str, str]:
     """The keys of an object that hold its messages, or its prompt and response."""
-    for key in MESSAGE_KEYS:
-        if key in value:
-            return {"messages": key}
     keys = {"prompt": PROMPT_KEYS, "response": RESPONSE_KEYS}
-    return {role: next(key for key in names if key in value) for role, names in keys.items()}
+    messages = _find_key(value, MESSAGE_KEYS)
+    keys_by_role = (
+        {role: _find_key(value, names) for role, names in keys.items()}
+        if messages is None
+        else {"messages": messages}
+    )
+    return {role: key for role, key in keys_by_role.items() if key is not None}
+
+
+def _find_key(value: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+    """The first of the keys that an object has, with a value that is not null."""
+    return next((key for key in keys if value.get(key) is not None), None)
 
 
 def _is_text(value: Any) -> bool:
@@ -189,10 +197,10 @@ def _messages(location: str, value: Any) -> tuple[Message, ...] | None:
     """The messages of a dialogue; None if its response is empty."""
     if not isinstance(value, Mapping):
         raise DataError(f"{location}: a dialogue is an object, {FORMAT}, not {quote(value)}")
-    items = next((value[key] for key in MESSAGE_KEYS if key in value), None)
-    if items is None:
+    key = _find_key(value, MESSAGE_KEYS)
+    if key is None:
         return _from_prompt_and_response(location, value)
-    messages = _from_messages(location, items)
+    messages = _from_messages(location, value[key])
     system = _system_message(value)
     messages = messages if system == messages[:1] else (*system, *messages)
     if not any(role == ASSISTANT for role, _ in messages):
@@ -224,8 +232,10 @@ def _from_messages(location: str, items: Any) -> tuple[Message, ...]:
 def _from_prompt_and_response(
     location: str, value: Mapping[str, Any]
 ) -> tuple[Message, ...] | None:
-    prompt = next((value[key] for key in PROMPT_KEYS if key in value), None)
-    response = next((value[key] for key in RESPONSE_KEYS if key in value), None)
+    prompt, response = (
+        None if key is None else value[key]
+        for key in (_find_key(value, PROMPT_KEYS), _find_key(value, RESPONSE_KEYS))
+    )
     is_empty = isinstance(response, str) and not response.strip()
     for name, text in (("prompt", prompt), *([] if is_empty else [("response", response)])):
         if not _is_text(text):

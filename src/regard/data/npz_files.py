@@ -33,7 +33,7 @@ def read_arrays(
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             names = [name for name in archive.files if select(name)]
             _check_size(path, archive, names)
-            return {name: archive[name] for name in names}
+            arrays = {name: archive[name] for name in names}
     except DataError:
         raise
     except ARCHIVE_ERRORS as error:
@@ -42,6 +42,10 @@ def read_arrays(
                 f"{path} has object arrays, which need pickle; save {alternative}"
             ) from None
         raise DataError(f"{path} is corrupted or not an .npz archive: {error}") from None
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # the bytes of a file that is not in NumPy's format
+            raise DataError(f"{path}: {name!r} is not a NumPy array")
+    return arrays
 
 
 def _check_size(path: Path, archive: Any, names: list[str]) -> None:

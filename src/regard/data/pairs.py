@@ -147,7 +147,8 @@ def _from_numbered(
             skipped += 1
             first_skipped = first_skipped or number
     if not count:
-        raise DataError(f"{name}: each of the {skipped} rows has an empty side; there is no pair")
+        problem = f"each of the {skipped} rows has an empty side" if skipped else "it has no rows"
+        raise DataError(f"{name}: {problem}; there is no pair")
 
     def rows() -> Iterator[Row]:
         return ((s, t) for _, s, t in numbered_pairs() if s.strip() and t.strip())

@@ -101,8 +101,9 @@ class Series:
         Sizes above 1 are rows, others fractions of all rows; rows after the last split are unused.
         """
         formatted = f"data.split=[{', '.join(f'{size:.10g}' for size in sizes)}]"
-        counts = [round(size if size > 1 else size * len(self)) for size in sizes]
-        if len(counts) not in (2, 3) or min(sizes) <= 0 or min(counts) < 1:
+        is_valid = len(sizes) in (2, 3) and all(0 < size < math.inf for size in sizes)
+        counts = [round(size if size > 1 else size * len(self)) for size in sizes if is_valid]
+        if not is_valid or min(counts) < 1:
             raise ConfigError(
                 f"{formatted} must be two or three numbers above 0: rows, or "
                 "fractions, of training, validation and test"
@@ -247,7 +248,7 @@ def _left_out_reason(table: Table, rows: Sequence[Row], column: int) -> str:
 
 
 def _number(cell: Any) -> float | None:
-    with suppress(ValueError, TypeError):
+    with suppress(ValueError, TypeError, OverflowError):
         value = float(cell)
         return value if math.isfinite(value) and not isinstance(cell, bool) else None
     return None

@@ -195,6 +195,8 @@ def from_table(table: Table, roles: Roles) -> Questions:
             answers = cells[column["answers"]]
             if isinstance(answers, str):
                 answers = [answers] if answers.strip() else []
+            if not isinstance(answers, list | None):
+                answers = [answers]  # refused below, since it is not a text
             starts = cells[column["starts"]] if "starts" in column else None
             if starts not in (None, ""):
                 starts = starts if isinstance(starts, list) else [starts]

@@ -48,10 +48,13 @@ def read_table(
     return _read_file(path, training, names)
 
 
-def read_validation(path: Path | str, training: Table | None) -> Table | None:
+def read_validation(
+    path: Path | str, training: Table | None, names: Collection[str] = ()
+) -> Table | None:
     """The validation split of a folder or dataset: validation, or else test, or None.
 
-    `training` is the table of the training split; see `from_delimited`.
+    `training` is the table of the training split, and `names` are columns of it that are read; see
+    `from_delimited`.
     """
     if isinstance(path, str) and path.startswith(HUB_PREFIX):
         return from_hub(path, "validation")
@@ -60,7 +63,7 @@ def read_validation(path: Path | str, training: Table | None) -> Table | None:
         return None
     splits = _files_by_split(path)
     files = splits.get("validation") or splits.get("test") if "train" in splits else None
-    return _concatenate(path, files, training) if files else None
+    return _concatenate(path, files, training, names) if files else None
 
 
 def _folder_files(folder: Path) -> list[Path]:

@@ -78,13 +78,20 @@ class Table:
 
     def column(self, name: str) -> int:
         """The index of a column, by its name or its number, from 1."""
+        column = self.find(name)
+        if column is None:
+            raise DataError(
+                f"{self.header_location or self.path} has no column {name!r}\n{self.listing()}"
+            )
+        return self.columns.index(column)
+
+    def find(self, name: str) -> str | None:
+        """The name of the column with this name or number, from 1; None if there is none."""
         if name in self.columns:
-            return self.columns.index(name)
+            return name
         if name.isdecimal() and 1 <= int(name) <= len(self.columns):
-            return int(name) - 1
-        raise DataError(
-            f"{self.header_location or self.path} has no column {name!r}\n{self.listing()}"
-        )
+            return self.columns[int(name) - 1]
+        return None
 
     def location(self, number: int) -> str:
         """The location of a row, for a message."""
@@ -118,13 +125,13 @@ def is_missing(cell: Any) -> bool:
 
 
 def is_number(cell: Any) -> bool:
-    """Whether a cell is a number, or a string that is one."""
-    if isinstance(cell, str):
-        with suppress(ValueError):
-            float(cell)
-            return True
+    """Whether a cell is a number, or a string that is one; not an integer too large for a float."""
+    if not isinstance(cell, str | int | float) or isinstance(cell, bool):
         return False
-    return isinstance(cell, int | float) and not isinstance(cell, bool)
+    with suppress(ValueError, OverflowError):
+        float(cell)
+        return True
+    return False
 
 
 def has_decimal_commas(cells: Sequence[str], *, if_ambiguous: bool) -> bool:

@@ -100,7 +100,7 @@ def open_split(config: RunConfig, *, is_new: bool = True) -> tuple[Any, Any]:
             data.validation, dataset.kind, lower=data.lower, columns=columns, training=table
         )
         return dataset, validation.note_overlap(dataset)
-    validation_table = _validation_table(data.path, table)
+    validation_table = _validation_table(data.path, table, columns)
     if validation_table is not None:
         if is_new:
             reason = f"{data.path} has its own validation split"
@@ -162,7 +162,7 @@ def open_validation(
 
 def _applicable_columns(path: Choice, columns: Mapping[str, Any]) -> Mapping[str, Any]:
     """The columns of the training data; none if they are names and the table has no header."""
-    file_path = Path(os.path.expanduser(path)) if isinstance(path, str) else None
+    file_path = _expand(path) if isinstance(path, str) else None
     named = any(not str(name).isdecimal() for name in columns.values())
     if (
         not named
@@ -188,9 +188,9 @@ def run_name(path: Choice | None, source: str | None) -> str:
     """A name for a run: that of its data file, or of the folder of a file named train or data."""
     if isinstance(path, str) and path.startswith(HUB_PREFIX):
         return path.rstrip("/").rsplit("/", 1)[-1]
-    if path is not None and not (isinstance(path, str) and Path(path).exists()):
+    if path is not None and not (isinstance(path, str) and _expand(path).exists()):
         return kind_of(path)[0]  # a built-in
-    file_path = Path(str(path if path is not None else source)).resolve()
+    file_path = _expand(str(path if path is not None else source)).resolve()
     stem = file_path.name.lstrip(".").split(".")[0]
     return (file_path.parent.name if stem in ("input", "train", "data", "") else stem) or "text"
 
@@ -296,16 +296,18 @@ def _interpret_table(table: Table, columns: Mapping[str, str], kind: str | None)
     return data
 
 
-def _validation_table(path: Choice | None, training: Table | None) -> Table | None:
+def _validation_table(
+    path: Choice | None, training: Table | None, columns: Mapping[str, Any]
+) -> Table | None:
     """The validation split of a folder of tables, or of a dataset of the hub."""
     if not isinstance(path, str) or path in BUILTINS:
         return None
     if path.startswith(HUB_PREFIX):
         return read_validation(path, training)
-    file_path = Path(os.path.expanduser(path))
+    file_path = _expand(path)
     if not file_path.is_dir() or not is_table(file_path):
         return None
-    return read_validation(file_path, training)
+    return read_validation(file_path, training, [str(name) for name in columns.values()])
 
 
 def _pipeline_for(path: Path, kind: str | None) -> Pipeline:
@@ -328,9 +330,14 @@ def _check_readable(folder: Path) -> None:
                 raise DataError(f"{path} cannot be read: Permission denied")
 
 
+def _expand(path: str) -> Path:
+    """A path whose leading ~ is the home folder."""
+    return Path(os.path.expanduser(path))
+
+
 def _existing_path(path: str) -> Path:
     try:
-        file_path = Path(os.path.expanduser(path))
+        file_path = _expand(path)
         if path and file_path.exists():  # Path("") is the working directory
             if file_path.is_dir():
                 _check_readable(file_path)

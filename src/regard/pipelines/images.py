@@ -256,10 +256,15 @@ def input_pixels(model: nn.Module, image: str | Path | NDArray[Any]) -> NDArray[
 
 
 def image_files(folder: Path) -> Inputs:
-    """The image files of a folder, as inputs."""
+    """The image files of a folder and its sub-folders, without hidden ones, as inputs."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; give a folder of images, or each image itself")
-    files = sorted(file for file in folder.rglob("*") if suffix(file) in IMAGE_SUFFIXES)
+    files = sorted(
+        file
+        for file in folder.rglob("*")
+        if suffix(file) in IMAGE_SUFFIXES
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    )
     if not files:
         raise DataError(f"{folder} holds no image ({' '.join(IMAGE_SUFFIXES)})")
     return Inputs(f"{len(files):,} images", (({"file": str(file)}, file) for file in files))

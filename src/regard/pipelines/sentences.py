@@ -127,7 +127,7 @@ class SentencesPipeline(Pipeline):
 
         def batch(index: int) -> Batch:
             generator = batch_generator(config.train.seed, index)
-            return _batch(task, sides, loader.examples(index), generator)
+            return _batch(task, sides, loader.examples(index), model.context, generator)
 
         description = [
             *describe_data(train, validation, tokenizers),
@@ -142,7 +142,7 @@ class SentencesPipeline(Pipeline):
             **vars(data),
             batch=batch,
             example_ids=loader.example_ids,
-            all_batches=lambda: _batches(task, sides, rows, None),
+            all_batches=lambda: _batches(task, sides, rows, model.context, None),
             description=description,
         )
 
@@ -163,7 +163,7 @@ class SentencesPipeline(Pipeline):
             task_choice=config.task,
             tokenizers=tokenizers,
             model=model,
-            validation_batches=lambda limit: _batches(task, sides, rows, limit),
+            validation_batches=lambda limit: _batches(task, sides, rows, model.context, limit),
             validation_data=data,
             validation_size=len(data),
             validation_targets=len(data),
@@ -253,18 +253,23 @@ def _sides(
 
 
 def _batch(
-    task: Contrastive, sides: tuple[Texts, Texts], rows: Any, generator: torch.Generator
+    task: Contrastive,
+    sides: tuple[Texts, Texts],
+    rows: Any,
+    context: int,
+    generator: torch.Generator,
 ) -> Batch:
+    """A batch of these rows, padded to a multiple of 8 tokens or to the context."""
     first, second = ([side[row] for row in rows] for side in sides)
     width = max(len(ids) for ids in (*first, *second))
-    return task.collate((first, second, -(-width // 8) * 8), generator)
+    return task.collate((first, second, min(-(-width // 8) * 8, context)), generator)
 
 
 def _batches(
-    task: Contrastive, sides: tuple[Texts, Texts], rows: int, limit: int | None
+    task: Contrastive, sides: tuple[Texts, Texts], rows: int, context: int, limit: int | None
 ) -> Iterator[Batch]:
     count = len(sides[0]) if limit is None else min(limit, len(sides[0]))
     for start in range(0, count, rows):
         indices = range(start, min(start + rows, count))
         # `collate` draws no random numbers
-        yield _batch(task, sides, indices, torch.Generator())
+        yield _batch(task, sides, indices, context, torch.Generator())

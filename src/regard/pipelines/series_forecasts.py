@@ -31,8 +31,8 @@ def forecast(
     `rows_per_pass` as in `Forecast.rollout`.
     """
     steps = task.horizon if steps is None else steps
-    if steps < 1:
-        raise ConfigError(f"steps={steps} must be at least 1")
+    if not isinstance(steps, int) or steps < 1:
+        raise ConfigError(f"steps={steps} must be an integer of at least 1")
     context = task.context or cast(int, model.context)
     if len(series) < context:
         raise DataError(

@@ -305,7 +305,7 @@ class SpanWindows:
             characters = np.array(spans, np.int64).reshape(-1, 2)
             answer = _answer_tokens(characters, row)
             width = max_tokens - len(question)
-            stride = min(width, task.stride or width // 2)
+            stride = min(width, task.stride or max(1, width // 2))
             strides.add(stride)
             starts = [0]
             while starts[-1] + width < len(context):

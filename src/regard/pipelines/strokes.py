@@ -95,7 +95,8 @@ class StrokesPipeline(Pipeline):
         std = task.std or float(train.points[:, :2].std())
         if not std > 0:
             raise DataError(f"{train.name}: no point of the training drawings moves the pen")
-        names = task.class_names or (list(train.class_names) if task.conditional else [])
+        has_classes = task.conditional and train.labels is not None
+        names = task.class_names or (list(train.class_names) if has_classes else [])
         points = task.max_points or int(train.lengths.max())
         derived = {"std": std, "max_points": points, "class_names": names}
         reads_texts = config.model.get("family") == SOFT_WINDOW
@@ -144,9 +145,10 @@ class StrokesPipeline(Pipeline):
         """All validation drawings; `task.std` must be set, and `task.class_names` for classes."""
         task = stroke_task(config.task)
         known = {*task.class_names}
-        if known and (data.labels is None or not {*data.class_names} <= known):
+        classes = () if data.labels is None else data.class_names
+        if known and not (classes and {*classes} <= known):
             raise DataError(
-                f"{data.name}: drawings have classes {', '.join(data.class_names[:5]) or 'none'}, "
+                f"{data.name}: drawings have classes {', '.join(classes[:5]) or 'none'}, "
                 f"and the run was trained on {', '.join(task.class_names[:5])}"
             )
         if task.alphabet:
