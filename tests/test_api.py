@@ -298,6 +298,9 @@ def test_a_forced_text_is_generated_exactly(place):
 
 def test_a_pair_run_translates_and_does_not_continue(place):
     ran = regard.load(place / "runs" / "pairs.tsv", device="cpu")
+    for wrong in (3, None, ["117 cats", 118]):
+        with pytest.raises(DataError, match="a text must be a string, not"):
+            ran.translate(wrong)
     one = ran.translate("117 cats", beam=2)
     assert isinstance(one, str)
     assert ran.translate(["117 cats", "5 cats"], beam=2)[0] == one

@@ -18,7 +18,7 @@ from regard.files.safetensors import TensorReader
 from regard.hub.external_checkpoint import is_external_checkpoint, open_checkpoint
 from regard.hub.model_types import llama2c
 from regard.models.build import weights
-from regard.training.import_export import import_run
+from regard.training.import_export import import_run, imported_model_type
 
 IDS = torch.arange(1, 9).unsqueeze(0)
 
@@ -371,6 +371,12 @@ def test_the_first_layout_of_llama2c_is_read_in_order(tied, tmp_path):
         if not tied:
             assert torch.equal(ours["head.weight"].flatten(), numbers[-240:])
         assert ("head.weight" in ours) != tied
+
+
+def test_the_model_type_of_an_import_is_one_that_transformers_has(tmp_path):
+    legacy(tmp_path / "stories.bin")
+    assert open_checkpoint(tmp_path / "stories.bin").model_type.name == "llama2.c"
+    assert imported_model_type(str(tmp_path / "stories.bin")) is None  # then chosen by the settings
 
 
 def test_a_file_of_another_size_is_not_of_that_layout(tmp_path):

@@ -280,6 +280,13 @@ def test_a_bidirectional_network_is_no_language_model(tmp_path):
         prepare_training(settings(path, task="causal", model={"bidirectional": True}))
 
 
+@pytest.mark.parametrize("inputs", [5, ["good", None], [("good",), 2.5], True])
+@pytest.mark.parametrize("name", ["label", "tag"])
+def test_a_prediction_needs_strings(place, name, inputs):
+    with pytest.raises(DataError, match="a text must be a string, not"):
+        regard.load(place / name).predict(inputs)
+
+
 def test_a_class_that_was_not_learned_is_named(place):
     other = place / "strange.jsonl"
     other.write_text('{"text": "a", "label": "odd"}\n{"text": "b", "label": "good"}\n')

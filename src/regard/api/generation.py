@@ -32,6 +32,7 @@ from regard.pipelines.dialogues import fit_prompt
 from regard.pipelines.pairs import translate
 from regard.text import PairTokenizers, Tokenizer
 from regard.text.chat_encoding import response_end
+from regard.text.tokenizer import check_text
 from regard.training.setup.device import free_memory
 from regard.training.storage.initial_weights import run_template
 
@@ -174,15 +175,16 @@ def search_text(
 def translate_text(run: "Run", text: str | Sequence[str], search: Search) -> Any:
     """The translation of a sentence, or of each of a list."""
     run._require("translate", "translate")
-    sentences = [text] if isinstance(text, str) else list(text)
+    is_list = isinstance(text, Sequence) and not isinstance(text, str)
+    sentences: Sequence[Any] = text if is_list else [text]
     translations = translate(
         run.model,
         run._pair_task(),
         cast(PairTokenizers, run.tokenizers),
-        [run._normalize(sentence) for sentence in sentences],
+        [run._normalize(check_text(sentence)) for sentence in sentences],
         search=search,
     )
-    return translations[0] if isinstance(text, str) else translations
+    return translations if is_list else translations[0]
 
 
 def translation_search(

@@ -17,6 +17,7 @@ from regard.files.atomic import atomic_file
 from regard.pipelines.base import Inputs
 from regard.tasks.vocab_info import MASK
 from regard.text import PairTokenizers
+from regard.text.tokenizer import check_text
 
 if TYPE_CHECKING:
     from regard.api.run import Run
@@ -172,9 +173,13 @@ def predict_values(run: "Run", inputs: Any, top: int) -> Any:
 
 
 def _normalize(run: "Run", input: Any) -> Any:
+    """An input with its texts normalized; raises `DataError` for a text that is not a string."""
+    if isinstance(input, tuple):
+        return tuple(_normalize(run, part) for part in input)
     if isinstance(input, str):
         return run._normalize(input)
-    return tuple(_normalize(run, part) for part in input) if isinstance(input, tuple) else input
+    reads_texts = run.pipeline.tokenizer_type is not None and not run.pipeline.predicts_from_files
+    return check_text(input) if reads_texts and not isinstance(input, list) else input
 
 
 def predict_inputs(

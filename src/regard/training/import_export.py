@@ -18,6 +18,7 @@ from regard.files.atomic import atomic_folder, require_new_path, write_json
 from regard.files.directory import Directory
 from regard.files.safetensors import TensorReader, read_header
 from regard.files.untrusted import path_exists
+from regard.hub import MODEL_TYPES
 from regard.hub.chat_template_file import FILE as CHAT_TEMPLATE
 from regard.hub.chat_template_file import read_chat_template
 from regard.hub.class_names import write_class_names
@@ -377,14 +378,20 @@ def _compare_adapter(
 
 
 def imported_model_type(path: str) -> str | None:
-    """The model type of the checkpoint that a run was imported from or started from, if any."""
+    """The model type of the checkpoint that a run was imported from or started from.
+
+    None if there is none, or if transformers does not have this model type, as of llama2.c.
+    """
+    model_type: str | None
     if is_external_checkpoint(Path(path)):
-        return open_checkpoint(path).model_type.name
-    folder = RunFolder(path)
-    imported: ConfigDict = folder.load_environment().get("imported") or {}
-    start = folder.load_config().train.start
-    model_type: str | None = imported.get("family")
-    return imported_model_type(start) if model_type is None and start is not None else model_type
+        model_type = open_checkpoint(path).model_type.name
+    else:
+        folder = RunFolder(path)
+        imported: ConfigDict = folder.load_environment().get("imported") or {}
+        model_type, start = imported.get("family"), folder.load_config().train.start
+        if model_type is None and start is not None:
+            return imported_model_type(start)
+    return model_type if model_type in MODEL_TYPES else None
 
 
 def merge_run(run: Path, out: Path, adapter: Path | str | None = None) -> list[str]:
