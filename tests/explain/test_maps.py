@@ -10,6 +10,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.explain import AttentionMap, StateMap, draw_maps, html_maps
 from regard.explain.image_attention import ImageAttentionMap
 from regard.explain.render.figure import encode, page
+from regard.explain.render.maps import draw_overview
 from regard.explain.token_map import AttentionMaps, PatchGridImage
 
 HOSTILE = ["<script>", "&", "]]>", "\x1b[2J", "\x00", "\ud800", "\ufffe", "\u202e", '"', "'", ""]
@@ -59,6 +60,14 @@ def test_signed_values_have_a_scale_around_zero():
     assert (mesh.norm.vmin, mesh.norm.vmax) == (-2.0, 2.0)
     colours = re.findall(r"background: (#\w+)", html_maps(values, ["a"], ["x", "y"]))
     assert colours == ["#d6604d", "#053061"]  # red, dark blue
+
+
+def test_an_overview_names_the_scale_of_each_module():
+    weights = torch.tensor([[[0.9, 0.1], [0.5, 0.5]]])
+    modules = {"weights": (weights, ["head 0"]), "changes": (weights - 0.6, ["head 0"])}
+    root, _ = svg(draw_overview(modules))
+    scales = [text for text in texts(root) if "scale" in text]
+    assert scales == ["0 to 1, square-root scale", "-0.5 to 0.5, linear scale"]
 
 
 def test_everything_lies_within_the_figure():

@@ -140,7 +140,7 @@ def draw_overview(
     """All maps of several modules: a row for each module, a small map without labels for each head.
 
     A module is given as its maps and their names. Each module has its own colour scale, as in
-    `draw_maps`.
+    `draw_maps`; its range is below the name of the module.
     """
     names = [truncate(name, 2 * LABEL_CELLS) for name in modules]
     map_columns = max(len(headings) for _, headings in modules.values())
@@ -156,6 +156,15 @@ def draw_overview(
             label_height = 1 - (top + HEADING + THUMB / 2) / height
             figure.text((left - GAP) / width, label_height, names[row], ha="right", va="center")
             scale, colours = _colours(values, values.shape[-1])
+            kind = "linear scale" if value_range(values)[0] < 0 else "square-root scale"
+            figure.text(
+                (left - GAP) / width,
+                label_height - 0.2 / height,
+                f"{scale.vmin:.2g} to {scale.vmax:.2g}, {kind}",
+                size=7,
+                ha="right",
+                va="center",
+            )
             for column, (heading, weights) in enumerate(zip(headings, values, strict=True)):
                 corner = (left + column * step) / width, 1 - (top + HEADING + THUMB) / height
                 axes = figure.add_axes((*corner, THUMB / width, THUMB / height), label=name)
