@@ -124,6 +124,14 @@ def test_a_pattern_is_a_key_a_part_a_glob_or_the_name_of_a_choice():
         regard.settings("train.stepz")
 
 
+def test_in_python_the_first_argument_may_be_a_setting_as_in_the_shell(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = ["model.family=autoregression", "model.order=3"]
+    run = regard.train("data.path=sines", *settings, quiet=True)
+    assert run.config.data.path == "sines"
+    assert run.config.model["order"] == 3
+
+
 def test_names_of_other_libraries_are_answered_with_the_setting():
     for other, name in OTHER_LIBRARIES.items():
         assert regard.settings(name), other

@@ -30,6 +30,7 @@ ALTERNATIVES = (
     ("data", "validation", "validation_fraction"),
 )
 _DECIMAL = re.compile(r"^([+-]?)(\.\d+(?:e[+-]?\d+)?)$", re.I)  # .9, in TOML 0.9
+_WORD = re.compile(r"[^\s\[\]{}\"'=]+")  # of a list without quotes
 FOLDER_NAME = r"\w[\w.-]*"
 
 
@@ -429,28 +430,39 @@ def check_overrides(table: Mapping[str, Any]) -> None:
     build(RunConfig, {"name": "", **table})
 
 
+def _parse_value(text: str) -> Any:
+    """A TOML value, a list of words as a shell leaves it (`[a, b]`), or else the text."""
+    try:
+        toml = _DECIMAL.sub(r"\g<1>0\2", text)
+        parsed = tomllib.loads(f"value = {toml}")
+    except (ValueError, RecursionError):
+        words = [word.strip() for word in text[1:-1].split(",")]
+        is_list = (text[:1], text[-1:]) == ("[", "]") and all(map(_WORD.fullmatch, words))
+        return list(map(_parse_value, words)) if is_list else text
+    # no setting is a date; further lines of a text may parse as further keys
+    value = parsed["value"]
+    return text if isinstance(value, date | time) or len(parsed) > 1 else value
+
+
+def is_override(argument: str) -> bool:
+    """Whether an argument in the place of the data is a setting, as in `data.source=train.en`."""
+    return "=" in argument and not Path(argument).exists()
+
+
 def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     """Parse `key=value` arguments into a nested table; values are TOML, or else strings.
 
     >>> parse_overrides(["model.dim=128", "train.lr=1e-3", "data.tokenizer=char"])
     {'model': {'dim': 128}, 'train': {'lr': 0.001}, 'data': {'tokenizer': 'char'}}
-    >>> parse_overrides(["top_p=.9"])
-    {'top_p': 0.9}
+    >>> parse_overrides(["top_p=.9", "task.covariates=[rain, wind]"])
+    {'top_p': 0.9, 'task': {'covariates': ['rain', 'wind']}}
     """
     result: dict[str, Any] = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if not equals or not key:
             raise ConfigError(f"{argument!r} is not key=value, as in train.steps=2000")
-        try:
-            toml = _DECIMAL.sub(r"\g<1>0\2", text)
-            parsed = tomllib.loads(f"value = {toml}")
-            value = parsed["value"]
-            # no setting is a date; further lines of a text may parse as further keys
-            if isinstance(value, date | time) or len(parsed) > 1:
-                value = text
-        except (ValueError, RecursionError):
-            value = text
+        value = _parse_value(text)
         *path, last = key.split(".")
         table = result
         for part in path:

@@ -172,8 +172,8 @@ def test_attention_between_patches_is_drawn_on_the_image_for_each_head():
     assert "of <cls> over the image" in figure.get_label()
     drawn = torch.tensor(figure.axes[1].images[0].get_array())
     bright = (maps[1] / maps[1].max()).repeat_interleave(2, 0).repeat_interleave(2, 1)
-    expected = PIXELS.permute(1, 2, 0) / 255 * (0.25 + 0.75 * bright.unsqueeze(2))
-    torch.testing.assert_close(drawn, expected)
+    opacity = 0.1 + 0.9 * bright.unsqueeze(2)
+    torch.testing.assert_close(drawn, opacity * PIXELS.permute(1, 2, 0) / 255 + (1 - opacity) * 0.6)
     without = ImageAttentionMap(
         patches, patches, weights[:, 1:, 1:], None, "self", PatchGridImage(PIXELS, (2, 2))
     )

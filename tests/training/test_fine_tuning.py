@@ -86,6 +86,9 @@ def test_each_tuning_trains_what_it_says():
     without = build_model(preset("tiny-encoder", vocab_size=9, dim=8, heads=2, head="none"))
     with pytest.raises(ConfigError, match="the head has no parameters of its own"):
         tuning("head").prepare(without)
+    assert trained({"kind": "last_layers", "layers": 3}, tied=False) < everything
+    with pytest.raises(ConfigError, match="layers=4, but the model has 3 layers"):
+        trained({"kind": "last_layers", "layers": 4}, tied=False)
     for choice in (
         {"kind": "last_layers", "layers": 0},
         {"kind": "gradual_unfreezing", "every": 0},
@@ -294,6 +297,8 @@ def test_adapters_are_merged_and_chosen_by_name(world, capsys):
     merged = command("merge", world / "lora2", world / "merged")
     assert len(merged["layers"]) == 6
     assert (world / "merged" / "chat_template.jinja").read_text() == "{{ messages }}"
+    with pytest.raises(ConfigError, match="no validation data, because it was imported or merged"):
+        regard.load(world / "merged").evaluate()
     for run, others in ((runs[0], [by_path]), (runs[1], [by_name, regard.load(world / "merged")])):
         for other in others:
             for name, tensor in weights(run.model).items():

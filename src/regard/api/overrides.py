@@ -123,6 +123,8 @@ def format_override(key: str, value: Any) -> str:
     >>> print(format_override("train.schedule", {"kind": "cosine", "warmup": 100}))
     'train.schedule={kind="cosine",warmup=100}'
     """
+    if value is None:
+        return f"{key}=none"
     plain = f"{key}={value}" if isinstance(value, str) else None
     if plain is not None and list(_leaves(parse_overrides([plain]))) == [value]:
         return shlex.quote(plain)
@@ -136,11 +138,8 @@ def _task_choice(task: Choice) -> Choice:
 
 
 def _changes(table: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: value
-        for key, value in table.items()
-        if (key not in defaults or value != defaults[key]) and value is not None
-    }
+    """The values that differ from the defaults; a key without a default has the default None."""
+    return {key: value for key, value in table.items() if value != defaults.get(key)}
 
 
 def format_toml(value: Any) -> str:

@@ -91,7 +91,8 @@ def validation_data(run: "Run", data: Sequence[Choice] = (), *, test: bool = Fal
         return other_data
     if config.data.path is None and config.data.source is None:
         raise ConfigError(
-            "this run was imported and has no validation data; give the data to evaluate on"
+            "this run has no validation data, because it was imported or merged; give the data to "
+            "evaluate on"
         )
     training, validation = open_split(config, is_new=False)
     run.folder.check_data(data_fingerprint(training, validation))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from regard.api.display import show_events
 from regard.api.overrides import read_overrides
 from regard.api.run import Run, load
-from regard.config import Choice, RunConfig, build, kind_of, overlay, to_table
+from regard.config import Choice, RunConfig, build, is_override, kind_of, overlay, to_table
 from regard.models.build import count_parameters, is_fitted_without_gradients
 from regard.models.presets import ModelConfig
 from regard.pipelines.base import Progress
@@ -66,6 +66,8 @@ def train(
     >>> trained.config.model["dim"], trained.config.train.steps
     (8, 2)
     """
+    if isinstance(data_or_recipe, str) and is_override(data_or_recipe):
+        data_or_recipe, overrides = None, (data_or_recipe, *overrides)
     keywords = {"task": task, "model": model, "steps": steps, "batch": batch, "lr": lr}
     keywords |= {"seed": seed, "tokenizer": tokenizer, "minutes": minutes, "device": device}
     table = read_overrides(overrides, keywords | settings)

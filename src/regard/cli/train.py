@@ -12,7 +12,7 @@ from typer import Argument, Option
 from regard import api
 from regard.cli.arguments import Json, Out, Overrides
 from regard.cli.output import format_size, print_json, print_section, print_status, spinner
-from regard.config import check_overrides, parse_overrides, read_recipe
+from regard.config import check_overrides, is_override, parse_overrides, read_recipe
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def train(
         api.run_worker()
         return
     path: str | None = data_or_recipe
-    if "=" in data_or_recipe and not Path(data_or_recipe).exists():  # as data.source=…
+    if is_override(data_or_recipe):
         path, overrides = None, [data_or_recipe, *overrides]
     table = parse_overrides(overrides)
     check_overrides(table)  # before torch is imported

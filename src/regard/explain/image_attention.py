@@ -19,6 +19,7 @@ COLUMNS = 6  # images side by side
 INCHES = 1.4  # side of an image
 CHARACTER = 0.072  # width of a character of the heading in inches
 MAX_TITLE = 14  # characters above an image
+GREY = 0.6  # of regions without attention
 
 
 class ImageAttentionMap(AttentionMap):
@@ -76,14 +77,14 @@ class ImageAttentionMap(AttentionMap):
         return f"{self.title} {self._explanation}\n{maps}"
 
     def figure(self, head: int | None = None, *, title: str = "") -> "Figure":
-        """The image for each map of `region_weights`, brighter where the weights are larger."""
+        """The image for each map of `region_weights`, faded to grey where the weights are small."""
         assert self.image is not None
         names, cells = self.region_weights(head)
         pixels = self.image.pixels.movedim(0, -1).float().cpu() / 255  # (height, width, channels)
         pixels = pixels.expand(-1, -1, 3)
         cells = cells.unsqueeze(1).cpu()
         cells = cells / cells.amax((2, 3), keepdim=True).clamp_min(1e-9)
-        brightness = F.interpolate(cells, pixels.shape[:2], mode="nearest").squeeze(1)
+        opacities = 0.1 + 0.9 * F.interpolate(cells, pixels.shape[:2], mode="nearest").squeeze(1)
         columns = min(COLUMNS, len(names))
         lines = -(-len(names) // columns)
         with style():
@@ -94,10 +95,10 @@ class ImageAttentionMap(AttentionMap):
             figure = new_figure(width, height)
             figure.set_label(explanation)
             figure.suptitle("\n".join(heading), size=9, x=0.01, ha="left")
-            for index, (name, weight) in enumerate(zip(names, brightness, strict=True)):
+            for index, (name, opacity) in enumerate(zip(names, opacities, strict=True)):
                 axes = figure.add_subplot(lines, columns, index + 1)
-                shaded = pixels * (0.25 + 0.75 * weight.unsqueeze(2))
-                axes.imshow(shaded.numpy(), interpolation="nearest")
+                faded = GREY + opacity.unsqueeze(2) * (pixels - GREY)
+                axes.imshow(faded.numpy(), interpolation="nearest")
                 axes.set_title(truncate(name.strip() or repr(name), MAX_TITLE))
                 axes.set_axis_off()
         return figure

@@ -11,6 +11,7 @@ from regard.config import Choice, RunConfig, kind_of, make
 from regard.errors import ConfigError
 from regard.nn.head import LMHead, LogProbHead, NoHead
 from regard.nn.lora import add_lora, check_options, default_targets
+from regard.units import count_noun
 
 LAYER = re.compile(r"(?!head\.|image_embed\.)(?P<stack>.*?)\.(?P<index>\d+)\.")
 # modules between the last layer and the head, and character-level layers
@@ -109,6 +110,17 @@ class LastLayers(Tuning):
                 f"train.tune: layers={self.layers} must be at least 1; for the head alone, "
                 "train.tune=head"
             )
+
+    def prepare(self, model: nn.Module, step: int = 0) -> None:
+        """Freeze all parameters but those of the last `layers` layers and of what follows them."""
+        depths = layer_depths(model)
+        layers = max((depth for name, depth in depths.items() if LAYER.match(name)), default=0)
+        if self.layers > layers:
+            raise ConfigError(
+                f"train.tune: layers={self.layers}, but the model has {count_noun(layers, 'layer')}"
+                "; to train all of it, leave out train.tune"
+            )
+        super().prepare(model, step)
 
     def is_trainable(self, name: str, depth: int, step: int) -> bool:
         """Whether the parameter belongs to the head, the final norm or the last `layers` layers."""
