@@ -67,7 +67,7 @@ def train(
     (8, 2)
     """
     if isinstance(data_or_recipe, str) and is_override(data_or_recipe):
-        data_or_recipe, overrides = None, (data_or_recipe, *overrides)
+        overrides, data_or_recipe = (data_or_recipe, *overrides), None
     keywords = {"task": task, "model": model, "steps": steps, "batch": batch, "lr": lr}
     keywords |= {"seed": seed, "tokenizer": tokenizer, "minutes": minutes, "device": device}
     table = read_overrides(overrides, keywords | settings)
