@@ -49,6 +49,17 @@ def test_a_built_in_set_is_named_as_a_table(regard, pair_run):
     (span,) = output["lengths"]
     assert (span["longest"], span["examples"]) == (3, 4)
     assert "bleu" not in span  # no text has four words
+    completed = regard("evaluate", pair_run, table)
+    assert "bleu " not in completed.out
+    assert "no reference has four tokens" in completed.err
+
+
+def test_a_range_of_lengths_without_four_tokens_has_no_bleu(regard, pair_run, tmp_path):
+    data = tmp_path / "two.tsv"
+    data.write_text("one\tun chat\n" + "1 2 3 4 5 cats\t5 chats sur le tapis\n")
+    head, short, long = rows(regard("evaluate", pair_run, data, "--by-length").out)
+    assert head[3:5] == ["bleu", "bleu_lower"]
+    assert (short[3:5], "-" in long) == (["-", "-"], False)
 
 
 def test_the_metrics_are_drawn_over_the_length(regard, pair_run, tmp_path):

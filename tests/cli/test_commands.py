@@ -68,10 +68,12 @@ def test_evaluate_prints_the_metrics_of_a_text(regard, text_run, materials):
     assert other != json.loads(completed.out)
 
 
-def test_evaluate_prints_the_metrics_of_pairs_with_their_signatures(regard, pair_run):
+def test_evaluate_prints_the_metrics_of_pairs_with_their_signatures(regard, pair_run, tmp_path):
+    data = tmp_path / "data.tsv"  # the targets of the run have two words, and so no BLEU
+    data.write_text("3 cats\t3 chats sur le tapis\n")
     refused = regard("evaluate", pair_run, "--stride", 4)
     assert (refused.code, "task='seq2seq' has none" in refused.err) == (2, True)
-    output = json.loads(regard("evaluate", pair_run, "--beam", 1, "--json").out)
+    output = json.loads(regard("evaluate", pair_run, data, "--beam", 1, "--json").out)
     assert {"loss", "perplexity", "bleu", "chrf", "exact_match"} <= set(output)
     assert output["signatures"]["bleu"].startswith("nrefs:1")
     completed = regard("evaluate", pair_run, "--beam", 1)

@@ -180,6 +180,27 @@ def test_different_tasks_data_or_tokenizers_are_pointed_out(regard, runs, tmp_pa
     assert "compare bits_per_byte" in regard("compare", one, word).err
 
 
+def test_losses_of_translations_with_other_tokenizers_are_not_comparable(regard, tmp_path):
+    task = {"task": "seq2seq"}
+    metrics = {"loss": 4.0, "perplexity": 54.6}
+    for name, tokenizer in (("word", "word"), ("bpe", "bpe")):
+        over = {**task, "data": {"tokenizer": tokenizer}}
+        path = logged(tmp_path / name, over=over, preset_name="tiny-encoder-decoder")
+        RunFolder(path).save_evaluation(
+            Evaluation(metrics=metrics, targets=100, total=100, data="data")
+        )
+    told = regard("compare", tmp_path / "word", tmp_path / "bpe").err
+    assert "the tokenizers differ: losses cannot be compared" in told
+    assert "bits_per_byte" not in told
+
+
+def test_losses_of_classes_do_not_depend_on_the_tokenizer(regard, tmp_path):
+    for tokenizer in ("word", "bpe"):
+        over = {"task": "text_classification", "data": {"tokenizer": tokenizer}}
+        logged(tmp_path / tokenizer, over=over, preset_name="tiny-encoder")
+    assert "loss is per token" not in regard("compare", tmp_path / "word", tmp_path / "bpe").err
+
+
 def test_a_run_that_has_just_started_has_no_metrics_yet(regard, runs, tmp_path):
     new = logged(tmp_path / "new", upto=0, seconds=None)
     output = lines(regard("compare", runs[0], new))

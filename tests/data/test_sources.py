@@ -98,6 +98,13 @@ def test_lower_folds_case_and_changes_the_fingerprint(tmp_path):
     assert folded.fingerprint() != open_data(path).fingerprint()
 
 
+def test_the_direction_of_pairs_changes_the_fingerprint(tmp_path):
+    path = write_file(tmp_path / "pairs.tsv", "a b\tc d\ne f\tg h\n")
+    forward = open_data(path, columns={"source": "1", "target": "2"})
+    backward = open_data(path, columns={"source": "2", "target": "1"})
+    assert forward.fingerprint() == open_data(path).fingerprint() != backward.fingerprint()
+
+
 def test_a_folder_gives_its_text_files_in_order_and_counts_the_rest(tmp_path):
     (tmp_path / "deep").mkdir()
     write_file(tmp_path / "b.txt", "b")

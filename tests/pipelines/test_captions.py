@@ -17,7 +17,7 @@ from regard.errors import ConfigError, DataError
 from regard.models.build import build_model, resolve
 from regard.nn.state import ImageSource
 from regard.pipelines import open_data, prepare_training
-from regard.pipelines.captions import encode_words, nearest_captions
+from regard.pipelines.captions import _score, encode_words, nearest_captions
 from regard.text import train_tokenizer
 
 COLOURS = {"red": (220, 30, 30), "blue": (30, 30, 220)}
@@ -132,6 +132,14 @@ def test_the_baseline_is_the_caption_of_the_nearest_image():
     train = from_pixels("x", "", pixels, [("dark",), ("grey",), ("light",)])
     asked = from_pixels("y", "", pixels[[2, 0]] + 20, [("",), ("",)])
     assert nearest_captions(train, asked) == ["light", "dark"]
+
+
+def test_captions_without_four_tokens_have_no_bleu():
+    pixels = np.zeros((2, 1, 16, 16), np.uint8)
+    short = from_pixels("x", "", pixels, [("a red circle",), ("dark", "very dark")])
+    assert _score(["a red circle", "dark"], short) == {"exact_match": 1.0, "chrf": 100.0}
+    long = from_pixels("x", "", pixels, [("a red circle",), ("dark", "very dark and cold")])
+    assert list(_score(["a red circle", "dark"], long)) == ["exact_match", "bleu", "chrf"]
 
 
 def test_a_table_of_one_word_captions_has_a_header(tmp_path):

@@ -6,6 +6,7 @@ import torch
 
 import regard
 from cli.commands import command
+from regard.cli.report import compare_with_baselines
 from regard.errors import DataError
 from regard.pipelines import open_data
 from regard.pipelines.text_pairs import encode_pair
@@ -44,8 +45,12 @@ def test_the_similarity_of_two_texts_is_learned(run, tmp_path, capsys):
     metrics = run.evaluate()
     assert metrics["pearson"] > 0.8
     assert metrics["loss"] == pytest.approx(metrics["mse"] / run.config.task["std"] ** 2)
-    baseline = regard.api.training.summarize(run.folder.path).simple_baselines["training mean"]
-    assert metrics["mse"] < 0.6 * baseline["mse"]
+    summary = regard.api.training.summarize(run.folder.path)
+    assert metrics["mse"] < 0.6 * summary.baselines["training mean"]["mse"]
+    (told,) = compare_with_baselines(metrics, summary)
+    assert told.endswith(" mse better than the baseline: training mean")
+    (told,) = compare_with_baselines({"mse": 100.0}, summary)  # no settings train a mean
+    assert told.endswith(" mse worse than the baseline: training mean")
     same, other = ("the dog runs", "the dog sleeps"), ("the cow runs", "the cow eats")
     near, far = run.predict([same, other])
     assert near > far + 1

@@ -1,6 +1,7 @@
 """Forecasting against loops over plain lists, and from the command line to the end."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,8 @@ import torch
 
 import regard
 from cli.conftest import invoke
+from regard.api.training import summarize
+from regard.cli.report import compare_with_baselines
 from regard.config import RunConfig, build
 from regard.data.batch import SeriesBatch, WindowBatch
 from regard.data.series import from_columns
@@ -235,6 +238,38 @@ def test_baselines_are_what_they_are_called():
     assert list(evaluate_baselines(task, other, None)) == ["naive", "seasonal naive (6 rows)"]
 
 
+def test_the_settings_of_a_baseline_train_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    noise = np.random.default_rng(1).normal(size=240).cumsum()
+    (tmp_path / "walk.csv").write_text("x,y\n" + "".join(f"{v},{v * v}\n" for v in noise))
+    words = ("train", "walk.csv", "task.horizon=4", "--json")
+    trained = json.loads(invoke(capsys, *words, "--out", "run").out)
+    settings = summarize(tmp_path / "run").baseline_settings
+    assert list(settings) == ["AR(10)", "linear layer, 54 values"]
+    for number, (name, text) in enumerate(settings.items()):
+        again = json.loads(invoke(capsys, *words, *text.split(), "--out", f"run{number}").out)
+        assert again["mse"] == pytest.approx(trained["baselines"][name]["mse"])
+
+
+def test_the_last_line_of_a_forecast_names_the_best_baseline(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [0.0, 0.0]  # x_t = 1.6 x_t-1 - 0.8 x_t-2 + noise
+    for noise in np.random.default_rng(1).normal(size=300):
+        rows.append(1.6 * rows[-1] - 0.8 * rows[-2] + noise)
+    (tmp_path / "waves.csv").write_text("x\n" + "".join(f"{v}\n" for v in rows))
+    words = ("train", "waves.csv", "task.horizon=4")
+    printed = invoke(capsys, *words, "model.family=autoregression", "model.order=1").out
+    best = "the best baseline: AR(13)"
+    assert re.search(
+        rf" \d\.\d+ mse worse than {re.escape(best)};\n  to train that model:", printed
+    )
+    settings = printed.splitlines()[-1].partition(": ")[2]
+    assert settings == "model.family=autoregression model.order=13"
+    assert f"  equal to {best}\n" in invoke(capsys, *words, *settings.split()).out
+    (told,) = compare_with_baselines({"mse": 0.0}, summarize(tmp_path / "runs" / "waves"))
+    assert told.endswith(f" mse better than {best}")
+
+
 def test_a_mean_and_deviation_that_are_given_are_used():
     data = {"path": {"kind": "sines", "examples": 200}}
 
@@ -379,7 +414,11 @@ def test_several_columns_by_a_network_and_their_pictures(tmp_path, monkeypatch, 
     assert {"mae [a]", "mae [b]", "AR(10): mse"} <= set(measured)
     assert measured["unit"] == f"{unit}; mae [COLUMN]: the unit of the column"
     picture = (tmp_path / "e.svg").read_text()
-    for text in ("b: the last 5 values", "direct forecast", "recursive forecast, row by row"):
+    for text in (
+        "b: forecast of the last 5 values",
+        "direct forecast",
+        "recursive forecast, row by row",
+    ):
         assert text in picture
     said = invoke(capsys, "predict", "run", "--steps", 7)  # beyond the horizon: recursive
     assert said.out.splitlines()[0].split() == ["date", "a", "b"]
@@ -389,7 +428,7 @@ def test_several_columns_by_a_network_and_their_pictures(tmp_path, monkeypatch, 
     said = invoke(capsys, "predict", "run", "--steps", 7, "--out", "p.svg", "--column", "b")
     assert said.code == 0, said.err
     picture = (tmp_path / "p.svg").read_text()
-    assert "b: the next 7 values" in picture
+    assert "b: forecast of the next 7 values" in picture
     assert "row by row" not in picture  # 7 steps are beyond the horizon, so the one is recursive
     said = invoke(capsys, "predict", "run", "--out", "q.svg", "--column", "c")
     assert (said.code, "unknown column 'c'" in said.err) == (2, True)

@@ -13,6 +13,7 @@ from regard.tasks import Causal
 from regard.tasks.metrics import (
     bits_per_byte,
     bleu,
+    bleu_is_defined,
     chrf,
     evaluation_mode,
     exact_match,
@@ -39,6 +40,13 @@ def test_chrf_is_sacrebleus():
     assert score == sacrebleu.corpus_chrf(WRITTEN, [WANTED]).score
     assert 0 < score < 100
     assert "nc:6" in signature
+
+
+def test_bleu_is_undefined_without_four_tokens_in_a_reference():
+    captions = ["a red circle", "two dogs"]
+    assert sacrebleu.corpus_bleu(captions, [captions]).score == 0
+    assert not bleu_is_defined(captions)
+    assert bleu_is_defined(captions, ["a red circle.", "dogs"])  # 13a separates the period
 
 
 def test_a_perfect_translation_has_all_the_points():

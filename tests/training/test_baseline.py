@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 
 import count_reference as reference
+from regard.api.event_lines import baseline_line
+from regard.api.training import summarize
+from regard.cli.report import compare_with_baselines
 from regard.errors import DataError, TrainingStopped
 from regard.pipelines import prepare_training
 from regard.training import baseline
-from regard.training.baseline import evaluate_baselines, read_ngram_baseline
+from regard.training.baseline import evaluate_baselines, read_baselines, read_ngram_baseline
 from regard.training.events import NGramBaselineEvaluated
 from regard.training.parallel.ranks import Ranks
 from regard.training.run import begin, resume
@@ -52,6 +55,16 @@ def test_what_is_to_beat_is_the_formulas_loss_on_the_same_targets(
     assert counted.tokens == sum(target != -1 for _, targets in learned for target in targets)
     assert counted.metrics["loss"] == pytest.approx(statistics.fmean(surprises), abs=1e-9)
     assert read_ngram_baseline(RunFolder(tmp_path / "run")) == counted
+
+
+def test_the_baseline_is_named_with_its_smoothing_everywhere(data, tmp_path):
+    name = "6-grams, modified Kneser–Ney"
+    (event,) = run(config(data / "cats.txt", steps=1), tmp_path / "run")
+    assert f" bits per byte: {name}, fitted to " in baseline_line(event)
+    assert list(read_baselines(RunFolder(tmp_path / "run"))) == [name]
+    told = compare_with_baselines({"bits_per_byte": 50.0}, summarize(tmp_path / "run"))
+    assert told[0].endswith(f" bits per byte worse than the baseline: {name};")
+    assert told[1].endswith(" model.family=ngram model.order=6 model.smoothing=kneser_ney")
 
 
 def test_an_error_of_a_baseline_reaches_all_ranks(data, tmp_path):

@@ -123,9 +123,17 @@ class Comparison:
                 "these runs have different validation data: their metrics cannot be compared; "
                 "`regard evaluate RUN DATA` evaluates each on the same data"
             )
-        elif len({str(config.data.tokenizer) for config in configs}) > 1:
-            notes.append("loss is per token, and the tokenizers differ: compare bits_per_byte")
+        elif len({str(config.data.tokenizer) for config in configs}) > 1 and self._has_token_loss:
+            has_bits = all("bits_per_byte" in history.metrics for history in self.histories)
+            advice = "compare bits_per_byte" if has_bits else "losses cannot be compared"
+            notes.append(f"loss is per token, and the tokenizers differ: {advice}")
         return notes
+
+    @property
+    def _has_token_loss(self) -> bool:
+        """Whether the loss is a mean over tokens, so that it depends on the tokenizer."""
+        task = TASKS.get(kind_of(self.histories[0].config.task)[0])
+        return task is not None and "perplexity" in task.metric_names
 
     def figure(self) -> "Figure":
         """The metrics by length if they were computed, else forecasts, else training curves."""

@@ -90,7 +90,7 @@ def _how_to_change(event: RunStarted) -> str:
 def baseline_line(event: NGramBaselineEvaluated) -> str:
     """The result of the n-gram baseline."""
     bits = format_number(event.metrics["bits_per_byte"])
-    model = f"n-grams of order {event.order}, fitted to {event.tokens:,} tokens"
+    model = f"{event.name}, fitted to {event.tokens:,} tokens"
     return f"{'baseline':<{LABEL_WIDTH}}{bits} bits per byte: {model}"
 
 

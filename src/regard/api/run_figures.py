@@ -114,7 +114,8 @@ def forecast_figure(
         curves.append(_curve_from(1, forecast, last, [forecast.history[-1], *forecast.recursive]))
     start = len(forecast.history) - (0 if known else len(forecast.one_step))
     curves.append(_curve_from(len(names) - 1, forecast, start, forecast.one_step))
-    title = f"{forecast.column}: {'the last' if known else 'the next'} {count_noun(steps, 'value')}"
+    place = "last" if known else "next"
+    title = f"{forecast.column}: forecast of the {place} {count_noun(steps, 'value')}"
     panels = [_values_panel(title, forecast, curves)]
     caption = ""
     if errors:
@@ -178,7 +179,7 @@ def _curve_from(run: int, forecast: ColumnForecast, start: int, values: Sequence
 
 def by_length_curves(names: Sequence[str], results: Sequence[MetricsByLength]) -> "Figure":
     """A panel per metric: the metric over the length of the example, a curve per run."""
-    metrics = dict.fromkeys(name for result in results for name in result.ranges[0].metrics)
+    metrics = dict.fromkeys(name for result in results for name in result.metric_names)
     panels = []
     for metric in metrics:
         curves = [

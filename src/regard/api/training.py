@@ -16,7 +16,11 @@ from regard.models.presets import ModelConfig
 from regard.pipelines.base import Progress
 from regard.tasks import TASKS
 from regard.training import run as training_run
-from regard.training.baseline import read_ngram_baseline, read_simple_baselines
+from regard.training.baseline import (
+    read_baseline_settings,
+    read_ngram_baseline,
+    read_simple_baselines,
+)
 from regard.training.edit import edit_run
 from regard.training.events import Event, NGramBaselineEvaluated
 from regard.training.import_export import ExportResult, export_as, import_run, merge_run
@@ -254,12 +258,20 @@ class RunSummary:
     config: RunConfig
     baseline: NGramBaselineEvaluated | None  # the n-gram baseline, where it was computed
     simple_baselines: dict[str, dict[str, float]]  # metrics, for forecasting and text regression
+    baseline_settings: dict[str, str]  # settings that train a baseline, by its name
     unit: str  # unit of the metrics, where it is not obvious
     is_fitted_without_gradients: bool
     stored_values: int  # values stored by a model fitted without gradients
     command: str  # the command that uses the model: "generate", "translate", …
     data_kind: str  # "text", "pairs", "images", …
     warnings: list[str]  # about too little validation data
+
+    @property
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """The metrics of all baselines, by name."""
+        if self.baseline is not None:
+            return {self.baseline.name: self.baseline.metrics}
+        return self.simple_baselines
 
 
 def summarize(path: Path | str) -> RunSummary:
@@ -272,6 +284,7 @@ def summarize(path: Path | str) -> RunSummary:
         config=config,
         baseline=read_ngram_baseline(folder),
         simple_baselines=read_simple_baselines(folder),
+        baseline_settings=read_baseline_settings(folder),
         unit=task.unit,
         is_fitted_without_gradients=without_gradients,
         stored_values=stored_parameters(folder) if without_gradients else 0,

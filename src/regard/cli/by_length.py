@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 def as_lines(result: "MetricsByLength") -> list[str]:
     """The metrics of one run: a line per range of lengths, a column per metric."""
-    names = list(result.ranges[0].metrics)
+    names = result.metric_names
     rows = [
         (
             _range(span),
             format_number(span.examples),
-            *(format_number(span.metrics[name]) for name in names),
+            *(_cell(span, name) for name in names),
         )
         for span in result.ranges
     ]
@@ -27,14 +27,11 @@ def as_groups(results: "Sequence[MetricsByLength]") -> dict[str, list[tuple[str,
     """The metrics of several runs: a group per metric, with a line per range of lengths."""
     tables = [{_range(span): span for span in result.ranges} for result in results]
     ranges = {key: span.longest for table in tables for key, span in table.items()}
-    metrics = dict.fromkeys(name for result in results for name in result.ranges[0].metrics)
-
-    def cell(span: Any, metric: str) -> str:
-        return format_number(span.metrics[metric]) if span and metric in span.metrics else "-"
+    metrics = dict.fromkeys(name for result in results for name in result.metric_names)
 
     return {
         f"{metric}, by {results[0].unit}": [
-            (key, *(cell(table.get(key), metric) for table in tables))
+            (key, *(_cell(table.get(key), metric) for table in tables))
             for key in sorted(ranges, key=ranges.__getitem__)
         ]
         for metric in metrics
@@ -49,6 +46,10 @@ def as_table(result: "MetricsByLength") -> dict[str, Any]:
         for span in result.ranges
     ]
     return {"unit": result.unit, "lengths": spans}
+
+
+def _cell(span: Any, metric: str) -> str:
+    return format_number(span.metrics[metric]) if span and metric in span.metrics else "-"
 
 
 def _range(span: Any) -> str:

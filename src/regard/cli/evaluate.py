@@ -121,6 +121,8 @@ def evaluate(
     rows = [(name, format_number(value)) for name, value in metrics.items()]
     for line in align_columns(rows, [1]):
         print(line)
+    if "chrf" in metrics and "bleu" not in metrics:
+        print_status("without bleu, which counts 4-grams: no reference has four tokens")
     for name, signature in signatures.items():
         print_status(f"{name}: {signature}")
 

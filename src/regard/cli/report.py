@@ -19,8 +19,9 @@ from regard.cli.output import (
 from regard.config import kind_of
 
 if TYPE_CHECKING:
-    from regard.api import Event, NGramBaselineEvaluated, Progress, RunFinished, RunSummary
+    from regard.api import Event, Progress, RunFinished, RunSummary
 
+ROUNDING = 1e-9  # relative difference of equal metrics; the order of a sum changes it by 1e-15
 DEFAULT_EXAMPLE = "'some words'"
 EXAMPLES = {  # example inputs of the commands, by task; the default is DEFAULT_EXAMPLE
     "image_classification": "image.png",
@@ -73,8 +74,9 @@ def print_result(finished: "RunFinished", *, as_json: bool) -> None:
     title = "baseline, on all validation data" if is_part else "baseline"
     for line in baseline_lines(summary.simple_baselines, title):
         print(f"  {line}", flush=True)
-    if baseline is not None and finished.seconds_for_all is None:
-        print(f"  {compare_with_baseline(finished.metrics, baseline)}", flush=True)
+    if not is_part:
+        for line in compare_with_baselines(finished.metrics, summary):
+            print(f"  {line}", flush=True)
     for line in (*untrained_warning(finished, summary), *summary.warnings):
         print(f"  {line}", flush=True)
     print_suggestions(next_commands(finished, summary))
@@ -114,12 +116,23 @@ def describe_evaluation(finished: "RunFinished") -> str:
     )
 
 
-def compare_with_baseline(metrics: dict[str, float], baseline: "NGramBaselineEvaluated") -> str:
-    """How far a model's bits per byte are from those of the n-gram baseline."""
-    gain = baseline.metrics["bits_per_byte"] - metrics["bits_per_byte"]
-    comparison = "better" if gain >= 0 else "worse"
-    difference = f"{format_number(abs(gain))} bits per byte {comparison}"
-    return f"{difference} than the n-gram baseline (order {baseline.order})"
+def compare_with_baselines(metrics: dict[str, float], summary: "RunSummary") -> list[str]:
+    """How far a model is from the best baseline; where it is worse, how to train the baseline."""
+    metric = "bits_per_byte" if summary.baseline is not None else "mse"
+    baselines = summary.baselines
+    if not baselines or metric not in metrics:
+        return []
+    name = min(baselines, key=lambda name: baselines[name][metric])
+    gain = baselines[name][metric] - metrics[metric]
+    baseline = f"the {'best baseline' if len(baselines) > 1 else 'baseline'}: {name}"
+    if abs(gain) <= ROUNDING * baselines[name][metric]:
+        return [f"equal to {baseline}"]
+    comparison = "better" if gain > 0 else "worse"
+    difference = f"{format_number(abs(gain))} {metric.replace('_', ' ')} {comparison}"
+    settings = summary.baseline_settings.get(name)
+    if gain > 0 or settings is None:
+        return [f"{difference} than {baseline}"]
+    return [f"{difference} than {baseline};", f"to train that model: {settings}"]
 
 
 def next_commands(finished: "RunFinished", summary: "RunSummary") -> list[tuple[str, str]]:

@@ -111,7 +111,7 @@ def from_table(table: Table, roles: Roles) -> Pairs:
             location = table.location(number)
             yield number, text_cell(location, row[source]), text_cell(location, row[target])
 
-    plain = not table.header and len(table.columns) == 2
+    plain = not table.header and len(table.columns) == 2 and source < target
     digest = json_digest(table.digest) if plain else json_digest(table.digest, source, target)
     note = "" if plain else roles.note
     pairs = _from_numbered(

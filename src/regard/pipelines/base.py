@@ -1,7 +1,7 @@
 """`Pipeline`, the base class of all code that depends on the kind of data."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -104,6 +104,8 @@ class TrainingData(EvalData):
     description: list[str]  # lines of the heading: data, validation, tokenizer, …
     # metrics of simple predictions on the validation data, by name: of a series, of a regression
     baselines: Callable[[], dict[str, dict[str, float]]] | None = None
+    # the settings that train a baseline, by its name; of those that are models
+    baseline_settings: dict[str, str] = field(default_factory=dict)
     fingerprint: str = ""  # of the data without its tokenizer; set by `prepare_training`
 
 

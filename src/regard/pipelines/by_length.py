@@ -25,6 +25,11 @@ class MetricsByLength:
     unit: str  # words; characters where no text has more than one word
     ranges: list[LengthRange]
 
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics of the ranges; BLEU is undefined in some."""
+        return max((list(span.metrics) for span in self.ranges), key=len)
+
 
 def metrics_by_length(
     texts: Sequence[str], evaluate: Callable[[Sequence[int]], dict[str, float]]

@@ -50,7 +50,7 @@ from regard.pipelines.images import image_files, input_pixels
 from regard.pipelines.tokenizer_cache import train_cached_tokenizer
 from regard.tasks import TASKS
 from regard.tasks.caption import Caption
-from regard.tasks.metrics import bleu, chrf
+from regard.tasks.metrics import bleu, bleu_is_defined, chrf
 from regard.text import Tokenizer
 
 DEFAULT_ROWS = 64  # of a step, where train.batch is not set
@@ -396,18 +396,20 @@ def nearest_captions(train: Captions, captions: Captions) -> list[str]:
 
 
 def _score(generated: Sequence[str], captions: Captions) -> dict[str, float]:
-    """Exact match with one of the captions, and BLEU and chrF with all of them, ignoring case."""
+    """Exact match with one of the captions, and BLEU and chrF with all of them, ignoring case.
+
+    BLEU is left out where it is undefined.
+    """
     max_references = max(map(len, captions.captions))
     lower = [[text.lower() for text in texts] for texts in captions.captions]
     generated = [text.lower() for text in generated]
     # sacreBLEU takes a list of the first references, a list of the second references, …
     references = [[texts[min(n, len(texts) - 1)] for texts in lower] for n in range(max_references)]
     hits = [text in texts for text, texts in zip(generated, lower, strict=True)]
-    return {
-        "exact_match": sum(hits) / len(hits),
-        "bleu": bleu(generated, *references)[0],
-        "chrf": chrf(generated, *references)[0],
-    }
+    scores = {"exact_match": sum(hits) / len(hits)}
+    if bleu_is_defined(*references):
+        scores["bleu"] = bleu(generated, *references)[0]
+    return {**scores, "chrf": chrf(generated, *references)[0]}
 
 
 class _Examples:

@@ -38,7 +38,7 @@ from regard.pipelines.batching import pair_loader, seeded_batches, sequential_ba
 from regard.pipelines.by_length import MetricsByLength, metrics_by_length
 from regard.pipelines.tokenizer_cache import cached_tokenizer
 from regard.tasks import TASKS, Seq2Seq
-from regard.tasks.metrics import bleu, chrf, exact_match
+from regard.tasks.metrics import bleu, bleu_is_defined, chrf, exact_match
 from regard.tasks.scheduled_sampling import free_running_inputs
 from regard.text import PairTokenizers, train_pair
 
@@ -224,16 +224,14 @@ class PairsPipeline(Pipeline):
     def evaluate_by_length(
         self, data: EvalData, model: nn.Module, *, search: Search
     ) -> MetricsByLength:
-        """Translation metrics by the length of the source; BLEU if any target has four words."""
+        """Translation metrics by the length of the source."""
         rows = list(data.validation_data.rows())
         translations = _translations(data, model, [source for source, _ in rows], search)
-        has_phrases = any(len(target.split()) >= 4 for _, target in rows)
-        bleu_names = ["bleu", "bleu_lower"] if has_phrases else []
-        names = ["exact_match", *bleu_names, "chrf"]
 
         def evaluate(indices: Sequence[int]) -> dict[str, float]:
             scores = _score([translations[i] for i in indices], [rows[i][1] for i in indices])
-            return {name: scores[name] for name in names}
+            del scores["signatures"]
+            return scores
 
         return metrics_by_length([source for source, _ in rows], evaluate)
 
@@ -352,19 +350,18 @@ def _translations(
 
 
 def _score(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    bleu_score, bleu_signature = bleu(hypotheses, references)
-    lower_score, lower_signature = bleu(hypotheses, references, lower=True)
-    chrf_score, chrf_signature = chrf(hypotheses, references)
+    """Exact match, BLEU (where it is defined) and chrF, and the signatures of the last two."""
+    scores = {"chrf": chrf(hypotheses, references)}
+    if bleu_is_defined(references):
+        scores = {
+            "bleu": bleu(hypotheses, references),
+            "bleu_lower": bleu(hypotheses, references, lower=True),
+            **scores,
+        }
     return {
         "exact_match": exact_match(hypotheses, references),
-        "bleu": bleu_score,
-        "bleu_lower": lower_score,
-        "chrf": chrf_score,
-        "signatures": {
-            "bleu": bleu_signature,
-            "bleu_lower": lower_signature,
-            "chrf": chrf_signature,
-        },
+        **{name: score for name, (score, _) in scores.items()},
+        "signatures": {name: signature for name, (_, signature) in scores.items()},
     }
 
 

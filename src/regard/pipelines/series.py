@@ -32,7 +32,11 @@ from regard.pipelines.base import (
     with_task_options,
 )
 from regard.pipelines.batching import rows_per_micro_batch
-from regard.pipelines.series_baselines import evaluate_baselines, find_seasonal_period
+from regard.pipelines.series_baselines import (
+    baseline_settings,
+    evaluate_baselines,
+    find_seasonal_period,
+)
 from regard.pipelines.series_forecasts import forecast, values_by_column
 from regard.pipelines.series_windows import SeriesWindows
 from regard.tasks import TASKS, Forecast
@@ -121,6 +125,7 @@ class SeriesPipeline(Pipeline):
             baselines=lambda: evaluate_baselines(
                 task, validation, train.values, stride=_evaluation_stride(task, model)
             ),
+            baseline_settings=baseline_settings(task, len(train)),
             description=[
                 f"data       {train.description}",
                 f"validation {validation.description}",

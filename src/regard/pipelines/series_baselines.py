@@ -61,6 +61,17 @@ def evaluate_baselines(
     return metrics
 
 
+def baseline_settings(task: Forecast, rows: int) -> dict[str, str]:
+    """The settings that train each baseline that is fitted to this number of rows, by its name."""
+    settings = {}
+    for name, config in _fitted_models(task, rows).items():
+        if isinstance(config, AutoregressionConfig):
+            settings[name] = f"model.family=autoregression model.order={config.order}"
+        else:
+            settings[name] = f"model.family=linear task.context={config.context}"
+    return settings
+
+
 def _forecasters(task: Forecast, training: Tensor | None) -> dict[str, tuple[int, Forecaster]]:
     """The baselines by name, with the number of values that each reads."""
     period = task.seasonal_period
@@ -69,17 +80,26 @@ def _forecasters(task: Forecast, training: Tensor | None) -> dict[str, tuple[int
         forecasters[f"seasonal naive ({period} rows)"] = (period, _seasonal_naive)
     if training is None:
         return forecasters
-    batch, rows = [SeriesBatch(training)], training.shape[1]
+    for name, config in _fitted_models(task, training.shape[1]).items():
+        model = (
+            Autoregression(config) if isinstance(config, AutoregressionConfig) else NLinear(config)
+        )
+        model.fit([SeriesBatch(training)])
+        forecasters[name] = (config.context, model.forecast)
+    return forecasters
+
+
+def _fitted_models(task: Forecast, rows: int) -> dict[str, AutoregressionConfig | NLinearConfig]:
+    """The configurations of the baselines that are fitted to this number of rows, by name."""
     order = max(1, min(MAX_ORDER, rows // 20))
-    ar = Autoregression(AutoregressionConfig(order=order))
-    ar.fit(batch)
-    forecasters[f"AR({order})"] = (order, ar.forecast)
+    models: dict[str, AutoregressionConfig | NLinearConfig] = {
+        f"AR({order})": AutoregressionConfig(order=order)
+    }
     context = max(1, min(MAX_CONTEXT, rows // 4))
     if context + task.horizon <= rows:
-        linear = NLinear(NLinearConfig(context=context, horizon=task.horizon))
-        linear.fit(batch)
-        forecasters[f"linear layer, {context} values"] = (context, linear.forecast)
-    return forecasters
+        config = NLinearConfig(context=context, horizon=task.horizon)
+        models[f"linear layer, {context} values"] = config
+    return models
 
 
 def _naive(rows: Tensor, steps: int) -> Tensor:

@@ -83,6 +83,18 @@ def bleu(
     return float(score), str(metric.get_signature())
 
 
+def bleu_is_defined(*references: Sequence[str]) -> bool:
+    """Whether a reference has four tokens. Otherwise no 4-gram matches, and BLEU is 0.
+
+    >>> bleu_is_defined(["a red circle"]), bleu_is_defined(["a red circle."])
+    (False, True)
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    tokenize = BLEU().tokenizer
+    return any(len(tokenize(text).split()) >= 4 for texts in references for text in texts)
+
+
 def chrf(hypotheses: Sequence[str], *references: Sequence[str]) -> tuple[float, str]:
     """Corpus chrF by sacreBLEU, and its signature."""
     from sacrebleu.metrics.chrf import CHRF

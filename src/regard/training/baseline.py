@@ -38,7 +38,7 @@ def evaluate_baselines(
             return None
         baselines: NGramBaselineEvaluated | SimpleBaselinesEvaluated
         if data.baselines is not None:
-            baselines = SimpleBaselinesEvaluated(data.baselines())
+            baselines = SimpleBaselinesEvaluated(data.baselines(), data.baseline_settings)
         elif isinstance(data.task, Causal) and uses_gradients:
             baselines = evaluate_ngram(data)
         else:
@@ -92,7 +92,18 @@ def read_baselines(folder: RunFolder) -> dict[str, dict[str, float]]:
         return read_simple_baselines(folder)
     # only bits per byte can be compared with runs that have another tokenizer
     bits = {"bits_per_byte": ngram.metrics["bits_per_byte"]}
-    return {f"n-grams of order {ngram.order}": bits}
+    return {ngram.name: bits}
+
+
+def read_baseline_settings(folder: RunFolder) -> dict[str, str]:
+    """The settings that train a baseline of a run, by its name; of those that are models."""
+    ngram = read_ngram_baseline(folder)
+    if ngram is not None:
+        return {ngram.name: ngram.settings}
+    try:
+        return build(SimpleBaselinesEvaluated, read_json(folder.baseline)).settings
+    except (CheckpointError, ConfigError):
+        return {}
 
 
 def _take(batches: TextBatches, tokens: int) -> Iterator[TextBatch]:

@@ -28,6 +28,16 @@ class NGramBaselineEvaluated:
     tokens: int  # number of tokens it was fitted to
     metrics: dict[str, float]  # on the validation text
 
+    @property
+    def name(self) -> str:
+        """The model in words."""
+        return f"{self.order}-grams, modified Kneser–Ney"
+
+    @property
+    def settings(self) -> str:
+        """The settings that train this model."""
+        return f"model.family=ngram model.order={self.order} model.smoothing=kneser_ney"
+
 
 @dataclass(frozen=True, slots=True)
 class SimpleBaselinesEvaluated:
@@ -37,6 +47,8 @@ class SimpleBaselinesEvaluated:
     """
 
     metrics: dict[str, dict[str, float]]  # on the validation data, by the name of the baseline
+    # the settings that train a baseline, by its name; of those that are models
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

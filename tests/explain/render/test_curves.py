@@ -123,10 +123,29 @@ def test_dates_are_on_the_axis_and_lines_that_coincide_have_dashes():
     figure = draw_curves(["a", "b", "c", "d"], [panel], dashes=True)
     figure.canvas.draw()
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
-    assert "Feb" in labels
+    assert (labels[0], "Feb" in labels) == ("01\nJan 2000", True)
     truth, *others = lines(figure)
     assert len({str(line._dash_pattern) for line in others}) == 4
     assert truth.get_linewidth() > max(line.get_linewidth() for line in others)
+
+
+@pytest.mark.parametrize(
+    ("step", "first"),
+    [
+        (1 / 86400, "00:00:00\n01 Jan 2000"),
+        (1 / 24, "00:00\n01 Jan 2000"),
+        (20, "Jan\n2000"),
+        (900, "2000"),
+    ],
+)
+def test_the_first_date_of_an_axis_is_given_in_full(step, first):
+    points = [(10957.0 + step * number, 1.0) for number in range(20)]
+    panel = MetricPanel("forecast", "value", [Curve(0, [], points)], linear=True, dates=True)
+    axes = draw_curves(["a"], [panel]).axes[0]
+    axes.figure.canvas.draw()
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels[0] == first
+    assert axes.xaxis.get_offset_text().get_text() == ""
 
 
 def test_hostile_names_stay_text():

@@ -153,13 +153,36 @@ def _draw_panel(axes: Any, panel: MetricPanel, x_label: str, dashes: bool) -> No
 
 
 def _show_dates(axis: Any) -> None:
-    """Label an axis of days since 1970 with dates, as few of their parts as needed."""
+    """Label an axis of days since 1970 with dates: the first in full, then what changes."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    from matplotlib.ticker import FixedFormatter
 
     axis.axis_date()
     locator = AutoDateLocator(maxticks=MAX_DATES)  # type: ignore[no-untyped-call]
     axis.set_major_locator(locator)
-    axis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+    low, high = axis.get_view_interval()
+    ticks = [tick for tick in axis.get_majorticklocs() if low <= tick <= high]
+    if not ticks:
+        return
+    labels = ConciseDateFormatter(locator).format_ticks(ticks)  # type: ignore[no-untyped-call]
+    axis.set_ticks(ticks)
+    axis.set_major_formatter(FixedFormatter([_first_date(ticks), *labels[1:]]))
+
+
+def _first_date(days: Sequence[float]) -> str:
+    """The first of several dates in full, in two lines: the part in which they differ is above."""
+    from matplotlib.dates import num2date
+
+    dates = [num2date(day) for day in days]  # type: ignore[no-untyped-call]
+    if any(date.second for date in dates):
+        return f"{dates[0]:%H:%M:%S\n%d %b %Y}"
+    if any(date.hour or date.minute for date in dates):
+        return f"{dates[0]:%H:%M\n%d %b %Y}"
+    if any(date.day != 1 for date in dates):
+        return f"{dates[0]:%d\n%b %Y}"
+    if any(date.month != 1 for date in dates):
+        return f"{dates[0]:%b\n%Y}"
+    return f"{dates[0]:%Y}"
 
 
 def _line_style(run: int, dashes: bool = False) -> dict[str, Any]:
