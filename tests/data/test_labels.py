@@ -108,12 +108,20 @@ def test_words_with_tags_are_read_line_by_line(tmp_path):
             r"a\.csv, line 4 has 1 column, the first line 2: 'y'\neach line needs 2 cells",
         ),
         ("a.csv", 'text,label\n"x,1\ny\n', r"a\.csv, line \d is not CSV"),
-        ("a.csv", "text,label\nx,\ny,1\n", r"a\.csv, line 2 has no label: 'x'"),
+        (
+            "a.csv",
+            "text,label\nx,\ny,1\n",
+            r"a\.csv: 1 of 2 rows has an empty cell: line 2 \(label\)",
+        ),
         ("a.csv", "text,label\nx,1\ny,1\n", "every text has the same class, '1'"),
         ("a.csv", "text,label\n ,1\n", "no text with a label"),
         ("a.tsv", "text\tlabel\nx\ty\tz\n", r"a\.tsv, line 2 has 3 columns, the first line 2"),
         ("a.jsonl", '{"text": "x", "label": 1}\n{\n', r"a\.jsonl, line 2 is not JSON"),
-        ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "y"}', "line 2 has no label: 'y'"),
+        (
+            "a.jsonl",
+            '{"text": "x", "label": 1}\n{"text": "y"}',
+            r"1 of 2 rows has an empty cell: line 2 \(label\)\nfill in",
+        ),
         ("a.jsonl", '{"text": "x", "label": [1]}', "line 1: a label is a string or"),
         ("a.conll", "New\tO\nYork\n", r"a\.conll, line 2 has one column: 'York'"),
         ("a.conll", "New\tO\n\nYork\tO\n", "every word has the same class, 'O'"),
@@ -122,6 +130,48 @@ def test_words_with_tags_are_read_line_by_line(tmp_path):
 def test_what_is_wrong_is_named_with_its_line(tmp_path, name, content, message):
     with pytest.raises(DataError, match=message):
         open_data(str(write(tmp_path, name, content)))
+
+
+def test_all_rows_with_an_empty_cell_are_counted_and_the_first_are_named(tmp_path):
+    rows = [(text, label) for text, label in REVIEWS if "\n" not in text]  # three lines
+    path = table(tmp_path, rows=[*rows, ("", "good"), ("a night", ""), *rows, (" ", "bad")])
+    with path.open("a") as file:
+        file.write("\n")  # an empty line is not a row
+    with pytest.raises(DataError) as caught:
+        open_data(str(path))
+    assert str(caught.value) == (
+        f"{path}: 3 of 9 rows have an empty cell: line 5 (text), line 6 (label), line 10 (text)\n"
+        "fill in the empty cells of label, or delete their row; rows with an empty text are skipped"
+    )
+    path = table(tmp_path, rows=[(text, "") for text in "abcdefg"])
+    expected = r"7 of 7 rows .*, line 6 \(label\), …\nfill in the empty cells, or delete these rows"
+    with pytest.raises(DataError, match=expected):
+        open_data(str(path))
+    scores = [*((text, "0.5") for text in "abcde"), ("f", "1"), ("g", "")]
+    path = table(tmp_path, header=("text", "score"), rows=scores)
+    with pytest.raises(DataError, match=r"1 of 7 rows has an empty cell: line 8 \(score\)"):
+        open_data(str(path))
+
+
+def test_two_settings_that_name_the_same_column_are_refused(tmp_path):
+    path = table(tmp_path, header=("opinion", "stars"))
+    for columns, settings in (
+        ({"text": "opinion", "label": "opinion"}, "data.text=opinion and data.label=opinion"),
+        ({"text": 1, "label": "opinion"}, "data.text=1 and data.label=opinion"),
+        ({"text": "1", "text2": "1"}, "data.text=1 and data.text2=1"),
+        ({"source": "stars", "target": 2}, "data.source=stars and data.target=2"),
+        ({"text": "stars", "tags": "stars"}, "data.text=stars and data.tags=stars"),
+    ):
+        with pytest.raises(ConfigError, match=f"{settings} name the same column of .*csv"):
+            open_data(str(path), columns=columns)
+
+
+def test_a_column_that_a_setting_names_is_not_inferred_for_another_role(tmp_path):
+    rows = [(f"img{n}.png", f"{n}.5", f"a dog runs {n} times") for n in range(8)]
+    path = table(tmp_path, header=("file", "number", "what"), rows=rows)
+    assert open_data(str(path), columns={"target": "file"}).columns["source"] == "what"
+    with pytest.raises(DataError, match="the task learns from scores"):
+        open_data(str(path), columns={"text": "number"}, kind="scores")
 
 
 def test_a_csv_that_names_no_columns_is_refused_where_labels_are_asked_for(tmp_path):

@@ -2,6 +2,7 @@ import gzip
 import json
 import os
 import pickle
+import subprocess
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -251,7 +252,18 @@ def test_bad_bytes_are_named_with_offset_and_line(tmp_path):
     message = failure(write_file(tmp_path / "bad.txt", b"good\nfine\nb\xffd\n"))
     assert "bad.txt" in message
     assert "byte 11 (line 3) is 0xff" in message
-    assert "iconv" in message
+    assert message.endswith(f"iconv -f latin1 -t utf-8 {tmp_path / 'bad.txt'} > new.txt")
+
+
+def test_the_advice_for_latin_1_keeps_the_kind_of_data(tmp_path):
+    rows = "".join(f"ein schöner Tag {n};{'ab'[n % 2]}\n" for n in range(8))
+    content = f"Satz;Urteil\n{rows}".encode("latin-1")
+    for name in ("my rev.csv", "rev.CSV", "rev.csv.gz"):
+        is_gzip = name.endswith(".gz")
+        path = write_file(tmp_path / name, gzip.compress(content) if is_gzip else content)
+        command = failure(path).partition("as in: ")[2]
+        subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+        assert open_data(str(tmp_path / "new.csv")).kind == "labels"
 
 
 def test_bad_bytes_far_into_a_file_are_named_too(tmp_path):
@@ -269,6 +281,14 @@ def test_a_nul_is_named_with_offset_and_line(tmp_path):
 def test_other_bad_files_say_what_they_are(tmp_path):
     assert "is a pickle" in failure(write_file(tmp_path / "m.pkl", pickle.dumps({"a": 1})))
     assert "zip archive" in failure(write_file(tmp_path / "m.pt", b"PK\x03\x04rest"))
+    excel = "is an Excel spreadsheet, not UTF-8 text; save it as .csv"
+    old_office = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1\0"
+    assert excel in failure(write_file(tmp_path / "a.xlsx", b"PK\x03\x04rest"))
+    assert excel in failure(write_file(tmp_path / "a.XLS", old_office))
+    sheet = write_file(tmp_path / "a.ods", b"PK\x03\x04rest")
+    assert "is an OpenDocument spreadsheet" in failure(sheet)
+    assert "an old Office document" in failure(write_file(tmp_path / "a.doc", old_office))
+    assert open_data(write_file(tmp_path / "text.xls", "one\ttwo\n")).kind == "text"
     assert "UTF-16" in failure(write_file(tmp_path / "w.txt", "hello".encode("utf-16")))
     assert "is empty" in failure(write_file(tmp_path / "e.txt", ""))
     assert "is empty" in failure(write_file(tmp_path / "bom.txt", b"\xef\xbb\xbf"))
@@ -284,6 +304,8 @@ def test_a_missing_path_suggests_what_is_near(tmp_path, monkeypatch):
     write_file(tmp_path / "shakespeare.txt", "x")
     wrong = str(tmp_path / "shakespere.txt")
     assert f"did you mean '{tmp_path / 'shakespeare.txt'}'?" in failure(wrong)
+    write_file(tmp_path / "noresp.jsonl", "x")
+    assert "did you mean" not in failure(str(tmp_path / "notes.txt"))
     monkeypatch.chdir(tmp_path)
     assert "no file, folder or built-in dataset ''" in failure("")
     message = failure("reversel")
@@ -324,7 +346,7 @@ def test_a_tsv_row_without_exactly_one_tab_is_named(tmp_path):
     assert "line 2 has 1 column, the first line 2: 'b'" in failure(
         write_file(tmp_path / "a.tsv", "a\tA\nb\n")
     )
-    assert "cannot tell what its columns are" in failure(
+    assert "b.tsv has one line, 'one dog, two dogs, no dog', perhaps a header" in failure(
         write_file(tmp_path / "b.tsv", "one dog\ttwo dogs\tno dog\n")
     )
     assert "each of the 2 rows has an empty side" in failure(

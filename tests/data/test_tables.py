@@ -198,14 +198,17 @@ REFUSED = {  # file name, content, message
     "identifiers": (
         "a.csv",
         b"id,code\n1,a-1\n2,b-2\n3,c-3\n",
-        r"cannot tell what its columns are\nits columns, .*: id \('1'\), code \('a-1'\)",
+        r"its columns are: no column holds texts .*\nits columns, .*: id \('1'\), code \('a-1'\)\n"
+        r"choose: data\.text=COLUMN data\.label=COLUMN for texts with .*\nor: data\.source=",
     ),
     "two labels": (
         "a.csv",
         delimited(
             ",", ["t", "x", "y"], [(t, "ab"[n % 2], "cd"[n // 4]) for n, t in enumerate(TEXTS)]
         ),
-        r"cannot tell .*\n.*: t \('a charming.*\n.*data\.text=COLUMN data\.label=COLUMN",
+        r"its columns are: x and y could both be the label\n.*: t \('a charming.*\n"
+        r"choose: data\.text=t data\.label=x \(or data\.label=y\) for texts with a class each\n"
+        r"or: data\.text=t task=causal for language modelling$",
     ),
     "two texts and a class": (
         "a.csv",
@@ -220,6 +223,8 @@ REFUSED = {  # file name, content, message
         r"load holds numbers with commas, such as '1,234'.*\nwrite them with a decimal point",
     ),
     "numbers in JSON": ("a.json", b"[1, 2]", "not a list of objects"),
+    "an empty object": ("a.json", b"{}", r"not a list of objects: an empty object, \{\}\n"),
+    "empty objects": ("a.jsonl", b"{}\n{}\n", r"holds only empty objects, \{\}; an object needs"),
     "an object": ("a.json", b'{"a": 1, "b": {}}', "an object with the keys a, b"),
     "SQuAD": (
         "a.json",
@@ -614,8 +619,68 @@ def test_decimals_of_parquet_files_are_numbers(tmp_path):
 def test_a_table_with_a_header_alone_has_no_rows(tmp_path):
     path = tmp_path / "empty.csv"
     path.write_text("source,target\n")
-    with pytest.raises(DataError, match="it has no rows"):
+    with pytest.raises(
+        DataError, match="has no rows, only the names of its columns: source, target"
+    ):
         open_data(str(path))
+
+
+def test_a_line_that_may_be_a_header_is_not_all_of_the_training_data(tmp_path):
+    path = tmp_path / "header.csv"
+    path.write_text("a,b\n")
+    with pytest.raises(DataError, match=r"csv has one line, 'a, b', perhaps a header, and no rows"):
+        split_for("seq2seq", path)
+    path.write_text("a,b,c\n")
+    with pytest.raises(DataError, match=r"csv has one line, 'a, b, c', perhaps a header"):
+        open_data(str(path))
+    path.write_text("1,2\n")  # not a header
+    with pytest.raises(DataError, match="the only row of numbers"):
+        split_for("forecast", path)
+
+
+def split_for(task, path):
+    return open_split(build(RunConfig, {"name": "t", "task": task, "data": {"path": str(path)}}))
+
+
+def ambiguity(folder, header, rows, **options):
+    """The reason and the last lines of the message for an ambiguous table."""
+    path = write(folder, "a.csv", delimited(",", header, rows))
+    with pytest.raises(DataError) as caught:
+        open_data(path, **options)
+    first, _, *choices = str(caught.value).splitlines()
+    return first.removeprefix(f"{path}: "), choices
+
+
+def test_the_message_for_ambiguous_columns_says_why_and_what_decides(tmp_path):
+    three = [(t, t[::-1], t.upper()) for t in TEXTS]
+    classes = [(t, "ab"[n % 2], "123"[n % 3]) for n, (t, _) in enumerate(LONG)]
+    reason, choices = ambiguity(tmp_path, ["my text", "y", "z"], classes)
+    assert reason == "cannot tell what its columns are: y and z could both be the label"
+    assert choices == [
+        "choose: 'data.text=my text' data.label=y (or data.label=z) for texts with a class each",
+        "or: 'data.text=my text' data.label=z task=text_regression for texts with a number each; "
+        "'data.text=my text' task=causal for language modelling",
+    ]
+    reason, choices = ambiguity(tmp_path, ["t", "y", "z"], classes, kind="labels")
+    assert reason.endswith("which of its columns hold labels: y and z could both be the label")
+    assert choices == [
+        "for example: data.text=t data.label=y (or data.label=z) for texts with a class each"
+    ]
+    reason, _ = ambiguity(tmp_path, ["t", "y", "z"], classes, kind="pairs")
+    assert reason.endswith("which of its columns hold pairs: only t holds texts")
+    header = ["one", "two", "three"]
+    reason, choices = ambiguity(tmp_path, header, three)
+    assert reason.endswith(": one, two and three hold texts, and no other column holds classes")
+    assert choices[0] == "choose: data.source=one data.target=two for pairs of source and target"
+    reason, choices = ambiguity(tmp_path, header, three, columns={"source": "two"})
+    assert reason.endswith(": one and three could both be the target")
+    assert choices == ["choose: data.source=two data.target=one for pairs of source and target"]
+    reason, choices = ambiguity(tmp_path, header, three, columns={"text2": "two"})
+    assert "data.text2=two data.label=COLUMN for pairs of texts with a class each" in choices[0]
+    images = [(f"{n}.png", t, t[::-1]) for n, t in enumerate(TEXTS)]
+    reason, choices = ambiguity(tmp_path, ["file", "en", "de"], images)
+    assert reason.endswith(": en and de could both be the caption of file")
+    assert choices[0].startswith("choose: data.source=file data.target=en for images and their")
 
 
 def test_the_input_column_of_a_prediction_may_be_named_by_its_number(tmp_path):

@@ -60,9 +60,11 @@ def test_pairs_are_read_from_tables_and_lines(tmp_path):
     assert rows("three.csv", three, source="z", target="x") == [("e f", "a b"), ("k l", "g h")]
     by_number = rows("three.csv", three, source="3", target="1")  # the first line is no header
     assert by_number == [("z", "x"), ("e f", "a b"), ("k l", "g h")]
-    with pytest.raises(DataError, match=r"name them: data.source=COLUMN data.target=COLUMN"):
+    with pytest.raises(
+        DataError, match=r"3 hold texts\n.*\nfor example: data.source=1 data.target=2"
+    ):
         rows("three.csv", three)
-    with pytest.raises(DataError, match="has no pair of sentences"):
+    with pytest.raises(DataError, match="has no rows"):
         rows("header.csv", "source,target\n")
 
 

@@ -5,9 +5,8 @@ The description of the data states the chosen columns; an ambiguous table is an 
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import combinations, islice
 
 from regard.data.column_profiles import Profile, read_profiles
 from regard.data.tables import (
@@ -100,6 +99,7 @@ def find_roles(
     the kind of data that the task learns from, if it is known.
     """
     named = {role: table.columns[table.column(str(name))] for role, name in named_columns.items()}
+    _check_distinct(table, named_columns, named)
     if kind is not None:
         _check_named(named, kind)
     profiles = read_profiles(table)
@@ -136,7 +136,7 @@ def find_input(
         "pairs": [source for source, _ in PAIR_COLUMNS],
         "tags": [*WORD_COLUMNS, *TEXT_COLUMNS],
     }.get(kind, TEXT_COLUMNS)
-    if (name := _find_by_name(profiles, names)) is not None:
+    if (name := find_by_name(profiles, names)) is not None:
         return name, ""
     if len(profiles) == 1:
         return profiles[0].name, ""
@@ -149,35 +149,6 @@ def find_input(
     return prose[0], " (inferred)"
 
 
-def ambiguous_table_error(table: Table, kind: str | None = None) -> DataError:
-    """The error for a table whose columns are ambiguous; it lists them."""
-    if kind == "spans":
-        return DataError(
-            f"{table.path}: cannot tell which of its columns hold spans\n{table.listing()}\n"
-            "spans need the columns question, context, and answers or answer"
-        )
-    if kind is None:
-        return DataError(
-            f"{table.path}: cannot tell what its columns are\n{table.listing()}\n"
-            f"name them: {'; '.join(COLUMN_HINTS)}; task=causal trains on the file as plain text"
-        )
-    other = None
-    with suppress(DataError):  # raised for two columns of texts and a class
-        other = find_roles(table, {}, None)
-    problem = f"cannot tell which of its columns hold {kind}"
-    if other is not None and other.kind != kind:
-        problem = f"it seems to hold {other.kind}{other.note}, and the task learns from {kind}"
-    hints = [f"name them: {hint}" for hint in COLUMN_HINTS if _hint_applies(hint, kind)]
-    if not hints:
-        hints = ["a series is a table with columns of numbers, a row for each time"]
-    return DataError(f"{table.path}: {problem}\n{table.listing()}\n{hints[0]}")
-
-
-def _hint_applies(hint: str, kind: str) -> bool:
-    roles = [role for role in ROLES.get(kind, ()) if role != "text2" or "text2" in hint]
-    return all(f"data.{role}=" in hint for role in roles) and hint.count("COLUMN") == len(roles)
-
-
 def _possible_kinds(named: Mapping[str, str]) -> list[str]:
     """The kinds to try, in this order: those with all the roles that the user has named."""
     order = ("spans", "captions", "tags", "scores", "labels", "pairs", "series", "text")
@@ -186,6 +157,18 @@ def _possible_kinds(named: Mapping[str, str]) -> list[str]:
         settings = " and ".join(f"data.{role}" for role in named)
         raise ConfigError(f"{settings} cannot be combined; {'; '.join(COLUMN_HINTS)}")
     return kinds
+
+
+def _check_distinct(
+    table: Table, named_columns: Mapping[str, str | int], named: Mapping[str, str]
+) -> None:
+    for first, second in combinations(named, 2):
+        if named[first] == named[second]:
+            settings = [f"data.{role}={named_columns[role]}" for role in (first, second)]
+            raise ConfigError(
+                f"{' and '.join(settings)} name the same column of {table.path}; "
+                f"each needs its own column\n{table.listing()}"
+            )
 
 
 def _check_named(named: Mapping[str, str], kind: str) -> None:
@@ -224,12 +207,13 @@ def _is_numeric(profile: Profile) -> bool:
     return profile.numeric_fraction >= MIN_NUMERIC_FRACTION or profile.has_missing_numbers
 
 
-def _find_by_name(profiles: Sequence[Profile], names: Sequence[str]) -> str | None:
+def find_by_name(profiles: Sequence[Profile], names: Sequence[str]) -> str | None:
+    """The column with the first of these names that the table has, ignoring case."""
     lower = {profile.name.lower(): profile.name for profile in reversed(profiles)}
     return next((lower[name] for name in names if name in lower), None)
 
 
-def _label_candidates(profiles: Sequence[Profile]) -> list[str]:
+def label_candidates(profiles: Sequence[Profile]) -> list[str]:
     """Columns that may be labels: few distinct values, not a nested key, not a name of metadata."""
     return [
         p.name
@@ -238,7 +222,7 @@ def _label_candidates(profiles: Sequence[Profile]) -> list[str]:
     ]
 
 
-def _longest_prose(profiles: Sequence[Profile]) -> str | None:
+def longest_prose(profiles: Sequence[Profile]) -> str | None:
     """The column with the longest prose; columns of several words are preferred."""
     prose = [profile for profile in profiles if profile.is_prose]
     best = max(prose, key=lambda p: (p.mean_words >= 2, p.mean_length), default=None)
@@ -252,11 +236,11 @@ def _find_labels(
         return {"text": "1", "label": "2"} | named, set()
     inferred = set()
     if "label" not in named:
-        label = _find_by_name([p for p in profiles if p.name not in named.values()], LABEL_COLUMNS)
+        label = find_by_name([p for p in profiles if p.name not in named.values()], LABEL_COLUMNS)
         if label is None:
-            texts = {named.get("text") or _find_by_name(profiles, TEXT_COLUMNS), named.get("text2")}
+            texts = {named.get("text") or find_by_name(profiles, TEXT_COLUMNS), named.get("text2")}
             texts |= set(_text_pair(profiles) or ())
-            candidates = [name for name in _label_candidates(profiles) if name not in texts]
+            candidates = [name for name in label_candidates(profiles) if name not in texts]
             if len(candidates) != 1:
                 return None
             label = candidates[0]
@@ -266,9 +250,9 @@ def _find_labels(
     if not {"text", "text2"} & set(named) and (pair := _text_pair(text_profiles)):
         named |= dict(zip(("text", "text2"), pair, strict=True))
     if "text" not in named:
-        text = _find_by_name(text_profiles, TEXT_COLUMNS)
+        text = find_by_name(text_profiles, TEXT_COLUMNS)
         if text is None:
-            text = _longest_prose([p for p in text_profiles if p.name != named.get("text2")])
+            text = longest_prose([p for p in text_profiles if p.name != named.get("text2")])
             if text is not None and "text2" not in named:
                 _refuse_other_text(table, text, named["label"], text_profiles, requested)
             inferred.add("text")
@@ -291,6 +275,8 @@ def _find_scores(
     A column of integers is taken only if scores are `requested`: they may be classes.
     """
     inferred = set()
+    texts = {named.get("text"), named.get("text2")}
+    profiles = [p for p in profiles if p.name not in texts]
     numbers = [p for p in profiles if p.is_numeric and (requested or not p.is_integer)]
     mostly_numeric = [  # reading them reports the cells that are not numbers
         p
@@ -299,14 +285,14 @@ def _find_scores(
     ]
     numbers += mostly_numeric
     if "label" not in named:
-        label = None if requested else _find_by_name(profiles, LABEL_COLUMNS)
+        label = None if requested else find_by_name(profiles, LABEL_COLUMNS)
         if label is not None and label not in [p.name for p in numbers]:
             return None  # the labels are classes, and the number is a weight or a confidence
-        by_name = _find_by_name(numbers, (*SCORE_COLUMNS, *LABEL_COLUMNS))
+        by_name = find_by_name(numbers, (*SCORE_COLUMNS, *LABEL_COLUMNS))
         candidates = [p.name for p in numbers if p.name.lower() not in METADATA_COLUMNS]
         if by_name is None and len(candidates) != 1:
             return None
-        classes = _label_candidates([p for p in profiles if p not in numbers])
+        classes = label_candidates([p for p in profiles if p not in numbers])
         if by_name is None and classes and not requested:
             return None
         named["label"] = by_name or candidates[0]
@@ -315,7 +301,7 @@ def _find_scores(
         return None
     text_profiles = [p for p in profiles if p.name not in named.values()]
     if "text" not in named and "text2" not in named:
-        pair, text = _text_pair(text_profiles), _find_by_name(text_profiles, TEXT_COLUMNS)
+        pair, text = _text_pair(text_profiles), find_by_name(text_profiles, TEXT_COLUMNS)
         prose = [p.name for p in text_profiles if p.is_prose and p.mean_words >= 2]
         prose = [name for name in prose if name.lower() not in METADATA_COLUMNS]
         if pair is None and text is None:
@@ -328,21 +314,23 @@ def _find_scores(
     return {role: named[role] for role in ROLES["scores"] if role in named}, inferred
 
 
-def _refuse_other_text(
-    table: Table, text: str, label: str, profiles: Sequence[Profile], requested: bool
-) -> None:
-    """Raise if another column holds texts as well: a class may belong to one of them, or to both.
-
-    Texts have three words or more on average, or a third of the length of the longest.
-    """
-    length = next(p.mean_length for p in profiles if p.name == text)
-    texts = [
+def columns_of_texts(profiles: Sequence[Profile], longest: str) -> list[str]:
+    """The columns of texts: three words or more on average, or a third of the longest's length."""
+    length = next(p.mean_length for p in profiles if p.name == longest)
+    return [
         p.name
         for p in profiles
         if p.is_prose
         and p.name.lower() not in METADATA_COLUMNS
-        and (p.name == text or p.mean_words >= 3 or 3 * p.mean_length >= length)
+        and (p.name == longest or p.mean_words >= 3 or 3 * p.mean_length >= length)
     ]
+
+
+def _refuse_other_text(
+    table: Table, text: str, label: str, profiles: Sequence[Profile], requested: bool
+) -> None:
+    """Raise if another column holds texts too: a class may belong to one of them, or to both."""
+    texts = columns_of_texts(profiles, text)
     if len(texts) < 2:
         return
     first, second = texts[:2]
@@ -392,7 +380,7 @@ def _find_pairs(
         return named, set()
     if not named:
         for source, target in PAIR_COLUMNS:
-            columns = _find_by_name(profiles, [source]), _find_by_name(profiles, [target])
+            columns = find_by_name(profiles, [source]), find_by_name(profiles, [target])
             if columns[0] and columns[1]:
                 return {"source": columns[0], "target": columns[1]}, set()
         if requested and _holds_classes(table, profiles):
@@ -417,8 +405,8 @@ def _find_pairs(
 
 def _holds_classes(table: Table, profiles: Sequence[Profile]) -> bool:
     """Whether a column is a label: by its name, or few values that repeat ten times on average."""
-    named = table.header and _find_by_name(profiles, LABEL_COLUMNS) is not None
-    labels = _label_candidates(profiles)
+    named = table.header and find_by_name(profiles, LABEL_COLUMNS) is not None
+    labels = label_candidates(profiles)
     return named or any(p.name in labels and 10 * p.distinct <= p.filled for p in profiles)
 
 
@@ -426,8 +414,8 @@ def _find_tags(
     table: Table, named: dict[str, str], profiles: list[Profile], requested: bool
 ) -> Columns:
     lists = [p for p in profiles if p.is_list]
-    words = named.get("text") or _find_by_name(lists, WORD_COLUMNS)
-    tags = named.get("tags") or _find_by_name([p for p in lists if p.name != words], TAG_COLUMNS)
+    words = named.get("text") or find_by_name(lists, WORD_COLUMNS)
+    tags = named.get("tags") or find_by_name([p for p in lists if p.name != words], TAG_COLUMNS)
     if words is None or tags is None:
         return None
     return {"text": words, "tags": tags}, set()
@@ -438,9 +426,9 @@ def _find_text(
 ) -> Columns:
     if "text" in named:
         return named, set()
-    if not table.header or (not requested and _label_candidates(profiles)):
+    if not table.header or (not requested and label_candidates(profiles)):
         return None
-    text = _find_by_name(profiles, TEXT_COLUMNS)
+    text = find_by_name(profiles, TEXT_COLUMNS)
     if text is not None:
         return {"text": text}, set()
     prose = [p.name for p in profiles if p.is_prose and p.mean_words >= 2]
@@ -468,7 +456,7 @@ def _find_spans(
         "starts": ["answers.answer_start", "answer_start"],
         "id": ["id"],
     }
-    matches = {role: _find_by_name(profiles, known) for role, known in names.items()}
+    matches = {role: find_by_name(profiles, known) for role, known in names.items()}
     columns = {role: name for role, name in matches.items() if name is not None}
     if not {"question", "context", "answers"} <= set(columns):
         return None
@@ -484,7 +472,7 @@ def _find_spans(
 def image_column(table: Table, profiles: Sequence[Profile]) -> str | None:
     """The column of image files: one with a common name, or else the only one that holds them."""
     images = {p.name: _image_fraction(table, p.name) for p in profiles}
-    name = _find_by_name([p for p in profiles if images[p.name] > 0.5], IMAGE_COLUMNS)
+    name = find_by_name([p for p in profiles if images[p.name] > 0.5], IMAGE_COLUMNS)
     columns = [column for column, fraction in images.items() if fraction == 1]
     return columns[0] if name is None and len(columns) == 1 else name
 
@@ -500,11 +488,12 @@ def _find_captions(
     table: Table, named: dict[str, str], profiles: list[Profile], requested: bool
 ) -> Columns:
     """A column of image files, and one of captions: by name, or the only one of prose."""
+    profiles = [p for p in profiles if p.name != named.get("target")]
     source = named.get("source") or image_column(table, profiles)
     if source is None or _image_fraction(table, source) <= 0.5:
         return None
     candidates = [p for p in profiles if p.name != source and not p.is_numeric]
-    target = named.get("target") or _find_by_name(candidates, CAPTION_COLUMNS)
+    target = named.get("target") or find_by_name(candidates, CAPTION_COLUMNS)
     inferred = set()
     if "source" not in named and source.lower() not in IMAGE_COLUMNS:
         inferred.add("source")
@@ -516,7 +505,7 @@ def _find_captions(
             return None
         target = prose[0]
         inferred.add("target")
-    columns = {"source": source, "target": target, "group": _find_by_name(profiles, ["group"])}
+    columns = {"source": source, "target": target, "group": find_by_name(profiles, ["group"])}
     return {role: name for role, name in columns.items() if name is not None}, inferred
 
 

@@ -125,8 +125,9 @@ def _is_indexed(text: Sequence[Line]) -> bool:
 
 
 def _check_columns(columns: Sequence[int]) -> tuple[int, int]:
-    if len(columns) != 2 or min(columns) < 1:
+    if len(columns) != 2 or min(columns) < 1 or columns[0] == columns[1]:
         raise ConfigError(
-            f"data.columns={list(columns)} must be two column numbers, from 1: of words and of tags"
+            f"data.columns={list(columns)} must be two different column numbers, from 1: of words "
+            "and of tags"
         )
     return columns[0], columns[1]

@@ -78,13 +78,12 @@ def _records(path: Path, content: Any) -> tuple[list[dict[str, Any]], str]:
         record_keys = [key for key, value in lists.items() if _is_records(value)]
         if len(record_keys) == 1:
             return content[record_keys[0]], f" under {record_keys[0]!r}"
-    keys = (
-        f"an object with the keys {', '.join(map(str, content))}"
-        if isinstance(content, dict)
-        else preview(json.dumps(content)[:100])
-    )
+    description = preview(json.dumps(content)[:100])
+    if isinstance(content, dict):
+        keys = ", ".join(map(str, content))
+        description = f"an object with the keys {keys}" if content else "an empty object, {}"
     raise DataError(
-        f"{path} is JSON, but not a list of objects: {keys[:200]}\n"
+        f"{path} is JSON, but not a list of objects: {description[:200]}\n"
         'a table is [{"text": "…", "label": "…"}, …]'
     )
 
@@ -143,6 +142,11 @@ def from_objects(
     for _, item in islice(objects(), SAMPLE_ROWS):
         keys |= dict.fromkeys(item)
     columns = tuple(keys)
+    if not columns:
+        raise DataError(
+            f"{path} holds only empty objects, {{}}; an object needs a key for each column, as in\n"
+            '{"text": "…", "label": "…"}'
+        )
     return Table(
         name=stem(Path(path)),
         path=str(path),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from regard.data.columns import Roles
 from regard.data.conll import read_conll
-from regard.data.tables import Table, text_cell
+from regard.data.tables import Table, empty_cells_error, is_empty, text_cell
 from regard.data.tag_scheme import check_classes, to_iob2
 from regard.data.text_files import preview, stem
 from regard.data.validation_split import describe_overlap, row_hash, split_by_hash
@@ -149,6 +149,9 @@ def from_table(table: Table, roles: Roles) -> LabelledText:
                 yield location, _words(location, words), _words(location, tags)
             else:
                 parts = [text_cell(location, row[column]) for column in text_columns]
+                if all(part.strip() for part in parts) and is_empty(row[label_column]):
+                    *texts, label = roles.columns.values()
+                    raise empty_cells_error(table, [*texts, label], texts)
                 yield location, parts, [_label(location, row[label_column])]
 
     # Two columns that have the usual names need no mention.
@@ -209,8 +212,7 @@ def _from_located_rows(
         if kind == "tags" and len(parts) != len(labels):
             raise DataError(f"{location} has {len(parts)} words and {len(labels)} tags")
         if not all(label.strip() for label in labels):
-            noun = "label" if kind == "labels" else "tag"
-            raise DataError(f"{location} has no {noun}: {preview(' '.join(parts))}")
+            raise DataError(f"{location} has no tag: {preview(' '.join(parts))}")
         examples.append((parts, [label.strip() for label in labels]))
         locations.append(location)
     if not examples:

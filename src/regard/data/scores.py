@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.data.columns import Roles
 from regard.data.labels import LabelledText
-from regard.data.tables import Table, is_number, text_cell
+from regard.data.tables import Table, empty_cells_error, is_empty, is_number, text_cell
 from regard.data.text_files import preview
 from regard.errors import DataError
 
@@ -40,6 +40,9 @@ def from_table(table: Table, roles: Roles) -> ScoredText:
             skipped += 1
             first_skipped = first_skipped or table.short_location(line)
             continue
+        if is_empty(cells[label_column]):
+            *texts, label = roles.columns.values()
+            raise empty_cells_error(table, [*texts, label], texts)
         number = _number(location, roles.columns["label"], cells[label_column])
         rows.append((parts, (number,)))
     if not rows:
@@ -53,8 +56,6 @@ def from_table(table: Table, roles: Roles) -> ScoredText:
 
 
 def _number(location: str, column: str, cell: Any) -> float:
-    if cell is None or not str(cell).strip():
-        raise DataError(f"{location} has no number in the column {column!r}")
     if not is_number(cell) or not math.isfinite(float(cell)):
         raise DataError(f"{location}: {column} is {preview(str(cell))}, not a finite number")
     return float(cell)

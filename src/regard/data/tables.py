@@ -14,6 +14,7 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".ar
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 # of images that are not read; SVG files are text
 OTHER_IMAGE_SUFFIXES = (".bmp", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".ppm", ".pgm")
+MAX_LOCATIONS = 5  # rows that a message names
 SAMPLE_ROWS = 1000  # from which the header and the keys of JSON objects are determined
 # Names of columns, the more usual ones first.
 TEXT_COLUMNS = (
@@ -110,6 +111,43 @@ class Table:
         listed = ", ".join(f"{name} ({preview(str(cell))})" for name, cell in islice(cells, 20))
         more = f", … {len(self.columns) - 20} more" if len(self.columns) > 20 else ""
         return f"its columns, with their first row ({self.format}): {listed}{more}"
+
+
+def empty_cells_error(table: Table, columns: Sequence[str], skipped: Sequence[str]) -> DataError:
+    """The error for rows with an empty cell in one of these columns; it names the first rows.
+
+    Rows with an empty cell in a column of `skipped`, which are some of the columns, are not an
+    error by themselves: without the others, they would be skipped.
+    """
+    indices = {name: table.column(name) for name in columns}
+    count, incomplete, refused = 0, [], 0
+    for number, row in table.rows():
+        empty = [name for name, index in indices.items() if is_empty(row[index])]
+        if all(map(is_empty, row)):  # an empty line
+            continue
+        count += 1
+        if empty:
+            incomplete.append(f"{table.short_location(number)} ({', '.join(empty)})")
+            refused += not set(empty) & set(skipped)
+    more = ", …" if len(incomplete) > MAX_LOCATIONS else ""
+    advice = "fill in the empty cells, or delete these rows"
+    if refused < len(incomplete):
+        required = " and ".join(name for name in columns if name not in skipped)
+        advice = (
+            f"fill in the empty cells of {required}, or delete their "
+            f"{'row' if refused == 1 else f'{refused:,} rows'}; "
+            f"rows with an empty {' or '.join(skipped)} are skipped"
+        )
+    have = "has" if len(incomplete) == 1 else "have"
+    return DataError(
+        f"{table.path}: {len(incomplete):,} of {count:,} rows {have} an empty cell: "
+        f"{', '.join(incomplete[:MAX_LOCATIONS])}{more}\n{advice}"
+    )
+
+
+def is_empty(cell: Any) -> bool:
+    """Whether a cell has no value, or only spaces."""
+    return cell is None or not str(cell).strip()
 
 
 def text_cell(location: str, cell: Any) -> str:

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import re
+import shlex
 import stat
 import time
 import zlib
@@ -35,11 +36,16 @@ _MAGIC = {  # the first bytes of files that are not text
     **{b"BZh%d1AY" % level: "bzip2" for level in range(1, 10)},
     b"\xfd7zXZ": "xz",
     b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"\xd0\xcf\x11\xe0": "an old Office document (as .xls, .doc are)",
     b"%PDF": "a PDF",
     b"\x89PNG": "an image",
     b"\xff\xd8\xff": "an image",
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
+}
+_SPREADSHEETS = {  # by suffix; the files are zip archives or old Office documents
+    **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls"), "an Excel spreadsheet"),
+    ".ods": "an OpenDocument spreadsheet",
 }
 
 
@@ -164,7 +170,7 @@ def _scan_stream(path: Path, stream: BinaryIO) -> Scan:
             value = error.object[error.start]
             raise NotTextError(
                 f"{path} is not UTF-8: byte {byte} (line {number}) is 0x{value:02x}"
-                f"\nconvert it first, as in: iconv -f latin1 -t utf-8 {path.name} > new.txt",
+                f"\nconvert it first, as in: {_conversion(path)}",
                 "not UTF-8",
             ) from None
         if not data:
@@ -181,14 +187,23 @@ def _scan_stream(path: Path, stream: BinaryIO) -> Scan:
     return Scan(digest.hexdigest(), start, offset, crlf)
 
 
+def _conversion(path: Path) -> str:
+    """A command that converts a file to UTF-8, with the suffix that tells what it holds."""
+    is_gzip = path.suffix.lower() == ".gz"
+    name, new = shlex.quote(str(path)), shlex.quote(f"new{suffix(path) or '.txt'}")
+    convert = "iconv -f latin1 -t utf-8"
+    return f"gunzip -c {name} | {convert} > {new}" if is_gzip else f"{convert} {name} > {new}"
+
+
 def _check_magic(path: Path, data: bytes) -> None:
     for magic, file_type in _MAGIC.items():
         if data.startswith(magic):
-            advice = (
-                "save it as UTF-8"
-                if file_type == "UTF-16"
-                else "give a text file, or a gzipped one"
-            )
+            advice = "give a text file, or a gzipped one"
+            if file_type == "UTF-16":
+                advice = "save it as UTF-8"
+            elif suffix(path) in _SPREADSHEETS:  # not a file of text that is only called .xls
+                file_type = _SPREADSHEETS[suffix(path)]
+                advice = "save it as .csv, in UTF-8, and give that file"
             raise NotTextError(f"{path} is {file_type}, not UTF-8 text; {advice}", "binary")
 
 

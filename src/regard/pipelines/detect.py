@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from regard.config import Choice, DataConfig, RunConfig, kind_of, make
+from regard.data.ambiguous_columns import ambiguous_table_error, single_line
 from regard.data.arrow_files import HUB_PREFIX
 from regard.data.builtin import BUILTINS
 from regard.data.captions import caption_table, caption_tables, count_images, image_folder_error
-from regard.data.columns import ROLES, ambiguous_table_error, find_roles
+from regard.data.columns import ROLES, find_roles
 from regard.data.pairs import from_parallel
 from regard.data.table_files import is_table, read_table, read_validation
 from regard.data.tables import Table
@@ -107,6 +108,8 @@ def open_split(config: RunConfig, *, is_new: bool = True) -> tuple[Any, Any]:
             _reject_validation(data, reason, "validation_fraction")
         validation = _interpret_table(validation_table, columns, dataset.kind)
         return dataset, _lowercase(validation, data.lower).note_overlap(dataset)
+    if table is not None and (line := single_line(table)) is not None:
+        raise DataError(f"{table.path} {line}")
     training, validation = dataset.split(data.validation_fraction, config.train.seed)
     return training, validation
 
@@ -288,10 +291,13 @@ def _lowercase(data: Any, lower: bool) -> Any:
 
 def _interpret_table(table: Table, columns: Mapping[str, str], kind: str | None) -> Data:
     """The data of a table, of the kind that its columns determine."""
+    if next(table.rows(), None) is None:
+        names = ", ".join(table.columns)
+        raise DataError(f"{table.path} has no rows, only the names of its columns: {names}")
     table_kind = kind if kind in ROLES else None
     roles = find_roles(table, columns, table_kind)
     if roles is None:
-        raise ambiguous_table_error(table, table_kind)
+        raise ambiguous_table_error(table, table_kind, columns)
     data: Data = PIPELINES[roles.kind].from_table(table, roles)
     return data
 
@@ -350,7 +356,7 @@ def _existing_path(path: str) -> Path:
         else []
     )
     stems = {Path(name).stem: name for name in [*siblings, *BUILTINS]}  # suffixes are often equal
-    close = get_close_matches(file_path.stem, stems, n=1, cutoff=0.7)
+    close = get_close_matches(file_path.stem, stems, n=1, cutoff=0.75)
     hint = ""
     if close:
         name = stems[close[0]]
