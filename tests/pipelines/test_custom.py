@@ -7,7 +7,7 @@ import pytest
 
 import regard
 from regard.data.text import from_strings
-from regard.errors import ConfigError
+from regard.errors import ConfigError, DataError
 from regard.pipelines import PIPELINES, open_data
 from regard.pipelines.text import TextPipeline
 from regard.tasks import TASKS, Causal, Task
@@ -55,6 +55,13 @@ def test_a_pipeline_that_is_added_is_asked_first(tmp_path):
     PIPELINES["shouted"] = Shouted()
     chunks = [chunk for chunk, _ in open_data(str(path)).chunks()]
     assert "".join(chunks) == "QUIET TEXT\n" * 20
+
+
+def test_a_path_that_no_pipeline_recognizes_is_refused(tmp_path):
+    del PIPELINES["text"]  # it recognizes every path
+    (tmp_path / "notes.xyz").write_text("a note")
+    with pytest.raises(DataError, match=r"no pipeline recognizes .*notes\.xyz; pipelines: "):
+        open_data(str(tmp_path / "notes.xyz"))
 
 
 def test_a_task_that_learns_from_an_unknown_kind_is_refused(data, tmp_path):
