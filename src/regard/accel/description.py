@@ -69,6 +69,7 @@ MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # attributes of every module: 
 class BlockDescription:
     """One layer of a decoder."""
 
+    weights: int  # the number of weights of its linear layers
     norm_placement: str
     norm: str  # class of `attention_norm` and `ffn_norm`
     heads: int
@@ -91,6 +92,7 @@ class BlockDescription:
 class DecoderDescription:
     """A decoder-only Transformer with a linear head."""
 
+    dim: int
     blocks: tuple[BlockDescription, ...]  # of each layer
     position: str
     position_in_each_layer: bool
@@ -127,6 +129,7 @@ def inspect_decoder(model: object) -> DecoderDescription:
         raise UnsupportedModelError(f"head {type(head).__name__} is not a linear head")
     position, weight = stack.position, model.embed.token.weight
     return DecoderDescription(
+        dim=model.config.dim,
         blocks=tuple(map(_inspect_block, stack.layers, stack.windows)),
         position=POSITION_NAMES[type(position)],
         position_in_each_layer=position.each_layer,
@@ -152,6 +155,7 @@ def _inspect_block(block: Block, window: int | None) -> BlockDescription:
     if others:
         raise UnsupportedModelError("the norms of a block are of different classes")
     return BlockDescription(
+        weights=sum(m.weight.numel() for m in block.modules() if isinstance(m, nn.Linear)),
         norm_placement=block.norm_placement.kind,
         norm=NORM_NAMES[norm],
         heads=attention.heads,

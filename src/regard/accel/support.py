@@ -1,5 +1,7 @@
 """Which models each fast decoder supports, and why it does not support the others."""
 
+from dataclasses import replace
+
 import torch
 
 from regard.accel.description import DecoderDescription
@@ -16,6 +18,11 @@ WINDOW_BASE = "layers with a sliding window have another RoPE base (window_base)
 MAX_QUERY_HEADS_PER_KV_HEAD = (
     32  # query heads per KV head: the shared memory of a GPU must hold them
 )
+PERSISTENT_CAPABILITY = (9, 0)  # of the GPU: bulk copies to shared memory begin with Hopper
+PERSISTENT_DTYPES = (torch.bfloat16, torch.float16)
+PERSISTENT_QUERY_HEADS = 16  # per KV head: the rows of a tensor core matmul
+# of a layer's weights: from about this size on, separate kernels are as fast (docs/results.md)
+PERSISTENT_LAYER_BYTES = 1 << 27
 
 
 def packed_unsupported_reason(description: DecoderDescription) -> str | None:
@@ -80,6 +87,38 @@ def triton_unsupported_reason(description: DecoderDescription) -> str | None:
             return f"more than {MAX_QUERY_HEADS_PER_KV_HEAD} query heads share a KV head"
         if block.activation not in TRITON_ACTIVATIONS:
             return f"activation={block.activation!r} has no kernel"
+    return None
+
+
+def persistent_unsupported_reason(
+    description: DecoderDescription, capability: tuple[int, int], bits: int, head_bits: int
+) -> str | None:
+    """Why `PersistentStep` cannot run a model that `TritonDecoder` can; None if it can.
+
+    Its blocks have weights of `bits` bits, its head of `head_bits`.
+    """
+    if capability < PERSISTENT_CAPABILITY:
+        return "the GPU is older than Hopper"
+    if description.dtype not in PERSISTENT_DTYPES:
+        return f"{description.dtype} is not a 16-bit type"
+    if len({replace(block, window=None) for block in description.blocks}) > 1:
+        return "the layers differ in more than their windows"
+    if bits < 16 or head_bits < 16:
+        return "it was not faster with int8 or int4 weights"
+    block = description.blocks[0]
+    if description.dtype.itemsize * block.weights > PERSISTENT_LAYER_BYTES:
+        return f"a layer has more than {PERSISTENT_LAYER_BYTES >> 20} MiB of weights"
+    if block.heads > PERSISTENT_QUERY_HEADS * block.kv_heads:
+        return f"more than {PERSISTENT_QUERY_HEADS} query heads share a KV head"
+    if block.head_dim % 8:
+        return f"head_dim={block.head_dim} is not a multiple of 8"
+    widths = {"dim": description.dim, "ffn_dim": block.ffn_dim}
+    widths["heads * head_dim"] = block.heads * block.head_dim
+    for name, width in widths.items():  # rows consist of units of 128 bytes
+        if width % (1024 // bits):
+            return f"{name}={width} is not a multiple of {1024 // bits}"
+    if description.dim % (1024 // head_bits):
+        return f"dim={description.dim} is not a multiple of {1024 // head_bits}"
     return None
 
 

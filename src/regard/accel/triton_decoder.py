@@ -1,5 +1,6 @@
-"""A Transformer decoder in a few Triton kernels per layer."""
+"""A Transformer decoder in a few Triton kernels per layer, or one CUDA kernel for all layers."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -9,18 +10,21 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.accel.description import ACTIVATION_NAMES, inspect_decoder
+from regard.accel.description import ACTIVATION_NAMES, DecoderDescription, inspect_decoder
 from regard.accel.kernels import gemv, prefill
 from regard.accel.kernels.common import FFNActivation, RotaryPairs
 from regard.accel.kernels.decode_attention import MAX_KV_HEADS, AttentionOptions, attend
 from regard.accel.kernels.gemm import ResidualStream, reads_packed_int8
 from regard.accel.kernels.residual import OutputNorm, add_branch
+from regard.accel.nvrtc import NVRTCError
 from regard.accel.packed import FusedNormLinear, PackedBlock
 from regard.accel.packed_decoder import ConcatenatedPrompts, PackedDecoder
+from regard.accel.persistent_step import PersistentStep
 from regard.accel.sparse_attention import FLASH_DTYPES, causal_window_attention, varlen_attention
 from regard.accel.support import (
     gemm_unsupported_reason,
     packed_unsupported_reason,
+    persistent_unsupported_reason,
     prefill_unsupported_reason,
 )
 from regard.models.base import State
@@ -29,6 +33,8 @@ from regard.nn.block import GatedFeedForward
 from regard.nn.norm import LayerNorm, RMSNorm
 from regard.nn.position import ALiBi, Rotary
 from regard.nn.state import KVCache, TransformerState
+
+logger = logging.getLogger(__name__)
 
 # The largest batch that is decoded with gemv, by bytes per weight; larger ones use gemm, which is
 # faster from two rows of bfloat16 on: tensor cores do not multiply float32.
@@ -69,7 +75,8 @@ class TritonDecoder(PackedDecoder):
 
     `support.triton_unsupported_reason` must return None for the model. Several rows and prefill
     use faster kernels where `support.gemm_unsupported_reason` and
-    `support.prefill_unsupported_reason` return None.
+    `support.prefill_unsupported_reason` return None; one row uses one CUDA kernel for all layers
+    (`PersistentStep`) where `support.persistent_unsupported_reason` returns None.
 
     With `int4` the blocks have int4 weights and the head int8, in steps of up to `INT4_ROWS` rows.
     """
@@ -112,6 +119,22 @@ class TritonDecoder(PackedDecoder):
             self.head, None if self.head_needs_preparation else self.stack.norm
         )
         self.counters = torch.zeros(MAX_KV_HEADS, dtype=torch.int32, device=device)
+        self.persistent_step: PersistentStep | None = None
+        self.persistent_unsupported_reason = "it needs a CUDA GPU"
+        if device.type == "cuda":
+            self._make_persistent_step(description)
+
+    def _make_persistent_step(self, description: DecoderDescription) -> None:
+        capability = torch.cuda.get_device_capability(self.device)
+        bits = self.layers[0].qkv.bits, self.head.bits
+        reason = persistent_unsupported_reason(description, capability, *bits)
+        if reason is None:
+            try:
+                self.persistent_step = PersistentStep.on_gpu(self)
+            except NVRTCError as error:  # too little shared memory, or no NVRTC
+                reason = str(error)
+                logger.info("The decode step of one row uses Triton kernels: %s", reason)
+        self.persistent_unsupported_reason = reason or ""
 
     def _copies_large_weights(self) -> bool:
         return any(isinstance(m, LayerNorm) for m in self.model.modules())  # W g is a copy
@@ -251,6 +274,11 @@ class TritonDecoder(PackedDecoder):
         return x.view(shape)
 
     def _decode(self, x: Float[Tensor, "rows dim"], state: TransformerState) -> Tensor:
+        if self.persistent_step is not None and len(x) == 1:
+            out = self.persistent_step(x, state)
+            if not self.head_needs_preparation:
+                return out
+            return gemv.linear(self._prepare_head(out, x.dtype), self.normed_head)
         if self.decoder_for_many_rows is not None:
             few = len(x) <= INT4_ROWS
             return (
@@ -276,9 +304,11 @@ class TritonDecoder(PackedDecoder):
             ffn_input = x if layer.parallel else residual
             hidden = gemv.linear(ffn_input, layer.gate_up, activation=layer.activation)
             x = layer.add(residual, hidden, layer.down, 1)
-        if self.head_needs_preparation:
-            x = self.prepare(self.norm(x.to(dtype))).float()
-        return gemv.linear(x, self.normed_head)
+        return gemv.linear(self._prepare_head(x, dtype), self.normed_head)
+
+    def _prepare_head(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The input of the head, before its norm if the kernel of the head has one."""
+        return self.prepare(self.norm(x.to(dtype))).float() if self.head_needs_preparation else x
 
     def _attend_by_gemv(
         self, x: Tensor, layer: TritonLayer, cache: KVCache, lengths: Tensor

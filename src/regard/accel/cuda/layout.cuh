@@ -1,0 +1,253 @@
+// What decode_step.cu computes and where it keeps it: sizes, arguments, shared and global memory.
+//
+// The constants in front of this file describe the model (accel/persistent_step.py).
+
+constexpr int CONSUMERS = WARPS * 32;
+constexpr int GROUP = HEADS / KV_HEADS;  // query heads per KV head
+constexpr int Q_WIDTH = HEADS * HEAD_DIM, KV_WIDTH = KV_HEADS * HEAD_DIM;
+constexpr int QKV_WIDTH = Q_WIDTH + 2 * KV_WIDTH;
+constexpr bool IS_PARALLEL = PLACEMENT == PARALLEL || PLACEMENT == PARALLEL_NORMS;
+constexpr bool HAS_OUTPUT_NORMS = PLACEMENT == SANDWICH || PLACEMENT == POST;
+constexpr int INPUT_NORM = PLACEMENT == POST ? NO_NORM : NORM;
+constexpr int NO_WINDOW = 0x7FFFFFFF;
+constexpr float LOG2_E = 1.4426950408889634f;
+
+struct Linear {
+  const char* weight;
+  const char* scale;         // int8: a float for each output; int4: 16 bits for each group
+  const float* bias;         // null: none
+  const float* mean_weight;  // W g, of a LayerNorm
+};
+
+struct OutputNorm {
+  const float *gain, *bias;
+};
+
+struct alignas(16) Layer {
+  Linear qkv, out, gate_up, down;
+  const float *gain, *ffn_gain;  // of the norms of the inputs
+  OutputNorm output_norm[2];     // after attention and feed-forward network
+  const float *q_gain, *k_gain;
+  float eps, ffn_eps, output_eps[2], qk_eps;
+  int window;  // keys that a query may attend to
+};
+
+struct Arguments {
+  const Layer* layers;
+  Linear head;
+  const float* head_gain;
+  const u16* x;  // the embedded id
+  float* out;    // the logits; without a head, the residual stream
+  float* exchange;
+  u32* counters;  // layers in earlier steps, from 1, and blocks that have finished this step
+  const i64* length;
+  const float *cos, *sin;                        // [position][frequency]
+  const int *partner, *frequency_index, *signs;  // of each column of a head
+  const float* slopes;                           // ALiBi, of each query head
+  float head_eps, score_scale, score_cap, residual_scale;
+  int num_frequencies, capacity;       // of rotary embeddings; positions of the KV cache
+  u16 *keys[LAYERS], *values[LAYERS];  // the KV cache: [KV head][position][column]
+};
+
+HOST_DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+HOST_DEVICE constexpr int max_of(int a, int b) { return a > b ? a : b; }
+HOST_DEVICE constexpr int min_of(int a, int b) { return a < b ? a : b; }
+HOST_DEVICE constexpr int floor_power_of_2(int n) {
+  return n < 2 ? 1 : 2 * floor_power_of_2(n / 2);
+}
+
+struct Vector {
+  float v[4];
+  DEVICE float& operator[](int i) { return v[i]; }
+  DEVICE const float& operator[](int i) const { return v[i]; }
+};
+
+DEVICE Vector load_vector(const float* p) {
+  float4 a = *(const float4*)p;
+  return {{a.x, a.y, a.z, a.w}};
+}
+DEVICE void store_vector(float* p, const Vector& a) { *(float4*)p = {a[0], a[1], a[2], a[3]}; }
+
+constexpr bool IS_BFLOAT16 = DTYPE == BFLOAT16;
+
+DEVICE float to_float(u16 x) { return IS_BFLOAT16 ? as_float((u32)x << 16) : half_to_float(x); }
+// The two 16-bit floats of a word.
+DEVICE void unpack(u32 word, float& low, float& high) {
+  if (IS_BFLOAT16) {
+    low = as_float(word << 16);
+    high = as_float(word & 0xFFFF0000);
+  } else {
+    low = half_to_float((u16)word);
+    high = half_to_float((u16)(word >> 16));
+  }
+}
+
+DEVICE float sigmoid(float x) { return 1.f / (1.f + exp2f(-LOG2_E * x)); }
+DEVICE float activate(float x) {
+  if (ACTIVATION == SILU) return x * sigmoid(x);
+  if (ACTIVATION == GELU_TANH)
+    return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
+  if (ACTIVATION == GELU) return 0.5f * x * (1.f + erff(0.7071067811865476f * x));
+  if (ACTIVATION == RELU) return x > 0.f ? x : 0.f;
+  if (ACTIVATION == RELU2) return x > 0.f ? x * x : 0.f;
+  return x;
+}
+
+// A weight with COLUMNS inputs, multiplied by tensor cores: 16 rows at a time, in segments of their
+// columns, each of which is a stage. The warps of a block share the units of a segment: two halves
+// of 64 bytes of each row. The last segment may have fewer units; the input of the others is 0.
+// The input is the sum of PARTS vectors of 16-bit floats.
+template <int COLUMNS_, int BITS_, int PARTS_ = 2>
+struct Matrix {
+  static constexpr int COLUMNS = COLUMNS_, BITS = BITS_, PARTS = PARTS_;
+  static constexpr int LANE_COLUMNS = 128 / BITS;  // 16 bytes
+  static constexpr int HALF_COLUMNS = 4 * LANE_COLUMNS, UNIT_COLUMNS = 2 * HALF_COLUMNS;
+  static constexpr int UNITS = COLUMNS / UNIT_COLUMNS;
+  static constexpr int ROW_BYTES = COLUMNS * BITS / 8;
+  // int4: a scale for each half of each unit of a row; rows are padded to 16 bytes
+  static constexpr int SCALE_BYTES = BITS == 4 ? ceil_div(4 * UNITS, 16) * 16 : 0;
+  static constexpr int WARP_UNITS =
+      min_of(ceil_div(UNITS, WARPS), STAGE_BYTES / (16 * 128 * WARPS));
+  static constexpr int SEGMENT_UNITS = WARP_UNITS * WARPS;
+  static constexpr int SEGMENT_BYTES = min_of(ROW_BYTES, SEGMENT_UNITS * 128);  // of each row
+  static constexpr int INPUT_COLUMNS =
+      ceil_div(UNITS, SEGMENT_UNITS) * SEGMENT_UNITS * UNIT_COLUMNS;
+  // The second vector begins 64 bytes after the end of the first, in other banks.
+  static constexpr int SECOND_AT = INPUT_COLUMNS + 32, INPUT_SIZE = PARTS * SECOND_AT;
+  static_assert(COLUMNS % UNIT_COLUMNS == 0, "a row must consist of whole units");
+  static_assert(WARP_UNITS > 0, "a stage must have a unit for each warp");
+};
+
+using Qkv = Matrix<DIM, BITS>;
+using Out = Matrix<Q_WIDTH, BITS>;
+using GateUp = Matrix<DIM, BITS>;
+using Down = Matrix<FFN, BITS, 1>;
+using Head = Matrix<DIM, HEAD_BITS>;
+
+// The outputs of a linear layer that this block computes.
+struct Rows {
+  int begin, count;
+  DEVICE explicit Rows(int rows) {
+    begin = (int)((i64)rows * block_index() / NUM_BLOCKS);
+    count = (int)((i64)rows * (block_index() + 1) / NUM_BLOCKS) - begin;
+  }
+};
+
+// The hidden values of the feed-forward network that this block computes: whole pairs.
+DEVICE Rows hidden_rows() {
+  Rows rows(FFN / 2);
+  rows.begin *= 2;
+  rows.count *= 2;
+  return rows;
+}
+
+constexpr int STAGE_KEYS = STAGE_BYTES / (4 * HEAD_DIM);  // with their values
+constexpr int KEY_TILES = ceil_div(STAGE_KEYS, 16);
+constexpr int QUERY_TILES = ceil_div(GROUP, 8);
+constexpr int COLUMN_TILES = ceil_div(HEAD_DIM / 8, WARPS);  // of the values, for each warp
+constexpr int WEIGHT_PITCH = 16 * KEY_TILES + 8;             // rows in different banks
+static_assert(GROUP <= 16 && KV_HEADS <= NUM_BLOCKS, "too many heads");
+
+// A power of two, so that the lanes of a warp combine whole groups of splits.
+constexpr int MAX_SPLITS =
+    floor_power_of_2(min_of(32, min_of(NUM_BLOCKS / KV_HEADS, GROUP* HEAD_DIM / 4)));
+
+// The keys that a query attends to, in splits of the same size; the last key is the new one.
+struct KeySplits {
+  int window, first, keys, splits = 1, split_keys;
+  DEVICE KeySplits(int position, int window) : window(window) {
+    first = position + 1 > window ? position + 1 - window : 0;
+    keys = position + 1 - first;
+    while (splits < MAX_SPLITS && keys > splits * SPLIT_KEYS) splits *= 2;
+    split_keys = ceil_div(keys, splits);
+  }
+};
+
+// The split of a KV head that this block computes.
+struct Unit {
+  int head, split, first, cached;  // the first key, and the number of keys in the cache
+  bool active, has_new_key;
+  DEVICE Unit(const KeySplits& s) {
+    head = block_index() % KV_HEADS;
+    split = block_index() / KV_HEADS;
+    active = split < s.splits;
+    const int begin = min_of(split * s.split_keys, s.keys);
+    const int end = min_of(begin + s.split_keys, s.keys);
+    first = s.first + begin;
+    has_new_key = active && begin < end && end == s.keys;
+    cached = active ? end - begin - has_new_key : 0;
+  }
+};
+
+// Values that the blocks exchange, as 32-bit words. All blocks wait for the same ones at a time, so
+// they should be in different cache lines.
+constexpr int QKV_AT = 0;
+constexpr int ATTENTION_AT = QKV_AT + QKV_WIDTH;
+constexpr int PARTIAL_AT = ATTENTION_AT + Q_WIDTH;             // attention of each split
+constexpr int LOG_SUM_AT = PARTIAL_AT + MAX_SPLITS * Q_WIDTH;  // of each head and split
+constexpr int LOG_SUMS = 32;                                   // of a head: a cache line
+constexpr int BRANCH_AT = LOG_SUM_AT + LOG_SUMS * HEADS;       // the output of attention
+constexpr int HIDDEN_AT = BRANCH_AT + DIM;                     // pairs of 16-bit floats
+constexpr int FFN_AT = HIDDEN_AT + FFN / 2;  // the output of the feed-forward network
+constexpr int EXCHANGE_WORDS = FFN_AT + DIM;
+static_assert(MAX_SPLITS <= LOG_SUMS, "the splits of a head are in one cache line");
+
+constexpr int INPUT_SIZE = max_of(max_of(Qkv::INPUT_SIZE, Head::INPUT_SIZE),
+                                  max_of(Out::INPUT_SIZE, IS_PARALLEL ? 0 : Down::INPUT_SIZE));
+constexpr int SECOND_INPUT_SIZE = IS_PARALLEL ? max_of(Down::INPUT_SIZE, GateUp::INPUT_SIZE) : 8;
+constexpr int MAX_BLOCK_ROWS = 2 + max_of(max_of(QKV_WIDTH, DIM), FFN) / NUM_BLOCKS;
+constexpr int BATCH_ROWS = ceil_div(MAX_BLOCK_ROWS, 128) * 128;  // that are summed at once
+constexpr int STREAM_VECTORS = ceil_div(DIM / 4, CONSUMERS);  // of the residual stream, per thread
+constexpr int HEAD_VECTORS = ceil_div(HEAD_DIM / 4, 32);      // of a head, per lane
+constexpr int LAYER_SLOTS = 4;  // descriptions of layers in shared memory
+static_assert(MAX_BLOCK_ROWS <= CONSUMERS, "a thread completes at most one output");
+static_assert(DIM >= NUM_BLOCKS, "every block must compute an output of every branch");
+
+struct SharedMemory {
+  alignas(128) u16 input[INPUT_SIZE];
+  alignas(128) u16 second_input[SECOND_INPUT_SIZE];
+  alignas(16) float partial[2][WARPS][BATCH_ROWS];    // what each warp has summed, in two buffers
+  alignas(16) float rotated[(GROUP + 1) * HEAD_DIM];  // queries and key, before their rotation
+  alignas(16) u16 queries[QUERY_TILES * 8 * HEAD_DIM];
+  alignas(16) u16 new_key[HEAD_DIM], new_value[HEAD_DIM];
+  float scores[GROUP][16 * KEY_TILES];
+  float maxima[KEY_TILES][GROUP];  // of the scores of 16 keys
+  alignas(16) u16 weights[8 * QUERY_TILES][WEIGHT_PITCH];
+  float cos[HEAD_DIM], sin[HEAD_DIM];
+  int partner[HEAD_DIM];
+  float slope[GROUP], maximum[GROUP];  // of each query
+  alignas(16) float moments[2][WARPS];
+  Layer layers[LAYER_SLOTS];
+  alignas(8) u64 full[32], empty[32], layer_full[LAYER_SLOTS], layer_empty[LAYER_SLOTS];
+};
+constexpr int RING_AT = ceil_div((int)sizeof(SharedMemory), 128) * 128;
+constexpr int STAGE_PITCH =
+    STAGE_BYTES + 16 * max_of(max_of(Qkv::SCALE_BYTES, Out::SCALE_BYTES),
+                              max_of(GateUp::SCALE_BYTES, Down::SCALE_BYTES));
+constexpr int STAGES = min_of(32, (SHARED_BYTES - RING_AT) / STAGE_PITCH);
+static_assert(STAGES > IN_FLIGHT, "too little shared memory");
+
+extern "C" {
+DEVICE_CONSTANT u64 exchange_bytes = (u64)EXCHANGE_WORDS * 4;
+DEVICE_CONSTANT u64 scale_bytes[4] = {Qkv::SCALE_BYTES, Out::SCALE_BYTES, GateUp::SCALE_BYTES,
+                                      Down::SCALE_BYTES};
+DEVICE_CONSTANT u64 struct_bytes[2] = {sizeof(Layer), sizeof(Arguments)};
+}
+
+// A position in the ring of stages.
+struct Stage {
+  int index = 0;
+  u32 parity;
+  DEVICE explicit Stage(u32 parity) : parity(parity) {}
+  DEVICE void advance() {
+    if (++index == STAGES) {
+      index = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+DEVICE SharedMemory& shared() { return *(SharedMemory*)shared_memory(); }
+DEVICE char* stage_data(const Stage& stage) {
+  return shared_memory() + RING_AT + stage.index * STAGE_PITCH;
+}

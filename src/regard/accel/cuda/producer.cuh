@@ -1,0 +1,111 @@
+// The warp that copies weights, keys and values to the ring of stages, in the order of the
+// consumers.
+
+struct Producer {
+  const Arguments& a;
+  const int position, lane;
+  Stage stage{1}, oldest{0};  // of those whose bytes are on their way
+  int in_flight = 0;
+
+  DEVICE Producer(const Arguments& a, int position)
+      : a(a), position(position), lane(thread_index() % 32) {}
+
+  // The address of a free stage, in which `bytes` will arrive. Few stages are on their way at a
+  // time: more are not copied faster, and everything that blocks exchange waits behind them.
+  DEVICE char* start(u32 bytes) {
+    if (lane == 0) {
+      if (in_flight == IN_FLIGHT) {
+        wait(&shared().full[oldest.index], oldest.parity);
+        oldest.advance();
+      } else {
+        in_flight++;
+      }
+      wait(&shared().empty[stage.index], stage.parity);
+      expect_bytes(&shared().full[stage.index], bytes);
+    }
+    sync_warp();
+    return stage_data(stage);
+  }
+
+  // Copies rows of a weight, and of the scales of int4 weights, in tiles of segments.
+  NOINLINE void stream(const char* weight, const char* scale, int rows, int row_bytes,
+                       int segment_bytes, int scale_bytes) {
+    NO_UNROLL
+    for (int row = 0; row < rows; row += 16) {
+      const int count = min_of(16, rows - row);
+      NO_UNROLL
+      for (int begin = 0; begin < row_bytes; begin += segment_bytes) {
+        const int bytes = min_of(segment_bytes, row_bytes - begin);
+        char* data = start(count * (bytes + scale_bytes));
+        u64* full = &shared().full[stage.index];
+        const char* from = weight + (i64)row * row_bytes + begin;
+        if (bytes == row_bytes) {
+          if (lane == 0) copy_bulk_once(data, from, count * row_bytes, full);
+        } else if (lane < count) {
+          copy_bulk_once(data + lane * segment_bytes, from + (i64)lane * row_bytes, bytes, full);
+        }
+        if (scale_bytes && lane == 0)
+          copy_bulk_once(data + 16 * segment_bytes, scale + (i64)row * scale_bytes,
+                         count * scale_bytes, full);
+        stage.advance();
+      }
+    }
+  }
+
+  template <class M>
+  DEVICE void stream(const Linear& linear, const Rows& rows, int offset = 0) {
+    const i64 begin = offset + rows.begin;
+    stream(linear.weight + begin * M::ROW_BYTES, linear.scale + begin * M::SCALE_BYTES, rows.count,
+           M::ROW_BYTES, M::SEGMENT_BYTES, M::SCALE_BYTES);
+  }
+
+  DEVICE void stream_gate_up(const Linear& linear) {
+    stream<GateUp>(linear, hidden_rows());
+    if (GATED) stream<GateUp>(linear, hidden_rows(), FFN);
+  }
+
+  DEVICE void stream_cache(int layer, const Unit& unit) {
+    i64 begin = (i64)unit.head * a.capacity + unit.first;
+    const u16 *keys = a.keys[layer] + begin * HEAD_DIM,
+              *values = a.values[layer] + begin * HEAD_DIM;
+    NO_UNROLL
+    for (int key = 0; key < unit.cached; key += STAGE_KEYS) {
+      u32 bytes = min_of(STAGE_KEYS, unit.cached - key) * HEAD_DIM * 2;
+      char* data = start(2 * bytes);
+      u64* full = &shared().full[stage.index];
+      if (lane == 0) {
+        copy_bulk(data, keys + key * HEAD_DIM, bytes, full);
+        copy_bulk(data + STAGE_KEYS * HEAD_DIM * 2, values + key * HEAD_DIM, bytes, full);
+      }
+      stage.advance();
+    }
+  }
+
+  // Copies the description of a layer.
+  DEVICE void fetch_layer(int index) {
+    if (index >= LAYERS || lane != 0) return;
+    const int slot = index % LAYER_SLOTS;
+    wait(&shared().layer_empty[slot], 1 ^ index / LAYER_SLOTS & 1);
+    expect_bytes(&shared().layer_full[slot], sizeof(Layer));
+    copy_bulk(&shared().layers[slot], a.layers + index, sizeof(Layer), &shared().layer_full[slot]);
+  }
+
+  DEVICE void run() {
+    KeySplits splits(position, NO_WINDOW);
+    fetch_layer(0);
+    NO_UNROLL
+    for (int i = 0; i < LAYERS; i++) {
+      fetch_layer(i + 1);
+      const Layer& layer = shared().layers[i % LAYER_SLOTS];
+      wait(&shared().layer_full[i % LAYER_SLOTS], i / LAYER_SLOTS & 1);
+      stream<Qkv>(layer.qkv, Rows(QKV_WIDTH));
+      if (IS_PARALLEL) stream_gate_up(layer.gate_up);
+      if (layer.window != splits.window) splits = KeySplits(position, layer.window);
+      stream_cache(i, Unit(splits));
+      stream<Out>(layer.out, Rows(DIM));
+      if (!IS_PARALLEL) stream_gate_up(layer.gate_up);
+      stream<Down>(layer.down, Rows(DIM));
+    }
+    if (HAS_HEAD) stream<Head>(a.head, Rows(VOCAB));
+  }
+};

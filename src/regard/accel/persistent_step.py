@@ -1,0 +1,249 @@
+"""A decode step of one row as one CUDA kernel that runs all layers (`cuda/decode_step.cu`)."""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.accel.description import NORM_NAMES
+from regard.accel.kernels.common import shared_memory
+from regard.accel.nvrtc import CudaKernel, compile_cuda
+from regard.accel.packed import FusedNormLinear
+from regard.nn.state import TransformerState
+
+if TYPE_CHECKING:
+    from regard.accel.triton_decoder import TritonDecoder, TritonLayer
+
+# constants that were chosen by measurements on an H200
+SIZES = {
+    "WARPS": 8,  # of each block, which multiply
+    "STAGE_BYTES": 1 << 15,  # of weights that are copied to shared memory at once
+    "IN_FLIGHT": 2,  # stages that are copied at the same time
+    "SPLIT_KEYS": 64,  # keys of a split of attention
+}
+FILES = ("layout.cuh", "producer.cuh", "multiply.cuh", "decode_step.cu")  # of the folder `cuda`
+NO_WINDOW = (1 << 31) - 1
+KINDS = """
+enum { NO_NORM, RMS_NORM, LAYER_NORM };
+enum { PRE, PARALLEL, PARALLEL_NORMS, SANDWICH, POST };
+enum { BFLOAT16, FLOAT16 };
+enum { NONE, RELU, RELU2, GELU, GELU_TANH, SILU };
+"""
+NORMS = {None: "NO_NORM", "rms": "RMS_NORM", "rms_plus_one": "RMS_NORM", "layer": "LAYER_NORM"}
+DTYPES = {torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("weight", "scale", "bias", "mean_weight"))
+
+
+class _OutputNorm(ctypes.Structure):
+    _fields_ = (("gain", ctypes.c_void_p), ("bias", ctypes.c_void_p))
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, _Linear) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, ctypes.c_void_p) for name in ("gain", "ffn_gain")),
+        ("output_norm", _OutputNorm * 2),
+        *((name, ctypes.c_void_p) for name in ("q_gain", "k_gain")),
+        *((name, ctypes.c_float) for name in ("eps", "ffn_eps")),
+        ("output_eps", ctypes.c_float * 2),
+        ("qk_eps", ctypes.c_float),
+        ("window", ctypes.c_int32),
+        ("padding", ctypes.c_int32 * 2),  # to a multiple of 16 bytes
+    )
+
+
+@cache
+def _arguments_type(layers: int) -> type[ctypes.Structure]:
+    """The arguments of the kernel, as a structure of C."""
+    pointers = ("head_gain", "x", "out", "exchange", "counters", "length", "cos", "sin")
+    pairs = ("partner", "frequency_index", "signs", "slopes")
+    numbers = ("head_eps", "score_scale", "score_cap", "residual_scale")
+
+    class Arguments(ctypes.Structure):
+        _fields_ = (
+            ("layers", ctypes.c_void_p),
+            ("head", _Linear),
+            *((name, ctypes.c_void_p) for name in (*pointers, *pairs)),
+            *((name, ctypes.c_float) for name in numbers),
+            *((name, ctypes.c_int32) for name in ("num_frequencies", "capacity")),
+            *((name, ctypes.c_void_p * layers) for name in ("keys", "values")),
+        )
+
+    return Arguments
+
+
+class PersistentStep:
+    """Runs all layers of a decoder, and its head, for the next id of one row.
+
+    `support.persistent_unsupported_reason` must return None for the model.
+    """
+
+    def __init__(
+        self,
+        decoder: "TritonDecoder",
+        num_blocks: int,
+        shared_bytes: int,
+        make_kernel: Callable[[str], Any],
+        **sizes: int,
+    ) -> None:
+        self.tensors: list[Tensor] = []  # converted ones, whose addresses are in `arguments`
+        self.num_blocks = num_blocks
+        self.has_head = not decoder.head_needs_preparation
+        self.outputs = len(decoder.head.weight) if self.has_head else decoder.model.config.dim
+        sizes = SIZES | sizes
+        self.threads = 32 * (sizes["WARPS"] + 1)
+        constants = sizes | self._constants(decoder) | {"SHARED_BYTES": shared_bytes}
+        lines = [f"constexpr int {name} = {value};" for name, value in constants.items()]
+        self.kernel = make_kernel("\n".join([KINDS, *lines]))
+        self.scale_bytes = self.kernel.read_constants("scale_bytes", 4)
+        self.arguments = _arguments_type(len(decoder.layers))()
+        expected_bytes = [ctypes.sizeof(_Layer), ctypes.sizeof(self.arguments)]
+        assert self.kernel.read_constants("struct_bytes", 2) == expected_bytes
+        (exchange_bytes,) = self.kernel.read_constants("exchange_bytes", 1)
+        device = decoder.device
+        self.exchange = torch.zeros(exchange_bytes // 4, device=device)
+        self.counters = torch.tensor([1, 0], dtype=torch.int32, device=device)
+        self._fill(decoder)
+
+    @classmethod
+    def on_gpu(cls, decoder: "TritonDecoder") -> "PersistentStep":
+        """The step on the GPU of the model."""
+        num_blocks = torch.cuda.get_device_properties(decoder.device).multi_processor_count
+        shared_bytes = shared_memory(decoder.head.weight)
+
+        def make_kernel(constants: str) -> CudaKernel:
+            binary = _compile(constants, decoder.device)
+            return CudaKernel(binary, "decode_step", shared_bytes=shared_bytes)
+
+        return cls(decoder, num_blocks, shared_bytes, make_kernel)
+
+    def __call__(
+        self, x: Float[Tensor, "1 dim"], state: TransformerState
+    ) -> Float[Tensor, "1 outputs"]:
+        """The logits of an embedded id; without a head, the residual stream."""
+        out = torch.empty(1, self.outputs, dtype=torch.float32, device=x.device)
+        arguments, x = self.arguments, x.contiguous()
+        arguments.x, arguments.out = x.data_ptr(), out.data_ptr()
+        arguments.length = state.lengths.data_ptr()
+        arguments.capacity = state.layers[0].keys.shape[2]
+        for index, layer in enumerate(state.layers):
+            arguments.keys[index] = layer.keys.data_ptr()
+            arguments.values[index] = layer.values.data_ptr()
+        self.kernel.launch(self.num_blocks, self.threads, arguments)
+        return out
+
+    def _constants(self, decoder: "TritonDecoder") -> dict[str, Any]:
+        """What the kernel is compiled for."""
+        layer = decoder.triton_layers[0]
+        attention, options, config = layer.packed.attention, layer.options, decoder.model.config
+        placement = layer.packed.block.norm_placement.kind
+        final_norm = decoder.stack.norm
+        return {
+            "NUM_BLOCKS": self.num_blocks,
+            "LAYERS": len(decoder.layers),
+            "DIM": config.dim,
+            "HEADS": attention.heads,
+            "KV_HEADS": attention.kv_heads,
+            "HEAD_DIM": attention.head_dim,
+            "FFN": layer.packed.ffn.up.out_features,
+            "VOCAB": self.outputs if self.has_head else 8,
+            "DTYPE": DTYPES[decoder.model.embed.token.weight.dtype],
+            "BITS": layer.qkv.layer.bits,
+            "HEAD_BITS": decoder.head.bits,
+            "NORM": NORMS[NORM_NAMES[type(layer.packed.block.attention_norm)]],
+            "HEAD_NORM": NORMS[None if final_norm is None else NORM_NAMES[type(final_norm)]],
+            "PLACEMENT": {"deepnorm": "POST"}.get(placement, placement.upper()),
+            "ACTIVATION": layer.activation.name.upper(),
+            "GATED": int(layer.activation.gated),
+            "QK_NORM": int(options.qk_gains is not None),
+            "ROTARY": int(options.rotary is not None),
+            "ALIBI": int(options.slopes is not None),
+            "HAS_CAP": int(options.cap is not None),
+            "HAS_HEAD": int(self.has_head),
+        }
+
+    def _fill(self, decoder: "TritonDecoder") -> None:
+        """Set the arguments that are the same in every step."""
+        arguments, first = self.arguments, decoder.triton_layers[0]
+        layers = (_Layer * len(decoder.layers))()
+        for target, layer in zip(layers, decoder.triton_layers, strict=True):
+            self._fill_layer(target, layer)
+        table = torch.frombuffer(bytearray(layers), dtype=torch.uint8).to(decoder.device)
+        arguments.layers = self._address(table)
+        head = decoder.normed_head
+        if self.has_head:
+            self._fill_linear(arguments.head, head, 0)
+            arguments.head_gain, arguments.head_eps = self._address(head.gain), head.eps
+        arguments.exchange, arguments.counters = self.exchange.data_ptr(), self.counters.data_ptr()
+        options = first.options
+        if options.rotary is not None:
+            pairs, (cos, sin) = options.rotary
+            arguments.cos, arguments.sin = self._address(cos), self._address(sin)
+            arguments.partner = self._address(pairs.partner)
+            arguments.frequency_index = self._address(pairs.column_frequency_index)
+            arguments.signs, arguments.num_frequencies = self._address(pairs.signs), cos.shape[1]
+        arguments.slopes = self._address(options.slopes)
+        arguments.score_scale, arguments.score_cap = options.scale, options.cap or 0.0
+        arguments.residual_scale = first.packed.block.norm_placement.residual_scale
+
+    def _fill_layer(self, target: Any, layer: "TritonLayer") -> None:
+        linears = (layer.qkv, layer.out, layer.gate_up, layer.down)
+        for name, linear, scale_bytes in zip(
+            ("qkv", "out", "gate_up", "down"), linears, self.scale_bytes, strict=True
+        ):
+            self._fill_linear(getattr(target, name), linear, scale_bytes)
+        target.gain, target.eps = self._address(layer.qkv.gain), layer.qkv.eps
+        target.ffn_gain, target.ffn_eps = self._address(layer.gate_up.gain), layer.gate_up.eps
+        for number, norm in enumerate(layer.output_norms or ()):
+            target.output_norm[number].gain = self._address(norm.gain)
+            target.output_norm[number].bias = self._address(norm.bias)
+            target.output_eps[number] = norm.eps
+        if layer.options.qk_gains is not None:
+            target.q_gain, target.k_gain = map(self._address, layer.options.qk_gains)
+            target.qk_eps = layer.options.qk_eps
+        window = layer.options.window
+        target.window = NO_WINDOW if window is None else window
+
+    def _fill_linear(self, target: Any, linear: FusedNormLinear, scale_bytes: int) -> None:
+        layer = linear.layer
+        target.weight = layer.weight.data_ptr()
+        if layer.bits == 8:
+            target.scale = self._address(layer.scale)
+        if layer.bits == 4:  # in rows of whole units of 16 bytes
+            assert layer.scale is not None
+            scale = F.pad(layer.scale, (0, scale_bytes // 2 - layer.scale.shape[1])).contiguous()
+            self.tensors.append(scale)
+            target.scale = scale.data_ptr()
+        target.bias, target.mean_weight = map(self._address, (linear.bias, linear.mean_weight))
+
+    def _address(self, tensor: Tensor | None) -> int | None:
+        """The address of a tensor in float32, or of integers; None without one."""
+        if tensor is None:
+            return None
+        tensor = tensor.detach()
+        if tensor.is_floating_point():
+            tensor = tensor.float()
+        self.tensors.append(tensor.contiguous())
+        return self.tensors[-1].data_ptr()
+
+
+def kernel_source(operations: str) -> str:
+    """The text of the kernel behind its constants, with the operations of a device."""
+    folder = files("regard.accel").joinpath("cuda")
+    return "\n".join([operations, *(folder.joinpath(name).read_text() for name in FILES)])
+
+
+@cache
+def _compile(constants: str, device: torch.device) -> bytes:
+    operations = files("regard.accel").joinpath("cuda", "device.cuh").read_text()
+    source = constants + kernel_source(operations)
+    return compile_cuda(source, ("--use_fast_math",), device)
