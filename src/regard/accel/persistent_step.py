@@ -7,7 +7,6 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -27,7 +26,15 @@ SIZES = {
     "IN_FLIGHT": 2,  # stages that are copied at the same time
     "SPLIT_KEYS": 64,  # keys of a split of attention
 }
-FILES = ("layout.cuh", "producer.cuh", "multiply.cuh", "decode_step.cu")  # of the folder `cuda`
+# of the folder `cuda`, in this order
+FILES = [
+    "layout.cuh",
+    "producer.cuh",
+    "multiply.cuh",
+    "consumer.cuh",
+    "attention.cuh",
+    "decode_step.cu",
+]
 NO_WINDOW = (1 << 31) - 1
 KINDS = """
 enum { NO_NORM, RMS_NORM, LAYER_NORM };
@@ -40,7 +47,7 @@ DTYPES = {torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
 
 
 class _Linear(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("weight", "scale", "bias", "mean_weight"))
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("weight", "bias", "mean_weight"))
 
 
 class _OutputNorm(ctypes.Structure):
@@ -104,7 +111,6 @@ class PersistentStep:
         constants = sizes | self._constants(decoder) | {"SHARED_BYTES": shared_bytes}
         lines = [f"constexpr int {name} = {value};" for name, value in constants.items()]
         self.kernel = make_kernel("\n".join([KINDS, *lines]))
-        self.scale_bytes = self.kernel.read_constants("scale_bytes", 4)
         self.arguments = _arguments_type(len(decoder.layers))()
         expected_bytes = [ctypes.sizeof(_Layer), ctypes.sizeof(self.arguments)]
         assert self.kernel.read_constants("struct_bytes", 2) == expected_bytes
@@ -157,8 +163,6 @@ class PersistentStep:
             "FFN": layer.packed.ffn.up.out_features,
             "VOCAB": self.outputs if self.has_head else 8,
             "DTYPE": DTYPES[decoder.model.embed.token.weight.dtype],
-            "BITS": layer.qkv.layer.bits,
-            "HEAD_BITS": decoder.head.bits,
             "NORM": NORMS[NORM_NAMES[type(layer.packed.block.attention_norm)]],
             "HEAD_NORM": NORMS[None if final_norm is None else NORM_NAMES[type(final_norm)]],
             "PLACEMENT": {"deepnorm": "POST"}.get(placement, placement.upper()),
@@ -181,7 +185,7 @@ class PersistentStep:
         arguments.layers = self._address(table)
         head = decoder.normed_head
         if self.has_head:
-            self._fill_linear(arguments.head, head, 0)
+            self._fill_linear(arguments.head, head)
             arguments.head_gain, arguments.head_eps = self._address(head.gain), head.eps
         arguments.exchange, arguments.counters = self.exchange.data_ptr(), self.counters.data_ptr()
         options = first.options
@@ -196,11 +200,8 @@ class PersistentStep:
         arguments.residual_scale = first.packed.block.norm_placement.residual_scale
 
     def _fill_layer(self, target: Any, layer: "TritonLayer") -> None:
-        linears = (layer.qkv, layer.out, layer.gate_up, layer.down)
-        for name, linear, scale_bytes in zip(
-            ("qkv", "out", "gate_up", "down"), linears, self.scale_bytes, strict=True
-        ):
-            self._fill_linear(getattr(target, name), linear, scale_bytes)
+        for name in ("qkv", "out", "gate_up", "down"):
+            self._fill_linear(getattr(target, name), getattr(layer, name))
         target.gain, target.eps = self._address(layer.qkv.gain), layer.qkv.eps
         target.ffn_gain, target.ffn_eps = self._address(layer.gate_up.gain), layer.gate_up.eps
         for number, norm in enumerate(layer.output_norms or ()):
@@ -213,16 +214,8 @@ class PersistentStep:
         window = layer.options.window
         target.window = NO_WINDOW if window is None else window
 
-    def _fill_linear(self, target: Any, linear: FusedNormLinear, scale_bytes: int) -> None:
-        layer = linear.layer
-        target.weight = layer.weight.data_ptr()
-        if layer.bits == 8:
-            target.scale = self._address(layer.scale)
-        if layer.bits == 4:  # in rows of whole units of 16 bytes
-            assert layer.scale is not None
-            scale = F.pad(layer.scale, (0, scale_bytes // 2 - layer.scale.shape[1])).contiguous()
-            self.tensors.append(scale)
-            target.scale = scale.data_ptr()
+    def _fill_linear(self, target: Any, linear: FusedNormLinear) -> None:
+        target.weight = linear.layer.weight.data_ptr()
         target.bias, target.mean_weight = map(self._address, (linear.bias, linear.mean_weight))
 
     def _address(self, tensor: Tensor | None) -> int | None:

@@ -21,6 +21,7 @@ MAX_QUERY_HEADS_PER_KV_HEAD = (
 PERSISTENT_CAPABILITY = (9, 0)  # of the GPU: bulk copies to shared memory begin with Hopper
 PERSISTENT_DTYPES = (torch.bfloat16, torch.float16)
 PERSISTENT_QUERY_HEADS = 16  # per KV head: the rows of a tensor core matmul
+PERSISTENT_UNIT = 64  # inputs of a linear layer that a warp multiplies at once
 # of a layer's weights: from about this size on, separate kernels are as fast (docs/results.md)
 PERSISTENT_LAYER_BYTES = 1 << 27
 
@@ -91,20 +92,17 @@ def triton_unsupported_reason(description: DecoderDescription) -> str | None:
 
 
 def persistent_unsupported_reason(
-    description: DecoderDescription, capability: tuple[int, int], bits: int, head_bits: int
+    description: DecoderDescription, capability: tuple[int, int], *, quantized: bool = False
 ) -> str | None:
-    """Why `PersistentStep` cannot run a model that `TritonDecoder` can; None if it can.
-
-    Its blocks have weights of `bits` bits, its head of `head_bits`.
-    """
+    """Why `PersistentStep` cannot run a model that `TritonDecoder` can; None if it can."""
     if capability < PERSISTENT_CAPABILITY:
         return "the GPU is older than Hopper"
     if description.dtype not in PERSISTENT_DTYPES:
         return f"{description.dtype} is not a 16-bit type"
     if len({replace(block, window=None) for block in description.blocks}) > 1:
         return "the layers differ in more than their windows"
-    if bits < 16 or head_bits < 16:
-        return "it was not faster with int8 or int4 weights"
+    if quantized:
+        return "int8 and int4 weights"
     block = description.blocks[0]
     if description.dtype.itemsize * block.weights > PERSISTENT_LAYER_BYTES:
         return f"a layer has more than {PERSISTENT_LAYER_BYTES >> 20} MiB of weights"
@@ -114,11 +112,9 @@ def persistent_unsupported_reason(
         return f"head_dim={block.head_dim} is not a multiple of 8"
     widths = {"dim": description.dim, "ffn_dim": block.ffn_dim}
     widths["heads * head_dim"] = block.heads * block.head_dim
-    for name, width in widths.items():  # rows consist of units of 128 bytes
-        if width % (1024 // bits):
-            return f"{name}={width} is not a multiple of {1024 // bits}"
-    if description.dim % (1024 // head_bits):
-        return f"dim={description.dim} is not a multiple of {1024 // head_bits}"
+    for name, width in widths.items():
+        if width % PERSISTENT_UNIT:
+            return f"{name}={width} is not a multiple of {PERSISTENT_UNIT}"
     return None
 
 

@@ -126,8 +126,8 @@ class TritonDecoder(PackedDecoder):
 
     def _make_persistent_step(self, description: DecoderDescription) -> None:
         capability = torch.cuda.get_device_capability(self.device)
-        bits = self.layers[0].qkv.bits, self.head.bits
-        reason = persistent_unsupported_reason(description, capability, *bits)
+        quantized = self.head.scale is not None
+        reason = persistent_unsupported_reason(description, capability, quantized=quantized)
         if reason is None:
             try:
                 self.persistent_step = PersistentStep.on_gpu(self)

@@ -14,7 +14,6 @@ constexpr float LOG2_E = 1.4426950408889634f;
 
 struct Linear {
   const char* weight;
-  const char* scale;         // int8: a float for each output; int4: 16 bits for each group
   const float* bias;         // null: none
   const float* mean_weight;  // W g, of a LayerNorm
 };
@@ -93,19 +92,17 @@ DEVICE float activate(float x) {
   return x;
 }
 
+constexpr int HALF_COLUMNS = 32, UNIT_COLUMNS = 2 * HALF_COLUMNS;
+
 // A weight with COLUMNS inputs, multiplied by tensor cores: 16 rows at a time, in segments of their
 // columns, each of which is a stage. The warps of a block share the units of a segment: two halves
 // of 64 bytes of each row. The last segment may have fewer units; the input of the others is 0.
 // The input is the sum of PARTS vectors of 16-bit floats.
-template <int COLUMNS_, int BITS_, int PARTS_ = 2>
+template <int COLUMNS_, int PARTS_ = 2>
 struct Matrix {
-  static constexpr int COLUMNS = COLUMNS_, BITS = BITS_, PARTS = PARTS_;
-  static constexpr int LANE_COLUMNS = 128 / BITS;  // 16 bytes
-  static constexpr int HALF_COLUMNS = 4 * LANE_COLUMNS, UNIT_COLUMNS = 2 * HALF_COLUMNS;
+  static constexpr int COLUMNS = COLUMNS_, PARTS = PARTS_;
   static constexpr int UNITS = COLUMNS / UNIT_COLUMNS;
-  static constexpr int ROW_BYTES = COLUMNS * BITS / 8;
-  // int4: a scale for each half of each unit of a row; rows are padded to 16 bytes
-  static constexpr int SCALE_BYTES = BITS == 4 ? ceil_div(4 * UNITS, 16) * 16 : 0;
+  static constexpr int ROW_BYTES = 2 * COLUMNS;
   static constexpr int WARP_UNITS =
       min_of(ceil_div(UNITS, WARPS), STAGE_BYTES / (16 * 128 * WARPS));
   static constexpr int SEGMENT_UNITS = WARP_UNITS * WARPS;
@@ -118,11 +115,9 @@ struct Matrix {
   static_assert(WARP_UNITS > 0, "a stage must have a unit for each warp");
 };
 
-using Qkv = Matrix<DIM, BITS>;
-using Out = Matrix<Q_WIDTH, BITS>;
-using GateUp = Matrix<DIM, BITS>;
-using Down = Matrix<FFN, BITS, 1>;
-using Head = Matrix<DIM, HEAD_BITS>;
+using Stream = Matrix<DIM>;  // whose input is the residual stream: qkv, gate, up, head
+using Out = Matrix<Q_WIDTH>;
+using Down = Matrix<FFN, 1>;
 
 // The outputs of a linear layer that this block computes.
 struct Rows {
@@ -192,9 +187,9 @@ constexpr int FFN_AT = HIDDEN_AT + FFN / 2;  // the output of the feed-forward n
 constexpr int EXCHANGE_WORDS = FFN_AT + DIM;
 static_assert(MAX_SPLITS <= LOG_SUMS, "the splits of a head are in one cache line");
 
-constexpr int INPUT_SIZE = max_of(max_of(Qkv::INPUT_SIZE, Head::INPUT_SIZE),
-                                  max_of(Out::INPUT_SIZE, IS_PARALLEL ? 0 : Down::INPUT_SIZE));
-constexpr int SECOND_INPUT_SIZE = IS_PARALLEL ? max_of(Down::INPUT_SIZE, GateUp::INPUT_SIZE) : 8;
+constexpr int INPUT_SIZE =
+    max_of(max_of(Stream::INPUT_SIZE, Out::INPUT_SIZE), IS_PARALLEL ? 0 : Down::INPUT_SIZE);
+constexpr int SECOND_INPUT_SIZE = IS_PARALLEL ? max_of(Down::INPUT_SIZE, Stream::INPUT_SIZE) : 8;
 constexpr int MAX_BLOCK_ROWS = 2 + max_of(max_of(QKV_WIDTH, DIM), FFN) / NUM_BLOCKS;
 constexpr int BATCH_ROWS = ceil_div(MAX_BLOCK_ROWS, 128) * 128;  // that are summed at once
 constexpr int STREAM_VECTORS = ceil_div(DIM / 4, CONSUMERS);  // of the residual stream, per thread
@@ -221,16 +216,11 @@ struct SharedMemory {
   alignas(8) u64 full[32], empty[32], layer_full[LAYER_SLOTS], layer_empty[LAYER_SLOTS];
 };
 constexpr int RING_AT = ceil_div((int)sizeof(SharedMemory), 128) * 128;
-constexpr int STAGE_PITCH =
-    STAGE_BYTES + 16 * max_of(max_of(Qkv::SCALE_BYTES, Out::SCALE_BYTES),
-                              max_of(GateUp::SCALE_BYTES, Down::SCALE_BYTES));
-constexpr int STAGES = min_of(32, (SHARED_BYTES - RING_AT) / STAGE_PITCH);
+constexpr int STAGES = min_of(32, (SHARED_BYTES - RING_AT) / STAGE_BYTES);
 static_assert(STAGES > IN_FLIGHT, "too little shared memory");
 
 extern "C" {
 DEVICE_CONSTANT u64 exchange_bytes = (u64)EXCHANGE_WORDS * 4;
-DEVICE_CONSTANT u64 scale_bytes[4] = {Qkv::SCALE_BYTES, Out::SCALE_BYTES, GateUp::SCALE_BYTES,
-                                      Down::SCALE_BYTES};
 DEVICE_CONSTANT u64 struct_bytes[2] = {sizeof(Layer), sizeof(Arguments)};
 }
 
@@ -249,5 +239,5 @@ struct Stage {
 
 DEVICE SharedMemory& shared() { return *(SharedMemory*)shared_memory(); }
 DEVICE char* stage_data(const Stage& stage) {
-  return shared_memory() + RING_AT + stage.index * STAGE_PITCH;
+  return shared_memory() + RING_AT + stage.index * STAGE_BYTES;
 }

@@ -27,16 +27,15 @@ struct Producer {
     return stage_data(stage);
   }
 
-  // Copies rows of a weight, and of the scales of int4 weights, in tiles of segments.
-  NOINLINE void stream(const char* weight, const char* scale, int rows, int row_bytes,
-                       int segment_bytes, int scale_bytes) {
+  // Copies rows of a weight, in tiles of segments.
+  NOINLINE void stream(const char* weight, int rows, int row_bytes, int segment_bytes) {
     NO_UNROLL
     for (int row = 0; row < rows; row += 16) {
       const int count = min_of(16, rows - row);
       NO_UNROLL
       for (int begin = 0; begin < row_bytes; begin += segment_bytes) {
         const int bytes = min_of(segment_bytes, row_bytes - begin);
-        char* data = start(count * (bytes + scale_bytes));
+        char* data = start(count * bytes);
         u64* full = &shared().full[stage.index];
         const char* from = weight + (i64)row * row_bytes + begin;
         if (bytes == row_bytes) {
@@ -44,9 +43,6 @@ struct Producer {
         } else if (lane < count) {
           copy_bulk_once(data + lane * segment_bytes, from + (i64)lane * row_bytes, bytes, full);
         }
-        if (scale_bytes && lane == 0)
-          copy_bulk_once(data + 16 * segment_bytes, scale + (i64)row * scale_bytes,
-                         count * scale_bytes, full);
         stage.advance();
       }
     }
@@ -55,13 +51,12 @@ struct Producer {
   template <class M>
   DEVICE void stream(const Linear& linear, const Rows& rows, int offset = 0) {
     const i64 begin = offset + rows.begin;
-    stream(linear.weight + begin * M::ROW_BYTES, linear.scale + begin * M::SCALE_BYTES, rows.count,
-           M::ROW_BYTES, M::SEGMENT_BYTES, M::SCALE_BYTES);
+    stream(linear.weight + begin * M::ROW_BYTES, rows.count, M::ROW_BYTES, M::SEGMENT_BYTES);
   }
 
   DEVICE void stream_gate_up(const Linear& linear) {
-    stream<GateUp>(linear, hidden_rows());
-    if (GATED) stream<GateUp>(linear, hidden_rows(), FFN);
+    stream<Stream>(linear, hidden_rows());
+    if (GATED) stream<Stream>(linear, hidden_rows(), FFN);
   }
 
   DEVICE void stream_cache(int layer, const Unit& unit) {
@@ -98,7 +93,7 @@ struct Producer {
       fetch_layer(i + 1);
       const Layer& layer = shared().layers[i % LAYER_SLOTS];
       wait(&shared().layer_full[i % LAYER_SLOTS], i / LAYER_SLOTS & 1);
-      stream<Qkv>(layer.qkv, Rows(QKV_WIDTH));
+      stream<Stream>(layer.qkv, Rows(QKV_WIDTH));
       if (IS_PARALLEL) stream_gate_up(layer.gate_up);
       if (layer.window != splits.window) splits = KeySplits(position, layer.window);
       stream_cache(i, Unit(splits));
@@ -106,6 +101,6 @@ struct Producer {
       if (!IS_PARALLEL) stream_gate_up(layer.gate_up);
       stream<Down>(layer.down, Rows(DIM));
     }
-    if (HAS_HEAD) stream<Head>(a.head, Rows(VOCAB));
+    if (HAS_HEAD) stream<Stream>(a.head, Rows(VOCAB));
   }
 };
