@@ -20,7 +20,9 @@ def hopper(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("hopper")
 def test_without_nvrtc_the_error_says_so(monkeypatch):
     monkeypatch.setattr(nvrtc, "_nvrtc", lambda: None)
-    with pytest.raises(nvrtc.NVRTCError, match="NVRTC, which torch's CUDA builds contain, was not"):
+    with pytest.raises(
+        nvrtc.CudaKernelError, match="NVRTC, which torch's CUDA builds contain, was not"
+    ):
         nvrtc.compile_cuda("", (), CUDA)
 
 
@@ -58,5 +60,5 @@ NVRTC = sorted(Path(torch.__file__).parent.parent.glob("nvidia/*/lib/libnvrtc.so
 def test_the_log_of_nvrtc_is_in_the_error(monkeypatch):
     monkeypatch.setattr(nvrtc, "_nvrtc", lambda: ctypes.CDLL(str(NVRTC[0])))
     assert nvrtc.compile_cuda('extern "C" __global__ void f() {}', (), CUDA).startswith(b"\x7fELF")
-    with pytest.raises(nvrtc.NVRTCError, match="undefined"):
+    with pytest.raises(nvrtc.CudaKernelError, match="undefined"):
         nvrtc.compile_cuda('extern "C" __global__ void f() { x = 1; }', (), CUDA)

@@ -223,6 +223,17 @@ def test_the_result_depends_neither_on_the_schedule_nor_on_earlier_steps(tmp_pat
     assert torch.equal(*logits)
 
 
+@needs_compiler
+@torch.inference_mode()
+def test_weights_that_bulk_copies_cannot_read_are_refused(tmp_path):
+    model = build(torch.bfloat16)
+    weight = model.decoder.blocks[1].ffn.down.weight
+    weight.data = torch.empty(weight.numel() + 1, dtype=weight.dtype)[1:].view_as(weight)
+    decoder = TritonDecoder(model)
+    with pytest.raises(nvrtc.CudaKernelError, match="not aligned to 16 bytes"):
+        emulate(decoder, tmp_path)
+
+
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc")
 @pytest.mark.parametrize("case", ["llama", "bloom", "pythia", "gemma 2"])
 @torch.inference_mode()

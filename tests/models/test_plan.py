@@ -10,10 +10,12 @@ from regard.models.cost import cost
 from regard.models.plan import (
     GPU_SPECS,
     GPUS_PER_MACHINE,
+    SAMPLING_SECONDS,
     Cluster,
     decode_seconds,
     gpus_needed,
     host_bytes,
+    persistent_step_seconds,
     prefill_seconds,
     recommended_plan,
     training_plans,
@@ -27,7 +29,14 @@ def cluster(card, gpus, memory=None):
     sheet = GPU_SPECS[card]
     link = sheet.link if gpus <= GPUS_PER_MACHINE else sheet.network
     memory = memory or sheet.memory
-    return Cluster(gpus=gpus, memory=memory, bandwidth=sheet.bandwidth, peak=sheet.peak, link=link)
+    return Cluster(
+        gpus=gpus,
+        memory=memory,
+        bandwidth=sheet.bandwidth,
+        peak=sheet.peak,
+        link=link,
+        persistent=sheet.persistent,
+    )
 
 
 # One H200, compiled, AdamW in float32, autocast to bfloat16: bench/gpu_train.py. The batch, the
@@ -55,7 +64,7 @@ def test_one_gpu_takes_the_memory_and_has_the_speed_that_were_measured(name):
         assert plain.used_bytes == pytest.approx(used, rel=0.15)  # what a compiler saves differs
 
 
-# Milliseconds of a decode step of one sequence on one H200: bench/gpu_decoders.py
+# Milliseconds of a decode step of one sequence on one H200 by Triton kernels: bench/gpu_decoders.py
 DECODE_STEPS = {
     "gpt2": 0.265,
     "bloom-560m": 0.619,
@@ -72,12 +81,35 @@ DECODE_STEPS = {
     "llama-3-8b": 4.416,
     "mistral-7b": 4.214,
 }
+# The same, as one kernel and without sampling: bench/gpu_decode_step.py
+PERSISTENT_STEPS = {
+    "bloom-560m": 0.472,
+    "qwen3-0.6b": 0.531,
+    "tinyllama": 0.679,
+    "phi-1.5": 0.738,
+    "gpt2-xl": 1.290,
+}
 
 
 @pytest.mark.parametrize("name", DECODE_STEPS)
 def test_one_sequence_is_decoded_at_the_speed_that_was_measured(name):
-    seconds = decode_seconds(cost(preset(name)), cluster("h200", 1))
+    seconds = decode_seconds(cost(preset(name)), replace(cluster("h200", 1), persistent=False))
     assert 1e3 * seconds == pytest.approx(DECODE_STEPS[name], rel=0.1)
+
+
+@pytest.mark.parametrize("name", PERSISTENT_STEPS)
+def test_a_step_that_is_one_kernel_takes_the_time_that_was_measured(name):
+    model, gpu = cost(preset(name)), cluster("h200", 1)
+    seconds = persistent_step_seconds(model, gpu)
+    assert 1e3 * seconds == pytest.approx(PERSISTENT_STEPS[name], rel=0.1)
+    assert decode_seconds(model, gpu) == seconds + SAMPLING_SECONDS
+
+
+def test_large_layers_and_older_gpus_decode_by_separate_kernels():
+    large, small = cost(preset("llama-3-8b")), cost(preset("tinyllama"))
+    gpu, older = cluster("h200", 1), cluster("a100", 1)
+    assert decode_seconds(large, gpu) == decode_seconds(large, replace(gpu, persistent=False))
+    assert decode_seconds(small, older) > persistent_step_seconds(small, older) + SAMPLING_SECONDS
 
 
 # Milliseconds of the prefill of one sequence on one H200: bench/gpu_decoders.py

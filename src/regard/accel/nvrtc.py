@@ -20,7 +20,7 @@ BINARY = "kernel.cubin"
 MAX_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
-class NVRTCError(RuntimeError):
+class CudaKernelError(RuntimeError):
     """Raised where a kernel cannot be compiled or launched."""
 
 
@@ -88,19 +88,19 @@ def compile_cuda(source: str, options: Sequence[str], device: torch.device) -> b
 def _compile(source: str, options: Sequence[str]) -> bytes:
     nvrtc = _nvrtc()
     if nvrtc is None:
-        raise NVRTCError("NVRTC, which torch's CUDA builds contain, was not found")
+        raise CudaKernelError("NVRTC, which torch's CUDA builds contain, was not found")
     flags = [flag.encode() for flag in options]
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     created = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), None, 0, None, None)
     if created != 0:
-        raise NVRTCError(f"NVRTC reports error {created}")
+        raise CudaKernelError(f"NVRTC reports error {created}")
     try:
         arguments = (program, len(flags), (ctypes.c_char_p * len(flags))(*flags))
         if (error := nvrtc.nvrtcCompileProgram(*arguments)) != 0:
             nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
             log = ctypes.create_string_buffer(size.value)
             nvrtc.nvrtcGetProgramLog(program, log)
-            raise NVRTCError(f"NVRTC reports error {error}:\n{log.value.decode()}")
+            raise CudaKernelError(f"NVRTC reports error {error}:\n{log.value.decode()}")
         nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
         binary = ctypes.create_string_buffer(size.value)
         nvrtc.nvrtcGetCUBIN(program, binary)
@@ -129,4 +129,4 @@ def _check_driver(function: str, *arguments: Any) -> None:
     if error := getattr(_driver(), function)(*arguments):
         name = ctypes.c_char_p()
         _driver().cuGetErrorName(error, ctypes.byref(name))
-        raise NVRTCError(f"{function} reports {(name.value or b'an unknown error').decode()}")
+        raise CudaKernelError(f"{function} reports {(name.value or b'an unknown error').decode()}")

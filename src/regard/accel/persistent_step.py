@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.accel.description import NORM_NAMES
 from regard.accel.kernels.common import shared_memory
-from regard.accel.nvrtc import CudaKernel, compile_cuda
+from regard.accel.nvrtc import CudaKernel, CudaKernelError, compile_cuda
 from regard.accel.packed import FusedNormLinear
 from regard.nn.state import TransformerState
 
@@ -36,6 +36,7 @@ FILES = [
     "decode_step.cu",
 ]
 NO_WINDOW = (1 << 31) - 1
+ALIGNMENT = 16  # bytes, of what bulk copies read
 KINDS = """
 enum { NO_NORM, RMS_NORM, LAYER_NORM };
 enum { PRE, PARALLEL, PARALLEL_NORMS, SANDWICH, POST };
@@ -215,7 +216,12 @@ class PersistentStep:
         target.window = NO_WINDOW if window is None else window
 
     def _fill_linear(self, target: Any, linear: FusedNormLinear) -> None:
-        target.weight = linear.layer.weight.data_ptr()
+        weight = linear.layer.weight
+        if weight.data_ptr() % ALIGNMENT or not weight.is_contiguous():
+            raise CudaKernelError(
+                f"a weight is not contiguous, or not aligned to {ALIGNMENT} bytes"
+            )
+        target.weight = weight.data_ptr()
         target.bias, target.mean_weight = map(self._address, (linear.bias, linear.mean_weight))
 
     def _address(self, tensor: Tensor | None) -> int | None:

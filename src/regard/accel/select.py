@@ -29,7 +29,8 @@ INT4_UNSUPPORTED = "int4 is not supported here: {}; leave it out"
 class DecodingPath:
     """The path by which a model decodes on its device, and why the faster ones do not apply.
 
-    triton      every layer in a few Triton kernels (`TritonDecoder`)
+    triton      every layer in a few Triton kernels, or one row in one CUDA kernel
+                (`TritonDecoder`)
     packed_cpu  packed weights and one workspace, in as few calls as possible (`CpuDecodeStep`)
     packed      packed weights, in plain torch (`PackedDecoder`)
     plain       the model itself

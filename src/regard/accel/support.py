@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from regard.accel.description import DecoderDescription
+from regard.models.plan import PERSISTENT_LAYER_BYTES
 
 PACKED_NORM_PLACEMENTS = ("pre", "parallel", "parallel_norms")
 TRITON_ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu")
@@ -22,8 +23,6 @@ PERSISTENT_CAPABILITY = (9, 0)  # of the GPU: bulk copies to shared memory begin
 PERSISTENT_DTYPES = (torch.bfloat16, torch.float16)
 PERSISTENT_QUERY_HEADS = 16  # per KV head: the rows of a tensor core matmul
 PERSISTENT_UNIT = 64  # inputs of a linear layer that a warp multiplies at once
-# of a layer's weights: from about this size on, separate kernels are as fast (docs/results.md)
-PERSISTENT_LAYER_BYTES = 1 << 27
 
 
 def packed_unsupported_reason(description: DecoderDescription) -> str | None:

@@ -16,7 +16,7 @@ from regard.accel.kernels.common import FFNActivation, RotaryPairs
 from regard.accel.kernels.decode_attention import MAX_KV_HEADS, AttentionOptions, attend
 from regard.accel.kernels.gemm import ResidualStream, reads_packed_int8
 from regard.accel.kernels.residual import OutputNorm, add_branch
-from regard.accel.nvrtc import NVRTCError
+from regard.accel.nvrtc import CudaKernelError
 from regard.accel.packed import FusedNormLinear, PackedBlock
 from regard.accel.packed_decoder import ConcatenatedPrompts, PackedDecoder
 from regard.accel.persistent_step import PersistentStep
@@ -131,7 +131,7 @@ class TritonDecoder(PackedDecoder):
         if reason is None:
             try:
                 self.persistent_step = PersistentStep.on_gpu(self)
-            except NVRTCError as error:  # too little shared memory, or no NVRTC
+            except CudaKernelError as error:  # too little shared memory, no NVRTC, …
                 reason = str(error)
                 logger.info("The decode step of one row uses Triton kernels: %s", reason)
         self.persistent_unsupported_reason = reason or ""

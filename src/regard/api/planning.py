@@ -98,6 +98,7 @@ def plan(
         bandwidth=spec.bandwidth,
         peak=spec.peak if peak is None else peak * 1e12,
         link=spec_link if link is None else link * 1e9,
+        persistent=spec.persistent,
         **({} if utilization is None else {"utilization": utilization}),
     )
     if tokens is not None and not 0 < tokens < math.inf:

@@ -24,6 +24,12 @@ SCALING_EFFICIENCY = 0.82  # speed of each of several GPUs, relative to a single
 DECODE_BANDWIDTH_UTILIZATION = 0.77  # fraction of the data sheet's bandwidth, reading weights
 DECODE_LAYER_SECONDS = 9e-6  # fixed overhead of a decode step for each layer and separate norm
 DECODE_BIAS_SECONDS = 6e-6  # fixed overhead of a decode step for each layer with biases
+# The same where a step of one row is one kernel: up to this size of a layer, on some GPUs.
+PERSISTENT_LAYER_BYTES = 1 << 27  # in bfloat16
+PERSISTENT_BANDWIDTH_UTILIZATION = 0.875
+PERSISTENT_LAYER_SECONDS = 9e-6
+PERSISTENT_PARALLEL_SECONDS = 6e-6  # for each layer with parallel branches
+SAMPLING_SECONDS = 4.5e-5  # temperature and top-k, after a step
 PREFILL_UTILIZATION = 0.79  # fraction of the peak that matmuls reach in a forward pass
 PREFILL_ATTENTION_UTILIZATION = 0.88  # fraction of the peak that attention reaches in prefill
 PREFILL_LAYER_SECONDS = 1e-4  # fixed overhead of a prefill for each attention layer
@@ -39,13 +45,14 @@ class GPUSpec:
     peak: float
     link: float  # of one GPU to the others of its machine
     network: float  # of one machine of 8 GPUs to the other machines
+    persistent: bool = False  # whether a decode step can be one kernel: from Hopper on
 
 
 GPU_SPECS: dict[str, GPUSpec] = {
     "a100": GPUSpec(80e9, 2.04e12, 312e12, 300e9, 200e9),
-    "h100": GPUSpec(80e9, 3.35e12, 989e12, 450e9, 400e9),
-    "h200": GPUSpec(141e9, 4.8e12, 989e12, 450e9, 400e9),
-    "b200": GPUSpec(180e9, 8e12, 2250e12, 900e9, 400e9),
+    "h100": GPUSpec(80e9, 3.35e12, 989e12, 450e9, 400e9, persistent=True),
+    "h200": GPUSpec(141e9, 4.8e12, 989e12, 450e9, 400e9, persistent=True),
+    "b200": GPUSpec(180e9, 8e12, 2250e12, 900e9, 400e9, persistent=True),
     "l40s": GPUSpec(48e9, 0.864e12, 362e12, 32e9, 100e9),
     "rtx4090": GPUSpec(24e9, 1.008e12, 165e12, 32e9, 12e9),
 }
@@ -62,6 +69,7 @@ class Cluster:
     link: float  # bytes per second between any two, in each direction
     utilization: float = 0.59  # fraction of the peak that matmuls reach
     link_utilization: float = 0.7  # fraction of the link's bandwidth
+    persistent: bool = False  # see `GPUSpec`
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -275,9 +283,21 @@ def _matmul_weights(cost: Cost) -> int:
 
 def decode_seconds(cost: Cost, cluster: Cluster) -> float:
     """The time of a decode step of one sequence in bfloat16, which reads every weight once."""
+    if cluster.persistent and 0 < BFLOAT16_BYTES * cost.layer_parameters <= PERSISTENT_LAYER_BYTES:
+        return persistent_step_seconds(cost, cluster) + SAMPLING_SECONDS
     bandwidth = cluster.bandwidth * DECODE_BANDWIDTH_UTILIZATION
     overhead = DECODE_LAYER_SECONDS * (cost.attention_layers + cost.separate_norms)
     return _matmul_bytes(cost) / bandwidth + overhead + DECODE_BIAS_SECONDS * cost.biased_layers
+
+
+def persistent_step_seconds(cost: Cost, cluster: Cluster) -> float:
+    """The time of a decode step that is one kernel, without sampling."""
+    layers = cost.attention_layers - cost.parallel_layers
+    return (
+        _matmul_bytes(cost) / (cluster.bandwidth * PERSISTENT_BANDWIDTH_UTILIZATION)
+        + PERSISTENT_LAYER_SECONDS * layers
+        + PERSISTENT_PARALLEL_SECONDS * cost.parallel_layers
+    )
 
 
 def prefill_seconds(cost: Cost, cluster: Cluster) -> float:

@@ -75,6 +75,7 @@ class Cost:
     attention_layers: int  # cross-attention counts as one; 0 without a Transformer
     separate_norms: int  # norms outside the kernels of linear layers: of q and k, after a branch
     biased_layers: int  # layers with a bias, in a linear layer or a norm
+    parallel_layers: int  # layers whose attention and feed-forward network read the same input
     layer_parameters: int  # of the largest layer
     non_layer_parameters: int  # outside the layers: embeddings, head, final norm
     state_bytes_per_token: int  # of the KV cache; 0 for a state of fixed size
@@ -134,6 +135,9 @@ def cost(config: ModelConfig) -> Cost:
             any("bias" in name for name, _ in block.named_parameters())
             for stack in stacks(model)
             for block in stack.layers
+        ),
+        parallel_layers=sum(
+            block.norm_placement.parallel for stack in stacks(model) for block in stack.layers
         ),
         layer_parameters=max(layers.values(), default=0),
         non_layer_parameters=parameters - sum(layers.values()),
