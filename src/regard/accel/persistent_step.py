@@ -25,6 +25,8 @@ SIZES = {
     "STAGE_BYTES": 1 << 15,  # of weights that are copied to shared memory at once
     "IN_FLIGHT": 2,  # stages that are copied at the same time
     "SPLIT_KEYS": 64,  # keys of a split of attention
+    "DIRECT_SPLITS": 4,  # splits of attention up to which every block combines them itself
+    "COPIES": 2,  # of values that all blocks wait for
 }
 # of the folder `cuda`, in this order
 FILES = [
@@ -72,7 +74,7 @@ class _Layer(ctypes.Structure):
 @cache
 def _arguments_type(layers: int) -> type[ctypes.Structure]:
     """The arguments of the kernel, as a structure of C."""
-    pointers = ("head_gain", "x", "out", "exchange", "counters", "length", "cos", "sin")
+    pointers = ("head_gain", "x", "out", "exchange", "tags", "finished", "length", "cos", "sin")
     pairs = ("partner", "frequency_index", "signs", "slopes")
     numbers = ("head_eps", "score_scale", "score_cap", "residual_scale")
 
@@ -118,7 +120,8 @@ class PersistentStep:
         (exchange_bytes,) = self.kernel.read_constants("exchange_bytes", 1)
         device = decoder.device
         self.exchange = torch.zeros(exchange_bytes // 4, device=device)
-        self.counters = torch.tensor([1, 0], dtype=torch.int32, device=device)
+        self.tags = torch.tensor([1, -1, -1], dtype=torch.int32, device=device)
+        self.finished = torch.zeros(1, dtype=torch.int32, device=device)
         self._fill(decoder)
 
     @classmethod
@@ -188,7 +191,8 @@ class PersistentStep:
         if self.has_head:
             self._fill_linear(arguments.head, head)
             arguments.head_gain, arguments.head_eps = self._address(head.gain), head.eps
-        arguments.exchange, arguments.counters = self.exchange.data_ptr(), self.counters.data_ptr()
+        arguments.exchange = self.exchange.data_ptr()
+        arguments.tags, arguments.finished = self.tags.data_ptr(), self.finished.data_ptr()
         options = first.options
         if options.rotary is not None:
             pairs, (cos, sin) = options.rotary

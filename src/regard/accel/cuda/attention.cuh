@@ -80,170 +80,214 @@ struct Attention : Consumer {
     ((uint4*)to)[chunk] = ((const uint4*)(is_key ? shared().new_key : shared().new_value))[chunk];
   }
 
-  // The scores of `count` keys, the last of which is the new one if `has_new_key`: 16 keys per warp
-  // and matrix product, times 8 queries.
-  DEVICE void score(const Unit& unit, const char* keys, int count, bool has_new_key, int first) {
+  // What a warp has summed over its keys: the weighted values, in pairs of columns
+  // 2 (lane + 32 i); of queries 8 n + 2 t and the next one, the largest score and the lane's part
+  // of the sum of the weights, relative to it.
+  struct Sums {
+    float values[GROUP][LANE_PAIRS][2], maximum[QUERY_TILES][2], total[QUERY_TILES][2];
+  };
+
+  // Adds up to 16 keys and values of a stage, `tile` the first of them. Of the `count` keys of the
+  // stage, the last is the new one if `has_new_key`.
+  DEVICE void add_keys(Sums& sums, const char* keys, int tile, int count, bool has_new_key,
+                       int first) {
     const int g = lane / 4, t = lane % 4;
-    NO_UNROLL
-    for (int tile = 16 * warp; tile < count; tile += 16 * WARPS) {
-      const char* rows[2];
-      UNROLL
-      for (int i = 0; i < 2; i++) {
-        int key = min_of(tile + g + 8 * i, count - 1);
-        bool is_new = has_new_key && key == count - 1;
-        rows[i] = is_new ? (const char*)shared().new_key : keys + key * HEAD_DIM * 2;
-      }
-      float scores[QUERY_TILES][4] = {};
-      UNROLL
-      for (int chunk = t; chunk - t < HEAD_DIM / 8; chunk += 4) {
-        uint4 k0 = {0, 0, 0, 0}, k1 = k0;
-        if (chunk < HEAD_DIM / 8) {
-          k0 = ((const uint4*)rows[0])[chunk];
-          k1 = ((const uint4*)rows[1])[chunk];
-        }
-        UNROLL
-        for (int n = 0; n < QUERY_TILES; n++) {
-          uint4 q = {0, 0, 0, 0};
-          if (chunk < HEAD_DIM / 8)
-            q = ((const uint4*)(shared().queries + (8 * n + g) * HEAD_DIM))[chunk];
-          multiply_tiles<IS_BFLOAT16>(scores[n], k0.x, k1.x, k0.y, k1.y, q.x, q.y);
-          multiply_tiles<IS_BFLOAT16>(scores[n], k0.z, k1.z, k0.w, k1.w, q.z, q.w);
-        }
+    const char* rows[2];
+    UNROLL
+    for (int i = 0; i < 2; i++) {
+      const int key = min_of(tile + g + 8 * i, count - 1);
+      const bool is_new = has_new_key && key == count - 1;
+      rows[i] = is_new ? (const char*)shared().new_key : keys + key * HEAD_DIM * 2;
+    }
+    float scores[QUERY_TILES][4] = {};
+    UNROLL
+    for (int chunk = t; chunk - t < HEAD_DIM / 8; chunk += 4) {
+      uint4 k0 = {0, 0, 0, 0}, k1 = k0;
+      if (chunk < HEAD_DIM / 8) {
+        k0 = ((const uint4*)rows[0])[chunk];
+        k1 = ((const uint4*)rows[1])[chunk];
       }
       UNROLL
       for (int n = 0; n < QUERY_TILES; n++) {
+        uint4 q = {0, 0, 0, 0};
+        if (chunk < HEAD_DIM / 8)
+          q = ((const uint4*)(shared().queries + (8 * n + g) * HEAD_DIM))[chunk];
+        multiply_tiles<IS_BFLOAT16>(scores[n], k0.x, k1.x, k0.y, k1.y, q.x, q.y);
+        multiply_tiles<IS_BFLOAT16>(scores[n], k0.z, k1.z, k0.w, k1.w, q.z, q.w);
+      }
+    }
+    UNROLL
+    for (int n = 0; n < QUERY_TILES; n++) {
+      UNROLL
+      for (int i = 0; i < 2; i++) {
+        const int query = 8 * n + 2 * t + i;
+        float maximum = sums.maximum[n][i];
         UNROLL
-        for (int i = 0; i < 2; i++) {
-          const int query = 8 * n + 2 * t + i;
-          float maximum = -1e30f;
+        for (int j = 0; j < 2; j++) {
+          const int key = tile + g + 8 * j;
+          float score = scores[n][2 * j + i] * a.score_scale;
+          if (HAS_CAP) score = a.score_cap * (2.f * sigmoid(2.f * score / a.score_cap) - 1.f);
+          if (ALIBI && query < GROUP)
+            score = fmaf(-shared().slope[query], (float)(position - first - key), score);
+          score = key < count ? score * LOG2_E : -1e30f;
+          scores[n][2 * j + i] = score;
+          maximum = fmaxf(maximum, score);
+        }
+        UNROLL
+        for (int offset = 4; offset < 32; offset *= 2)
+          maximum = fmaxf(maximum, shuffle_xor(maximum, offset));
+        const float rescale = exp2f(sums.maximum[n][i] - maximum);
+        sums.maximum[n][i] = maximum;
+        sums.total[n][i] *= rescale;
+        UNROLL
+        for (int j = 0; j < 2; j++) {
+          const float weight = exp2f(scores[n][2 * j + i] - maximum);
+          sums.total[n][i] += weight;
+          if (query < GROUP) shared().weights[warp][g + 8 * j][query] = weight;
+        }
+        if (g == 0 && query < GROUP) shared().rescale[warp][query] = rescale;
+      }
+    }
+    sync_warp();
+    UNROLL
+    for (int query = 0; query < GROUP; query++) {
+      const float rescale = shared().rescale[warp][query];
+      UNROLL
+      for (int i = 0; i < LANE_PAIRS; i++) {
+        sums.values[query][i][0] *= rescale;
+        sums.values[query][i][1] *= rescale;
+      }
+    }
+    const char* values = keys + STAGE_KEYS * HEAD_DIM * 2;
+    NO_UNROLL
+    for (int four = 0; four < min_of(16, count - tile); four += 4) {
+      UNROLL
+      for (int k = four; k < four + 4; k++) {
+        const int key = min_of(tile + k, count - 1);  // the weight is 0 where it is another key
+        const bool is_new = has_new_key && key == count - 1;
+        const char* row = is_new ? (const char*)shared().new_value : values + key * HEAD_DIM * 2;
+        float v[LANE_PAIRS][2] = {};
+        UNROLL
+        for (int i = 0; i < LANE_PAIRS; i++) {
+          const int pair = lane + 32 * i;
+          if (pair < HEAD_DIM / 2) unpack(((const u32*)row)[pair], v[i][0], v[i][1]);
+        }
+        UNROLL
+        for (int query = 0; query < GROUP; query += 4) {
+          const Vector weights = load_vector(&shared().weights[warp][k][query]);
           UNROLL
-          for (int j = 0; j < 2; j++) {
-            const int key = tile + g + 8 * j, distance = position - first - key;
-            if (key >= count || query >= GROUP) continue;
-            float score = scores[n][2 * j + i] * a.score_scale;
-            if (HAS_CAP) score = a.score_cap * (2.f * sigmoid(2.f * score / a.score_cap) - 1.f);
-            if (ALIBI) score = fmaf(-shared().slope[query], (float)distance, score);
-            score *= LOG2_E;
-            shared().scores[query][key] = score;
-            maximum = fmaxf(maximum, score);
+          for (int j = 0; j < 4 && query + j < GROUP; j++) {
+            UNROLL
+            for (int i = 0; i < LANE_PAIRS; i++) {
+              float(&sum)[2] = sums.values[query + j][i];
+              sum[0] = fmaf(weights[j], v[i][0], sum[0]);
+              sum[1] = fmaf(weights[j], v[i][1], sum[1]);
+            }
           }
-          UNROLL
-          for (int offset = 4; offset < 32; offset *= 2)
-            maximum = fmaxf(maximum, shuffle_xor(maximum, offset));
-          if (g == 0 && query < GROUP) shared().maxima[tile / 16][query] = maximum;
         }
       }
     }
+    sync_warp();  // the weights may be written again
   }
 
-  // The largest score of a query in a stage of keys.
-  DEVICE float stage_maximum(int query, int count) const {
-    float maximum = -1e30f;
-    UNROLL
-    for (int tile = 0; tile < KEY_TILES; tile++)
-      if (16 * tile < count) maximum = fmaxf(maximum, shared().maxima[tile][query]);
-    return maximum;
-  }
-
-  // Attention of the unit's queries over its keys, a stage of keys at a time. A warp computes the
-  // scores of 16 keys, then the sums of 8 columns of the values: of lane 4 g + t, those of queries
-  // g and g + 8 in columns 2 t and 2 t + 1.
-  DEVICE void attend(const Layer& layer, int index, const Unit& unit, float* exchanged) {
-    prepare_heads(layer, unit, exchanged + QKV_AT);
+  // Attention of the unit's queries over its keys. Warps take turns at 16 keys.
+  DEVICE void attend(const Layer& layer, int index, const Unit& unit) {
+    prepare_heads(layer, unit, a.exchange + QKV_AT);
     sync_consumers();
-    const int g = lane / 4, t = lane % 4, keys = unit.cached + unit.has_new_key;
-    const u32 one = pack_pair<IS_BFLOAT16>(1.f, 1.f);
-    float sums[COLUMN_TILES][4] = {}, totals[4] = {}, maximum[2] = {-1e30f, -1e30f};
+    const int keys = unit.cached + unit.has_new_key;
+    Sums sums = {};
+    UNROLL
+    for (int n = 0; n < QUERY_TILES; n++) sums.maximum[n][0] = sums.maximum[n][1] = -1e30f;
+    int turn = warp;
     NO_UNROLL
     for (int first = 0; first < keys; first += STAGE_KEYS) {
       const int cached = min_of(STAGE_KEYS, unit.cached - first);
       const int count = min_of(STAGE_KEYS, keys - first);
-      const char *data = stage_data(stage), *values = data + STAGE_KEYS * HEAD_DIM * 2;
       if (cached) wait(&shared().full[stage.index], stage.parity);
-      score(unit, data, count, count > cached, unit.first + first);
-      sync_consumers();
       NO_UNROLL
-      for (int i = thread; i < 16 * ceil_div(count, 16) * GROUP; i += CONSUMERS) {
-        const int query = i % GROUP, key = i / GROUP;
-        float largest = stage_maximum(query, count), weight = 0.f;
-        if (first) largest = fmaxf(largest, shared().maximum[query]);
-        if (key < count) weight = exp2f(shared().scores[query][key] - largest);
-        shared().weights[query][key] = (u16)pack_pair<IS_BFLOAT16>(weight, 0.f);
-      }
-      sync_consumers();
-      UNROLL
-      for (int i = 0; i < QUERY_TILES; i++) {
-        const int query = g + 8 * i;
-        if (query >= GROUP) continue;
-        const float largest = fmaxf(maximum[i], stage_maximum(query, count));
-        const float rescale = exp2f(maximum[i] - largest);
-        maximum[i] = largest;
-        if (warp == 0 && t == 0) shared().maximum[query] = largest;  // for the next stage
-        UNROLL
-        for (int j = 0; j < 2; j++) {
-          totals[2 * i + j] *= rescale;
-          UNROLL
-          for (int n = 0; n < COLUMN_TILES; n++) sums[n][2 * i + j] *= rescale;
-        }
-      }
-      NO_UNROLL
-      for (int tile = 0; tile < count; tile += 16) {
-        u32 a[4] = {};
-        UNROLL
-        for (int j = 0; j < QUERY_TILES; j++) {
-          const u16* weights = &shared().weights[g + 8 * j][tile + 2 * t];
-          a[j] = *(const u32*)weights;
-          a[2 + j] = *(const u32*)(weights + 8);
-        }
-        multiply_tiles<IS_BFLOAT16>(totals, a[0], a[1], a[2], a[3], one, one);
-        UNROLL
-        for (int n = 0; n < COLUMN_TILES; n++) {
-          const int column = 8 * (warp + n * WARPS) + g;
-          if (column - g >= HEAD_DIM) continue;
-          u32 b[2] = {};
-          UNROLL
-          for (int i = 0; i < 4; i++) {
-            const int key = tile + 2 * t + i % 2 + i / 2 * 8;
-            const u16* row = (const u16*)values + key * HEAD_DIM;
-            if (key >= cached) row = shared().new_value;
-            if (key < count) b[i / 2] |= (u32)row[column] << 16 * (i % 2);
-          }
-          multiply_tiles<IS_BFLOAT16>(sums[n], a[0], a[1], a[2], a[3], b[0], b[1]);
-        }
-      }
+      for (int tile = 16 * (turn % WARPS); tile < count; tile += 16 * WARPS)
+        add_keys(sums, stage_data(stage), tile, count, count > cached, unit.first + first);
+      turn += KEY_TILES;
       if (cached) {
         sync_warp();
         if (lane == 0) arrive(&shared().empty[stage.index]);
         stage.advance();
       }
-      if (first + STAGE_KEYS < keys) sync_consumers();  // scores and weights are written again
     }
-    UNROLL
-    for (int i = 0; i < QUERY_TILES; i++) {
-      if (g + 8 * i >= GROUP) continue;
-      const int head = unit.head * GROUP + g + 8 * i;
-      float* to =
-          exchanged + (splits.splits == 1 ? ATTENTION_AT : PARTIAL_AT + unit.split * Q_WIDTH);
-      const float total = totals[2 * i];  // a split may have no keys
-      UNROLL
-      for (int n = 0; n < COLUMN_TILES; n++) {
-        const int column = 8 * (warp + n * WARPS) + 2 * t;
-        if (column >= HEAD_DIM) continue;
-        UNROLL
-        for (int j = 0; j < 2; j++)
-          send(to + head * HEAD_DIM + column + j, total > 0.f ? sums[n][2 * i + j] / total : 0.f,
-               tag);
-      }
-      if (splits.splits > 1 && warp == 0 && t == 0)
-        send(exchanged + LOG_SUM_AT + head * LOG_SUMS + unit.split,
-             total > 0.f ? maximum[i] + log2f(total) : -1e30f, tag);
-    }
+    merge(sums, unit);
     if (unit.has_new_key) store_new_key(index, unit);
   }
 
-  // Combines the splits of some columns of the unit's KV head, and sends them: a vector of four
-  // columns of one split per lane.
-  DEVICE void combine(const Unit& unit, float* exchanged) {
+  // Merges the sums of all warps, and sends attention: the result, or a part of it with its log
+  // sum.
+  DEVICE void merge(const Sums& sums, const Unit& unit) {
+    constexpr int WIDTH = GROUP * HEAD_DIM, MERGED = 2 * BATCH_ROWS;  // columns merged at once
+    float(*merged)[MERGED] = (float(*)[MERGED])shared().partial;
+    UNROLL
+    for (int n = 0; n < QUERY_TILES; n++) {
+      UNROLL
+      for (int i = 0; i < 2; i++) {
+        const int query = 8 * n + lane % 4 * 2 + i;
+        float total = sums.total[n][i];
+        UNROLL
+        for (int offset = 4; offset < 32; offset *= 2) total += shuffle_xor(total, offset);
+        if (lane >= 4 || query >= GROUP) continue;
+        shared().maximum[warp][query] = sums.maximum[n][i];
+        shared().total[warp][query] = total;
+      }
+    }
+    NO_UNROLL
+    for (int begin = 0; begin < WIDTH; begin += MERGED) {
+      if (begin) sync_consumers();
+      UNROLL
+      for (int query = 0; query < GROUP; query++) {
+        UNROLL
+        for (int i = 0; i < LANE_PAIRS; i++) {
+          const int column = 2 * (lane + 32 * i), place = query * HEAD_DIM + column - begin;
+          if (column < HEAD_DIM && place >= 0 && place < MERGED)
+            *(float2*)(merged[warp] + place) = {sums.values[query][i][0], sums.values[query][i][1]};
+        }
+      }
+      sync_consumers();
+      NO_UNROLL
+      for (int place = 2 * thread; place < min_of(MERGED, WIDTH - begin); place += 2 * CONSUMERS) {
+        const int query = (begin + place) / HEAD_DIM;
+        float maximum = -1e30f, total = 0.f, low = 0.f, high = 0.f;
+        UNROLL
+        for (int w = 0; w < WARPS; w++) maximum = fmaxf(maximum, shared().maximum[w][query]);
+        UNROLL
+        for (int w = 0; w < WARPS; w++) {
+          const float rescale = exp2f(shared().maximum[w][query] - maximum);
+          const float2 v = *(const float2*)(merged[w] + place);
+          total = fmaf(rescale, shared().total[w][query], total);
+          low = fmaf(rescale, v.x, low);
+          high = fmaf(rescale, v.y, high);
+        }
+        const float scale = total > 0.f ? 1.f / total : 0.f;  // a split may have no keys
+        low *= scale, high *= scale;
+        const float log_sum = total > 0.f ? maximum + log2f(total) : -1e30f;
+        const int column = unit.head * WIDTH + begin + place, head = column / HEAD_DIM;
+        const bool is_first = (begin + place) % HEAD_DIM == 0;
+        if (splits.are_direct()) {
+          const u32 tag = tags.attention >> unit.split & 1;
+          broadcast(a.exchange + ATTENTION_AT + unit.split * ATTENTION_WORDS + column / 2,
+                    pack_pair<IS_BFLOAT16>(low, high), tag);
+          if (is_first) broadcast(a.exchange + LOG_SUM_AT + 4 * head + unit.split, log_sum, tag);
+        } else {
+          const u32 tag = tags.parts >> unit.split & 1;
+          float* part = a.exchange + PART_AT + unit.split * Q_WIDTH + column;
+          send(part, low, tag);
+          send(part + 1, high, tag);
+          if (is_first)
+            send(a.exchange + PART_LOG_SUM_AT + head * LOG_SUMS + unit.split, log_sum, tag);
+        }
+      }
+    }
+  }
+
+  // Combines the parts of some columns of the unit's KV head, and sends them as those of the only
+  // split: a vector of four columns of one split per lane.
+  DEVICE void combine(const Unit& unit) {
     constexpr int VECTORS = GROUP * HEAD_DIM / 4;
     const int count = splits.splits, begin = VECTORS * unit.split / count;
     const int pairs = (VECTORS * (unit.split + 1) / count - begin) * count;
@@ -251,14 +295,16 @@ struct Attention : Consumer {
     for (int base = warp * 32; base < pairs; base += CONSUMERS) {
       const int pair = min_of(base + lane, pairs - 1), split = pair % count;
       const int column = unit.head * GROUP * HEAD_DIM + 4 * (begin + pair / count);
-      const float* from = exchanged + PARTIAL_AT + split * Q_WIDTH + column;
-      const float* log_sum_at = exchanged + LOG_SUM_AT + column / HEAD_DIM * LOG_SUMS + split;
+      const int head = column / HEAD_DIM;
+      const float* from = a.exchange + PART_AT + split * Q_WIDTH + column;
+      const float* log_sum_at = a.exchange + PART_LOG_SUM_AT + head * LOG_SUMS + split;
+      const u32 part_tag = tags.parts >> split & 1;
       u32 log_sum;
       uint4 part;
       do {
         log_sum = load_exchanged(log_sum_at);
         part = load_exchanged4(from);
-      } while ((log_sum ^ tag) & 1 || lacks_tag(part, tag));
+      } while ((log_sum ^ part_tag) & 1 || lacks_tag(part, part_tag));
       const Vector v = as_vector(part);
       log_sum &= ~1u;
       float maximum = as_float(log_sum);
@@ -272,21 +318,64 @@ struct Attention : Consumer {
         UNROLL
         for (int i = 0; i < 5; i++) sums[i] += shuffle_xor(sums[i], offset);
       }
-      UNROLL
-      for (int i = 0; i < 4; i++)
-        if (base + lane < pairs && i % count == split)
-          send(exchanged + ATTENTION_AT + column + i, sums[i] / sums[4], tag);
+      if (base + lane >= pairs || split >= 2) continue;
+      const float low = split ? sums[2] : sums[0], high = split ? sums[3] : sums[1];
+      broadcast(a.exchange + ATTENTION_AT + column / 2 + split,
+                pack_pair<IS_BFLOAT16>(low / sums[4], high / sums[4]), tags.attention & 1);
+      if (split == 0 && column % HEAD_DIM == 0)
+        broadcast(a.exchange + LOG_SUM_AT + 4 * head, 0.f, tags.attention & 1);
     }
   }
 
-  // Sends zeros to the addresses of the unit that this layer does not use, so that all tags
-  // alternate.
-  DEVICE void send_unused(const Unit& unit, float* exchanged) const {
-    if (unit.split >= MAX_SPLITS || unit.active && splits.splits > 1) return;
-    const int first = unit.head * GROUP * HEAD_DIM;
-    for (int i = thread; i < GROUP * HEAD_DIM; i += CONSUMERS)
-      send(exchanged + PARTIAL_AT + unit.split * Q_WIDTH + first + i, 0.f, tag);
-    if (thread < GROUP)
-      send(exchanged + LOG_SUM_AT + (unit.head * GROUP + thread) * LOG_SUMS + unit.split, 0.f, tag);
+  // Writes the attention of all heads as an input, from all splits or from the combined one. A
+  // barrier must follow.
+  DEVICE void write_attention(u16* input) {
+    const int count = splits.are_direct() ? splits.splits : 1;
+    NO_UNROLL
+    for (int column = 8 * thread; column < Q_WIDTH; column += 8 * CONSUMERS) {
+      const float* from = received(ATTENTION_AT) + column / 2;
+      uint4 log_sums, parts[DIRECT_SPLITS];
+      u32 missing = ~0u;
+      do {
+        UNROLL
+        for (int s = 0; s < DIRECT_SPLITS; s++)
+          if (missing >> s & 1 && s < count) parts[s] = load_exchanged4(from + s * ATTENTION_WORDS);
+        log_sums = load_exchanged4(received(LOG_SUM_AT) + 4 * (column / HEAD_DIM));
+        missing = 0;
+        const u32 words[4] = {log_sums.x, log_sums.y, log_sums.z, log_sums.w};
+        UNROLL
+        for (int s = 0; s < DIRECT_SPLITS; s++) {
+          const u32 tag = tags.attention >> s & 1;
+          if (s < count && (lacks_tag(parts[s], tag) || (words[s] ^ tag) & 1)) missing |= 1 << s;
+        }
+      } while (missing);
+      const Vector log_sum = as_vector(log_sums);
+      float maximum = log_sum[0], total = 0.f, sums[8] = {};
+      UNROLL
+      for (int s = 1; s < DIRECT_SPLITS; s++)
+        if (s < count) maximum = fmaxf(maximum, log_sum[s]);
+      UNROLL
+      for (int s = 0; s < DIRECT_SPLITS; s++) {
+        if (s >= count) continue;
+        const float weight = exp2f(log_sum[s] - maximum);
+        const u32 words[4] = {parts[s].x, parts[s].y, parts[s].z, parts[s].w};
+        total += weight;
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+          float low, high;
+          unpack(words[i] & ~1u, low, high);
+          sums[2 * i] = fmaf(weight, low, sums[2 * i]);
+          sums[2 * i + 1] = fmaf(weight, high, sums[2 * i + 1]);
+        }
+      }
+      u32 pairs[4];
+      UNROLL
+      for (int i = 0; i < 4; i++)
+        pairs[i] = pack_pair<IS_BFLOAT16>(sums[2 * i] / total, sums[2 * i + 1] / total);
+      store_input(input, column, uint4{pairs[0], pairs[1], pairs[2], pairs[3]});
+    }
+    write_padding<Out>(input);
+    tags.attention ^= (1u << count) - 1;
+    if (!splits.are_direct()) tags.parts ^= (u32)((1ull << splits.splits) - 1);
   }
 };

@@ -27,6 +27,12 @@ DEVICE void receive(uint4 (&bits)[N], const float* p, int stride, const float* e
 }
 DEVICE void send(float* p, u32 bits, u32 tag) { store_exchanged(p, (bits & ~1u) | tag); }
 DEVICE void send(float* p, float value, u32 tag) { send(p, as_bits(value), tag); }
+// Sends a value to all blocks.
+DEVICE void broadcast(float* p, u32 bits, u32 tag) {
+  UNROLL
+  for (int i = 0; i < COPIES; i++) send(p + i * COPY_WORDS, bits, tag);
+}
+DEVICE void broadcast(float* p, float value, u32 tag) { broadcast(p, as_bits(value), tag); }
 
 // Sums each of two values over the 32 lanes: lanes 0 to 15 get the sum of the first.
 DEVICE float sum_lanes(float a, float b) {
@@ -44,19 +50,21 @@ struct Moments {
 struct Consumer {
   const Arguments& a;
   const int position, thread, warp, lane;
+  Tags tags;
   u32 tag;  // of the current layer
   Stage stage{0};
   int buffer = 0;  // of `partial`
   KeySplits splits;
   Vector x[STREAM_VECTORS];  // the residual stream: columns 4 (thread + i CONSUMERS) to + 3
 
-  DEVICE Consumer(const Arguments& a, u32 tag, int position)
+  DEVICE Consumer(const Arguments& a, const Tags& tags, int position)
       : a(a),
         position(position),
         thread(thread_index()),
         warp(thread / 32),
         lane(thread % 32),
-        tag(tag),
+        tags(tags),
+        tag(tags.layer),
         splits(position, NO_WINDOW) {}
 
   DEVICE int column(int i) const { return 4 * (thread + i * CONSUMERS); }
@@ -143,34 +151,29 @@ struct Consumer {
         *(uint4*)(input + part * M::SECOND_AT + i) = {0, 0, 0, 0};
   }
 
-  // Writes the attention's output as an input. A barrier must follow.
-  DEVICE void write_attention(u16* input, const float* exchanged) {
-    constexpr int N = ceil_div(Q_WIDTH / 4, CONSUMERS);
-    uint4 v[N];
-    receive(v, exchanged + ATTENTION_AT + column(0), 4 * CONSUMERS,
-            exchanged + ATTENTION_AT + Q_WIDTH, tag);
-    UNROLL
-    for (int i = 0; i < N; i++)
-      if (column(i) < Q_WIDTH) store_input<Out>(input, column(i), as_vector(v[i]));
-    write_padding<Out>(input);
+  // This block's copy of values that are for all blocks.
+  DEVICE const float* received(int at) const {
+    return a.exchange + at + block_index() % COPIES * COPY_WORDS;
   }
 
-  // Writes the hidden vector of the feed-forward network as an input. A barrier must follow.
-  DEVICE void write_hidden(u16* input, const float* exchanged) {
-    constexpr int N = ceil_div(FFN / 8, CONSUMERS);
+  // Writes an input that is exchanged as pairs of 16-bit floats. A barrier must follow.
+  template <class M>
+  DEVICE void write_pairs(u16* input, int at) {
+    const float* from = received(at);
+    constexpr int N = ceil_div(M::COLUMNS / 8, CONSUMERS);
     uint4 v[N];
-    receive(v, exchanged + HIDDEN_AT + column(0), 4 * CONSUMERS, exchanged + HIDDEN_AT + FFN / 2,
-            tag);
+    receive(v, from + column(0), 4 * CONSUMERS, from + M::COLUMNS / 2, tag);
     UNROLL
     for (int i = 0; i < N; i++) {
       v[i].x &= ~1u, v[i].y &= ~1u, v[i].z &= ~1u, v[i].w &= ~1u;  // without the tag
-      if (2 * column(i) < FFN) store_input(input, 2 * column(i), v[i]);
+      if (2 * column(i) < M::COLUMNS) store_input(input, 2 * column(i), v[i]);
     }
-    write_padding<Down>(input);
+    write_padding<M>(input);
   }
 
   // Adds the output of a branch to the residual stream.
-  DEVICE void add_branch(const float* exchanged, const OutputNorm& norm, float eps) {
+  DEVICE void add_branch(int at, const OutputNorm& norm, float eps) {
+    const float* exchanged = received(at);
     Vector y[STREAM_VECTORS], gain[STREAM_VECTORS], bias[STREAM_VECTORS];
     if (HAS_OUTPUT_NORMS) {
       load_gain(gain, norm.gain);

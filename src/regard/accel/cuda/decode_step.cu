@@ -10,9 +10,9 @@
 // Every block computes some outputs of each linear layer and needs all outputs of the previous one.
 // They are exchanged through global memory without barriers: the lowest bit of each word is a tag,
 // which alternates from layer to layer. A reader repeats its loads until all tags are those of its
-// layer. Every exchanged value has an address of its own, which is written once in every layer:
+// layer. Every exchanged value has an address of its own, which is written at most once in a layer:
 // few addresses, which stay in the L2 cache. A block writes for the next layer only when it has the
-// outputs of this one, so after all blocks have read what they need.
+// outputs of this one, to which all blocks have contributed after they had read what they need.
 //
 // Every block holds the whole residual stream in registers, four columns per thread, and adds the
 // output of each branch to it. Attention of a KV head is split over several blocks, which read
@@ -23,7 +23,7 @@
 struct Step : Attention {
   using Attention::Attention;
 
-  DEVICE void project_qkv(const Layer& layer, float* exchanged) {
+  DEVICE void project_qkv(const Layer& layer) {
     Rows rows(QKV_WIDTH);
     Output output;
     if (thread < rows.count) output = Output(layer.qkv, rows.begin + thread);
@@ -31,13 +31,13 @@ struct Step : Attention {
     sync_consumers();
     if (thread < rows.count) {
       const Moments m = moments<INPUT_NORM>(layer.eps);
-      send(exchanged + QKV_AT + rows.begin + thread, output.complete(product(thread, buffer), m),
+      send(a.exchange + QKV_AT + rows.begin + thread, output.complete(product(thread, buffer), m),
            tag);
     }
     buffer ^= 1;
   }
 
-  DEVICE void project_gate_up(const Layer& layer, const u16* input, float* exchanged, float eps) {
+  DEVICE void project_gate_up(const Layer& layer, const u16* input, float eps) {
     const Rows rows = hidden_rows();
     Output output, up;
     const int row = rows.begin + thread;
@@ -45,37 +45,37 @@ struct Step : Attention {
       output = Output(layer.gate_up, row);
       if (GATED) up = Output(layer.gate_up, FFN + row);
     }
-    multiply_into<Stream>(buffer, input, rows.count);
-    if (GATED) {
-      if (IS_PARALLEL) sync_consumers();  // the other buffer may still be read
-      multiply_into<Stream>(buffer ^ 1, input, rows.count);
-    }
+    multiply_into<Stream>(buffer, input, (1 + GATED) * rows.count);
     sync_consumers();
     if (thread < ceil_div(rows.count, 32) * 32) {  // whole warps
-      const Moments m = moments<INPUT_NORM>(eps);
-      float hidden = activate(output.complete(product(thread, buffer), m));
-      if (GATED) hidden *= up.complete(product(thread, buffer ^ 1), m);
+      float hidden = 0.f;
+      if (thread < rows.count) {
+        const Moments m = moments<INPUT_NORM>(eps);
+        hidden = activate(output.complete(product(thread, buffer), m));
+        if (GATED) hidden *= up.complete(product(rows.count + thread, buffer), m);
+      }
       const float next = shuffle_xor(hidden, 1);
       if (thread % 2 == 0 && thread < rows.count)
-        send(exchanged + HIDDEN_AT + row / 2, pack_pair<IS_BFLOAT16>(hidden, next), tag);
+        broadcast(a.exchange + HIDDEN_AT + row / 2, pack_pair<IS_BFLOAT16>(hidden, next), tag);
     }
-    if (!GATED) buffer ^= 1;
+    buffer ^= 1;
   }
 
   template <class M>
-  DEVICE void project_branch(const Linear& linear, const u16* input, float* to) {
+  DEVICE void project_branch(const Linear& linear, const u16* input, int at) {
     Rows rows(DIM);
     Output output;
     if (thread < rows.count) output = Output(linear, rows.begin + thread);
     multiply_into<M>(buffer, input, rows.count);
     sync_consumers();
     if (thread < rows.count)
-      send(to + rows.begin + thread, output.complete(product(thread, buffer), {0.f, 1.f}), tag);
+      broadcast(a.exchange + at + rows.begin + thread,
+                output.complete(product(thread, buffer), {0.f, 1.f}), tag);
     buffer ^= 1;
   }
 
   // Output projection and down layer of parallel branches: their sum.
-  DEVICE void project_both_branches(const Layer& layer, float* exchanged) {
+  DEVICE void project_both_branches(const Layer& layer) {
     Rows rows(DIM);
     Output output, down;
     if (thread < rows.count) {
@@ -88,7 +88,7 @@ struct Step : Attention {
     if (thread < rows.count) {
       float sum = output.complete(product(thread, buffer), {0.f, 1.f});
       sum += down.complete(product(thread, buffer ^ 1), {0.f, 1.f});
-      send(exchanged + FFN_AT + rows.begin + thread, sum, tag);
+      broadcast(a.exchange + FFN_AT + rows.begin + thread, sum, tag);
     }
     sync_consumers();  // both buffers may be written again
   }
@@ -99,14 +99,13 @@ struct Step : Attention {
   DEVICE void run_layer(int index) {
     wait(&shared().layer_full[index % LAYER_SLOTS], index / LAYER_SLOTS & 1);
     const Layer& layer = layer_at(index);
-    float* exchanged = a.exchange;
     Vector gain[STREAM_VECTORS];
     load_gain(gain, layer.gain);
     if (layer.window != splits.window) splits = KeySplits(position, layer.window);
     const Unit unit(splits);
     if (index > 0) {
       const Layer& previous = layer_at(index - 1);
-      add_branch(exchanged + FFN_AT, previous.output_norm[1], previous.output_eps[1]);
+      add_branch(FFN_AT, previous.output_norm[1], previous.output_eps[1]);
       tag ^= 1;
       sync_warp();
       if (lane == 0) arrive(&shared().layer_empty[(index - 1) % LAYER_SLOTS]);
@@ -124,35 +123,34 @@ struct Step : Attention {
       write_padding<Stream>(shared().second_input);
     }
     write_stream<Stream, INPUT_NORM>(shared().input, gain);
-    project_qkv(layer, exchanged);
+    project_qkv(layer);
     if (IS_PARALLEL) {
       const u16* input = PLACEMENT == PARALLEL ? shared().input : shared().second_input;
-      project_gate_up(layer, input, exchanged, layer.eps);
+      project_gate_up(layer, input, layer.eps);
     }
     if (unit.active) {
-      attend(layer, index, unit, exchanged);
-      if (splits.splits > 1) combine(unit, exchanged);
+      attend(layer, index, unit);
+      if (!splits.are_direct()) combine(unit);
     }
-    send_unused(unit, exchanged);
-    if (IS_PARALLEL) write_hidden(shared().second_input, exchanged);
-    write_attention(shared().input, exchanged);
+    if (IS_PARALLEL) write_pairs<Down>(shared().second_input, HIDDEN_AT);
+    write_attention(shared().input);
     sync_consumers();
-    if (IS_PARALLEL) return project_both_branches(layer, exchanged);
-    project_branch<Out>(layer.out, shared().input, exchanged + BRANCH_AT);
+    if (IS_PARALLEL) return project_both_branches(layer);
+    project_branch<Out>(layer.out, shared().input, BRANCH_AT);
     load_gain(gain, layer.ffn_gain);
-    add_branch(exchanged + BRANCH_AT, layer.output_norm[0], layer.output_eps[0]);
+    add_branch(BRANCH_AT, layer.output_norm[0], layer.output_eps[0]);
     write_stream<Stream, INPUT_NORM>(shared().input, gain);
-    project_gate_up(layer, shared().input, exchanged, layer.ffn_eps);
-    write_hidden(shared().input, exchanged);
+    project_gate_up(layer, shared().input, layer.ffn_eps);
+    write_pairs<Down>(shared().input, HIDDEN_AT);
     sync_consumers();
-    project_branch<Down>(layer.down, shared().input, exchanged + FFN_AT);
+    project_branch<Down>(layer.down, shared().input, FFN_AT);
   }
 
   DEVICE void run_head() {
     Vector gain[STREAM_VECTORS];
     load_gain(gain, a.head_gain);
     const Layer& last = layer_at(LAYERS - 1);
-    add_branch(a.exchange + FFN_AT, last.output_norm[1], last.output_eps[1]);
+    add_branch(FFN_AT, last.output_norm[1], last.output_eps[1]);
     if (!HAS_HEAD) {
       UNROLL
       for (int i = 0; i < STREAM_VECTORS; i++)
@@ -212,17 +210,18 @@ KERNEL decode_step(KERNEL_ARGUMENT Arguments a) {
   for (int i = thread_index(); i < STAGES * STAGE_BYTES / 16; i += CONSUMERS + 32)
     ((uint4*)(shared_memory() + RING_AT))[i] = {0, 0, 0, 0};  // finite, see `multiply`
   publish_stores();
-  const u32 layers = a.counters[0];
+  const Tags tags = *a.tags;
   const int position = (int)a.length[0];
   sync_block();
   if (thread_index() >= CONSUMERS) {
     Producer(a, position).run();
   } else {
-    Step(a, layers & 1, position).run();
+    Step step(a, tags, position);
+    step.run();
     sync_consumers();
-    if (thread_index() == 0 && add_one(a.counters + 1) == NUM_BLOCKS - 1) {
-      a.counters[0] = layers + LAYERS;
-      a.counters[1] = 0;
+    if (thread_index() == 0 && add_one(a.finished) == NUM_BLOCKS - 1) {
+      *a.tags = {step.tag ^ 1, step.tags.attention, step.tags.parts};
+      *a.finished = 0;
     }
   }
 }

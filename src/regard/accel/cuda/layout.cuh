@@ -31,6 +31,12 @@ struct alignas(16) Layer {
   int window;  // keys that a query may attend to
 };
 
+// The tags of the next values that are exchanged. Those of attention differ from split to split,
+// which not every layer has: a bit for each.
+struct Tags {
+  u32 layer, attention, parts;
+};
+
 struct Arguments {
   const Layer* layers;
   Linear head;
@@ -38,7 +44,8 @@ struct Arguments {
   const u16* x;  // the embedded id
   float* out;    // the logits; without a head, the residual stream
   float* exchange;
-  u32* counters;  // layers in earlier steps, from 1, and blocks that have finished this step
+  Tags* tags;     // of the first layer
+  u32* finished;  // blocks that have finished this step
   const i64* length;
   const float *cos, *sin;                        // [position][frequency]
   const int *partner, *frequency_index, *signs;  // of each column of a head
@@ -94,30 +101,31 @@ DEVICE float activate(float x) {
 
 constexpr int HALF_COLUMNS = 32, UNIT_COLUMNS = 2 * HALF_COLUMNS;
 
-// A weight with COLUMNS inputs, multiplied by tensor cores: 16 rows at a time, in segments of their
-// columns, each of which is a stage. The warps of a block share the units of a segment: two halves
-// of 64 bytes of each row. The last segment may have fewer units; the input of the others is 0.
-// The input is the sum of PARTS vectors of 16-bit floats.
-template <int COLUMNS_, int PARTS_ = 2>
+// A weight with COLUMNS inputs, multiplied by tensor cores: a tile of rows at a time, in segments
+// of their columns, each of which is a stage. The warps of a block share the units of a segment:
+// two halves of 64 bytes of each row. The last segment may have fewer units; the input of the
+// others is 0. The input is the sum of PARTS vectors of 16-bit floats.
+template <int COLUMNS_, int PARTS_, int TILE_ROWS_>
 struct Matrix {
-  static constexpr int COLUMNS = COLUMNS_, PARTS = PARTS_;
-  static constexpr int UNITS = COLUMNS / UNIT_COLUMNS;
-  static constexpr int ROW_BYTES = 2 * COLUMNS;
-  static constexpr int WARP_UNITS =
-      min_of(ceil_div(UNITS, WARPS), STAGE_BYTES / (16 * 128 * WARPS));
+  static constexpr int COLUMNS = COLUMNS_, PARTS = PARTS_, TILE_ROWS = TILE_ROWS_;
+  static constexpr int ROW_SETS = TILE_ROWS / 8;
+  static constexpr int ROW_BYTES = 2 * COLUMNS, UNITS = COLUMNS / UNIT_COLUMNS;
+  static constexpr int MAX_WARP_UNITS = STAGE_BYTES / (TILE_ROWS * 128 * WARPS);
+  static_assert(COLUMNS % UNIT_COLUMNS == 0, "a row must consist of whole units");
+  static_assert(MAX_WARP_UNITS > 0, "a stage must have a unit for each warp");
+  static constexpr int SEGMENTS = ceil_div(UNITS, WARPS* MAX_WARP_UNITS);
+  static constexpr int WARP_UNITS = ceil_div(UNITS, WARPS* SEGMENTS);
   static constexpr int SEGMENT_UNITS = WARP_UNITS * WARPS;
   static constexpr int SEGMENT_BYTES = min_of(ROW_BYTES, SEGMENT_UNITS * 128);  // of each row
-  static constexpr int INPUT_COLUMNS =
-      ceil_div(UNITS, SEGMENT_UNITS) * SEGMENT_UNITS * UNIT_COLUMNS;
+  static constexpr int INPUT_COLUMNS = SEGMENTS * SEGMENT_UNITS * UNIT_COLUMNS;
   // The second vector begins 64 bytes after the end of the first, in other banks.
   static constexpr int SECOND_AT = INPUT_COLUMNS + 32, INPUT_SIZE = PARTS * SECOND_AT;
-  static_assert(COLUMNS % UNIT_COLUMNS == 0, "a row must consist of whole units");
-  static_assert(WARP_UNITS > 0, "a stage must have a unit for each warp");
 };
 
-using Stream = Matrix<DIM>;  // whose input is the residual stream: qkv, gate, up, head
-using Out = Matrix<Q_WIDTH>;
-using Down = Matrix<FFN, 1>;
+constexpr int BRANCH_TILE_ROWS = DIM > 8 * NUM_BLOCKS ? 16 : 8;
+using Stream = Matrix<DIM, 2, 16>;  // whose input is the residual stream: qkv, gate, up, head
+using Out = Matrix<Q_WIDTH, 1, BRANCH_TILE_ROWS>;
+using Down = Matrix<FFN, 1, BRANCH_TILE_ROWS>;
 
 // The outputs of a linear layer that this block computes.
 struct Rows {
@@ -139,8 +147,7 @@ DEVICE Rows hidden_rows() {
 constexpr int STAGE_KEYS = STAGE_BYTES / (4 * HEAD_DIM);  // with their values
 constexpr int KEY_TILES = ceil_div(STAGE_KEYS, 16);
 constexpr int QUERY_TILES = ceil_div(GROUP, 8);
-constexpr int COLUMN_TILES = ceil_div(HEAD_DIM / 8, WARPS);  // of the values, for each warp
-constexpr int WEIGHT_PITCH = 16 * KEY_TILES + 8;             // rows in different banks
+constexpr int LANE_PAIRS = ceil_div(HEAD_DIM, 64);  // pairs of columns of a head, per lane
 static_assert(GROUP <= 16 && KV_HEADS <= NUM_BLOCKS, "too many heads");
 
 // A power of two, so that the lanes of a warp combine whole groups of splits.
@@ -156,6 +163,8 @@ struct KeySplits {
     while (splits < MAX_SPLITS && keys > splits * SPLIT_KEYS) splits *= 2;
     split_keys = ceil_div(keys, splits);
   }
+  // Whether all blocks receive the attention of each split; else it is combined first.
+  DEVICE bool are_direct() const { return splits <= DIRECT_SPLITS; }
 };
 
 // The split of a KV head that this block computes.
@@ -174,29 +183,38 @@ struct Unit {
   }
 };
 
-// Values that the blocks exchange, as 32-bit words. All blocks wait for the same ones at a time, so
-// they should be in different cache lines.
+// Values that the blocks exchange, as 32-bit words. Some are for few blocks.
 constexpr int QKV_AT = 0;
-constexpr int ATTENTION_AT = QKV_AT + QKV_WIDTH;
-constexpr int PARTIAL_AT = ATTENTION_AT + Q_WIDTH;             // attention of each split
-constexpr int LOG_SUM_AT = PARTIAL_AT + MAX_SPLITS * Q_WIDTH;  // of each head and split
-constexpr int LOG_SUMS = 32;                                   // of a head: a cache line
-constexpr int BRANCH_AT = LOG_SUM_AT + LOG_SUMS * HEADS;       // the output of attention
-constexpr int HIDDEN_AT = BRANCH_AT + DIM;                     // pairs of 16-bit floats
+constexpr int PART_AT = QKV_AT + QKV_WIDTH;                      // attention of each split
+constexpr int PART_LOG_SUM_AT = PART_AT + MAX_SPLITS * Q_WIDTH;  // of each head and split
+constexpr int LOG_SUMS = 32;                                     // of a head: a cache line
+// The others are for all blocks, which wait for the same ones at a time. There are COPIES of them,
+// each for a part of the blocks.
+constexpr int ATTENTION_AT = PART_LOG_SUM_AT + LOG_SUMS * HEADS;  // pairs of 16-bit floats
+constexpr int ATTENTION_WORDS = Q_WIDTH / 2;                      // of a split
+constexpr int LOG_SUM_AT = ATTENTION_AT + DIRECT_SPLITS * ATTENTION_WORDS;  // four of each head
+constexpr int BRANCH_AT = LOG_SUM_AT + ceil_div(4 * HEADS, 32) * 32;        // output of attention
+constexpr int HIDDEN_AT = BRANCH_AT + DIM;   // pairs of 16-bit floats
 constexpr int FFN_AT = HIDDEN_AT + FFN / 2;  // the output of the feed-forward network
-constexpr int EXCHANGE_WORDS = FFN_AT + DIM;
-static_assert(MAX_SPLITS <= LOG_SUMS, "the splits of a head are in one cache line");
+constexpr int COPY_WORDS = FFN_AT + DIM - ATTENTION_AT;
+constexpr int EXCHANGE_WORDS = ATTENTION_AT + COPIES * COPY_WORDS;
+static_assert(MAX_SPLITS <= LOG_SUMS, "the log sums of a head are in one cache line");
+static_assert(DIRECT_SPLITS <= 4, "the log sums of a head are loaded at once");
 
 constexpr int INPUT_SIZE =
     max_of(max_of(Stream::INPUT_SIZE, Out::INPUT_SIZE), IS_PARALLEL ? 0 : Down::INPUT_SIZE);
 constexpr int SECOND_INPUT_SIZE = IS_PARALLEL ? max_of(Down::INPUT_SIZE, Stream::INPUT_SIZE) : 8;
 constexpr int MAX_BLOCK_ROWS = 2 + max_of(max_of(QKV_WIDTH, DIM), FFN) / NUM_BLOCKS;
-constexpr int BATCH_ROWS = ceil_div(MAX_BLOCK_ROWS, 128) * 128;  // that are summed at once
+// that are summed at once; of hidden values, gate and up
+constexpr int BATCH_ROWS =
+    ceil_div(max_of(MAX_BLOCK_ROWS, (1 + GATED) * (2 + FFN / NUM_BLOCKS)), 128) * 128;
 constexpr int STREAM_VECTORS = ceil_div(DIM / 4, CONSUMERS);  // of the residual stream, per thread
 constexpr int HEAD_VECTORS = ceil_div(HEAD_DIM / 4, 32);      // of a head, per lane
 constexpr int LAYER_SLOTS = 4;  // descriptions of layers in shared memory
 static_assert(MAX_BLOCK_ROWS <= CONSUMERS, "a thread completes at most one output");
 static_assert(DIM >= NUM_BLOCKS, "every block must compute an output of every branch");
+static_assert(!IS_PARALLEL || max_of(QKV_WIDTH, FFN / 2) >= NUM_BLOCKS,
+              "every block must send something that depends on the previous layer");
 
 struct SharedMemory {
   alignas(128) u16 input[INPUT_SIZE];
@@ -205,12 +223,11 @@ struct SharedMemory {
   alignas(16) float rotated[(GROUP + 1) * HEAD_DIM];  // queries and key, before their rotation
   alignas(16) u16 queries[QUERY_TILES * 8 * HEAD_DIM];
   alignas(16) u16 new_key[HEAD_DIM], new_value[HEAD_DIM];
-  float scores[GROUP][16 * KEY_TILES];
-  float maxima[KEY_TILES][GROUP];  // of the scores of 16 keys
-  alignas(16) u16 weights[8 * QUERY_TILES][WEIGHT_PITCH];
+  alignas(16) float weights[WARPS][16][ceil_div(GROUP, 4) * 4];  // of a warp's keys, per query
+  float rescale[WARPS][GROUP], maximum[WARPS][GROUP], total[WARPS][GROUP];  // of each query
   float cos[HEAD_DIM], sin[HEAD_DIM];
   int partner[HEAD_DIM];
-  float slope[GROUP], maximum[GROUP];  // of each query
+  float slope[GROUP];
   alignas(16) float moments[2][WARPS];
   Layer layers[LAYER_SLOTS];
   alignas(8) u64 full[32], empty[32], layer_full[LAYER_SLOTS], layer_empty[LAYER_SLOTS];

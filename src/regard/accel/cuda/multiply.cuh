@@ -25,65 +25,80 @@ DEVICE void store_input(u16* input, int column, const uint4& v) {
   *(uint4*)(input + column) = {v.x, v.z, v.y, v.w};
 }
 
-// Adds the products of 16 rows of a segment with an input, from the input's unit `first` on.
+// Part of the rows of a tile: two halves of a unit, for each set of eight rows.
 //
-// Lane 4 g + t reads 16 bytes of row g: four words, which are rows g and g + 8 of the first operand
-// of a matrix product, words 0 and 2 of the former and words 1 and 3 of the latter. Rows with an
-// odd g have the two halves of a unit in the other order, so that lanes read different banks. The
-// second operand has an input in each column for all cases: its bit 0 is which vector of the input,
-// bit 1 words 0 and 2 or 1 and 3, bit 2 the halves in the other order.
+// Lane 4 g + t has 16 bytes of row g of each set: four words, which are rows g and g + 8 of the
+// first operand of a matrix product, words 0 and 2 of the former and words 1 and 3 of the latter.
+// Rows with an odd g have the two halves in the other order, so that lanes read different banks.
 template <class M>
-DEVICE void multiply_segment(float (&sums)[M::WARP_UNITS][2][4], const char* data, const u16* input,
-                             int first) {
-  const int warp = thread_index() / 32, g = thread_index() % 32 / 4, t = thread_index() % 4;
-  uint4 rows[M::WARP_UNITS][2][2];
-  UNROLL
-  for (int u = 0; u < M::WARP_UNITS; u++) {
+struct UnitRows {
+  uint4 words[2][M::ROW_SETS];
+
+  DEVICE void load(const char* data, int unit) {
+    const int g = thread_index() % 32 / 4, t = thread_index() % 4;
     UNROLL
     for (int half = 0; half < 2; half++) {
       UNROLL
-      for (int i = 0; i < 2; i++) {
-        const int place = 128 * (warp + u * WARPS) + 64 * (half ^ g % 2) + 16 * t;
-        rows[u][half][i] = *(const uint4*)(data + (g + 8 * i) * M::SEGMENT_BYTES + place);
+      for (int i = 0; i < M::ROW_SETS; i++) {
+        const int place = 128 * unit + 64 * (half ^ g % 2) + 16 * t;
+        words[half][i] = *(const uint4*)(data + (g + 8 * i) * M::SEGMENT_BYTES + place);
       }
     }
   }
-  const u16* x = input + 8 * t + g / 2 % 2 * 4;
-  if (M::PARTS == 2) x += g % 2 * M::SECOND_AT;
-  UNROLL
-  for (int u = 0; u < M::WARP_UNITS; u++) {
-    const int unit = first + warp + u * WARPS;
+
+  // Adds the products with a unit of the input. The second operand has an input in each column for
+  // all cases: its bit 0 is which vector of the input, bit 1 words 0 and 2 or 1 and 3, bit 2 the
+  // halves in the other order.
+  DEVICE void multiply(float (&sums)[M::ROW_SETS][4], const u16* input, int unit) const {
+    const int g = thread_index() % 32 / 4, t = thread_index() % 4;
+    const u16* x = input + unit * UNIT_COLUMNS + 8 * t + g / 2 % 2 * 4;
+    if (M::PARTS == 2) x += g % 2 * M::SECOND_AT;
     UNROLL
     for (int half = 0; half < 2; half++) {
-      uint2 v = *(const uint2*)(x + unit * UNIT_COLUMNS + (half ^ g / 4) * HALF_COLUMNS);
+      uint2 v = *(const uint2*)(x + (half ^ g / 4) * HALF_COLUMNS);
       if (M::PARTS == 1 && g % 2) v = {0, 0};
       UNROLL
-      for (int i = 0; i < 2; i++) {
-        const uint4 row = rows[u][half][i];
-        multiply_tiles<IS_BFLOAT16>(sums[u][i], row.x, row.y, row.z, row.w, v.x, v.y);
+      for (int i = 0; i < M::ROW_SETS; i++) {
+        const uint4 row = words[half][i];
+        multiply_tiles<IS_BFLOAT16>(sums[i], row.x, row.y, row.z, row.w, v.x, v.y);
       }
     }
   }
-}
+};
 
 // W x for the block's rows: what each warp has summed, in `partial`. Rows and units of a stage that
 // were not copied have an old content; their results or inputs are not used or 0.
+//
+// While a segment is multiplied, the next one is loaded from shared memory to registers.
 template <class M>
 DEVICE void multiply(const u16* input, int rows, float (*partial)[BATCH_ROWS], Stage& stage) {
   const int warp = thread_index() / 32, lane = thread_index() % 32, g = lane / 4, t = lane % 4;
+  int segments_left = ceil_div(rows, M::TILE_ROWS) * M::SEGMENTS;
+  if (segments_left == 0) return;
+  UnitRows<M> units[M::WARP_UNITS];
+  wait(&shared().full[stage.index], stage.parity);
+  UNROLL
+  for (int u = 0; u < M::WARP_UNITS; u++) units[u].load(stage_data(stage), warp + u * WARPS);
   NO_UNROLL
-  for (int tile = 0; tile < rows; tile += 16) {
-    float sums[M::WARP_UNITS][2][4] = {};
+  for (int tile = 0; tile < rows; tile += M::TILE_ROWS) {
+    float sums[M::WARP_UNITS][M::ROW_SETS][4] = {};
     NO_UNROLL
-    for (int first = 0; first < M::UNITS; first += M::SEGMENT_UNITS) {
-      wait(&shared().full[stage.index], stage.parity);
-      multiply_segment<M>(sums, stage_data(stage), input, first);
-      sync_warp();
-      if (lane == 0) arrive(&shared().empty[stage.index]);
+    for (int first = warp; first < M::SEGMENTS * M::SEGMENT_UNITS; first += M::SEGMENT_UNITS) {
+      u64* empty = &shared().empty[stage.index];
       stage.advance();
+      const bool has_next = --segments_left > 0;
+      UNROLL
+      for (int u = 0; u < M::WARP_UNITS; u++) {
+        units[u].multiply(sums[u], input, first + u * WARPS);
+        if (!has_next) continue;
+        if (u == 0) wait(&shared().full[stage.index], stage.parity);
+        units[u].load(stage_data(stage), warp + u * WARPS);
+      }
+      sync_warp();
+      if (lane == 0) arrive(empty);
     }
     UNROLL
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < M::ROW_SETS; i++) {
       float sum = 0.f;
       UNROLL
       for (int u = 0; u < M::WARP_UNITS; u++)

@@ -27,21 +27,26 @@ struct Producer {
     return stage_data(stage);
   }
 
-  // Copies rows of a weight, in tiles of segments.
-  NOINLINE void stream(const char* weight, int rows, int row_bytes, int segment_bytes) {
+  // Copies rows of a weight, in tiles of segments: `rows` from `weight` on, without the bytes
+  // before row `gap`, which are skipped.
+  NOINLINE void stream(const char* weight, int rows, int row_bytes, int tile_rows,
+                       int segment_bytes, int gap, i64 skipped_bytes) {
     NO_UNROLL
-    for (int row = 0; row < rows; row += 16) {
-      const int count = min_of(16, rows - row);
+    for (int row = 0; row < rows; row += tile_rows) {
+      const int count = min_of(tile_rows, rows - row);
+      const bool contiguous = row >= gap || row + count <= gap;
       NO_UNROLL
       for (int begin = 0; begin < row_bytes; begin += segment_bytes) {
         const int bytes = min_of(segment_bytes, row_bytes - begin);
         char* data = start(count * bytes);
         u64* full = &shared().full[stage.index];
         const char* from = weight + (i64)row * row_bytes + begin;
-        if (bytes == row_bytes) {
+        if (bytes == row_bytes && contiguous) {
+          if (row >= gap) from += skipped_bytes;
           if (lane == 0) copy_bulk_once(data, from, count * row_bytes, full);
         } else if (lane < count) {
-          copy_bulk_once(data + lane * segment_bytes, from + (i64)lane * row_bytes, bytes, full);
+          from += (i64)lane * row_bytes + (row + lane >= gap ? skipped_bytes : 0);
+          copy_bulk_once(data + lane * segment_bytes, from, bytes, full);
         }
         stage.advance();
       }
@@ -49,14 +54,17 @@ struct Producer {
   }
 
   template <class M>
-  DEVICE void stream(const Linear& linear, const Rows& rows, int offset = 0) {
-    const i64 begin = offset + rows.begin;
-    stream(linear.weight + begin * M::ROW_BYTES, rows.count, M::ROW_BYTES, M::SEGMENT_BYTES);
+  DEVICE void stream(const Linear& linear, const Rows& rows) {
+    stream(linear.weight + (i64)rows.begin * M::ROW_BYTES, rows.count, M::ROW_BYTES, M::TILE_ROWS,
+           M::SEGMENT_BYTES, rows.count, 0);
   }
 
+  // The rows of the gate, then those of the up layer.
   DEVICE void stream_gate_up(const Linear& linear) {
-    stream<Stream>(linear, hidden_rows());
-    if (GATED) stream<Stream>(linear, hidden_rows(), FFN);
+    const Rows rows = hidden_rows();
+    stream(linear.weight + (i64)rows.begin * Stream::ROW_BYTES, (1 + GATED) * rows.count,
+           Stream::ROW_BYTES, Stream::TILE_ROWS, Stream::SEGMENT_BYTES, rows.count,
+           (i64)(FFN - rows.count) * Stream::ROW_BYTES);
   }
 
   DEVICE void stream_cache(int layer, const Unit& unit) {

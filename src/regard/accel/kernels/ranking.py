@@ -16,6 +16,7 @@ from regard.accel.kernels.common import (
 GROUPS = 2048  # groups of tokens, whose maxima are compared first
 TOKENS_PER_GROUP = 8  # tokens of a group in a part of the vocabulary
 PARTS_BLOCK = 4  # parts of the vocabulary whose group maxima are read at once
+MIN_GROUPS = 64  # with fewer groups above a threshold it is not raised
 RANK_BLOCK = 256  # tokens that are ranked at once
 COMPARE_BLOCK = 32  # tokens that each of them is compared with at once
 
@@ -66,6 +67,7 @@ def _select_kernel(
     TOKENS_PER_GROUP: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
     MAX_RANKED: tl.constexpr,
+    MIN_GROUPS: tl.constexpr,
     RANK_BLOCK: tl.constexpr,
     COMPARE_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -99,8 +101,10 @@ def _select_kernel(
             group_counts += tl.load(part_counts + offset)
     top = tl.max(group_max)
     low, high, groups_above = to_sort_key(tl.min(group_max)), to_sort_key(top) + 1, GROUPS
-    # 9/16 MAX_RANKED groups rarely have more than MAX_RANKED tokens above the threshold
-    while (high - low > 1) & (groups_above > MAX_RANKED * 9 // 16):
+    # 9/16 MAX_RANKED groups rarely have more than MAX_RANKED tokens above the threshold; fewer
+    # take more iterations of this search, and less time to rank
+    most_groups = tl.minimum(tl.maximum(2 * k, MIN_GROUPS), MAX_RANKED * 9 // 16)
+    while (high - low > 1) & (groups_above > most_groups):
         middle = low + (high - low) // 2
         count_above = tl.sum((group_max >= from_sort_key(middle)).to(tl.int32))
         groups_above = tl.where(count_above >= k, count_above, groups_above)
@@ -407,6 +411,7 @@ def rank_logits(
         TOKENS_PER_GROUP=TOKENS_PER_GROUP,
         PARTS_BLOCK=PARTS_BLOCK,
         MAX_RANKED=max_ranked,
+        MIN_GROUPS=MIN_GROUPS,
         RANK_BLOCK=RANK_BLOCK,
         COMPARE_BLOCK=COMPARE_BLOCK,
         num_warps=16,
