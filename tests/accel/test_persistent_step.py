@@ -25,7 +25,7 @@ from regard.accel.triton_decoder import TritonDecoder
 FOLDER = Path(__file__).parent
 VOCAB, CAPACITY = 50, 64
 NUM_BLOCKS, SHARED_BYTES = 6, 100_000
-SIZES = {"WARPS": 4, "STAGE_BYTES": 8192, "IN_FLIGHT": 2, "SPLIT_KEYS": 2, "DIRECT_SPLITS": 2, "COPIES": 2}
+SIZES = {"WARPS": 4, "STAGE_BYTES": 8192, "IN_FLIGHT": 2, "SPLIT_KEYS": 2, "DIRECT_SPLITS": 2}
 GXX, NVCC = shutil.which("g++"), shutil.which("nvcc")
 BASE = {
     "vocab_size": VOCAB,

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 SIZES = {
     "WARPS": 8,  # of each block, which multiply
     "STAGE_BYTES": 1 << 15,  # of weights that are copied to shared memory at once
-    "IN_FLIGHT": 2,  # stages that are copied at the same time
-    "SPLIT_KEYS": 64,  # keys of a split of attention
+    "IN_FLIGHT": 3,  # stages that are copied at the same time
+    "SPLIT_KEYS": 128,  # keys of a split of attention
     "DIRECT_SPLITS": 4,  # splits of attention up to which every block combines them itself
-    "COPIES": 2,  # of values that all blocks wait for
 }
 # of the folder `cuda`, in this order
 FILES = [

@@ -22,6 +22,8 @@ struct Attention : Consumer {
           gain[i] = load_vector((is_query ? layer.q_gain : layer.k_gain) + first);
       }
       uint4 bits[HEAD_VECTORS];
+      if (lane == 0) wait_for_tag(from, tag);
+      sync_warp();
       receive(bits, from + 4 * lane, 128, from + HEAD_DIM, tag);
       float squares = 0.f;
       UNROLL
@@ -270,9 +272,9 @@ struct Attention : Consumer {
         const bool is_first = (begin + place) % HEAD_DIM == 0;
         if (splits.are_direct()) {
           const u32 tag = tags.attention >> unit.split & 1;
-          broadcast(a.exchange + ATTENTION_AT + unit.split * ATTENTION_WORDS + column / 2,
-                    pack_pair<IS_BFLOAT16>(low, high), tag);
-          if (is_first) broadcast(a.exchange + LOG_SUM_AT + 4 * head + unit.split, log_sum, tag);
+          send(a.exchange + ATTENTION_AT + unit.split * ATTENTION_WORDS + column / 2,
+               pack_pair<IS_BFLOAT16>(low, high), tag);
+          if (is_first) send(a.exchange + LOG_SUM_AT + 4 * head + unit.split, log_sum, tag);
         } else {
           const u32 tag = tags.parts >> unit.split & 1;
           float* part = a.exchange + PART_AT + unit.split * Q_WIDTH + column;
@@ -320,10 +322,10 @@ struct Attention : Consumer {
       }
       if (base + lane >= pairs || split >= 2) continue;
       const float low = split ? sums[2] : sums[0], high = split ? sums[3] : sums[1];
-      broadcast(a.exchange + ATTENTION_AT + column / 2 + split,
-                pack_pair<IS_BFLOAT16>(low / sums[4], high / sums[4]), tags.attention & 1);
+      send(a.exchange + ATTENTION_AT + column / 2 + split,
+           pack_pair<IS_BFLOAT16>(low / sums[4], high / sums[4]), tags.attention & 1);
       if (split == 0 && column % HEAD_DIM == 0)
-        broadcast(a.exchange + LOG_SUM_AT + 4 * head, 0.f, tags.attention & 1);
+        send(a.exchange + LOG_SUM_AT + 4 * head, 0.f, tags.attention & 1);
     }
   }
 
@@ -331,16 +333,17 @@ struct Attention : Consumer {
   // barrier must follow.
   DEVICE void write_attention(u16* input) {
     const int count = splits.are_direct() ? splits.splits : 1;
+    const float* attention = received(ATTENTION_AT, tags.attention & 1);
     NO_UNROLL
     for (int column = 8 * thread; column < Q_WIDTH; column += 8 * CONSUMERS) {
-      const float* from = received(ATTENTION_AT) + column / 2;
       uint4 log_sums, parts[DIRECT_SPLITS];
       u32 missing = ~0u;
       do {
         UNROLL
         for (int s = 0; s < DIRECT_SPLITS; s++)
-          if (missing >> s & 1 && s < count) parts[s] = load_exchanged4(from + s * ATTENTION_WORDS);
-        log_sums = load_exchanged4(received(LOG_SUM_AT) + 4 * (column / HEAD_DIM));
+          if (missing >> s & 1 && s < count)
+            parts[s] = load_exchanged4(attention + s * ATTENTION_WORDS + column / 2);
+        log_sums = load_exchanged4(a.exchange + LOG_SUM_AT + 4 * (column / HEAD_DIM));
         missing = 0;
         const u32 words[4] = {log_sums.x, log_sums.y, log_sums.z, log_sums.w};
         UNROLL

@@ -10,8 +10,11 @@ DEVICE Vector as_vector(const uint4& bits) {
   for (int i = 0; i < 4; i++) v[i] = as_float(words[i] & ~1u);  // without the tag
   return v;
 }
-// Loads N vectors at `p + i * stride`, without those that are not before `end`, as soon as they
-// have this layer's tag.
+DEVICE void wait_for_tag(const float* p, u32 tag) {
+  while ((load_exchanged(p) ^ tag) & 1) {
+  }
+}
+// Loads N vectors at `p + i * stride`, those before `end`, as soon as they have a tag.
 template <int N>
 DEVICE void receive(uint4 (&bits)[N], const float* p, int stride, const float* end, u32 tag) {
   u32 missing = ~0u;
@@ -27,12 +30,6 @@ DEVICE void receive(uint4 (&bits)[N], const float* p, int stride, const float* e
 }
 DEVICE void send(float* p, u32 bits, u32 tag) { store_exchanged(p, (bits & ~1u) | tag); }
 DEVICE void send(float* p, float value, u32 tag) { send(p, as_bits(value), tag); }
-// Sends a value to all blocks.
-DEVICE void broadcast(float* p, u32 bits, u32 tag) {
-  UNROLL
-  for (int i = 0; i < COPIES; i++) send(p + i * COPY_WORDS, bits, tag);
-}
-DEVICE void broadcast(float* p, float value, u32 tag) { broadcast(p, as_bits(value), tag); }
 
 // Sums each of two values over the 32 lanes: lanes 0 to 15 get the sum of the first.
 DEVICE float sum_lanes(float a, float b) {
@@ -151,15 +148,19 @@ struct Consumer {
         *(uint4*)(input + part * M::SECOND_AT + i) = {0, 0, 0, 0};
   }
 
-  // This block's copy of values that are for all blocks.
-  DEVICE const float* received(int at) const {
-    return a.exchange + at + block_index() % COPIES * COPY_WORDS;
+  // Values that are for all blocks, as soon as the first of them is there: by then most of the
+  // others have been sent. If all threads repeated their loads, they would delay what they wait
+  // for.
+  DEVICE const float* received(int at, u32 tag) {
+    if (thread == 0) wait_for_tag(a.exchange + at, tag);
+    sync_consumers();
+    return a.exchange + at;
   }
 
   // Writes an input that is exchanged as pairs of 16-bit floats. A barrier must follow.
   template <class M>
   DEVICE void write_pairs(u16* input, int at) {
-    const float* from = received(at);
+    const float* from = received(at, tag);
     constexpr int N = ceil_div(M::COLUMNS / 8, CONSUMERS);
     uint4 v[N];
     receive(v, from + column(0), 4 * CONSUMERS, from + M::COLUMNS / 2, tag);
@@ -173,7 +174,7 @@ struct Consumer {
 
   // Adds the output of a branch to the residual stream.
   DEVICE void add_branch(int at, const OutputNorm& norm, float eps) {
-    const float* exchanged = received(at);
+    const float* exchanged = received(at, tag);
     Vector y[STREAM_VECTORS], gain[STREAM_VECTORS], bias[STREAM_VECTORS];
     if (HAS_OUTPUT_NORMS) {
       load_gain(gain, norm.gain);

@@ -56,7 +56,7 @@ struct Step : Attention {
       }
       const float next = shuffle_xor(hidden, 1);
       if (thread % 2 == 0 && thread < rows.count)
-        broadcast(a.exchange + HIDDEN_AT + row / 2, pack_pair<IS_BFLOAT16>(hidden, next), tag);
+        send(a.exchange + HIDDEN_AT + row / 2, pack_pair<IS_BFLOAT16>(hidden, next), tag);
     }
     buffer ^= 1;
   }
@@ -69,8 +69,8 @@ struct Step : Attention {
     multiply_into<M>(buffer, input, rows.count);
     sync_consumers();
     if (thread < rows.count)
-      broadcast(a.exchange + at + rows.begin + thread,
-                output.complete(product(thread, buffer), {0.f, 1.f}), tag);
+      send(a.exchange + at + rows.begin + thread,
+           output.complete(product(thread, buffer), {0.f, 1.f}), tag);
     buffer ^= 1;
   }
 
@@ -88,7 +88,7 @@ struct Step : Attention {
     if (thread < rows.count) {
       float sum = output.complete(product(thread, buffer), {0.f, 1.f});
       sum += down.complete(product(thread, buffer ^ 1), {0.f, 1.f});
-      broadcast(a.exchange + FFN_AT + rows.begin + thread, sum, tag);
+      send(a.exchange + FFN_AT + rows.begin + thread, sum, tag);
     }
     sync_consumers();  // both buffers may be written again
   }

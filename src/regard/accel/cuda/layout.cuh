@@ -188,16 +188,14 @@ constexpr int QKV_AT = 0;
 constexpr int PART_AT = QKV_AT + QKV_WIDTH;                      // attention of each split
 constexpr int PART_LOG_SUM_AT = PART_AT + MAX_SPLITS * Q_WIDTH;  // of each head and split
 constexpr int LOG_SUMS = 32;                                     // of a head: a cache line
-// The others are for all blocks, which wait for the same ones at a time. There are COPIES of them,
-// each for a part of the blocks.
+// The others are for all blocks, which wait for the same ones at a time.
 constexpr int ATTENTION_AT = PART_LOG_SUM_AT + LOG_SUMS * HEADS;  // pairs of 16-bit floats
 constexpr int ATTENTION_WORDS = Q_WIDTH / 2;                      // of a split
 constexpr int LOG_SUM_AT = ATTENTION_AT + DIRECT_SPLITS * ATTENTION_WORDS;  // four of each head
 constexpr int BRANCH_AT = LOG_SUM_AT + ceil_div(4 * HEADS, 32) * 32;        // output of attention
 constexpr int HIDDEN_AT = BRANCH_AT + DIM;   // pairs of 16-bit floats
 constexpr int FFN_AT = HIDDEN_AT + FFN / 2;  // the output of the feed-forward network
-constexpr int COPY_WORDS = FFN_AT + DIM - ATTENTION_AT;
-constexpr int EXCHANGE_WORDS = ATTENTION_AT + COPIES * COPY_WORDS;
+constexpr int EXCHANGE_WORDS = FFN_AT + DIM;
 static_assert(MAX_SPLITS <= LOG_SUMS, "the log sums of a head are in one cache line");
 static_assert(DIRECT_SPLITS <= 4, "the log sums of a head are loaded at once");
 
