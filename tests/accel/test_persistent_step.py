@@ -14,7 +14,7 @@ from torch import nn
 
 from regard.accel import nvrtc
 from regard.accel.description import inspect_decoder
-from regard.accel.support import persistent_unsupported_reason
+from regard.accel.support import GPUProperties, persistent_unsupported_reason
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.loss import soft_cap
 
@@ -193,6 +193,28 @@ def test_inputs_of_linear_layers_are_the_sum_of_two_16_bit_numbers(tmp_path, dty
 
 @needs_compiler
 @torch.inference_mode()
+def test_inputs_times_large_gains_do_not_overflow(tmp_path):
+    decoder, reference = TritonDecoder(build(torch.float16)), build(torch.float16).float()
+    for model in (decoder.model, reference):
+        model.embed.token.weight.mul_(20_000)  # near 60,000
+        for norm in (*(b.attention_norm for b in model.decoder.layers), model.decoder.norm):
+            norm.weight.mul_(10)
+    decoder = TritonDecoder(decoder.model)
+    emulate(decoder, tmp_path)
+    assert largest_difference(decoder, reference, prompt=1, steps=2) < 4e-3
+
+
+@needs_compiler
+@torch.inference_mode()
+def test_weights_of_another_type_are_refused(tmp_path):
+    model = build(torch.bfloat16)
+    model.head.half()
+    with pytest.raises(nvrtc.CudaKernelError, match=r"float16, the embedding torch.bfloat16"):
+        emulate(TritonDecoder(model), tmp_path)
+
+
+@needs_compiler
+@torch.inference_mode()
 def test_bfloat16_differs_by_its_rounding(tmp_path):
     decoder = TritonDecoder(build(torch.bfloat16))
     emulate(decoder, tmp_path)
@@ -261,14 +283,24 @@ def test_it_compiles_for_hopper_without_spilled_registers(tmp_path, case):
     assert " 0 bytes spill stores, 0 bytes spill loads" in result.stderr
 
 
-def unsupported_reason(settings=(), dtype=torch.bfloat16, capability=(9, 0), **options):
-    description = inspect_decoder(build(dtype, **dict(settings)))
-    return persistent_unsupported_reason(description, capability, **options)
+H200 = GPUProperties((9, 0), multiprocessors=132, shared_bytes=232_448)
+
+
+def unsupported_reason(settings=(), dtype=torch.bfloat16, gpu=H200, **options):
+    description = inspect_decoder(build(dtype, **{"dim": 192, **dict(settings)}))
+    return persistent_unsupported_reason(description, gpu, **options)
 
 
 def test_models_that_it_does_not_support_are_refused_for_a_reason():
     assert unsupported_reason() is None
-    assert "older than Hopper" in unsupported_reason(capability=(8, 9))
+    assert "older than Hopper" in unsupported_reason(gpu=replace(H200, capability=(8, 9)))
+    assert "99 KiB of shared memory" in unsupported_reason(gpu=replace(H200, shared_bytes=101_376))
+    assert "too narrow for 132 multiprocessors" in unsupported_reason({"dim": 128})
+    narrow = {"norm_placement": "parallel", "kv_heads": 1, "head_dim": 16, "ffn_dim": 256}
+    assert "too narrow for 132 multiprocessors" in unsupported_reason(narrow)
+    few = replace(H200, multiprocessors=2)
+    assert "too wide for 2 multiprocessors" in unsupported_reason({"ffn_dim": 4096, "kv_heads": 2}, gpu=few)
+    assert "4 KV heads are more than the 2 multiprocessors" in unsupported_reason(gpu=few)
     assert "not a 16-bit type" in unsupported_reason(dtype=torch.float32)
     assert "ffn_dim=100 is not a multiple of 64" in unsupported_reason({"ffn_dim": 100})
     assert "dim=96 is not a multiple of 64" in unsupported_reason({"dim": 96})

@@ -17,7 +17,7 @@ from regard.files.cache import cache_key, cached_folder
 
 logger = logging.getLogger(__name__)
 BINARY = "kernel.cubin"
-MAX_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+MAX_SHARED_BYTES_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class CudaKernelError(RuntimeError):
@@ -35,7 +35,15 @@ class CudaKernel:
         _check_driver(
             "cuModuleGetFunction", ctypes.byref(self.function), self.module, name.encode()
         )
-        _check_driver("cuFuncSetAttribute", self.function, MAX_SHARED_BYTES, shared_bytes)
+        _check_driver("cuFuncSetAttribute", self.function, MAX_SHARED_BYTES_ATTRIBUTE, shared_bytes)
+
+    def max_blocks_per_multiprocessor(self, threads: int) -> int:
+        """How many blocks of this kernel a multiprocessor can run at a time."""
+        blocks = ctypes.c_int()
+        function = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+        size = ctypes.c_size_t(self.shared_bytes)
+        _check_driver(function, ctypes.byref(blocks), self.function, threads, size)
+        return blocks.value
 
     def read_constants(self, name: str, count: int) -> list[int]:
         """The values of an array of 64-bit integers of the module."""
@@ -112,11 +120,16 @@ def _compile(source: str, options: Sequence[str]) -> bytes:
 @cache
 def _nvrtc() -> ctypes.CDLL | None:
     """The NVRTC library of torch's CUDA version; None if there is none."""
-    major = (torch.version.cuda or "").split(".")[0]
-    try:
-        return ctypes.CDLL(f"libnvrtc.so.{major}") if major else None
-    except OSError:
+    if torch.version.cuda is None:
         return None
+    name = f"libnvrtc.so.{torch.version.cuda.split('.')[0]}"
+    packages = Path(torch.__file__).parents[1]  # where pip installs torch's libraries
+    for path in [name, *map(str, packages.glob(f"nvidia/*/lib/{name}"))]:
+        try:
+            return ctypes.CDLL(path)
+        except OSError:
+            continue
+    return None
 
 
 @cache

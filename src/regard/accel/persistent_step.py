@@ -1,6 +1,7 @@
 """A decode step of one row as one CUDA kernel that runs all layers (`cuda/decode_step.cu`)."""
 
 import ctypes
+import math
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
@@ -11,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.accel.description import NORM_NAMES
-from regard.accel.kernels.common import shared_memory
 from regard.accel.nvrtc import CudaKernel, CudaKernelError, compile_cuda
 from regard.accel.packed import FusedNormLinear
+from regard.accel.support import GPUProperties
 from regard.nn.state import TransformerState
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ FILES = [
     "attention.cuh",
     "decode_step.cu",
 ]
-NO_WINDOW = (1 << 31) - 1
+NO_WINDOW = (1 << 31) - 1  # a length that no sequence has
 ALIGNMENT = 16  # bytes, of what bulk copies read
 KINDS = """
 enum { NO_NORM, RMS_NORM, LAYER_NORM };
@@ -66,7 +67,7 @@ class _Layer(ctypes.Structure):
         ("output_eps", ctypes.c_float * 2),
         ("qk_eps", ctypes.c_float),
         ("window", ctypes.c_int32),
-        ("padding", ctypes.c_int32 * 2),  # to a multiple of 16 bytes
+        *((name, ctypes.c_float) for name in ("gain_scale", "ffn_gain_scale")),
     )
 
 
@@ -74,14 +75,14 @@ class _Layer(ctypes.Structure):
 def _arguments_type(layers: int) -> type[ctypes.Structure]:
     """The arguments of the kernel, as a structure of C."""
     pointers = ("head_gain", "x", "out", "exchange", "tags", "finished", "length", "cos", "sin")
-    pairs = ("partner", "frequency_index", "signs", "slopes")
-    numbers = ("head_eps", "score_scale", "score_cap", "residual_scale")
+    of_heads = ("partner", "frequency_index", "signs", "slopes")
+    numbers = ("head_eps", "head_gain_scale", "score_scale", "score_cap", "residual_scale")
 
     class Arguments(ctypes.Structure):
         _fields_ = (
             ("layers", ctypes.c_void_p),
             ("head", _Linear),
-            *((name, ctypes.c_void_p) for name in (*pointers, *pairs)),
+            *((name, ctypes.c_void_p) for name in (*pointers, *of_heads)),
             *((name, ctypes.c_float) for name in numbers),
             *((name, ctypes.c_int32) for name in ("num_frequencies", "capacity")),
             *((name, ctypes.c_void_p * layers) for name in ("keys", "values")),
@@ -93,7 +94,8 @@ def _arguments_type(layers: int) -> type[ctypes.Structure]:
 class PersistentStep:
     """Runs all layers of a decoder, and its head, for the next id of one row.
 
-    `support.persistent_unsupported_reason` must return None for the model.
+    `support.persistent_unsupported_reason` must return None for the model. Two steps must not run
+    at the same time, as on two streams: the blocks exchange values through one buffer.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class PersistentStep:
         **sizes: int,
     ) -> None:
         self.tensors: list[Tensor] = []  # converted ones, whose addresses are in `arguments`
-        self.num_blocks = num_blocks
+        self.num_blocks, self.dtype = num_blocks, decoder.model.embed.token.weight.dtype
         self.has_head = not decoder.head_needs_preparation
         self.outputs = len(decoder.head.weight) if self.has_head else decoder.model.config.dim
         sizes = SIZES | sizes
@@ -126,28 +128,32 @@ class PersistentStep:
     @classmethod
     def on_gpu(cls, decoder: "TritonDecoder") -> "PersistentStep":
         """The step on the GPU of the model."""
-        num_blocks = torch.cuda.get_device_properties(decoder.device).multi_processor_count
-        shared_bytes = shared_memory(decoder.head.weight)
+        gpu, device = GPUProperties.of(decoder.device), decoder.device
 
         def make_kernel(constants: str) -> CudaKernel:
-            binary = _compile(constants, decoder.device)
-            return CudaKernel(binary, "decode_step", shared_bytes=shared_bytes)
+            return _make_kernel(constants, device, gpu.shared_bytes)
 
-        return cls(decoder, num_blocks, shared_bytes, make_kernel)
+        with torch.cuda.device(device):
+            step = cls(decoder, gpu.multiprocessors, gpu.shared_bytes, make_kernel)
+            if step.kernel.max_blocks_per_multiprocessor(step.threads) == 0:
+                raise CudaKernelError("the blocks do not fit on the GPU")
+        return step
 
     def __call__(
         self, x: Float[Tensor, "1 dim"], state: TransformerState
     ) -> Float[Tensor, "1 outputs"]:
         """The logits of an embedded id; without a head, the residual stream."""
+        x = x.to(self.dtype).contiguous()
         out = torch.empty(1, self.outputs, dtype=torch.float32, device=x.device)
-        arguments, x = self.arguments, x.contiguous()
+        arguments = type(self.arguments).from_buffer_copy(self.arguments)
         arguments.x, arguments.out = x.data_ptr(), out.data_ptr()
         arguments.length = state.lengths.data_ptr()
         arguments.capacity = state.layers[0].keys.shape[2]
         for index, layer in enumerate(state.layers):
             arguments.keys[index] = layer.keys.data_ptr()
             arguments.values[index] = layer.values.data_ptr()
-        self.kernel.launch(self.num_blocks, self.threads, arguments)
+        with torch.cuda.device_of(x):
+            self.kernel.launch(self.num_blocks, self.threads, arguments)
         return out
 
     def _constants(self, decoder: "TritonDecoder") -> dict[str, Any]:
@@ -165,7 +171,7 @@ class PersistentStep:
             "HEAD_DIM": attention.head_dim,
             "FFN": layer.packed.ffn.up.out_features,
             "VOCAB": self.outputs if self.has_head else 8,
-            "DTYPE": DTYPES[decoder.model.embed.token.weight.dtype],
+            "DTYPE": DTYPES[self.dtype],
             "NORM": NORMS[NORM_NAMES[type(layer.packed.block.attention_norm)]],
             "HEAD_NORM": NORMS[None if final_norm is None else NORM_NAMES[type(final_norm)]],
             "PLACEMENT": {"deepnorm": "POST"}.get(placement, placement.upper()),
@@ -176,6 +182,7 @@ class PersistentStep:
             "ALIBI": int(options.slopes is not None),
             "HAS_CAP": int(options.cap is not None),
             "HAS_HEAD": int(self.has_head),
+            "NO_WINDOW": NO_WINDOW,
         }
 
     def _fill(self, decoder: "TritonDecoder") -> None:
@@ -188,8 +195,9 @@ class PersistentStep:
         arguments.layers = self._address(table)
         head = decoder.normed_head
         if self.has_head:
+            arguments.head_gain_scale = scale = _gain_scale(head)
             self._fill_linear(arguments.head, head)
-            arguments.head_gain, arguments.head_eps = self._address(head.gain), head.eps
+            arguments.head_gain, arguments.head_eps = self._address(head.gain, scale), head.eps
         arguments.exchange = self.exchange.data_ptr()
         arguments.tags, arguments.finished = self.tags.data_ptr(), self.finished.data_ptr()
         options = first.options
@@ -206,8 +214,10 @@ class PersistentStep:
     def _fill_layer(self, target: Any, layer: "TritonLayer") -> None:
         for name in ("qkv", "out", "gate_up", "down"):
             self._fill_linear(getattr(target, name), getattr(layer, name))
-        target.gain, target.eps = self._address(layer.qkv.gain), layer.qkv.eps
-        target.ffn_gain, target.ffn_eps = self._address(layer.gate_up.gain), layer.gate_up.eps
+        target.gain_scale, target.ffn_gain_scale = map(_gain_scale, (layer.qkv, layer.gate_up))
+        target.gain = self._address(layer.qkv.gain, target.gain_scale)
+        target.ffn_gain = self._address(layer.gate_up.gain, target.ffn_gain_scale)
+        target.eps, target.ffn_eps = layer.qkv.eps, layer.gate_up.eps
         for number, norm in enumerate(layer.output_norms or ()):
             target.output_norm[number].gain = self._address(norm.gain)
             target.output_norm[number].bias = self._address(norm.bias)
@@ -220,6 +230,8 @@ class PersistentStep:
 
     def _fill_linear(self, target: Any, linear: FusedNormLinear) -> None:
         weight = linear.layer.weight
+        if weight.dtype != self.dtype:
+            raise CudaKernelError(f"a weight is {weight.dtype}, the embedding {self.dtype}")
         if weight.data_ptr() % ALIGNMENT or not weight.is_contiguous():
             raise CudaKernelError(
                 f"a weight is not contiguous, or not aligned to {ALIGNMENT} bytes"
@@ -227,13 +239,13 @@ class PersistentStep:
         target.weight = weight.data_ptr()
         target.bias, target.mean_weight = map(self._address, (linear.bias, linear.mean_weight))
 
-    def _address(self, tensor: Tensor | None) -> int | None:
-        """The address of a tensor in float32, or of integers; None without one."""
+    def _address(self, tensor: Tensor | None, scale: float = 1.0) -> int | None:
+        """The address of a tensor of integers, or of floats in float32, divided by a scale."""
         if tensor is None:
             return None
         tensor = tensor.detach()
         if tensor.is_floating_point():
-            tensor = tensor.float()
+            tensor = tensor.float() if scale == 1.0 else tensor.float() / scale
         self.tensors.append(tensor.contiguous())
         return self.tensors[-1].data_ptr()
 
@@ -244,8 +256,20 @@ def kernel_source(operations: str) -> str:
     return "\n".join([operations, *(folder.joinpath(name).read_text() for name in FILES)])
 
 
+def _gain_scale(linear: FusedNormLinear) -> float:
+    """The power of two by which the gain of a norm is divided, so that no element exceeds 1.
+
+    A norm's input times its gain could be infinite in float16.
+    """
+    if linear.gain is None:
+        return 1.0
+    largest = float(linear.gain.abs().max())
+    return 2.0 ** math.ceil(math.log2(largest)) if 0 < largest < math.inf else 1.0
+
+
 @cache
-def _compile(constants: str, device: torch.device) -> bytes:
+def _make_kernel(constants: str, device: torch.device, shared_bytes: int) -> CudaKernel:
     operations = files("regard.accel").joinpath("cuda", "device.cuh").read_text()
     source = constants + kernel_source(operations)
-    return compile_cuda(source, ("--use_fast_math",), device)
+    binary = compile_cuda(source, ("--use_fast_math",), device)
+    return CudaKernel(binary, "decode_step", shared_bytes=shared_bytes)

@@ -1,6 +1,6 @@
 """Which models each fast decoder supports, and why it does not support the others."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,6 +23,8 @@ PERSISTENT_CAPABILITY = (9, 0)  # of the GPU: bulk copies to shared memory begin
 PERSISTENT_DTYPES = (torch.bfloat16, torch.float16)
 PERSISTENT_QUERY_HEADS = 16  # per KV head: the rows of a tensor core matmul
 PERSISTENT_UNIT = 64  # inputs of a linear layer that a warp multiplies at once
+PERSISTENT_SHARED_BYTES = 160 << 10  # of a multiprocessor, for weights that will be multiplied next
+PERSISTENT_ROWS = 256  # outputs of a layer that a multiprocessor computes at most
 
 
 def packed_unsupported_reason(description: DecoderDescription) -> str | None:
@@ -90,12 +92,30 @@ def triton_unsupported_reason(description: DecoderDescription) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class GPUProperties:
+    """What decides whether a GPU can run `PersistentStep`."""
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_bytes: int  # of shared memory, per block
+
+    @classmethod
+    def of(cls, device: torch.device) -> "GPUProperties":
+        """The properties of a CUDA device."""
+        gpu = torch.cuda.get_device_properties(device)
+        shared_bytes = gpu.shared_memory_per_block_optin  # type: ignore[attr-defined]
+        return cls((gpu.major, gpu.minor), gpu.multi_processor_count, shared_bytes)
+
+
 def persistent_unsupported_reason(
-    description: DecoderDescription, capability: tuple[int, int], *, quantized: bool = False
+    description: DecoderDescription, gpu: GPUProperties, *, quantized: bool = False
 ) -> str | None:
     """Why `PersistentStep` cannot run a model that `TritonDecoder` can; None if it can."""
-    if capability < PERSISTENT_CAPABILITY:
+    if gpu.capability < PERSISTENT_CAPABILITY:
         return "the GPU is older than Hopper"
+    if gpu.shared_bytes < PERSISTENT_SHARED_BYTES:
+        return f"the GPU has {gpu.shared_bytes >> 10} KiB of shared memory per block"
     if description.dtype not in PERSISTENT_DTYPES:
         return f"{description.dtype} is not a 16-bit type"
     if len({replace(block, window=None) for block in description.blocks}) > 1:
@@ -114,6 +134,20 @@ def persistent_unsupported_reason(
     for name, width in widths.items():
         if width % PERSISTENT_UNIT:
             return f"{name}={width} is not a multiple of {PERSISTENT_UNIT}"
+    return _multiprocessors_unsupported_reason(description, gpu.multiprocessors)
+
+
+def _multiprocessors_unsupported_reason(description: DecoderDescription, count: int) -> str | None:
+    """Why the layers of a model cannot be distributed over this number of multiprocessors."""
+    block, dim = description.blocks[0], description.dim
+    qkv_dim = (block.heads + 2 * block.kv_heads) * block.head_dim
+    if block.kv_heads > count:
+        return f"{block.kv_heads} KV heads are more than the {count} multiprocessors"
+    parallel = block.norm_placement in ("parallel", "parallel_norms")
+    if dim < count or (parallel and max(qkv_dim, block.ffn_dim // 2) < count):
+        return f"the layers are too narrow for {count} multiprocessors"
+    if max(qkv_dim, dim, block.ffn_dim) // count + 2 > PERSISTENT_ROWS:
+        return f"the layers are too wide for {count} multiprocessors"
     return None
 
 

@@ -22,6 +22,7 @@ from regard.accel.packed_decoder import ConcatenatedPrompts, PackedDecoder
 from regard.accel.persistent_step import PersistentStep
 from regard.accel.sparse_attention import FLASH_DTYPES, causal_window_attention, varlen_attention
 from regard.accel.support import (
+    GPUProperties,
     gemm_unsupported_reason,
     packed_unsupported_reason,
     persistent_unsupported_reason,
@@ -79,12 +80,15 @@ class TritonDecoder(PackedDecoder):
     (`PersistentStep`) where `support.persistent_unsupported_reason` returns None.
 
     With `int4` the blocks have int4 weights and the head int8, in steps of up to `INT4_ROWS` rows.
+    Without `one_row`, there is no kernel for steps of one row.
     """
 
-    def __init__(self, model: Transformer, *, int8: bool = False, int4: bool = False) -> None:
+    def __init__(
+        self, model: Transformer, *, int8: bool = False, int4: bool = False, one_row: bool = True
+    ) -> None:
         super().__init__(model, int8=int8, int4=int4)
         self.prefill_model = model  # prompts use the original weights
-        self.decoder_for_many_rows = TritonDecoder(model) if int4 else None
+        self.decoder_for_many_rows = TritonDecoder(model, one_row=False) if int4 else None
         description = inspect_decoder(model)
         self.supports_gemm = gemm_unsupported_reason(description) is None
         self.supports_packed_step = packed_unsupported_reason(description) is None
@@ -121,13 +125,12 @@ class TritonDecoder(PackedDecoder):
         self.counters = torch.zeros(MAX_KV_HEADS, dtype=torch.int32, device=device)
         self.persistent_step: PersistentStep | None = None
         self.persistent_unsupported_reason = "it needs a CUDA GPU"
-        if device.type == "cuda":
+        if device.type == "cuda" and one_row:
             self._make_persistent_step(description)
 
     def _make_persistent_step(self, description: DecoderDescription) -> None:
-        capability = torch.cuda.get_device_capability(self.device)
-        quantized = self.head.scale is not None
-        reason = persistent_unsupported_reason(description, capability, quantized=quantized)
+        gpu, quantized = GPUProperties.of(self.device), self.head.scale is not None
+        reason = persistent_unsupported_reason(description, gpu, quantized=quantized)
         if reason is None:
             try:
                 self.persistent_step = PersistentStep.on_gpu(self)

@@ -91,9 +91,10 @@ struct Consumer {
     }
   };
 
-  // Mean and standard deviation of the columns of all threads, from the sums of `add_moments`.
+  // Mean and inverse standard deviation of the columns of all threads, from the sums of
+  // `add_moments`. The former is divided and the latter multiplied by the scale of the gains.
   template <int KIND>
-  DEVICE Moments moments(float eps) const {
+  DEVICE Moments moments(float eps, float gain_scale = 1.f) const {
     if (KIND == NO_NORM) return {0.f, 1.f};
     float squares = 0.f, sum = 0.f;
     UNROLL
@@ -102,7 +103,8 @@ struct Consumer {
       if (KIND == LAYER_NORM) sum += shared().moments[1][w];
     }
     const float mean = sum / DIM;
-    return {mean, rsqrtf(squares / DIM - mean * mean + eps)};
+    const float inverse_deviation = rsqrtf(squares / DIM - mean * mean + eps);
+    return {mean / gain_scale, inverse_deviation * gain_scale};
   }
   template <int KIND>
   DEVICE void add_moments(float squares, float sum) {

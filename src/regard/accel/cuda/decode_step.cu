@@ -30,14 +30,14 @@ struct Step : Attention {
     multiply_into<Stream>(buffer, shared().input, rows.count);
     sync_consumers();
     if (thread < rows.count) {
-      const Moments m = moments<INPUT_NORM>(layer.eps);
+      const Moments m = moments<INPUT_NORM>(layer.eps, layer.gain_scale);
       send(a.exchange + QKV_AT + rows.begin + thread, output.complete(product(thread, buffer), m),
            tag);
     }
     buffer ^= 1;
   }
 
-  DEVICE void project_gate_up(const Layer& layer, const u16* input, float eps) {
+  DEVICE void project_gate_up(const Layer& layer, const u16* input) {
     const Rows rows = hidden_rows();
     Output output, up;
     const int row = rows.begin + thread;
@@ -50,7 +50,7 @@ struct Step : Attention {
     if (thread < ceil_div(rows.count, 32) * 32) {  // whole warps
       float hidden = 0.f;
       if (thread < rows.count) {
-        const Moments m = moments<INPUT_NORM>(eps);
+        const Moments m = moments<INPUT_NORM>(layer.ffn_eps, layer.ffn_gain_scale);
         hidden = activate(output.complete(product(thread, buffer), m));
         if (GATED) hidden *= up.complete(product(rows.count + thread, buffer), m);
       }
@@ -126,7 +126,7 @@ struct Step : Attention {
     project_qkv(layer);
     if (IS_PARALLEL) {
       const u16* input = PLACEMENT == PARALLEL ? shared().input : shared().second_input;
-      project_gate_up(layer, input, layer.eps);
+      project_gate_up(layer, input);
     }
     if (unit.active) {
       attend(layer, index, unit);
@@ -140,7 +140,7 @@ struct Step : Attention {
     load_gain(gain, layer.ffn_gain);
     add_branch(BRANCH_AT, layer.output_norm[0], layer.output_eps[0]);
     write_stream<Stream, INPUT_NORM>(shared().input, gain);
-    project_gate_up(layer, shared().input, layer.ffn_eps);
+    project_gate_up(layer, shared().input);
     write_pairs<Down>(shared().input, HIDDEN_AT);
     sync_consumers();
     project_branch<Down>(layer.down, shared().input, FFN_AT);
@@ -158,7 +158,7 @@ struct Step : Attention {
       return;
     }
     write_stream<Stream, HEAD_NORM>(shared().input, gain);
-    const Moments m = moments<HEAD_NORM>(a.head_eps);
+    const Moments m = moments<HEAD_NORM>(a.head_eps, a.head_gain_scale);
     Rows rows(VOCAB);
     for (int first = 0; first < rows.count; first += BATCH_ROWS, buffer ^= 1) {
       const int count = min_of(BATCH_ROWS, rows.count - first);

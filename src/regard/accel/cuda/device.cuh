@@ -131,15 +131,6 @@ DEVICE float as_float(u32 x) { return __uint_as_float(x); }
 DEVICE u32 as_bits(float x) { return __float_as_uint(x); }
 // 16-bit floats
 template <bool IS_BFLOAT16>
-DEVICE u32 multiply_add_pair(u32 a, u32 b, u32 c) {
-  u32 d;
-  if (IS_BFLOAT16)
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  else
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
-template <bool IS_BFLOAT16>
 DEVICE u32 pack_pair(float low, float high) {
   u32 pair;
   if (IS_BFLOAT16)

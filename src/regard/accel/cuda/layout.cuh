@@ -9,7 +9,6 @@ constexpr int QKV_WIDTH = Q_WIDTH + 2 * KV_WIDTH;
 constexpr bool IS_PARALLEL = PLACEMENT == PARALLEL || PLACEMENT == PARALLEL_NORMS;
 constexpr bool HAS_OUTPUT_NORMS = PLACEMENT == SANDWICH || PLACEMENT == POST;
 constexpr int INPUT_NORM = PLACEMENT == POST ? NO_NORM : NORM;
-constexpr int NO_WINDOW = 0x7FFFFFFF;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 struct Linear {
@@ -28,7 +27,8 @@ struct alignas(16) Layer {
   OutputNorm output_norm[2];     // after attention and feed-forward network
   const float *q_gain, *k_gain;
   float eps, ffn_eps, output_eps[2], qk_eps;
-  int window;  // keys that a query may attend to
+  int window;                        // keys that a query may attend to
+  float gain_scale, ffn_gain_scale;  // by which the gains were divided
 };
 
 // The tags of the next values that are exchanged. Those of attention differ from split to split,
@@ -41,7 +41,7 @@ struct Arguments {
   const Layer* layers;
   Linear head;
   const float* head_gain;
-  const u16* x;  // the embedded id
+  const u16* x;  // the embedding of the id
   float* out;    // the logits; without a head, the residual stream
   float* exchange;
   Tags* tags;     // of the first layer
@@ -50,7 +50,7 @@ struct Arguments {
   const float *cos, *sin;                        // [position][frequency]
   const int *partner, *frequency_index, *signs;  // of each column of a head
   const float* slopes;                           // ALiBi, of each query head
-  float head_eps, score_scale, score_cap, residual_scale;
+  float head_eps, head_gain_scale, score_scale, score_cap, residual_scale;
   int num_frequencies, capacity;       // of rotary embeddings; positions of the KV cache
   u16 *keys[LAYERS], *values[LAYERS];  // the KV cache: [KV head][position][column]
 };
