@@ -77,9 +77,9 @@ def measure(spec: Spec, repeats: int, bandwidth: float) -> None:
     x = decoder._embed(token, state.lengths).squeeze(1)
     runs = {"Triton": lambda: decoder._decode_by_gemv(x, state)}
     if reason := decoder.persistent_unsupported_reason:
-        print(f"{spec!s:24} no persistent step: {reason}")
+        print(f"{spec!s:24} one kernel is not used, and forced here: {reason}")
         decoder.persistent_step = PersistentStep.on_gpu(decoder)
-    runs["persistent"] = lambda: decoder._decode(x, state)
+    runs["one kernel"] = lambda: decoder._decode(x, state)
     read = read_bytes(model, decoder, replace(spec, prompt=spec.prompt - 128), config)
     logits = {name: soft_cap(run(), decoder.cap) for name, run in runs.items()}
     replays = {name: capture(run) for name, run in runs.items()}

@@ -12,12 +12,15 @@ bandwidth at which a step reads weights and KV cache, relative to the copy bandw
 Encoder–decoders read a source of the length of the prompt; their peer has a dynamic KV cache.
 
 `--check` also compares greedy ids: the decoder that `regard` chooses and the model itself, in
-float32 with at most four layers, must give the same 64 ids for one row and for 16.
+float32 with at most four layers, must give the same 64 ids for one row and for 16. Where one row is
+one kernel, which needs 16-bit weights, it also prints how many of the first ids in bfloat16 are
+those of the same weights in float32, from this decoder and from the model itself.
 
 Kernels are compiled by several processes side by side; then one SPEC after the other is timed.
 """
 
 import argparse
+import copy
 import gc
 import statistics
 import time
@@ -227,7 +230,26 @@ def compare_greedy_ids(spec: Spec) -> str:
         ]
         equal = sum(a == b for a, b in zip(*outputs, strict=True))
         results.append(f"{equal} of {rows}")
-    return f"greedy ids  {spec!s:20} {path.name:10} equal: {', '.join(results)}"
+    text = f"greedy ids  {spec!s:20} {path.name:10} equal: {', '.join(results)}"
+    return text + compare_bfloat16(spec, model.bfloat16())
+
+
+def compare_bfloat16(spec: Spec, model: Any) -> str:
+    """How many of the first greedy ids in bfloat16 are those in float32, for one kernel a step."""
+    decoder = chosen_path(spec, model).language
+    if getattr(decoder, "persistent_step", None) is None:
+        return ""
+    reference = copy.deepcopy(model).float()
+    ids, source = inputs(spec, spec.config())
+    outputs = [
+        generate(decoder, ids, parse_chain(["greedy"]), max_new_tokens=64, seed=1, **source)[0]
+        for decoder in (reference, CudaGraphDecoder(decoder), model)
+    ]
+    equal = [
+        next((n for n, (a, b) in enumerate(zip(outputs[0], other, strict=True)) if a != b), 64)
+        for other in outputs[1:]
+    ]
+    return f"; in bfloat16 the first {equal[0]} of 64, of the model itself {equal[1]}"
 
 
 class CompiledStep:

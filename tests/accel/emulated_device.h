@@ -36,7 +36,6 @@ struct float4 {
 #define DEVICE_CONSTANT extern const
 #define KERNEL void
 #define KERNEL_ARGUMENT const
-#define NOINLINE
 #define UNROLL
 #define NO_UNROLL
 
@@ -212,15 +211,13 @@ inline u32 pack_pair(float low, float high) {
   return round_to_half<IS_BFLOAT16>(low) | (u32)round_to_half<IS_BFLOAT16>(high) << 16;
 }
 template <bool IS_BFLOAT16>
-inline u32 multiply_add_pair(u32 a, u32 b, u32 c) {
-  u32 result = 0;
-  for (int shift = 0; shift < 32; shift += 16) {
-    double x = unpack_half<IS_BFLOAT16>((u16)(a >> shift)),
-           y = unpack_half<IS_BFLOAT16>((u16)(b >> shift));
-    double z = unpack_half<IS_BFLOAT16>((u16)(c >> shift));
-    result |= (u32)round_to_half<IS_BFLOAT16>(x * y + z) << shift;
-  }
-  return result;
+inline u32 int8_pair(u32 word, int first) {
+  return pack_pair<IS_BFLOAT16>((signed char)(word >> 8 * first),
+                                (signed char)(word >> 8 * (first + 1)));
+}
+template <bool IS_BFLOAT16>
+inline u32 int4_pair(u32 word) {
+  return pack_pair<IS_BFLOAT16>((int)(word & 15) - 8, (int)(word >> 16 & 15) - 8);
 }
 
 template <bool IS_BFLOAT16>

@@ -20,6 +20,7 @@ from regard.accel.kernels import (
     common,
     cross_entropy,
     decode_attention,
+    fingerprint,
     fused_sampling,
     gemm,
     penalties,
@@ -186,6 +187,11 @@ def test_the_end_of_a_chain(compiled, dtype, first):
     fused_sampling.sample(logits, ops, gaps, min_keeps, settings, one, one, one, one)
     fused_sampling.sample(logits, ops, gaps, (True,) * len(ops), settings, one, one, one, one)
     assert set(compiled) == {"_group_max_kernel", "_select_kernel", "_samplers_kernel"}
+
+
+def test_the_hash_of_contents_reads_16_bytes_at_once(compiled, tmp_path):
+    fingerprint.ContentHashes([torch.zeros(8)])()
+    assert "LDG.E.128" in disassembled(compiled["_hash_kernel"], tmp_path)
 
 
 @pytest.mark.parametrize("rows", [1, 64])

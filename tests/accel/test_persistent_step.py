@@ -192,6 +192,39 @@ def test_inputs_of_linear_layers_are_the_sum_of_two_16_bit_numbers(tmp_path, dty
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("case", "quantized"),
+    [("bloom", "int8"), ("llama", "int4"), ("phi", "int4")],
+)
+@torch.inference_mode()
+def test_quantized_weights(tmp_path, case, quantized):
+    width, sizes = {"int8": (256, {}), "int4": (512, {"STAGE_BYTES": 17_408})}[quantized]
+    settings = CASES[case] | {"dim": width, "ffn_dim": width, "layers": 1}
+    settings |= {"heads": width // 64, "head_dim": 64, "kv_heads": 1}
+    decoder = TritonDecoder(build(torch.float16, **settings), **{quantized: True})
+    emulate(decoder, tmp_path, **sizes)
+    reference = build(torch.float16, **settings).float()
+    packed = TritonDecoder(build(torch.float16, **settings), **{quantized: True})
+    for layer, block in zip(packed.layers, reference.decoder.layers, strict=True):
+        _set_weights(
+            layer.qkv, *(getattr(block.attention, name) for name in ("query", "key", "value"))
+        )
+        _set_weights(layer.out, block.attention.out)
+        gate = [block.ffn.gate] if hasattr(block.ffn, "gate") else []
+        _set_weights(layer.gate_up, *gate, block.ffn.up)
+        _set_weights(layer.down, block.ffn.down)
+    reference.head.matrix.copy_(packed.head.dequantize(torch.float32))
+    assert largest_difference(decoder, reference, prompt=1, steps=2) < 6e-3
+
+
+def _set_weights(layer, *linears):
+    """Give linear layers the values of packed weights."""
+    weights = layer.dequantize(torch.float32).split([len(linear.weight) for linear in linears])
+    for linear, weight in zip(linears, weights, strict=True):
+        linear.weight.copy_(weight)
+
+
+@needs_compiler
 @torch.inference_mode()
 def test_inputs_times_large_gains_do_not_overflow(tmp_path):
     decoder, reference = TritonDecoder(build(torch.float16)), build(torch.float16).float()
@@ -299,13 +332,16 @@ def test_models_that_it_does_not_support_are_refused_for_a_reason():
     narrow = {"norm_placement": "parallel", "kv_heads": 1, "head_dim": 16, "ffn_dim": 256}
     assert "too narrow for 132 multiprocessors" in unsupported_reason(narrow)
     few = replace(H200, multiprocessors=2)
-    assert "too wide for 2 multiprocessors" in unsupported_reason({"ffn_dim": 4096, "kv_heads": 2}, gpu=few)
+    assert "too wide for 2 multiprocessors" in unsupported_reason(
+        {"ffn_dim": 4096, "kv_heads": 2}, gpu=few
+    )
     assert "4 KV heads are more than the 2 multiprocessors" in unsupported_reason(gpu=few)
     assert "not a 16-bit type" in unsupported_reason(dtype=torch.float32)
     assert "ffn_dim=100 is not a multiple of 64" in unsupported_reason({"ffn_dim": 100})
     assert "dim=96 is not a multiple of 64" in unsupported_reason({"dim": 96})
-    assert "int8 and int4 weights" in unsupported_reason(quantized=True)
-    assert "more than 128 MiB of weights" in unsupported_reason({"ffn_dim": 400_000})
+    assert "ffn_dim=192 is not a multiple of 128" in unsupported_reason({"dim": 256}, bits=8)
+    assert "ffn_dim=192 is not a multiple of 512" in unsupported_reason({"dim": 512}, bits=4)
+    assert "more than 128 MiB of 16-bit weights" in unsupported_reason({"ffn_dim": 400_000})
     assert "head_dim=20 is not" in unsupported_reason({"head_dim": 20, "heads": 16})
     queries = {"heads": 32, "kv_heads": 1, "head_dim": 8}
     assert "more than 16 query heads" in unsupported_reason(queries)

@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from regard.accel.description import inspect_decoder
 from regard.errors import ConfigError
-from regard.models.build import preset
+from regard.models.build import build_on_meta, preset
 from regard.models.cost import cost
 from regard.models.plan import (
     GPU_SPECS,
     GPUS_PER_MACHINE,
+    PERSISTENT_LAYER_BYTES,
     SAMPLING_SECONDS,
     Cluster,
     decode_seconds,
@@ -110,6 +112,29 @@ def test_large_layers_and_older_gpus_decode_by_separate_kernels():
     gpu, older = cluster("h200", 1), cluster("a100", 1)
     assert decode_seconds(large, gpu) == decode_seconds(large, replace(gpu, persistent=False))
     assert decode_seconds(small, older) > persistent_step_seconds(small, older) + SAMPLING_SECONDS
+
+
+@pytest.mark.parametrize(
+    "config",
+    [preset("bart-large"), preset("t5-small"), replace(TINYLLAMA, prefix=True)],
+    ids=["bart-large", "t5-small", "a prefix LM"],
+)
+def test_only_decoder_only_models_decode_by_one_kernel(config):
+    model, gpu = cost(config), cluster("h200", 1)
+    assert model.decoder_layer_weights == 0
+    assert decode_seconds(model, gpu) == decode_seconds(model, replace(gpu, persistent=False))
+
+
+@pytest.mark.parametrize(("ffn_dim", "persistent"), [(12_288, True), (12_352, False)])
+def test_biases_and_norms_do_not_count_for_the_size_of_a_layer(ffn_dim, persistent):
+    """4 dim^2 + 2 dim ffn_dim weights: 128 MiB, or a little more."""
+    config = replace(preset("gpt2"), dim=2048, heads=16, layers=2, ffn_dim=ffn_dim)
+    model, gpu = cost(config), cluster("h200", 1)
+    assert model.decoder_layer_weights == inspect_decoder(build_on_meta(config)).blocks[0].weights
+    assert model.decoder_layer_weights < model.layer_parameters
+    assert (2 * model.decoder_layer_weights <= PERSISTENT_LAYER_BYTES) == persistent
+    seconds = persistent_step_seconds(model, gpu) + SAMPLING_SECONDS
+    assert (decode_seconds(model, gpu) == seconds) == persistent
 
 
 # Milliseconds of the prefill of one sequence on one H200: bench/gpu_decoders.py

@@ -1,6 +1,7 @@
 """The fingerprint of a model, which detects changes of the model after it was packed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -9,10 +10,37 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.accel.description import MODULE_ATTRIBUTES
+from regard.accel.kernels import can_run_kernels
 from regard.accel.packed import BLOCKED_ELEMENTS
 
 SUM_WORDS = 32  # 8-byte words per sum
 HASH_CHUNK = 1 << 14  # sums per hash
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Contents:
+    """Values that represent the contents of some tensors."""
+
+    names: list[str]
+    sizes: list[int]  # values of each tensor
+    read: Callable[[], Tensor]  # the current values of all tensors
+    saved: Tensor
+
+    @classmethod
+    def of(
+        cls, tensors: list[tuple[Tensor, str]], parts: Callable[[], list[Tensor]]
+    ) -> "_Contents":
+        """Contents whose values are concatenated from those of each tensor."""
+        saved = parts()
+        names, sizes = [name for _, name in tensors], [len(part) for part in saved]
+        return cls(names, sizes, lambda: torch.cat(parts()), torch.cat(saved))
+
+    def changed_name(self, current: Tensor) -> str:
+        """The name of the first tensor whose values differ."""
+        parts = zip(
+            self.names, self.saved.split(self.sizes), current.split(self.sizes), strict=True
+        )
+        return next(name for name, a, b in parts if not torch.equal(a, b))
 
 
 class ModelFingerprint:
@@ -21,9 +49,15 @@ class ModelFingerprint:
     Compares attributes, storage addresses and version counters, a few comparisons per tensor. A
     write through `tensor.data` does not change the version counter, so tensors of up to
     `copied_elements` elements, which a decoder copies, are also compared by content: small ones
-    byte by byte, large ones by hashes. A hash misses a change that keeps the sum of the 8-byte
-    words of 256 bytes, such as a permutation of them, and any other change with a probability under
-    2^-32. Larger tensors are shared with the decoder, which sees such a write as the model does.
+    byte by byte, large ones by hashes. Larger tensors are shared with the decoder, which sees such
+    a write as the model does.
+
+    On a GPU, one kernel hashes all large tensors that are contiguous (`kernels.fingerprint`). It
+    misses a change with a probability of at most 2^-32, and never one of a single value. Other
+    hashes are of sums, each of the 8-byte words of 256 bytes: they miss a change that keeps these
+    sums, such as a permutation of words, and one that changes them by multiples of 2^v with a
+    probability of up to 2^(v - 63). v is 63 for the signs of odd columns of float32: an even number
+    of them is missed. A change of a single value is always found.
     """
 
     def __init__(self, model: nn.Module, *, copied_elements: int = 0) -> None:
@@ -44,11 +78,10 @@ class ModelFingerprint:
                     if isinstance(value, Tensor):
                         self.tensors.append((value, value.data_ptr(), _version(value), name))
         copied_tensors = [(t, n) for t, *_, n in self.tensors if t.numel() <= copied_elements]
-        self.small_tensors = [(t, n) for t, n in copied_tensors if t.numel() < BLOCKED_ELEMENTS]
-        self.large_tensors = [(t, n) for t, n in copied_tensors if t.numel() >= BLOCKED_ELEMENTS]
-        # valid in `find_change`, which compares the addresses before it reads these views
-        self.views = [_bytes(t) if t.is_contiguous() else None for t, _ in self.small_tensors]
-        self.contents = [_concatenate(parts) for parts in self._contents()]
+        # The memory of contiguous tensors is read without them: `find_change` first compares their
+        # addresses and these shapes.
+        self.layouts = [(t, t.shape, t.stride(), n) for t, n in copied_tensors if t.is_contiguous()]
+        self.contents = list(_contents(copied_tensors))
 
     def find_change(self, *, contents: bool = True) -> str | None:
         """The name of the first value that has changed; None if none has.
@@ -64,31 +97,41 @@ class ModelFingerprint:
                 return name
         if not contents:
             return None
-        for tensors, saved, current_parts in zip(
-            (self.small_tensors, self.large_tensors), self.contents, self._contents(), strict=True
-        ):
-            if not torch.equal(saved, _concatenate(current_parts)):  # one synchronization on a GPU
-                saved_parts = saved.split([len(part) for part in current_parts])
-                parts = zip(tensors, saved_parts, current_parts, strict=True)
-                return next(name for (_, name), a, b in parts if not torch.equal(a, b))
+        for tensor, shape, stride, name in self.layouts:
+            if tensor.shape != shape or tensor.stride() != stride:
+                return name
+        all_values = [group.read() for group in self.contents]
+        for group, values in zip(self.contents, all_values, strict=True):
+            if not torch.equal(group.saved, values):  # one synchronization on a GPU
+                return group.changed_name(values)
         return None
 
-    def _contents(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The bytes of small tensors and the hashes of large ones."""
-        small = [
-            _bytes(tensor) if view is None else view
-            for (tensor, _), view in zip(self.small_tensors, self.views, strict=True)
-        ]
-        return small, [_hash(tensor) for tensor, _ in self.large_tensors]
+
+def _contents(tensors: list[tuple[Tensor, str]]) -> Iterator[_Contents]:
+    """The bytes of small tensors and the hashes of large ones."""
+    small = [(t, n) for t, n in tensors if t.numel() < BLOCKED_ELEMENTS]
+    large = [(t, n) for t, n in tensors if t.numel() >= BLOCKED_ELEMENTS]
+    by_kernel = [(t, n) for t, n in large if t.is_contiguous() and can_run_kernels(t)]
+    names = {name for _, name in by_kernel}
+    others = [(t, n) for t, n in large if n not in names]
+    if small:
+        views = [_bytes(t) if t.is_contiguous() else None for t, _ in small]
+        yield _Contents.of(
+            small,
+            lambda: [_bytes(t) if v is None else v for (t, _), v in zip(small, views, strict=True)],
+        )
+    if by_kernel:  # all on the current GPU
+        from regard.accel.kernels.fingerprint import ContentHashes
+
+        hashes = ContentHashes([t for t, _ in by_kernel])
+        yield _Contents([n for _, n in by_kernel], hashes.sizes, hashes, hashes())
+    if others:
+        yield _Contents.of(others, lambda: [_hash(t) for t, _ in others])
 
 
 def _bytes(tensor: Tensor) -> Tensor:
     """The bytes of a tensor: a view if it is contiguous, else a copy."""
     return tensor.detach().flatten().view(torch.uint8)
-
-
-def _concatenate(tensors: list[Tensor]) -> Tensor:
-    return torch.cat(tensors) if tensors else torch.empty(0)
 
 
 def _hash(tensor: Tensor) -> Tensor:

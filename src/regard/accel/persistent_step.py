@@ -28,6 +28,7 @@ SIZES = {
     "SPLIT_KEYS": 128,  # keys of a split of attention
     "DIRECT_SPLITS": 4,  # splits of attention up to which every block combines them itself
 }
+INT4_STAGE_BYTES = 36 << 10  # of int4 weights and their scales
 # of the folder `cuda`, in this order
 FILES = [
     "layout.cuh",
@@ -50,7 +51,7 @@ DTYPES = {torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
 
 
 class _Linear(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("weight", "bias", "mean_weight"))
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("weight", "scale", "bias", "mean_weight"))
 
 
 class _OutputNorm(ctypes.Structure):
@@ -110,7 +111,8 @@ class PersistentStep:
         self.num_blocks, self.dtype = num_blocks, decoder.model.embed.token.weight.dtype
         self.has_head = not decoder.head_needs_preparation
         self.outputs = len(decoder.head.weight) if self.has_head else decoder.model.config.dim
-        sizes = SIZES | sizes
+        is_int4 = decoder.layers[0].qkv.bits == 4
+        sizes = SIZES | ({"STAGE_BYTES": INT4_STAGE_BYTES} if is_int4 else {}) | sizes
         self.threads = 32 * (sizes["WARPS"] + 1)
         constants = sizes | self._constants(decoder) | {"SHARED_BYTES": shared_bytes}
         lines = [f"constexpr int {name} = {value};" for name, value in constants.items()]
@@ -172,6 +174,8 @@ class PersistentStep:
             "FFN": layer.packed.ffn.up.out_features,
             "VOCAB": self.outputs if self.has_head else 8,
             "DTYPE": DTYPES[self.dtype],
+            "WEIGHT_BITS": layer.packed.qkv.bits,
+            "HEAD_BITS": decoder.head.bits,
             "NORM": NORMS[NORM_NAMES[type(layer.packed.block.attention_norm)]],
             "HEAD_NORM": NORMS[None if final_norm is None else NORM_NAMES[type(final_norm)]],
             "PLACEMENT": {"deepnorm": "POST"}.get(placement, placement.upper()),
@@ -230,13 +234,13 @@ class PersistentStep:
 
     def _fill_linear(self, target: Any, linear: FusedNormLinear) -> None:
         weight = linear.layer.weight
-        if weight.dtype != self.dtype:
+        if linear.layer.scale is None and weight.dtype != self.dtype:
             raise CudaKernelError(f"a weight is {weight.dtype}, the embedding {self.dtype}")
         if weight.data_ptr() % ALIGNMENT or not weight.is_contiguous():
             raise CudaKernelError(
                 f"a weight is not contiguous, or not aligned to {ALIGNMENT} bytes"
             )
-        target.weight = weight.data_ptr()
+        target.weight, target.scale = weight.data_ptr(), self._address(linear.layer.scale)
         target.bias, target.mean_weight = map(self._address, (linear.bias, linear.mean_weight))
 
     def _address(self, tensor: Tensor | None, scale: float = 1.0) -> int | None:

@@ -22,7 +22,8 @@ MAX_QUERY_HEADS_PER_KV_HEAD = (
 PERSISTENT_CAPABILITY = (9, 0)  # of the GPU: bulk copies to shared memory begin with Hopper
 PERSISTENT_DTYPES = (torch.bfloat16, torch.float16)
 PERSISTENT_QUERY_HEADS = 16  # per KV head: the rows of a tensor core matmul
-PERSISTENT_UNIT = 64  # inputs of a linear layer that a warp multiplies at once
+# Inputs that a warp multiplies at once, by bits of a weight; int4: those with 16 bytes of scales.
+PERSISTENT_UNITS = {16: 64, 8: 128, 4: 512}
 PERSISTENT_SHARED_BYTES = 160 << 10  # of a multiprocessor, for weights that will be multiplied next
 PERSISTENT_ROWS = 256  # outputs of a layer that a multiprocessor computes at most
 
@@ -109,9 +110,12 @@ class GPUProperties:
 
 
 def persistent_unsupported_reason(
-    description: DecoderDescription, gpu: GPUProperties, *, quantized: bool = False
+    description: DecoderDescription, gpu: GPUProperties, *, bits: int = 16
 ) -> str | None:
-    """Why `PersistentStep` cannot run a model that `TritonDecoder` can; None if it can."""
+    """Why `PersistentStep` cannot run a model that `TritonDecoder` can; None if it can.
+
+    `bits` are those of a weight of its layers; the head has at least 8.
+    """
     if gpu.capability < PERSISTENT_CAPABILITY:
         return "the GPU is older than Hopper"
     if gpu.shared_bytes < PERSISTENT_SHARED_BYTES:
@@ -120,11 +124,9 @@ def persistent_unsupported_reason(
         return f"{description.dtype} is not a 16-bit type"
     if len({replace(block, window=None) for block in description.blocks}) > 1:
         return "the layers differ in more than their windows"
-    if quantized:
-        return "int8 and int4 weights"
     block = description.blocks[0]
     if description.dtype.itemsize * block.weights > PERSISTENT_LAYER_BYTES:
-        return f"a layer has more than {PERSISTENT_LAYER_BYTES >> 20} MiB of weights"
+        return f"a layer has more than {PERSISTENT_LAYER_BYTES >> 20} MiB of 16-bit weights"
     if block.heads > PERSISTENT_QUERY_HEADS * block.kv_heads:
         return f"more than {PERSISTENT_QUERY_HEADS} query heads share a KV head"
     if block.head_dim % 8:
@@ -132,8 +134,8 @@ def persistent_unsupported_reason(
     widths = {"dim": description.dim, "ffn_dim": block.ffn_dim}
     widths["heads * head_dim"] = block.heads * block.head_dim
     for name, width in widths.items():
-        if width % PERSISTENT_UNIT:
-            return f"{name}={width} is not a multiple of {PERSISTENT_UNIT}"
+        if width % PERSISTENT_UNITS[bits]:
+            return f"{name}={width} is not a multiple of {PERSISTENT_UNITS[bits]}"
     return _multiprocessors_unsupported_reason(description, gpu.multiprocessors)
 
 

@@ -129,8 +129,8 @@ class TritonDecoder(PackedDecoder):
             self._make_persistent_step(description)
 
     def _make_persistent_step(self, description: DecoderDescription) -> None:
-        gpu, quantized = GPUProperties.of(self.device), self.head.scale is not None
-        reason = persistent_unsupported_reason(description, gpu, quantized=quantized)
+        gpu, bits = GPUProperties.of(self.device), self.layers[0].qkv.bits
+        reason = persistent_unsupported_reason(description, gpu, bits=bits)
         if reason is None:
             try:
                 self.persistent_step = PersistentStep.on_gpu(self)

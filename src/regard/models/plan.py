@@ -24,8 +24,9 @@ SCALING_EFFICIENCY = 0.82  # speed of each of several GPUs, relative to a single
 DECODE_BANDWIDTH_UTILIZATION = 0.77  # fraction of the data sheet's bandwidth, reading weights
 DECODE_LAYER_SECONDS = 9e-6  # fixed overhead of a decode step for each layer and separate norm
 DECODE_BIAS_SECONDS = 6e-6  # fixed overhead of a decode step for each layer with biases
-# The same where a step of one row is one kernel: up to this size of a layer, on some GPUs.
-PERSISTENT_LAYER_BYTES = 1 << 27  # in bfloat16
+# The same where a step of one row is one kernel: of decoder-only models with layers up to this
+# size, on some GPUs.
+PERSISTENT_LAYER_BYTES = 1 << 27  # weights of linear layers, in bfloat16
 PERSISTENT_BANDWIDTH_UTILIZATION = 0.875
 PERSISTENT_LAYER_SECONDS = 9e-6
 PERSISTENT_PARALLEL_SECONDS = 6e-6  # for each layer with parallel branches
@@ -283,7 +284,8 @@ def _matmul_weights(cost: Cost) -> int:
 
 def decode_seconds(cost: Cost, cluster: Cluster) -> float:
     """The time of a decode step of one sequence in bfloat16, which reads every weight once."""
-    if cluster.persistent and 0 < BFLOAT16_BYTES * cost.layer_parameters <= PERSISTENT_LAYER_BYTES:
+    layer_bytes = BFLOAT16_BYTES * cost.decoder_layer_weights
+    if cluster.persistent and 0 < layer_bytes <= PERSISTENT_LAYER_BYTES:
         return persistent_step_seconds(cost, cluster) + SAMPLING_SECONDS
     bandwidth = cluster.bandwidth * DECODE_BANDWIDTH_UTILIZATION
     overhead = DECODE_LAYER_SECONDS * (cost.attention_layers + cost.separate_norms)

@@ -375,7 +375,7 @@ struct Attention : Consumer {
       UNROLL
       for (int i = 0; i < 4; i++)
         pairs[i] = pack_pair<IS_BFLOAT16>(sums[2 * i] / total, sums[2 * i + 1] / total);
-      store_input(input, column, uint4{pairs[0], pairs[1], pairs[2], pairs[3]});
+      store_input<Out>(input, column, uint4{pairs[0], pairs[1], pairs[2], pairs[3]});
     }
     write_padding<Out>(input);
     tags.attention ^= (1u << count) - 1;

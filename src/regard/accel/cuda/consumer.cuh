@@ -80,14 +80,15 @@ struct Consumer {
 
   // What is needed to complete an output, loaded before the product is there.
   struct Output {
-    float bias = 0.f, mean_weight = 0.f;
+    float scale = 1.f, bias = 0.f, mean_weight = 0.f;
     DEVICE Output() {}
-    DEVICE Output(const Linear& linear, int row) {
+    DEVICE Output(const Linear& linear, int row, int bits = WEIGHT_BITS) {
+      if (bits == 8) scale = linear.scale[row];
       if (linear.bias) bias = linear.bias[row];
       if (linear.mean_weight) mean_weight = linear.mean_weight[row];
     }
     DEVICE float complete(float product, const Moments& m) const {
-      return fmaf(-m.mean, mean_weight, product) * m.inverse_deviation + bias;
+      return fmaf(-m.mean, mean_weight, product * scale) * m.inverse_deviation + bias;
     }
   };
 
@@ -169,7 +170,7 @@ struct Consumer {
     UNROLL
     for (int i = 0; i < N; i++) {
       v[i].x &= ~1u, v[i].y &= ~1u, v[i].z &= ~1u, v[i].w &= ~1u;  // without the tag
-      if (2 * column(i) < M::COLUMNS) store_input(input, 2 * column(i), v[i]);
+      if (2 * column(i) < M::COLUMNS) store_input<M>(input, 2 * column(i), v[i]);
     }
     write_padding<M>(input);
   }

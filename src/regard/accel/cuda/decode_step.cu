@@ -157,16 +157,16 @@ struct Step : Attention {
         if (block_index() == 0 && column(i) < DIM) store_vector(a.out + column(i), x[i]);
       return;
     }
-    write_stream<Stream, HEAD_NORM>(shared().input, gain);
+    write_stream<Head, HEAD_NORM>(shared().input, gain);
     const Moments m = moments<HEAD_NORM>(a.head_eps, a.head_gain_scale);
     Rows rows(VOCAB);
     for (int first = 0; first < rows.count; first += BATCH_ROWS, buffer ^= 1) {
       const int count = min_of(BATCH_ROWS, rows.count - first);
-      multiply_into<Stream>(buffer, shared().input, count);
+      multiply_into<Head>(buffer, shared().input, count);
       sync_consumers();
       for (int row = thread; row < count; row += CONSUMERS) {
         int output = rows.begin + first + row;
-        a.out[output] = Output(a.head, output).complete(product(row, buffer), m);
+        a.out[output] = Output(a.head, output, HEAD_BITS).complete(product(row, buffer), m);
       }
     }
   }

@@ -13,6 +13,7 @@ constexpr float LOG2_E = 1.4426950408889634f;
 
 struct Linear {
   const char* weight;
+  const float* scale;        // of int8 weights, per output; of int4 weights, [output][group]
   const float* bias;         // null: none
   const float* mean_weight;  // W g, of a LayerNorm
 };
@@ -99,33 +100,51 @@ DEVICE float activate(float x) {
   return x;
 }
 
-constexpr int HALF_COLUMNS = 32, UNIT_COLUMNS = 2 * HALF_COLUMNS;
+constexpr int GROUP_COLUMNS = 128;  // inputs that share a scale of int4 weights
 
 // A weight with COLUMNS inputs, multiplied by tensor cores: a tile of rows at a time, in segments
 // of their columns, each of which is a stage. The warps of a block share the units of a segment:
 // two halves of 64 bytes of each row. The last segment may have fewer units; the input of the
-// others is 0. The input is the sum of PARTS vectors of 16-bit floats.
-template <int COLUMNS_, int PARTS_, int TILE_ROWS_>
+// others is 0. The input is the sum of PARTS vectors of 16-bit floats. Behind the rows of a stage
+// are their scales, if they are int4: a half has one of them.
+template <int BITS_, int COLUMNS_, int PARTS_, int TILE_ROWS_>
 struct Matrix {
-  static constexpr int COLUMNS = COLUMNS_, PARTS = PARTS_, TILE_ROWS = TILE_ROWS_;
+  static constexpr int BITS = BITS_, COLUMNS = COLUMNS_, PARTS = PARTS_, TILE_ROWS = TILE_ROWS_;
   static constexpr int ROW_SETS = TILE_ROWS / 8;
-  static constexpr int ROW_BYTES = 2 * COLUMNS, UNITS = COLUMNS / UNIT_COLUMNS;
-  static constexpr int MAX_WARP_UNITS = STAGE_BYTES / (TILE_ROWS * 128 * WARPS);
-  static_assert(COLUMNS % UNIT_COLUMNS == 0, "a row must consist of whole units");
+  static constexpr int UNIT_COLUMNS = 128 * 8 / BITS, HALF_COLUMNS = UNIT_COLUMNS / 2;
+  static constexpr int LANE_CHUNKS = HALF_COLUMNS / 32;  // eight columns each, of a lane in a half
+  static constexpr int ROW_BYTES = BITS * COLUMNS / 8, UNITS = ROW_BYTES / 128;
+  static constexpr int SCALE_BYTES = BITS == 4 ? COLUMNS / GROUP_COLUMNS * 4 : 0;  // of a row
+  static constexpr int UNIT_BYTES = 128 + (BITS == 4 ? 8 : 0);
+  static constexpr int MAX_WARP_UNITS = STAGE_BYTES / (TILE_ROWS * UNIT_BYTES * WARPS);
+  static_assert(ROW_BYTES % 128 == 0, "a row must consist of whole units");
+  static_assert(SCALE_BYTES % 16 == 0, "bulk copies read whole 16 bytes");
   static_assert(MAX_WARP_UNITS > 0, "a stage must have a unit for each warp");
   static constexpr int SEGMENTS = ceil_div(UNITS, WARPS* MAX_WARP_UNITS);
   static constexpr int WARP_UNITS = ceil_div(UNITS, WARPS* SEGMENTS);
   static constexpr int SEGMENT_UNITS = WARP_UNITS * WARPS;
   static constexpr int SEGMENT_BYTES = min_of(ROW_BYTES, SEGMENT_UNITS * 128);  // of each row
+  static constexpr int SEGMENT_SCALE_BYTES = BITS == 4 ? SEGMENT_BYTES / 16 : 0;
+  static constexpr int SCALES_AT = TILE_ROWS * SEGMENT_BYTES;
   static constexpr int INPUT_COLUMNS = SEGMENTS * SEGMENT_UNITS * UNIT_COLUMNS;
   // The second vector begins 64 bytes after the end of the first, in other banks.
   static constexpr int SECOND_AT = INPUT_COLUMNS + 32, INPUT_SIZE = PARTS * SECOND_AT;
+
+  // Where the eight columns from `column` on are in the input: the chunks that the lanes read at a
+  // time are side by side.
+  HOST_DEVICE static constexpr int place(int column) {
+    const int chunk = column % HALF_COLUMNS / 8;
+    return column / HALF_COLUMNS * HALF_COLUMNS +
+           8 * (chunk % LANE_CHUNKS * 4 + chunk / LANE_CHUNKS);
+  }
 };
 
 constexpr int BRANCH_TILE_ROWS = DIM > 8 * NUM_BLOCKS ? 16 : 8;
-using Stream = Matrix<DIM, 2, 16>;  // whose input is the residual stream: qkv, gate, up, head
-using Out = Matrix<Q_WIDTH, 1, BRANCH_TILE_ROWS>;
-using Down = Matrix<FFN, 1, BRANCH_TILE_ROWS>;
+// Those whose input is the residual stream: qkv, gate and up; the head.
+using Stream = Matrix<WEIGHT_BITS, DIM, 2, WEIGHT_BITS == 4 ? 32 : 16>;
+using Head = Matrix<HEAD_BITS, DIM, 2, 16>;
+using Out = Matrix<WEIGHT_BITS, Q_WIDTH, 1, BRANCH_TILE_ROWS>;
+using Down = Matrix<WEIGHT_BITS, FFN, 1, BRANCH_TILE_ROWS>;
 
 // The outputs of a linear layer that this block computes.
 struct Rows {
@@ -199,8 +218,8 @@ constexpr int EXCHANGE_WORDS = FFN_AT + DIM;
 static_assert(MAX_SPLITS <= LOG_SUMS, "the log sums of a head are in one cache line");
 static_assert(DIRECT_SPLITS <= 4, "the log sums of a head are loaded at once");
 
-constexpr int INPUT_SIZE =
-    max_of(max_of(Stream::INPUT_SIZE, Out::INPUT_SIZE), IS_PARALLEL ? 0 : Down::INPUT_SIZE);
+constexpr int INPUT_SIZE = max_of(max_of(Stream::INPUT_SIZE, Head::INPUT_SIZE),
+                                  max_of(Out::INPUT_SIZE, IS_PARALLEL ? 0 : Down::INPUT_SIZE));
 constexpr int SECOND_INPUT_SIZE = IS_PARALLEL ? max_of(Down::INPUT_SIZE, Stream::INPUT_SIZE) : 8;
 constexpr int MAX_BLOCK_ROWS = 2 + max_of(max_of(QKV_WIDTH, DIM), FFN) / NUM_BLOCKS;
 // that are summed at once; of hidden values, gate and up

@@ -1,19 +1,29 @@
 // Matrix-vector products by tensor cores, of a weight in the ring of stages and an input in shared
 // memory.
 
-// Stores four columns of an input as the sum of two 16-bit floats. Of the four words of eight
-// columns, words 0 and 2 and words 1 and 3 are side by side (see `multiply_segment`).
+// An input has eight columns in four words, words 0 and 2 and words 1 and 3 side by side (see
+// `UnitRows`). Word i has columns 2 i and 2 i + 1; of int4 weights, columns i and i + 4.
+
+// Of the eight columns that this lane and its neighbor have, those of words 0 and 2 in the even
+// lane, and of words 1 and 3 in the odd one, for int4 weights.
+DEVICE Vector exchange_columns(const Vector& v) {
+  const bool odd = thread_index() % 2;
+  const float first = shuffle_xor(odd ? v[0] : v[1], 1), second = shuffle_xor(odd ? v[2] : v[3], 1);
+  return odd ? Vector{{first, v[1], second, v[3]}} : Vector{{v[0], first, v[2], second}};
+}
+// Stores four columns of an input as the sum of two 16-bit floats; all lanes of a warp together.
 template <class M>
 DEVICE void store_input(u16* input, int column, const Vector& v) {
-  const int place = column / 8 * 8 + column / 4 % 2 * 2;
-  Vector rest = v;
+  const int odd = column / 4 % 2, stride = M::BITS == 4 ? 2 : 4;
+  u16* to = input + M::place(column) + odd * (6 - stride);
+  Vector rest = M::BITS == 4 ? exchange_columns(v) : v;
   UNROLL
   for (int part = 0; part < 2; part++) {
     UNROLL
     for (int i = 0; i < 2; i++) {
       float low, high;
       const u32 pair = pack_pair<IS_BFLOAT16>(rest[2 * i], rest[2 * i + 1]);
-      *(u32*)(input + part * M::SECOND_AT + place + 4 * i) = pair;
+      *(u32*)(to + part * M::SECOND_AT + stride * i) = pair;
       unpack(pair, low, high);
       rest[2 * i] -= low;
       rest[2 * i + 1] -= high;
@@ -21,48 +31,88 @@ DEVICE void store_input(u16* input, int column, const Vector& v) {
   }
 }
 // The same for eight columns that are 16-bit floats already.
+template <class M>
 DEVICE void store_input(u16* input, int column, const uint4& v) {
-  *(uint4*)(input + column) = {v.x, v.z, v.y, v.w};
+  uint4 words = {v.x, v.z, v.y, v.w};
+  if (M::BITS == 4)
+    words = {v.x & 0xFFFF | v.z << 16, v.y & 0xFFFF | v.w << 16, v.x >> 16 | v.z & 0xFFFF0000,
+             v.y >> 16 | v.w & 0xFFFF0000};
+  *(uint4*)(input + M::place(column)) = words;
+}
+
+// The 16-bit floats of eight weights, in the order of an input.
+template <int BITS>
+DEVICE uint4 to_floats(const uint4& row, int chunk) {
+  if (BITS == 16) return row;
+  const u32 words[4] = {row.x, row.y, row.z, row.w};
+  if (BITS == 8)
+    return {int8_pair<IS_BFLOAT16>(words[2 * chunk], 0),
+            int8_pair<IS_BFLOAT16>(words[2 * chunk], 2),
+            int8_pair<IS_BFLOAT16>(words[2 * chunk + 1], 0),
+            int8_pair<IS_BFLOAT16>(words[2 * chunk + 1], 2)};
+  const u32 word = words[chunk];
+  return {int4_pair<IS_BFLOAT16>(word), int4_pair<IS_BFLOAT16>(word >> 4),
+          int4_pair<IS_BFLOAT16>(word >> 8), int4_pair<IS_BFLOAT16>(word >> 12)};
 }
 
 // Part of the rows of a tile: two halves of a unit, for each set of eight rows.
 //
-// Lane 4 g + t has 16 bytes of row g of each set: four words, which are rows g and g + 8 of the
-// first operand of a matrix product, words 0 and 2 of the former and words 1 and 3 of the latter.
-// Rows with an odd g have the two halves in the other order, so that lanes read different banks.
+// Lane 4 g + t has 16 bytes of row g of each set. As 16-bit floats, eight weights are four words,
+// which are rows g and g + 8 of the first operand of a matrix product, words 0 and 2 of the former
+// and words 1 and 3 of the latter. Rows with an odd g have the two halves in the other order, so
+// that lanes read different banks.
 template <class M>
 struct UnitRows {
   uint4 words[2][M::ROW_SETS];
+  float scales[2][M::ROW_SETS];
 
-  DEVICE void load(const char* data, int unit) {
+  // Loads them from a stage; `is_valid`: whether the rows have this unit.
+  DEVICE void load(const char* data, int unit, bool is_valid) {
     const int g = thread_index() % 32 / 4, t = thread_index() % 4;
     UNROLL
     for (int half = 0; half < 2; half++) {
       UNROLL
       for (int i = 0; i < M::ROW_SETS; i++) {
-        const int place = 128 * unit + 64 * (half ^ g % 2) + 16 * t;
-        words[half][i] = *(const uint4*)(data + (g + 8 * i) * M::SEGMENT_BYTES + place);
+        const int row = g + 8 * i, at = 2 * unit + (half ^ g % 2);
+        words[half][i] = *(const uint4*)(data + row * M::SEGMENT_BYTES + 64 * at + 16 * t);
+        if (M::BITS != 4) continue;
+        const char* row_scales = data + M::SCALES_AT + row * M::SEGMENT_SCALE_BYTES;
+        scales[half][i] = is_valid ? ((const float*)row_scales)[at] : 0.f;
       }
     }
   }
 
-  // Adds the products with a unit of the input. The second operand has an input in each column for
-  // all cases: its bit 0 is which vector of the input, bit 1 words 0 and 2 or 1 and 3, bit 2 the
-  // halves in the other order.
+  // Adds the products with a unit of the input: of int4 weights, the lane's row in `sums[i][0]`.
+  // The second operand has an input in each column for all cases: its bit 0 is which vector of the
+  // input, bit 1 words 0 and 2 or 1 and 3, bit 2 the halves in the other order.
   DEVICE void multiply(float (&sums)[M::ROW_SETS][4], const u16* input, int unit) const {
     const int g = thread_index() % 32 / 4, t = thread_index() % 4;
-    const u16* x = input + unit * UNIT_COLUMNS + 8 * t + g / 2 % 2 * 4;
+    const u16* x = input + unit * M::UNIT_COLUMNS + 8 * t + g / 2 % 2 * 4;
     if (M::PARTS == 2) x += g % 2 * M::SECOND_AT;
     UNROLL
     for (int half = 0; half < 2; half++) {
-      uint2 v = *(const uint2*)(x + (half ^ g / 4) * HALF_COLUMNS);
-      if (M::PARTS == 1 && g % 2) v = {0, 0};
+      float products[M::ROW_SETS][4] = {};
       UNROLL
-      for (int i = 0; i < M::ROW_SETS; i++) {
-        const uint4 row = words[half][i];
-        multiply_tiles<IS_BFLOAT16>(sums[i], row.x, row.y, row.z, row.w, v.x, v.y);
+      for (int chunk = 0; chunk < M::LANE_CHUNKS; chunk++) {
+        uint2 v = *(const uint2*)(x + (half ^ g / 4) * M::HALF_COLUMNS + 32 * chunk);
+        if (M::PARTS == 1 && g % 2) v = {0, 0};
+        UNROLL
+        for (int i = 0; i < M::ROW_SETS; i++) {
+          const uint4 row = to_floats<M::BITS>(words[half][i], chunk);
+          multiply_tiles<IS_BFLOAT16>(M::BITS == 4 ? products[i] : sums[i], row.x, row.y, row.z,
+                                      row.w, v.x, v.y);
+        }
       }
+      if (M::BITS != 4) continue;
+      UNROLL
+      for (int i = 0; i < M::ROW_SETS; i++)
+        sums[i][0] = fmaf(scales[half][i], row_product(products[i]), sums[i][0]);
     }
+  }
+
+  // The lane's part of the product of its row, from the result of a matrix product.
+  DEVICE static float row_product(const float (&c)[4]) {
+    return thread_index() % 2 ? c[2] + c[3] : c[0] + c[1];
   }
 };
 
@@ -78,7 +128,10 @@ DEVICE void multiply(const u16* input, int rows, float (*partial)[BATCH_ROWS], S
   UnitRows<M> units[M::WARP_UNITS];
   wait(&shared().full[stage.index], stage.parity);
   UNROLL
-  for (int u = 0; u < M::WARP_UNITS; u++) units[u].load(stage_data(stage), warp + u * WARPS);
+  for (int u = 0; u < M::WARP_UNITS; u++) {
+    const int unit = warp + u * WARPS;
+    units[u].load(stage_data(stage), unit, unit < M::UNITS);
+  }
   NO_UNROLL
   for (int tile = 0; tile < rows; tile += M::TILE_ROWS) {
     float sums[M::WARP_UNITS][M::ROW_SETS][4] = {};
@@ -92,7 +145,10 @@ DEVICE void multiply(const u16* input, int rows, float (*partial)[BATCH_ROWS], S
         units[u].multiply(sums[u], input, first + u * WARPS);
         if (!has_next) continue;
         if (u == 0) wait(&shared().full[stage.index], stage.parity);
-        units[u].load(stage_data(stage), warp + u * WARPS);
+        const int next = first + M::SEGMENT_UNITS < M::SEGMENTS * M::SEGMENT_UNITS
+                             ? first + M::SEGMENT_UNITS
+                             : warp;
+        units[u].load(stage_data(stage), warp + u * WARPS, next + u * WARPS < M::UNITS);
       }
       sync_warp();
       if (lane == 0) arrive(empty);
@@ -102,7 +158,7 @@ DEVICE void multiply(const u16* input, int rows, float (*partial)[BATCH_ROWS], S
       float sum = 0.f;
       UNROLL
       for (int u = 0; u < M::WARP_UNITS; u++)
-        sum += t % 2 ? sums[u][i][2] + sums[u][i][3] : sums[u][i][0] + sums[u][i][1];
+        sum += M::BITS == 4 ? sums[u][i][0] : UnitRows<M>::row_product(sums[u][i]);
       sum += shuffle_xor(sum, 1);
       if (t == g % 2 * 2) partial[warp][tile + g + 8 * i] = sum;
     }

@@ -27,47 +27,53 @@ struct Producer {
     return stage_data(stage);
   }
 
-  // Copies rows of a weight, in tiles of segments: `rows` from `weight` on, without the bytes
-  // before row `gap`, which are skipped.
-  NOINLINE void stream(const char* weight, int rows, int row_bytes, int tile_rows,
-                       int segment_bytes, int gap, i64 skipped_bytes) {
+  // Copies `count` rows of a weight, in tiles of segments: those from `begin` on, without `skipped`
+  // rows before the one with index `gap`.
+  template <class M>
+  DEVICE void copy_rows(const Linear& linear, int begin, int count, int gap, int skipped) {
     NO_UNROLL
-    for (int row = 0; row < rows; row += tile_rows) {
-      const int count = min_of(tile_rows, rows - row);
-      const bool contiguous = row >= gap || row + count <= gap;
+    for (int first = 0; first < count; first += M::TILE_ROWS) {
+      const int tile_rows = min_of(M::TILE_ROWS, count - first);
+      const bool contiguous = first >= gap || first + tile_rows <= gap;
+      const i64 row = begin + first + lane + (first + lane >= gap ? skipped : 0);
+      const char *from = linear.weight + row * M::ROW_BYTES,
+                 *scale = (const char*)linear.scale + row * M::SCALE_BYTES;
       NO_UNROLL
-      for (int begin = 0; begin < row_bytes; begin += segment_bytes) {
-        const int bytes = min_of(segment_bytes, row_bytes - begin);
-        char* data = start(count * bytes);
+      for (int segment = 0; segment < M::SEGMENTS; segment++) {
+        const int bytes = min_of(M::SEGMENT_BYTES, M::ROW_BYTES - segment * M::SEGMENT_BYTES);
+        const int scale_bytes = M::BITS == 4 ? bytes / 16 : 0;
+        char* data = start(tile_rows * (bytes + scale_bytes));
         u64* full = &shared().full[stage.index];
-        const char* from = weight + (i64)row * row_bytes + begin;
-        if (bytes == row_bytes && contiguous) {
-          if (row >= gap) from += skipped_bytes;
-          if (lane == 0) copy_bulk_once(data, from, count * row_bytes, full);
-        } else if (lane < count) {
-          from += (i64)lane * row_bytes + (row + lane >= gap ? skipped_bytes : 0);
-          copy_bulk_once(data + lane * segment_bytes, from, bytes, full);
+        char* scales = data + M::SCALES_AT;
+        if (M::SEGMENTS == 1 && contiguous) {
+          if (lane == 0) {
+            copy_bulk_once(data, from, tile_rows * bytes, full);
+            if (M::BITS == 4) copy_bulk_once(scales, scale, tile_rows * scale_bytes, full);
+          }
+        } else if (lane < tile_rows) {
+          copy_bulk_once(data + lane * M::SEGMENT_BYTES, from, bytes, full);
+          if (M::BITS == 4)
+            copy_bulk_once(scales + lane * M::SEGMENT_SCALE_BYTES, scale, scale_bytes, full);
         }
+        from += M::SEGMENT_BYTES;
+        scale += M::SEGMENT_SCALE_BYTES;
         stage.advance();
       }
     }
   }
 
   template <class M>
-  DEVICE void stream(const Linear& linear, const Rows& rows) {
-    stream(linear.weight + (i64)rows.begin * M::ROW_BYTES, rows.count, M::ROW_BYTES, M::TILE_ROWS,
-           M::SEGMENT_BYTES, rows.count, 0);
+  DEVICE void copy_rows(const Linear& linear, const Rows& rows) {
+    copy_rows<M>(linear, rows.begin, rows.count, rows.count, 0);
   }
 
   // The rows of the gate, then those of the up layer.
-  DEVICE void stream_gate_up(const Linear& linear) {
+  DEVICE void copy_gate_up(const Linear& linear) {
     const Rows rows = hidden_rows();
-    stream(linear.weight + (i64)rows.begin * Stream::ROW_BYTES, (1 + GATED) * rows.count,
-           Stream::ROW_BYTES, Stream::TILE_ROWS, Stream::SEGMENT_BYTES, rows.count,
-           (i64)(FFN - rows.count) * Stream::ROW_BYTES);
+    copy_rows<Stream>(linear, rows.begin, (1 + GATED) * rows.count, rows.count, FFN - rows.count);
   }
 
-  DEVICE void stream_cache(int layer, const Unit& unit) {
+  DEVICE void copy_cache(int layer, const Unit& unit) {
     i64 begin = (i64)unit.head * a.capacity + unit.first;
     const u16 *keys = a.keys[layer] + begin * HEAD_DIM,
               *values = a.values[layer] + begin * HEAD_DIM;
@@ -101,14 +107,14 @@ struct Producer {
       fetch_layer(i + 1);
       const Layer& layer = shared().layers[i % LAYER_SLOTS];
       wait(&shared().layer_full[i % LAYER_SLOTS], i / LAYER_SLOTS & 1);
-      stream<Stream>(layer.qkv, Rows(QKV_WIDTH));
-      if (IS_PARALLEL) stream_gate_up(layer.gate_up);
+      copy_rows<Stream>(layer.qkv, Rows(QKV_WIDTH));
+      if (IS_PARALLEL) copy_gate_up(layer.gate_up);
       if (layer.window != splits.window) splits = KeySplits(position, layer.window);
-      stream_cache(i, Unit(splits));
-      stream<Out>(layer.out, Rows(DIM));
-      if (!IS_PARALLEL) stream_gate_up(layer.gate_up);
-      stream<Down>(layer.down, Rows(DIM));
+      copy_cache(i, Unit(splits));
+      copy_rows<Out>(layer.out, Rows(DIM));
+      if (!IS_PARALLEL) copy_gate_up(layer.gate_up);
+      copy_rows<Down>(layer.down, Rows(DIM));
     }
-    if (HAS_HEAD) stream<Stream>(a.head, Rows(VOCAB));
+    if (HAS_HEAD) copy_rows<Head>(a.head, Rows(VOCAB));
   }
 };

@@ -29,6 +29,7 @@ def _hash_kernel(chunks, hashes, BLOCK: tl.constexpr, ALIGNMENT: tl.constexpr):
         sums = sums * -7723592293110705685 + (word.to(tl.int64) & 0xFFFFFFFF)
     last = address.to(tl.pointer_type(tl.uint8)) + words * 4 + bytes_left
     byte = tl.load(last, mask=bytes_left < size - words * 4, other=0).to(tl.int64)
+    sums ^= (sums >> 32) & 0xFFFFFFFF
     result = tl.sum(sums * _multiplier(lanes)) + tl.sum(byte * _multiplier(BLOCK + bytes_left))
     tl.store(hashes + chunk, result)
 
@@ -44,15 +45,16 @@ def _multiplier(n):
 class ContentHashes:
     r"""Hashes of contiguous tensors on one device: of every chunk of 128 KiB, modulo 2^64,
 
-        h = sum_l m_l sum_t r^(T - 1 - t) w_tl + sum_i m_(L + i) b_i
+        h = sum_l m_l f(sum_t r^(T - 1 - t) w_tl) + sum_i m_(L + i) b_i,    f(x) = x ^ (x >> 32)
 
-    w are the chunk's 4-byte words in T rows of L lanes, b its last bytes, fewer than 16; r and all
-    m are odd 64-bit constants. The difference of a changed word is not divisible by 2^32, so that a
-    change of one word always changes h. A change of several words is missed where their
-    differences, times their multipliers, cancel: for one change in 2^32 or fewer.
+    w are the chunk's 4-byte words in T rows of L, b the last bytes, which are fewer than 16; r and
+    all m are odd 64-bit constants. A change of one word always changes h: f is one-to-one, and the
+    difference of two words, which is smaller than 2^32, is not 0 after a product with odd numbers.
+    Other changes keep h with a probability of at most 2^-32: a sum of multiples of 2^v times odd
+    numbers is 0 with a probability of 2^(v - 63), v is at most 31 for words of 4 bytes, and f
+    removes the further factors of 2 that the sum of a column can have.
 
-    The addresses of the tensors are read once, in the constructor. Call it only while they are
-    valid.
+    The addresses of the tensors are read in the constructor only: they must not change.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -81,7 +83,6 @@ def _chunks(tensor: Tensor) -> list[tuple[int, int]]:
     """The address and bytes of each chunk: aligned ones, after the bytes before the first."""
     address, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
     aligned = min(-(-address // ALIGNMENT) * ALIGNMENT, end)
-    starts = [address] if address < aligned else []
-    starts += range(aligned, end, CHUNK_BYTES)
-    ends = [*starts[1:], end]
-    return [(start, end - start) for start, end in zip(starts, ends, strict=True)]
+    head = [(address, aligned - address)] if address < aligned else []
+    starts = range(aligned, end, CHUNK_BYTES)
+    return head + [(start, min(CHUNK_BYTES, end - start)) for start in starts]

@@ -7,7 +7,7 @@ from torch import nn
 from regard.models.build import build_on_meta
 from regard.models.cost.activations import activation_bytes
 from regard.models.cost.flops import decode_flops, forward_flops
-from regard.models.cost.parts import BFLOAT16_BYTES, FLOAT32_BYTES, stacks
+from regard.models.cost.parts import BFLOAT16_BYTES, FLOAT32_BYTES, decoder_stack, stacks
 from regard.models.cost.state_memory import state_size
 from regard.models.presets import ModelConfig
 from regard.nn.block import Block
@@ -78,6 +78,7 @@ class Cost:
     parallel_layers: int  # layers whose attention and feed-forward network read the same input
     layer_parameters: int  # of the largest layer
     non_layer_parameters: int  # outside the layers: embeddings, head, final norm
+    decoder_layer_weights: int  # of linear layers, in the largest layer; 0 unless decoder-only
     state_bytes_per_token: int  # of the KV cache; 0 for a state of fixed size
     state_bytes: int  # of a row of the whole context, keys and values of the source included
     window_bytes: int  # the part of `state_bytes` that sliding windows still attend to
@@ -141,6 +142,7 @@ def cost(config: ModelConfig) -> Cost:
         ),
         layer_parameters=max(layers.values(), default=0),
         non_layer_parameters=parameters - sum(layers.values()),
+        decoder_layer_weights=_decoder_layer_weights(model),
         state_bytes_per_token=FLOAT32_BYTES * state.per_token,
         state_bytes=FLOAT32_BYTES * state.full,
         window_bytes=FLOAT32_BYTES * state.in_window,
@@ -159,6 +161,20 @@ def _separate_norms(block: Block) -> list[nn.Module | None]:
     if block.norm_placement.kind in ("post", "deepnorm"):
         norms += [block.attention_norm, block.ffn_norm]
     return norms
+
+
+def _decoder_layer_weights(model: nn.Module) -> int:
+    """The weights of linear layers in the largest layer of a decoder-only language model, else 0.
+
+    A prefix LM is not one: it reads its prompt bidirectionally.
+    """
+    decoder, prefix = decoder_stack(model), getattr(getattr(model, "config", None), "prefix", False)
+    if decoder is None or stacks(model) != [decoder] or prefix:
+        return 0
+    return max(
+        sum(layer.weight.numel() for layer in block.modules() if isinstance(layer, nn.Linear))
+        for block in decoder.layers
+    )
 
 
 def training_bytes(parameters: int, *, ema: bool = False) -> int:
