@@ -53,13 +53,22 @@ def test_two_outputs_per_row_use_whole_blocks():
         assert layer.row_weight is layer.weight
 
 
-@pytest.mark.parametrize("value", [0.0, 1e-36, 1e30])
+@pytest.mark.parametrize("value", [0.0, 1e-36, 1e30, -1e30])
 def test_very_small_and_very_large_activations(value):
     layer, weight = make(50, 768)
     y = layer(torch.full((1, 768), value), None)
     expected = weight.sum(1) * value
     tolerance = 1e-4 * float(expected.abs().max())
     torch.testing.assert_close(y[0].double(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_an_activation_that_is_not_finite_makes_its_row_so(value):
+    layer, _ = make(50, 768)
+    for position in (0, 5, 767):
+        x = torch.randn(1, 768)
+        x[0, position] = value
+        assert not layer(x, None).isfinite().any()
 
 
 def test_threads_do_not_share_buffers():

@@ -60,7 +60,8 @@ class Int8Linear:
         """W x + b, written to `out` if given."""
         bias = ZERO if bias is None else bias
         if x.shape[0] == 1:
-            largest = x.abs().max().item()
+            low, high = torch.aminmax(x)  # both are NaN if any x is
+            largest = max(high.item(), -low.item())
             if TINY < largest < torch.inf:
                 y = self._multiply_row(x, largest)
                 return torch.addcmul(bias, y, self.scale, value=largest / STEPS, out=out)
