@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int8, Int32
 from torch import Tensor, nn
 
-from regard.accel.int8_linear import Int8Linear, has_exact_int8, has_fbgemm
+from regard.accel.fbgemm_linear import Float16Linear, Int8Linear, has_exact_int8, has_fbgemm
 from regard.nn.attention import Attention
 from regard.nn.block import Block, FeedForward, GatedFeedForward
 from regard.nn.norm import LayerNorm, RMSNorm
@@ -49,7 +49,7 @@ class PackedLinear:
     transposed: Float[Tensor, "inputs outputs"] | None = None  # of a small weight, on a CPU
     blocks: Float[Tensor, "blocks outputs_per_block inputs"] | None = None  # of a large weight
     int8: Int8Linear | None = None  # with a copy in FBGEMM's layout
-    float16: Any = None  # the weight and the bias in FBGEMM's layout
+    float16: Float16Linear | None = None  # likewise
     onednn: Callable[[Tensor], Tensor] | None = None  # with a copy in oneDNN's layout
     onednn_rows: int = 1  # the smallest batch for which `onednn` is faster than `blocks`
 
@@ -74,10 +74,8 @@ class PackedLinear:
     def to_float16(self) -> "PackedLinear":
         """The same layer with float16 weights, for a CPU."""
         weight, bias = self.weight.half(), self.bias
-        if not has_fbgemm():
-            return PackedLinear(weight, bias)
-        packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
-        return PackedLinear(weight, bias, float16=packed)
+        float16 = Float16Linear.of(weight, bias) if has_fbgemm() else None
+        return PackedLinear(weight, bias, float16=float16)
 
     def quantize_int4(self) -> "PackedLinear":
         """The same layer with int4 weights; biases are unchanged."""
@@ -142,7 +140,7 @@ class PackedLinear:
         if self.int8 is not None:
             return self.int8(x, self.bias)
         if self.float16 is not None:
-            return cast(Tensor, torch.ops.quantized.linear_dynamic_fp16(x, self.float16))
+            return self.float16(x)
         if self.scale is None and x.dtype == self.weight.dtype:
             return F.linear(x, self.weight, self.bias)
         if self.scale is None:

@@ -1,16 +1,16 @@
-"""Int8 linear layers on a CPU are as exact as their activations of 15 bits."""
+"""FBGEMM's layers are as exact as weights in float16, and as activations of 15 bits."""
 
 import threading
 
 import pytest
 import torch
 
-from regard.accel import int8_linear
-from regard.accel.int8_linear import STEPS, Int8Linear
+from regard.accel import fbgemm_linear
+from regard.accel.fbgemm_linear import STEPS, Float16Linear, Int8Linear
 from regard.accel.packed import PackedLinear
 
 pytestmark = pytest.mark.skipif(
-    not int8_linear.has_exact_int8(), reason="torch has no exact FBGEMM here"
+    not fbgemm_linear.has_exact_int8(), reason="torch has no exact FBGEMM here"
 )
 
 
@@ -98,3 +98,21 @@ def test_a_buffer_that_was_made_in_inference_mode_is_used_outside_of_it():
     with torch.inference_mode():
         expected = layer(x)
     torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_float16_is_exact_but_for_the_rounding_of_weights_and_sums(
+    rows, bias, threads, monkeypatch
+):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    torch.manual_seed(0)
+    weight, x = torch.randn(51, 770).half(), torch.randn(rows, 770)
+    b = torch.randn(51) if bias else None
+    expected = x.double() @ weight.double().T + (0.0 if b is None else b.double())
+    layer = Float16Linear.of(weight, b)
+    assert layer.is_plain == (threads == 1 and fbgemm_linear.has_plain_float16())
+    y = layer(x)
+    # sums of 770 products of a size of 1
+    torch.testing.assert_close(y.double(), expected, rtol=0, atol=1e-4)

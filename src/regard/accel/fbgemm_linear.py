@@ -1,10 +1,10 @@
-"""Linear layers with int8 weights on a CPU, by FBGEMM, which torch contains for x86."""
+"""Linear layers with int8 and float16 weights on a CPU, by FBGEMM, which torch contains for x86."""
 
 import threading
 import warnings
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -130,6 +130,32 @@ class ThreadBuffers(threading.local):
 _buffers = ThreadBuffers()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Float16Linear:
+    """W x + b, with W in float16, and x, b and the sums in float32.
+
+    torch has two functions for it. A plain one uses one thread; that of its package for
+    quantization uses all threads, and has 8 us more overhead.
+    """
+
+    weight: Any  # in FBGEMM's layout
+    bias: Float[Tensor, " outputs"] | None
+    is_plain: bool  # `weight` is one of the plain function
+
+    @classmethod
+    def of(cls, weight: Float[Tensor, "outputs inputs"], bias: Tensor | None) -> "Float16Linear":
+        """Copy a weight to FBGEMM's layout, for the current number of threads."""
+        if torch.get_num_threads() == 1 and has_plain_float16():
+            return cls(torch.fbgemm_pack_gemm_matrix_fp16(weight.float()), bias, True)
+        return cls(torch.ops.quantized.linear_prepack_fp16(weight.float(), bias), bias, False)
+
+    def __call__(self, x: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs"]:
+        """W x + b."""
+        if self.is_plain:
+            return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.weight, self.bias)
+        return cast(Tensor, torch.ops.quantized.linear_dynamic_fp16(x, self.weight))
+
+
 @cache
 def has_fbgemm() -> bool:
     """Whether torch has FBGEMM's matmuls."""
@@ -146,6 +172,18 @@ def has_exact_int8() -> bool:
         warnings.simplefilter("ignore")
         y = Int8Linear.of(weight, torch.ones(16))(torch.ones(1, 64), None)
     return bool(torch.allclose(y, torch.full_like(y, 64 * 127)))
+
+
+@cache
+def has_plain_float16() -> bool:
+    """Whether torch has the plain function of `Float16Linear`, which it will remove."""
+    if not has_fbgemm() or not hasattr(torch, "fbgemm_linear_fp16_weight_fp32_activation"):
+        return False
+    with warnings.catch_warnings():  # as in `has_exact_int8`
+        warnings.simplefilter("ignore")
+        packed = torch.fbgemm_pack_gemm_matrix_fp16(torch.zeros(1, 1))
+        torch.fbgemm_linear_fp16_weight_fp32_activation(torch.zeros(1, 1), packed, None)
+    return True
 
 
 def _outputs_per_row(inputs: int) -> int:
