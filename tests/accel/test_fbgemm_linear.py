@@ -24,7 +24,7 @@ def make(outputs, inputs):
 @pytest.mark.parametrize("outputs", [50, 51])
 @pytest.mark.parametrize("inputs", [2, 37, 256, 512, 768])  # 256 and 768 end with half a block
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_product_differs_by_the_rounding_of_remainders_only(rows, inputs, outputs):
+def test_an_int8_layer_rounds_remainders_only(rows, inputs, outputs):
     layer, weight = make(outputs, inputs)
     x, bias = torch.randn(rows, inputs), torch.randn(outputs)
     expected = x.double() @ weight.T + bias.double()
@@ -45,7 +45,7 @@ def test_one_row_is_multiplied_as_among_others(inputs):
     torch.testing.assert_close(layer(x[:1], None), layer(x, None)[:1], rtol=1e-5, atol=1e-5)
 
 
-def test_two_outputs_per_row_use_whole_blocks():
+def test_half_a_block_is_avoided_by_two_outputs_per_row():
     layer, _ = make(51, 768)
     assert layer.row_weight[0].shape == (26, 2 * 768 + 2)
     for inputs in (512, 640, 1024):
@@ -89,6 +89,14 @@ def test_threads_do_not_share_buffers():
     for thread in threads:
         thread.join()
     assert not errors
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_activations_with_gradients_give_the_same_result(rows):
+    """A decoder that is called outside of `no_grad` has them."""
+    layer, _ = make(50, 768)
+    x = torch.randn(rows, 768)
+    torch.testing.assert_close(layer(x.clone().requires_grad_(), None), layer(x, None))
 
 
 def test_a_buffer_that_was_made_in_inference_mode_is_used_outside_of_it():

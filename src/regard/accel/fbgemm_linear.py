@@ -13,10 +13,9 @@ from torch import Tensor
 
 BLOCK = 512  # inputs of a block in FBGEMM's layout
 RANGE = torch.tensor([[-128.0, 127.0]], device="cpu")
-STEPS = 127  # of the quotients; of the remainders in one step of the quotients
-TINY = 1e-30  # the reciprocal of a smaller number may be infinite in float32
-# torch would convert a number at each call
-ZERO, DIVISORS = torch.tensor(0.0, device="cpu"), torch.full((2, 1), float(STEPS), device="cpu")
+STEPS = 127  # the largest quotient, and the number by which x is divided
+TINY = 1e-30  # STEPS**2 divided by a smaller number may be infinite in float32
+ZERO = RANGE.new_zeros(())  # torch would convert a number at each call
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,9 +28,9 @@ class Int8Linear:
     row of x has its own c, so that no row depends on the others. FBGEMM chooses the scale of its
     input by the range; two more inputs, -128 and 127, with weights of zero, make it 1.
 
-    FBGEMM reads blocks of 512 inputs. Where a weight ends with half a block, as with 768 inputs, it
-    skips the other half, which is slow. For one row of x, there is then another copy of the weight,
-    whose rows are two outputs, and consist of whole blocks:
+    FBGEMM reads blocks of 512 inputs. Where a weight ends with half a block, as with 768 inputs,
+    this is slow. For one row of x, there is then another copy of the weight, with whole blocks: a
+    row of it contains the weights of two outputs.
 
         [y_1   … y_n ]     [x 0]     [w_1 w_n+1]T
         [y_n+1 … y_2n]  =  [0 x]  ·  [ …    …  ]
@@ -59,7 +58,7 @@ class Int8Linear:
     ) -> Float[Tensor, "rows outputs"]:
         """W x + b, written to `out` if given."""
         bias = ZERO if bias is None else bias
-        if x.shape[0] == 1:
+        if x.shape[0] == 1 and not x.requires_grad:  # autograd does not allow buffers
             low, high = torch.aminmax(x)  # both are NaN if any x is
             largest = max(high.item(), -low.item())
             if TINY < largest < torch.inf:
@@ -90,26 +89,27 @@ class Int8Linear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowBuffers:
-    """The input of FBGEMM's matmul for one row of x, with views of it."""
+    """The input of FBGEMM's matmul for one row of x, with views of it and constants."""
 
     parts: Float[Tensor, "parts packed_inputs"]
     quotients: Float[Tensor, "outputs_per_row inputs"]
     remainders: Float[Tensor, "outputs_per_row inputs"]
-    divisors: Float[Tensor, "outputs_per_row 1"]
+    divisors: Float[Tensor, "outputs_per_row 1"]  # STEPS
     sums: Float[Tensor, "outputs_per_row parts"]  # adds the products of quotients and remainders
 
     @classmethod
     def of(cls, inputs: int) -> "RowBuffers":
         """Buffers for rows of this width."""
         count = _outputs_per_row(inputs)
-        width, identity = count * inputs + 2, torch.eye(count)
-        parts = torch.zeros(2 * count, width)
+        width = count * inputs + 2
+        parts = RANGE.new_zeros(2 * count, width)
         parts[:, -2:] = RANGE
         quotients, remainders = (
             half.as_strided((count, inputs), (width + inputs, 1)) for half in parts.chunk(2)
         )
+        identity = RANGE.new_ones(count).diag()
         sums = torch.cat((identity, identity / STEPS), 1)
-        return cls(parts, quotients, remainders, DIVISORS[:count], sums)
+        return cls(parts, quotients, remainders, RANGE.new_full((count, 1), STEPS), sums)
 
 
 class ThreadBuffers(threading.local):
@@ -208,4 +208,4 @@ def _pack(weight: Int8[Tensor, "outputs inputs"]) -> tuple[Any, ...]:
 @cache
 def _zeros(size: int) -> Tensor:
     """Zeros that all layers share, so that they stay in the CPU's cache."""
-    return torch.zeros(size, device="cpu")
+    return RANGE.new_zeros(size)
