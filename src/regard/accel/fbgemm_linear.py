@@ -29,8 +29,9 @@ class Int8Linear:
     input by the range; two more inputs, -128 and 127, with weights of zero, make it 1.
 
     FBGEMM reads blocks of 512 inputs. Where a weight ends with half a block, as with 768 inputs,
-    this is slow. For one row of x, there is then another copy of the weight, with whole blocks: a
-    row of it contains the weights of two outputs.
+    this is slow. With one thread, one row of x is then multiplied by another copy of the weight,
+    which has whole blocks: a row of it contains the weights of two outputs. Two threads would be
+    slower with it (docs/results.md).
 
         [y_1   … y_n ]     [x 0]     [w_1 w_n+1]T
         [y_n+1 … y_2n]  =  [0 x]  ·  [ …    …  ]
@@ -40,15 +41,16 @@ class Int8Linear:
     scale: Float[Tensor, " outputs"]
     weight: tuple[Any, ...]  # the arguments of FBGEMM's matmul after x
     row_weight: tuple[Any, ...]  # the same for one row of x
+    outputs_per_row: int = 1  # of `row_weight`
 
     @classmethod
     def of(cls, weight: Int8[Tensor, "outputs inputs"], scale: Tensor) -> "Int8Linear":
-        """Copy a weight to FBGEMM's layout."""
+        """Copy a weight to FBGEMM's layout, for the current number of threads."""
         packed = _pack(weight)
-        if _outputs_per_row(weight.shape[1]) == 1:
+        if torch.get_num_threads() > 1 or weight.shape[1] % BLOCK != BLOCK // 2:
             return cls(scale, packed, packed)
         halves = F.pad(weight, (0, 0, 0, len(weight) % 2)).chunk(2)
-        return cls(scale, packed, _pack(torch.cat(halves, 1)))
+        return cls(scale, packed, _pack(torch.cat(halves, 1)), 2)
 
     def __call__(
         self,
@@ -78,7 +80,7 @@ class Int8Linear:
         self, x: Float[Tensor, "1 inputs"], largest: float
     ) -> Float[Tensor, "1 outputs"]:
         """Sum_j w_ij x_j / c in as few calls as possible; `largest` is the largest |x_j|."""
-        buffers = _buffers.of(x.shape[1])
+        buffers = _buffers.of(self.outputs_per_row, x.shape[1])
         x = torch.add(ZERO, x, alpha=STEPS**2 / largest)
         torch.div(x, buffers.divisors, rounding_mode="trunc", out=buffers.quotients)
         torch.add(x, buffers.quotients, alpha=-STEPS, out=buffers.remainders)
@@ -98,9 +100,8 @@ class RowBuffers:
     sums: Float[Tensor, "outputs_per_row parts"]  # adds the products of quotients and remainders
 
     @classmethod
-    def of(cls, inputs: int) -> "RowBuffers":
-        """Buffers for rows of this width."""
-        count = _outputs_per_row(inputs)
+    def of(cls, count: int, inputs: int) -> "RowBuffers":
+        """Buffers for `count` outputs per row of the weight and this number of inputs."""
         width = count * inputs + 2
         parts = RANGE.new_zeros(2 * count, width)
         parts[:, -2:] = RANGE
@@ -113,17 +114,17 @@ class RowBuffers:
 
 
 class ThreadBuffers(threading.local):
-    """The buffers of a thread, which all layers with the same number of inputs share."""
+    """The buffers of a thread, which all layers of the same shape of input share."""
 
     def __init__(self) -> None:
-        self.by_inputs: dict[int, RowBuffers] = {}
+        self.by_shape: dict[tuple[int, int], RowBuffers] = {}
 
-    def of(self, inputs: int) -> RowBuffers:
-        """The buffers for rows of this width."""
-        buffers = self.by_inputs.get(inputs)
+    def of(self, count: int, inputs: int) -> RowBuffers:
+        """See `RowBuffers.of`."""
+        buffers = self.by_shape.get((count, inputs))
         if buffers is None:
             with torch.inference_mode(False):  # for use in any mode
-                buffers = self.by_inputs[inputs] = RowBuffers.of(inputs)
+                buffers = self.by_shape[count, inputs] = RowBuffers.of(count, inputs)
         return buffers
 
 
@@ -184,11 +185,6 @@ def has_plain_float16() -> bool:
         packed = torch.fbgemm_pack_gemm_matrix_fp16(torch.zeros(1, 1))
         torch.fbgemm_linear_fp16_weight_fp32_activation(torch.zeros(1, 1), packed, None)
     return True
-
-
-def _outputs_per_row(inputs: int) -> int:
-    """How many outputs a row of `row_weight` has."""
-    return 2 if inputs % BLOCK == BLOCK // 2 else 1
 
 
 def _matmul(x: Tensor, weight: tuple[Any, ...]) -> Tensor:
