@@ -11,7 +11,8 @@ layout; float16 and int8 have weights of this type. In float32 the generated ids
     for type in f32 f16 q8_0; do regard export runs/gpt2 gguf/$type --format gguf --type $type; done
     python bench/cpu_decode.py --run runs/gpt2 --llama gguf [--tokens 64] [--cpu-time]
 
-compares with llama.cpp (`llama-cpp-python`) in each of these three types.
+compares with llama.cpp (`llama-cpp-python`) in each of these three types, and prints the mean KL
+divergence of the next-token distributions from those in float32, for the same ids.
 """
 
 import argparse
@@ -136,8 +137,23 @@ class LlamaCpp:
         assert self.lib.llama_decode(self.context, batch) == 0
         return int(self.lib.llama_sampler_sample(self.greedy, self.context, -1))
 
-    def generate(self, prompt: list[int], tokens: int) -> list[int]:
+    def clear(self) -> None:
+        """Forget all ids."""
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
+
+    def log_probabilities(self, ids: list[int]) -> torch.Tensor:
+        """The distributions after each of these ids, in float64."""
+        self.clear()
+        vocab = self.lib.llama_vocab_n_tokens(self.lib.llama_model_get_vocab(self.model))
+        logits = []
+        for position, token in enumerate(ids):
+            self.step([token], position)
+            pointer = self.lib.llama_get_logits_ith(self.context, -1)
+            logits.append(torch.tensor(pointer[:vocab], dtype=torch.float64))
+        return torch.stack(logits).log_softmax(1)
+
+    def generate(self, prompt: list[int], tokens: int) -> list[int]:
+        self.clear()
         ids = [self.step(prompt, 0)]
         while len(ids) < tokens:
             ids.append(self.step(ids[-1:], len(prompt) + len(ids) - 1))
@@ -148,6 +164,7 @@ def compare_llama(options: argparse.Namespace, clock: Callable[[], float]) -> No
     model: Any = regard.load(options.run, device="cpu").model
     prompt = torch.randint(3, 500, (PROMPT,), generator=torch.Generator().manual_seed(0)).tolist()
     decoders: dict[str, PackedDecoder] = {}
+    llamas: dict[str, LlamaCpp] = {}
     ratios: dict[str, list[float]] = {}
     seconds: dict[str, tuple[list[float], list[float]]] = {}
     runs: dict[str, tuple[Callable[[], list[int]], Callable[[], list[int]]]] = {}
@@ -160,7 +177,8 @@ def compare_llama(options: argparse.Namespace, clock: Callable[[], float]) -> No
         packed = decoders[name] = cast(PackedDecoder, pack(model, **options_of_pack))
         packed.frozen = True  # as in `regard generate` and the server: nothing writes to the model
         decoder = CudaGraphDecoder(packed)
-        llama = LlamaCpp(options.llama / name.split()[0] / "model.gguf", options.threads)
+        path = options.llama / name.split()[0] / "model.gguf"
+        llama = llamas[name] = LlamaCpp(path, options.threads)
 
         def regard_ids(decoder: Any = decoder) -> list[int]:
             return generate(decoder, [prompt], GREEDY, max_new_tokens=options.tokens)[0]
@@ -170,10 +188,18 @@ def compare_llama(options: argparse.Namespace, clock: Callable[[], float]) -> No
 
         runs[name], ratios[name], seconds[name] = (regard_ids, llama_ids), [], ([], [])
     expected = runs["f32"][0]()
+    ids = prompt + expected[:-1]
+    reference = regard_log_probabilities(decoders["f32 not copied"], ids)
     for name, pair in runs.items():
         equal_ids = [sum(map(int.__eq__, run(), expected)) for run in pair]
         equal = " and ".join(map(str, equal_ids))
-        print(f"{name:14} {equal} of {options.tokens} ids equal those in float32")
+        both = regard_log_probabilities(decoders[name], ids), llamas[name].log_probabilities(ids)
+        divergences = [(reference.exp() * (reference - other)).sum(1).mean() for other in both]
+        divergence = " and ".join(f"{value:.1e}" for value in divergences)
+        print(
+            f"{name:14} {equal} of {options.tokens} ids equal those in float32, "
+            f"divergences {divergence}"
+        )
     for _ in range(options.repeats):
         for name, pair in runs.items():
             for run, times in zip(pair, seconds[name], strict=True):
@@ -190,6 +216,16 @@ def compare_llama(options: argparse.Namespace, clock: Callable[[], float]) -> No
     for name, decoder in decoders.items():
         start, read, step = split_times(decoder, prompt, clock)
         print(f"{name:14} start {start:.1f}, prompt {read:.1f}, step {step:.2f} ms")
+
+
+@torch.inference_mode()
+def regard_log_probabilities(decoder: PackedDecoder, ids: list[int]) -> torch.Tensor:
+    """The distributions after each of these ids, in float64."""
+    logits, state = [], decoder.start(1, len(ids))
+    for token in ids:
+        scores, state = decoder.step(torch.tensor([[token]]), state)
+        logits.append(scores[0, -1].double())
+    return torch.stack(logits).log_softmax(1)
 
 
 @torch.inference_mode()

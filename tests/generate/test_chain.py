@@ -152,6 +152,23 @@ def test_greedy_is_the_argmax_and_needs_no_chance():
     assert sampling.generators.counters.tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_fast_argmax_is_that_of_torch(dtype):
+    """The values are few, so that the largest occurs several times."""
+    logits = torch.randint(0, 9, (20, 300)).to(dtype).requires_grad_()
+    ids = chains.finite_argmax(logits)
+    assert ids.dtype == torch.long
+    assert torch.equal(ids, logits.argmax(-1))
+    for value in (torch.nan, torch.inf):
+        other = logits.detach().clone()
+        other[7, 5] = value
+        assert chains.finite_argmax(other) is None
+    other = torch.full((2, 5), -torch.inf)
+    other[0, 1] = 1.0
+    assert chains.finite_argmax(other) is None
+    assert chains.finite_argmax(other[:1]).tolist() == [1]
+
+
 def test_half_precision_logits_are_sampled_in_float32():
     seen = []
 

@@ -1,16 +1,15 @@
 """The linear layers of a block, packed for decoding: fewer and larger matmuls per token."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int8, Int32
 from torch import Tensor, nn
 
+from regard.accel.fbgemm_linear import Float16Linear, Int8Linear, has_exact_int8, has_fbgemm
 from regard.nn.attention import Attention
 from regard.nn.block import Block, FeedForward, GatedFeedForward
 from regard.nn.norm import LayerNorm, RMSNorm
@@ -21,11 +20,6 @@ ROWS_IN_FLOAT32 = 1 << 14  # rows of a weight that are converted to float32 at o
 INT4_GROUP = 128  # inputs that share a scale
 INT4_CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # clipping ratios to try for each group
 GEMV_ROWS = 4  # up to this many vectors, the weight is the left operand
-INT8_RANGE = torch.tensor([[-128.0, 127.0]], device="cpu")
-# quantization step of an int8 activation / that of its rounding error
-ERROR_SCALE = torch.tensor(254.0, device="cpu")
-ZERO = torch.tensor(0.0, device="cpu")  # torch would convert a number at each call
-INT8_SUM = torch.tensor([[1.0, 1 / 254]], device="cpu")  # of a rounded activation and its error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,11 +34,8 @@ class PackedLinear:
     groups. Only the Triton kernels read int4.
 
     A decode step is bound by the time to read W; int8 has half the bytes of bfloat16. FBGEMM, which
-    torch contains for x86, multiplies int8 and float16 weights on a CPU:
-
-        float16   x and y are in float32
-        int8      x ≈ c (h + r / 254), c the scale of x; h and its rounding error r are int8, two
-                  rows of a matmul
+    torch contains for x86, multiplies int8 (`Int8Linear`) and float16 weights with float32 x on a
+    CPU.
     """
 
     weight: (
@@ -57,7 +48,8 @@ class PackedLinear:
     scale: Float[Tensor, " outputs"] | Float[Tensor, "outputs groups"] | None = None
     transposed: Float[Tensor, "inputs outputs"] | None = None  # of a small weight, on a CPU
     blocks: Float[Tensor, "blocks outputs_per_block inputs"] | None = None  # of a large weight
-    fbgemm: tuple[Any, ...] = ()  # the arguments after x of FBGEMM's matmul
+    int8: Int8Linear | None = None  # with a copy in FBGEMM's layout
+    float16: Float16Linear | None = None  # likewise
     onednn: Callable[[Tensor], Tensor] | None = None  # with a copy in oneDNN's layout
     onednn_rows: int = 1  # the smallest batch for which `onednn` is faster than `blocks`
 
@@ -75,23 +67,26 @@ class PackedLinear:
         rounded = (weight / scale.unsqueeze(1)).round().to(torch.int8)
         layer = PackedLinear(rounded, self.bias, scale.to(self.weight.dtype))
         on_cpu = not weight.is_cuda and self.weight.dtype == torch.float32
-        return (
-            replace(layer, fbgemm=_fbgemm_int8(rounded)) if on_cpu and has_exact_int8() else layer
-        )
+        if not on_cpu or not has_exact_int8():
+            return layer
+        return replace(layer, int8=Int8Linear.of(rounded, scale))
 
     def to_float16(self) -> "PackedLinear":
         """The same layer with float16 weights, for a CPU."""
         weight, bias = self.weight.half(), self.bias
-        if not has_fbgemm():
-            return PackedLinear(weight, bias)
-        packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
-        return PackedLinear(weight, bias, fbgemm=(packed,))
+        float16 = Float16Linear.of(weight, bias) if has_fbgemm() else None
+        return PackedLinear(weight, bias, float16=float16)
 
     def quantize_int4(self) -> "PackedLinear":
         """The same layer with int4 weights; biases are unchanged."""
         parts = [_quantize_int4(rows) for rows in self.weight.detach().split(ROWS_IN_FLOAT32)]
         words, scales = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         return PackedLinear(words, self.bias, scales)
+
+    @property
+    def uses_fbgemm(self) -> bool:
+        """Whether FBGEMM multiplies by the weight."""
+        return self.int8 is not None or self.float16 is not None
 
     @property
     def bits(self) -> int:
@@ -142,10 +137,10 @@ class PackedLinear:
         if self.blocks is not None:
             y = self._blocked_matmul(x, self.blocks)
             return y if self.bias is None else y + self.bias
-        if self.fbgemm:
-            if self.scale is None:
-                return cast(Tensor, torch.ops.quantized.linear_dynamic_fp16(x, *self.fbgemm))
-            return _linear_int8(x, self.fbgemm, self.scale, self.bias)
+        if self.int8 is not None:
+            return self.int8(x, self.bias)
+        if self.float16 is not None:
+            return self.float16(x)
         if self.scale is None and x.dtype == self.weight.dtype:
             return F.linear(x, self.weight, self.bias)
         if self.scale is None:
@@ -173,8 +168,8 @@ class PackedLinear:
         self, out: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "rows outputs"]:
         """Write W x + b to `out`."""
-        if self.fbgemm and self.scale is not None:
-            return _linear_int8(x, self.fbgemm, self.scale, self.bias, out)
+        if self.int8 is not None:
+            return self.int8(x, self.bias, out)
         if self.transposed is None:
             return out.copy_(self(x))
         if self.bias is None:
@@ -185,10 +180,9 @@ class PackedLinear:
         self, residual: Float[Tensor, "rows outputs"], x: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "rows outputs"]:
         """residual + W x + b."""
-        if self.fbgemm and self.scale is not None:
-            base = residual if self.bias is None else residual + self.bias
-            return _linear_int8(x, self.fbgemm, self.scale, base)
-        if self.fbgemm or self.onednn is not None:
+        if self.int8 is not None:
+            return self.int8(x, residual if self.bias is None else residual + self.bias)
+        if self.float16 is not None or self.onednn is not None:
             return self(x).add_(residual)
         if self.weight.dtype != x.dtype or self.blocks is not None:
             return residual + self(x)
@@ -283,63 +277,6 @@ class PackedBlock:
     def apply_ffn(self, x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
         """The feed-forward network."""
         return self.down.apply(self.ffn_hidden(x))
-
-
-@cache
-def has_fbgemm() -> bool:
-    """Whether torch has FBGEMM's matmuls."""
-    return "fbgemm" in torch.backends.quantized.supported_engines
-
-
-@cache
-def has_exact_int8() -> bool:
-    """Whether FBGEMM's int8 matmul is exact; without VNNI instructions, 16-bit sums saturate."""
-    if not has_fbgemm() or not hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation"):
-        return False
-    weight = torch.full((16, 64), 127, dtype=torch.int8)
-    with warnings.catch_warnings():  # torch 2.13 warns at the first call that it will remove these
-        warnings.simplefilter("ignore")
-        y = _linear_int8(torch.ones(1, 64), _fbgemm_int8(weight), torch.ones(16), None)
-    return bool(torch.allclose(y, torch.full_like(y, 64 * 127)))
-
-
-def _fbgemm_int8(weight: Int8[Tensor, "outputs inputs"]) -> tuple[Any, ...]:
-    """The arguments of FBGEMM's matmul for an int8 weight, with two more inputs for `INT8_RANGE`.
-
-    Its scale is 1, its zero point 0 and its bias 0.
-    """
-    weight = F.pad(weight, (0, 2))
-    sums, packed = weight.sum(1, dtype=torch.int32), torch.fbgemm_pack_quantized_matrix(weight)
-    return weight, packed, sums, 1.0, 0, torch.zeros(len(weight))
-
-
-def _linear_int8(
-    x: Float[Tensor, "rows inputs"],
-    fbgemm: tuple[Any, ...],
-    weight_scale: Float[Tensor, " outputs"],
-    bias: Float[Tensor, "*rows outputs"] | None,
-    out: Float[Tensor, "rows outputs"] | None = None,
-) -> Float[Tensor, "rows outputs"]:
-    """W x + b in int8: each x is two rows of one matmul, its rounded values and rounding errors.
-
-    Each row of x has its own scale, so that no row depends on the others. FBGEMM chooses a scale
-    by the range of its input: with `INT8_RANGE` it is 1. The result is written to `out`, if given.
-    """
-    rows = len(x)
-    range_columns = INT8_RANGE if rows == 1 else INT8_RANGE.expand(rows, 2)
-    number = x.abs().max().item() / 127 if rows == 1 else 0.0
-    if 0.0 < number < torch.inf:  # one row: calls that take a number have less overhead
-        x, scale = torch.add(ZERO, x, alpha=1 / number), None
-    else:
-        scale, number = x.abs().amax(1, keepdim=True) / 127, 1.0
-        x = (x / scale).nan_to_num_(0.0, 0.0, 0.0)
-    rounded = x.round()
-    error = x.sub_(rounded).mul_(ERROR_SCALE)
-    parts = torch.cat((rounded, range_columns, error, range_columns), 1).view(2 * rows, -1)
-    y = torch.fbgemm_linear_int8_weight_fp32_activation(parts, *fbgemm)
-    y = torch.mm(INT8_SUM, y) if rows == 1 else torch.add(y[::2], y[1::2], alpha=1 / 254)
-    y = y if scale is None else y.mul_(scale)
-    return torch.addcmul(ZERO if bias is None else bias, y, weight_scale, value=number, out=out)
 
 
 def _quantize_int4(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -71,7 +71,7 @@ class PackedDecoder:
         head = PackedLinear(model.head.matrix.detach(), model.head.bias)
         self.head = head.quantize_int8() if int4 else convert(head)
         self.prefill_model = model
-        if self.head.fbgemm and not int4:
+        if self.head.uses_fbgemm and not int4:
             self.prefill_model = with_packed_layers(model, self.layers, self.head)
         self.embed, self.prepare, self.cap = model.embed, model.head.prepare, model.head.cap
         embed, position = model.embed, self.stack.position

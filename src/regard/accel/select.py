@@ -54,7 +54,7 @@ def decoding_path(
     The model's weights are packed in place: parameters keep their names and values, but become
     views of larger tensors. With `int8`, `int4` or, on a CPU, `float16`, decode steps use weights
     of that type; prefill uses them too where FBGEMM multiplies by them (int8:
-    `packed.has_exact_int8`, float16: `packed.has_fbgemm`), and the original weights elsewhere.
+    `fbgemm_linear.has_exact_int8`, float16: `has_fbgemm`), and the original weights elsewhere.
     Only the Triton path has int4: where it does not apply, `ConfigError` is raised.
 
     On a CPU, large float32 weights are copied to oneDNN's layout where that is faster and the
