@@ -22,15 +22,16 @@ OPTIMIZER_BYTES = 40  # read and written per parameter and step
 LAYER_SECONDS = 4e-4  # fixed overhead of a step for each attention layer
 SCALING_EFFICIENCY = 0.82  # speed of each of several GPUs, relative to a single one
 DECODE_BANDWIDTH_UTILIZATION = 0.77  # fraction of the data sheet's bandwidth, reading weights
-DECODE_LAYER_SECONDS = 9e-6  # fixed overhead of a decode step for each layer and separate norm
+DECODE_LAYER_SECONDS = 9e-6  # fixed overhead of a decode step for each layer, and for each norm
+# of queries and keys or after a branch
 DECODE_BIAS_SECONDS = 6e-6  # fixed overhead of a decode step for each layer with biases
 # The same where a step of one row is one kernel: of decoder-only models with layers up to this
 # size, on some GPUs.
-PERSISTENT_LAYER_BYTES = 1 << 27  # weights of linear layers, in bfloat16
+PERSISTENT_LAYER_BYTES = 160 << 20  # weights of linear layers, in bfloat16
 PERSISTENT_BANDWIDTH_UTILIZATION = 0.875
-PERSISTENT_LAYER_SECONDS = 9e-6
-PERSISTENT_PARALLEL_SECONDS = 6e-6  # for each layer with parallel branches
-SAMPLING_SECONDS = 4.5e-5  # temperature and top-k, after a step
+PERSISTENT_LAYER_SECONDS = 12.5e-6  # of a layer whose weights take no time to read
+PERSISTENT_NORM_SECONDS = 8.5e-6  # for each norm after a branch
+SAMPLING_SECONDS = 3.5e-5  # embedding, temperature and top-k
 PREFILL_UTILIZATION = 0.79  # fraction of the peak that matmuls reach in a forward pass
 PREFILL_ATTENTION_UTILIZATION = 0.88  # fraction of the peak that attention reaches in prefill
 PREFILL_LAYER_SECONDS = 1e-4  # fixed overhead of a prefill for each attention layer
@@ -288,17 +289,25 @@ def decode_seconds(cost: Cost, cluster: Cluster) -> float:
     if cluster.persistent and 0 < layer_bytes <= PERSISTENT_LAYER_BYTES:
         return persistent_step_seconds(cost, cluster) + SAMPLING_SECONDS
     bandwidth = cluster.bandwidth * DECODE_BANDWIDTH_UTILIZATION
-    overhead = DECODE_LAYER_SECONDS * (cost.attention_layers + cost.separate_norms)
+    norms = cost.qk_norms + cost.branch_norms
+    overhead = DECODE_LAYER_SECONDS * (cost.attention_layers + norms)
     return _matmul_bytes(cost) / bandwidth + overhead + DECODE_BIAS_SECONDS * cost.biased_layers
 
 
 def persistent_step_seconds(cost: Cost, cluster: Cluster) -> float:
-    """The time of a decode step that is one kernel, without sampling."""
-    layers = cost.attention_layers - cost.parallel_layers
+    """The time of a decode step that is one kernel, without sampling.
+
+    Part of a layer's weights is read while multiprocessors exchange activations: the time of both is
+    combined as if they were orthogonal.
+    """
+    bandwidth = cluster.bandwidth * PERSISTENT_BANDWIDTH_UTILIZATION
+    layer_bytes = BFLOAT16_BYTES * cost.decoder_layer_weights
+    layer_seconds = math.hypot(layer_bytes / bandwidth, PERSISTENT_LAYER_SECONDS)
+    other_bytes = _matmul_bytes(cost) - cost.attention_layers * layer_bytes
     return (
-        _matmul_bytes(cost) / (cluster.bandwidth * PERSISTENT_BANDWIDTH_UTILIZATION)
-        + PERSISTENT_LAYER_SECONDS * layers
-        + PERSISTENT_PARALLEL_SECONDS * cost.parallel_layers
+        cost.attention_layers * layer_seconds
+        + PERSISTENT_NORM_SECONDS * cost.branch_norms
+        + other_bytes / bandwidth
     )
 
 

@@ -73,9 +73,9 @@ class Cost:
     mixed_checkpointed_bytes: int
     logits_per_token: int  # in the loss, which computes them in chunks; 0 without a vocabulary
     attention_layers: int  # cross-attention counts as one; 0 without a Transformer
-    separate_norms: int  # norms outside the kernels of linear layers: of q and k, after a branch
+    qk_norms: int  # layers with norms of queries and keys
+    branch_norms: int  # norms that follow a branch, of its output or of the sum with it
     biased_layers: int  # layers with a bias, in a linear layer or a norm
-    parallel_layers: int  # layers whose attention and feed-forward network read the same input
     layer_parameters: int  # of the largest layer
     non_layer_parameters: int  # outside the layers: embeddings, head, final norm
     decoder_layer_weights: int  # of linear layers, in the largest layer; 0 unless decoder-only
@@ -126,19 +126,14 @@ def cost(config: ModelConfig) -> Cost:
         attention_layers=sum(
             1 + (block.cross is not None) for stack in stacks(model) for block in stack.layers
         ),
-        separate_norms=sum(
-            norm is not None
-            for stack in stacks(model)
-            for block in stack.layers
-            for norm in _separate_norms(block)
+        qk_norms=sum(
+            block.attention.q_norm is not None for stack in stacks(model) for block in stack.layers
         ),
+        branch_norms=sum(_branch_norms(block) for stack in stacks(model) for block in stack.layers),
         biased_layers=sum(
             any("bias" in name for name, _ in block.named_parameters())
             for stack in stacks(model)
             for block in stack.layers
-        ),
-        parallel_layers=sum(
-            block.norm_placement.parallel for stack in stacks(model) for block in stack.layers
         ),
         layer_parameters=max(layers.values(), default=0),
         non_layer_parameters=parameters - sum(layers.values()),
@@ -155,12 +150,12 @@ def cost(config: ModelConfig) -> Cost:
     )
 
 
-def _separate_norms(block: Block) -> list[nn.Module | None]:
-    """The norms of a block that no kernel of a linear layer applies; None for those it lacks."""
-    norms = [block.attention.q_norm, block.attention_post_norm, block.ffn_post_norm]
+def _branch_norms(block: Block) -> int:
+    """The number of norms that follow a branch of a block."""
+    norms = [block.attention_post_norm, block.ffn_post_norm]
     if block.norm_placement.kind in ("post", "deepnorm"):
         norms += [block.attention_norm, block.ffn_norm]
-    return norms
+    return sum(norm is not None for norm in norms)
 
 
 def _decoder_layer_weights(model: nn.Module) -> int:
