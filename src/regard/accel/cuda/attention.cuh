@@ -3,14 +3,14 @@
 struct Attention : Consumer {
   using Consumer::Consumer;
 
-  // Receives q, k and v of the unit's KV head, normalizes and rotates them, and rounds them.
-  DEVICE void prepare_heads(const Layer& layer, const Unit& unit, const float* qkv) {
+  // Receives q, k and v of its KV head, normalizes and rotates them, and rounds them.
+  DEVICE void prepare_heads(const Layer& layer, const HeadSplit& own, const float* qkv) {
     NO_UNROLL
     for (int row = warp; row < GROUP + 2; row += WARPS) {
       const bool is_query = row < GROUP, is_value = row == GROUP + 1;
       const float* from =
-          qkv + (is_query ? (unit.head * GROUP + row) * HEAD_DIM
-                          : Q_WIDTH + (row - GROUP) * KV_WIDTH + unit.head * HEAD_DIM);
+          qkv + (is_query ? (own.head * GROUP + row) * HEAD_DIM
+                          : Q_WIDTH + (row - GROUP) * KV_WIDTH + own.head * HEAD_DIM);
       u16* to = is_query   ? shared().queries + row * HEAD_DIM
                 : is_value ? shared().new_value
                            : shared().new_key;
@@ -72,13 +72,13 @@ struct Attention : Consumer {
   }
 
   // Stores the new key and value in the KV cache.
-  DEVICE void store_new_key(int layer, const Unit& unit) const {
+  DEVICE void store_new_key(int layer, const HeadSplit& own) const {
     constexpr int CHUNKS = HEAD_DIM / 8;
     if (thread >= 2 * CHUNKS) return;
     const bool is_key = thread < CHUNKS;
     const int chunk = is_key ? thread : thread - CHUNKS;
     u16* to =
-        (is_key ? a.keys : a.values)[layer] + ((i64)unit.head * a.capacity + position) * HEAD_DIM;
+        (is_key ? a.keys : a.values)[layer] + ((i64)own.head * a.capacity + position) * HEAD_DIM;
     ((uint4*)to)[chunk] = ((const uint4*)(is_key ? shared().new_key : shared().new_value))[chunk];
   }
 
@@ -192,23 +192,23 @@ struct Attention : Consumer {
     sync_warp();  // the weights may be written again
   }
 
-  // Attention of the unit's queries over its keys. Warps take turns at 16 keys.
-  DEVICE void attend(const Layer& layer, int index, const Unit& unit) {
-    prepare_heads(layer, unit, a.exchange + QKV_AT);
+  // Attention of the queries of its KV head over its keys. Warps take turns at 16 keys.
+  DEVICE void attend(const Layer& layer, int index, const HeadSplit& own) {
+    prepare_heads(layer, own, a.exchange + QKV_AT);
     sync_consumers();
-    const int keys = unit.cached + unit.has_new_key;
+    const int keys = own.cached + own.has_new_key;
     Sums sums = {};
     UNROLL
     for (int n = 0; n < QUERY_TILES; n++) sums.maximum[n][0] = sums.maximum[n][1] = -1e30f;
     int turn = warp;
     NO_UNROLL
     for (int first = 0; first < keys; first += STAGE_KEYS) {
-      const int cached = min_of(STAGE_KEYS, unit.cached - first);
+      const int cached = min_of(STAGE_KEYS, own.cached - first);
       const int count = min_of(STAGE_KEYS, keys - first);
       if (cached) wait(&shared().full[stage.index], stage.parity);
       NO_UNROLL
       for (int tile = 16 * (turn % WARPS); tile < count; tile += 16 * WARPS)
-        add_keys(sums, stage_data(stage), tile, count, count > cached, unit.first + first);
+        add_keys(sums, stage_data(stage), tile, count, count > cached, own.first + first);
       turn += KEY_TILES;
       if (cached) {
         sync_warp();
@@ -216,15 +216,15 @@ struct Attention : Consumer {
         stage.advance();
       }
     }
-    merge(sums, unit);
-    if (unit.has_new_key) store_new_key(index, unit);
+    merge(sums, own);
+    if (own.has_new_key) store_new_key(index, own);
   }
 
   // Merges the sums of all warps, and sends attention: the result, or a part of it with its log
   // sum.
-  DEVICE void merge(const Sums& sums, const Unit& unit) {
+  DEVICE void merge(const Sums& sums, const HeadSplit& own) {
     constexpr int WIDTH = GROUP * HEAD_DIM, MERGED = 2 * BATCH_ROWS;  // columns merged at once
-    float(*merged)[MERGED] = (float(*)[MERGED])shared().partial;
+    float(*merged)[MERGED] = (float(*)[MERGED])shared().products;
     UNROLL
     for (int n = 0; n < QUERY_TILES; n++) {
       UNROLL
@@ -268,35 +268,35 @@ struct Attention : Consumer {
         const float scale = total > 0.f ? 1.f / total : 0.f;  // a split may have no keys
         low *= scale, high *= scale;
         const float log_sum = total > 0.f ? maximum + log2f(total) : -1e30f;
-        const int column = unit.head * WIDTH + begin + place, head = column / HEAD_DIM;
+        const int column = own.head * WIDTH + begin + place, head = column / HEAD_DIM;
         const bool is_first = (begin + place) % HEAD_DIM == 0;
         if (splits.are_direct()) {
-          const u32 tag = tags.attention >> unit.split & 1;
-          send(a.exchange + ATTENTION_AT + unit.split * ATTENTION_WORDS + column / 2,
+          const u32 tag = tags.attention >> own.index & 1;
+          send(a.exchange + ATTENTION_AT + own.index * ATTENTION_WORDS + column / 2,
                pack_pair<IS_BFLOAT16>(low, high), tag);
-          if (is_first) send(a.exchange + LOG_SUM_AT + 4 * head + unit.split, log_sum, tag);
+          if (is_first) send(a.exchange + LOG_SUM_AT + 4 * head + own.index, log_sum, tag);
         } else {
-          const u32 tag = tags.parts >> unit.split & 1;
-          float* part = a.exchange + PART_AT + unit.split * Q_WIDTH + column;
+          const u32 tag = tags.parts >> own.index & 1;
+          float* part = a.exchange + PART_AT + own.index * Q_WIDTH + column;
           send(part, low, tag);
           send(part + 1, high, tag);
           if (is_first)
-            send(a.exchange + PART_LOG_SUM_AT + head * LOG_SUMS + unit.split, log_sum, tag);
+            send(a.exchange + PART_LOG_SUM_AT + head * LOG_SUMS + own.index, log_sum, tag);
         }
       }
     }
   }
 
-  // Combines the parts of some columns of the unit's KV head, and sends them as those of the only
+  // Combines the parts of some columns of its KV head, and sends them as those of the only
   // split: a vector of four columns of one split per lane.
-  DEVICE void combine(const Unit& unit) {
+  DEVICE void combine(const HeadSplit& own) {
     constexpr int VECTORS = GROUP * HEAD_DIM / 4;
-    const int count = splits.splits, begin = VECTORS * unit.split / count;
-    const int pairs = (VECTORS * (unit.split + 1) / count - begin) * count;
+    const int count = splits.count, begin = VECTORS * own.index / count;
+    const int pairs = (VECTORS * (own.index + 1) / count - begin) * count;
     NO_UNROLL
     for (int base = warp * 32; base < pairs; base += CONSUMERS) {
       const int pair = min_of(base + lane, pairs - 1), split = pair % count;
-      const int column = unit.head * GROUP * HEAD_DIM + 4 * (begin + pair / count);
+      const int column = own.head * GROUP * HEAD_DIM + 4 * (begin + pair / count);
       const int head = column / HEAD_DIM;
       const float* from = a.exchange + PART_AT + split * Q_WIDTH + column;
       const float* log_sum_at = a.exchange + PART_LOG_SUM_AT + head * LOG_SUMS + split;
@@ -332,7 +332,7 @@ struct Attention : Consumer {
   // Writes the attention of all heads as an input, from all splits or from the combined one. A
   // barrier must follow.
   DEVICE void write_attention(u16* input) {
-    const int count = splits.are_direct() ? splits.splits : 1;
+    const int count = splits.are_direct() ? splits.count : 1;
     const float* attention = received(ATTENTION_AT, tags.attention & 1);
     NO_UNROLL
     for (int column = 8 * thread; column < Q_WIDTH; column += 8 * CONSUMERS) {
@@ -379,6 +379,6 @@ struct Attention : Consumer {
     }
     write_padding<Out>(input);
     tags.attention ^= (1u << count) - 1;
-    if (!splits.are_direct()) tags.parts ^= (u32)((1ull << splits.splits) - 1);
+    if (!splits.are_direct()) tags.parts ^= (u32)((1ull << splits.count) - 1);
   }
 };

@@ -27,7 +27,7 @@ struct Step : Attention {
     Rows rows(QKV_WIDTH);
     Output output;
     if (thread < rows.count) output = Output(layer.qkv, rows.begin + thread);
-    multiply_into<Stream>(buffer, shared().input, rows.count);
+    multiply_into<FromStream>(buffer, shared().input, rows.count);
     sync_consumers();
     if (thread < rows.count) {
       const Moments m = moments<INPUT_NORM>(layer.eps, layer.gain_scale);
@@ -45,7 +45,7 @@ struct Step : Attention {
       output = Output(layer.gate_up, row);
       if (GATED) up = Output(layer.gate_up, FFN + row);
     }
-    multiply_into<Stream>(buffer, input, (1 + GATED) * rows.count);
+    multiply_into<FromStream>(buffer, input, (1 + GATED) * rows.count);
     sync_consumers();
     if (thread < ceil_div(rows.count, 32) * 32) {  // whole warps
       float hidden = 0.f;
@@ -102,7 +102,7 @@ struct Step : Attention {
     Vector gain[STREAM_VECTORS];
     load_gain(gain, layer.gain);
     if (layer.window != splits.window) splits = KeySplits(position, layer.window);
-    const Unit unit(splits);
+    const HeadSplit own(splits);
     if (index > 0) {
       const Layer& previous = layer_at(index - 1);
       add_branch(FFN_AT, previous.output_norm[1], previous.output_eps[1]);
@@ -118,19 +118,19 @@ struct Step : Attention {
         Vector v = x[i];
         UNROLL
         for (int j = 0; j < 4; j++) v[j] *= ffn_gain[i][j];
-        if (column(i) < DIM) store_input<Stream>(shared().second_input, column(i), v);
+        if (column(i) < DIM) store_input<FromStream>(shared().second_input, column(i), v);
       }
-      write_padding<Stream>(shared().second_input);
+      write_padding<FromStream>(shared().second_input);
     }
-    write_stream<Stream, INPUT_NORM>(shared().input, gain);
+    write_stream<FromStream, INPUT_NORM>(shared().input, gain);
     project_qkv(layer);
     if (IS_PARALLEL) {
       const u16* input = PLACEMENT == PARALLEL ? shared().input : shared().second_input;
       project_gate_up(layer, input);
     }
-    if (unit.active) {
-      attend(layer, index, unit);
-      if (!splits.are_direct()) combine(unit);
+    if (own.active) {
+      attend(layer, index, own);
+      if (!splits.are_direct()) combine(own);
     }
     if (IS_PARALLEL) write_pairs<Down>(shared().second_input, HIDDEN_AT);
     write_attention(shared().input);
@@ -139,7 +139,7 @@ struct Step : Attention {
     project_branch<Out>(layer.out, shared().input, BRANCH_AT);
     load_gain(gain, layer.ffn_gain);
     add_branch(BRANCH_AT, layer.output_norm[0], layer.output_eps[0]);
-    write_stream<Stream, INPUT_NORM>(shared().input, gain);
+    write_stream<FromStream, INPUT_NORM>(shared().input, gain);
     project_gate_up(layer, shared().input);
     write_pairs<Down>(shared().input, HIDDEN_AT);
     sync_consumers();

@@ -141,7 +141,7 @@ struct Matrix {
 
 constexpr int BRANCH_TILE_ROWS = DIM > 8 * NUM_BLOCKS ? 16 : 8;
 // Those whose input is the residual stream: qkv, gate and up; the head.
-using Stream = Matrix<WEIGHT_BITS, DIM, 2, WEIGHT_BITS == 4 ? 32 : 16>;
+using FromStream = Matrix<WEIGHT_BITS, DIM, 2, WEIGHT_BITS == 4 ? 32 : 16>;
 using Head = Matrix<HEAD_BITS, DIM, 2, 16>;
 using Out = Matrix<WEIGHT_BITS, Q_WIDTH, 1, BRANCH_TILE_ROWS>;
 using Down = Matrix<WEIGHT_BITS, FFN, 1, BRANCH_TILE_ROWS>;
@@ -175,26 +175,26 @@ constexpr int MAX_SPLITS =
 
 // The keys that a query attends to, in splits of the same size; the last key is the new one.
 struct KeySplits {
-  int window, first, keys, splits = 1, split_keys;
+  int window, first, keys, count = 1, split_keys;
   DEVICE KeySplits(int position, int window) : window(window) {
     first = position + 1 > window ? position + 1 - window : 0;
     keys = position + 1 - first;
-    while (splits < MAX_SPLITS && keys > splits * SPLIT_KEYS) splits *= 2;
-    split_keys = ceil_div(keys, splits);
+    while (count < MAX_SPLITS && keys > count * SPLIT_KEYS) count *= 2;
+    split_keys = ceil_div(keys, count);
   }
   // Whether all blocks receive the attention of each split; else it is combined first.
-  DEVICE bool are_direct() const { return splits <= DIRECT_SPLITS; }
+  DEVICE bool are_direct() const { return count <= DIRECT_SPLITS; }
 };
 
 // The split of a KV head that this block computes.
-struct Unit {
-  int head, split, first, cached;  // the first key, and the number of keys in the cache
+struct HeadSplit {
+  int head, index, first, cached;  // the first key, and the number of keys in the cache
   bool active, has_new_key;
-  DEVICE Unit(const KeySplits& s) {
+  DEVICE HeadSplit(const KeySplits& s) {
     head = block_index() % KV_HEADS;
-    split = block_index() / KV_HEADS;
-    active = split < s.splits;
-    const int begin = min_of(split * s.split_keys, s.keys);
+    index = block_index() / KV_HEADS;
+    active = index < s.count;
+    const int begin = min_of(index * s.split_keys, s.keys);
     const int end = min_of(begin + s.split_keys, s.keys);
     first = s.first + begin;
     has_new_key = active && begin < end && end == s.keys;
@@ -218,9 +218,10 @@ constexpr int EXCHANGE_WORDS = FFN_AT + DIM;
 static_assert(MAX_SPLITS <= LOG_SUMS, "the log sums of a head are in one cache line");
 static_assert(DIRECT_SPLITS <= 4, "the log sums of a head are loaded at once");
 
-constexpr int INPUT_SIZE = max_of(max_of(Stream::INPUT_SIZE, Head::INPUT_SIZE),
+constexpr int INPUT_SIZE = max_of(max_of(FromStream::INPUT_SIZE, Head::INPUT_SIZE),
                                   max_of(Out::INPUT_SIZE, IS_PARALLEL ? 0 : Down::INPUT_SIZE));
-constexpr int SECOND_INPUT_SIZE = IS_PARALLEL ? max_of(Down::INPUT_SIZE, Stream::INPUT_SIZE) : 8;
+constexpr int SECOND_INPUT_SIZE =
+    IS_PARALLEL ? max_of(Down::INPUT_SIZE, FromStream::INPUT_SIZE) : 8;
 constexpr int MAX_BLOCK_ROWS = 2 + max_of(max_of(QKV_WIDTH, DIM), FFN) / NUM_BLOCKS;
 // that are summed at once; of hidden values, gate and up
 constexpr int BATCH_ROWS =
@@ -236,7 +237,7 @@ static_assert(!IS_PARALLEL || max_of(QKV_WIDTH, FFN / 2) >= NUM_BLOCKS,
 struct SharedMemory {
   alignas(128) u16 input[INPUT_SIZE];
   alignas(128) u16 second_input[SECOND_INPUT_SIZE];
-  alignas(16) float partial[2][WARPS][BATCH_ROWS];    // what each warp has summed, in two buffers
+  alignas(16) float products[2][WARPS][BATCH_ROWS];   // what each warp has summed, in two buffers
   alignas(16) float rotated[(GROUP + 1) * HEAD_DIM];  // queries and key, before their rotation
   alignas(16) u16 queries[QUERY_TILES * 8 * HEAD_DIM];
   alignas(16) u16 new_key[HEAD_DIM], new_value[HEAD_DIM];

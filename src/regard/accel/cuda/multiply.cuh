@@ -116,12 +116,12 @@ struct UnitRows {
   }
 };
 
-// W x for the block's rows: what each warp has summed, in `partial`. Rows and units of a stage that
-// were not copied have an old content; their results or inputs are not used or 0.
+// W x for the block's rows: what each warp has summed, in `products`. Rows and units of a stage
+// that were not copied have an old content; their results or inputs are not used or 0.
 //
 // While a segment is multiplied, the next one is loaded from shared memory to registers.
 template <class M>
-DEVICE void multiply(const u16* input, int rows, float (*partial)[BATCH_ROWS], Stage& stage) {
+DEVICE void multiply(const u16* input, int rows, float (*products)[BATCH_ROWS], Stage& stage) {
   const int warp = thread_index() / 32, lane = thread_index() % 32, g = lane / 4, t = lane % 4;
   int segments_left = ceil_div(rows, M::TILE_ROWS) * M::SEGMENTS;
   if (segments_left == 0) return;
@@ -160,7 +160,7 @@ DEVICE void multiply(const u16* input, int rows, float (*partial)[BATCH_ROWS], S
       for (int u = 0; u < M::WARP_UNITS; u++)
         sum += M::BITS == 4 ? sums[u][i][0] : UnitRows<M>::row_product(sums[u][i]);
       sum += shuffle_xor(sum, 1);
-      if (t == g % 2 * 2) partial[warp][tile + g + 8 * i] = sum;
+      if (t == g % 2 * 2) products[warp][tile + g + 8 * i] = sum;
     }
   }
 }

@@ -70,16 +70,17 @@ struct Producer {
   // The rows of the gate, then those of the up layer.
   DEVICE void copy_gate_up(const Linear& linear) {
     const Rows rows = hidden_rows();
-    copy_rows<Stream>(linear, rows.begin, (1 + GATED) * rows.count, rows.count, FFN - rows.count);
+    copy_rows<FromStream>(linear, rows.begin, (1 + GATED) * rows.count, rows.count,
+                          FFN - rows.count);
   }
 
-  DEVICE void copy_cache(int layer, const Unit& unit) {
-    i64 begin = (i64)unit.head * a.capacity + unit.first;
+  DEVICE void copy_cache(int layer, const HeadSplit& own) {
+    i64 begin = (i64)own.head * a.capacity + own.first;
     const u16 *keys = a.keys[layer] + begin * HEAD_DIM,
               *values = a.values[layer] + begin * HEAD_DIM;
     NO_UNROLL
-    for (int key = 0; key < unit.cached; key += STAGE_KEYS) {
-      u32 bytes = min_of(STAGE_KEYS, unit.cached - key) * HEAD_DIM * 2;
+    for (int key = 0; key < own.cached; key += STAGE_KEYS) {
+      u32 bytes = min_of(STAGE_KEYS, own.cached - key) * HEAD_DIM * 2;
       char* data = start(2 * bytes);
       u64* full = &shared().full[stage.index];
       if (lane == 0) {
@@ -107,10 +108,10 @@ struct Producer {
       fetch_layer(i + 1);
       const Layer& layer = shared().layers[i % LAYER_SLOTS];
       wait(&shared().layer_full[i % LAYER_SLOTS], i / LAYER_SLOTS & 1);
-      copy_rows<Stream>(layer.qkv, Rows(QKV_WIDTH));
+      copy_rows<FromStream>(layer.qkv, Rows(QKV_WIDTH));
       if (IS_PARALLEL) copy_gate_up(layer.gate_up);
       if (layer.window != splits.window) splits = KeySplits(position, layer.window);
-      copy_cache(i, Unit(splits));
+      copy_cache(i, HeadSplit(splits));
       copy_rows<Out>(layer.out, Rows(DIM));
       if (!IS_PARALLEL) copy_gate_up(layer.gate_up);
       copy_rows<Down>(layer.down, Rows(DIM));
