@@ -2,8 +2,8 @@
 //
 // Every thread of every block is a coroutine. One of them runs at a time, until it waits. The order
 // of warps is random, and one warp at a time is held back until all others wait for it. Bulk copies
-// are executed some time after they were started, and memory without a value is NaN. So missing
-// barriers and waits show up as wrong results.
+// are executed some time after they were started, stores for other blocks in any order, and memory
+// without a value is NaN. So missing barriers and waits show up as wrong results.
 #pragma once
 
 #include <setjmp.h>
@@ -85,10 +85,16 @@ struct Copy {
   u64* barrier;
 };
 
+struct Store {
+  u32* to;
+  u32 value;
+};
+
 constexpr size_t STACK_BYTES = 1 << 16;
 static std::vector<Block> blocks;
 static std::vector<Thread> threads;
 static std::vector<Copy> copies;
+static std::vector<Store> stores;
 static u32 random_state;
 static jmp_buf scheduler;
 static Thread* current;
@@ -206,10 +212,7 @@ inline u32 load_exchanged(const void* p) {
   if (random_number() % 4) let_others_run();
   return *(const u32*)p;
 }
-inline void store_exchanged(void* p, u32 v) {
-  *(u32*)p = v;
-  waits = 0;
-}
+inline void store_exchanged(void* p, u32 v) { stores.push_back({(u32*)p, v}); }
 inline u32 add_one(u32* p) { return (*p)++; }
 
 inline float as_float(u32 x) {
@@ -294,16 +297,28 @@ static void resume() {
   setcontext(&context);
 }
 
+template <class T>
+static T take_random(std::vector<T>& values) {
+  std::swap(values[random_number() % values.size()], values.back());
+  const T value = values.back();
+  values.pop_back();
+  return value;
+}
+
 // Executes one of the bulk copies that were started.
 static void execute_copy() {
-  const u32 i = random_number() % copies.size();
-  const Copy copy = copies[i];
-  copies[i] = copies.back();
-  copies.pop_back();
+  const Copy copy = take_random(copies);
   memcpy(copy.to, copy.from, copy.bytes);
   auto& b = *(TransactionBarrier*)copy.barrier;
   b.bytes -= copy.bytes;
   complete_phase(b);
+}
+
+// Executes one of the stores to exchanged values.
+static void execute_store() {
+  const Store store = take_random(stores);
+  *store.to = store.value;
+  waits = 0;
 }
 
 // Runs the kernel to its end; returns an error message or null.
@@ -313,6 +328,7 @@ static const char* run_blocks(int num_blocks, int shared_bytes, u32 seed) {
   failure = nullptr;
   waits = 0;
   copies.clear();
+  stores.clear();
   blocks = std::vector<Block>(num_blocks);
   threads.resize(num_blocks * size);
   for (auto& b : blocks) {
@@ -349,6 +365,7 @@ static const char* run_blocks(int num_blocks, int shared_bytes, u32 seed) {
         running.pop_back();
       }
     }
+    while (!stores.empty() && (random_number() % 8 || running.empty())) execute_store();
     const bool all_wait = waits > 4 * threads.size();
     if (all_wait && random_number() % 2 && !running.empty())
       held = running[random_number() % running.size()];
