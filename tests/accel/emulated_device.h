@@ -1,16 +1,16 @@
 // The operations of src/regard/accel/cuda/device.cuh on a CPU, and a driver, to test CUDA code.
 //
-// Every thread of every block is a coroutine. One of them runs at a time, in a random order, until
-// it waits; bulk copies are executed some time after they were started. So missing barriers and
-// waits show up as wrong results.
+// Every thread of every block is a coroutine. One of them runs at a time, until it waits. The order
+// of warps is random, and one warp at a time is held back until all others wait for it. Bulk copies
+// are executed some time after they were started, stores for other blocks in any order, and memory
+// without a value is NaN. So missing barriers and waits show up as wrong results.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
 #include <cstring>
-#include <memory>
-#include <random>
 #include <vector>
 
 typedef unsigned short u16;
@@ -44,19 +44,38 @@ struct Barrier {
   u64 generation = 0;
 };
 
+struct TransactionBarrier;
+
+// What the lanes of a warp exchange in an operation.
+union Lanes {
+  float values[32];  // of a shuffle
+  struct {
+    float a[16][16], b[8][16];
+  } tiles;  // operands of a matrix product
+};
+
+struct Warp {
+  Barrier barrier;
+  Lanes lanes[2];  // of an operation and of the next one, which a lane may begin before others
+};
+
 struct Block {
   std::vector<char> memory;
   Barrier all, consumers;
-  std::vector<Barrier> warps;
-  std::vector<float> lanes;   // values of a shuffle
-  std::vector<u32> tiles[6];  // operands of a matrix product
+  std::vector<Warp> warps;
 };
 
 struct Thread {
-  ucontext_t context;
-  std::unique_ptr<char[]> stack;
+  jmp_buf context;
+  std::vector<char> stack;
   int block, index;
-  bool ended = false;
+  bool started, ended;
+  u32 operations;  // that exchanged values with other lanes
+  // What it waits for: the end of a generation, or of a phase with a parity.
+  const Barrier* barrier;
+  u64 generation;
+  const TransactionBarrier* transactions;
+  u32 parity;
 };
 
 struct Copy {
@@ -66,55 +85,70 @@ struct Copy {
   u64* barrier;
 };
 
-constexpr size_t STACK_BYTES = 1 << 18;
+struct Store {
+  u32* to;
+  u32 value;
+};
+
+constexpr size_t STACK_BYTES = 1 << 16;
 static std::vector<Block> blocks;
 static std::vector<Thread> threads;
 static std::vector<Copy> copies;
-static std::mt19937 generator;
-static ucontext_t scheduler;
+static std::vector<Store> stores;
+static u32 random_state;
+static jmp_buf scheduler;
 static Thread* current;
 static u64 waits = 0;  // since something happened
-constexpr u64 MAX_WAITS = 20 * 1000 * 1000;
+constexpr u64 MAX_WAITS = 10 * 1000 * 1000;
 static const char* failure = nullptr;
-static int num_ended = 0;
+
+// A random number (Marsaglia 2003).
+inline u32 random_number() {
+  random_state ^= random_state << 13;
+  random_state ^= random_state >> 17;
+  random_state ^= random_state << 5;
+  return random_state;
+}
 
 inline int thread_index() { return current->index; }
 inline int block_index() { return current->block; }
 inline Block& block() { return blocks[current->block]; }
+inline Warp& warp() { return block().warps[current->index / 32]; }
 inline char* shared_memory() { return (char*)(((u64)block().memory.data() + 127) / 128 * 128); }
 
-inline void let_others_run() { swapcontext(&current->context, &scheduler); }
+// Not swapcontext, which makes two system calls.
+inline void let_others_run() {
+  if (!_setjmp(current->context)) _longjmp(scheduler, 1);
+}
 // Ends the run with an error.
 inline void fail(const char* message) {
   failure = message;
   let_others_run();
 }
-inline void wait_for_others() {
-  if (++waits > MAX_WAITS) fail("deadlock");
-  let_others_run();
-}
 
 inline void synchronize(Barrier& barrier, int count) {
-  u64 generation = barrier.generation;
   if (++barrier.arrived == count) {
     barrier.arrived = 0;
     barrier.generation++;
     waits = 0;
   } else {
-    while (barrier.generation == generation) wait_for_others();
+    current->barrier = &barrier;
+    current->generation = barrier.generation;
+    let_others_run();
+    current->barrier = nullptr;
   }
 }
 inline void sync_block() { synchronize(block().all, (WARPS + 1) * 32); }
 inline void sync_consumers() { synchronize(block().consumers, WARPS * 32); }
-inline void sync_warp() { synchronize(block().warps[thread_index() / 32], 32); }
+inline void sync_warp() { synchronize(warp().barrier, 32); }
+
+inline Lanes& next_lanes() { return warp().lanes[current->operations++ % 2]; }
 
 inline float shuffle_xor(float x, int mask) {
-  float* lanes = block().lanes.data() + thread_index() / 32 * 32;
-  lanes[thread_index() % 32] = x;
+  Lanes& lanes = next_lanes();
+  lanes.values[thread_index() % 32] = x;
   sync_warp();
-  float y = lanes[(thread_index() % 32) ^ mask];
-  sync_warp();
-  return y;
+  return lanes.values[(thread_index() % 32) ^ mask];
 }
 
 // A barrier of transactions: completed phases, threads that must still arrive, their number, bytes.
@@ -150,29 +184,35 @@ inline void expect_bytes(u64* p, u32 bytes) {
   arrive(p);
 }
 inline void wait(u64* p, u32 parity) {
-  while ((((TransactionBarrier*)p)->phase & 1) == parity) wait_for_others();
+  current->transactions = (TransactionBarrier*)p;
+  current->parity = parity;
+  if (current->transactions->phase % 2 == parity) let_others_run();
+  current->transactions = nullptr;
 }
+// The bytes that are expected at a barrier and have not arrived.
+inline int missing_bytes(const u64& barrier) { return ((const TransactionBarrier&)barrier).bytes; }
+
+static void check_copies();  // of this block, when another one starts
 
 inline void copy_bulk(void* to, const void* from, u32 bytes, u64* barrier) {
   if (((u64)to | (u64)from | bytes) % 16 || bytes == 0) fail("a bulk copy is not aligned");
+  memset(to, 0xFF, bytes);  // NaN until it arrives
   copies.push_back({to, from, bytes, barrier});
+  check_copies();
 }
 inline void copy_bulk_once(void* to, const void* from, u32 bytes, u64* barrier) {
   copy_bulk(to, from, bytes, barrier);
 }
 
 inline uint4 load_exchanged4(const void* p) {
-  if (generator() % 4) wait_for_others();
+  if (random_number() % 4) let_others_run();
   return *(const uint4*)p;
 }
 inline u32 load_exchanged(const void* p) {
-  if (generator() % 4) wait_for_others();
+  if (random_number() % 4) let_others_run();
   return *(const u32*)p;
 }
-inline void store_exchanged(void* p, u32 v) {
-  *(u32*)p = v;
-  waits = 0;
-}
+inline void store_exchanged(void* p, u32 v) { stores.push_back({(u32*)p, v}); }
 inline u32 add_one(u32* p) { return (*p)++; }
 
 inline float as_float(u32 x) {
@@ -222,87 +262,117 @@ inline u32 int4_pair(u32 word) {
 
 template <bool IS_BFLOAT16>
 inline void multiply_tiles(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  const int lane = thread_index() % 32, first = thread_index() - lane;
+  const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
+  auto& [a, b] = next_lanes().tiles;
   const u32 words[6] = {a0, a1, a2, a3, b0, b1};
-  for (int i = 0; i < 6; i++) block().tiles[i][first + lane] = words[i];
-  sync_warp();
-  auto half = [&](int operand, int lane, int k) {
-    return unpack_half<IS_BFLOAT16>((u16)(block().tiles[operand][first + lane] >> 16 * (k % 2)));
-  };
-  for (int i = 0; i < 4; i++) {
-    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; k++) {
-      float a = half(row / 8 + k / 8 * 2, row % 8 * 4 + k % 8 / 2, k);
-      float b = half(4 + k / 8, column * 4 + k % 8 / 2, k);
-      c[i] += a * b;
-    }
+  for (int i = 0; i < 6; i++) {
+    float* row = i < 4 ? a[g + i % 2 * 8] + i / 2 * 8 : b[g] + i % 2 * 8;
+    row[2 * t] = unpack_half<IS_BFLOAT16>((u16)words[i]);
+    row[2 * t + 1] = unpack_half<IS_BFLOAT16>((u16)(words[i] >> 16));
   }
   sync_warp();
+  for (int i = 0; i < 4; i++) {
+    const float *row = a[g + i / 2 * 8], *column = b[2 * t + i % 2];
+    for (int k = 0; k < 16; k++) c[i] += row[k] * column[k];
+  }
 }
 
-struct Arguments;
-void decode_step(const Arguments a);
-static const Arguments* arguments;
+static void run_thread();  // of the kernel
 
-static void run_thread();
+static bool is_waiting(const Thread& t) {
+  return t.ended || (t.barrier && t.barrier->generation == t.generation) ||
+         (t.transactions && t.transactions->phase % 2 == t.parity);
+}
+
+// Runs the current thread until it waits.
+static void resume() {
+  if (_setjmp(scheduler)) return;
+  if (current->started) _longjmp(current->context, 1);
+  current->started = true;
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = current->stack.data();
+  context.uc_stack.ss_size = STACK_BYTES;
+  makecontext(&context, run_thread, 0);
+  setcontext(&context);
+}
+
+template <class T>
+static T take_random(std::vector<T>& values) {
+  std::swap(values[random_number() % values.size()], values.back());
+  const T value = values.back();
+  values.pop_back();
+  return value;
+}
+
+// Executes one of the bulk copies that were started.
+static void execute_copy() {
+  const Copy copy = take_random(copies);
+  memcpy(copy.to, copy.from, copy.bytes);
+  auto& b = *(TransactionBarrier*)copy.barrier;
+  b.bytes -= copy.bytes;
+  complete_phase(b);
+}
+
+// Executes one of the stores to exchanged values.
+static void execute_store() {
+  const Store store = take_random(stores);
+  *store.to = store.value;
+  waits = 0;
+}
 
 // Runs the kernel to its end; returns an error message or null.
 static const char* run_blocks(int num_blocks, int shared_bytes, u32 seed) {
   const int size = (WARPS + 1) * 32;
-  generator.seed(seed);
+  random_state = seed | 1;
   failure = nullptr;
-  waits = num_ended = 0;
+  waits = 0;
   copies.clear();
+  stores.clear();
   blocks = std::vector<Block>(num_blocks);
-  threads = std::vector<Thread>(num_blocks * size);
+  threads.resize(num_blocks * size);
   for (auto& b : blocks) {
-    b.memory.assign(shared_bytes + 128, (char)0xCD);  // not initialized, as on a GPU
+    b.memory.assign(shared_bytes + 128, (char)0xFF);  // NaN: it is not initialized on a GPU
     b.warps.resize(WARPS + 1);
-    b.lanes.resize(size);
-    for (auto& words : b.tiles) words.resize(size);
   }
   for (int i = 0; i < (int)threads.size(); i++) {
     Thread& t = threads[i];
+    t.stack.resize(STACK_BYTES);
     t.block = i / size;
     t.index = i % size;
-    t.stack.reset(new char[STACK_BYTES]);
-    getcontext(&t.context);
-    t.context.uc_stack.ss_sp = t.stack.get();
-    t.context.uc_stack.ss_size = STACK_BYTES;
-    t.context.uc_link = &scheduler;
-    makecontext(&t.context, run_thread, 0);
+    t.started = t.ended = false;
+    t.operations = 0;
+    t.barrier = nullptr;
+    t.transactions = nullptr;
   }
-  std::vector<Thread*> running;
-  for (auto& t : threads) running.push_back(&t);
+  std::vector<Thread*> running;  // the first threads of warps
+  for (u32 i = 0; i < threads.size(); i += 32) running.push_back(&threads[i]);
+  Thread* held = running[0];  // a warp
   while (!running.empty() && !failure) {
-    // whole warps, in a random order: threads of a warp mostly run together
-    u32 start = generator() % running.size();
-    for (u32 i = 0; i < 64 && i < running.size(); i++) {
-      Thread* t = running[(start + i) % running.size()];
-      current = t;
-      swapcontext(&scheduler, &t->context);
-      if (failure) break;
-    }
-    for (u32 i = 0; num_ended && i < running.size();) {
-      if (running[i]->ended) {
-        num_ended--;
-        running[i] = running.back();
+    const u32 index = random_number() % running.size();
+    Thread* const lanes = running[index];
+    if (lanes != held || running.size() == 1) {
+      const u32 first = random_number() % 32;
+      int num_ended = 0;
+      for (u32 i = 0; i < 32 && !failure; i++) {
+        current = &lanes[(first + i) % 32];
+        waits++;
+        if (!is_waiting(*current)) resume();
+        num_ended += current->ended;
+      }
+      if (num_ended == 32) {
+        running[index] = running.back();
         running.pop_back();
-      } else {
-        i++;
       }
     }
+    while (!stores.empty() && (random_number() % 8 || running.empty())) execute_store();
+    const bool all_wait = waits > 4 * threads.size();
+    if (all_wait && random_number() % 2 && !running.empty())
+      held = running[random_number() % running.size()];
     // late: mostly when everyone waits
-    if (!copies.empty() && (generator() % 64 == 0 || waits > 2 * running.size())) {
-      u32 i = generator() % copies.size();
-      Copy copy = copies[i];
-      copies[i] = copies.back();
-      copies.pop_back();
-      memcpy(copy.to, copy.from, copy.bytes);
-      auto& b = *(TransactionBarrier*)copy.barrier;
-      b.bytes -= copy.bytes;
-      complete_phase(b);
-    }
+    else if (!copies.empty() && (all_wait || random_number() % 64 == 0))
+      execute_copy();
+    if (waits > MAX_WAITS) failure = "deadlock";
   }
   return failure;
 }
