@@ -2,7 +2,7 @@
 //
 // A matrix-vector product takes as long as its weights take to read. With a kernel for each of
 // them, nothing is read while one kernel ends, the next begins, and activations are exchanged. Here
-// one block per multiprocessor runs all layers. Its producer thread copies the block's rows of all
+// one block per multiprocessor runs all layers. Its producer warp copies the block's rows of all
 // weights, in the order in which they are needed, to a ring of stages in shared memory, and waits
 // for nothing but a free stage. Its consumer warps multiply, and exchange activations with the
 // other blocks. So weights are also read while the consumers wait for each other.
