@@ -297,8 +297,8 @@ def decode_seconds(cost: Cost, cluster: Cluster) -> float:
 def persistent_step_seconds(cost: Cost, cluster: Cluster) -> float:
     """The time of a decode step that is one kernel, without sampling.
 
-    Part of a layer's weights is read while multiprocessors exchange activations: the time of both is
-    combined as if they were orthogonal.
+    Part of a layer's weights is read while multiprocessors exchange activations: a layer takes the
+    square root of the sum of the squares of both times.
     """
     bandwidth = cluster.bandwidth * PERSISTENT_BANDWIDTH_UTILIZATION
     layer_bytes = BFLOAT16_BYTES * cost.decoder_layer_weights
