@@ -1,6 +1,6 @@
 """The time of a decode step of one row on a GPU, without sampling, by the kernels that compute it.
 
-    python bench/gpu_decode_step.py [PRESET …] [--tokens 256] [--repeats 40]
+    python bench/gpu_decode_step.py [PRESET | PRESET/int8 | PRESET/int4 …] [--tokens 256]
 
 For every preset, in bfloat16 with random weights and a KV cache of random keys and values for this
 number of tokens: the step as one CUDA kernel for all layers (`accel.persistent_step`) and as Triton
@@ -8,7 +8,8 @@ kernels, each replayed as a CUDA graph, in alternation; median, fastest and slow
 of weights and KV cache that a step reads over this time, relative to the copy bandwidth of the GPU.
 
 Also printed is the largest difference of the logits from those of the model in float32 with the
-same weights and KV cache, in standard deviations of the logits.
+same weights, before they are quantized, and the same KV cache, in standard deviations of the
+logits; and that of the two kernels from each other.
 """
 
 import argparse
@@ -71,7 +72,7 @@ def milliseconds(replay: Callable[[], None], count: int = 10) -> float:
 def measure(spec: Spec, repeats: int, bandwidth: float) -> None:
     config = spec.config()
     model = build(config, torch.bfloat16)
-    decoder = TritonDecoder(model)
+    decoder = TritonDecoder(model, **({spec.weights: True} if spec.weights else {}))
     state = filled_state(model, spec.prompt)
     token = torch.tensor([[7]], device="cuda")
     x = decoder._embed(token, state.lengths).squeeze(1)
@@ -89,6 +90,8 @@ def measure(spec: Spec, repeats: int, bandwidth: float) -> None:
             times[name].append(milliseconds(replay))
     reference = copy.deepcopy(model).float()
     expected, _ = reference.step(token, in_float32(filled_state(model, spec.prompt)))
+    between = float((logits["one kernel"] - logits["Triton"]).abs().max() / expected.std())
+    print(f"{spec!s:24} logits of both differ by {between:.4f}")
     for name, values in times.items():
         difference = (logits[name] - expected[:, 0]).abs().max() / expected.std()
         median = statistics.median(values)
@@ -113,7 +116,7 @@ def main() -> None:
     for name in options.presets:
         gc.collect()
         torch.cuda.empty_cache()
-        measure(Spec(name, options.tokens), options.repeats, bandwidth)
+        measure(replace(Spec.parse(name), prompt=options.tokens), options.repeats, bandwidth)
 
 
 if __name__ == "__main__":
