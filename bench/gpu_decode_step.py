@@ -24,6 +24,7 @@ import torch
 from gpu_decode import copy_bandwidth
 from gpu_decoders import PRESETS, Spec, build, read_bytes
 
+from regard.accel.nvrtc import CudaKernelError
 from regard.accel.persistent_step import PersistentStep
 from regard.accel.triton_decoder import TritonDecoder
 from regard.nn.loss import soft_cap
@@ -79,7 +80,11 @@ def measure(spec: Spec, repeats: int, bandwidth: float) -> None:
     runs = {"Triton": lambda: decoder._decode_by_gemv(x, state)}
     if reason := decoder.persistent_unsupported_reason:
         print(f"{spec!s:24} one kernel is not used, and forced here: {reason}")
-        decoder.persistent_step = PersistentStep.on_gpu(decoder)
+        try:
+            decoder.persistent_step = PersistentStep.on_gpu(decoder)
+        except CudaKernelError:
+            print(f"{spec!s:24} one kernel is not possible")
+            return
     runs["one kernel"] = lambda: decoder._decode(x, state)
     read = read_bytes(model, decoder, replace(spec, prompt=spec.prompt - 128), config)
     logits = {name: soft_cap(run(), decoder.cap) for name, run in runs.items()}

@@ -251,13 +251,17 @@ inline u32 pack_pair(float low, float high) {
   return round_to_half<IS_BFLOAT16>(low) | (u32)round_to_half<IS_BFLOAT16>(high) << 16;
 }
 template <bool IS_BFLOAT16>
-inline u32 int8_pair(u32 word, int first) {
-  return pack_pair<IS_BFLOAT16>((signed char)(word >> 8 * first),
-                                (signed char)(word >> 8 * (first + 1)));
+inline u32 subtract_pairs(u32 a, u32 b) {
+  return pack_pair<IS_BFLOAT16>(
+      unpack_half<IS_BFLOAT16>((u16)a) - unpack_half<IS_BFLOAT16>((u16)b),
+      unpack_half<IS_BFLOAT16>((u16)(a >> 16)) - unpack_half<IS_BFLOAT16>((u16)(b >> 16)));
 }
-template <bool IS_BFLOAT16>
-inline u32 int4_pair(u32 word) {
-  return pack_pair<IS_BFLOAT16>((int)(word & 15) - 8, (int)(word >> 16 & 15) - 8);
+inline u32 select_bits(u32 a, u32 mask, u32 b) { return (a & mask) | b; }
+inline u32 permute_bytes(u32 word, u32 selector) {
+  u32 result = 0;
+  for (int i = 0; i < 4; i++)
+    result |= (u32)((u64)word >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return result;
 }
 
 template <bool IS_BFLOAT16>

@@ -338,16 +338,29 @@ def test_inputs_times_large_gains_do_not_overflow():
     assert compare({}, change=enlarge_inputs, steps=2) < FLOAT16_TOLERANCE
 
 
+INT4_STAGE = {"STAGE_BYTES": 17_408}  # 32 rows with a unit for each warp, and their scales
+
+
 @needs_compiler
 @pytest.mark.parametrize(
-    ("case", "quantized"),
-    [("bloom", "int8"), ("llama", "int4"), ("phi", "int4")],
+    ("case", "quantized", "dim", "ffn_dim", "sizes"),
+    [
+        ("bloom", "int8", 256, 256, {}),
+        (
+            "llama",
+            "int8",
+            640,
+            896,
+            {"num_blocks": 24},
+        ),  # several segments, the last with few units
+        ("phi", "int4", 512, 512, INT4_STAGE),
+        ("llama", "int4", 1536, 2560, INT4_STAGE | {"num_blocks": 24}),
+    ],
 )
 @torch.inference_mode()
-def test_quantized_weights(case, quantized):
-    width, sizes = {"int8": (256, {}), "int4": (512, {"STAGE_BYTES": 17_408})}[quantized]
-    settings = CASES[case] | {"dim": width, "ffn_dim": width, "layers": 1}
-    settings |= {"heads": width // 64, "head_dim": 64, "kv_heads": 1}
+def test_quantized_weights(case, quantized, dim, ffn_dim, sizes):
+    settings = CASES[case] | {"dim": dim, "ffn_dim": ffn_dim, "layers": 1}
+    settings |= {"heads": dim // 64, "head_dim": 64, "kv_heads": 1 if dim < 1024 else 2}
     decoder = TritonDecoder(build(torch.float16, **settings), **{quantized: True})
     emulate(decoder, **sizes)
     reference = build(torch.float16, **settings).float()
@@ -361,6 +374,7 @@ def test_quantized_weights(case, quantized):
         _set_weights(layer.gate_up, *gate, block.ffn.up)
         _set_weights(layer.down, block.ffn.down)
     reference.head.matrix.copy_(packed.head.dequantize(torch.float32))
+    # a little more than FLOAT16_TOLERANCE: the rounding of more columns adds up
     assert largest_difference(decoder, reference, prompt=1, steps=2) < 6e-3
 
 
@@ -462,17 +476,19 @@ def test_weights_that_bulk_copies_cannot_read_are_refused():
 
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc")
 @pytest.mark.parametrize(
-    ("case", "heads", "kv_heads", "head_dim"),
+    ("case", "heads", "kv_heads", "head_dim", "quantized"),
     [
-        ("llama", 16, 4, 128),
-        ("bloom", 16, 16, 64),
-        ("pythia", 16, 16, 64),
-        ("gemma 2", 16, 4, 256),
+        ("llama", 16, 4, 128, None),
+        ("bloom", 16, 16, 64, None),
+        ("pythia", 16, 16, 64, None),
+        ("gemma 2", 16, 4, 256, None),
+        ("llama", 16, 4, 128, "int8"),
+        ("llama", 16, 4, 64, "int4"),  # with head_dim 128, two registers are spilled
     ],
 )
 @torch.inference_mode()
 def test_it_compiles_for_hopper_without_spilled_registers(
-    tmp_path, case, heads, kv_heads, head_dim
+    tmp_path, case, heads, kv_heads, head_dim, quantized
 ):
     settings = CASES[case] | {
         "dim": 1024,
@@ -481,7 +497,8 @@ def test_it_compiles_for_hopper_without_spilled_registers(
         "kv_heads": kv_heads,
         "head_dim": head_dim,
     }
-    decoder, texts = TritonDecoder(build(torch.bfloat16, **settings)), []
+    options = {quantized: True} if quantized else {}
+    decoder, texts = TritonDecoder(build(torch.bfloat16, **settings), **options), []
 
     def keep(constants):
         texts.append(constants)

@@ -93,6 +93,7 @@ PERSISTENT_STEPS = {
     "llama-3.2-1b": 0.631,
     "opt-1.3b": 0.701,
     "phi-1.5": 0.680,
+    # not qwen2-1.5b, which takes 0.954: its rows of 1,536 inputs fill stages of the kernel badly
     "gemma-2-2b": 1.746,
     "gpt2-xl": 1.003,
 }
@@ -126,7 +127,7 @@ def test_large_layers_and_older_gpus_decode_by_separate_kernels():
 )
 def test_only_decoder_only_models_decode_by_one_kernel(config):
     model, gpu = cost(config), cluster("h200", 1)
-    assert model.decoder_layer_weights == 0
+    assert model.decoder_layer_weights == []
     assert decode_seconds(model, gpu) == decode_seconds(model, replace(gpu, persistent=False))
 
 
@@ -135,11 +136,19 @@ def test_biases_and_norms_do_not_count_for_the_size_of_a_layer(ffn_dim, persiste
     """4 dim^2 + 2 dim ffn_dim weights: 160 MiB, or a little more."""
     config = replace(preset("gpt2"), dim=2048, heads=16, layers=2, ffn_dim=ffn_dim)
     model, gpu = cost(config), cluster("h200", 1)
-    assert model.decoder_layer_weights == inspect_decoder(build_on_meta(config)).blocks[0].weights
-    assert model.decoder_layer_weights < model.layer_parameters
-    assert (2 * model.decoder_layer_weights <= PERSISTENT_LAYER_BYTES) == persistent
+    weights = inspect_decoder(build_on_meta(config)).blocks[0].weights
+    assert model.decoder_layer_weights == [weights, weights]
+    assert weights < model.layer_parameters
+    assert (2 * weights <= PERSISTENT_LAYER_BYTES) == persistent
     seconds = persistent_step_seconds(model, gpu) + SAMPLING_SECONDS
     assert (decode_seconds(model, gpu) == seconds) == persistent
+
+
+def test_a_shared_layer_is_read_as_often_as_others():
+    plain = preset("tinyllama")
+    shared, gpu = cost(replace(plain, shared_layers=True)), cluster("h200", 1)
+    seconds = persistent_step_seconds(shared, gpu)
+    assert seconds == pytest.approx(persistent_step_seconds(cost(plain), gpu))
 
 
 # Milliseconds of the prefill of one sequence on one H200: bench/gpu_decoders.py

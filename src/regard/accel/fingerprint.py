@@ -53,11 +53,11 @@ class ModelFingerprint:
     a write as the model does.
 
     On a GPU, one kernel hashes all large tensors that are contiguous (`kernels.fingerprint`). It
-    misses a change with a probability of at most 2^-32, and never one of a single value. Other
-    hashes are of sums, each of the 8-byte words of 256 bytes: they miss a change that keeps these
-    sums, such as a permutation of words, and one that changes them by multiples of 2^v with a
-    probability of up to 2^(v - 63). v is 63 for the signs of odd columns of float32: an even number
-    of them is missed. A change of a single value is always found.
+    misses a change with a probability of at most 2^-32, and never one of a single value of up to
+    4 bytes. Other hashes are of sums, each of the 8-byte words of 256 bytes: they miss a change
+    that keeps these sums, such as a permutation of words, and one that changes them by multiples of
+    2^v with a probability of up to 2^(v - 63). v is 63 for the signs of odd columns of float32: an
+    even number of them is missed. They find every change of a single value.
     """
 
     def __init__(self, model: nn.Module, *, copied_elements: int = 0) -> None:

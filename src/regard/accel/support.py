@@ -22,9 +22,9 @@ MAX_QUERY_HEADS_PER_KV_HEAD = (
 PERSISTENT_CAPABILITY = (9, 0)  # of the GPU: bulk copies to shared memory begin with Hopper
 PERSISTENT_DTYPES = (torch.bfloat16, torch.float16)
 PERSISTENT_QUERY_HEADS = 16  # per KV head: the rows of a tensor core matmul
-# Inputs that a warp multiplies at once, by bits of a weight; int4: those with 16 bytes of scales.
+# By bits of a weight: inputs that a warp multiplies at once; int4: those with 16 bytes of scales.
 PERSISTENT_UNITS = {16: 64, 8: 128, 4: 512}
-PERSISTENT_SHARED_BYTES = 160 << 10  # of a multiprocessor, for weights that will be multiplied next
+PERSISTENT_SHARED_BYTES = 160 << 10  # per block: four stages of weights, and activations
 PERSISTENT_ROWS = 256  # outputs of a layer that a multiprocessor computes at most
 
 
@@ -114,7 +114,9 @@ def persistent_unsupported_reason(
 ) -> str | None:
     """Why `PersistentStep` cannot run a model that `TritonDecoder` can; None if it can.
 
-    `bits` are those of a weight of its layers; the head has at least 8.
+    `bits` are those of a weight of its layers; the head has at least 8. A model with narrow layers
+    and a very wide feed-forward network may still not fit into shared memory: then the kernel does
+    not compile.
     """
     if gpu.capability < PERSISTENT_CAPABILITY:
         return "the GPU is older than Hopper"

@@ -22,8 +22,9 @@ OPTIMIZER_BYTES = 40  # read and written per parameter and step
 LAYER_SECONDS = 4e-4  # fixed overhead of a step for each attention layer
 SCALING_EFFICIENCY = 0.82  # speed of each of several GPUs, relative to a single one
 DECODE_BANDWIDTH_UTILIZATION = 0.77  # fraction of the data sheet's bandwidth, reading weights
-DECODE_LAYER_SECONDS = 9e-6  # fixed overhead of a decode step for each layer, and for each norm
-# of queries and keys or after a branch
+# fixed overhead of a decode step for each layer, and for each norm of queries and keys or after a
+# branch
+DECODE_LAYER_SECONDS = 9e-6
 DECODE_BIAS_SECONDS = 6e-6  # fixed overhead of a decode step for each layer with biases
 # The same where a step of one row is one kernel: of decoder-only models with layers up to this
 # size, on some GPUs.
@@ -285,7 +286,7 @@ def _matmul_weights(cost: Cost) -> int:
 
 def decode_seconds(cost: Cost, cluster: Cluster) -> float:
     """The time of a decode step of one sequence in bfloat16, which reads every weight once."""
-    layer_bytes = BFLOAT16_BYTES * cost.decoder_layer_weights
+    layer_bytes = BFLOAT16_BYTES * max(cost.decoder_layer_weights, default=0)
     if cluster.persistent and 0 < layer_bytes <= PERSISTENT_LAYER_BYTES:
         return persistent_step_seconds(cost, cluster) + SAMPLING_SECONDS
     bandwidth = cluster.bandwidth * DECODE_BANDWIDTH_UTILIZATION
@@ -301,14 +302,12 @@ def persistent_step_seconds(cost: Cost, cluster: Cluster) -> float:
     square root of the sum of the squares of both times.
     """
     bandwidth = cluster.bandwidth * PERSISTENT_BANDWIDTH_UTILIZATION
-    layer_bytes = BFLOAT16_BYTES * cost.decoder_layer_weights
-    layer_seconds = math.hypot(layer_bytes / bandwidth, PERSISTENT_LAYER_SECONDS)
-    other_bytes = _matmul_bytes(cost) - cost.attention_layers * layer_bytes
-    return (
-        cost.attention_layers * layer_seconds
-        + PERSISTENT_NORM_SECONDS * cost.branch_norms
-        + other_bytes / bandwidth
+    layer_seconds = sum(
+        math.hypot(BFLOAT16_BYTES * weights / bandwidth, PERSISTENT_LAYER_SECONDS)
+        for weights in cost.decoder_layer_weights
     )
+    other_bytes = _matmul_bytes(cost) - BFLOAT16_BYTES * cost.decoder_weights
+    return layer_seconds + PERSISTENT_NORM_SECONDS * cost.branch_norms + other_bytes / bandwidth
 
 
 def prefill_seconds(cost: Cost, cluster: Cluster) -> float:

@@ -4,13 +4,13 @@ struct Attention : Consumer {
   using Consumer::Consumer;
 
   // Receives q, k and v of its KV head, normalizes and rotates them, and rounds them.
-  DEVICE void prepare_heads(const Layer& layer, const HeadSplit& own, const float* qkv) {
+  DEVICE void prepare_heads(const Layer& layer, const HeadSplit& split, const float* qkv) {
     NO_UNROLL
     for (int row = warp; row < GROUP + 2; row += WARPS) {
       const bool is_query = row < GROUP, is_value = row == GROUP + 1;
       const float* from =
-          qkv + (is_query ? (own.head * GROUP + row) * HEAD_DIM
-                          : Q_WIDTH + (row - GROUP) * KV_WIDTH + own.head * HEAD_DIM);
+          qkv + (is_query ? (split.head * GROUP + row) * HEAD_DIM
+                          : Q_WIDTH + (row - GROUP) * KV_WIDTH + split.head * HEAD_DIM);
       u16* to = is_query   ? shared().queries + row * HEAD_DIM
                 : is_value ? shared().new_value
                            : shared().new_key;
@@ -72,13 +72,13 @@ struct Attention : Consumer {
   }
 
   // Stores the new key and value in the KV cache.
-  DEVICE void store_new_key(int layer, const HeadSplit& own) const {
+  DEVICE void store_new_key(int layer, const HeadSplit& split) const {
     constexpr int CHUNKS = HEAD_DIM / 8;
     if (thread >= 2 * CHUNKS) return;
     const bool is_key = thread < CHUNKS;
     const int chunk = is_key ? thread : thread - CHUNKS;
     u16* to =
-        (is_key ? a.keys : a.values)[layer] + ((i64)own.head * a.capacity + position) * HEAD_DIM;
+        (is_key ? a.keys : a.values)[layer] + ((i64)split.head * a.capacity + position) * HEAD_DIM;
     ((uint4*)to)[chunk] = ((const uint4*)(is_key ? shared().new_key : shared().new_value))[chunk];
   }
 
@@ -193,38 +193,38 @@ struct Attention : Consumer {
   }
 
   // Attention of the queries of its KV head over its keys. Warps take turns at 16 keys.
-  DEVICE void attend(const Layer& layer, int index, const HeadSplit& own) {
-    prepare_heads(layer, own, a.exchange + QKV_AT);
+  DEVICE void attend(const Layer& layer, int index, const HeadSplit& split) {
+    prepare_heads(layer, split, a.exchange + QKV_AT);
     sync_consumers();
-    const int keys = own.cached + own.has_new_key;
+    const int keys = split.cached + split.has_new_key;
     Sums sums = {};
     UNROLL
     for (int n = 0; n < QUERY_TILES; n++) sums.maximum[n][0] = sums.maximum[n][1] = -1e30f;
-    int turn = warp;
+    int tile_index = warp;
     NO_UNROLL
     for (int first = 0; first < keys; first += STAGE_KEYS) {
-      const int cached = min_of(STAGE_KEYS, own.cached - first);
+      const int cached = min_of(STAGE_KEYS, split.cached - first);
       const int count = min_of(STAGE_KEYS, keys - first);
       if (cached) wait(&shared().full[stage.index], stage.parity);
       NO_UNROLL
-      for (int tile = 16 * (turn % WARPS); tile < count; tile += 16 * WARPS)
-        add_keys(sums, stage_data(stage), tile, count, count > cached, own.first + first);
-      turn += KEY_TILES;
+      for (int tile = 16 * (tile_index % WARPS); tile < count; tile += 16 * WARPS)
+        add_keys(sums, stage_data(stage), tile, count, count > cached, split.first + first);
+      tile_index += KEY_TILES;
       if (cached) {
         sync_warp();
         if (lane == 0) arrive(&shared().empty[stage.index]);
         stage.advance();
       }
     }
-    merge(sums, own);
-    if (own.has_new_key) store_new_key(index, own);
+    merge(sums, split);
+    if (split.has_new_key) store_new_key(index, split);
   }
 
   // Merges the sums of all warps, and sends attention: the result, or a part of it with its log
   // sum.
-  DEVICE void merge(const Sums& sums, const HeadSplit& own) {
+  DEVICE void merge(const Sums& sums, const HeadSplit& split) {
     constexpr int WIDTH = GROUP * HEAD_DIM, MERGED = 2 * BATCH_ROWS;  // columns merged at once
-    float(*merged)[MERGED] = (float(*)[MERGED])shared().products;
+    float(*merged)[MERGED] = (float(*)[MERGED])shared().partial_sums;
     UNROLL
     for (int n = 0; n < QUERY_TILES; n++) {
       UNROLL
@@ -268,20 +268,20 @@ struct Attention : Consumer {
         const float scale = total > 0.f ? 1.f / total : 0.f;  // a split may have no keys
         low *= scale, high *= scale;
         const float log_sum = total > 0.f ? maximum + log2f(total) : -1e30f;
-        const int column = own.head * WIDTH + begin + place, head = column / HEAD_DIM;
+        const int column = split.head * WIDTH + begin + place, head = column / HEAD_DIM;
         const bool is_first = (begin + place) % HEAD_DIM == 0;
         if (splits.are_direct()) {
-          const u32 tag = tags.attention >> own.index & 1;
-          send(a.exchange + ATTENTION_AT + own.index * ATTENTION_WORDS + column / 2,
+          const u32 tag = tags.attention >> split.index & 1;
+          send(a.exchange + ATTENTION_AT + split.index * ATTENTION_WORDS + column / 2,
                pack_pair<IS_BFLOAT16>(low, high), tag);
-          if (is_first) send(a.exchange + LOG_SUM_AT + 4 * head + own.index, log_sum, tag);
+          if (is_first) send(a.exchange + LOG_SUM_AT + 4 * head + split.index, log_sum, tag);
         } else {
-          const u32 tag = tags.parts >> own.index & 1;
-          float* part = a.exchange + PART_AT + own.index * Q_WIDTH + column;
+          const u32 tag = tags.parts >> split.index & 1;
+          float* part = a.exchange + PART_AT + split.index * Q_WIDTH + column;
           send(part, low, tag);
           send(part + 1, high, tag);
           if (is_first)
-            send(a.exchange + PART_LOG_SUM_AT + head * LOG_SUMS + own.index, log_sum, tag);
+            send(a.exchange + PART_LOG_SUM_AT + head * LOG_SUMS + split.index, log_sum, tag);
         }
       }
     }
@@ -289,25 +289,25 @@ struct Attention : Consumer {
 
   // Combines the parts of some columns of its KV head, and sends them as those of the only
   // split: a vector of four columns of one split per lane.
-  DEVICE void combine(const HeadSplit& own) {
+  DEVICE void combine(const HeadSplit& split) {
     constexpr int VECTORS = GROUP * HEAD_DIM / 4;
-    const int count = splits.count, begin = VECTORS * own.index / count;
-    const int pairs = (VECTORS * (own.index + 1) / count - begin) * count;
+    const int count = splits.count, begin = VECTORS * split.index / count;
+    const int pairs = (VECTORS * (split.index + 1) / count - begin) * count;
     NO_UNROLL
     for (int base = warp * 32; base < pairs; base += CONSUMERS) {
-      const int pair = min_of(base + lane, pairs - 1), split = pair % count;
-      const int column = own.head * GROUP * HEAD_DIM + 4 * (begin + pair / count);
+      const int pair = min_of(base + lane, pairs - 1), part = pair % count;
+      const int column = split.head * GROUP * HEAD_DIM + 4 * (begin + pair / count);
       const int head = column / HEAD_DIM;
-      const float* from = a.exchange + PART_AT + split * Q_WIDTH + column;
-      const float* log_sum_at = a.exchange + PART_LOG_SUM_AT + head * LOG_SUMS + split;
-      const u32 part_tag = tags.parts >> split & 1;
+      const float* from = a.exchange + PART_AT + part * Q_WIDTH + column;
+      const float* log_sum_at = a.exchange + PART_LOG_SUM_AT + head * LOG_SUMS + part;
+      const u32 part_tag = tags.parts >> part & 1;
       u32 log_sum;
-      uint4 part;
+      uint4 bits;
       do {
         log_sum = load_exchanged(log_sum_at);
-        part = load_exchanged4(from);
-      } while ((log_sum ^ part_tag) & 1 || lacks_tag(part, part_tag));
-      const Vector v = as_vector(part);
+        bits = load_exchanged4(from);
+      } while ((log_sum ^ part_tag) & 1 || lacks_tag(bits, part_tag));
+      const Vector v = as_vector(bits);
       log_sum &= ~1u;
       float maximum = as_float(log_sum);
       NO_UNROLL
@@ -320,11 +320,11 @@ struct Attention : Consumer {
         UNROLL
         for (int i = 0; i < 5; i++) sums[i] += shuffle_xor(sums[i], offset);
       }
-      if (base + lane >= pairs || split >= 2) continue;
-      const float low = split ? sums[2] : sums[0], high = split ? sums[3] : sums[1];
-      send(a.exchange + ATTENTION_AT + column / 2 + split,
+      if (base + lane >= pairs || part >= 2) continue;
+      const float low = part ? sums[2] : sums[0], high = part ? sums[3] : sums[1];
+      send(a.exchange + ATTENTION_AT + column / 2 + part,
            pack_pair<IS_BFLOAT16>(low / sums[4], high / sums[4]), tags.attention & 1);
-      if (split == 0 && column % HEAD_DIM == 0)
+      if (part == 0 && column % HEAD_DIM == 0)
         send(a.exchange + LOG_SUM_AT + 4 * head, 0.f, tags.attention & 1);
     }
   }

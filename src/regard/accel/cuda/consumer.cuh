@@ -50,7 +50,7 @@ struct Consumer {
   Tags tags;
   u32 tag;  // of the current layer
   Stage stage{0};
-  int buffer = 0;  // of `products`
+  int buffer = 0;  // of `partial_sums`
   KeySplits splits;
   Vector x[STREAM_VECTORS];  // the residual stream: columns 4 (thread + i CONSUMERS) to + 3
 
@@ -68,13 +68,13 @@ struct Consumer {
 
   template <class M>
   DEVICE void multiply_into(int buffer, const u16* input, int rows) {
-    multiply<M>(input, rows, shared().products[buffer], stage);
+    multiply<M>(input, rows, shared().partial_sums[buffer], stage);
   }
 
-  DEVICE float product(int row, int buffer) const {
+  DEVICE float total(int row, int buffer) const {
     float sums[4] = {};
     UNROLL
-    for (int w = 0; w < WARPS; w++) sums[w % 4] += shared().products[buffer][w][row];
+    for (int w = 0; w < WARPS; w++) sums[w % 4] += shared().partial_sums[buffer][w][row];
     return sums[0] + sums[1] + (sums[2] + sums[3]);
   }
 

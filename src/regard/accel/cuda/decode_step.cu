@@ -10,9 +10,10 @@
 // Every block computes some outputs of each linear layer and needs all outputs of the previous one.
 // They are exchanged through global memory without barriers: the lowest bit of each word is a tag,
 // which alternates from layer to layer. A reader repeats its loads until all tags are those of its
-// layer. Every exchanged value has an address of its own, which is written at most once in a layer:
-// few addresses, which stay in the L2 cache. A block writes for the next layer only when it has the
-// outputs of this one, to which all blocks have contributed after they had read what they need.
+// layer. Every exchanged value has an address of its split, which is written at most once in a
+// layer: few addresses, which stay in the L2 cache. A block writes for the next layer only when it
+// has the outputs of this one, to which all blocks have contributed after they had read what they
+// need.
 //
 // Every block holds the whole residual stream in registers, four columns per thread, and adds the
 // output of each branch to it. Attention of a KV head is split over several blocks, which read
@@ -31,7 +32,7 @@ struct Step : Attention {
     sync_consumers();
     if (thread < rows.count) {
       const Moments m = moments<INPUT_NORM>(layer.eps, layer.gain_scale);
-      send(a.exchange + QKV_AT + rows.begin + thread, output.complete(product(thread, buffer), m),
+      send(a.exchange + QKV_AT + rows.begin + thread, output.complete(total(thread, buffer), m),
            tag);
     }
     buffer ^= 1;
@@ -51,8 +52,8 @@ struct Step : Attention {
       float hidden = 0.f;
       if (thread < rows.count) {
         const Moments m = moments<INPUT_NORM>(layer.ffn_eps, layer.ffn_gain_scale);
-        hidden = activate(output.complete(product(thread, buffer), m));
-        if (GATED) hidden *= up.complete(product(rows.count + thread, buffer), m);
+        hidden = activate(output.complete(total(thread, buffer), m));
+        if (GATED) hidden *= up.complete(total(rows.count + thread, buffer), m);
       }
       const float next = shuffle_xor(hidden, 1);
       if (thread % 2 == 0 && thread < rows.count)
@@ -70,7 +71,7 @@ struct Step : Attention {
     sync_consumers();
     if (thread < rows.count)
       send(a.exchange + at + rows.begin + thread,
-           output.complete(product(thread, buffer), {0.f, 1.f}), tag);
+           output.complete(total(thread, buffer), {0.f, 1.f}), tag);
     buffer ^= 1;
   }
 
@@ -86,8 +87,8 @@ struct Step : Attention {
     multiply_into<Down>(buffer ^ 1, shared().second_input, rows.count);
     sync_consumers();
     if (thread < rows.count) {
-      float sum = output.complete(product(thread, buffer), {0.f, 1.f});
-      sum += down.complete(product(thread, buffer ^ 1), {0.f, 1.f});
+      float sum = output.complete(total(thread, buffer), {0.f, 1.f});
+      sum += down.complete(total(thread, buffer ^ 1), {0.f, 1.f});
       send(a.exchange + FFN_AT + rows.begin + thread, sum, tag);
     }
     sync_consumers();  // both buffers may be written again
@@ -102,7 +103,7 @@ struct Step : Attention {
     Vector gain[STREAM_VECTORS];
     load_gain(gain, layer.gain);
     if (layer.window != splits.window) splits = KeySplits(position, layer.window);
-    const HeadSplit own(splits);
+    const HeadSplit split(splits);
     if (index > 0) {
       const Layer& previous = layer_at(index - 1);
       add_branch(FFN_AT, previous.output_norm[1], previous.output_eps[1]);
@@ -128,9 +129,9 @@ struct Step : Attention {
       const u16* input = PLACEMENT == PARALLEL ? shared().input : shared().second_input;
       project_gate_up(layer, input);
     }
-    if (own.active) {
-      attend(layer, index, own);
-      if (!splits.are_direct()) combine(own);
+    if (split.active) {
+      attend(layer, index, split);
+      if (!splits.are_direct()) combine(split);
     }
     if (IS_PARALLEL) write_pairs<Down>(shared().second_input, HIDDEN_AT);
     write_attention(shared().input);
@@ -166,7 +167,7 @@ struct Step : Attention {
       sync_consumers();
       for (int row = thread; row < count; row += CONSUMERS) {
         int output = rows.begin + first + row;
-        a.out[output] = Output(a.head, output, HEAD_BITS).complete(product(row, buffer), m);
+        a.out[output] = Output(a.head, output, HEAD_BITS).complete(total(row, buffer), m);
       }
     }
   }

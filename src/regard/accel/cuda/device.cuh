@@ -153,23 +153,8 @@ DEVICE u32 select_bits(u32 a, u32 mask, u32 b) {
   asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(c) : "r"(a), "r"(mask), "r"(b));
   return c;
 }
-// Two int8, bytes `first` and `first + 1` of a word, as a pair of 16-bit floats.
-template <bool IS_BFLOAT16>
-DEVICE u32 int8_pair(u32 word, int first) {
-  const u32 bytes = __byte_perm(word, 0, 0x4140 + 0x101 * first);
-  if (IS_BFLOAT16)  // 128 + the lower seven bits, minus 128 or, of negative ones, 256
-    return subtract_pairs<true>(select_bits(bytes, 0x7F007F, 0x43004300),
-                                select_bits(bytes, 0x800080, 0x43004300));
-  return subtract_pairs<false>(bytes ^ 0x64806480, 0x64806480);  // 1,152 + these integers
-}
-// Two int4, stored plus 8 in bits 0 to 3 and 16 to 19 of a word, as a pair of 16-bit floats.
-template <bool IS_BFLOAT16>
-DEVICE u32 int4_pair(u32 word) {
-  if (IS_BFLOAT16)  // 136 + these integers
-    return subtract_pairs<true>(select_bits(word, 0xF000F, 0x43004300), 0x43084308);
-  return subtract_pairs<false>(select_bits(word, 0xF000F, 0x64006400),
-                               0x64086408);  // 1,032 + these integers
-}
+// Bytes of a word, or 0, as the nibbles of `selector` say: 0 to 3, or 4.
+DEVICE u32 permute_bytes(u32 word, u32 selector) { return __byte_perm(word, 0, selector); }
 DEVICE float half_to_float(u16 x) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));

@@ -32,8 +32,8 @@ struct alignas(16) Layer {
   float gain_scale, ffn_gain_scale;  // by which the gains were divided
 };
 
-// The tags of the next values that are exchanged. Those of attention differ from split to split,
-// which not every layer has: a bit for each.
+// The tags of the next values that are exchanged. `attention` and `parts` have a bit for each
+// split, which changes only in layers that have this split.
 struct Tags {
   u32 layer, attention, parts;
 };
@@ -120,12 +120,14 @@ struct Matrix {
   static_assert(ROW_BYTES % 128 == 0, "a row must consist of whole units");
   static_assert(SCALE_BYTES % 16 == 0, "bulk copies read whole 16 bytes");
   static_assert(MAX_WARP_UNITS > 0, "a stage must have a unit for each warp");
+  static_assert(BITS != 4 || HALF_COLUMNS == GROUP_COLUMNS, "a half must have one scale");
   static constexpr int SEGMENTS = ceil_div(UNITS, WARPS* MAX_WARP_UNITS);
   static constexpr int WARP_UNITS = ceil_div(UNITS, WARPS* SEGMENTS);
   static constexpr int SEGMENT_UNITS = WARP_UNITS * WARPS;
   static constexpr int SEGMENT_BYTES = min_of(ROW_BYTES, SEGMENT_UNITS * 128);  // of each row
   static constexpr int SEGMENT_SCALE_BYTES = BITS == 4 ? SEGMENT_BYTES / 16 : 0;
   static constexpr int SCALES_AT = TILE_ROWS * SEGMENT_BYTES;
+  static_assert(SCALES_AT + TILE_ROWS * SEGMENT_SCALE_BYTES <= STAGE_BYTES, "a stage is too small");
   static constexpr int INPUT_COLUMNS = SEGMENTS * SEGMENT_UNITS * UNIT_COLUMNS;
   // The second vector begins 64 bytes after the end of the first, in other banks.
   static constexpr int SECOND_AT = INPUT_COLUMNS + 32, INPUT_SIZE = PARTS * SECOND_AT;
@@ -237,7 +239,8 @@ static_assert(!IS_PARALLEL || max_of(QKV_WIDTH, FFN / 2) >= NUM_BLOCKS,
 struct SharedMemory {
   alignas(128) u16 input[INPUT_SIZE];
   alignas(128) u16 second_input[SECOND_INPUT_SIZE];
-  alignas(16) float products[2][WARPS][BATCH_ROWS];   // what each warp has summed, in two buffers
+  alignas(
+      16) float partial_sums[2][WARPS][BATCH_ROWS];   // what each warp has summed, in two buffers
   alignas(16) float rotated[(GROUP + 1) * HEAD_DIM];  // queries and key, before their rotation
   alignas(16) u16 queries[QUERY_TILES * 8 * HEAD_DIM];
   alignas(16) u16 new_key[HEAD_DIM], new_value[HEAD_DIM];

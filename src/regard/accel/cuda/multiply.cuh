@@ -40,6 +40,23 @@ DEVICE void store_input(u16* input, int column, const uint4& v) {
   *(uint4*)(input + M::place(column)) = words;
 }
 
+// Two int8, bytes `first` and `first + 1` of a word, as a pair of 16-bit floats.
+template <bool IS_BFLOAT16>
+DEVICE u32 int8_pair(u32 word, int first) {
+  const u32 bytes = permute_bytes(word, 0x4140 + 0x101 * first);
+  if (IS_BFLOAT16)  // 128 + the lower seven bits, minus 128 or, of negative ones, 256
+    return subtract_pairs<true>(select_bits(bytes, 0x7F007F, 0x43004300),
+                                select_bits(bytes, 0x800080, 0x43004300));
+  return subtract_pairs<false>(bytes ^ 0x64806480, 0x64806480);  // 1,152 + these integers
+}
+// Two int4, stored plus 8 in bits 0 to 3 and 16 to 19 of a word, as a pair of 16-bit floats.
+template <bool IS_BFLOAT16>
+DEVICE u32 int4_pair(u32 word) {
+  if (IS_BFLOAT16)  // 136 + these integers
+    return subtract_pairs<true>(select_bits(word, 0xF000F, 0x43004300), 0x43084308);
+  return subtract_pairs<false>(select_bits(word, 0xF000F, 0x64006400),
+                               0x64086408);  // 1,032 + these integers
+}
 // The 16-bit floats of eight weights, in the order of an input.
 template <int BITS>
 DEVICE uint4 to_floats(const uint4& row, int chunk) {
@@ -116,12 +133,13 @@ struct UnitRows {
   }
 };
 
-// W x for the block's rows: what each warp has summed, in `products`. Rows and units of a stage
-// that were not copied have an old content; their results or inputs are not used or 0.
+// W x for the block's rows: what each warp has summed, in `partial_sums`. Rows and units of a
+// stage that were not copied have an old content: the results of such rows are not used; of such
+// units, the input and the scale are 0.
 //
 // While a segment is multiplied, the next one is loaded from shared memory to registers.
 template <class M>
-DEVICE void multiply(const u16* input, int rows, float (*products)[BATCH_ROWS], Stage& stage) {
+DEVICE void multiply(const u16* input, int rows, float (*partial_sums)[BATCH_ROWS], Stage& stage) {
   const int warp = thread_index() / 32, lane = thread_index() % 32, g = lane / 4, t = lane % 4;
   int segments_left = ceil_div(rows, M::TILE_ROWS) * M::SEGMENTS;
   if (segments_left == 0) return;
@@ -160,7 +178,7 @@ DEVICE void multiply(const u16* input, int rows, float (*products)[BATCH_ROWS], 
       for (int u = 0; u < M::WARP_UNITS; u++)
         sum += M::BITS == 4 ? sums[u][i][0] : UnitRows<M>::row_product(sums[u][i]);
       sum += shuffle_xor(sum, 1);
-      if (t == g % 2 * 2) products[warp][tile + g + 8 * i] = sum;
+      if (t == g % 2 * 2) partial_sums[warp][tile + g + 8 * i] = sum;
     }
   }
 }

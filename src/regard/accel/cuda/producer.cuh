@@ -74,13 +74,13 @@ struct Producer {
                           FFN - rows.count);
   }
 
-  DEVICE void copy_cache(int layer, const HeadSplit& own) {
-    i64 begin = (i64)own.head * a.capacity + own.first;
+  DEVICE void copy_cache(int layer, const HeadSplit& split) {
+    i64 begin = (i64)split.head * a.capacity + split.first;
     const u16 *keys = a.keys[layer] + begin * HEAD_DIM,
               *values = a.values[layer] + begin * HEAD_DIM;
     NO_UNROLL
-    for (int key = 0; key < own.cached; key += STAGE_KEYS) {
-      u32 bytes = min_of(STAGE_KEYS, own.cached - key) * HEAD_DIM * 2;
+    for (int key = 0; key < split.cached; key += STAGE_KEYS) {
+      u32 bytes = min_of(STAGE_KEYS, split.cached - key) * HEAD_DIM * 2;
       char* data = start(2 * bytes);
       u64* full = &shared().full[stage.index];
       if (lane == 0) {

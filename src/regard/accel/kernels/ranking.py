@@ -16,7 +16,7 @@ from regard.accel.kernels.common import (
 GROUPS = 2048  # groups of tokens, whose maxima are compared first
 TOKENS_PER_GROUP = 8  # tokens of a group in a part of the vocabulary
 PARTS_BLOCK = 4  # parts of the vocabulary whose group maxima are read at once
-MIN_GROUPS = 64  # with fewer groups above a threshold it is not raised
+MIN_GROUPS = 64  # the threshold of groups is raised until 2 k or this many are above it
 RANK_BLOCK = 256  # tokens that are ranked at once
 COMPARE_BLOCK = 32  # tokens that each of them is compared with at once
 

@@ -78,7 +78,8 @@ class Cost:
     biased_layers: int  # layers with a bias, in a linear layer or a norm
     layer_parameters: int  # of the largest layer
     non_layer_parameters: int  # outside the layers: embeddings, head, final norm
-    decoder_layer_weights: int  # of linear layers, in the largest layer; 0 unless decoder-only
+    decoder_layer_weights: list[int]  # of linear layers, in each layer; empty unless decoder-only
+    decoder_weights: int  # the same in all layers, shared ones counted once
     state_bytes_per_token: int  # of the KV cache; 0 for a state of fixed size
     state_bytes: int  # of a row of the whole context, keys and values of the source included
     window_bytes: int  # the part of `state_bytes` that sliding windows still attend to
@@ -137,7 +138,8 @@ def cost(config: ModelConfig) -> Cost:
         ),
         layer_parameters=max(layers.values(), default=0),
         non_layer_parameters=parameters - sum(layers.values()),
-        decoder_layer_weights=_decoder_layer_weights(model),
+        decoder_layer_weights=[_linear_weights(block) for block in _decoder_layers(model)],
+        decoder_weights=sum(_linear_weights(block) for block in {*_decoder_layers(model)}),
         state_bytes_per_token=FLOAT32_BYTES * state.per_token,
         state_bytes=FLOAT32_BYTES * state.full,
         window_bytes=FLOAT32_BYTES * state.in_window,
@@ -158,18 +160,20 @@ def _branch_norms(block: Block) -> int:
     return sum(norm is not None for norm in norms)
 
 
-def _decoder_layer_weights(model: nn.Module) -> int:
-    """The weights of linear layers in the largest layer of a decoder-only language model, else 0.
+def _decoder_layers(model: nn.Module) -> list[Block]:
+    """The layers of a decoder-only language model, else none.
 
     A prefix LM is not one: it reads its prompt bidirectionally.
     """
     decoder, prefix = decoder_stack(model), getattr(getattr(model, "config", None), "prefix", False)
     if decoder is None or stacks(model) != [decoder] or prefix:
-        return 0
-    return max(
-        sum(layer.weight.numel() for layer in block.modules() if isinstance(layer, nn.Linear))
-        for block in decoder.layers
-    )
+        return []
+    return decoder.layers
+
+
+def _linear_weights(block: Block) -> int:
+    """The weights of the linear layers of a block."""
+    return sum(layer.weight.numel() for layer in block.modules() if isinstance(layer, nn.Linear))
 
 
 def training_bytes(parameters: int, *, ema: bool = False) -> int:
