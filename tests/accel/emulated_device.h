@@ -171,8 +171,8 @@ inline void init_barrier(u64* p, u32 count) {
   b.missing = b.count = count;
   b.bytes = 0;
 }
-inline void publish_barriers() {}
-inline void publish_stores() {}
+inline void fence_barriers() {}
+inline void fence_stores() {}
 inline void arrive(u64* p) {
   auto& b = *(TransactionBarrier*)p;
   if (b.missing == 0) fail("too many threads arrive at a barrier");

@@ -498,17 +498,19 @@ def test_it_compiles_for_hopper_without_spilled_registers(
         "head_dim": head_dim,
     }
     options = {quantized: True} if quantized else {}
-    decoder, texts = TritonDecoder(build(torch.bfloat16, **settings), **options), []
+    decoder = TritonDecoder(build(torch.bfloat16, **settings), **options)
 
-    def keep(constants):
-        texts.append(constants)
-        raise NotImplementedError
+    class ConstantsError(Exception):
+        """Raised with the constants of a kernel instead of compiling it."""
 
-    with pytest.raises(NotImplementedError):
-        PersistentStep(decoder, 132, 232_448, keep)
+    def make_kernel(constants):
+        raise ConstantsError(constants)
+
+    with pytest.raises(ConstantsError) as caught:
+        PersistentStep(decoder, 132, 232_448, make_kernel)
     operations = Path(nvrtc.__file__).parent.joinpath("cuda", "device.cuh").read_text()
     source = tmp_path / "kernel.cu"
-    source.write_text(texts[0] + "\n" + kernel_source(operations))
+    source.write_text(f"{caught.value}\n{kernel_source(operations)}")
     target = "-gencode=arch=compute_90a,code=sm_90a"
     command = [NVCC, "-std=c++17", "--use_fast_math", target, "-cubin", "-Xptxas", "-v"]
     result = subprocess.run(

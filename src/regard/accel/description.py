@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.accel.compile import ATTACHED
+from regard.models.cost import linear_weights
 from regard.models.transformer import Transformer
 from regard.nn.attention import Attention
 from regard.nn.block import ACTIVATIONS, Block, Embedding, FeedForward, GatedFeedForward, Stack
@@ -155,7 +156,7 @@ def _inspect_block(block: Block, window: int | None) -> BlockDescription:
     if others:
         raise UnsupportedModelError("the norms of a block are of different classes")
     return BlockDescription(
-        weights=sum(m.weight.numel() for m in block.modules() if isinstance(m, nn.Linear)),
+        weights=linear_weights(block),
         norm_placement=block.norm_placement.kind,
         norm=NORM_NAMES[norm],
         heads=attention.heads,

@@ -136,10 +136,10 @@ struct Consumer {
     sync_consumers();
   }
 
-  DEVICE void load_gain(Vector (&gain)[STREAM_VECTORS], const float* from) const {
+  DEVICE void load_columns(Vector (&v)[STREAM_VECTORS], const float* from) const {
     UNROLL
     for (int i = 0; i < STREAM_VECTORS; i++)
-      if (from && column(i) < DIM) gain[i] = load_vector(from + column(i));
+      if (from && column(i) < DIM) v[i] = load_vector(from + column(i));
   }
 
   // Writes zeros after the end of an input, where its last segment has fewer units.
@@ -180,8 +180,8 @@ struct Consumer {
     const float* exchanged = received(at, tag);
     Vector y[STREAM_VECTORS], gain[STREAM_VECTORS], bias[STREAM_VECTORS];
     if (HAS_OUTPUT_NORMS) {
-      load_gain(gain, norm.gain);
-      load_gain(bias, norm.bias);
+      load_columns(gain, norm.gain);
+      load_columns(bias, norm.bias);
     }
     float sum = 0.f, squares = 0.f;
     uint4 bits[STREAM_VECTORS];

@@ -101,7 +101,7 @@ struct Step : Attention {
     wait(&shared().layer_full[index % LAYER_SLOTS], index / LAYER_SLOTS & 1);
     const Layer& layer = layer_at(index);
     Vector gain[STREAM_VECTORS];
-    load_gain(gain, layer.gain);
+    load_columns(gain, layer.gain);
     if (layer.window != splits.window) splits = KeySplits(position, layer.window);
     const HeadSplit split(splits);
     if (index > 0) {
@@ -113,7 +113,7 @@ struct Step : Attention {
     }
     if (PLACEMENT == PARALLEL_NORMS) {
       Vector ffn_gain[STREAM_VECTORS];
-      load_gain(ffn_gain, layer.ffn_gain);
+      load_columns(ffn_gain, layer.ffn_gain);
       UNROLL
       for (int i = 0; i < STREAM_VECTORS; i++) {
         Vector v = x[i];
@@ -138,7 +138,7 @@ struct Step : Attention {
     sync_consumers();
     if (IS_PARALLEL) return project_both_branches(layer);
     project_branch<Out>(layer.out, shared().input, BRANCH_AT);
-    load_gain(gain, layer.ffn_gain);
+    load_columns(gain, layer.ffn_gain);
     add_branch(BRANCH_AT, layer.output_norm[0], layer.output_eps[0]);
     write_stream<FromStream, INPUT_NORM>(shared().input, gain);
     project_gate_up(layer, shared().input);
@@ -149,7 +149,7 @@ struct Step : Attention {
 
   DEVICE void run_head() {
     Vector gain[STREAM_VECTORS];
-    load_gain(gain, a.head_gain);
+    load_columns(gain, a.head_gain);
     const Layer& last = layer_at(LAYERS - 1);
     add_branch(FFN_AT, last.output_norm[1], last.output_eps[1]);
     if (!HAS_HEAD) {
@@ -206,11 +206,11 @@ KERNEL decode_step(KERNEL_ARGUMENT Arguments a) {
       init_barrier(&shared().layer_full[i], 1);
       init_barrier(&shared().layer_empty[i], WARPS);
     }
-    publish_barriers();
+    fence_barriers();
   }
   for (int i = thread_index(); i < STAGES * STAGE_BYTES / 16; i += CONSUMERS + 32)
     ((uint4*)(shared_memory() + RING_AT))[i] = {0, 0, 0, 0};  // finite, see `multiply`
-  publish_stores();
+  fence_stores();
   const Tags tags = *a.tags;
   const int position = (int)a.length[0];
   sync_block();

@@ -56,11 +56,9 @@ DEVICE void init_barrier(u64* barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
                "r"(count));
 }
-DEVICE void publish_barriers() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
+DEVICE void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 // Bulk copies that start after the next barrier come after the stores of this thread.
-DEVICE void publish_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void fence_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 DEVICE void expect_bytes(u64* barrier, u32 bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),

@@ -239,9 +239,8 @@ static_assert(!IS_PARALLEL || max_of(QKV_WIDTH, FFN / 2) >= NUM_BLOCKS,
 struct SharedMemory {
   alignas(128) u16 input[INPUT_SIZE];
   alignas(128) u16 second_input[SECOND_INPUT_SIZE];
-  alignas(
-      16) float partial_sums[2][WARPS][BATCH_ROWS];   // what each warp has summed, in two buffers
-  alignas(16) float rotated[(GROUP + 1) * HEAD_DIM];  // queries and key, before their rotation
+  alignas(16) float partial_sums[2][WARPS][BATCH_ROWS];  // of each warp, in two buffers
+  alignas(16) float rotated[(GROUP + 1) * HEAD_DIM];     // queries and key, before their rotation
   alignas(16) u16 queries[QUERY_TILES * 8 * HEAD_DIM];
   alignas(16) u16 new_key[HEAD_DIM], new_value[HEAD_DIM];
   alignas(16) float weights[WARPS][16][ceil_div(GROUP, 4) * 4];  // of a warp's keys, per query

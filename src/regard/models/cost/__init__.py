@@ -138,8 +138,8 @@ def cost(config: ModelConfig) -> Cost:
         ),
         layer_parameters=max(layers.values(), default=0),
         non_layer_parameters=parameters - sum(layers.values()),
-        decoder_layer_weights=[_linear_weights(block) for block in _decoder_layers(model)],
-        decoder_weights=sum(_linear_weights(block) for block in {*_decoder_layers(model)}),
+        decoder_layer_weights=[linear_weights(block) for block in _decoder_layers(model)],
+        decoder_weights=sum(linear_weights(block) for block in {*_decoder_layers(model)}),
         state_bytes_per_token=FLOAT32_BYTES * state.per_token,
         state_bytes=FLOAT32_BYTES * state.full,
         window_bytes=FLOAT32_BYTES * state.in_window,
@@ -171,7 +171,7 @@ def _decoder_layers(model: nn.Module) -> list[Block]:
     return decoder.layers
 
 
-def _linear_weights(block: Block) -> int:
+def linear_weights(block: Block) -> int:
     """The weights of the linear layers of a block."""
     return sum(layer.weight.numel() for layer in block.modules() if isinstance(layer, nn.Linear))
 
