@@ -330,7 +330,7 @@ def bert(_: str) -> Row:
     masked_positions = torch.rand(rows, time_, device=DEVICE).argsort(1)[:, : round(0.15 * time_)]
     batch = MaskedBatch(
         ids=x,
-        documents=torch.ones_like(x),
+        documents=None,  # as `Masked` makes batches of one long text
         positions=torch.arange(time_, device=DEVICE).repeat(rows, 1),
         masked_positions=masked_positions,
         targets=original.gather(1, masked_positions),

@@ -1,6 +1,7 @@
 """Compiled training: the inductor pass, substituted functions and fused layers."""
 
 import copy
+import math
 import shutil
 from dataclasses import replace
 
@@ -8,10 +9,12 @@ import pytest
 import torch
 from torch._dynamo.backends.debugging import aot_eager
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
 
 from regard.accel import compile as compiling
-from regard.accel import cublaslt, inductor_pass, matmul
+from regard.accel import cublaslt, dropout, inductor_pass, matmul
 from regard.accel.compile import attach_fused_layers, compile_for_training, prepare_tracing
+from regard.accel.dropout import dropout_mask
 from regard.data.batch import TextBatch
 from regard.models.build import build_model, preset, resolve
 from regard.nn import attention
@@ -38,7 +41,7 @@ def given():
 def test_tuned_matmuls_replace_those_of_torch(given, monkeypatch):
     monkeypatch.setattr(inductor_pass, "_is_large", lambda a, b: True)
     traced = make_fx(work)(*given)
-    inductor_pass.AutotunedMatmuls()(traced.graph)
+    inductor_pass.FasterOperators()(traced.graph)
     traced.recompile()
     tuned = traced.graph.find_nodes(
         op="call_function", target=torch.ops.regard.autotuned_matmul.default
@@ -50,8 +53,35 @@ def test_tuned_matmuls_replace_those_of_torch(given, monkeypatch):
 def test_matmuls_on_a_cpu_and_small_ones_stay(given):
     traced = make_fx(work)(*given)
     before = str(traced.graph)
-    inductor_pass.AutotunedMatmuls()(traced.graph)
+    inductor_pass.FasterOperators()(traced.graph)
     assert str(traced.graph) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_masks_are_drawn_by_the_operator(dtype, monkeypatch):
+    import torch._inductor.inductor_prims  # registers the random operators of the compiler
+
+    prims = torch.ops.prims
+
+    def work(x, seeds):
+        random = prims.inductor_random([3, 500], prims.inductor_lookup_seed(seeds, 1), "rand")
+        if dtype != torch.float32:
+            random = prims.convert_element_type(random, dtype)
+        return torch.gt(random, 0.25) * x, random[0] > 2
+
+    x, seeds = torch.ones(3, 500, dtype=dtype), torch.tensor([3, 4, 5])
+    traced = make_fx(work)(x, seeds)
+    before = str(traced.graph)
+    inductor_pass.FasterOperators()(traced.graph)
+    assert str(traced.graph) == before  # on a CPU
+    monkeypatch.setattr(inductor_pass, "_is_large_mask", lambda node: True)
+    inductor_pass.FasterOperators()(traced.graph)
+    traced.recompile()
+    dropped, unused = traced(x, seeds)
+    assert torch.equal(dropped != 0, dropout_mask(seeds, 1, [3, 500], 0.25))
+    assert 0.2 < (dropped == 0).float().mean() < 0.3
+    assert "gt" in str(traced.graph)  # a comparison of something else
+    assert not unused.any()
 
 
 @pytest.mark.parametrize(
@@ -217,7 +247,7 @@ def test_the_compiler_is_given_the_pass(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: given.update(options))
     compile_for_training(abs, torch.nn.Linear(4, 4))
     found = given["options"]["post_grad_custom_post_pass"]
-    assert isinstance(found, inductor_pass.AutotunedMatmuls)
+    assert isinstance(found, inductor_pass.FasterOperators)
 
 
 @pytest.mark.long  # g++ takes ten seconds
@@ -234,6 +264,38 @@ def test_the_compiler_runs_the_pass(monkeypatch, tmp_path):
     (gradient,) = torch.autograd.grad(compiled(x), layer.weight)
     assert len(calls) == 2
     torch.testing.assert_close(gradient, layer(x).cos().T @ x)
+
+
+@pytest.mark.long  # g++ takes ten seconds
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU by g++")
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_backward_pass_drops_what_the_forward_pass_dropped(
+    checkpointing, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(inductor_pass, "_is_large_mask", lambda node: True)
+    torch._dynamo.reset()
+    calls = []
+    monkeypatch.setattr(dropout, "can_run_kernels", lambda seeds: bool(calls.append(seeds)))
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.4), torch.nn.Softplus())
+
+    def work(x):
+        return checkpoint(layer, x, use_reentrant=False) if checkpointing else layer(x)
+
+    compiled = compile_for_training(work, layer)
+    masks = []
+    for _ in range(2):
+        x = torch.randn(64, 8)
+        y = compiled(x)
+        dropped = torch.isclose(y, torch.full_like(y, math.log(2.0)))
+        assert 0.3 < dropped.float().mean() < 0.5
+        (gradient,) = torch.autograd.grad(y.sum(), layer[0].weight)
+        kept = (layer[0](x) / 0.6).sigmoid() / 0.6
+        torch.testing.assert_close(gradient, (kept * ~dropped).T @ x)
+        masks.append(dropped)
+    assert not torch.equal(*masks)
+    assert len(calls) == (4 if checkpointing else 2)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.accel import cublaslt
@@ -11,6 +12,8 @@ from regard.accel.matmul import (
     autotuned_matmul,
     gelu_mlp,
     matmul,
+    matmul_derivative,
+    matmul_exact_gelu,
     matmul_gelu,
     matmul_gelu_backward,
     qkv_linear,
@@ -114,8 +117,9 @@ def test_a_matmul_without_an_algorithm_is_left_to_torch(monkeypatch: pytest.Monk
     assert fake.ran == []
 
 
+@pytest.mark.parametrize("exact", BOTH)
 @pytest.mark.parametrize("biased", BOTH)
-def test_gelu_inside_the_matmuls_has_the_right_gradients(biased: bool) -> None:
+def test_gelu_inside_the_matmuls_has_the_right_gradients(biased: bool, exact: bool) -> None:
     x, up, down = (
         torch.randn(shape, dtype=torch.double, requires_grad=True)
         for shape in [(2, 3, 4), (6, 4), (4, 6)]
@@ -123,13 +127,13 @@ def test_gelu_inside_the_matmuls_has_the_right_gradients(biased: bool) -> None:
     b, c = (torch.randn(n, dtype=torch.double, requires_grad=True) for n in (6, 4))
     assert torch.autograd.gradcheck(
         lambda x, up, b, down, c: gelu_mlp(
-            x, up, b if biased else None, down, c if biased else None
+            x, up, b if biased else None, down, c if biased else None, exact=exact
         ),
         (x, up, b, down, c),
     )
-    layer = FeedForward(4, 6, gelu_tanh).double()
+    layer = FeedForward(4, 6, F.gelu if exact else gelu_tanh).double()
     weights = (layer.up.weight, layer.up.bias, layer.down.weight, layer.down.bias)
-    torch.testing.assert_close(gelu_mlp(x, *weights), layer(x))
+    torch.testing.assert_close(gelu_mlp(x, *weights, exact=exact), layer(x))
 
 
 @pytest.mark.parametrize("biased", BOTH)
@@ -145,7 +149,7 @@ def test_a_matmul_of_several_weights_has_the_right_gradients(biased: bool) -> No
 
     assert torch.autograd.gradcheck(ours, (x, *weights, *biases))
     every = zip(weights, biases if biased else [None] * 3, strict=True)
-    plain = [torch.nn.functional.linear(x, *given) for given in every]
+    plain = [F.linear(x, *given) for given in every]
     torch.testing.assert_close(ours(x, *weights, *biases), tuple(plain))
 
 
@@ -182,11 +186,29 @@ def test_matmuls_with_gelu_equal_the_plain_ones(biased: bool) -> None:
     activated, before = matmul_gelu(a, b, bias)
     expected = a.double() @ b.double() + (0 if bias is None else bias.double())
     assert near(before, expected)
-    assert near(activated, torch.nn.functional.gelu(expected, approximate="tanh"))
+    assert near(activated, F.gelu(expected, approximate="tanh"))
     x, gradient = before.double().requires_grad_(), matrix(512, 96, device="cuda")
-    torch.nn.functional.gelu(x, approximate="tanh").backward(gradient.double() @ b.double())
+    F.gelu(x, approximate="tanh").backward(gradient.double() @ b.double())
     assert x.grad is not None
     assert near(matmul_gelu_backward(gradient, b, before), x.grad)
+
+
+@on_gpu
+@pytest.mark.parametrize("biased", BOTH)
+def test_matmuls_with_the_exact_gelu_equal_the_plain_ones(biased: bool) -> None:
+    a, b = matrix(500, 96, device="cuda"), matrix(96, 640, transposed=True, device="cuda") / 8
+    bias = matrix(1, 640, device="cuda")[0] if biased else None
+    x = (a.double() @ b.double() + (0 if bias is None else bias.double())).requires_grad_()
+    y = F.gelu(x)
+    (slope,) = torch.autograd.grad(y.sum(), x)
+    activated, derivative = matmul_exact_gelu(a, b, bias)
+    assert near(activated, y)
+    assert near(derivative, slope)
+    gradient, down = matrix(500, 96, device="cuda"), matrix(96, 640, device="cuda") / 8
+    product, sums = matmul_derivative(gradient, down, derivative, biased)
+    expected = (gradient.double() @ down.double()) * derivative.double()
+    assert near(product, expected)
+    assert near(sums, expected.sum(0) if biased else sums)
 
 
 @on_gpu

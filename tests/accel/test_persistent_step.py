@@ -27,7 +27,14 @@ from regard.accel.triton_decoder import TritonDecoder
 FOLDER = Path(__file__).parent
 VOCAB, CAPACITY = 50, 64
 NUM_BLOCKS, SHARED_BYTES = 6, 100_000
-SIZES = {"WARPS": 4, "STAGE_BYTES": 8192, "IN_FLIGHT": 2, "SPLIT_KEYS": 2, "DIRECT_SPLITS": 2}
+SIZES = {
+    "WARPS": 4,
+    "STAGE_BYTES": 8192,
+    "IN_FLIGHT": 3,
+    "LAYER_BYTES_IN_FLIGHT": 4096,
+    "SPLIT_KEYS": 2,
+    "DIRECT_SPLITS": 2,
+}
 GXX, NVCC = shutil.which("g++"), shutil.which("nvcc")
 BASE = {
     "vocab_size": VOCAB,
@@ -252,6 +259,14 @@ def test_the_sizes_of_a_gpu():
     settings = {"kv_heads": 1}
     sizes = {"num_blocks": 4, "shared_bytes": 232_448} | persistent_step.SIZES
     assert compare(settings, prompt=260, steps=2, capacity=300, **sizes) < FLOAT16_TOLERANCE
+
+
+@pytest.mark.parametrize(("dim", "small"), [(64, True), (1280, False)])
+def test_fewer_weights_of_small_layers_are_in_flight(dim, small):
+    config = TransformerConfig(**BASE | {"dim": dim, "ffn_dim": 4 * dim, "layers": 1})
+    decoder = TritonDecoder(Transformer(config).bfloat16().eval())
+    sizes = PersistentStep._sizes_of_layer(decoder.triton_layers[0])
+    assert sizes == ({"LAYER_BYTES_IN_FLIGHT": 24 << 10} if small else {})
 
 
 # Layers take turns at 2 splits and 1 to 16, which are combined by every block or before; the mode

@@ -85,9 +85,9 @@ DECODE_STEPS = {
 }
 # The same, as one kernel and without sampling: bench/gpu_decode_step.py
 PERSISTENT_STEPS = {
-    "gpt2": 0.159,
-    "bloom-560m": 0.452,
-    "qwen3-0.6b": 0.497,
+    "gpt2": 0.150,
+    "bloom-560m": 0.395,
+    "qwen3-0.6b": 0.420,
     "pythia-1b": 0.488,
     "tinyllama": 0.598,
     "llama-3.2-1b": 0.631,

@@ -60,6 +60,7 @@ def test_the_files_of_a_folder_are_packed_without_padding(folder):
     for number in range(20):
         batch = prepared.batch(number)
         assert batch.ids.shape == (4, 24)
+        assert batch.documents is not None
         assert (batch.documents > 0).all()
         several += int((batch.documents.max(1).values > 1).sum())
         starts = batch.positions == 0

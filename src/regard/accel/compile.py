@@ -18,11 +18,13 @@ from types import MethodType
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.accel import sparse_attention
 from regard.accel.float8 import ATTACHED as FLOAT8_ATTACHED
 from regard.accel.float8 import attach_float8
+from regard.accel.kernels import can_run_gelu_matmul
 from regard.accel.matmul import gelu_mlp, is_large_in_graph, qkv_linear
 from regard.accel.onednn_matmul import ATTACHED as ONEDNN_ATTACHED
 from regard.models.seq2seq import RecurrentEncoderDecoder
@@ -34,7 +36,7 @@ from regard.nn.position import ALiBi, Position, cos_sin, rotate_complex, rotate_
 from regard.nn.recurrent import RecurrentLayer
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compile_for_training(
@@ -45,14 +47,14 @@ def compile_for_training(
     The backward pass runs in the calling thread: it is traced there, and other threads do not have
     the autocast dtype, which breaks indexing in bfloat16 (torch 2.11).
     """
-    from regard.accel.inductor_pass import AutotunedMatmuls  # imports the compiler: two seconds
+    from regard.accel.inductor_pass import FasterOperators  # imports the compiler: two seconds
 
     prepare_tracing()
     if any(parameter.is_cuda for parameter in model.parameters()):
         attach_fused_layers(model)
         if float8:
             attach_float8(model)
-    options: dict[str, Any] = {"post_grad_custom_post_pass": AutotunedMatmuls()}
+    options: dict[str, Any] = {"post_grad_custom_post_pass": FasterOperators()}
     compiled = torch.compile(function, dynamic=False, options=options)
 
     def call(*args: Any, **kwargs: Any) -> T:
@@ -62,7 +64,7 @@ def compile_for_training(
     return call
 
 
-def run_eagerly(function: F) -> F:
+def run_eagerly(function: Function) -> Function:
     """Exclude a function from tracing if a compiled graph is being traced; else return it as is."""
     return torch.compiler.disable(function) if torch.compiler.is_compiling() else function
 
@@ -122,16 +124,15 @@ SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {
 def attach_fused_layers(model: nn.Module) -> None:
     """Replace the forward of layers by a fused one, used in compiled graphs only.
 
-    GELU and its gradient become epilogues of the matmuls of a feed-forward layer. The gradients of
+    GELU and its gradient become epilogues of the matmuls of a feed-forward layer, the exact form on
+    Hopper only. The gradients of
     q, k and v are not concatenated if they come directly from the attention kernel, without a
     rotation or a norm between them. Attention skips keys that the mask of a sliding window, of a
     prefix LM or of packed documents excludes (`accel.sparse_attention`). Outside a compiled graph,
     and for small inputs, the original methods run.
     """
     for module in model.modules():
-        if type(module).forward is FeedForward.forward and module.activation is gelu_tanh:
-            if not isinstance(module.up, nn.Linear) or not isinstance(module.down, nn.Linear):
-                continue  # with LoRA
+        if _can_fuse_gelu(module):
             module.forward = MethodType(_fused_feed_forward, module)
         if isinstance(module, Stack) and type(module.position).rotation is Position.rotation:
             for block in module.layers:
@@ -147,10 +148,21 @@ def attach_fused_layers(model: nn.Module) -> None:
                     setattr(block.attention, method, attend)
 
 
+def _can_fuse_gelu(module: nn.Module) -> bool:
+    if type(module).forward is not FeedForward.forward:
+        return False
+    up, down = module.up, module.down
+    if not isinstance(up, nn.Linear) or not isinstance(down, nn.Linear):
+        return False  # with LoRA
+    exact = module.activation is F.gelu
+    return module.activation is gelu_tanh or (exact and can_run_gelu_matmul(up.weight))
+
+
 def _fused_feed_forward(ffn: FeedForward, x: Tensor) -> Tensor:
     if (ffn.dropout and ffn.training) or not is_large_in_graph(x, ffn.up.weight):
         return FeedForward.forward(ffn, x)
-    return gelu_mlp(x, ffn.up.weight, ffn.up.bias, ffn.down.weight, ffn.down.bias)
+    up, down, exact = ffn.up, ffn.down, ffn.activation is F.gelu
+    return gelu_mlp(x, up.weight, up.bias, down.weight, down.bias, exact=exact)
 
 
 def _split_gradient_qkv(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""An inductor pass that autotunes large matmuls."""
+"""An inductor pass that autotunes large matmuls and draws dropout masks by a kernel."""
 
 from typing import Any
 
@@ -6,13 +6,19 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from regard.accel import matmul
+from regard.accel import dropout, matmul
 
+MIN_MASK = 1 << 20  # elements from which a mask takes longer than a further launch
 aten: Any = torch.ops.aten
+prims: Any = torch.ops.prims
 
 
-class AutotunedMatmuls(CustomGraphPass):
-    """Replaces large matmuls in half precision on a GPU by `accel.matmul.autotuned_matmul`."""
+class FasterOperators(CustomGraphPass):
+    """Replaces operators on a GPU where there is something faster.
+
+    Large matmuls in half precision are computed by `accel.matmul.autotuned_matmul`, and large
+    dropout masks by `accel.dropout.dropout_mask`.
+    """
 
     def __call__(self, graph: fx.Graph) -> None:
         """Change a graph before it is lowered."""
@@ -24,10 +30,13 @@ class AutotunedMatmuls(CustomGraphPass):
             if not node.kwargs and bias.meta["val"].ndim == 1 and _is_large(*operands):
                 node.target = torch.ops.regard.autotuned_matmul.default
                 node.args = (*operands, bias)
+        for node in graph.find_nodes(op="call_function", target=aten.gt.Scalar):
+            if mask := _dropout_mask(node):
+                node.target, node.args = torch.ops.regard.dropout_mask.default, mask
 
     def uuid(self) -> bytes:
         """The key of this pass in the cache of compiled graphs."""
-        return get_hash_for_files((__file__, matmul.__file__))
+        return get_hash_for_files((__file__, matmul.__file__, dropout.__file__))
 
 
 def _is_large(a: fx.Node, b: fx.Node) -> bool:
@@ -35,3 +44,23 @@ def _is_large(a: fx.Node, b: fx.Node) -> bool:
     half_precision = left.dtype in (torch.bfloat16, torch.float16)
     flops = 2 * left.shape[0] * left.shape[1] * right.shape[1]
     return left.is_cuda and half_precision and flops >= matmul.MIN_AUTOTUNED_FLOPS
+
+
+def _dropout_mask(node: fx.Node) -> tuple[Any, ...] | None:
+    """The arguments of `dropout_mask` for the comparison of random numbers with a probability."""
+    random, p = node.args
+    if isinstance(random, fx.Node) and random.target is prims.convert_element_type.default:
+        random = random.args[0]
+    if not isinstance(random, fx.Node) or random.target is not prims.inductor_random.default:
+        return None
+    shape, seed, distribution = random.args
+    if distribution != "rand" or not _is_large_mask(node):
+        return None
+    assert isinstance(seed, fx.Node)
+    seeds, index = seed.args
+    return seeds, index, shape, p
+
+
+def _is_large_mask(node: fx.Node) -> bool:
+    mask = node.meta["val"]
+    return bool(mask.is_cuda) and mask.numel() >= MIN_MASK

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from regard.accel import cublaslt
 from regard.accel.cublaslt import Epilogue
+from regard.accel.kernels import can_run_gelu_matmul, can_run_kernels
 from regard.nn import loss
 
 MIN_AUTOTUNED_FLOPS = 2e10  # from this size on, autotuning gains more than a Python call costs
@@ -66,6 +67,43 @@ def _(a: Tensor, b: Tensor, pre_activation: Tensor) -> Tensor:
     return torch.empty_like(pre_activation)
 
 
+@torch.library.custom_op("regard::matmul_exact_gelu", mutates_args=())
+def matmul_exact_gelu(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """GELU(a b + bias), and the derivative of GELU there."""
+    if _runs_gelu_kernels(a, b.T):
+        from regard.accel.kernels import gelu_matmul
+
+        return gelu_matmul.matmul_gelu(a, b.T, bias)
+    x = _plain_matmul(a, b, bias)
+    return F.gelu(x), aten.gelu_backward(torch.ones_like(x), x)
+
+
+@matmul_exact_gelu.register_fake
+def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    out = a.new_empty(a.shape[0], b.shape[1])
+    return out, torch.empty_like(out)
+
+
+@torch.library.custom_op("regard::matmul_derivative", mutates_args=())
+def matmul_derivative(
+    a: Tensor, b: Tensor, derivative: Tensor, has_bias: bool
+) -> tuple[Tensor, Tensor]:
+    """(a b) ⊙ derivative, and its sums over the rows if `has_bias`, else nothing."""
+    if _runs_gelu_kernels(a, b.T) and b.is_contiguous():
+        from regard.accel.kernels import gelu_matmul
+
+        out, sums = gelu_matmul.matmul_derivative(a, b, derivative, has_bias)
+    else:
+        out = (a @ b) * derivative
+        sums = out.sum(0) if has_bias else None
+    return out, a.new_empty(0) if sums is None else sums.to(a.dtype)
+
+
+@matmul_derivative.register_fake
+def _(a: Tensor, b: Tensor, derivative: Tensor, has_bias: bool) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(derivative), a.new_empty(b.shape[1] if has_bias else 0)
+
+
 @torch.library.custom_op("regard::sum_of_matmuls", mutates_args=())
 def sum_of_matmuls(a: list[Tensor], b: list[Tensor]) -> Tensor:
     """a_1 b_1 + a_2 b_2 + ...; the sum is rounded to the dtype of the operands after each."""
@@ -88,6 +126,12 @@ def is_large_in_graph(x: Tensor, weight: Tensor) -> bool:
         and torch.is_autocast_enabled("cuda")
         and 2 * x.numel() * len(weight) >= MIN_AUTOTUNED_FLOPS
     )
+
+
+def _runs_gelu_kernels(a: Tensor, weight: Tensor) -> bool:
+    half = a.dtype in (torch.bfloat16, torch.float16)
+    is_aligned = a.is_contiguous() and a.data_ptr() % cublaslt.ALIGNMENT == 0
+    return half and is_aligned and can_run_kernels(a) and can_run_gelu_matmul(weight)
 
 
 def _plain_matmul(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
@@ -119,23 +163,28 @@ class _GeluMLP(torch.autograd.Function):
         up_bias: Tensor | None,
         down: Tensor,
         down_bias: Tensor | None,
+        exact: bool,
     ) -> Tensor:
-        hidden, pre_activation = matmul_gelu(x, up.T, up_bias)
-        ctx.save_for_backward(x, up, down, hidden, pre_activation)
-        ctx.has_bias = up_bias is not None, down_bias is not None
+        # of the tanh form its input is saved, of the exact one its derivative
+        hidden, saved = (matmul_exact_gelu if exact else matmul_gelu)(x, up.T, up_bias)
+        ctx.save_for_backward(x, up, down, hidden, saved)
+        ctx.has_bias, ctx.exact = (up_bias is not None, down_bias is not None), exact
         return autotuned_matmul(hidden, down.T, down_bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, up, down, hidden, pre_activation = ctx.saved_tensors
+        x, up, down, hidden, saved = ctx.saved_tensors
+        has_up_bias, has_down_bias = ctx.has_bias
         (dy,) = grad_outputs
-        dhidden = matmul_gelu_backward(dy, down, pre_activation)
-        dup_bias, ddown_bias = (
-            gradient.sum(0) if has_bias else None
-            for gradient, has_bias in zip((dhidden, dy), ctx.has_bias, strict=True)
-        )
-        return dhidden @ up, dhidden.T @ x, dup_bias, dy.T @ hidden, ddown_bias
+        if ctx.exact:
+            dhidden, sums = matmul_derivative(dy, down, saved, has_up_bias)
+        else:
+            dhidden = matmul_gelu_backward(dy, down, saved)
+            sums = dhidden.sum(0)
+        dup_bias = sums if has_up_bias else None
+        ddown_bias = dy.sum(0) if has_down_bias else None
+        return dhidden @ up, dhidden.T @ x, dup_bias, dy.T @ hidden, ddown_bias, None
 
 
 def gelu_mlp(
@@ -144,10 +193,12 @@ def gelu_mlp(
     up_bias: Float[Tensor, " ffn_dim"] | None,
     down: Float[Tensor, "dim ffn_dim"],
     down_bias: Float[Tensor, " dim"] | None,
+    *,
+    exact: bool = False,
 ) -> Float[Tensor, "*rows dim"]:
-    """GELU(x upᵀ + b) downᵀ + c, in the dtype of autocast."""
+    """GELU(x upᵀ + b) downᵀ + c, in the dtype of autocast; GELU is exact or its tanh form."""
     operands = _autocast(x.flatten(0, -2), up, up_bias, down, down_bias)
-    result: Tensor = _GeluMLP.apply(*operands)  # type: ignore[no-untyped-call]
+    result: Tensor = _GeluMLP.apply(*operands, exact)  # type: ignore[no-untyped-call]
     return result.unflatten(0, x.shape[:-1])
 
 

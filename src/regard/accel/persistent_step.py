@@ -15,6 +15,7 @@ from regard.accel.description import NORM_NAMES
 from regard.accel.nvrtc import CudaKernel, CudaKernelError, compile_cuda
 from regard.accel.packed import FusedNormLinear
 from regard.accel.support import GPUProperties
+from regard.models.plan import PERSISTENT_SMALL_LAYER_BYTES
 from regard.nn.state import TransformerState
 
 if TYPE_CHECKING:
@@ -25,10 +26,14 @@ SIZES = {
     "WARPS": 8,  # of each block, which multiply
     "STAGE_BYTES": 1 << 15,  # of weights that are copied to shared memory at once
     "IN_FLIGHT": 3,  # stages that are copied at the same time
+    "LAYER_BYTES_IN_FLIGHT": 3 << 15,  # the same for the weights of layers, in bytes
     "SPLIT_KEYS": 128,  # keys of a split of attention
     "DIRECT_SPLITS": 4,  # splits of attention up to which every block combines them itself
 }
 INT4_STAGE_BYTES = 36 << 10  # of int4 weights and their scales
+# Small layers wait for the exchange of activations, which copies of weights slow down.
+SMALL_LAYER_BYTES_IN_FLIGHT = 24 << 10
+LINEARS = ("qkv", "out", "gate_up", "down")  # of a layer
 # of the folder `cuda`, in this order
 FILES = [
     "layout.cuh",
@@ -60,7 +65,7 @@ class _OutputNorm(ctypes.Structure):
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *((name, _Linear) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, _Linear) for name in LINEARS),
         *((name, ctypes.c_void_p) for name in ("gain", "ffn_gain")),
         ("output_norm", _OutputNorm * 2),
         *((name, ctypes.c_void_p) for name in ("q_gain", "k_gain")),
@@ -111,8 +116,7 @@ class PersistentStep:
         self.num_blocks, self.dtype = num_blocks, decoder.model.embed.token.weight.dtype
         self.has_head = not decoder.head_needs_preparation
         self.outputs = len(decoder.head.weight) if self.has_head else decoder.model.config.dim
-        is_int4 = decoder.layers[0].qkv.bits == 4
-        sizes = SIZES | ({"STAGE_BYTES": INT4_STAGE_BYTES} if is_int4 else {}) | sizes
+        sizes = SIZES | self._sizes_of_layer(decoder.triton_layers[0]) | sizes
         self.threads = 32 * (sizes["WARPS"] + 1)
         constants = sizes | self._constants(decoder) | {"SHARED_BYTES": shared_bytes}
         lines = [f"constexpr int {name} = {value};" for name, value in constants.items()]
@@ -157,6 +161,16 @@ class PersistentStep:
         with torch.cuda.device_of(x):
             self.kernel.launch(self.num_blocks, self.threads, arguments)
         return out
+
+    @staticmethod
+    def _sizes_of_layer(layer: "TritonLayer") -> dict[str, int]:
+        """What differs from `SIZES` for layers like this one."""
+        sizes, linears = {}, [getattr(layer, name).layer for name in LINEARS]
+        if layer.qkv.layer.bits == 4:
+            sizes["STAGE_BYTES"] = INT4_STAGE_BYTES
+        if sum(linear.weight.nbytes for linear in linears) < PERSISTENT_SMALL_LAYER_BYTES:
+            sizes["LAYER_BYTES_IN_FLIGHT"] = SMALL_LAYER_BYTES_IN_FLIGHT
+        return sizes
 
     def _constants(self, decoder: "TritonDecoder") -> dict[str, Any]:
         """What the kernel is compiled for."""
@@ -216,7 +230,7 @@ class PersistentStep:
         arguments.residual_scale = first.packed.block.norm_placement.residual_scale
 
     def _fill_layer(self, target: Any, layer: "TritonLayer") -> None:
-        for name in ("qkv", "out", "gate_up", "down"):
+        for name in LINEARS:
             self._fill_linear(getattr(target, name), getattr(layer, name))
         target.gain_scale, target.ffn_gain_scale = map(_gain_scale, (layer.qkv, layer.gate_up))
         target.gain = self._address(layer.qkv.gain, target.gain_scale)

@@ -87,12 +87,18 @@ class MaskedBatch(Batch):
     """
 
     ids: Int[Tensor, "batch time"]
-    documents: Int[Tensor, "batch time"]  # index of the document in the row, from 1; 0 is padding
+    # Index of the document in the row, from 1; 0 is padding. None if each row is one document: the
+    # model then needs no mask.
+    documents: Int[Tensor, "batch time"] | None
     positions: Int[Tensor, "batch time"]  # in the document
     masked_positions: Int[Tensor, "batch masked"]
     targets: Int[Tensor, "batch masked"]
     segments: Int[Tensor, "batch time"] | None = None  # of pairs: 0 in A, 1 in B
     next_sentence_targets: Int[Tensor, " batch"] | None = None  # of pairs: 0 if B follows A, else 1
+
+    def valid_count(self) -> int:
+        """How many ids are not padding."""
+        return self.ids.numel() if self.documents is None else int((self.documents > 0).sum())
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ DECODE_BIAS_SECONDS = 6e-6  # fixed overhead of a decode step for each layer wit
 PERSISTENT_LAYER_BYTES = 160 << 20  # weights of linear layers, in bfloat16
 PERSISTENT_BANDWIDTH_UTILIZATION = 0.875
 PERSISTENT_LAYER_SECONDS = 12.5e-6  # of a layer whose weights take no time to read
+PERSISTENT_SMALL_LAYER_BYTES = 32 << 20  # layers below are read more slowly, exchange faster
+PERSISTENT_SMALL_LAYER_SECONDS = 10e-6
 PERSISTENT_NORM_SECONDS = 8.5e-6  # for each norm after a branch
 SAMPLING_SECONDS = 3.5e-5  # embedding, temperature and top-k
 PREFILL_UTILIZATION = 0.79  # fraction of the peak that matmuls reach in a forward pass
@@ -302,10 +304,11 @@ def persistent_step_seconds(cost: Cost, cluster: Cluster) -> float:
     square root of the sum of the squares of both times.
     """
     bandwidth = cluster.bandwidth * PERSISTENT_BANDWIDTH_UTILIZATION
-    layer_seconds = sum(
-        math.hypot(BFLOAT16_BYTES * weights / bandwidth, PERSISTENT_LAYER_SECONDS)
-        for weights in cost.decoder_layer_weights
-    )
+    layer_seconds = 0.0
+    for weights in cost.decoder_layer_weights:
+        is_small = BFLOAT16_BYTES * weights < PERSISTENT_SMALL_LAYER_BYTES
+        exchange = PERSISTENT_SMALL_LAYER_SECONDS if is_small else PERSISTENT_LAYER_SECONDS
+        layer_seconds += math.hypot(BFLOAT16_BYTES * weights / bandwidth, exchange)
     other_bytes = _matmul_bytes(cost) - BFLOAT16_BYTES * cost.decoder_weights
     return layer_seconds + PERSISTENT_NORM_SECONDS * cost.branch_norms + other_bytes / bandwidth
 

@@ -128,7 +128,7 @@ class Masked(Task):
         targets = self._mask(ids, positions_to_mask, random[..., 1:])
         return MaskedBatch(
             ids=torch.from_numpy(ids),
-            documents=torch.from_numpy(documents),
+            documents=None if (documents == 1).all() else torch.from_numpy(documents),
             positions=torch.from_numpy(positions),
             masked_positions=torch.from_numpy(positions_to_mask.clip(0)),
             targets=torch.from_numpy(targets),
@@ -158,7 +158,7 @@ class Masked(Task):
 
     def evaluation_count(self, batch: MaskedBatch) -> int:
         """All tokens of the text, masked or not."""
-        return int((batch.documents > 0).sum()) - len(batch.ids) * self.special_token_count
+        return batch.valid_count() - len(batch.ids) * self.special_token_count
 
     def metrics(self, model: nn.Module, batches: Iterable[MaskedBatch]) -> dict[str, float]:
         """Nats per masked token, perplexity and accuracy, and `unigram_metrics`.
@@ -224,7 +224,7 @@ class Masked(Task):
 
     def tokens_read(self, batch: MaskedBatch, context: int) -> int:
         """All tokens, masked or not; padding is not counted."""
-        return int((batch.documents > 0).sum())
+        return batch.valid_count()
 
     def _add_special_tokens(
         self, parts: list[list[NDArray[Any]]], time: int
@@ -360,9 +360,8 @@ def unigram_metrics(targets: Int[Tensor, " scored"]) -> dict[str, float]:
 
 def _hidden(model: nn.Module, batch: MaskedBatch) -> Float[Tensor, "batch time dim"]:
     segments = {} if batch.segments is None else {"segments": batch.segments}
-    x: Tensor = model(
-        batch.ids, mask=Mask.documents(batch.documents), positions=batch.positions, **segments
-    )
+    mask = Mask.none() if batch.documents is None else Mask.documents(batch.documents)
+    x: Tensor = model(batch.ids, mask=mask, positions=batch.positions, **segments)
     return x
 
 

@@ -12,14 +12,13 @@ struct Producer {
 
   // The address of a free stage, in which `bytes` will arrive. Few stages are on their way at a
   // time: more are not copied faster, and everything that blocks exchange waits behind them.
-  DEVICE char* start(u32 bytes) {
+  DEVICE char* start(u32 bytes, int limit) {
     if (lane == 0) {
-      if (in_flight == IN_FLIGHT) {
+      for (; in_flight >= limit; in_flight--) {
         wait(&shared().full[oldest.index], oldest.parity);
         oldest.advance();
-      } else {
-        in_flight++;
       }
+      in_flight++;
       wait(&shared().empty[stage.index], stage.parity);
       expect_bytes(&shared().full[stage.index], bytes);
     }
@@ -30,7 +29,8 @@ struct Producer {
   // Copies `count` rows of a weight, in tiles of segments: those from `begin` on, without `skipped`
   // rows before the one with index `gap`.
   template <class M>
-  DEVICE void copy_rows(const Linear& linear, int begin, int count, int gap, int skipped) {
+  DEVICE void copy_rows(const Linear& linear, int begin, int count, int gap, int skipped,
+                        int limit = LAYER_IN_FLIGHT) {
     NO_UNROLL
     for (int first = 0; first < count; first += M::TILE_ROWS) {
       const int tile_rows = min_of(M::TILE_ROWS, count - first);
@@ -42,7 +42,7 @@ struct Producer {
       for (int segment = 0; segment < M::SEGMENTS; segment++) {
         const int bytes = min_of(M::SEGMENT_BYTES, M::ROW_BYTES - segment * M::SEGMENT_BYTES);
         const int scale_bytes = M::BITS == 4 ? bytes / 16 : 0;
-        char* data = start(tile_rows * (bytes + scale_bytes));
+        char* data = start(tile_rows * (bytes + scale_bytes), limit);
         u64* full = &shared().full[stage.index];
         char* scales = data + M::SCALES_AT;
         if (M::SEGMENTS == 1 && contiguous) {
@@ -63,8 +63,8 @@ struct Producer {
   }
 
   template <class M>
-  DEVICE void copy_rows(const Linear& linear, const Rows& rows) {
-    copy_rows<M>(linear, rows.begin, rows.count, rows.count, 0);
+  DEVICE void copy_rows(const Linear& linear, const Rows& rows, int limit = LAYER_IN_FLIGHT) {
+    copy_rows<M>(linear, rows.begin, rows.count, rows.count, 0, limit);
   }
 
   // The rows of the gate, then those of the up layer.
@@ -81,7 +81,7 @@ struct Producer {
     NO_UNROLL
     for (int key = 0; key < split.cached; key += STAGE_KEYS) {
       u32 bytes = min_of(STAGE_KEYS, split.cached - key) * HEAD_DIM * 2;
-      char* data = start(2 * bytes);
+      char* data = start(2 * bytes, IN_FLIGHT);
       u64* full = &shared().full[stage.index];
       if (lane == 0) {
         copy_bulk(data, keys + key * HEAD_DIM, bytes, full);
@@ -116,6 +116,6 @@ struct Producer {
       if (!IS_PARALLEL) copy_gate_up(layer.gate_up);
       copy_rows<Down>(layer.down, Rows(DIM));
     }
-    if (HAS_HEAD) copy_rows<Head>(a.head, Rows(VOCAB));
+    if (HAS_HEAD) copy_rows<Head>(a.head, Rows(VOCAB), IN_FLIGHT);
   }
 };

@@ -8,6 +8,7 @@ from torch import Tensor
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
 MAX_RANKED = 1024  # tokens that the kernels of fused sampling can rank per row
+GELU_TILE = 128  # rows and columns of a tile of a matmul with GELU
 
 
 def can_run_kernels(x: Tensor) -> bool:
@@ -25,6 +26,18 @@ def kernels_unsupported_reason(x: Tensor) -> str | None:
         return f"{x.device} is not the current GPU"
     return (
         None if _can_run_triton(x.device) else "Triton is missing, or the GPU is older than Ampere"
+    )
+
+
+def can_run_gelu_matmul(weight: Tensor) -> bool:
+    """Whether the kernels of `gelu_matmul` can run for a weight: (outputs, inputs), on Hopper."""
+    outputs, inputs = weight.shape
+    return (
+        weight.is_cuda
+        and torch.cuda.get_device_capability(weight.device)[0] == 9
+        and _can_run_triton(weight.device)
+        and outputs % GELU_TILE == 0
+        and inputs % 8 == 0  # copies of tiles need rows of a multiple of 16 bytes
     )
 
 
