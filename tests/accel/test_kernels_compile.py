@@ -15,13 +15,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from regard.accel.kernels import (
     common,
     cross_entropy,
     decode_attention,
+    dropout,
     fingerprint,
     fused_sampling,
+    gelu_matmul,
     gemm,
     penalties,
     sampling,
@@ -39,6 +42,7 @@ TYPES = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
     torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
     torch.int8: "*i8",
     torch.int32: "*i32",
     torch.int64: "*i64",
@@ -56,6 +60,8 @@ def source(kernel, values):
         elif isinstance(value, torch.Tensor):
             signature[name] = TYPES[value.dtype]
             attributes[place,] = [["tt.divisibility", 16]]
+        elif isinstance(value, TensorDescriptor):
+            signature[name] = f"tensordesc<{TYPES[value.base.dtype][1:]}{value.block_shape}>"
         elif isinstance(value, float):
             signature[name] = "fp32"
         else:
@@ -192,6 +198,25 @@ def test_the_end_of_a_chain(compiled, dtype, first):
 def test_the_hash_of_contents_reads_16_bytes_at_once(compiled, tmp_path):
     fingerprint.ContentHashes([torch.zeros(8)])()
     assert "LDG.E.128" in disassembled(compiled["_hash_kernel"], tmp_path)
+
+
+@pytest.mark.parametrize("compiled", ["H200"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_matmuls_with_gelu_use_tensor_cores(compiled, tmp_path, dtype):
+    x, up, down = (torch.zeros(shape, dtype=dtype) for shape in ((300, 72), (256, 72), (72, 256)))
+    _, derivative = gelu_matmul.matmul_gelu(x, up, up[:, 0].contiguous())
+    forward = disassembled(compiled.pop("_matmul_gelu"), tmp_path)
+    gelu_matmul.matmul_derivative(x, down, derivative, True)
+    backward = disassembled(compiled["_matmul_gelu"], tmp_path)
+    for code in (forward, backward):
+        assert "HGMMA" in code
+        assert "UTMALDG" in code  # copies of whole tiles
+        assert not re.search(r"\b(LDL|STL)\b", code)  # registers suffice
+
+
+def test_dropout_masks_are_written_16_elements_at_once(compiled, tmp_path):
+    dropout.dropout_mask(torch.zeros(3, dtype=torch.long), 1, (5, 1008), 0.1)
+    assert "STG.E.128" in disassembled(compiled["_dropout_mask"], tmp_path)
 
 
 @pytest.mark.parametrize("rows", [1, 64])
