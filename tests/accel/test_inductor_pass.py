@@ -250,6 +250,16 @@ def test_the_compiler_is_given_the_pass(monkeypatch):
     assert isinstance(found, inductor_pass.FasterOperators)
 
 
+@pytest.mark.parametrize(("dim", "narrow"), [(512, True), (768, False)])
+def test_gradients_of_narrow_norms_take_two_kernels(dim, narrow, monkeypatch):
+    given = {}
+    monkeypatch.setattr(torch, "compile", lambda function, **options: given.update(options))
+    monkeypatch.setattr(compiling, "is_on_gpu", lambda model: True)
+    compile_for_training(abs, torch.nn.Sequential(torch.nn.Linear(4, 4), LayerNorm(dim)))
+    assert given["options"].get("triton.mix_order_reduction", True) is not narrow
+    compile_for_training(abs, torch.nn.Linear(4, 4))  # without norms
+
+
 @pytest.mark.long  # g++ takes ten seconds
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU by g++")
 @pytest.mark.filterwarnings("ignore")  # the compiler's own

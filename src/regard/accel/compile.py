@@ -32,11 +32,17 @@ from regard.models.soft_window import SoftWindowLM
 from regard.nn.attention import Attention, AttentionInputs, split_heads
 from regard.nn.block import FeedForward, Stack, gelu_tanh
 from regard.nn.head import CRFHead
+from regard.nn.norm import LayerNorm, RMSNorm
 from regard.nn.position import ALiBi, Position, cos_sin, rotate_complex, rotate_pairs
 from regard.nn.recurrent import RecurrentLayer
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+# The width of norms up to which the gradients of their input and of their gain are computed by two
+# kernels. For these widths, torch's single kernel takes four rows per warp, too many for registers.
+NARROW_NORM = 512
 
 
 def compile_for_training(
@@ -50,11 +56,13 @@ def compile_for_training(
     from regard.accel.inductor_pass import FasterOperators  # imports the compiler: two seconds
 
     prepare_tracing()
-    if any(parameter.is_cuda for parameter in model.parameters()):
+    options: dict[str, Any] = {"post_grad_custom_post_pass": FasterOperators()}
+    if is_on_gpu(model):
         attach_fused_layers(model)
         if float8:
             attach_float8(model)
-    options: dict[str, Any] = {"post_grad_custom_post_pass": FasterOperators()}
+        if _norm_width(model) <= NARROW_NORM:
+            options["triton.mix_order_reduction"] = False
     compiled = torch.compile(function, dynamic=False, options=options)
 
     def call(*args: Any, **kwargs: Any) -> T:
@@ -62,6 +70,17 @@ def compile_for_training(
             return compiled(*args, **kwargs)
 
     return call
+
+
+def is_on_gpu(model: nn.Module) -> bool:
+    """Whether a model has parameters on a GPU."""
+    return any(parameter.is_cuda for parameter in model.parameters())
+
+
+def _norm_width(model: nn.Module) -> int:
+    """The width of the widest norm; 0 without norms."""
+    norms = (module for module in model.modules() if isinstance(module, (LayerNorm, RMSNorm)))
+    return max((norm.weight.numel() for norm in norms), default=0)
 
 
 def run_eagerly(function: Function) -> Function:

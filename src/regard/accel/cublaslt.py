@@ -23,10 +23,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _Value = ctypes.c_int32 | ctypes.c_int64 | ctypes.c_uint32 | ctypes.c_uint64 | ctypes.c_void_p
 
-MAX_ALGORITHMS = 16  # that the heuristic may return for a matmul
+MAX_ALGORITHMS = 16  # that the heuristic may return for a matmul and a limit of its workspace
 AUTOTUNE_AT_CALL = 3  # the call of a matmul at which its algorithms are timed
 TIMING_ROUNDS, TIMING_CALLS = 3, 10  # timings of each algorithm, and calls per timing
-WORKSPACE_BYTES = 32 << 20  # as torch uses on large GPUs
+# Limits of the workspace for which algorithms are asked for: what torch uses on large GPUs, and
+# none. Those without a workspace need no counter that another operation sets to 0 before.
+WORKSPACE_LIMITS = (32 << 20, 0)
 ALIGNMENT = 16  # bytes, of every address
 DATA_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
 COMPUTE_32F = 68  # cublasComputeType_t: sums in float32
@@ -225,10 +227,16 @@ class _Matmul:
         return None
 
     def _find_algorithms(self) -> list[_Algorithm]:
-        """The algorithms that the library's heuristic returns, sorted by estimated time."""
+        """The algorithms that the library's heuristic returns, sorted by estimated time.
+
+        Those that need no workspace follow those that may have one.
+        """
+        return [each for limit in WORKSPACE_LIMITS for each in self._algorithms_within(limit)]
+
+    def _algorithms_within(self, workspace_bytes: int) -> list[_Algorithm]:
         preference = _create("MatmulPreferenceCreate")
         # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, …_MIN_ALIGNMENT_A_BYTES, …_B_, …_C_, …_D_
-        limits = {1: WORKSPACE_BYTES, 5: ALIGNMENT, 6: ALIGNMENT, 7: ALIGNMENT, 8: ALIGNMENT}
+        limits = {1: workspace_bytes, 5: ALIGNMENT, 6: ALIGNMENT, 7: ALIGNMENT, 8: ALIGNMENT}
         for attribute, limit in limits.items():
             value = ctypes.c_uint64(limit) if attribute == 1 else ctypes.c_uint32(limit)
             _call("MatmulPreferenceSetAttribute", preference, attribute, *_pointer_and_size(value))
@@ -258,7 +266,7 @@ class _Matmul:
         return start.elapsed_time(end)
 
     def _run(self, algorithm: _Algorithm, a: Tensor, b: Tensor, out: Tensor) -> None:
-        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=a.device)
+        workspace = torch.empty(algorithm.workspace, dtype=torch.uint8, device=a.device)
         right, left, result = self.layouts
         address = ctypes.c_void_p(out.data_ptr())
         _call(
@@ -277,7 +285,7 @@ class _Matmul:
             result,
             ctypes.byref(algorithm.algo),
             ctypes.c_void_p(workspace.data_ptr()),
-            ctypes.c_size_t(WORKSPACE_BYTES),
+            ctypes.c_size_t(algorithm.workspace),
             ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
         )
 
