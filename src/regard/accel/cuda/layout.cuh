@@ -149,8 +149,8 @@ using Out = Matrix<WEIGHT_BITS, Q_WIDTH, 1, BRANCH_TILE_ROWS>;
 using Down = Matrix<WEIGHT_BITS, FFN, 1, BRANCH_TILE_ROWS>;
 // Stages of weights of layers that are copied at the same time.
 constexpr int LAYER_IN_FLIGHT =
-    min_of(IN_FLIGHT, ceil_div(LAYER_BYTES_IN_FLIGHT,
-                               FromStream::TILE_ROWS* FromStream::ROW_BYTES / FromStream::SEGMENTS));
+    min_of(IN_FLIGHT, ceil_div(LAYER_BYTES_IN_FLIGHT, FromStream::TILE_ROWS* FromStream::ROW_BYTES /
+                                                          FromStream::SEGMENTS));
 
 // The outputs of a linear layer that this block computes.
 struct Rows {

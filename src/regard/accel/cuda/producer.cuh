@@ -10,15 +10,20 @@ struct Producer {
   DEVICE Producer(const Arguments& a, int position)
       : a(a), position(position), lane(thread_index() % 32) {}
 
+  DEVICE void wait_for_oldest() {
+    wait(&shared().full[oldest.index], oldest.parity);
+    oldest.advance();
+  }
+
   // The address of a free stage, in which `bytes` will arrive. Few stages are on their way at a
   // time: more are not copied faster, and everything that blocks exchange waits behind them.
   DEVICE char* start(u32 bytes, int limit) {
     if (lane == 0) {
-      for (; in_flight >= limit; in_flight--) {
-        wait(&shared().full[oldest.index], oldest.parity);
-        oldest.advance();
+      if (in_flight == limit) {
+        wait_for_oldest();
+      } else {
+        in_flight++;
       }
-      in_flight++;
       wait(&shared().empty[stage.index], stage.parity);
       expect_bytes(&shared().full[stage.index], bytes);
     }
@@ -89,6 +94,8 @@ struct Producer {
       }
       stage.advance();
     }
+    if (LAYER_IN_FLIGHT == IN_FLIGHT || lane != 0) return;
+    for (; in_flight > LAYER_IN_FLIGHT; in_flight--) wait_for_oldest();
   }
 
   // Copies the description of a layer.
