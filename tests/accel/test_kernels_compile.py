@@ -18,13 +18,13 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from regard.accel.kernels import (
+    activation_matmul,
     common,
     cross_entropy,
     decode_attention,
     dropout,
     fingerprint,
     fused_sampling,
-    gelu_matmul,
     gemm,
     penalties,
     sampling,
@@ -202,13 +202,14 @@ def test_the_hash_of_contents_reads_16_bytes_at_once(compiled, tmp_path):
 
 @pytest.mark.parametrize("compiled", ["H200"], indirect=True)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_matmuls_with_gelu_use_tensor_cores(compiled, tmp_path, dtype):
+def test_matmuls_with_activations_use_tensor_cores(compiled, tmp_path, dtype):
     x, up, down = (torch.zeros(shape, dtype=dtype) for shape in ((300, 72), (256, 72), (72, 256)))
-    _, derivative = gelu_matmul.matmul_gelu(x, up, up[:, 0].contiguous())
-    forward = disassembled(compiled.pop("_matmul_gelu"), tmp_path)
-    gelu_matmul.matmul_derivative(x, down, derivative, True)
-    backward = disassembled(compiled["_matmul_gelu"], tmp_path)
-    for code in (forward, backward):
+    _, derivative = activation_matmul.matmul_gelu(x, up, up[:, 0].contiguous())
+    codes = [disassembled(compiled["_activation_matmul"], tmp_path)]
+    for relu in (False, True):
+        activation_matmul.matmul_derivative(x, down, derivative, True, relu)
+        codes.append(disassembled(compiled["_activation_matmul"], tmp_path))
+    for code in codes:
         assert "HGMMA" in code
         assert "UTMALDG" in code  # copies of whole tiles
         assert not re.search(r"\b(LDL|STL)\b", code)  # registers suffice

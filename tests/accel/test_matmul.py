@@ -1,6 +1,7 @@
 """Matmuls by cuBLASLt, with GELU inside them, against those of torch."""
 
 import itertools
+from typing import get_args
 
 import pytest
 import torch
@@ -9,16 +10,18 @@ from torch import Tensor
 
 from regard.accel import cublaslt
 from regard.accel.matmul import (
+    Activation,
     autotuned_matmul,
-    gelu_mlp,
+    fused_mlp,
     matmul,
     matmul_derivative,
     matmul_exact_gelu,
     matmul_gelu,
     matmul_gelu_backward,
+    matmul_relu,
     qkv_linear,
 )
-from regard.nn.block import FeedForward, gelu_tanh
+from regard.nn.block import ACTIVATIONS, FeedForward
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 BOTH = (False, True)
@@ -117,23 +120,25 @@ def test_a_matmul_without_an_algorithm_is_left_to_torch(monkeypatch: pytest.Monk
     assert fake.ran == []
 
 
-@pytest.mark.parametrize("exact", BOTH)
+@pytest.mark.parametrize("activation", get_args(Activation))
 @pytest.mark.parametrize("biased", BOTH)
-def test_gelu_inside_the_matmuls_has_the_right_gradients(biased: bool, exact: bool) -> None:
+def test_activations_inside_the_matmuls_have_the_right_gradients(
+    biased: bool, activation: Activation
+) -> None:
     x, up, down = (
         torch.randn(shape, dtype=torch.double, requires_grad=True)
         for shape in [(2, 3, 4), (6, 4), (4, 6)]
     )
     b, c = (torch.randn(n, dtype=torch.double, requires_grad=True) for n in (6, 4))
     assert torch.autograd.gradcheck(
-        lambda x, up, b, down, c: gelu_mlp(
-            x, up, b if biased else None, down, c if biased else None, exact=exact
+        lambda x, up, b, down, c: fused_mlp(
+            x, up, b if biased else None, down, c if biased else None, activation
         ),
         (x, up, b, down, c),
     )
-    layer = FeedForward(4, 6, F.gelu if exact else gelu_tanh).double()
+    layer = FeedForward(4, 6, ACTIVATIONS[activation]).double()
     weights = (layer.up.weight, layer.up.bias, layer.down.weight, layer.down.bias)
-    torch.testing.assert_close(gelu_mlp(x, *weights, exact=exact), layer(x))
+    torch.testing.assert_close(fused_mlp(x, *weights, activation), layer(x))
 
 
 @pytest.mark.parametrize("biased", BOTH)
@@ -205,8 +210,23 @@ def test_matmuls_with_the_exact_gelu_equal_the_plain_ones(biased: bool) -> None:
     assert near(activated, y)
     assert near(derivative, slope)
     gradient, down = matrix(500, 96, device="cuda"), matrix(96, 640, device="cuda") / 8
-    product, sums = matmul_derivative(gradient, down, derivative, biased)
+    product, sums = matmul_derivative(gradient, down, derivative, biased, False)
     expected = (gradient.double() @ down.double()) * derivative.double()
+    assert near(product, expected)
+    assert near(sums, expected.sum(0) if biased else sums)
+
+
+@on_gpu
+@pytest.mark.parametrize("biased", BOTH)
+def test_matmuls_with_relu_equal_the_plain_ones(biased: bool) -> None:
+    a, b = matrix(500, 96, device="cuda"), matrix(96, 640, transposed=True, device="cuda") / 8
+    bias = matrix(1, 640, device="cuda")[0] if biased else None
+    x = a.double() @ b.double() + (0 if bias is None else bias.double())
+    activated = matmul_relu(a, b, bias)
+    assert near(activated, x.relu())
+    gradient, down = matrix(500, 96, device="cuda"), matrix(96, 640, device="cuda") / 8
+    product, sums = matmul_derivative(gradient, down, activated, biased, True)
+    expected = (gradient.double() @ down.double()) * (activated > 0)
     assert near(product, expected)
     assert near(sums, expected.sum(0) if biased else sums)
 

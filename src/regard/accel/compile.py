@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from regard.accel import sparse_attention
 from regard.accel.float8 import ATTACHED as FLOAT8_ATTACHED
 from regard.accel.float8 import attach_float8
-from regard.accel.kernels import can_run_gelu_matmul
-from regard.accel.matmul import gelu_mlp, is_large_in_graph, qkv_linear
+from regard.accel.kernels import can_run_activation_matmul
+from regard.accel.matmul import Activation, fused_mlp, is_large_in_graph, qkv_linear
 from regard.accel.onednn_matmul import ATTACHED as ONEDNN_ATTACHED
 from regard.models.seq2seq import RecurrentEncoderDecoder
 from regard.models.soft_window import SoftWindowLM
@@ -143,15 +143,15 @@ SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {
 def attach_fused_layers(model: nn.Module) -> None:
     """Replace the forward of layers by a fused one, used in compiled graphs only.
 
-    GELU and its gradient become epilogues of the matmuls of a feed-forward layer, the exact form on
-    Hopper only. The gradients of
+    GELU and ReLU and their gradients become epilogues of the matmuls of a feed-forward layer; of
+    the three activations, only the tanh form of GELU on other GPUs than Hopper. The gradients of
     q, k and v are not concatenated if they come directly from the attention kernel, without a
     rotation or a norm between them. Attention skips keys that the mask of a sliding window, of a
     prefix LM or of packed documents excludes (`accel.sparse_attention`). Outside a compiled graph,
     and for small inputs, the original methods run.
     """
     for module in model.modules():
-        if _can_fuse_gelu(module):
+        if _can_fuse_activation(module):
             module.forward = MethodType(_fused_feed_forward, module)
         if isinstance(module, Stack) and type(module.position).rotation is Position.rotation:
             for block in module.layers:
@@ -167,21 +167,30 @@ def attach_fused_layers(model: nn.Module) -> None:
                     setattr(block.attention, method, attend)
 
 
-def _can_fuse_gelu(module: nn.Module) -> bool:
+FUSIBLE_ACTIVATIONS: dict[Any, Activation] = {
+    F.relu: "relu",
+    F.gelu: "gelu",
+    gelu_tanh: "gelu_tanh",
+}
+
+
+def _can_fuse_activation(module: nn.Module) -> bool:
     if type(module).forward is not FeedForward.forward:
         return False
     up, down = module.up, module.down
     if not isinstance(up, nn.Linear) or not isinstance(down, nn.Linear):
         return False  # with LoRA
-    exact = module.activation is F.gelu
-    return module.activation is gelu_tanh or (exact and can_run_gelu_matmul(up.weight))
+    activation = FUSIBLE_ACTIVATIONS.get(module.activation)
+    return activation is not None and (
+        activation == "gelu_tanh" or can_run_activation_matmul(up.weight)
+    )
 
 
 def _fused_feed_forward(ffn: FeedForward, x: Tensor) -> Tensor:
     if (ffn.dropout and ffn.training) or not is_large_in_graph(x, ffn.up.weight):
         return FeedForward.forward(ffn, x)
-    up, down, exact = ffn.up, ffn.down, ffn.activation is F.gelu
-    return gelu_mlp(x, up.weight, up.bias, down.weight, down.bias, exact=exact)
+    up, down, activation = ffn.up, ffn.down, FUSIBLE_ACTIVATIONS[ffn.activation]
+    return fused_mlp(x, up.weight, up.bias, down.weight, down.bias, activation)
 
 
 def _split_gradient_qkv(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

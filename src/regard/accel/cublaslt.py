@@ -3,8 +3,8 @@
 The library's heuristic returns several algorithms for a matmul, sorted by estimated time. torch
 uses the first one. Here all are timed at the third call of the same matmul, and the fastest is
 used from then on; a resumed run uses the algorithms of its checkpoint (`prefer_algorithms`).
-Epilogues apply a bias and GELU, or GELU's gradient, before the result is written, which saves one
-pass over memory.
+Epilogues apply a bias and ReLU or GELU, or GELU's gradient, before the result is written, which
+saves one pass over memory.
 """
 
 import ctypes
@@ -38,7 +38,9 @@ class Epilogue(IntEnum):
     """cublasLtEpilogue_t: applied to the result of a matmul before it is written."""
 
     PLAIN = 1
+    RELU = 2
     BIAS = 4
+    RELU_BIAS = 6
     GELU_AUX = 160  # GELU (tanh form); its input is written to `aux`
     GELU_AUX_BIAS = 164
     DGELU = 192  # times GELU's derivative at `aux`
@@ -170,7 +172,7 @@ class _Matmul:
         self._set_attribute(3, ctypes.c_int32(right[0]))  # CUBLASLT_MATMUL_DESC_TRANSA
         self._set_attribute(4, ctypes.c_int32(left[0]))  # …_TRANSB
         self._set_attribute(7, ctypes.c_int32(epilogue))  # …_EPILOGUE
-        if epilogue not in (Epilogue.PLAIN, Epilogue.BIAS):
+        if epilogue >= Epilogue.GELU_AUX:
             self._set_attribute(12, ctypes.c_int64(columns))  # …_EPILOGUE_AUX_LD
         self.layouts = (
             _create_layout(input_dtype, columns, inner, right),

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from regard.accel import cublaslt
 from regard.accel.cublaslt import Epilogue
-from regard.accel.kernels import can_run_gelu_matmul, can_run_kernels
+from regard.accel.kernels import can_run_activation_matmul, can_run_kernels
 from regard.nn import loss
 
 MIN_AUTOTUNED_FLOPS = 2e10  # from this size on, autotuning gains more than a Python call costs
@@ -32,6 +32,21 @@ def autotuned_matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 @autotuned_matmul.register_fake
+def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    return a.new_empty(a.shape[0], b.shape[1])
+
+
+@torch.library.custom_op("regard::matmul_relu", mutates_args=())
+def matmul_relu(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """max(a b + bias, 0)"""
+    out = a.new_empty(len(a), b.shape[1])
+    epilogue = Epilogue.RELU if bias is None else Epilogue.RELU_BIAS
+    if cublaslt.matmul(a, b, out, epilogue=epilogue, bias=bias):
+        return out
+    return _plain_matmul(a, b, bias).relu()
+
+
+@matmul_relu.register_fake
 def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
@@ -70,10 +85,10 @@ def _(a: Tensor, b: Tensor, pre_activation: Tensor) -> Tensor:
 @torch.library.custom_op("regard::matmul_exact_gelu", mutates_args=())
 def matmul_exact_gelu(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """GELU(a b + bias), and the derivative of GELU there."""
-    if _runs_gelu_kernels(a, b.T):
-        from regard.accel.kernels import gelu_matmul
+    if _runs_activation_kernels(b.T, a, b.T):
+        from regard.accel.kernels import activation_matmul
 
-        return gelu_matmul.matmul_gelu(a, b.T, bias)
+        return activation_matmul.matmul_gelu(a, b.T, bias)
     x = _plain_matmul(a, b, bias)
     return F.gelu(x), aten.gelu_backward(torch.ones_like(x), x)
 
@@ -86,21 +101,26 @@ def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]
 
 @torch.library.custom_op("regard::matmul_derivative", mutates_args=())
 def matmul_derivative(
-    a: Tensor, b: Tensor, derivative: Tensor, has_bias: bool
+    a: Tensor, b: Tensor, derivative: Tensor, has_bias: bool, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    """(a b) ⊙ derivative, and its sums over the rows if `has_bias`, else nothing."""
-    if _runs_gelu_kernels(a, b.T) and b.is_contiguous():
-        from regard.accel.kernels import gelu_matmul
+    """(a b) ⊙ derivative, and its sums over the rows if `has_bias`, else nothing.
 
-        out, sums = gelu_matmul.matmul_derivative(a, b, derivative, has_bias)
+    The derivative of ReLU is given by its output, with `relu`: 1 where that is positive, else 0.
+    """
+    if _runs_activation_kernels(b.T, a, b, derivative):
+        from regard.accel.kernels import activation_matmul
+
+        out, sums = activation_matmul.matmul_derivative(a, b, derivative, has_bias, relu)
     else:
-        out = (a @ b) * derivative
+        out = (a @ b) * (derivative > 0 if relu else derivative)
         sums = out.sum(0) if has_bias else None
     return out, a.new_empty(0) if sums is None else sums.to(a.dtype)
 
 
 @matmul_derivative.register_fake
-def _(a: Tensor, b: Tensor, derivative: Tensor, has_bias: bool) -> tuple[Tensor, Tensor]:
+def _(
+    a: Tensor, b: Tensor, derivative: Tensor, has_bias: bool, relu: bool
+) -> tuple[Tensor, Tensor]:
     return torch.empty_like(derivative), a.new_empty(b.shape[1] if has_bias else 0)
 
 
@@ -128,10 +148,15 @@ def is_large_in_graph(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def _runs_gelu_kernels(a: Tensor, weight: Tensor) -> bool:
-    half = a.dtype in (torch.bfloat16, torch.float16)
-    is_aligned = a.is_contiguous() and a.data_ptr() % cublaslt.ALIGNMENT == 0
-    return half and is_aligned and can_run_kernels(a) and can_run_gelu_matmul(weight)
+def _runs_activation_kernels(weight: Tensor, *matrices: Tensor) -> bool:
+    """Whether the kernels run for a weight (outputs, inputs) and the matrices that they read."""
+    return can_run_activation_matmul(weight) and all(
+        x.dtype in (torch.bfloat16, torch.float16)
+        and x.is_contiguous()
+        and x.data_ptr() % cublaslt.ALIGNMENT == 0
+        and can_run_kernels(x)
+        for x in matrices
+    )
 
 
 def _plain_matmul(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
@@ -152,8 +177,11 @@ def matmul(
     return loss.matmul(a, b, out=out, add=add)
 
 
-class _GeluMLP(torch.autograd.Function):
-    """Two linear layers with GELU between them; GELU and its gradient are matmul epilogues."""
+Activation = Literal["relu", "gelu", "gelu_tanh"]
+
+
+class _FusedMLP(torch.autograd.Function):
+    """Two linear layers; the activation between them and its gradient are matmul epilogues."""
 
     @staticmethod
     def forward(
@@ -163,12 +191,17 @@ class _GeluMLP(torch.autograd.Function):
         up_bias: Tensor | None,
         down: Tensor,
         down_bias: Tensor | None,
-        exact: bool,
+        activation: Activation,
     ) -> Tensor:
-        # of the tanh form its input is saved, of the exact one its derivative
-        hidden, saved = (matmul_exact_gelu if exact else matmul_gelu)(x, up.T, up_bias)
+        # what gives the derivative: of GELU itself, of its tanh form the input, of ReLU the output
+        if activation == "relu":
+            hidden = saved = matmul_relu(x, up.T, up_bias)
+        elif activation == "gelu":
+            hidden, saved = matmul_exact_gelu(x, up.T, up_bias)
+        else:
+            hidden, saved = matmul_gelu(x, up.T, up_bias)
         ctx.save_for_backward(x, up, down, hidden, saved)
-        ctx.has_bias, ctx.exact = (up_bias is not None, down_bias is not None), exact
+        ctx.has_bias, ctx.activation = (up_bias is not None, down_bias is not None), activation
         return autotuned_matmul(hidden, down.T, down_bias)
 
     @staticmethod
@@ -177,28 +210,28 @@ class _GeluMLP(torch.autograd.Function):
         x, up, down, hidden, saved = ctx.saved_tensors
         has_up_bias, has_down_bias = ctx.has_bias
         (dy,) = grad_outputs
-        if ctx.exact:
-            dhidden, sums = matmul_derivative(dy, down, saved, has_up_bias)
-        else:
+        if ctx.activation == "gelu_tanh":
             dhidden = matmul_gelu_backward(dy, down, saved)
             sums = dhidden.sum(0)
+        else:
+            is_relu = ctx.activation == "relu"
+            dhidden, sums = matmul_derivative(dy, down, saved, has_up_bias, is_relu)
         dup_bias = sums if has_up_bias else None
         ddown_bias = dy.sum(0) if has_down_bias else None
         return dhidden @ up, dhidden.T @ x, dup_bias, dy.T @ hidden, ddown_bias, None
 
 
-def gelu_mlp(
+def fused_mlp(
     x: Float[Tensor, "*rows dim"],
     up: Float[Tensor, "ffn_dim dim"],
     up_bias: Float[Tensor, " ffn_dim"] | None,
     down: Float[Tensor, "dim ffn_dim"],
     down_bias: Float[Tensor, " dim"] | None,
-    *,
-    exact: bool = False,
+    activation: Activation,
 ) -> Float[Tensor, "*rows dim"]:
-    """GELU(x upᵀ + b) downᵀ + c, in the dtype of autocast; GELU is exact or its tanh form."""
+    """f(x upᵀ + b) downᵀ + c with an activation f, in the dtype of autocast."""
     operands = _autocast(x.flatten(0, -2), up, up_bias, down, down_bias)
-    result: Tensor = _GeluMLP.apply(*operands, exact)  # type: ignore[no-untyped-call]
+    result: Tensor = _FusedMLP.apply(*operands, activation)  # type: ignore[no-untyped-call]
     return result.unflatten(0, x.shape[:-1])
 
 

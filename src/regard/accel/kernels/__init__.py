@@ -8,7 +8,7 @@ from torch import Tensor
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
 MAX_RANKED = 1024  # tokens that the kernels of fused sampling can rank per row
-GELU_TILE = 128  # rows and columns of a tile of a matmul with GELU
+ACTIVATION_TILE = 128  # rows and columns of a tile of `activation_matmul`
 
 
 def can_run_kernels(x: Tensor) -> bool:
@@ -29,14 +29,14 @@ def kernels_unsupported_reason(x: Tensor) -> str | None:
     )
 
 
-def can_run_gelu_matmul(weight: Tensor) -> bool:
-    """Whether the kernels of `gelu_matmul` can run for a weight: (outputs, inputs), on Hopper."""
+def can_run_activation_matmul(weight: Tensor) -> bool:
+    """Whether `activation_matmul` can run for a weight, (outputs, inputs): on Hopper only."""
     outputs, inputs = weight.shape
     return (
         weight.is_cuda
         and torch.cuda.get_device_capability(weight.device)[0] == 9
         and _can_run_triton(weight.device)
-        and outputs % GELU_TILE == 0
+        and outputs % ACTIVATION_TILE == 0
         and inputs % 8 == 0  # copies of tiles need rows of a multiple of 16 bytes
     )
 

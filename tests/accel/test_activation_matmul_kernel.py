@@ -1,4 +1,4 @@
-"""The Triton kernels of matmuls with GELU against plain torch: on a GPU, or interpreted."""
+"""The Triton kernels of matmuls with activations against plain torch: on a GPU, or interpreted."""
 
 import os
 
@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton comes with torch for CUDA")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no GPU, and TRITON_INTERPRET=1 is not set", allow_module_level=True)
 
-from regard.accel.kernels import gelu_matmul as kernels
+from regard.accel.kernels import activation_matmul as kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ULP = {torch.bfloat16: 2**-7, torch.float16: 2**-10}  # the interpreter does not round to nearest
@@ -42,12 +42,15 @@ def test_gelu_and_its_derivative_are_those_of_the_formula(rows, inner, bias, dty
     check(derivative, slope)
 
     gradient, down = random(rows, inner, dtype=dtype), random(inner, 256, scale=0.3, dtype=dtype)
-    product, sums = kernels.matmul_derivative(gradient, down, derivative, bias)
-    exact = (gradient.double() @ down.double()) * derivative.double()
-    check(product, exact)
-    assert (sums is None) == (not bias)
-    if sums is not None:
-        torch.testing.assert_close(sums.double(), exact.sum(0), rtol=1e-4, atol=1e-4)
+    for relu in (False, True):
+        factor = (derivative > 0.5) if relu else derivative
+        given = derivative - 0.5 if relu else derivative
+        product, sums = kernels.matmul_derivative(gradient, down, given, bias, relu)
+        exact = (gradient.double() @ down.double()) * factor.double()
+        check(product, exact)
+        assert (sums is None) == (not bias)
+        if sums is not None:
+            torch.testing.assert_close(sums.double(), exact.sum(0), rtol=1e-4, atol=1e-4)
 
 
 def test_large_and_small_inputs_of_gelu():

@@ -1,7 +1,8 @@
-"""Triton kernels of matmuls with GELU: in its exact form, which cuBLASLt does not have.
+"""Triton kernels of matmuls with GELU, in its exact form, or with the derivative of GELU or ReLU.
 
-The forward pass writes GELU and its derivative, so that the backward pass multiplies by what it
-reads. Two programs share a multiprocessor: one computes GELU while the other multiplies matrices.
+cuBLASLt has no such epilogues, or slow ones. The forward pass writes GELU and its derivative, so
+that the backward pass multiplies by what it reads. Two programs share a multiprocessor: one
+computes GELU while the other multiplies matrices.
 """
 
 import torch
@@ -11,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from regard.accel.kernels import GELU_TILE as BLOCK
+from regard.accel.kernels import ACTIVATION_TILE as BLOCK
 from regard.accel.kernels.common import IS_INTERPRETED
 from regard.accel.support import GPUProperties
 
@@ -47,7 +48,7 @@ def _gelu(x):
 
 
 @triton.jit
-def _matmul_gelu(
+def _activation_matmul(
     a,
     b,
     bias,
@@ -59,6 +60,7 @@ def _matmul_gelu(
     inner,
     programs,
     BACKWARD: tl.constexpr,
+    RELU: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_INNER: tl.constexpr,
@@ -66,7 +68,8 @@ def _matmul_gelu(
 ):
     """GELU(a bᵀ + bias) and its derivative; BACKWARD: a b times the derivative, and its sums.
 
-    The sums of the columns are those of one tile, with HAS_BIAS only.
+    The sums of the columns are those of one tile, with HAS_BIAS only. With RELU, the derivative is
+    1 where what is read is positive, else 0.
     """
     HALF: tl.constexpr = BLOCK // 2
     tile_rows, tile_columns = tl.cdiv(rows, BLOCK), width // BLOCK
@@ -90,7 +93,8 @@ def _matmul_gelu(
             start = column + i * HALF
             columns = start + tl.arange(0, HALF)
             if BACKWARD:
-                v = halves[i] * derivative.load([row, start]).to(tl.float32)
+                factor = derivative.load([row, start]).to(tl.float32)
+                v = tl.where(factor > 0, halves[i], 0.0) if RELU else halves[i] * factor
                 if HAS_BIAS:
                     tl.store(sums + tile_row * width + columns, tl.sum(v, 0))
             else:
@@ -111,7 +115,7 @@ def matmul_gelu(
     out, derivative = (x.new_empty(len(x), len(weight)) for _ in range(2))
     multiprocessors = GPUProperties.of(x.device).multiprocessors if x.is_cuda else 1
     programs = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
-    _launch(x, weight, bias, out, derivative, None, programs, backward=False)
+    _launch(x, weight, bias, out, derivative, None, programs, backward=False, relu=False)
     return out, derivative
 
 
@@ -120,13 +124,17 @@ def matmul_derivative(
     weight: Float[Tensor, "dim ffn_dim"],
     derivative: Float[Tensor, "rows ffn_dim"],
     has_bias: bool,
+    relu: bool,
 ) -> tuple[Float[Tensor, "rows ffn_dim"], Float[Tensor, " ffn_dim"] | None]:
-    """(gradient W) ⊙ derivative, and its sums over the rows if `has_bias`."""
+    """(gradient W) ⊙ derivative, and its sums over the rows if `has_bias`.
+
+    With `relu`, the derivative is 1 where what is given is positive, else 0.
+    """
     out, tile_rows = torch.empty_like(derivative), triton.cdiv(len(derivative), BLOCK)
     width = out.shape[1]
     sums = derivative.new_empty(tile_rows, width, dtype=torch.float32) if has_bias else None
     programs = tile_rows * (width // BLOCK)
-    _launch(gradient, weight, None, out, derivative, sums, programs, backward=True)
+    _launch(gradient, weight, None, out, derivative, sums, programs, backward=True, relu=relu)
     return out, None if sums is None else sums.sum(0)
 
 
@@ -140,9 +148,10 @@ def _launch(
     programs: int,
     *,
     backward: bool,
+    relu: bool,
 ) -> None:
     half = [BLOCK, BLOCK // 2]
-    _matmul_gelu[(programs,)](
+    _activation_matmul[(programs,)](
         TensorDescriptor.from_tensor(a, [BLOCK, BLOCK_INNER]),
         TensorDescriptor.from_tensor(b, [BLOCK_INNER, BLOCK] if backward else [BLOCK, BLOCK_INNER]),
         bias,
@@ -153,6 +162,7 @@ def _launch(
         a.shape[1],
         programs,
         BACKWARD=backward,
+        RELU=relu,
         HAS_BIAS=bias is not None or sums is not None,
         BLOCK=BLOCK,
         BLOCK_INNER=BLOCK_INNER,
