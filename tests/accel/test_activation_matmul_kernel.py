@@ -36,18 +36,18 @@ def test_gelu_and_its_derivative_are_those_of_the_formula(rows, inner, bias, dty
     before = x.double() @ weight.double().T + (offset.double() if bias else 0)
     before.requires_grad_()
     expected = torch.nn.functional.gelu(before)
-    (slope,) = torch.autograd.grad(expected.sum(), before)
+    (exact_derivative,) = torch.autograd.grad(expected.sum(), before)
     out, derivative = kernels.matmul_gelu(x, weight, offset)
     check(out, expected)
-    check(derivative, slope)
+    check(derivative, exact_derivative)
 
     gradient, down = random(rows, inner, dtype=dtype), random(inner, 256, scale=0.3, dtype=dtype)
     for relu in (False, True):
         factor = (derivative > 0.5) if relu else derivative
         given = derivative - 0.5 if relu else derivative
-        product, sums = kernels.matmul_derivative(gradient, down, given, bias, relu)
+        dhidden, sums = kernels.matmul_derivative(gradient, down, given, bias, relu)
         exact = (gradient.double() @ down.double()) * factor.double()
-        check(product, exact)
+        check(dhidden, exact)
         assert (sums is None) == (not bias)
         if sums is not None:
             torch.testing.assert_close(sums.double(), exact.sum(0), rtol=1e-4, atol=1e-4)
@@ -61,7 +61,7 @@ def test_large_and_small_inputs_of_gelu():
     weight[:, 0] = 1
     exact = values.double().requires_grad_()
     expected = torch.nn.functional.gelu(exact)
-    (slope,) = torch.autograd.grad(expected.sum(), exact)
+    (exact_derivative,) = torch.autograd.grad(expected.sum(), exact)
     out, derivative = kernels.matmul_gelu(x, weight, None)
     check(out[:, 5], expected)
-    check(derivative[:, 5], slope)
+    check(derivative[:, 5], exact_derivative)

@@ -1,4 +1,4 @@
-"""Matmuls by cuBLASLt, with GELU inside them, against those of torch."""
+"""Matmuls of compiled training steps, with activations inside them, against those of torch."""
 
 import itertools
 from typing import get_args
@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from regard.accel import cublaslt
+from regard.accel import cublaslt, kernels
 from regard.accel.matmul import (
     Activation,
     autotuned_matmul,
@@ -59,7 +60,8 @@ class FakeMatmul:
             algorithm.algo[0] = number
         monkeypatch.setattr(cublaslt, "_choices", {})
         name_of = lambda algorithm: names[algorithm.workspace]  # noqa: E731
-        monkeypatch.setattr(cls, "_find_algorithms", lambda self: algorithms)
+        within = dict.fromkeys(cublaslt.WORKSPACE_LIMITS, algorithms)
+        monkeypatch.setattr(cls, "_algorithms_within", lambda self, limit: within[limit])
         monkeypatch.setattr(cls, "_time", lambda self, one, *args: times[name_of(one)])
         monkeypatch.setattr(cls, "_run", lambda this, one, *args: self.ran.append(name_of(one)))
         layouts, dtypes = ((False, 8), (False, 8)), (torch.bfloat16, torch.bfloat16)
@@ -102,6 +104,53 @@ def test_a_matmul_uses_the_algorithm_of_before_and_says_so_where_it_cannot(
     assert all(fake() for _ in range(4))
     assert fake.ran == ["first", "first", "fast", "fast"]
     assert caplog.text.count("cuBLASLt no longer offers the algorithm of the checkpoint") == 1
+
+
+def test_algorithms_with_and_without_a_workspace_are_candidates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeMatmul(monkeypatch, {"first": 3.0, "both": 2.0, "without": 1.0})
+    first, both, without = fake.matmul._algorithms_within(0)
+    within = {cublaslt.WORKSPACE_LIMITS[0]: [first, both], 0: [both, without]}
+    monkeypatch.setattr(cublaslt._Matmul, "_algorithms_within", lambda self, limit: within[limit])
+    assert fake.matmul._find_algorithms() == [first, both, without]
+    assert all(fake() for _ in range(4))
+    assert fake.ran == ["first", "first", "without", "without"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "capability", "runs"),
+    [
+        ((256, 72), (9, 0), True),
+        ((192, 72), (9, 0), False),
+        ((256, 68), (9, 0), False),
+        ((256, 72), (10, 0), False),
+        ((256, 72), (8, 0), False),
+    ],
+)
+def test_the_activation_kernels_run_on_hopper_for_whole_tiles(
+    shape: tuple[int, int], capability: tuple[int, int], runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    monkeypatch.setattr(kernels, "_can_run_triton", lambda device: True)
+    with FakeTensorMode():
+        weight = torch.empty(shape, device="cuda")
+    assert kernels.can_run_activation_matmul(weight) == runs
+
+
+def test_the_activation_kernels_read_contiguous_matrices_in_half_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from regard.accel import matmul as matmuls
+
+    monkeypatch.setattr(matmuls, "can_run_kernels", lambda x: True)
+    monkeypatch.setattr(matmuls, "can_run_activation_matmul", lambda weight: len(weight) == 256)
+    a, weight = matrix(3, 72), matrix(256, 72)
+    assert matmuls._runs_activation_kernels(weight, a, weight)
+    assert not matmuls._runs_activation_kernels(weight.T, a, weight)
+    assert not matmuls._runs_activation_kernels(weight, a, weight.T)
+    assert not matmuls._runs_activation_kernels(weight, a.float(), weight)
+    assert not matmuls._runs_activation_kernels(weight, a.flatten()[1:73].view(1, 72), weight)
 
 
 def test_a_deterministic_matmul_uses_the_first_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,15 +254,15 @@ def test_matmuls_with_the_exact_gelu_equal_the_plain_ones(biased: bool) -> None:
     bias = matrix(1, 640, device="cuda")[0] if biased else None
     x = (a.double() @ b.double() + (0 if bias is None else bias.double())).requires_grad_()
     y = F.gelu(x)
-    (slope,) = torch.autograd.grad(y.sum(), x)
+    (exact_derivative,) = torch.autograd.grad(y.sum(), x)
     activated, derivative = matmul_exact_gelu(a, b, bias)
     assert near(activated, y)
-    assert near(derivative, slope)
+    assert near(derivative, exact_derivative)
     gradient, down = matrix(500, 96, device="cuda"), matrix(96, 640, device="cuda") / 8
-    product, sums = matmul_derivative(gradient, down, derivative, biased, False)
+    dhidden, sums = matmul_derivative(gradient, down, derivative, biased, False)
     expected = (gradient.double() @ down.double()) * derivative.double()
-    assert near(product, expected)
-    assert near(sums, expected.sum(0) if biased else sums)
+    assert near(dhidden, expected)
+    assert near(sums, expected.sum(0)) if biased else not sums.numel()
 
 
 @on_gpu
@@ -225,10 +274,10 @@ def test_matmuls_with_relu_equal_the_plain_ones(biased: bool) -> None:
     activated = matmul_relu(a, b, bias)
     assert near(activated, x.relu())
     gradient, down = matrix(500, 96, device="cuda"), matrix(96, 640, device="cuda") / 8
-    product, sums = matmul_derivative(gradient, down, activated, biased, True)
+    dhidden, sums = matmul_derivative(gradient, down, activated, biased, True)
     expected = (gradient.double() @ down.double()) * (activated > 0)
-    assert near(product, expected)
-    assert near(sums, expected.sum(0) if biased else sums)
+    assert near(dhidden, expected)
+    assert near(sums, expected.sum(0)) if biased else not sums.numel()
 
 
 @on_gpu

@@ -60,7 +60,6 @@ def test_the_files_of_a_folder_are_packed_without_padding(folder):
     for number in range(20):
         batch = prepared.batch(number)
         assert batch.ids.shape == (4, 24)
-        assert batch.documents is not None
         assert (batch.documents > 0).all()
         several += int((batch.documents.max(1).values > 1).sum())
         starts = batch.positions == 0
@@ -74,6 +73,16 @@ def test_the_files_of_a_folder_are_packed_without_padding(folder):
         if (ids := [id for id, each in zip(row, documents, strict=True) if each == number])
     }
     assert not any("File" in text[1:] for text in texts)  # none runs on into the next
+
+
+def test_blocks_of_one_file_need_no_mask_in_training(folder, tmp_path):
+    file = tmp_path / "one.txt"
+    file.write_text("".join(path.read_text() for path in sorted(folder.iterdir())))
+    prepared = prepare_training(config(file))
+    assert all(prepared.batch(number).documents is None for number in range(20))
+    *full, last = prepared.all_batches()
+    assert all(batch.documents is None for batch in full)
+    assert (last.documents == 0).any()  # padding
 
 
 def test_the_masks_of_an_evaluation_are_the_same_for_every_run(folder):

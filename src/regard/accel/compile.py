@@ -6,10 +6,10 @@
 - functions of `nn` with a faster version for compiled graphs are substituted during tracing;
 - loops over time steps run eagerly inside a compiled step: unrolled, they would take minutes to
   compile;
-- on CUDA, large matmuls are autotuned (`accel.inductor_pass`), layers whose bias or activation can
-  be fused into a matmul get a fused forward, and attention gets another kernel if it has a mask or
-  bias that torch's fused kernel takes as a dense tensor, or a soft cap. Only compiled graphs use
-  these.
+- on CUDA, large matmuls are autotuned and large dropout masks drawn by a kernel
+  (`accel.inductor_pass`), layers whose bias or activation can be fused into a matmul get a fused
+  forward, and attention gets another kernel if it has a mask or bias that torch's fused kernel
+  takes as a dense tensor, or a soft cap. Only compiled graphs use these.
 """
 
 from collections.abc import Callable
@@ -40,8 +40,9 @@ T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-# The width of norms up to which the gradients of their input and of their gain are computed by two
-# kernels. For these widths, torch's single kernel takes four rows per warp, too many for registers.
+# Up to this width of norms, the compiler's combined kernel for the gradients of input and gain
+# (`mix_order_reduction`, torch 2.11 to 2.13) takes at least four rows at a time and runs out of
+# registers: two kernels are faster.
 NARROW_NORM = 512
 
 
@@ -53,10 +54,14 @@ def compile_for_training(
     The backward pass runs in the calling thread: it is traced there, and other threads do not have
     the autocast dtype, which breaks indexing in bfloat16 (torch 2.11).
     """
-    from regard.accel.inductor_pass import FasterOperators  # imports the compiler: two seconds
+    # imports the compiler: two seconds
+    from regard.accel.inductor_pass import AutotunedMatmuls, DropoutMasks
 
     prepare_tracing()
-    options: dict[str, Any] = {"post_grad_custom_post_pass": FasterOperators()}
+    options: dict[str, Any] = {
+        "post_grad_custom_post_pass": AutotunedMatmuls(),
+        "joint_custom_post_pass": DropoutMasks(),
+    }
     if is_on_gpu(model):
         attach_fused_layers(model)
         if float8:
@@ -143,12 +148,12 @@ SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {
 def attach_fused_layers(model: nn.Module) -> None:
     """Replace the forward of layers by a fused one, used in compiled graphs only.
 
-    GELU and ReLU and their gradients become epilogues of the matmuls of a feed-forward layer; of
-    the three activations, only the tanh form of GELU on other GPUs than Hopper. The gradients of
-    q, k and v are not concatenated if they come directly from the attention kernel, without a
-    rotation or a norm between them. Attention skips keys that the mask of a sliding window, of a
-    prefix LM or of packed documents excludes (`accel.sparse_attention`). Outside a compiled graph,
-    and for small inputs, the original methods run.
+    GELU and ReLU and their gradients become epilogues of the matmuls of a feed-forward layer. On
+    GPUs other than Hopper this applies to the tanh form of GELU only. The gradients of q, k and v
+    are not concatenated if they come directly from the attention kernel, without a rotation or a
+    norm between them. Attention skips keys that the mask of a sliding window, of a prefix LM or of
+    packed documents excludes (`accel.sparse_attention`). Outside a compiled graph, and for small
+    inputs, the original methods run.
     """
     for module in model.modules():
         if _can_fuse_activation(module):

@@ -8,6 +8,7 @@ saves one pass over memory.
 """
 
 import ctypes
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
@@ -26,8 +27,8 @@ _Value = ctypes.c_int32 | ctypes.c_int64 | ctypes.c_uint32 | ctypes.c_uint64 | c
 MAX_ALGORITHMS = 16  # that the heuristic may return for a matmul and a limit of its workspace
 AUTOTUNE_AT_CALL = 3  # the call of a matmul at which its algorithms are timed
 TIMING_ROUNDS, TIMING_CALLS = 3, 10  # timings of each algorithm, and calls per timing
-# Limits of the workspace for which algorithms are asked for: what torch uses on large GPUs, and
-# none. Those without a workspace need no counter that another operation sets to 0 before.
+# Bytes of workspace that algorithms may need: as torch has on large GPUs, or none. Many with a
+# workspace count tiles in it, so a memset comes before the matmul.
 WORKSPACE_LIMITS = (32 << 20, 0)
 ALIGNMENT = 16  # bytes, of every address
 DATA_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
@@ -229,13 +230,12 @@ class _Matmul:
         return None
 
     def _find_algorithms(self) -> list[_Algorithm]:
-        """The algorithms that the library's heuristic returns, sorted by estimated time.
-
-        Those that need no workspace follow those that may have one.
-        """
-        return [each for limit in WORKSPACE_LIMITS for each in self._algorithms_within(limit)]
+        """The algorithms that the library's heuristic returns: with a workspace, and without."""
+        found = itertools.chain(*map(self._algorithms_within, WORKSPACE_LIMITS))
+        return list({algorithm.name: algorithm for algorithm in found}.values())
 
     def _algorithms_within(self, workspace_bytes: int) -> list[_Algorithm]:
+        """The algorithms with at most this workspace, sorted by estimated time."""
         preference = _create("MatmulPreferenceCreate")
         # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, …_MIN_ALIGNMENT_A_BYTES, …_B_, …_C_, …_D_
         limits = {1: workspace_bytes, 5: ALIGNMENT, 6: ALIGNMENT, 7: ALIGNMENT, 8: ALIGNMENT}

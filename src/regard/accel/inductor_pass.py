@@ -1,4 +1,4 @@
-"""An inductor pass that autotunes large matmuls and draws dropout masks by a kernel."""
+"""Inductor passes: autotuned matmuls, and dropout masks that a kernel draws."""
 
 from typing import Any
 
@@ -8,17 +8,14 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 
 from regard.accel import dropout, matmul
 
-MIN_MASK = 1 << 20  # elements from which a mask takes longer than a further launch
+MIN_MASK = 1 << 20  # elements; the compiler's kernels draw smaller masks as fast
+MIN_PROBABILITY = 0.01  # of both values: the kernel rounds it to a multiple of 2^-16
 aten: Any = torch.ops.aten
 prims: Any = torch.ops.prims
 
 
-class FasterOperators(CustomGraphPass):
-    """Replaces operators on a GPU where there is something faster.
-
-    Large matmuls in half precision are computed by `accel.matmul.autotuned_matmul`, and large
-    dropout masks by `accel.dropout.dropout_mask`.
-    """
+class AutotunedMatmuls(CustomGraphPass):
+    """Replaces large matmuls in half precision on a GPU by `accel.matmul.autotuned_matmul`."""
 
     def __call__(self, graph: fx.Graph) -> None:
         """Change a graph before it is lowered."""
@@ -30,13 +27,28 @@ class FasterOperators(CustomGraphPass):
             if not node.kwargs and bias.meta["val"].ndim == 1 and _is_large(*operands):
                 node.target = torch.ops.regard.autotuned_matmul.default
                 node.args = (*operands, bias)
-        for node in graph.find_nodes(op="call_function", target=aten.gt.Scalar):
-            if mask := _dropout_mask(node):
-                node.target, node.args = torch.ops.regard.dropout_mask.default, mask
 
     def uuid(self) -> bytes:
         """The key of this pass in the cache of compiled graphs."""
-        return get_hash_for_files((__file__, matmul.__file__, dropout.__file__))
+        return get_hash_for_files((__file__, matmul.__file__))
+
+
+class DropoutMasks(CustomGraphPass):
+    """Replaces large dropout masks on a GPU by `accel.dropout.dropout_mask`.
+
+    It must run before the graph is split into forward and backward pass, so that both have the same
+    masks where one is recomputed.
+    """
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Change a graph of the forward and the backward pass."""
+        for node in graph.find_nodes(op="call_function", target=aten.gt.Scalar):
+            if arguments := _mask_arguments(node):
+                node.target, node.args = torch.ops.regard.dropout_mask.default, arguments
+
+    def uuid(self) -> bytes:
+        """The key of this pass in the cache of compiled graphs."""
+        return get_hash_for_files((__file__, dropout.__file__))
 
 
 def _is_large(a: fx.Node, b: fx.Node) -> bool:
@@ -46,15 +58,22 @@ def _is_large(a: fx.Node, b: fx.Node) -> bool:
     return left.is_cuda and half_precision and flops >= matmul.MIN_AUTOTUNED_FLOPS
 
 
-def _dropout_mask(node: fx.Node) -> tuple[Any, ...] | None:
-    """The arguments of `dropout_mask` for the comparison of random numbers with a probability."""
+def _mask_arguments(node: fx.Node) -> tuple[Any, ...] | None:
+    """The arguments of `dropout_mask` if a node compares random numbers with a probability.
+
+    None if the numbers are used elsewhere too, are not uniform or few.
+    """
     random, p = node.args
+    if not isinstance(p, float) or not MIN_PROBABILITY <= p <= 1 - MIN_PROBABILITY:
+        return None
     if isinstance(random, fx.Node) and random.target is prims.convert_element_type.default:
+        if len(random.users) > 1:
+            return None
         random = random.args[0]
     if not isinstance(random, fx.Node) or random.target is not prims.inductor_random.default:
         return None
     shape, seed, distribution = random.args
-    if distribution != "rand" or not _is_large_mask(node):
+    if distribution != "rand" or len(random.users) > 1 or not _is_large_mask(node):
         return None
     assert isinstance(seed, fx.Node)
     seeds, index = seed.args

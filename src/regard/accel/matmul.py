@@ -1,4 +1,6 @@
-"""Matmuls of compiled training steps with cuBLASLt: custom operators with plain torch fallbacks.
+"""Matmuls of compiled training steps: custom operators with plain torch fallbacks.
+
+They run cuBLASLt, and Triton kernels for activations that cuBLASLt does not have or has slowly.
 
 `accel.compile` substitutes them for torch's matmuls; the compiler treats each as one operator.
 """
@@ -88,7 +90,7 @@ def matmul_exact_gelu(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple
     if _runs_activation_kernels(b.T, a, b.T):
         from regard.accel.kernels import activation_matmul
 
-        return activation_matmul.matmul_gelu(a, b.T, bias)
+        return activation_matmul.matmul_gelu(a, b.T, None if bias is None else bias.contiguous())
     x = _plain_matmul(a, b, bias)
     return F.gelu(x), aten.gelu_backward(torch.ones_like(x), x)
 
@@ -101,27 +103,26 @@ def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]
 
 @torch.library.custom_op("regard::matmul_derivative", mutates_args=())
 def matmul_derivative(
-    a: Tensor, b: Tensor, derivative: Tensor, has_bias: bool, relu: bool
+    a: Tensor, b: Tensor, saved: Tensor, has_bias: bool, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    """(a b) ⊙ derivative, and its sums over the rows if `has_bias`, else nothing.
+    """(a b) ⊙ the derivative of an activation, and its sums over the rows if `has_bias`.
 
-    The derivative of ReLU is given by its output, with `relu`: 1 where that is positive, else 0.
+    `saved` is this derivative; with `relu` it is the output of ReLU, whose derivative is 0 where it
+    is 0, else 1.
     """
-    if _runs_activation_kernels(b.T, a, b, derivative):
+    if _runs_activation_kernels(b.T, a, b, saved):
         from regard.accel.kernels import activation_matmul
 
-        out, sums = activation_matmul.matmul_derivative(a, b, derivative, has_bias, relu)
+        out, sums = activation_matmul.matmul_derivative(a, b, saved, has_bias, relu)
     else:
-        out = (a @ b) * (derivative > 0 if relu else derivative)
+        out = (a @ b) * (~(saved <= 0) if relu else saved)
         sums = out.sum(0) if has_bias else None
     return out, a.new_empty(0) if sums is None else sums.to(a.dtype)
 
 
 @matmul_derivative.register_fake
-def _(
-    a: Tensor, b: Tensor, derivative: Tensor, has_bias: bool, relu: bool
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(derivative), a.new_empty(b.shape[1] if has_bias else 0)
+def _(a: Tensor, b: Tensor, saved: Tensor, has_bias: bool, relu: bool) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(saved), a.new_empty(b.shape[1] if has_bias else 0)
 
 
 @torch.library.custom_op("regard::sum_of_matmuls", mutates_args=())
@@ -193,7 +194,8 @@ class _FusedMLP(torch.autograd.Function):
         down_bias: Tensor | None,
         activation: Activation,
     ) -> Tensor:
-        # what gives the derivative: of GELU itself, of its tanh form the input, of ReLU the output
+        # `saved` gives the derivative of the activation: for GELU it is the derivative itself, for
+        # its tanh form the activation's input, for ReLU its output
         if activation == "relu":
             hidden = saved = matmul_relu(x, up.T, up_bias)
         elif activation == "gelu":
@@ -212,7 +214,7 @@ class _FusedMLP(torch.autograd.Function):
         (dy,) = grad_outputs
         if ctx.activation == "gelu_tanh":
             dhidden = matmul_gelu_backward(dy, down, saved)
-            sums = dhidden.sum(0)
+            sums = dhidden.sum(0) if has_up_bias else None
         else:
             is_relu = ctx.activation == "relu"
             dhidden, sums = matmul_derivative(dy, down, saved, has_up_bias, is_relu)

@@ -26,7 +26,7 @@ SIZES = {
     "WARPS": 8,  # of each block, which multiply
     "STAGE_BYTES": 1 << 15,  # of weights that are copied to shared memory at once
     "IN_FLIGHT": 3,  # stages that are copied at the same time
-    "LAYER_BYTES_IN_FLIGHT": 3 << 15,  # the same for the weights of layers, in bytes
+    "LAYER_BYTES_IN_FLIGHT": 3 << 15,  # bytes of a layer's weights, copied at the same time
     "SPLIT_KEYS": 128,  # keys of a split of attention
     "DIRECT_SPLITS": 4,  # splits of attention up to which every block combines them itself
 }

@@ -36,7 +36,16 @@ PROVIDED_ARGUMENTS = {  # arguments of table entries that the library provides: 
     *("folder", "config", "start", "frequency", "length"),
 }
 PROVIDED_TO_TASK = {  # fields of tasks that are taken from the tokenizers
-    *("tokenizer", "bytes_per_token", "bos_id", "eos_id", "source_eos_id", "windows", "paired"),
+    *(
+        "tokenizer",
+        "bytes_per_token",
+        "packs_documents",
+        "bos_id",
+        "eos_id",
+        "source_eos_id",
+        "windows",
+        "paired",
+    ),
     *("prefix_ids", "source_prefix_ids"),
 }
 WITHOUT_OPTIONS = ("task", "model.norm", "model.ffn")  # the options of a task have their own rows

@@ -87,8 +87,8 @@ class MaskedBatch(Batch):
     """
 
     ids: Int[Tensor, "batch time"]
-    # Index of the document in the row, from 1; 0 is padding. None if each row is one document: the
-    # model then needs no mask.
+    # Index of the document in the row, from 1; 0 is padding. None if the text is one document and
+    # no row has padding: then the model needs no mask.
     documents: Int[Tensor, "batch time"] | None
     positions: Int[Tensor, "batch time"]  # in the document
     masked_positions: Int[Tensor, "batch masked"]

@@ -31,7 +31,8 @@ DECODE_BIAS_SECONDS = 6e-6  # fixed overhead of a decode step for each layer wit
 PERSISTENT_LAYER_BYTES = 160 << 20  # weights of linear layers, in bfloat16
 PERSISTENT_BANDWIDTH_UTILIZATION = 0.875
 PERSISTENT_LAYER_SECONDS = 12.5e-6  # of a layer whose weights take no time to read
-PERSISTENT_SMALL_LAYER_BYTES = 32 << 20  # layers below are read more slowly, exchange faster
+# Weights of smaller layers are copied more slowly, which makes the exchange of activations faster.
+PERSISTENT_SMALL_LAYER_BYTES = 32 << 20
 PERSISTENT_SMALL_LAYER_SECONDS = 10e-6
 PERSISTENT_NORM_SECONDS = 8.5e-6  # for each norm after a branch
 SAMPLING_SECONDS = 3.5e-5  # embedding, temperature and top-k

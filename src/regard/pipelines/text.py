@@ -124,6 +124,8 @@ class TextPipeline(Pipeline):
         """Blocks of text in random order."""
         data = self.evaluation_data(config, validation, tokenizers, progress)
         task, model = data.task, data.model
+        if isinstance(task, Masked):
+            task = replace(task, packs_documents=len(train.documents) > 1)
         store = _token_store(task, train, tokenizers, _with_label(progress, "tokenizing"))
         rows = blocks_per_micro_batch(config.train, model.context)
         if isinstance(task, Masked) and task.next_sentence and rows < 2:
@@ -216,7 +218,8 @@ class TextPipeline(Pipeline):
 
 def text_task(config: RunConfig, tokenizer: Tokenizer) -> Task:
     """The task of a run on text; tasks that need the vocabulary get the tokenizer."""
-    return make(config.task, TASKS, "task", tokenizer=tokenizer, bytes_per_token=None)
+    known = {"tokenizer": tokenizer, "bytes_per_token": None, "packs_documents": True}
+    return make(config.task, TASKS, "task", **known)
 
 
 def default_stride(context: int) -> int:

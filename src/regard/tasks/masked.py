@@ -60,6 +60,7 @@ class Masked(Task):
     next_sentence: bool = False  # also predict whether a sentence follows another
     label_smoothing: float = 0.0  # probability that is spread over all tokens
     tokenizer: Tokenizer | None = None
+    packs_documents: bool = True  # whether rows may have several documents
 
     def __post_init__(self) -> None:
         check_label_smoothing(self.label_smoothing)
@@ -126,9 +127,10 @@ class Masked(Task):
         documents, positions = self._documents(ids, lengths + self.special_token_count)
         positions_to_mask = self._choose_positions(ids, documents > 0, random[..., 0])
         targets = self._mask(ids, positions_to_mask, random[..., 1:])
+        needs_mask = self.packs_documents or (documents == 0).any()
         return MaskedBatch(
             ids=torch.from_numpy(ids),
-            documents=None if (documents == 1).all() else torch.from_numpy(documents),
+            documents=torch.from_numpy(documents) if needs_mask else None,
             positions=torch.from_numpy(positions),
             masked_positions=torch.from_numpy(positions_to_mask.clip(0)),
             targets=torch.from_numpy(targets),

@@ -147,7 +147,7 @@ using FromStream = Matrix<WEIGHT_BITS, DIM, 2, WEIGHT_BITS == 4 ? 32 : 16>;
 using Head = Matrix<HEAD_BITS, DIM, 2, 16>;
 using Out = Matrix<WEIGHT_BITS, Q_WIDTH, 1, BRANCH_TILE_ROWS>;
 using Down = Matrix<WEIGHT_BITS, FFN, 1, BRANCH_TILE_ROWS>;
-// Stages of weights of layers that are copied at the same time.
+// How many stages with weights of a layer are copied at the same time.
 constexpr int LAYER_IN_FLIGHT =
     min_of(IN_FLIGHT, ceil_div(LAYER_BYTES_IN_FLIGHT, FromStream::TILE_ROWS* FromStream::ROW_BYTES /
                                                           FromStream::SEGMENTS));

@@ -53,7 +53,7 @@ def _activation_matmul(
     b,
     bias,
     out,
-    derivative,
+    saved,
     sums,
     rows,
     width,
@@ -66,10 +66,9 @@ def _activation_matmul(
     BLOCK_INNER: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """GELU(a bᵀ + bias) and its derivative; BACKWARD: a b times the derivative, and its sums.
+    """GELU(a bᵀ + bias) and its derivative `saved`; BACKWARD: `accel.matmul.matmul_derivative`.
 
-    The sums of the columns are those of one tile, with HAS_BIAS only. With RELU, the derivative is
-    1 where what is read is positive, else 0.
+    With HAS_BIAS, the sums of the columns are written for each tile.
     """
     HALF: tl.constexpr = BLOCK // 2
     tile_rows, tile_columns = tl.cdiv(rows, BLOCK), width // BLOCK
@@ -93,16 +92,16 @@ def _activation_matmul(
             start = column + i * HALF
             columns = start + tl.arange(0, HALF)
             if BACKWARD:
-                factor = derivative.load([row, start]).to(tl.float32)
-                v = tl.where(factor > 0, halves[i], 0.0) if RELU else halves[i] * factor
+                factor = saved.load([row, start]).to(tl.float32)
+                v = tl.where(factor <= 0, 0.0, halves[i]) if RELU else halves[i] * factor
                 if HAS_BIAS:
                     tl.store(sums + tile_row * width + columns, tl.sum(v, 0))
             else:
                 v = halves[i]
                 if HAS_BIAS:
                     v += tl.load(bias + columns).to(tl.float32)[None, :]
-                v, slope = _gelu(v)
-                derivative.store([row, start], slope.to(derivative.dtype))
+                v, dv = _gelu(v)
+                saved.store([row, start], dv.to(saved.dtype))
             out.store([row, start], v.to(out.dtype))
 
 
@@ -122,19 +121,16 @@ def matmul_gelu(
 def matmul_derivative(
     gradient: Float[Tensor, "rows dim"],
     weight: Float[Tensor, "dim ffn_dim"],
-    derivative: Float[Tensor, "rows ffn_dim"],
+    saved: Float[Tensor, "rows ffn_dim"],
     has_bias: bool,
     relu: bool,
 ) -> tuple[Float[Tensor, "rows ffn_dim"], Float[Tensor, " ffn_dim"] | None]:
-    """(gradient W) ⊙ derivative, and its sums over the rows if `has_bias`.
-
-    With `relu`, the derivative is 1 where what is given is positive, else 0.
-    """
-    out, tile_rows = torch.empty_like(derivative), triton.cdiv(len(derivative), BLOCK)
+    """As `accel.matmul.matmul_derivative`, with sums in float32."""
+    out, tile_rows = torch.empty_like(saved), triton.cdiv(len(saved), BLOCK)
     width = out.shape[1]
-    sums = derivative.new_empty(tile_rows, width, dtype=torch.float32) if has_bias else None
+    sums = saved.new_empty(tile_rows, width, dtype=torch.float32) if has_bias else None
     programs = tile_rows * (width // BLOCK)
-    _launch(gradient, weight, None, out, derivative, sums, programs, backward=True, relu=relu)
+    _launch(gradient, weight, None, out, saved, sums, programs, backward=True, relu=relu)
     return out, None if sums is None else sums.sum(0)
 
 
@@ -143,7 +139,7 @@ def _launch(
     b: Tensor,
     bias: Tensor | None,
     out: Tensor,
-    derivative: Tensor,
+    saved: Tensor,
     sums: Tensor | None,
     programs: int,
     *,
@@ -156,7 +152,7 @@ def _launch(
         TensorDescriptor.from_tensor(b, [BLOCK_INNER, BLOCK] if backward else [BLOCK, BLOCK_INNER]),
         bias,
         TensorDescriptor.from_tensor(out, half),
-        TensorDescriptor.from_tensor(derivative, half),
+        TensorDescriptor.from_tensor(saved, half),
         sums,
         *out.shape,
         a.shape[1],

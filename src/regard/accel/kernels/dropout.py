@@ -1,7 +1,7 @@
 """The Triton kernel of dropout masks.
 
-torch.compile draws 32 random bits for every element, which takes longer than reading and writing
-it. Here they serve two elements, and each computation of the generator gives eight elements.
+The compiler computes a random number generator once for every element, which takes longer than
+reading and writing the element. Here one computation gives eight elements, 16 bits for each.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,9 @@ def _join_halves(words):
 def _dropout_mask(mask, seeds, index, count, threshold, BLOCK: tl.constexpr):
     groups = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     a, b, c, d = tl.randint4x(tl.load(seeds + index), groups)  # Philox
-    quarters = tl.join(_join_halves(a), _join_halves(b)), tl.join(_join_halves(c), _join_halves(d))
-    bits = tl.reshape(tl.join(quarters[0], quarters[1]), (8 * BLOCK,))
+    first = tl.join(_join_halves(a), _join_halves(b))
+    second = tl.join(_join_halves(c), _join_halves(d))
+    bits = tl.reshape(tl.join(first, second), (8 * BLOCK,))
     elements = tl.program_id(0).to(tl.int64) * 8 * BLOCK + tl.arange(0, 8 * BLOCK)
     tl.store(mask + elements, bits >= threshold, mask=elements < count)
 
