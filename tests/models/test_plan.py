@@ -45,12 +45,12 @@ def cluster(card, gpus, memory=None):
 # tokens per second and the memory
 LONG = replace(TINYLLAMA, context=16_384)
 MEASURED = {
-    "GPT-2": (preset("gpt2"), 64, 608e3, 22.6e9),
-    "LLaMA shape": (TINYLLAMA, 8, 73.6e3, 41.5e9),
-    "BERT": (preset("bert-base"), 64, 584e3, 12.6e9),
-    "ViT": (preset("vit-b16"), 256, 197 * 3738, 17.0e9),
-    "Transformer base": (replace(preset("transformer-base"), context=64), 256, 749e3, 5.5e9),
-    "T5 small": (replace(preset("t5-small"), context=256), 64, 704e3, None),
+    "GPT-2": (preset("gpt2"), 64, 612e3, 22.5e9),
+    "LLaMA shape": (TINYLLAMA, 8, 75.4e3, 41.4e9),
+    "BERT": (preset("bert-base"), 64, 678e3, 12.7e9),
+    "ViT": (preset("vit-b16"), 256, 197 * 4048, 16.7e9),
+    "Transformer base": (replace(preset("transformer-base"), context=64), 256, 858e3, 5.1e9),
+    "T5 small": (replace(preset("t5-small"), context=256), 64, 781e3, None),
     "BLOOM": (preset("bloom-560m"), 8, 114e3, 23.0e9),
     "16,384 tokens": (LONG, 1, 43.8e3, 41.4e9),
     "a window": (replace(LONG, window=1024), 1, 68.2e3, 41.4e9),
@@ -63,7 +63,8 @@ def test_one_gpu_takes_the_memory_and_has_the_speed_that_were_measured(name):
     plain = training_plans(cost(config), cluster("h200", 1), rows)[0]
     assert plain.tokens_per_second == pytest.approx(speed, rel=0.1)
     if used is not None:
-        assert plain.used_bytes == pytest.approx(used, rel=0.15)  # what a compiler saves differs
+        # what a compiler saves differs; with ReLU, one hidden vector less than is planned
+        assert 0.85 * used <= plain.used_bytes <= 1.2 * used
 
 
 # Milliseconds of a decode step of one sequence on one H200 by Triton kernels: bench/gpu_decoders.py
@@ -86,8 +87,9 @@ DECODE_STEPS = {
 # The same, as one kernel and without sampling: bench/gpu_decode_step.py
 PERSISTENT_STEPS = {
     "gpt2": 0.150,
-    "bloom-560m": 0.395,
-    "qwen3-0.6b": 0.420,
+    "bloom-560m": 0.396,
+    "qwen3-0.6b": 0.435,
+    "gpt2-medium": 0.292,
     "pythia-1b": 0.488,
     "tinyllama": 0.598,
     "llama-3.2-1b": 0.631,

@@ -16,10 +16,10 @@ from regard.nn.loss import CHUNK_ELEMENTS_CUDA
 USABLE_MEMORY = 0.95  # fraction; the rest is for the driver, kernels and fragmentation
 CHINCHILLA_TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 GPUS_PER_MACHINE = 8
-ATTENTION_UTILIZATION = 0.83  # of the peak; FLOPs of a causal mask are counted in full
-ACTIVATION_PASSES = 4  # memory traffic between matmuls, as a multiple of the saved activations
-OPTIMIZER_BYTES = 40  # read and written per parameter and step
-LAYER_SECONDS = 4e-4  # fixed overhead of a step for each attention layer
+ATTENTION_UTILIZATION = 0.92  # of the peak; FLOPs of a causal mask are counted in full
+ACTIVATION_PASSES = 1  # memory traffic between matmuls, as a multiple of the saved activations
+OPTIMIZER_BYTES = 28  # read and written per parameter and step
+LAYER_SECONDS = 4.1e-4  # fixed overhead of a step for each attention layer
 SCALING_EFFICIENCY = 0.82  # speed of each of several GPUs, relative to a single one
 DECODE_BANDWIDTH_UTILIZATION = 0.77  # fraction of the data sheet's bandwidth, reading weights
 # fixed overhead of a decode step for each layer, and for each norm of queries and keys or after a
@@ -73,7 +73,7 @@ class Cluster:
     bandwidth: float  # bytes per second of the memory of each
     peak: float  # FLOP/s of each
     link: float  # bytes per second between any two, in each direction
-    utilization: float = 0.59  # fraction of the peak that matmuls reach
+    utilization: float = 0.525  # fraction of the peak that matmuls reach
     link_utilization: float = 0.7  # fraction of the link's bandwidth
     persistent: bool = False  # see `GPUSpec`
 
