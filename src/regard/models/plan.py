@@ -20,7 +20,7 @@ ATTENTION_UTILIZATION = 0.92  # of the peak; FLOPs of a causal mask are counted 
 ACTIVATION_PASSES = 1  # memory traffic between matmuls, as a multiple of the saved activations
 OPTIMIZER_BYTES = 28  # read and written per parameter and step
 LAYER_SECONDS = 4.1e-4  # fixed overhead of a step for each attention layer
-SCALING_EFFICIENCY = 0.82  # speed of each of several GPUs, relative to a single one
+SCALING_EFFICIENCY = 0.87  # speed of each of several GPUs, relative to a single one
 DECODE_BANDWIDTH_UTILIZATION = 0.77  # fraction of the data sheet's bandwidth, reading weights
 # fixed overhead of a decode step for each layer, and for each norm of queries and keys or after a
 # branch
@@ -73,7 +73,7 @@ class Cluster:
     bandwidth: float  # bytes per second of the memory of each
     peak: float  # FLOP/s of each
     link: float  # bytes per second between any two, in each direction
-    utilization: float = 0.525  # fraction of the peak that matmuls reach
+    utilization: float = 0.53  # fraction of the peak that matmuls reach
     link_utilization: float = 0.7  # fraction of the link's bandwidth
     persistent: bool = False  # see `GPUSpec`
 
@@ -148,10 +148,10 @@ def training_plans(
 
     A step takes the longer of
 
-        compute          n (T F_matmul / (peak · utilization) + T F_attention / (0.83 peak)
-                         + 4 activations / bandwidth), times 4/3 with activation checkpointing,
-                         + 40 P / bandwidth + 0.4 ms for each attention layer;
-                         divided by 0.82 if N > 1
+        compute          n (T F_matmul / (peak · utilization) + T F_attention / (0.92 peak)
+                         + activations / bandwidth), times 4/3 with activation checkpointing,
+                         + 28 P / bandwidth + 0.41 ms for each attention layer;
+                         divided by 0.87 if N > 1
         communication    8 P (N-1)/N / (link · link_utilization)
 
     since the two overlap. DDP all-reduces the gradients in float32; FSDP all-gathers the weights
