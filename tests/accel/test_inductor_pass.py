@@ -104,9 +104,18 @@ def test_dropout_masks_are_drawn_by_the_operator(dtype, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("rows", "device", "large"), [(1024, "cuda", True), (1023, "cuda", False), (1024, "cpu", False)]
+    ("rows", "device", "runs", "large"),
+    [
+        (1024, "cuda", True, True),
+        (1023, "cuda", True, False),
+        (1024, "cuda", False, False),  # an old GPU
+        (1024, "cpu", True, False),
+    ],
 )
-def test_only_large_masks_on_a_gpu_are_drawn_by_the_operator(rows, device, large):
+def test_only_large_masks_on_a_gpu_are_drawn_by_the_operator(
+    rows, device, runs, large, monkeypatch
+):
+    monkeypatch.setattr(inductor_pass, "can_run_triton", lambda device: runs)
     node = torch.fx.Graph().placeholder("mask")
     with FakeTensorMode():
         node.meta["val"] = torch.empty(rows, 1024, dtype=torch.bool, device=device)

@@ -132,7 +132,7 @@ def test_the_activation_kernels_run_on_hopper_for_whole_tiles(
     shape: tuple[int, int], capability: tuple[int, int], runs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-    monkeypatch.setattr(kernels, "_can_run_triton", lambda device: True)
+    monkeypatch.setattr(kernels, "can_run_triton", lambda device: True)
     with FakeTensorMode():
         weight = torch.empty(shape, device="cuda")
     assert kernels.can_run_activation_matmul(weight) == runs

@@ -7,6 +7,7 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 from regard.accel import dropout, matmul
+from regard.accel.kernels import can_run_triton
 
 MIN_MASK = 1 << 20  # elements; the compiler's kernels draw smaller masks as fast
 MIN_PROBABILITY = 0.01  # of both values: the kernel rounds it to a multiple of 2^-16
@@ -82,4 +83,4 @@ def _mask_arguments(node: fx.Node) -> tuple[Any, ...] | None:
 
 def _is_large_mask(node: fx.Node) -> bool:
     mask = node.meta["val"]
-    return bool(mask.is_cuda) and mask.numel() >= MIN_MASK
+    return bool(mask.is_cuda) and mask.numel() >= MIN_MASK and can_run_triton(mask.device)

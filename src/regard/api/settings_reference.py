@@ -35,18 +35,9 @@ PROVIDED_ARGUMENTS = {  # arguments of table entries that the library provides: 
     *("embed_dim", "tied", "norm", "model", "layers", "parameters", "lr", "steps", "texts"),
     *("folder", "config", "start", "frequency", "length"),
 }
-PROVIDED_TO_TASK = {  # fields of tasks that are taken from the tokenizers
-    *(
-        "tokenizer",
-        "bytes_per_token",
-        "packs_documents",
-        "bos_id",
-        "eos_id",
-        "source_eos_id",
-        "windows",
-        "paired",
-    ),
-    *("prefix_ids", "source_prefix_ids"),
+PROVIDED_TO_TASK = {  # fields of tasks that are taken from the tokenizers or the data
+    *("tokenizer", "bytes_per_token", "packs_documents", "bos_id", "eos_id", "source_eos_id"),
+    *("windows", "paired", "prefix_ids", "source_prefix_ids"),
 }
 WITHOUT_OPTIONS = ("task", "model.norm", "model.ffn")  # the options of a task have their own rows
 HEAD_OF = {"masked": "masked", "span": "span"}  # heads of tasks whose class names none

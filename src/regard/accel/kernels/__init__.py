@@ -25,7 +25,7 @@ def kernels_unsupported_reason(x: Tensor) -> str | None:
     if x.device.index != torch.cuda.current_device():
         return f"{x.device} is not the current GPU"
     return (
-        None if _can_run_triton(x.device) else "Triton is missing, or the GPU is older than Ampere"
+        None if can_run_triton(x.device) else "Triton is missing, or the GPU is older than Ampere"
     )
 
 
@@ -35,13 +35,14 @@ def can_run_activation_matmul(weight: Tensor) -> bool:
     return (
         weight.is_cuda
         and torch.cuda.get_device_capability(weight.device)[0] == 9
-        and _can_run_triton(weight.device)
+        and can_run_triton(weight.device)
         and outputs % ACTIVATION_TILE == 0
         and inputs % 8 == 0  # copies of tiles need rows of a multiple of 16 bytes
     )
 
 
 @cache
-def _can_run_triton(device: torch.device) -> bool:
+def can_run_triton(device: torch.device) -> bool:
+    """Whether Triton kernels can run on a CUDA device."""
     is_capable = torch.cuda.get_device_capability(device) >= MIN_COMPUTE_CAPABILITY
     return find_spec("triton") is not None and is_capable
