@@ -53,7 +53,7 @@ def masked() -> tuple[Any, Task, Batch]:
     positions = torch.arange(64).expand(16, 64)
     batch = MaskedBatch(
         ids=ids(16, 64, vocab=2000),
-        documents=torch.ones_like(positions),
+        documents=None,  # as `Masked` makes batches of one long text
         positions=positions,
         masked_positions=ids(16, 9, vocab=64),
         targets=ids(16, 9, vocab=2000),
