@@ -19,10 +19,9 @@ def random(*shape, scale=1.0, dtype=torch.bfloat16):
     return (scale * torch.randn(*shape, device=DEVICE)).to(dtype)
 
 
-def check(actual, expected, atol=2e-6):
-    torch.testing.assert_close(
-        actual.double(), expected.detach(), rtol=1.1 * ULP[actual.dtype], atol=atol
-    )
+def check(actual, expected):
+    rtol = 1.1 * ULP[actual.dtype]
+    torch.testing.assert_close(actual.double(), expected.detach(), rtol=rtol, atol=2e-6)
 
 
 # rows that do not fill a tile or a group of tiles, inputs that do not fill an iteration

@@ -62,7 +62,7 @@ def _is_large(a: fx.Node, b: fx.Node) -> bool:
 def _mask_arguments(node: fx.Node) -> tuple[Any, ...] | None:
     """The arguments of `dropout_mask` if a node compares random numbers with a probability.
 
-    None if the numbers are used elsewhere too, are not uniform or few.
+    None if the numbers are few, are not uniform, or are used elsewhere too.
     """
     random, p = node.args
     if not isinstance(p, float) or not MIN_PROBABILITY <= p <= 1 - MIN_PROBABILITY:

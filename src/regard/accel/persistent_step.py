@@ -31,7 +31,7 @@ SIZES = {
     "DIRECT_SPLITS": 4,  # splits of attention up to which every block combines them itself
 }
 INT4_STAGE_BYTES = 36 << 10  # of int4 weights and their scales
-# Small layers wait for the exchange of activations, which copies of weights slow down.
+# A small layer takes as long as its exchange of activations, which copies of weights slow down.
 SMALL_LAYER_BYTES_IN_FLIGHT = 24 << 10
 LINEARS = ("qkv", "out", "gate_up", "down")  # of a layer
 # of the folder `cuda`, in this order

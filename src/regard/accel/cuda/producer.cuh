@@ -15,8 +15,9 @@ struct Producer {
     oldest.advance();
   }
 
-  // The address of a free stage, in which `bytes` will arrive. Few stages are on their way at a
-  // time: more are not copied faster, and everything that blocks exchange waits behind them.
+  // The address of a free stage, in which `bytes` will arrive. At most `limit` stages are on their
+  // way at a time: more are not copied faster, and everything that blocks exchange waits behind
+  // them.
   DEVICE char* start(u32 bytes, int limit) {
     if (lane == 0) {
       if (in_flight == limit) {
@@ -94,6 +95,7 @@ struct Producer {
       }
       stage.advance();
     }
+    // weights, whose limit may be lower, come next
     if (LAYER_IN_FLIGHT == IN_FLIGHT || lane != 0) return;
     for (; in_flight > LAYER_IN_FLIGHT; in_flight--) wait_for_oldest();
   }
