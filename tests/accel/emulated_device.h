@@ -52,6 +52,7 @@ union Lanes {
   struct {
     float a[16][16], b[8][16];
   } tiles;  // operands of a matrix product
+  u32 pairs[32];  // of a tile that is transposed
 };
 
 struct Warp {
@@ -138,11 +139,16 @@ inline void synchronize(Barrier& barrier, int count) {
     current->barrier = nullptr;
   }
 }
-inline void sync_block() { synchronize(block().all, (WARPS + 1) * 32); }
+inline void sync_block() { synchronize(block().all, THREADS); }
 inline void sync_consumers() { synchronize(block().consumers, WARPS * 32); }
 inline void sync_warp() { synchronize(warp().barrier, 32); }
 
 inline Lanes& next_lanes() { return warp().lanes[current->operations++ % 2]; }
+
+template <int COUNT>
+inline void release_registers() {}
+template <int COUNT>
+inline void request_registers() {}
 
 inline float shuffle_xor(float x, int mask) {
   Lanes& lanes = next_lanes();
@@ -215,6 +221,7 @@ inline u32 load_exchanged(const void* p) {
 inline void store_exchanged(void* p, u32 v) { stores.push_back({(u32*)p, v}); }
 inline u32 add_one(u32* p) { return (*p)++; }
 
+inline void hide(int&) {}
 inline float as_float(u32 x) {
   float y;
   memcpy(&y, &x, 4);
@@ -281,6 +288,16 @@ inline void multiply_tiles(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0
   }
 }
 
+inline u32 transpose_tile(u32 pair) {
+  const int lane = thread_index() % 32, g = lane / 4, t = lane % 4;
+  u32* pairs = next_lanes().pairs;
+  pairs[lane] = pair;
+  sync_warp();
+  u32 rows[2];  // column g of rows 2 t and 2 t + 1
+  for (int i = 0; i < 2; i++) rows[i] = pairs[4 * (2 * t + i) + g / 2] >> g % 2 * 16 & 0xFFFF;
+  return rows[0] | rows[1] << 16;
+}
+
 static void run_thread();  // of the kernel
 
 static bool is_waiting(const Thread& t) {
@@ -327,7 +344,7 @@ static void execute_store() {
 
 // Runs the kernel to its end; returns an error message or null.
 static const char* run_blocks(int num_blocks, int shared_bytes, u32 seed) {
-  const int size = (WARPS + 1) * 32;
+  const int size = THREADS;
   random_state = seed | 1;
   failure = nullptr;
   waits = 0;
@@ -337,7 +354,7 @@ static const char* run_blocks(int num_blocks, int shared_bytes, u32 seed) {
   threads.resize(num_blocks * size);
   for (auto& b : blocks) {
     b.memory.assign(shared_bytes + 128, (char)0xFF);  // NaN: it is not initialized on a GPU
-    b.warps.resize(WARPS + 1);
+    b.warps.resize(size / 32);
   }
   for (int i = 0; i < (int)threads.size(); i++) {
     Thread& t = threads[i];

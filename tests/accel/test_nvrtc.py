@@ -43,6 +43,16 @@ def test_a_kernel_is_compiled_once_for_its_source_and_options(monkeypatch):
     assert len(calls) == 3
 
 
+@pytest.mark.parametrize(
+    ("capability", "target"), [((8, 9), "sm_89"), ((9, 0), "sm_90a"), ((10, 0), "sm_100a")]
+)
+@pytest.mark.usefixtures("hopper")
+def test_code_may_use_instructions_that_only_its_gpu_has(monkeypatch, capability, target):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(nvrtc, "_compile", lambda source, options: options[0].encode())
+    assert nvrtc.compile_cuda("", (), CUDA) == f"--gpu-architecture={target}".encode()
+
+
 @pytest.mark.usefixtures("hopper")
 def test_a_cache_that_cannot_be_written_is_not_used(monkeypatch, tmp_path):
     file = tmp_path / "file"

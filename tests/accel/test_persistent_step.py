@@ -139,7 +139,8 @@ class EmulatedKernel:
         self.library = compile_kernel(constants)
         self.library.run.restype = ctypes.c_char_p
         self.library.apply_activation.restype = ctypes.c_float
-        self.shape, self.seeds = (num_blocks, 32 * (sizes["WARPS"] + 1)), random.Random(0)
+        threads = 32 * (sizes["WARPS"] + persistent_step.PRODUCER_WARPS)
+        self.shape, self.seeds = (num_blocks, threads), random.Random(0)
 
     def read_constants(self, name, count):
         return list((ctypes.c_uint64 * count).in_dll(self.library, name))
@@ -310,7 +311,13 @@ def spread_scores(model):
 @needs_compiler
 @pytest.mark.parametrize("change", [add_to_scores, spread_scores])
 @pytest.mark.parametrize(
-    "sizes", [{"DIRECT_SPLITS": 1}, {"DIRECT_SPLITS": 4}, {"SPLIT_KEYS": 1000}]
+    "sizes",
+    [
+        {"DIRECT_SPLITS": 1},
+        {"DIRECT_SPLITS": 4},
+        {"SPLIT_KEYS": 1000},
+        {"SPLIT_KEYS": 1000, "WARPS": 2},  # a warp has several tiles
+    ],
 )
 def test_powers_of_2_of_scores_do_not_overflow(change, sizes):
     settings = {"position": "none", "bias": True, "kv_heads": 2}
@@ -491,19 +498,20 @@ def test_weights_that_bulk_copies_cannot_read_are_refused():
 
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc")
 @pytest.mark.parametrize(
-    ("case", "heads", "kv_heads", "head_dim", "quantized"),
+    ("case", "heads", "kv_heads", "head_dim", "quantized", "architecture"),
     [
-        ("llama", 16, 4, 128, None),
-        ("bloom", 16, 16, 64, None),
-        ("pythia", 16, 16, 64, None),
-        ("gemma 2", 16, 4, 256, None),
-        ("llama", 16, 4, 128, "int8"),
-        ("llama", 16, 4, 64, "int4"),  # with head_dim 128, two registers are spilled
+        ("llama", 16, 4, 128, None, "90a"),
+        ("llama", 16, 4, 128, None, "100a"),
+        ("bloom", 16, 16, 64, None, "90a"),
+        ("pythia", 16, 16, 64, None, "90a"),
+        ("gemma 2", 16, 4, 256, None, "90a"),
+        ("llama", 16, 4, 128, "int8", "90a"),
+        ("llama", 16, 4, 128, "int4", "90a"),
     ],
 )
 @torch.inference_mode()
-def test_it_compiles_for_hopper_without_spilled_registers(
-    tmp_path, case, heads, kv_heads, head_dim, quantized
+def test_it_compiles_for_hopper_and_blackwell_without_spilled_registers(
+    tmp_path, case, heads, kv_heads, head_dim, quantized, architecture
 ):
     settings = CASES[case] | {
         "dim": 1024,
@@ -526,7 +534,7 @@ def test_it_compiles_for_hopper_without_spilled_registers(
     operations = Path(nvrtc.__file__).parent.joinpath("cuda", "device.cuh").read_text()
     source = tmp_path / "kernel.cu"
     source.write_text(f"{caught.value}\n{kernel_source(operations)}")
-    target = "-gencode=arch=compute_90a,code=sm_90a"
+    target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
     command = [NVCC, "-std=c++17", "--use_fast_math", target, "-cubin", "-Xptxas", "-v"]
     result = subprocess.run(
         [*command, "-o", tmp_path / "kernel.cubin", source], capture_output=True, text=True

@@ -78,7 +78,8 @@ class CudaKernel:
 def compile_cuda(source: str, options: Sequence[str], device: torch.device) -> bytes:
     """The machine code of a source text for a GPU, from the cache if it was compiled before."""
     major, minor = torch.cuda.get_device_capability(device)
-    target = f"--gpu-architecture=sm_{major}{minor}{'a' if (major, minor) == (9, 0) else ''}"
+    # 'a': with the instructions that only this architecture has, from Hopper on
+    target = f"--gpu-architecture=sm_{major}{minor}{'a' if major >= 9 else ''}"
     flags = [target, *options]
 
     def write(folder: Path) -> None:

@@ -82,44 +82,60 @@ struct Attention : Consumer {
     ((uint4*)to)[chunk] = ((const uint4*)(is_key ? shared().new_key : shared().new_value))[chunk];
   }
 
-  // What a warp has summed over its keys: the weighted values, in pairs of columns
-  // 2 (lane + 32 i); of queries 8 n + 2 t and the next one, the largest score and the lane's part
-  // of the sum of the weights, relative to it.
+  // What a warp has summed over its keys, in its part of the columns. Lane 4 g + t has queries
+  // 8 n + 2 t and the next one (i = 1): the largest score, its part of the sum of the weights
+  // relative to this score, and the weighted values. Of column 8 (g / 2) + 2 j + g % 2 of a set of
+  // 32, they are `values[n][2 set + j / 2][2 (j % 2) + i]`.
   struct Sums {
-    float values[GROUP][LANE_PAIRS][2], maximum[QUERY_TILES][2], total[QUERY_TILES][2];
+    float values[QUERY_TILES][2 * CHUNK_SETS][4], maximum[QUERY_TILES][2], total[QUERY_TILES][2];
   };
+
+  // Eight columns of a row, or zeros after its end.
+  DEVICE static uint4 load_chunk(const u16* row, int chunk) {
+    return chunk < HEAD_DIM / 8 ? ((const uint4*)row)[chunk] : uint4{0, 0, 0, 0};
+  }
 
   // Adds up to 16 keys and values of a stage, `tile` the first of them. Of the `count` keys of the
   // stage, the last is the new one if `has_new_key`.
-  DEVICE void add_keys(Sums& sums, const char* keys, int tile, int count, bool has_new_key,
+  DEVICE void add_keys(Sums& sums, const char* data, int tile, int count, bool has_new_key,
                        int first) {
     const int g = lane / 4, t = lane % 4;
-    const char* rows[2];
+    const u16 *keys = (const u16*)data, *values_at = keys + STAGE_KEYS * HEAD_DIM;
+    const u16 *key_rows[2], *value_rows[2];
     UNROLL
     for (int i = 0; i < 2; i++) {
       const int key = min_of(tile + g + 8 * i, count - 1);
       const bool is_new = has_new_key && key == count - 1;
-      rows[i] = is_new ? (const char*)shared().new_key : keys + key * HEAD_DIM * 2;
+      key_rows[i] = is_new ? shared().new_key : keys + key * HEAD_DIM;
+      value_rows[i] = is_new ? shared().new_value : values_at + key * HEAD_DIM;
     }
-    float scores[QUERY_TILES][4] = {};
+    float scores[QUERY_TILES][4] = {}, others[QUERY_TILES][4] = {};  // of half of the columns each
     UNROLL
     for (int chunk = t; chunk - t < HEAD_DIM / 8; chunk += 4) {
-      uint4 k0 = {0, 0, 0, 0}, k1 = k0;
-      if (chunk < HEAD_DIM / 8) {
-        k0 = ((const uint4*)rows[0])[chunk];
-        k1 = ((const uint4*)rows[1])[chunk];
-      }
+      const uint4 k0 = load_chunk(key_rows[0], chunk), k1 = load_chunk(key_rows[1], chunk);
       UNROLL
       for (int n = 0; n < QUERY_TILES; n++) {
-        uint4 q = {0, 0, 0, 0};
-        if (chunk < HEAD_DIM / 8)
-          q = ((const uint4*)(shared().queries + (8 * n + g) * HEAD_DIM))[chunk];
+        const uint4 q = load_chunk(shared().queries + (8 * n + g) * HEAD_DIM, chunk);
         multiply_tiles<IS_BFLOAT16>(scores[n], k0.x, k1.x, k0.y, k1.y, q.x, q.y);
-        multiply_tiles<IS_BFLOAT16>(scores[n], k0.z, k1.z, k0.w, k1.w, q.z, q.w);
+        multiply_tiles<IS_BFLOAT16>(others[n], k0.z, k1.z, k0.w, k1.w, q.z, q.w);
       }
     }
+    u32 values[CHUNK_SETS][4][2];  // columns of the values as rows; this need not wait for scores
+    UNROLL
+    for (int set = 0; set < CHUNK_SETS; set++) {
+      UNROLL
+      for (int j = 0; j < 2; j++) {
+        const int chunk = 4 * (warp % COLUMN_PARTS * CHUNK_SETS + set) + t;
+        const uint4 v = load_chunk(value_rows[j], chunk);
+        const u32 words[4] = {v.x, v.y, v.z, v.w};
+        UNROLL
+        for (int i = 0; i < 4; i++) values[set][i][j] = transpose_tile(words[i]);
+      }
+    }
+    u32 weights[QUERY_TILES][2];  // of query 8 n + g and keys 2 t and 2 t + 1, or 8 more
     UNROLL
     for (int n = 0; n < QUERY_TILES; n++) {
+      float rescale[2];
       UNROLL
       for (int i = 0; i < 2; i++) {
         const int query = 8 * n + 2 * t + i;
@@ -127,7 +143,7 @@ struct Attention : Consumer {
         UNROLL
         for (int j = 0; j < 2; j++) {
           const int key = tile + g + 8 * j;
-          float score = scores[n][2 * j + i] * a.score_scale;
+          float score = (scores[n][2 * j + i] + others[n][2 * j + i]) * a.score_scale;
           if (HAS_CAP) score = a.score_cap * (2.f * sigmoid(2.f * score / a.score_cap) - 1.f);
           if (ALIBI && query < GROUP)
             score = fmaf(-shared().slope[query], (float)(position - first - key), score);
@@ -138,61 +154,41 @@ struct Attention : Consumer {
         UNROLL
         for (int offset = 4; offset < 32; offset *= 2)
           maximum = fmaxf(maximum, shuffle_xor(maximum, offset));
-        const float rescale = exp2f(sums.maximum[n][i] - maximum);
+        rescale[i] = exp2f(sums.maximum[n][i] - maximum);
         sums.maximum[n][i] = maximum;
-        sums.total[n][i] *= rescale;
+        sums.total[n][i] *= rescale[i];
         UNROLL
         for (int j = 0; j < 2; j++) {
-          const float weight = exp2f(scores[n][2 * j + i] - maximum);
-          sums.total[n][i] += weight;
-          if (query < GROUP) shared().weights[warp][g + 8 * j][query] = weight;
+          float& score = scores[n][2 * j + i];
+          score = exp2f(score - maximum);
+          sums.total[n][i] += score;
         }
-        if (g == 0 && query < GROUP) shared().rescale[warp][query] = rescale;
+      }
+      UNROLL
+      for (int j = 0; j < 2; j++)
+        weights[n][j] =
+            transpose_tile(pack_pair<IS_BFLOAT16>(scores[n][2 * j], scores[n][2 * j + 1]));
+      UNROLL
+      for (int c = 0; c < 2 * CHUNK_SETS; c++) {
+        UNROLL
+        for (int i = 0; i < 4; i++) sums.values[n][c][i] *= rescale[i % 2];
       }
     }
-    sync_warp();
     UNROLL
-    for (int query = 0; query < GROUP; query++) {
-      const float rescale = shared().rescale[warp][query];
+    for (int set = 0; set < CHUNK_SETS; set++) {
       UNROLL
-      for (int i = 0; i < LANE_PAIRS; i++) {
-        sums.values[query][i][0] *= rescale;
-        sums.values[query][i][1] *= rescale;
+      for (int i = 0; i < 2; i++) {
+        const u32(&v)[4][2] = values[set], *low = v[2 * i], *high = v[2 * i + 1];
+        UNROLL
+        for (int n = 0; n < QUERY_TILES; n++)
+          multiply_tiles<IS_BFLOAT16>(sums.values[n][2 * set + i], low[0], high[0], low[1], high[1],
+                                      weights[n][0], weights[n][1]);
       }
     }
-    const char* values = keys + STAGE_KEYS * HEAD_DIM * 2;
-    NO_UNROLL
-    for (int four = 0; four < min_of(16, count - tile); four += 4) {
-      UNROLL
-      for (int k = four; k < four + 4; k++) {
-        const int key = min_of(tile + k, count - 1);  // the weight is 0 where it is another key
-        const bool is_new = has_new_key && key == count - 1;
-        const char* row = is_new ? (const char*)shared().new_value : values + key * HEAD_DIM * 2;
-        float v[LANE_PAIRS][2] = {};
-        UNROLL
-        for (int i = 0; i < LANE_PAIRS; i++) {
-          const int pair = lane + 32 * i;
-          if (pair < HEAD_DIM / 2) unpack(((const u32*)row)[pair], v[i][0], v[i][1]);
-        }
-        UNROLL
-        for (int query = 0; query < GROUP; query += 4) {
-          const Vector weights = load_vector(&shared().weights[warp][k][query]);
-          UNROLL
-          for (int j = 0; j < 4 && query + j < GROUP; j++) {
-            UNROLL
-            for (int i = 0; i < LANE_PAIRS; i++) {
-              float(&sum)[2] = sums.values[query + j][i];
-              sum[0] = fmaf(weights[j], v[i][0], sum[0]);
-              sum[1] = fmaf(weights[j], v[i][1], sum[1]);
-            }
-          }
-        }
-      }
-    }
-    sync_warp();  // the weights may be written again
   }
 
-  // Attention of the queries of its KV head over its keys. Warps take turns at 16 keys.
+  // Attention of the queries of its KV head over its keys. Warps take turns at 16 keys, as many of
+  // them together as there are parts of the columns.
   DEVICE void attend(const Layer& layer, int index, const HeadSplit& split) {
     prepare_heads(layer, split, a.exchange + QKV_AT);
     sync_consumers();
@@ -200,14 +196,15 @@ struct Attention : Consumer {
     Sums sums = {};
     UNROLL
     for (int n = 0; n < QUERY_TILES; n++) sums.maximum[n][0] = sums.maximum[n][1] = -1e30f;
-    int tile_index = warp;
+    constexpr int TILES = WARPS / COLUMN_PARTS;  // at the same time
+    int tile_index = warp / COLUMN_PARTS;
     NO_UNROLL
     for (int first = 0; first < keys; first += STAGE_KEYS) {
       const int cached = min_of(STAGE_KEYS, split.cached - first);
       const int count = min_of(STAGE_KEYS, keys - first);
       if (cached) wait(&shared().full[stage.index], stage.parity);
       NO_UNROLL
-      for (int tile = 16 * (tile_index % WARPS); tile < count; tile += 16 * WARPS)
+      for (int tile = 16 * (tile_index % TILES); tile < count; tile += 16 * TILES)
         add_keys(sums, stage_data(stage), tile, count, count > cached, split.first + first);
       tile_index += KEY_TILES;
       if (cached) {
@@ -223,13 +220,17 @@ struct Attention : Consumer {
   // Merges the sums of all warps, and sends attention: the result, or a part of it with its log
   // sum.
   DEVICE void merge(const Sums& sums, const HeadSplit& split) {
-    constexpr int WIDTH = GROUP * HEAD_DIM, MERGED = 2 * BATCH_ROWS;  // columns merged at once
-    float(*merged)[MERGED] = (float(*)[MERGED])shared().partial_sums;
+    constexpr int MAX_COLUMNS = 2 * BATCH_ROWS;
+    constexpr int QUERIES = min_of(GROUP, MAX_COLUMNS / HEAD_DIM);  // merged at once
+    static_assert(QUERIES > 0, "the columns of a head must fit");
+    constexpr bool HAS_WHOLE_SETS = HEAD_DIM == 32 * CHUNK_SETS * COLUMN_PARTS;
+    const int g = lane / 4, t = lane % 4;
+    float(*merged)[MAX_COLUMNS] = (float(*)[MAX_COLUMNS])shared().partial_sums;
     UNROLL
     for (int n = 0; n < QUERY_TILES; n++) {
       UNROLL
       for (int i = 0; i < 2; i++) {
-        const int query = 8 * n + lane % 4 * 2 + i;
+        const int query = 8 * n + 2 * t + i;
         float total = sums.total[n][i];
         UNROLL
         for (int offset = 4; offset < 32; offset *= 2) total += shuffle_xor(total, offset);
@@ -239,28 +240,41 @@ struct Attention : Consumer {
       }
     }
     NO_UNROLL
-    for (int begin = 0; begin < WIDTH; begin += MERGED) {
+    for (int begin = 0; begin < GROUP; begin += QUERIES) {
       if (begin) sync_consumers();
+      const int count = min_of(QUERIES, GROUP - begin);
       UNROLL
-      for (int query = 0; query < GROUP; query++) {
+      for (int n = 0; n < QUERY_TILES; n++) {
         UNROLL
-        for (int i = 0; i < LANE_PAIRS; i++) {
-          const int column = 2 * (lane + 32 * i), place = query * HEAD_DIM + column - begin;
-          if (column < HEAD_DIM && place >= 0 && place < MERGED)
-            *(float2*)(merged[warp] + place) = {sums.values[query][i][0], sums.values[query][i][1]};
+        for (int i = 0; i < 2; i++) {
+          const int query = 8 * n + 2 * t + i - begin;
+          if (query < 0 || query >= count) continue;
+          UNROLL
+          for (int set = 0; set < CHUNK_SETS; set++) {
+            const int column = 32 * (warp % COLUMN_PARTS * CHUNK_SETS + set) + g / 2 * 8;
+            if (!HAS_WHOLE_SETS && column >= HEAD_DIM) continue;
+            // in an order that depends on t: lanes store to different banks
+            float* to = merged[warp] + query * HEAD_DIM + column + g % 2;
+            UNROLL
+            for (int j = 0; j < 4; j++)
+              to[2 * (j ^ t)] = sums.values[n][2 * set + j / 2][j % 2 * 2 + i];
+          }
         }
       }
       sync_consumers();
       NO_UNROLL
-      for (int place = 2 * thread; place < min_of(MERGED, WIDTH - begin); place += 2 * CONSUMERS) {
-        const int query = (begin + place) / HEAD_DIM;
+      for (int place = 2 * thread; place < count * HEAD_DIM; place += 2 * CONSUMERS) {
+        const int query = begin + place / HEAD_DIM, column = place % HEAD_DIM;
+        const int first_warp = column / (32 * CHUNK_SETS), from = place ^ query / 2 % 4 * 2;
         float maximum = -1e30f, total = 0.f, low = 0.f, high = 0.f;
         UNROLL
-        for (int w = 0; w < WARPS; w++) maximum = fmaxf(maximum, shared().maximum[w][query]);
+        for (int i = 0; i < WARPS; i += COLUMN_PARTS)
+          maximum = fmaxf(maximum, shared().maximum[first_warp + i][query]);
         UNROLL
-        for (int w = 0; w < WARPS; w++) {
+        for (int i = 0; i < WARPS; i += COLUMN_PARTS) {
+          const int w = first_warp + i;
           const float rescale = exp2f(shared().maximum[w][query] - maximum);
-          const float2 v = *(const float2*)(merged[w] + place);
+          const float2 v = *(const float2*)(merged[w] + from);
           total = fmaf(rescale, shared().total[w][query], total);
           low = fmaf(rescale, v.x, low);
           high = fmaf(rescale, v.y, high);
@@ -268,19 +282,18 @@ struct Attention : Consumer {
         const float scale = total > 0.f ? 1.f / total : 0.f;  // a split may have no keys
         low *= scale, high *= scale;
         const float log_sum = total > 0.f ? maximum + log2f(total) : -1e30f;
-        const int column = split.head * WIDTH + begin + place, head = column / HEAD_DIM;
-        const bool is_first = (begin + place) % HEAD_DIM == 0;
+        const int head = split.head * GROUP + query, output = head * HEAD_DIM + column;
         if (splits.are_direct()) {
           const u32 tag = tags.attention >> split.index & 1;
-          send(a.exchange + ATTENTION_AT + split.index * ATTENTION_WORDS + column / 2,
+          send(a.exchange + ATTENTION_AT + split.index * ATTENTION_WORDS + output / 2,
                pack_pair<IS_BFLOAT16>(low, high), tag);
-          if (is_first) send(a.exchange + LOG_SUM_AT + 4 * head + split.index, log_sum, tag);
+          if (column == 0) send(a.exchange + LOG_SUM_AT + 4 * head + split.index, log_sum, tag);
         } else {
           const u32 tag = tags.parts >> split.index & 1;
-          float* part = a.exchange + PART_AT + split.index * Q_WIDTH + column;
+          float* part = a.exchange + PART_AT + split.index * Q_WIDTH + output;
           send(part, low, tag);
           send(part + 1, high, tag);
-          if (is_first)
+          if (column == 0)
             send(a.exchange + PART_LOG_SUM_AT + head * LOG_SUMS + split.index, log_sum, tag);
         }
       }

@@ -46,7 +46,8 @@ struct Moments {
 
 struct Consumer {
   const Arguments& a;
-  const int position, thread, warp, lane;
+  const int position;
+  int thread, warp, lane;
   Tags tags;
   u32 tag;  // of the current layer
   Stage stage{0};
@@ -149,6 +150,8 @@ struct Consumer {
     for (int part = 0; part < M::PARTS; part++)
       for (int i = M::COLUMNS + 8 * thread; i < M::INPUT_COLUMNS; i += 8 * CONSUMERS)
         *(uint4*)(input + part * M::SECOND_AT + i) = {0, 0, 0, 0};
+    for (int i = M::COLUMNS / GROUP_COLUMNS + thread; i < M::GROUPS; i += CONSUMERS)
+      M::group_sums(input)[i] = 0.f;
   }
 
   // Values that are for all blocks, as soon as the first of them is there: by then most of the

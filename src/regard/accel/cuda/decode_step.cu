@@ -191,7 +191,10 @@ struct Step : Attention {
     if (ALIBI && thread < GROUP)
       shared().slope[thread] = a.slopes[block_index() % KV_HEADS * GROUP + thread];
     NO_UNROLL
-    for (int i = 0; i < LAYERS; i++) run_layer(i);
+    for (int i = 0; i < LAYERS; i++) {
+      hide(thread), hide(warp), hide(lane);  // addresses of all layers would fill the registers
+      run_layer(i);
+    }
     run_head();
   }
 };
@@ -208,16 +211,16 @@ KERNEL decode_step(KERNEL_ARGUMENT Arguments a) {
     }
     fence_barriers();
   }
-  for (int i = thread_index(); i < STAGES * STAGE_BYTES / 16; i += CONSUMERS + 32)
+  for (int i = thread_index(); i < STAGES * STAGE_BYTES / 16; i += THREADS)
     ((uint4*)(shared_memory() + RING_AT))[i] = {0, 0, 0, 0};  // finite, see `multiply`
   fence_stores();
-  const Tags tags = *a.tags;
-  const int position = (int)a.length[0];
   sync_block();
   if (thread_index() >= CONSUMERS) {
-    Producer(a, position).run();
+    release_registers<56>();  // for the consumers, who would keep values in local memory
+    if (thread_index() < CONSUMERS + 32) Producer(a, (int)a.length[0]).run();
   } else {
-    Step step(a, tags, position);
+    request_registers<224>();
+    Step step(a, *a.tags, (int)a.length[0]);
     step.run();
     sync_consumers();
     if (thread_index() == 0 && add_one(a.finished) == NUM_BLOCKS - 1) {

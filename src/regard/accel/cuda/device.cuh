@@ -8,7 +8,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 #define DEVICE __device__ __forceinline__
-#define KERNEL extern "C" __global__ void __launch_bounds__((WARPS + 1) * 32, 1)
+#define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #define KERNEL_ARGUMENT const __grid_constant__
 #define DEVICE_CONSTANT __device__ const
 #define HOST_DEVICE __host__ __device__
@@ -30,6 +30,16 @@ DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory"); }
 DEVICE void sync_warp() { __syncwarp(); }
 
+// The registers of each thread of a warp group from here on.
+template <int COUNT>
+DEVICE void release_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+DEVICE void request_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 
 // c += a b, with rows of 16-bit floats of a (16 x 16) and columns of b (16 x 8) over the lanes of a
@@ -49,6 +59,14 @@ DEVICE void multiply_tiles(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0
         " {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Transposes 8 x 8 16-bit values over the lanes of a warp: lane 4 g + t has columns 2 t and 2 t + 1
+// of row g.
+DEVICE u32 transpose_tile(u32 pair) {
+  u32 transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
 }
 
 // mbarrier: a phase ends when `count` threads have arrived and all expected bytes were copied.
@@ -124,6 +142,8 @@ DEVICE u32 add_one(u32* p) {
   return before;
 }
 
+// Makes the compiler assume that x has changed: it computes again what it has computed from x.
+DEVICE void hide(int& x) { asm volatile("" : "+r"(x)); }
 DEVICE float as_float(u32 x) { return __uint_as_float(x); }
 DEVICE u32 as_bits(float x) { return __float_as_uint(x); }
 // 16-bit floats

@@ -3,6 +3,8 @@
 // The constants in front of this file describe the model (accel/persistent_step.py).
 
 constexpr int CONSUMERS = WARPS * 32;
+// Registers are moved between warp groups, of four warps.
+static_assert(THREADS == CONSUMERS + 128, "one warp group does not multiply");
 constexpr int GROUP = HEADS / KV_HEADS;  // query heads per KV head
 constexpr int Q_WIDTH = HEADS * HEAD_DIM, KV_WIDTH = KV_HEADS * HEAD_DIM;
 constexpr int QKV_WIDTH = Q_WIDTH + 2 * KV_WIDTH;
@@ -106,7 +108,8 @@ constexpr int GROUP_COLUMNS = 128;  // inputs that share a scale of int4 weights
 // of their columns, each of which is a stage. The warps of a block share the units of a segment:
 // two halves of 64 bytes of each row. The last segment may have fewer units; the input of the
 // others is 0. The input is the sum of PARTS vectors of 16-bit floats. Behind the rows of a stage
-// are their scales, if they are int4: a half has one of them.
+// are their scales, if they are int4: a half has one of them; and behind the input are the sums of
+// its groups, because int4 weights are multiplied with an offset (see `int4_pair`).
 template <int BITS_, int COLUMNS_, int PARTS_, int TILE_ROWS_>
 struct Matrix {
   static constexpr int BITS = BITS_, COLUMNS = COLUMNS_, PARTS = PARTS_, TILE_ROWS = TILE_ROWS_;
@@ -130,7 +133,10 @@ struct Matrix {
   static_assert(SCALES_AT + TILE_ROWS * SEGMENT_SCALE_BYTES <= STAGE_BYTES, "a stage is too small");
   static constexpr int INPUT_COLUMNS = SEGMENTS * SEGMENT_UNITS * UNIT_COLUMNS;
   // The second vector begins 64 bytes after the end of the first, in other banks.
-  static constexpr int SECOND_AT = INPUT_COLUMNS + 32, INPUT_SIZE = PARTS * SECOND_AT;
+  static constexpr int SECOND_AT = INPUT_COLUMNS + 32, SUMS_AT = PARTS * SECOND_AT;
+  static constexpr int GROUPS = BITS == 4 ? INPUT_COLUMNS / GROUP_COLUMNS : 0;
+  static constexpr int INPUT_SIZE = SUMS_AT + 2 * GROUPS;
+  DEVICE static float* group_sums(const u16* input) { return (float*)(input + SUMS_AT); }
 
   // Where the eight columns from `column` on are in the input: the chunks that the lanes read at a
   // time are side by side.
@@ -172,7 +178,9 @@ DEVICE Rows hidden_rows() {
 constexpr int STAGE_KEYS = STAGE_BYTES / (4 * HEAD_DIM);  // with their values
 constexpr int KEY_TILES = ceil_div(STAGE_KEYS, 16);
 constexpr int QUERY_TILES = ceil_div(GROUP, 8);
-constexpr int LANE_PAIRS = ceil_div(HEAD_DIM, 64);  // pairs of columns of a head, per lane
+// Parts of the columns of values, for different warps: small ones, whose sums fit in registers.
+constexpr int COLUMN_PARTS = min_of(WARPS, HEAD_DIM > 128 ? 2 : 1);
+constexpr int CHUNK_SETS = ceil_div(HEAD_DIM, 32 * COLUMN_PARTS);  // of 32 columns, of a part
 static_assert(GROUP <= 16 && KV_HEADS <= NUM_BLOCKS, "too many heads");
 
 // A power of two, so that the lanes of a warp combine whole groups of splits.
@@ -247,8 +255,7 @@ struct SharedMemory {
   alignas(16) float rotated[(GROUP + 1) * HEAD_DIM];     // queries and key, before their rotation
   alignas(16) u16 queries[QUERY_TILES * 8 * HEAD_DIM];
   alignas(16) u16 new_key[HEAD_DIM], new_value[HEAD_DIM];
-  alignas(16) float weights[WARPS][16][ceil_div(GROUP, 4) * 4];  // of a warp's keys, per query
-  float rescale[WARPS][GROUP], maximum[WARPS][GROUP], total[WARPS][GROUP];  // of each query
+  float maximum[WARPS][GROUP], total[WARPS][GROUP];  // of each query
   float cos[HEAD_DIM], sin[HEAD_DIM];
   int partner[HEAD_DIM];
   float slope[GROUP];

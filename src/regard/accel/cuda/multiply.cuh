@@ -11,12 +11,20 @@ DEVICE Vector exchange_columns(const Vector& v) {
   const float first = shuffle_xor(odd ? v[0] : v[1], 1), second = shuffle_xor(odd ? v[2] : v[3], 1);
   return odd ? Vector{{first, v[1], second, v[3]}} : Vector{{v[0], first, v[2], second}};
 }
+// Stores the sum of a group of an input, of which this lane has a part: one of LANES lanes.
+template <class M, int LANES>
+DEVICE void store_group_sum(u16* input, int column, float sum) {
+  UNROLL
+  for (int offset = 1; offset < LANES; offset *= 2) sum += shuffle_xor(sum, offset);
+  if (thread_index() % LANES == 0) M::group_sums(input)[column / GROUP_COLUMNS] = sum;
+}
 // Stores four columns of an input as the sum of two 16-bit floats; all lanes of a warp together.
 template <class M>
 DEVICE void store_input(u16* input, int column, const Vector& v) {
   const int odd = column / 4 % 2, stride = M::BITS == 4 ? 2 : 4;
   u16* to = input + M::place(column) + odd * (6 - stride);
   Vector rest = M::BITS == 4 ? exchange_columns(v) : v;
+  float sum = 0.f;
   UNROLL
   for (int part = 0; part < 2; part++) {
     UNROLL
@@ -27,16 +35,28 @@ DEVICE void store_input(u16* input, int column, const Vector& v) {
       unpack(pair, low, high);
       rest[2 * i] -= low;
       rest[2 * i + 1] -= high;
+      sum += low + high;
     }
   }
+  if (M::BITS == 4) store_group_sum<M, GROUP_COLUMNS / 4>(input, column, sum);
 }
 // The same for eight columns that are 16-bit floats already.
 template <class M>
 DEVICE void store_input(u16* input, int column, const uint4& v) {
   uint4 words = {v.x, v.z, v.y, v.w};
-  if (M::BITS == 4)
+  if (M::BITS == 4) {
     words = {v.x & 0xFFFF | v.z << 16, v.y & 0xFFFF | v.w << 16, v.x >> 16 | v.z & 0xFFFF0000,
              v.y >> 16 | v.w & 0xFFFF0000};
+    const u32 pairs[4] = {v.x, v.y, v.z, v.w};
+    float sum = 0.f;
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+      float low, high;
+      unpack(pairs[i], low, high);
+      sum += low + high;
+    }
+    store_group_sum<M, GROUP_COLUMNS / 8>(input, column, sum);
+  }
   *(uint4*)(input + M::place(column)) = words;
 }
 
@@ -49,15 +69,13 @@ DEVICE u32 int8_pair(u32 word, int first) {
                                 select_bits(bytes, 0x800080, 0x43004300));
   return subtract_pairs<false>(bytes ^ 0x64806480, 0x64806480);  // 1,152 + these integers
 }
-// Two int4, stored plus 8 in bits 0 to 3 and 16 to 19 of a word, as a pair of 16-bit floats.
-template <bool IS_BFLOAT16>
+// Two int4, stored plus 8 in bits 0 to 3 and 16 to 19 of a word, as a pair of 16-bit floats, plus
+// INT4_OFFSET.
+constexpr float INT4_OFFSET = IS_BFLOAT16 ? 128 + 8 : 1024 + 8;
 DEVICE u32 int4_pair(u32 word) {
-  if (IS_BFLOAT16)  // 136 + these integers
-    return subtract_pairs<true>(select_bits(word, 0xF000F, 0x43004300), 0x43084308);
-  return subtract_pairs<false>(select_bits(word, 0xF000F, 0x64006400),
-                               0x64086408);  // 1,032 + these integers
+  return select_bits(word, 0xF000F, IS_BFLOAT16 ? 0x43004300 : 0x64006400);
 }
-// The 16-bit floats of eight weights, in the order of an input.
+// The 16-bit floats of eight weights, in the order of an input; of int4 weights, plus INT4_OFFSET.
 template <int BITS>
 DEVICE uint4 to_floats(const uint4& row, int chunk) {
   if (BITS == 16) return row;
@@ -68,8 +86,7 @@ DEVICE uint4 to_floats(const uint4& row, int chunk) {
             int8_pair<IS_BFLOAT16>(words[2 * chunk + 1], 0),
             int8_pair<IS_BFLOAT16>(words[2 * chunk + 1], 2)};
   const u32 word = words[chunk];
-  return {int4_pair<IS_BFLOAT16>(word), int4_pair<IS_BFLOAT16>(word >> 4),
-          int4_pair<IS_BFLOAT16>(word >> 8), int4_pair<IS_BFLOAT16>(word >> 12)};
+  return {int4_pair(word), int4_pair(word >> 4), int4_pair(word >> 8), int4_pair(word >> 12)};
 }
 
 // Part of the rows of a tile: two halves of a unit, for each set of eight rows.
@@ -121,9 +138,13 @@ struct UnitRows {
         }
       }
       if (M::BITS != 4) continue;
+      // once in the two lanes that have a row
+      const float group_sum = t % 2 ? 0.f : M::group_sums(input)[2 * unit + (half ^ g % 2)];
       UNROLL
-      for (int i = 0; i < M::ROW_SETS; i++)
-        sums[i][0] = fmaf(scales[half][i], row_product(products[i]), sums[i][0]);
+      for (int i = 0; i < M::ROW_SETS; i++) {
+        const float product = fmaf(-INT4_OFFSET, group_sum, row_product(products[i]));
+        sums[i][0] = fmaf(scales[half][i], product, sums[i][0]);
+      }
     }
   }
 
