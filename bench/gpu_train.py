@@ -11,6 +11,10 @@ float32, and the same batch of random ids.
 Every model of every library runs in a separate process. All compile at the same time; then they are
 timed one after the other, the libraries of a row in alternation, while the others wait. The median
 of the repeats is printed, with the slowest and the fastest.
+
+The libraries of `APART` do not fit on the GPU together. There, regard is timed as in a row without
+a peer; the peer starts after all other rows, when their processes have ended, and compiles and is
+timed alone. Its line says so.
 """
 
 import argparse
@@ -402,6 +406,7 @@ ROWS: dict[str, Callable[[str], Row]] = {
     "gpt2-biased": partial(gpt2, bias=True),
     "gemma-2": partial(decoder, name="gemma-2-2b", rows=2, time_=4096),
 }
+APART = ("bloom",)  # rows whose libraries do not fit on the GPU together
 
 
 def prepare(name: str, library: str, nanogpt: str, device: str) -> Callable[[float], Turn]:
@@ -465,6 +470,17 @@ def time_row(
         )
 
 
+def start_workers(
+    name: str, libraries: list[str], options: argparse.Namespace
+) -> dict[str, Worker]:
+    """The processes of these libraries of a row, which begin to compile."""
+    arguments = (options.nanogpt, options.device)
+    return {
+        library: Worker(f"{name} of {library}", prepare, name, library, *arguments)
+        for library in libraries
+    }
+
+
 def main() -> None:
     global DEVICE
     start = time.perf_counter()
@@ -495,6 +511,7 @@ def main() -> None:
         torch.cuda.empty_cache()
     rows: dict[str, Row] = {}
     workers: dict[str, dict[str, Worker]] = {}
+    apart: list[tuple[str, str]] = []  # rows and their libraries that start later
     for name in options.rows:
         rows[name] = row = ROWS[name](options.nanogpt)
         libraries = [*row.trials][:1] if name in options.no_peer else [*row.trials][:2]
@@ -503,12 +520,9 @@ def main() -> None:
         if name in options.untuned:
             libraries.append(UNTUNED)
         row.trials.clear()  # with their tensors
-        workers[name] = {
-            library: Worker(
-                f"{name} of {library}", prepare, name, library, options.nanogpt, options.device
-            )
-            for library in libraries
-        }
+        together = libraries[:1] if name in APART else libraries
+        apart += [(name, library) for library in libraries[len(together) :]]
+        workers[name] = start_workers(name, together, options)
     wait_for_all(
         [worker for group in workers.values() for worker in group.values()],
         start + options.compile_limit,
@@ -516,6 +530,11 @@ def main() -> None:
     print(f"timing begins after {time.perf_counter() - start:.0f} s", flush=True)
     for name, group in workers.items():
         time_row(rows[name], group, options.repeats, options.seconds, matmul_flops)
+    for name, library in apart:
+        row = replace(rows[name], name=f"{rows[name].name}, not in alternation")
+        group = start_workers(name, [library], options)
+        wait_for_all([*group.values()], time.perf_counter() + options.compile_limit)
+        time_row(row, group, options.repeats, options.seconds, matmul_flops)
     print(f"{time.perf_counter() - start:.0f} s")
 
 

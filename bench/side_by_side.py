@@ -5,13 +5,14 @@ a separate process; when all are ready, each in turn runs alone on the GPU.
 """
 
 import fcntl
+import gc
 import multiprocessing
 import os
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -125,22 +126,21 @@ def _configure_concurrent_compilation() -> None:
 
 def retry_when_out_of_memory(run: Callable[[], None]) -> None:
     """Call `run`; when out of memory, call it again until other processes have freed theirs."""
-    try:
+    with suppress(torch.OutOfMemoryError):
         return run()
-    except torch.OutOfMemoryError:
-        free_memory()
+    free_memory()  # here, where the exception no longer refers to the tensors of `run`
     with exclusive():
         for _ in range(20):
-            try:
+            with suppress(torch.OutOfMemoryError):
                 return run()
-            except torch.OutOfMemoryError:
-                free_memory()
-                time.sleep(3)
+            free_memory()
+            time.sleep(3)
         return run()
 
 
 def free_memory() -> None:
-    """Release the cached memory of torch's allocator."""
+    """Release the memory of tensors in reference cycles, and the cache of torch's allocator."""
+    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

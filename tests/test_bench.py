@@ -64,3 +64,52 @@ def test_on_a_gpu_regard_is_evaluated_on_consecutive_blocks_too(tmp_path, monkey
     sizes = ["model.dim=8", "model.layers=1", "model.heads=1", "model.context=16", "train.steps=1"]
     run = bench.Regard("regard", str(text), torch.device("cpu"), [*bench.OURS, *sizes])
     assert run.data.stride == run.data.model.context == 16
+
+
+@pytest.fixture
+def gpu_decoders(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    return importlib.import_module("gpu_decoders")
+
+
+def test_a_spec_of_gpu_decoders_gives_layers_rows_prompt_and_format(gpu_decoders):
+    parse, Spec = gpu_decoders.Spec.parse, gpu_decoders.Spec
+    assert parse("gpt2") == Spec("gpt2")
+    assert parse("gpt2*16") == Spec("gpt2", rows=16)
+    assert parse("llama-2-70b:8*2@4096/int8") == Spec("llama-2-70b", 8, 2, 4096, "int8")
+    assert parse("gpt2:2").config().layers == 2
+    assert parse("gpt2:2").config(layers=4).layers == 2
+    assert parse("gpt2@4096").config().context >= 4096
+    for wrong in ("gpt2*", "gpt2*x", "gpt2/int3", "gpt2@64*2", "gpt-2"):
+        with pytest.raises(ValueError, match="must be PRESET"):
+            parse(wrong)
+
+
+def test_gpu_decoders_checks_every_preset_that_generates(gpu_decoders):
+    names = {spec.name for spec in gpu_decoders.all_specs()}
+    assert names >= {"gpt2", "t5-small", "lstm", "bahdanau", "bengio", "tiny-captioner", "glm-130b"}
+    assert not names & {"bert-base", "vit-b16", "cbow", "ngram", "hmm", "gpt3"}
+
+
+def test_greedy_ids_of_a_decoder_are_compared_with_those_of_the_model(gpu_decoders, monkeypatch):
+    monkeypatch.setattr(gpu_decoders, "DEVICE", torch.device("cpu"))
+    spec = gpu_decoders.Spec("tiny-decoder")
+    precision = torch.get_float32_matmul_precision()
+    try:
+        assert "equal: 1 of 1, 16 of 16" in gpu_decoders.compare_greedy_ids(spec)
+        decode = gpu_decoders.CudaGraphDecoder.step
+
+        def wrong_step(self, ids, state, **options):
+            logits, state = decode(self, ids, state, **options)
+            return -logits, state
+
+        monkeypatch.setattr(gpu_decoders.CudaGraphDecoder, "step", wrong_step)
+        assert "equal: 0 of 1, the first at id 0" in gpu_decoders.compare_greedy_ids(spec)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+def test_the_rows_that_gpu_train_times_apart_exist(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    bench = importlib.import_module("gpu_train")
+    assert set(bench.APART) <= bench.ROWS.keys()
