@@ -1,11 +1,14 @@
 """The training loss with FP8 matmuls, compared with bfloat16, on one GPU.
 
     python bench/float8_loss.py --text input.txt [--steps 300] [--dim 2048] [--layers 22]
+    python bench/float8_loss.py --text input.txt --model gpt2 --vocab 50257 [--steps 600]
 
-The shape of LLaMA 1.1B on the bytes of a text, the same batches and initial weights in both:
-AdamW with learning rate 3e-4 and 50 steps of warm-up, 8 rows of 1,024. Both train at the same time.
-Prints the training loss, averaged over the steps since the last line, and the loss on 64 rows of
-the last tenth of the text at the end.
+The shape of LLaMA 1.1B or GPT-2 on a text, the same batches and initial weights in both: AdamW with
+learning rate 3e-4 and 50 steps of warm-up, 8 rows of 1,024. The tokens are the bytes of the text,
+or with `--vocab` those of a BPE tokenizer trained on it, of which a short text has fewer. The loss
+over bytes is in bfloat16 in both. Both train at the same time. Prints the training loss, averaged
+over the steps since the last line, and the loss on 64 rows of the last tenth of the text at the
+end.
 """
 
 import argparse
@@ -18,19 +21,41 @@ from side_by_side import Worker, wait_for_all
 
 from regard.data.batch import TextBatch
 from regard.models.build import build_model, preset
+from regard.models.transformer import TransformerConfig
 from regard.tasks import Causal
+from regard.text import bpe
 from regard.training.loop import Objective, SingleProcess, train
 from regard.training.optim import optimizers
 
 ROWS, TIME, LR, WARM_UP = 8, 1024, 3e-4, 50
+BYTES = 256
 
 
-def prepare(options: argparse.Namespace, precision: str) -> Any:
+def tokenize(text: bytes, vocab: int) -> torch.Tensor:
+    """The bytes of a text; with a larger vocabulary, its tokens."""
+    if vocab == BYTES:
+        return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    decoded = text.decode()
+    return torch.tensor(bpe.train([decoded], vocab_size=vocab).encode(decoded))
+
+
+def model_config(options: argparse.Namespace) -> TransformerConfig:
+    sizes = {"vocab_size": options.vocab, "context": options.time, "bias": False}
+    if options.dim:
+        ffn_dim = options.dim * 4 if options.model == "gpt2" else options.dim * 11 // 4
+        sizes |= {"dim": options.dim, "ffn_dim": ffn_dim}
+    if options.layers:
+        sizes["layers"] = options.layers
+    config = preset(options.model, **sizes)
+    assert isinstance(config, TransformerConfig)
+    return config
+
+
+def prepare(options: argparse.Namespace, ids: torch.Tensor, precision: str) -> Any:
     """A function that trains for some steps and returns their mean loss; for 0 steps, evaluate."""
     device = torch.device(options.device)
-    text = torch.frombuffer(bytearray(Path(options.text).read_bytes()), dtype=torch.uint8).long()
-    cut = len(text) * 9 // 10
-    training, validation = text[:cut].to(device), text[cut:].to(device)
+    cut = len(ids) * 9 // 10
+    training, validation = ids[:cut].to(device), ids[cut:].to(device)
     generator = torch.Generator().manual_seed(1)
 
     def batch(ids: torch.Tensor) -> TextBatch:
@@ -41,10 +66,9 @@ def prepare(options: argparse.Namespace, precision: str) -> Any:
     def autocast() -> torch.autocast:
         return torch.autocast(device.type, torch.bfloat16)
 
-    sizes = {"dim": options.dim, "layers": options.layers, "ffn_dim": options.dim * 11 // 4}
     torch.manual_seed(1)
     with device:
-        model = build_model(preset("tinyllama", vocab_size=256, context=options.time, **sizes))
+        model = build_model(model_config(options))
     objective = Objective(model.to(device), Causal()).train()
     strategy = SingleProcess(objective)
     if device.type == "cuda":
@@ -81,12 +105,16 @@ def main() -> None:
     parser.add_argument("--text", required=True)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--every", type=int, default=25)
-    parser.add_argument("--dim", type=int, default=2048)
-    parser.add_argument("--layers", type=int, default=22)
+    parser.add_argument("--model", choices=["tinyllama", "gpt2"], default="tinyllama")
+    parser.add_argument("--vocab", type=int, default=BYTES)
+    parser.add_argument("--dim", type=int)
+    parser.add_argument("--layers", type=int)
     parser.add_argument("--time", type=int, default=TIME)
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    workers = [Worker(name, prepare, options, name) for name in ("bfloat16", "float8")]
+    ids = tokenize(Path(options.text).read_bytes(), options.vocab)
+    print(f"{len(ids):,} tokens, {len(ids.unique()):,} of them different")
+    workers = [Worker(name, prepare, options, ids, name) for name in ("bfloat16", "float8")]
     wait_for_all(workers, start + 300)
     print("steps  " + "  ".join(f"{worker.name:>9}" for worker in workers))
     for step in range(options.every, options.steps + 1, options.every):

@@ -144,7 +144,7 @@ class TrainConfig(Settings):
     # hook points whose activations are logged (mean, norm, fraction of zeros), by glob patterns
     log: list[str] = field(default_factory=list)
     # mixed precision (autocast); auto: bfloat16 on CUDA, float32 elsewhere; float8: bfloat16 with
-    # the large matmuls of blocks in FP8
+    # the large matmuls of wide blocks and of the loss over a vocabulary in FP8
     precision: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"  # use torch.compile; auto: on CUDA only
     activation_checkpointing: bool = False  # recompute blocks in the backward pass, to save memory

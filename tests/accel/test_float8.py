@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from regard.accel import float8
+from regard.accel.compile import attach_fused_layers
 from regard.config import TrainConfig
 from regard.errors import ConfigError
 from regard.models.build import build_model, preset
@@ -38,6 +39,7 @@ def test_a_layer_and_its_gradients_are_close_to_the_exact_ones():
 
 
 def test_layers_of_blocks_are_float8_and_others_are_not(monkeypatch):
+    monkeypatch.setattr(float8, "MIN_WIDTH", 64)
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "dim": 64, "layers": 1, "heads": 4, "context": 16}
     model = build_model(preset("tiny-decoder", **sizes)).train()
@@ -50,6 +52,19 @@ def test_layers_of_blocks_are_float8_and_others_are_not(monkeypatch):
     assert 0 < error < 0.1
     gated = hasattr(model.decoder.layers[0].ffn, "gate")
     assert len(used) == (5 if gated else 4)  # q, k and v are one matmul
+
+
+def test_narrow_layers_stay_in_bfloat16_with_their_fused_activations(monkeypatch):
+    sizes = {"vocab_size": 64, "layers": 1, "context": 16, "bias": False}
+    for dim, is_float8 in ((256, False), (512, True)):
+        monkeypatch.setattr(float8, "MIN_WIDTH", 512)
+        model = build_model(preset("gpt2", dim=dim, heads=4, ffn_dim=4 * dim, **sizes))
+        attach_fused_layers(model)
+        float8.attach_float8(model)
+        (block,) = model.decoder.layers
+        attached = [block.attention._fused_qkv, block.attention.out.forward, block.ffn.up.forward]
+        assert [method.__func__ in float8.ATTACHED for method in attached] == 3 * [is_float8]
+        assert ("forward" in vars(block.ffn)) != is_float8
 
 
 def test_it_is_refused_without_such_a_gpu(monkeypatch):

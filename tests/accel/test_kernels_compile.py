@@ -28,6 +28,7 @@ from regard.accel.kernels import (
     gemm,
     penalties,
     sampling,
+    transpose,
 )
 from regard.accel.support import MAX_QUERY_HEADS_PER_KV_HEAD
 from regard.accel.triton_decoder import TritonDecoder
@@ -43,6 +44,7 @@ TYPES = {
     torch.float64: "*fp64",
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
+    torch.float8_e5m2: "*fp8e5",
     torch.int8: "*i8",
     torch.int32: "*i32",
     torch.int64: "*i64",
@@ -180,6 +182,29 @@ def test_samplers_and_the_loss(compiled):
     wide = torch.zeros(2, 50304, dtype=torch.bfloat16)
     cross_entropy.cross_entropy_with_gradient(wide, None, one, 50257, 0.1, 5.0)
     assert len(compiled) == 6
+
+
+@pytest.mark.parametrize("gradient_dtype", [torch.bfloat16, torch.float8_e5m2])
+def test_the_loss_loads_and_stores_four_logits_at_once(compiled, tmp_path, gradient_dtype):
+    logits, target = torch.zeros(2, 50304, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.long)
+    arguments = (logits, None, target, 50257, 0.0, None, gradient_dtype, 2.0**15)
+    cross_entropy.cross_entropy_with_gradient(*arguments)
+    code = disassembled(compiled["_cross_entropy_with_gradient"], tmp_path)
+    assert code.count("LDG.E.U16") == 1  # the target's logit
+    assert "LDG.E.64" in code
+    single, four = {1: ("STG.E.U8", "STG.E "), 2: ("STG.E.U16", "STG.E.64")}[
+        gradient_dtype.itemsize
+    ]
+    assert code.count(single) <= 5  # the target's gradient; -inf in padding
+    assert four in code
+
+
+def test_bytes_are_transposed_in_words(compiled, tmp_path):
+    transpose.transpose(torch.zeros(512, 256, dtype=torch.int8))
+    code = disassembled(compiled["_transpose"], tmp_path)
+    assert "LDG.E.128" in code
+    assert "STG.E.128" in code
+    assert not re.search(r"STS\.U8|STG\.E\.U8", code)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -64,12 +64,12 @@ class FakeMatmul:
         monkeypatch.setattr(cls, "_algorithms_within", lambda self, limit: within[limit])
         monkeypatch.setattr(cls, "_time", lambda self, one, *args: times[name_of(one)])
         monkeypatch.setattr(cls, "_run", lambda this, one, *args: self.ran.append(name_of(one)))
-        layouts, dtypes = ((False, 8), (False, 8)), (torch.bfloat16, torch.bfloat16)
+        layouts, dtypes = ((False, 8), (False, 8)), (torch.bfloat16,) * 3
         self.matmul = cls(*layouts, (8, 8, 8), dtypes, cublaslt.Epilogue.PLAIN, False, 0)
 
     def __call__(self) -> bool:
         x = torch.zeros(8, 8)
-        return self.matmul(x, x, x, None, None)
+        return self.matmul(x, x, x)
 
 
 def test_a_matmul_that_runs_often_uses_the_fastest_algorithm(

@@ -568,7 +568,7 @@ def test_models_that_it_does_not_support_are_refused_for_a_reason():
     assert "dim=96 is not a multiple of 64" in unsupported_reason({"dim": 96})
     assert "ffn_dim=192 is not a multiple of 128" in unsupported_reason({"dim": 256}, bits=8)
     assert "ffn_dim=192 is not a multiple of 512" in unsupported_reason({"dim": 512}, bits=4)
-    assert "more than 160 MiB of 16-bit weights" in unsupported_reason({"ffn_dim": 400_000})
+    assert "more than 448 MiB of 16-bit weights" in unsupported_reason({"ffn_dim": 800_000})
     assert "head_dim=20 is not" in unsupported_reason({"head_dim": 20, "heads": 16})
     queries = {"heads": 32, "kv_heads": 1, "head_dim": 8}
     assert "more than 16 query heads" in unsupported_reason(queries)

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from regard.accel import sparse_attention
 from regard.accel.float8 import ATTACHED as FLOAT8_ATTACHED
 from regard.accel.float8 import attach_float8
+from regard.accel.float8_cross_entropy import ATTACHED as FLOAT8_LOSS_ATTACHED
+from regard.accel.float8_cross_entropy import attach_float8_loss
 from regard.accel.kernels import can_run_activation_matmul
 from regard.accel.matmul import Activation, fused_mlp, is_large_in_graph, qkv_linear
 from regard.accel.onednn_matmul import ATTACHED as ONEDNN_ATTACHED
@@ -66,6 +68,7 @@ def compile_for_training(
         attach_fused_layers(model)
         if float8:
             attach_float8(model)
+            attach_float8_loss(model)
         if _norm_width(model) <= NARROW_NORM:
             options["triton.mix_order_reduction"] = False
     compiled = torch.compile(function, dynamic=False, options=options)
@@ -230,6 +233,7 @@ def _sparse_attention(
 # the original.
 ATTACHED = (
     *FLOAT8_ATTACHED,
+    *FLOAT8_LOSS_ATTACHED,
     *ONEDNN_ATTACHED,
     _fused_feed_forward,
     _split_gradient_qkv,

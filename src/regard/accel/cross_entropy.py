@@ -37,24 +37,34 @@ def linear_cross_entropy(
         needs_grad,
         frozen,
         vocab=vocab,
-        cross_entropy_with_gradient=_cross_entropy_with_gradient,
+        cross_entropy_with_gradient=cross_entropy_with_gradient,
         matmul=matmul.matmul,
     )
 
 
-def _cross_entropy_with_gradient(
+def cross_entropy_with_gradient(
     logits: Tensor,
     bias: Tensor | None,
     targets: Tensor,
     vocab: int,
     label_smoothing: float,
     cap: float | None,
+    *,
+    gradient_dtype: torch.dtype | None = None,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    if not can_run_kernels(logits):
-        return loss.cross_entropy_with_gradient(logits, bias, targets, vocab, label_smoothing, cap)
-    from regard.accel.kernels import cross_entropy as kernels
+    """`nn.loss.cross_entropy_with_gradient` as a kernel, which overwrites the logits.
 
-    return kernels.cross_entropy_with_gradient(logits, bias, targets, vocab, label_smoothing, cap)
+    The gradient is multiplied by `scale` and has the dtype `gradient_dtype`; None: that of the
+    logits.
+    """
+    arguments = (logits, bias, targets, vocab, label_smoothing, cap)
+    if can_run_kernels(logits):
+        from regard.accel.kernels import cross_entropy as kernels
+
+        return kernels.cross_entropy_with_gradient(*arguments, gradient_dtype, scale)
+    losses, gradient = loss.cross_entropy_with_gradient(*arguments)
+    return losses, (gradient * scale).to(gradient_dtype or gradient.dtype)
 
 
 OPERATOR = "regard::linear_cross_entropy"

@@ -22,7 +22,14 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_Value = ctypes.c_int32 | ctypes.c_int64 | ctypes.c_uint32 | ctypes.c_uint64 | ctypes.c_void_p
+_Value = (
+    ctypes.c_int8
+    | ctypes.c_int32
+    | ctypes.c_int64
+    | ctypes.c_uint32
+    | ctypes.c_uint64
+    | ctypes.c_void_p
+)
 
 MAX_ALGORITHMS = 16  # that the heuristic may return for a matmul and a limit of its workspace
 AUTOTUNE_AT_CALL = 3  # the call of a matmul at which its algorithms are timed
@@ -31,7 +38,13 @@ TIMING_ROUNDS, TIMING_CALLS = 3, 10  # timings of each algorithm, and calls per 
 # workspace count tiles in it, so a memset comes before the matmul.
 WORKSPACE_LIMITS = (32 << 20, 0)
 ALIGNMENT = 16  # bytes, of every address
-DATA_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
+DATA_TYPES = {  # cudaDataType_t
+    torch.float32: 0,
+    torch.float16: 2,
+    torch.bfloat16: 14,
+    torch.float8_e4m3fn: 28,
+    torch.float8_e5m2: 29,
+}
 COMPUTE_32F = 68  # cublasComputeType_t: sums in float32
 
 
@@ -106,12 +119,35 @@ def matmul(
     matrices = [x for x in (a, b, aux) if x is not None]
     if bias is not None:
         matrices.append(bias.unsqueeze(0))
-    if library() is None or not all(_is_supported(x, a.dtype) for x in matrices):
+    is_half = a.dtype in (torch.bfloat16, torch.float16)
+    if library() is None or not is_half or not all(_is_supported(x, a.dtype) for x in matrices):
         return False
+    return _find_matmul(a, b, out, epilogue, add)(a, b, out, bias=bias, aux=aux)
+
+
+def float8_matmul(
+    a: Float[Tensor, "rows inputs"],
+    b: Float[Tensor, "inputs outputs"],
+    out: Float[Tensor, "rows outputs"],
+    scales: tuple[Float[Tensor, ""], Float[Tensor, ""]],
+    *,
+    add: bool = False,
+    fast_accum: bool = False,
+) -> bool:
+    """As `matmul`, for row-major a and column-major b in FP8, with the scale of each."""
+    assert a.stride(1) == b.stride(0) == 1
+    if library() is None or not (_is_supported(a, a.dtype) and _is_supported(b, b.dtype)):
+        return False
+    return _find_matmul(a, b, out, Epilogue.PLAIN, add, fast_accum)(a, b, out, scales=scales)
+
+
+def _find_matmul(
+    a: Tensor, b: Tensor, out: Tensor, epilogue: Epilogue, add: bool, fast_accum: bool = False
+) -> "_Matmul":
     assert out.is_contiguous()
-    sizes, dtypes = (len(a), len(b), b.shape[1]), (a.dtype, out.dtype)
-    run = _cached_matmul(_layout(a), _layout(b), sizes, dtypes, epilogue, add, a.device.index)
-    return run(a, b, out, bias, aux)
+    sizes, dtypes = (len(a), len(b), b.shape[1]), (a.dtype, b.dtype, out.dtype)
+    layouts = _layout(a), _layout(b)
+    return _cached_matmul(*layouts, sizes, dtypes, epilogue, add, a.device.index, fast_accum)
 
 
 def _is_supported(x: Float[Tensor, "rows columns"], dtype: torch.dtype) -> bool:
@@ -119,7 +155,6 @@ def _is_supported(x: Float[Tensor, "rows columns"], dtype: torch.dtype) -> bool:
         x.is_cuda
         and x.device.index == torch.cuda.current_device()
         and x.dtype == dtype
-        and dtype in (torch.bfloat16, torch.float16)
         and x.shape[1] > 1
         and 1 in x.stride()
         and max(x.stride()) % (ALIGNMENT // x.itemsize) == 0
@@ -157,39 +192,55 @@ class _Matmul:
         left: MatrixLayout,
         right: MatrixLayout,
         sizes: tuple[int, int, int],
-        dtypes: tuple[torch.dtype, torch.dtype],
+        dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
         epilogue: Epilogue,
         add: bool,
         device: int,
+        fast_accum: bool = False,
     ) -> None:
-        (rows, inner, columns), (input_dtype, output_dtype) = sizes, dtypes
+        (rows, inner, columns), (left_dtype, right_dtype, output_dtype) = sizes, dtypes
         self.beta, self.handle = ctypes.c_float(add), _handle(device)  # out = a b + beta out
         self.calls, self.lock = 0, Lock()
         self.algorithms: list[_Algorithm] = []
         self.autotuned: _Algorithm | None = None
-        types = "→".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        self.name = f"{sizes} {types} {left} {right} {epilogue.name}{' add' if add else ''}"
+        inputs = dict.fromkeys((left_dtype, right_dtype))  # one, where both are the same
+        types = f"{' '.join(map(_name, inputs))}→{_name(output_dtype)}"
+        options = f"{' add' if add else ''}{' fast' if fast_accum else ''}"
+        self.name = f"{sizes} {types} {left} {right} {epilogue.name}{options}"
         self.description = _create("MatmulDescCreate", ctypes.c_int(COMPUTE_32F), ctypes.c_int(0))
         self._set_attribute(3, ctypes.c_int32(right[0]))  # CUBLASLT_MATMUL_DESC_TRANSA
         self._set_attribute(4, ctypes.c_int32(left[0]))  # …_TRANSB
         self._set_attribute(7, ctypes.c_int32(epilogue))  # …_EPILOGUE
         if epilogue >= Epilogue.GELU_AUX:
             self._set_attribute(12, ctypes.c_int64(columns))  # …_EPILOGUE_AUX_LD
+        if fast_accum:
+            self._set_attribute(25, ctypes.c_int8(1))  # …_FAST_ACCUM
         self.layouts = (
-            _create_layout(input_dtype, columns, inner, right),
-            _create_layout(input_dtype, inner, rows, left),
+            _create_layout(right_dtype, columns, inner, right),
+            _create_layout(left_dtype, inner, rows, left),
             _create_layout(output_dtype, columns, rows, (False, columns)),
         )
 
     def __call__(
-        self, a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, aux: Tensor | None
+        self,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+        *,
+        bias: Tensor | None = None,
+        aux: Tensor | None = None,
+        scales: tuple[Tensor, Tensor] | None = None,
     ) -> bool:
         """Run it; False if the library has no algorithm for it."""
-        with self.lock:  # the addresses of bias and aux are attributes shared by all threads
+        with self.lock:  # the addresses of these tensors are attributes shared by all threads
             if bias is not None:
                 self._set_attribute(8, ctypes.c_void_p(bias.data_ptr()))  # …_BIAS_POINTER
             if aux is not None:
                 self._set_attribute(11, ctypes.c_void_p(aux.data_ptr()))  # …_EPILOGUE_AUX_POINTER
+            if scales is not None:
+                a_scale, b_scale = scales
+                self._set_attribute(17, ctypes.c_void_p(b_scale.data_ptr()))  # …_A_SCALE_POINTER
+                self._set_attribute(18, ctypes.c_void_p(a_scale.data_ptr()))  # …_B_SCALE_POINTER
             algorithm = self._choose(a, b, out) if self.autotuned is None else self.autotuned
             if algorithm is not None:
                 self._run(algorithm, a, b, out)
@@ -296,6 +347,10 @@ class _Matmul:
 
 
 _cached_matmul = cache(_Matmul)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @cache

@@ -28,13 +28,13 @@ DECODE_LAYER_SECONDS = 9e-6
 DECODE_BIAS_SECONDS = 6e-6  # fixed overhead of a decode step for each layer with biases
 # The same where a step of one row is one kernel: of decoder-only models with layers up to this
 # size, on some GPUs.
-PERSISTENT_LAYER_BYTES = 160 << 20  # weights of linear layers, in bfloat16
+PERSISTENT_LAYER_BYTES = 448 << 20  # weights of linear layers, in bfloat16
 PERSISTENT_BANDWIDTH_UTILIZATION = 0.875
-PERSISTENT_LAYER_SECONDS = 12.5e-6  # of a layer whose weights take no time to read
+PERSISTENT_LAYER_SECONDS = 15e-6  # of a layer whose weights take no time to read
 # Weights of smaller layers are copied more slowly, which makes the exchange of activations faster.
 PERSISTENT_SMALL_LAYER_BYTES = 32 << 20
-PERSISTENT_SMALL_LAYER_SECONDS = 10e-6
-PERSISTENT_NORM_SECONDS = 8.5e-6  # for each norm after a branch
+PERSISTENT_SMALL_LAYER_SECONDS = 10.5e-6
+PERSISTENT_NORM_SECONDS = 3e-6  # for each norm after a branch
 SAMPLING_SECONDS = 3.5e-5  # embedding, temperature and top-k
 PREFILL_UTILIZATION = 0.79  # fraction of the peak that matmuls reach in a forward pass
 PREFILL_ATTENTION_UTILIZATION = 0.88  # fraction of the peak that attention reaches in prefill
