@@ -1,11 +1,14 @@
 """The time of a decode step of one row on a GPU, without sampling, by the kernels that compute it.
 
     python bench/gpu_decode_step.py [PRESET | PRESET/int8 | PRESET/int4 …] [--tokens 256]
+        [--against FOLDER …]
 
 For every preset, in bfloat16 with random weights and a KV cache of random keys and values for this
 number of tokens: the step as one CUDA kernel for all layers (`accel.persistent_step`) and as Triton
 kernels, each replayed as a CUDA graph, in alternation; median, fastest and slowest, and the bytes
 of weights and KV cache that a step reads over this time, relative to the copy bandwidth of the GPU.
+`--against` adds other versions of the kernel: folders with their sources, as `accel/cuda`. GPUs of
+the same kind differ by more than most changes do, so versions are compared in one run.
 
 Also printed is the largest difference of the logits from those of the model in float32 with the
 same weights, before they are quantized, and the same KV cache, in standard deviations of the
@@ -18,6 +21,8 @@ import gc
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,7 +75,7 @@ def milliseconds(replay: Callable[[], None], count: int = 10) -> float:
 
 
 @torch.inference_mode()
-def measure(spec: Spec, repeats: int, bandwidth: float) -> None:
+def measure(spec: Spec, repeats: int, bandwidth: float, against: list[Path]) -> None:
     config = spec.config()
     model = build(config, torch.bfloat16)
     decoder = TritonDecoder(model, **({spec.weights: True} if spec.weights else {}))
@@ -86,6 +91,9 @@ def measure(spec: Spec, repeats: int, bandwidth: float) -> None:
             print(f"{spec!s:24} one kernel is not possible")
             return
     runs["one kernel"] = lambda: decoder._decode(x, state)
+    for folder in against:
+        step = PersistentStep.on_gpu(decoder, folder)
+        runs[folder.name] = partial(step, x, state)
     read = read_bytes(model, decoder, replace(spec, prompt=spec.prompt - 128), config)
     logits = {name: soft_cap(run(), decoder.cap) for name, run in runs.items()}
     replays = {name: capture(run) for name, run in runs.items()}
@@ -115,13 +123,15 @@ def main() -> None:
     parser.add_argument("presets", nargs="*", default=PRESETS)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--against", nargs="*", default=[], type=Path, metavar="FOLDER")
     options = parser.parse_args()
     bandwidth = copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}, copy bandwidth {bandwidth / 1e12:.2f} TB/s", flush=True)
     for name in options.presets:
         gc.collect()
         torch.cuda.empty_cache()
-        measure(replace(Spec.parse(name), prompt=options.tokens), options.repeats, bandwidth)
+        spec = replace(Spec.parse(name), prompt=options.tokens)
+        measure(spec, options.repeats, bandwidth, options.against)
 
 
 if __name__ == "__main__":

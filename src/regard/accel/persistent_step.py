@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +36,8 @@ INT4_STAGE_BYTES = 36 << 10  # of int4 weights and their scales
 # A small layer takes as long as its exchange of activations, which copies of weights slow down.
 SMALL_LAYER_BYTES_IN_FLIGHT = 24 << 10
 LINEARS = ("qkv", "out", "gate_up", "down")  # of a layer
-# of the folder `cuda`, in this order
+SOURCES = files("regard.accel").joinpath("cuda")
+# of this folder, in this order
 FILES = [
     "layout.cuh",
     "producer.cuh",
@@ -134,12 +136,14 @@ class PersistentStep:
         self._fill(decoder)
 
     @classmethod
-    def on_gpu(cls, decoder: "TritonDecoder") -> "PersistentStep":
-        """The step on the GPU of the model."""
+    def on_gpu(cls, decoder: "TritonDecoder", sources: Traversable = SOURCES) -> "PersistentStep":
+        """The step on the GPU of the model; a benchmark passes another version of the sources."""
         gpu, device = GPUProperties.of(decoder.device), decoder.device
 
         def make_kernel(constants: str) -> CudaKernel:
-            return _make_kernel(constants, device, gpu.shared_bytes)
+            operations = sources.joinpath("device.cuh").read_text()
+            source = constants + kernel_source(operations, sources)
+            return _make_kernel(source, device, gpu.shared_bytes)
 
         with torch.cuda.device(device):
             step = cls(decoder, gpu.multiprocessors, gpu.shared_bytes, make_kernel)
@@ -270,10 +274,9 @@ class PersistentStep:
         return self.tensors[-1].data_ptr()
 
 
-def kernel_source(operations: str) -> str:
+def kernel_source(operations: str, sources: Traversable = SOURCES) -> str:
     """The text of the kernel behind its constants, with the operations of a device."""
-    folder = files("regard.accel").joinpath("cuda")
-    return "\n".join([operations, *(folder.joinpath(name).read_text() for name in FILES)])
+    return "\n".join([operations, *(sources.joinpath(name).read_text() for name in FILES)])
 
 
 def _gain_scale(linear: FusedNormLinear) -> float:
@@ -288,8 +291,6 @@ def _gain_scale(linear: FusedNormLinear) -> float:
 
 
 @cache
-def _make_kernel(constants: str, device: torch.device, shared_bytes: int) -> CudaKernel:
-    operations = files("regard.accel").joinpath("cuda", "device.cuh").read_text()
-    source = constants + kernel_source(operations)
+def _make_kernel(source: str, device: torch.device, shared_bytes: int) -> CudaKernel:
     binary = compile_cuda(source, ("--use_fast_math",), device)
     return CudaKernel(binary, "decode_step", shared_bytes=shared_bytes)
