@@ -98,6 +98,7 @@ PERSISTENT_STEPS = {
     "llama-3-8b": 3.603,
     # from an earlier version of the kernel
     "gpt2-medium": 0.292,
+    "pythia-410m": 0.247,
     "llama-3.2-1b": 0.631,
     "opt-1.3b": 0.701,
     "phi-1.5": 0.680,

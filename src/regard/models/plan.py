@@ -34,6 +34,8 @@ PERSISTENT_LAYER_SECONDS = 15e-6  # of a layer whose weights take no time to rea
 # Weights of smaller layers are copied more slowly, which makes the exchange of activations faster.
 PERSISTENT_SMALL_LAYER_BYTES = 32 << 20
 PERSISTENT_SMALL_LAYER_SECONDS = 10.5e-6
+# by which both times are multiplied in layers with parallel branches, which exchange less often
+PERSISTENT_PARALLEL_FACTOR = 0.7
 PERSISTENT_NORM_SECONDS = 3e-6  # for each norm after a branch
 SAMPLING_SECONDS = 3.5e-5  # embedding, temperature and top-k
 PREFILL_UTILIZATION = 0.79  # fraction of the peak that matmuls reach in a forward pass
@@ -309,6 +311,7 @@ def persistent_step_seconds(cost: Cost, cluster: Cluster) -> float:
     for weights in cost.decoder_layer_weights:
         is_small = BFLOAT16_BYTES * weights < PERSISTENT_SMALL_LAYER_BYTES
         exchange = PERSISTENT_SMALL_LAYER_SECONDS if is_small else PERSISTENT_LAYER_SECONDS
+        exchange *= PERSISTENT_PARALLEL_FACTOR if cost.parallel_layers else 1
         layer_seconds += math.hypot(BFLOAT16_BYTES * weights / bandwidth, exchange)
     other_bytes = _matmul_bytes(cost) - BFLOAT16_BYTES * cost.decoder_weights
     return layer_seconds + PERSISTENT_NORM_SECONDS * cost.branch_norms + other_bytes / bandwidth

@@ -76,6 +76,7 @@ class Cost:
     qk_norms: int  # layers with norms of queries and keys
     branch_norms: int  # norms that follow a branch, of its output or of the sum with it
     biased_layers: int  # layers with a bias, in a linear layer or a norm
+    parallel_layers: int  # layers whose attention and feed-forward network run in parallel
     layer_parameters: int  # of the largest layer
     non_layer_parameters: int  # outside the layers: embeddings, head, final norm
     decoder_layer_weights: list[int]  # of linear layers, in each layer; empty unless decoder-only
@@ -135,6 +136,9 @@ def cost(config: ModelConfig) -> Cost:
             any("bias" in name for name, _ in block.named_parameters())
             for stack in stacks(model)
             for block in stack.layers
+        ),
+        parallel_layers=sum(
+            block.norm_placement.parallel for stack in stacks(model) for block in stack.layers
         ),
         layer_parameters=max(layers.values(), default=0),
         non_layer_parameters=parameters - sum(layers.values()),
