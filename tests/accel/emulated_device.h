@@ -145,9 +145,7 @@ inline void sync_warp() { synchronize(warp().barrier, 32); }
 
 inline Lanes& next_lanes() { return warp().lanes[current->operations++ % 2]; }
 
-template <int COUNT>
 inline void release_registers() {}
-template <int COUNT>
 inline void request_registers() {}
 
 inline float shuffle_xor(float x, int mask) {
@@ -221,7 +219,7 @@ inline u32 load_exchanged(const void* p) {
 inline void store_exchanged(void* p, u32 v) { stores.push_back({(u32*)p, v}); }
 inline u32 add_one(u32* p) { return (*p)++; }
 
-inline void hide(int&) {}
+inline void assume_changed(int&) {}
 inline float as_float(u32 x) {
   float y;
   memcpy(&y, &x, 4);

@@ -96,7 +96,7 @@ PERSISTENT_STEPS = {
     "gemma-2-2b": 1.504,
     "qwen3-4b": 2.156,
     "llama-3-8b": 3.603,
-    # from an earlier version of the kernel
+    # measured with an earlier version of the kernel
     "gpt2-medium": 0.292,
     "pythia-410m": 0.247,
     "llama-3.2-1b": 0.631,

@@ -31,7 +31,7 @@ SIZES = {
     "SPLIT_KEYS": 128,  # keys of a split of attention
     "DIRECT_SPLITS": 4,  # splits of attention up to which every block combines them itself
 }
-PRODUCER_WARPS = 4  # of which one copies; they give registers to those that multiply
+OTHER_WARPS = 4  # a warp group: one of them copies, the others only release their registers
 INT4_STAGE_BYTES = 36 << 10  # of int4 weights and their scales
 # A small layer takes as long as its exchange of activations, which copies of weights slow down.
 SMALL_LAYER_BYTES_IN_FLIGHT = 24 << 10
@@ -120,7 +120,7 @@ class PersistentStep:
         self.has_head = not decoder.head_needs_preparation
         self.outputs = len(decoder.head.weight) if self.has_head else decoder.model.config.dim
         sizes = SIZES | self._sizes_of_layer(decoder.triton_layers[0]) | sizes
-        self.threads = 32 * (sizes["WARPS"] + PRODUCER_WARPS)
+        self.threads = 32 * (sizes["WARPS"] + OTHER_WARPS)
         constants = sizes | self._constants(decoder)
         constants |= {"SHARED_BYTES": shared_bytes, "THREADS": self.threads}
         lines = [f"constexpr int {name} = {value};" for name, value in constants.items()]

@@ -27,7 +27,7 @@ DECODE_BANDWIDTH_UTILIZATION = 0.77  # fraction of the data sheet's bandwidth, r
 DECODE_LAYER_SECONDS = 9e-6
 DECODE_BIAS_SECONDS = 6e-6  # fixed overhead of a decode step for each layer with biases
 # The same where a step of one row is one kernel: of decoder-only models with layers up to this
-# size, on some GPUs.
+# size, on some GPUs. Larger layers were not measured.
 PERSISTENT_LAYER_BYTES = 448 << 20  # weights of linear layers, in bfloat16
 PERSISTENT_BANDWIDTH_UTILIZATION = 0.875
 PERSISTENT_LAYER_SECONDS = 15e-6  # of a layer whose weights take no time to read
@@ -36,7 +36,7 @@ PERSISTENT_SMALL_LAYER_BYTES = 32 << 20
 PERSISTENT_SMALL_LAYER_SECONDS = 10.5e-6
 # by which both times are multiplied in layers with parallel branches, which exchange less often
 PERSISTENT_PARALLEL_FACTOR = 0.7
-PERSISTENT_NORM_SECONDS = 3e-6  # for each norm after a branch
+PERSISTENT_NORM_SECONDS = 3e-6  # for each norm after a branch, as measured with gemma-2-2b
 SAMPLING_SECONDS = 3.5e-5  # embedding, temperature and top-k
 PREFILL_UTILIZATION = 0.79  # fraction of the peak that matmuls reach in a forward pass
 PREFILL_ATTENTION_UTILIZATION = 0.88  # fraction of the peak that attention reaches in prefill

@@ -100,27 +100,28 @@ struct Attention : Consumer {
   DEVICE void add_keys(Sums& sums, const char* data, int tile, int count, bool has_new_key,
                        int first) {
     const int g = lane / 4, t = lane % 4;
-    const u16 *keys = (const u16*)data, *values_at = keys + STAGE_KEYS * HEAD_DIM;
+    const u16 *keys = (const u16*)data, *values = keys + STAGE_KEYS * HEAD_DIM;
     const u16 *key_rows[2], *value_rows[2];
     UNROLL
     for (int i = 0; i < 2; i++) {
       const int key = min_of(tile + g + 8 * i, count - 1);
       const bool is_new = has_new_key && key == count - 1;
       key_rows[i] = is_new ? shared().new_key : keys + key * HEAD_DIM;
-      value_rows[i] = is_new ? shared().new_value : values_at + key * HEAD_DIM;
+      value_rows[i] = is_new ? shared().new_value : values + key * HEAD_DIM;
     }
-    float scores[QUERY_TILES][4] = {}, others[QUERY_TILES][4] = {};  // of half of the columns each
+    float scores[2][QUERY_TILES][4] = {};  // two sums, so that products do not wait for each other
     UNROLL
     for (int chunk = t; chunk - t < HEAD_DIM / 8; chunk += 4) {
       const uint4 k0 = load_chunk(key_rows[0], chunk), k1 = load_chunk(key_rows[1], chunk);
       UNROLL
       for (int n = 0; n < QUERY_TILES; n++) {
         const uint4 q = load_chunk(shared().queries + (8 * n + g) * HEAD_DIM, chunk);
-        multiply_tiles<IS_BFLOAT16>(scores[n], k0.x, k1.x, k0.y, k1.y, q.x, q.y);
-        multiply_tiles<IS_BFLOAT16>(others[n], k0.z, k1.z, k0.w, k1.w, q.z, q.w);
+        multiply_tiles<IS_BFLOAT16>(scores[0][n], k0.x, k1.x, k0.y, k1.y, q.x, q.y);
+        multiply_tiles<IS_BFLOAT16>(scores[1][n], k0.z, k1.z, k0.w, k1.w, q.z, q.w);
       }
     }
-    u32 values[CHUNK_SETS][4][2];  // columns of the values as rows; this need not wait for scores
+    // The columns of the values as rows, before the softmax, on which they do not depend.
+    u32 columns[CHUNK_SETS][4][2];
     UNROLL
     for (int set = 0; set < CHUNK_SETS; set++) {
       UNROLL
@@ -129,7 +130,7 @@ struct Attention : Consumer {
         const uint4 v = load_chunk(value_rows[j], chunk);
         const u32 words[4] = {v.x, v.y, v.z, v.w};
         UNROLL
-        for (int i = 0; i < 4; i++) values[set][i][j] = transpose_tile(words[i]);
+        for (int i = 0; i < 4; i++) columns[set][i][j] = transpose_tile(words[i]);
       }
     }
     u32 weights[QUERY_TILES][2];  // of query 8 n + g and keys 2 t and 2 t + 1, or 8 more
@@ -143,12 +144,13 @@ struct Attention : Consumer {
         UNROLL
         for (int j = 0; j < 2; j++) {
           const int key = tile + g + 8 * j;
-          float score = (scores[n][2 * j + i] + others[n][2 * j + i]) * a.score_scale;
+          float& sum = scores[0][n][2 * j + i];
+          float score = (sum + scores[1][n][2 * j + i]) * a.score_scale;
           if (HAS_CAP) score = a.score_cap * (2.f * sigmoid(2.f * score / a.score_cap) - 1.f);
           if (ALIBI && query < GROUP)
             score = fmaf(-shared().slope[query], (float)(position - first - key), score);
           score = key < count ? score * LOG2_E : -1e30f;
-          scores[n][2 * j + i] = score;
+          sum = score;
           maximum = fmaxf(maximum, score);
         }
         UNROLL
@@ -159,7 +161,7 @@ struct Attention : Consumer {
         sums.total[n][i] *= rescale[i];
         UNROLL
         for (int j = 0; j < 2; j++) {
-          float& score = scores[n][2 * j + i];
+          float& score = scores[0][n][2 * j + i];
           score = exp2f(score - maximum);
           sums.total[n][i] += score;
         }
@@ -167,7 +169,7 @@ struct Attention : Consumer {
       UNROLL
       for (int j = 0; j < 2; j++)
         weights[n][j] =
-            transpose_tile(pack_pair<IS_BFLOAT16>(scores[n][2 * j], scores[n][2 * j + 1]));
+            transpose_tile(pack_pair<IS_BFLOAT16>(scores[0][n][2 * j], scores[0][n][2 * j + 1]));
       UNROLL
       for (int c = 0; c < 2 * CHUNK_SETS; c++) {
         UNROLL
@@ -178,7 +180,7 @@ struct Attention : Consumer {
     for (int set = 0; set < CHUNK_SETS; set++) {
       UNROLL
       for (int i = 0; i < 2; i++) {
-        const u32(&v)[4][2] = values[set], *low = v[2 * i], *high = v[2 * i + 1];
+        const u32 *low = columns[set][2 * i], *high = columns[set][2 * i + 1];
         UNROLL
         for (int n = 0; n < QUERY_TILES; n++)
           multiply_tiles<IS_BFLOAT16>(sums.values[n][2 * set + i], low[0], high[0], low[1], high[1],
@@ -196,7 +198,7 @@ struct Attention : Consumer {
     Sums sums = {};
     UNROLL
     for (int n = 0; n < QUERY_TILES; n++) sums.maximum[n][0] = sums.maximum[n][1] = -1e30f;
-    constexpr int TILES = WARPS / COLUMN_PARTS;  // at the same time
+    constexpr int TILES_AT_ONCE = WARPS / COLUMN_PARTS;
     int tile_index = warp / COLUMN_PARTS;
     NO_UNROLL
     for (int first = 0; first < keys; first += STAGE_KEYS) {
@@ -204,7 +206,7 @@ struct Attention : Consumer {
       const int count = min_of(STAGE_KEYS, keys - first);
       if (cached) wait(&shared().full[stage.index], stage.parity);
       NO_UNROLL
-      for (int tile = 16 * (tile_index % TILES); tile < count; tile += 16 * TILES)
+      for (int tile = 16 * (tile_index % TILES_AT_ONCE); tile < count; tile += 16 * TILES_AT_ONCE)
         add_keys(sums, stage_data(stage), tile, count, count > cached, split.first + first);
       tile_index += KEY_TILES;
       if (cached) {
@@ -222,7 +224,6 @@ struct Attention : Consumer {
   DEVICE void merge(const Sums& sums, const HeadSplit& split) {
     constexpr int MAX_COLUMNS = 2 * BATCH_ROWS;
     constexpr int QUERIES = min_of(GROUP, MAX_COLUMNS / HEAD_DIM);  // merged at once
-    static_assert(QUERIES > 0, "the columns of a head must fit");
     constexpr bool HAS_WHOLE_SETS = HEAD_DIM == 32 * CHUNK_SETS * COLUMN_PARTS;
     const int g = lane / 4, t = lane % 4;
     float(*merged)[MAX_COLUMNS] = (float(*)[MAX_COLUMNS])shared().partial_sums;

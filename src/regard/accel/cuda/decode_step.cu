@@ -192,7 +192,8 @@ struct Step : Attention {
       shared().slope[thread] = a.slopes[block_index() % KV_HEADS * GROUP + thread];
     NO_UNROLL
     for (int i = 0; i < LAYERS; i++) {
-      hide(thread), hide(warp), hide(lane);  // addresses of all layers would fill the registers
+      // otherwise addresses are computed once, before the loop, and kept in registers
+      assume_changed(thread), assume_changed(warp), assume_changed(lane);
       run_layer(i);
     }
     run_head();
@@ -216,10 +217,10 @@ KERNEL decode_step(KERNEL_ARGUMENT Arguments a) {
   fence_stores();
   sync_block();
   if (thread_index() >= CONSUMERS) {
-    release_registers<56>();  // for the consumers, who would keep values in local memory
+    release_registers();  // the consumers need them, or would keep values in local memory
     if (thread_index() < CONSUMERS + 32) Producer(a, (int)a.length[0]).run();
   } else {
-    request_registers<224>();
+    request_registers();
     Step step(a, *a.tags, (int)a.length[0]);
     step.run();
     sync_consumers();

@@ -1,4 +1,5 @@
-// The operations of a GPU that decode_step.cu uses, for Hopper (sm_90) and later.
+// The operations of a GPU that decode_step.cu uses, for Hopper (sm_90a) and later; `setmaxnreg`
+// needs the "a".
 //
 // tests/accel/emulated_device.h implements the same operations on a CPU.
 
@@ -30,14 +31,19 @@ DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory"); }
 DEVICE void sync_warp() { __syncwarp(); }
 
-// The registers of each thread of a warp group from here on.
-template <int COUNT>
-DEVICE void release_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-template <int COUNT>
+// Registers of each thread of the warp groups that multiply, and of the other one. A request waits
+// until enough registers were released; all warps of a group must call these functions.
+constexpr int CONSUMER_REGISTERS = 224, PRODUCER_REGISTERS = 56;
+constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;  // which the compiler gives each thread
+static_assert(WARPS % 4 == 0, "registers are moved between whole warp groups");
+static_assert(CONSUMER_REGISTERS * WARPS * 32 + PRODUCER_REGISTERS * (THREADS - WARPS * 32) <=
+                  LAUNCH_REGISTERS * THREADS,
+              "the request would wait forever");
 DEVICE void request_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+}
+DEVICE void release_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
 }
 
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
@@ -61,8 +67,8 @@ DEVICE void multiply_tiles(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Transposes 8 x 8 16-bit values over the lanes of a warp: lane 4 g + t has columns 2 t and 2 t + 1
-// of row g.
+// Transposes 8 x 8 16-bit values over the lanes of a warp: before and after, lane 4 g + t has
+// columns 2 t and 2 t + 1 of row g.
 DEVICE u32 transpose_tile(u32 pair) {
   u32 transposed;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
@@ -142,8 +148,8 @@ DEVICE u32 add_one(u32* p) {
   return before;
 }
 
-// Makes the compiler assume that x has changed: it computes again what it has computed from x.
-DEVICE void hide(int& x) { asm volatile("" : "+r"(x)); }
+// Makes the compiler assume that x has changed, so that it computes what depends on x again.
+DEVICE void assume_changed(int& x) { asm volatile("" : "+r"(x)); }
 DEVICE float as_float(u32 x) { return __uint_as_float(x); }
 DEVICE u32 as_bits(float x) { return __float_as_uint(x); }
 // 16-bit floats

@@ -3,8 +3,7 @@
 // The constants in front of this file describe the model (accel/persistent_step.py).
 
 constexpr int CONSUMERS = WARPS * 32;
-// Registers are moved between warp groups, of four warps.
-static_assert(THREADS == CONSUMERS + 128, "one warp group does not multiply");
+static_assert(THREADS == CONSUMERS + 128, "those that do not multiply must be one warp group");
 constexpr int GROUP = HEADS / KV_HEADS;  // query heads per KV head
 constexpr int Q_WIDTH = HEADS * HEAD_DIM, KV_WIDTH = KV_HEADS * HEAD_DIM;
 constexpr int QKV_WIDTH = Q_WIDTH + 2 * KV_WIDTH;
@@ -178,8 +177,9 @@ DEVICE Rows hidden_rows() {
 constexpr int STAGE_KEYS = STAGE_BYTES / (4 * HEAD_DIM);  // with their values
 constexpr int KEY_TILES = ceil_div(STAGE_KEYS, 16);
 constexpr int QUERY_TILES = ceil_div(GROUP, 8);
-// Parts of the columns of values, for different warps: small ones, whose sums fit in registers.
-constexpr int COLUMN_PARTS = min_of(WARPS, HEAD_DIM > 128 ? 2 : 1);
+// The columns of wide heads are split over two warps, so that the sums of a warp fit in registers.
+constexpr int COLUMN_PARTS = HEAD_DIM > 128 ? 2 : 1;
+static_assert(WARPS % COLUMN_PARTS == 0, "every part must have as many warps");
 constexpr int CHUNK_SETS = ceil_div(HEAD_DIM, 32 * COLUMN_PARTS);  // of 32 columns, of a part
 static_assert(GROUP <= 16 && KV_HEADS <= NUM_BLOCKS, "too many heads");
 

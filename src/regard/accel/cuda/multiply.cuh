@@ -11,7 +11,7 @@ DEVICE Vector exchange_columns(const Vector& v) {
   const float first = shuffle_xor(odd ? v[0] : v[1], 1), second = shuffle_xor(odd ? v[2] : v[3], 1);
   return odd ? Vector{{first, v[1], second, v[3]}} : Vector{{v[0], first, v[2], second}};
 }
-// Stores the sum of a group of an input, of which this lane has a part: one of LANES lanes.
+// Stores the sum of a group of an input, of which LANES neighboring lanes have a part each.
 template <class M, int LANES>
 DEVICE void store_group_sum(u16* input, int column, float sum) {
   UNROLL
@@ -138,7 +138,7 @@ struct UnitRows {
         }
       }
       if (M::BITS != 4) continue;
-      // once in the two lanes that have a row
+      // two lanes have a part of the product of a row each; one of them subtracts the offset
       const float group_sum = t % 2 ? 0.f : M::group_sums(input)[2 * unit + (half ^ g % 2)];
       UNROLL
       for (int i = 0; i < M::ROW_SETS; i++) {
