@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from gpu_decode_step import milliseconds
 from torch import Tensor
 
 from regard.accel import cross_entropy, float8, float8_cross_entropy, matmul
@@ -29,7 +30,6 @@ SHAPES = {"GPT-2": (65_536, 768, 50_257), "LLaMA shape": (16_384, 2048, 32_000)}
 SMALL = {"small": (256, 64, 1000)}
 CHECKED_ROWS = 16_384  # compared with float64
 PART_ROWS = {"bfloat16": 4096, "float8": 8192}  # of a chunk of GPT-2's logits
-REPLAYS = 8  # of one timing
 BF16 = torch.bfloat16
 Run = Callable[[], object]
 quantize_operands = float8_cross_entropy.operands  # compiled on a GPU
@@ -106,19 +106,12 @@ def captured(run: Run, device: torch.device) -> Run:
 
 
 def seconds(run: Run, device: torch.device) -> float:
-    """The time of one call, of several in a row."""
-    if device.type == "cpu":
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    """The time of one call; on a GPU, of several in a row."""
+    if device.type == "cuda":
+        return milliseconds(run) / 1e3
+    start = time.perf_counter()
     run()
-    begin.record()
-    for _ in range(REPLAYS):
-        run()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / REPLAYS / 1e3
+    return time.perf_counter() - start
 
 
 def alternate(runs: dict[str, Run], device: torch.device, repeats: int) -> dict[str, list[float]]:
